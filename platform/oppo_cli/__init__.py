@@ -1,0 +1,1 @@
+"""The command line: the composition root, the only package that may import all others, lazily."""

@@ -1,0 +1,1 @@
+"""The notebook client. It arrives with the REST API (see ROADMAP in README)."""

@@ -1,0 +1,9 @@
+"""What the platform, the workers and the engine agree on: the run's configuration, states, events and wire format.
+
+Imports pydantic only (and ruamel.yaml inside `yaml_text`, see docs/decisions/0001). Never torch, never Django.
+"""
+
+from oppo_contract.problems import SpecError, SpecProblem
+from oppo_contract.spec import RunSpec, load_spec
+
+__all__ = ["RunSpec", "SpecError", "SpecProblem", "load_spec"]

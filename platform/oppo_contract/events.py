@@ -1,0 +1,160 @@
+"""What an attempt tells while it runs: an envelope (attempt, producer, seq, time) around one kind of payload.
+
+A producer (the engine, its supervisor) numbers its events 1, 2, 3, …; ingest applies each number exactly once. Times are
+POSIX seconds (UTC). Times inside `SpansEvent` and `StepEvent` are seconds since the attempt's `StartedEvent.time`.
+Non-finite numbers travel as the strings "NaN", "Infinity" and "-Infinity", because JSON has none.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+MAX_EVENT_BYTES = 1024 * 1024
+MAX_METRICS_A_STEP = 500
+
+MetricKey = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_./:-]+$")]
+# What a device does, and whose work it is (docs/metrics.md explains each).
+Phase = Literal[
+    "decode", "actor-prefill", "reward-prefill", "reference-prefill", "critic-prefill", "score", "advantages",
+    "actor-forward", "update-actor", "update-critic", "weights", "checkpoint", "eval", "data",
+]
+IdleCause = Literal["decode", "tail", "score", "update", "weights", "data", "checkpoint", "eval", "unknown"]
+Role = Literal["actor", "critic", "reward", "reference"]
+
+
+class Wire(BaseModel):
+    """Anything that crosses a process or machine boundary: unknown keys are errors, non-finite floats are spelt out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class Envelope(Wire):
+    """Who said it, as which number, and when."""
+
+    producer: Literal["engine", "supervisor"]
+    seq: int = Field(ge=1)
+    time: float
+
+
+class StartedEvent(Envelope):
+    """The engine has loaded everything and is about to take its first step."""
+
+    kind: Literal["started"] = "started"
+    devices: list[str]
+    lanes: list[tuple[str, Role]] = Field(description="(device, role) pairs, in the order they are drawn.")
+    start_step: int = Field(ge=0, description="Steps already trained: 0, or the checkpoint's.")
+    total_steps: int = Field(ge=1)
+
+
+class StepEvent(Envelope):
+    """One PPO step is done. `step` counts from 1."""
+
+    kind: Literal["step"] = "step"
+    step: int = Field(ge=1)
+    elapsed_s: float = Field(description="Training time since step 0, earlier attempts included.")
+    generated_tokens: int = Field(ge=0, description="Response tokens trained since step 0.")
+    device_seconds: float = Field(ge=0, description="elapsed_s times the devices held.")
+    metrics: dict[MetricKey, float] = Field(max_length=MAX_METRICS_A_STEP)
+
+
+class SpansEvent(Envelope):
+    """The timeline of one step, by column: span i did `phase[i]` on `device[i]` from `start_s[i]` to `end_s[i]`."""
+
+    kind: Literal["spans"] = "spans"
+    step: int = Field(ge=1)
+    window_s: tuple[float, float] = Field(description="End of the last update to end of this one.")
+    device: list[str]
+    role: list[Role]
+    phase: list[Phase]
+    start_s: list[float]
+    end_s: list[float]
+    chunk: list[int] = Field(description="Chunk number within the step from 1; 0 where it means nothing.")
+    rows: list[int] = Field(description="Sequences worked on.")
+    idle: list[tuple[str, IdleCause, float, float]] = Field(description="(device, cause, start_s, end_s) of every bubble.")
+    deferred: list[DeferredSequence] = Field(description="Sequences carried into or out of this step.")
+
+
+class DeferredSequence(Wire):
+    """A sequence that crossed a step's end: it was decoded here from `start_s` to `end_s`, and trained here or not yet."""
+
+    sequence_id: int
+    age: int = Field(ge=0)
+    tokens: int = Field(ge=0)
+    start_s: float
+    end_s: float
+    trained: bool
+
+
+class DecisionEvent(Envelope):
+    """A controller changed or kept its value, and why."""
+
+    kind: Literal["decision"] = "decision"
+    step: int
+    controller: Literal["overcommit", "chunk", "kl"]
+    old: float
+    new: float
+    reason: str
+
+
+class Sample(Wire):
+    """One trained answer. Its text is untrusted."""
+
+    sequence_id: int
+    prompt: str
+    response: str
+    stale_response: str = Field(description="The head of the response that was sampled under older weights.")
+    score: float
+    kl: float
+    length: int
+    age: int
+    versions: tuple[int, int]
+
+
+class SamplesEvent(Envelope):
+    """Some answers of a step."""
+
+    kind: Literal["samples"] = "samples"
+    step: int
+    samples: list[Sample]
+
+
+class CheckpointEvent(Envelope):
+    """A checkpoint is complete on disk; `folder` is relative to the run's artifact folder."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    step: int
+    folder: str
+    manifest_sha256: str
+    bytes: int
+
+
+class LogEvent(Envelope):
+    """Lines that the engine or its supervisor wrote."""
+
+    kind: Literal["log"] = "log"
+    stream: Literal["stdout", "stderr", "supervisor"]
+    lines: list[str]
+
+
+class FinishedEvent(Envelope):
+    """The engine ended by itself: all steps done, budget reached, asked to stop, or an error it could name."""
+
+    kind: Literal["finished"] = "finished"
+    outcome: Literal["succeeded", "stopped", "failed"]
+    step: int
+    reason: str
+    unconsumed: int = Field(0, ge=0, description="Sequences still in flight, kept in the final checkpoint.")
+
+
+Event = Annotated[
+    StartedEvent | StepEvent | SpansEvent | DecisionEvent | SamplesEvent | CheckpointEvent | LogEvent | FinishedEvent,
+    Field(discriminator="kind"),
+]
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+def parse_event(line: str | bytes) -> Event:
+    """One line of an outbox file. Raises pydantic's ValidationError when it is not an event."""
+    return EVENT.validate_json(line)

@@ -1,0 +1,50 @@
+"""The states of a run and the transitions between them, as data.
+
+`oppo_platform.runs.transitions.move_run` is the one function that applies them; everything else asks this table.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class RunState(StrEnum):
+    """Where a run is in its life."""
+
+    QUEUED = "queued"
+    ALLOCATED = "allocated"
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    PREEMPTING = "preempting"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+S = RunState
+ENDED = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED})
+# The states in which devices are held, and so in which exactly one attempt is live.
+HOLDING_DEVICES = frozenset({S.ALLOCATED, S.STARTING, S.RUNNING, S.PAUSING, S.PREEMPTING, S.CANCELLING})
+
+TRANSITIONS: dict[RunState, frozenset[RunState]] = {
+    S.QUEUED: frozenset({S.ALLOCATED, S.CANCELLED}),
+    S.ALLOCATED: frozenset({S.STARTING, S.QUEUED, S.CANCELLING, S.CANCELLED, S.FAILED}),
+    S.STARTING: frozenset({S.RUNNING, S.QUEUED, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
+    S.RUNNING: frozenset({S.QUEUED, S.PAUSING, S.PREEMPTING, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
+    S.PAUSING: frozenset({S.PAUSED, S.QUEUED, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
+    S.PAUSED: frozenset({S.QUEUED, S.CANCELLED}),
+    S.PREEMPTING: frozenset({S.QUEUED, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
+    # The engine may have been faster than the wish to cancel it.
+    S.CANCELLING: frozenset({S.CANCELLED, S.SUCCEEDED, S.FAILED}),
+    S.SUCCEEDED: frozenset(),
+    S.FAILED: frozenset(),
+    S.CANCELLED: frozenset(),
+}
+
+
+def may_move(old: RunState, new: RunState) -> bool:
+    """Whether a run may go from `old` to `new`."""
+    return new in TRANSITIONS[old]

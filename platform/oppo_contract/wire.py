@@ -1,0 +1,190 @@
+"""The worker's HTTP interface, `/api/worker/v1/…`: one model a body, in both directions.
+
+| call | token | request | reply |
+|---|---|---|---|
+| POST join | join | Join | Joined |
+| POST heartbeat | node | NodeHeartbeat | NodeOrders |
+| POST attempts/{id}/claim | node | Claim | Claimed, 409 Refused |
+| POST attempts/{id}/heartbeat | attempt | AttemptHeartbeat | AttemptOrders, 409 Refused when fenced |
+| POST attempts/{id}/events | attempt | EventBatch | Applied, 409 Gap, 413, 429 with Retry-After |
+| POST attempts/{id}/checkpoints | attempt | CheckpointRegistration | Applied, 409 Refused |
+| POST attempts/{id}/outcome | attempt | Outcome | Applied, 409 Refused |
+
+Tokens travel as `Authorization: Bearer …`. A 409 is final for that call: what it refuses has been decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from oppo_contract.events import Event, Wire
+
+WIRE_VERSION = 1
+MAX_BATCH_BYTES = 4 * 1024 * 1024
+MAX_BATCH_EVENTS = 1000
+HEARTBEAT_S = 2.0
+
+
+class DeviceReport(Wire):
+    """A device as its node sees it."""
+
+    index: int = Field(ge=0)
+    kind: Literal["cpu", "cuda"]
+    model: str
+    memory_bytes: int = Field(ge=0)
+    busy_share: float | None = Field(None, description="NVML utilization, or the CPU's load, 0 to 1; None when unknown.")
+
+
+class CatalogueEntry(Wire):
+    """A model or a set of prompts under a worker's roots; `id` is its path below the root, with forward slashes."""
+
+    id: str = Field(min_length=1, max_length=1024)
+    kind: Literal["model", "prompts"]
+    bytes: int = Field(ge=0)
+    architecture: str = ""
+    task: Literal["causal_lm", "sequence_classification", ""] = ""
+    tokenizer_digest: str = Field("", description="SHA-256 of tokenizer.json; equal digests mean equal tokens.")
+    context: int = 0
+    vocab: int = 0
+    rows: int = 0
+
+
+class Join(Wire):
+    """A node asks to belong to the cluster. Joining again under the same name replaces its token."""
+
+    wire_version: int = WIRE_VERSION
+    name: str = Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    hostname: str
+    cpus: int = Field(ge=1)
+    memory_bytes: int = Field(ge=0)
+
+
+class Joined(Wire):
+    """The node's identity: keep `node_token` in a 0600 file."""
+
+    node_id: int
+    node_token: str
+    queue: str = Field(description="Celery queue to consume.")
+    broker_url: str
+    artifact_root: str = Field("", description="Where this cluster keeps artifacts, as a file:// URL on a shared path.")
+
+
+class RunningAttempt(Wire):
+    """An attempt whose supervisor lives on the node."""
+
+    attempt_id: int
+    epoch: int
+
+
+class NodeHeartbeat(Wire):
+    """Every two seconds. `catalogue` is sent when it changed or was asked for."""
+
+    wire_version: int = WIRE_VERSION
+    devices: list[DeviceReport]
+    attempts: list[RunningAttempt]
+    catalogue: list[CatalogueEntry] | None = None
+
+
+class LaunchOrder(Wire):
+    """Start a supervisor for this attempt. Also the body of the Celery message."""
+
+    attempt_id: int
+    epoch: int
+
+
+class NodeOrders(Wire):
+    """What the node should do now."""
+
+    unclaimed: list[LaunchOrder]
+    stop: list[LaunchOrder] = Field(default_factory=list, description="Attempts the node runs but no longer owns.")
+    catalogue_wanted: bool = False
+
+
+class Claim(Wire):
+    """Compare-and-set: works once, for the node that the attempt is allocated to, under the current epoch."""
+
+    epoch: int
+
+
+class CheckpointRef(Wire):
+    """A registered checkpoint."""
+
+    step: int
+    url: str
+    manifest_sha256: str
+
+
+class Claimed(Wire):
+    """All that a supervisor needs. The spec is the run's, checked."""
+
+    attempt_token: str
+    run_id: int
+    spec: dict[str, object]
+    device_indices: list[int]
+    lease_s: float
+    artifact_url: str = Field(description="Folder for this run's checkpoints, file://….")
+    resume_from: CheckpointRef | None = None
+
+
+class AttemptHeartbeat(Wire):
+    """Renews the lease; the first one with `running` moves the run from starting to running."""
+
+    epoch: int
+    running: bool = False
+
+
+class AttemptOrders(Wire):
+    """`signal` stands until it is obeyed; after `deadline_s` the engine is killed."""
+
+    lease_s: float
+    signal: Literal["cancel", "pause", "preempt"] | None = None
+    deadline_s: float = 5.0
+
+
+class EventBatch(Wire):
+    """Consecutive events of one producer, oldest first."""
+
+    producer: Literal["engine", "supervisor"]
+    events: list[Event] = Field(min_length=1, max_length=MAX_BATCH_EVENTS)
+
+
+class Applied(Wire):
+    """`high_water` is the last number applied; events at or below it are never applied again."""
+
+    high_water: int = 0
+
+
+class Gap(Wire):
+    """Events are missing before the batch: send from `expected_seq` on."""
+
+    detail: str
+    expected_seq: int
+
+
+class Refused(Wire):
+    """Decided elsewhere; `reason` is a sentence for the log."""
+
+    detail: str
+    reason: Literal["stale_epoch", "already_claimed", "not_your_node", "ended", "lease_lost", "unknown_checkpoint"]
+
+
+class CheckpointRegistration(Wire):
+    """A checkpoint counts once it is registered under the current epoch."""
+
+    epoch: int
+    step: int = Field(ge=0)
+    url: str
+    manifest_sha256: str
+    bytes: int = Field(ge=0)
+
+
+class Outcome(Wire):
+    """How the engine ended. The node's devices are free when this is sent: no process is left on them."""
+
+    epoch: int
+    outcome: Literal["succeeded", "failed", "cancelled", "paused", "preempted", "engine_died"]
+    exit_code: int | None = None
+    reason: str = Field(max_length=4000)
+    last_log_lines: list[str] = Field(default_factory=list, max_length=200)
