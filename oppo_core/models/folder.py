@@ -1,0 +1,120 @@
+"""Model folders: config.json, model.safetensors, tokenizer.json. Ours and Hugging Face's lie side by side.
+
+Only safetensors and JSON are read; a pickle is never opened.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from oppo_contract.spec import ModelSpec, TinyArchitecture
+from oppo_core.models.protocol import Network
+from oppo_core.models.tiny import Head, TinyTransformer, init_tiny
+
+TINY = "oppo_tiny"
+
+
+class ModelFolderError(ValueError):
+    """A model folder that cannot be used, with the reason and the way on."""
+
+
+def find(path: str, roots: list[Path]) -> Path:
+    """The file or folder that `path` names: as it is, or below one of `roots`.
+
+    Raises:
+        ModelFolderError: it lies nowhere, or outside every root.
+    """
+    as_is = Path(path)
+    if as_is.exists():
+        return as_is.resolve()
+    for root in roots:
+        candidate = (root / path).resolve()
+        if candidate.is_relative_to(root.resolve()) and candidate.exists():
+            return candidate
+    looked = ", ".join(str(root) for root in roots) or "no root was given"
+    raise ModelFolderError(f"{path} does not exist here (looked in: {looked})")
+
+
+def load_model(spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, seed: int) -> Network:
+    """The network that a `ModelSpec` names, in `dtype`, in evaluation mode, dropout off.
+
+    A folder with another head than asked for gives its backbone, and the asked-for head starts at zero (scalar). `seed`
+    initialises a built-in architecture.
+
+    Raises:
+        ModelFolderError: no such folder, no config.json, or weights that do not fit it.
+    """
+    if spec.tiny is not None:
+        return init_tiny(spec.tiny, head, seed).to(dtype).eval()
+    assert spec.path is not None
+    try:
+        folder = find(spec.path, roots)
+    except ModelFolderError:
+        if "/" not in spec.path or spec.path.count("/") > 1 or spec.path.startswith((".", "/")):
+            raise
+        from oppo_core.models.hugging import load_hugging  # owner/name may be a hub id, which transformers resolves
+
+        return load_hugging(spec.path, head, dtype)
+    if model_type(folder) == TINY:
+        return load_tiny(folder, head).to(dtype).eval()
+    from oppo_core.models.hugging import load_hugging
+
+    return load_hugging(str(folder), head, dtype)
+
+
+def read_config(folder: Path) -> dict[str, object]:
+    """A folder's config.json. Raises ModelFolderError when there is none or it is not a JSON object."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except FileNotFoundError:
+        raise ModelFolderError(f"{folder} has no config.json; a model folder needs config.json and model.safetensors") from None
+    except json.JSONDecodeError as error:
+        raise ModelFolderError(f"{folder / 'config.json'} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelFolderError(f"{folder / 'config.json'} is not a JSON object")
+    return config
+
+
+def model_type(folder: Path) -> str:
+    """`model_type` of a folder's config.json."""
+    return str(read_config(folder).get("model_type", ""))
+
+
+def load_tiny(folder: Path, head: Head) -> TinyTransformer:
+    """Our own architecture from a folder. Raises ModelFolderError when weights are missing or do not fit."""
+    config = read_config(folder)
+    architecture = TinyArchitecture.model_validate(config["architecture"])
+    model = TinyTransformer(architecture, head)
+    weights = load_file(folder / "model.safetensors")
+    backbone = {name: weight for name, weight in weights.items() if not name.startswith("head.")}
+    if head == "scalar" and "head.weight" in weights:
+        backbone |= {name: weights[name] for name in ("head.weight", "head.bias")}
+    elif head == "scalar":
+        backbone |= {"head.weight": torch.zeros(1, architecture.hidden), "head.bias": torch.zeros(1)}
+    try:
+        model.load_state_dict(backbone)
+    except RuntimeError as error:
+        raise ModelFolderError(f"the weights in {folder} do not fit its config.json: {error}") from None
+    return model
+
+
+def save_model(model: TinyTransformer, folder: Path, tokenizer: Path | None = None, **config: int) -> None:
+    """Write our architecture as a model folder; `config` takes eos_token_id, bos_token_id, pad_token_id."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head = "scalar" if model.head is not None else "lm"
+    described = {"model_type": TINY, "head": head, "architecture": model.architecture.model_dump(), **config}
+    (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+    save_weights(model.state_dict(), folder / "model.safetensors")
+    if tokenizer is not None:
+        shutil.copyfile(tokenizer, folder / "tokenizer.json")
+
+
+def save_weights(weights: dict[str, Tensor], path: Path) -> None:
+    """Tensors by name as a safetensors file."""
+    save_file({name: weight.detach().contiguous().cpu() for name, weight in weights.items()}, path)

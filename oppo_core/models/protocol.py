@@ -1,0 +1,41 @@
+"""What the engine asks of a network, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from oppo_core.models.cache import CacheShape, CacheWindow
+
+
+class Network(Protocol):
+    """A decoder-only transformer with one head: `logits` for a language model, `scalar` for a reward or value model.
+
+    Suffixes give shapes: N rows, T tokens a row, H hidden width, V vocabulary.
+    """
+
+    @property
+    def context(self) -> int:
+        """Longest sequence, tokens."""
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        """What a slot cache must hold for it."""
+
+    def hidden(self, tokens_NT: Tensor, positions_NT: Tensor, window: CacheWindow | None = None) -> Tensor:
+        """Last hidden states [N, T, H]. Without a window rows are whole, right-padded and causal."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits [..., V] of hidden states [..., H]."""
+
+    def scalar(self, hidden: Tensor) -> Tensor:
+        """The head's value [...] of hidden states [..., H]."""
+
+    def parameters(self) -> Iterator[Parameter]:
+        """The trainable weights, in a fixed order."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All weights by name."""
