@@ -1,0 +1,53 @@
+# The commands that people and CI use. Needs Python 3.11 or newer, make and git; everything else goes into .venv.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-full lint types lock docs deepspeed clean
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+PYTEST := $(BIN)/python -m pytest
+export PYTHON
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## .venv with everything, pinned
+
+$(STAMP): pyproject.toml requirements/torch.txt requirements/cpu.lock.txt scripts/set_up.sh scripts/find_python.sh
+	@sh scripts/set_up.sh $(VENV)
+	@touch $@
+
+demo: setup ## the whole platform and two demo runs; DEMO="--exit" ends when they have ended
+	@exec $(BIN)/oppo demo $(DEMO)
+
+test: setup ## lint and the test suite, browser included (under 15 minutes on 2 cores)
+	@$(MAKE) lint
+	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) -m "not full" $(ARGS)
+
+test-full: setup ## the tests of `make test` and the slow ones (under 60 minutes)
+	@$(MAKE) lint types
+	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) $(ARGS)
+
+lint: setup ## ruff and the import rules
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
+	@PYTHONPATH=platform:. $(BIN)/lint-imports >$(VENV)/imports.log 2>&1 || { cat $(VENV)/imports.log; exit 1; }
+
+types: setup ## mypy, strict for the contract, the engine and the worker
+	@$(BIN)/mypy
+
+lock: setup ## requirements/cpu.lock.txt from what is installed
+	@$(BIN)/python scripts/lock.py
+
+docs: setup ## docs/configuration.md from the fields of RunSpec
+	@$(BIN)/python scripts/configuration_page.py
+
+deepspeed: setup ## deepspeed, built against the installed torch (takes minutes; needs a C++ compiler)
+	$(BIN)/python -m pip install setuptools wheel ninja py-cpuinfo
+	DS_ACCELERATOR=$${DS_ACCELERATOR:-cpu} $(BIN)/python -m pip install --no-build-isolation -c requirements/cpu.lock.txt -r requirements/deepspeed.txt
+
+clean: ## caches and build outputs; .venv and the data in .oppo stay
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
