@@ -17,8 +17,20 @@ MAX_METRICS_A_STEP = 500
 MetricKey = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_./:-]+$")]
 # What a device does, and whose work it is (docs/metrics.md explains each).
 Phase = Literal[
-    "decode", "actor-prefill", "reward-prefill", "reference-prefill", "critic-prefill", "score", "advantages",
-    "actor-forward", "update-actor", "update-critic", "weights", "checkpoint", "eval", "data",
+    "decode",
+    "actor-prefill",
+    "reward-prefill",
+    "reference-prefill",
+    "critic-prefill",
+    "score",
+    "advantages",
+    "actor-forward",
+    "update-actor",
+    "update-critic",
+    "weights",
+    "checkpoint",
+    "eval",
+    "data",
 ]
 IdleCause = Literal["decode", "tail", "score", "update", "weights", "data", "checkpoint", "eval", "unknown"]
 Role = Literal["actor", "critic", "reward", "reference"]

@@ -18,11 +18,15 @@ class Preset:
 
 PRESETS = (
     Preset(
-        "sequential", "Sequential", "Plain PPO, one stage after the other. The baseline others are measured against.",
+        "sequential",
+        "Sequential",
+        "Plain PPO, one stage after the other. The baseline others are measured against.",
         {"intra_step": "off", "inter_step": "off"},
     ),
     Preset(
-        "oppo", "OPPO", "Answers are scored while they are written, and the longest roll over into the next step.",
+        "oppo",
+        "OPPO",
+        "Answers are scored while they are written, and the longest roll over into the next step.",
         {"intra_step": "per_chunk", "inter_step": "defer"},
     ),
 )

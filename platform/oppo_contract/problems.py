@@ -4,13 +4,46 @@ from __future__ import annotations
 
 import difflib
 import json
-import types
 from dataclasses import dataclass
-from typing import Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
+from oppo_contract.fields import Place, SpecSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pydantic_core import ErrorDetails
+
 SHOWN_VALUE_LENGTH = 80
+MAX_PROBLEMS = 50
+
+# pydantic's error types in our words; what is allowed instead stands beside it.
+MESSAGES = {
+    "missing": "is required",
+    "extra_forbidden": "unknown key",
+    "invalid_key": "a key must be text",
+    "literal_error": "is not one of the choices",
+    "model_type": "is not a mapping",
+    "list_type": "is not a list",
+    "int_type": "is not a whole number",
+    "int_from_float": "is not a whole number",
+    "float_type": "is not a number",
+    "string_type": "is not text",
+    "bool_type": "is not true or false",
+    "finite_number": "is not finite",
+    "greater_than": "is too small",
+    "greater_than_equal": "is too small",
+    "less_than": "is too large",
+    "less_than_equal": "is too large",
+    "multiple_of": "does not divide evenly",
+    "string_too_short": "is too short",
+    "string_too_long": "is too long",
+    "string_pattern_mismatch": "holds characters that are not allowed there",
+    "too_short": "has too few items",
+    "too_long": "has too many items",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +68,8 @@ class SpecProblem:
 
     def as_dict(self) -> dict[str, str]:
         """The complaint as JSON-ready text fields, the empty ones left out."""
-        fields = {"path": self.path, "message": self.message, "value": self.value, "allowed": self.allowed, "suggestion": self.suggestion}
-        return {key: text for key, text in fields.items() if text is not None}
+        texts = {name: getattr(self, name) for name in ("path", "message", "value", "allowed", "suggestion")}
+        return {name: text for name, text in texts.items() if text is not None}
 
 
 class SpecError(ValueError):
@@ -47,67 +80,74 @@ class SpecError(ValueError):
         super().__init__("\n".join(str(problem) for problem in problems))
 
 
+class Impossible(ValueError):
+    """Raised by a section's validator: values that are fine alone but not together.
+
+    `field` is the key to change, dotted and relative to the section; `allowed` says to what.
+    """
+
+    def __init__(self, field: str, message: str, *, value: object, allowed: str) -> None:
+        self.field, self.value, self.allowed = field, value, allowed
+        super().__init__(message)
+
+
 def problems_of(error: ValidationError, model: type[BaseModel], data: Any) -> list[SpecProblem]:
     """Translate pydantic's complaints about `data`, checked against `model`, into the field's own words."""
-    details = error.errors(include_url=False)
-    mappings = {_location(d)[:-1] for d in details if d["type"] in ("extra_forbidden", "missing")}
-    # A field that takes a word or a mapping complains twice; a mapping was meant when its keys were looked at.
-    told = [d for d in details if not (d["type"] == "literal_error" and _location(d) in mappings)]
-    return [_problem(detail, model) for detail in told]
+    schema = SpecSchema(model.model_json_schema())
+    placed = [(detail, schema.place(detail["loc"])) for detail in error.errors(include_url=False)]
+    told = [(detail, place) for detail, place in placed if _was_meant(place, data)]
+    problems = [_problem(detail, place, schema) for detail, place in told[:MAX_PROBLEMS]]
+    if len(told) > MAX_PROBLEMS:
+        problems.append(SpecProblem("", f"has {len(told) - MAX_PROBLEMS} more problems"))
+    return problems
 
 
-def nearest(word: str, words: list[str]) -> str | None:
-    """The most similar of `words`, or None when nothing is close."""
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
-    return close[0] if close else None
+def nearest(word: str, words: Sequence[str]) -> str | None:
+    """The most similar of `words`, whatever its case, or None when nothing is close."""
+    by_lower = {other.lower(): other for other in words}
+    close = difflib.get_close_matches(word.lower()[:100], list(by_lower), n=1, cutoff=0.6)
+    return by_lower[close[0]] if close else None
 
 
-def _problem(detail: Any, model: type[BaseModel]) -> SpecProblem:
-    location = _location(detail)
-    path = ".".join(str(part) for part in location)
-    given = _shown(detail["input"])
-    if detail["type"] == "extra_forbidden":
-        keys = sorted(_section_at(model, location[:-1]))
-        return SpecProblem(path, "unknown key", given, "one of " + ", ".join(keys), nearest(str(location[-1]), keys))
-    if detail["type"] == "missing":
-        return SpecProblem(path, "is required")
-    if detail["type"] == "literal_error":
-        options = detail["ctx"]["expected"]
-        near = nearest(str(detail["input"]), [o.strip("'") for o in options.replace(" or ", ", ").split(", ")])
-        return SpecProblem(path, "is not one of the choices", given, options, near)
-    if detail["type"] == "value_error":
-        return SpecProblem(path, str(detail["ctx"]["error"]))
-    message = detail["msg"].removeprefix("Input ")
-    return SpecProblem(path, message[:1].lower() + message[1:], given)
+def _was_meant(place: Place, data: Any) -> bool:
+    # A field that takes a word or a mapping complains once for each: what was given tells which of them was meant.
+    if place.branch is None:
+        return True
+    length, branch = place.branch
+    return isinstance(_value_at(data, place.path[:length]), dict) == (branch.get("type") == "object")
 
 
-def _location(detail: Any) -> tuple[Any, ...]:
-    return tuple(part for part in detail["loc"] if not _names_a_type(part))
+def _value_at(data: Any, path: tuple[str | int, ...]) -> Any:
+    for part in path:
+        data = data[part]
+    return data
 
 
-def _names_a_type(part: Any) -> bool:
-    # In a union pydantic adds the branch it tried to the path, as a class name or as literal[...].
-    return isinstance(part, str) and (part.startswith(("literal[", "function-")) or part[:1].isupper())
+def _problem(detail: ErrorDetails, place: Place, schema: SpecSchema) -> SpecProblem:
+    kind, given = detail["type"], detail["input"]
+    path = ".".join(str(part) for part in place.path)
+    if kind == "value_error":
+        return _impossible(path, detail["ctx"]["error"])
+    if kind == "extra_forbidden":
+        keys = schema.keys(schema.place(place.path[:-1]).schema)
+        return SpecProblem(path, MESSAGES[kind], _shown(given), "one of " + ", ".join(keys), nearest(str(place.path[-1]), keys))
+    at = schema.place(place.path[: place.branch[0]]).schema if place.branch and kind == "literal_error" else place.schema
+    near = nearest(given, schema.words(at)) if kind == "literal_error" and isinstance(given, str) else None
+    value = None if kind == "missing" else _shown(given)
+    return SpecProblem(path, MESSAGES.get(kind, detail["msg"]), value, schema.allowed(at) or None, near)
 
 
-def _section_at(model: type[BaseModel], location: tuple[Any, ...]) -> set[str]:
-    for part in location:
-        field = model.model_fields.get(str(part))
-        inner = _model_in(field.annotation) if field else None
-        if inner is None:
-            return set()
-        model = inner
-    return set(model.model_fields)
+def _impossible(section: str, error: Exception) -> SpecProblem:
+    if not isinstance(error, Impossible):
+        return SpecProblem(section, str(error))
+    path = ".".join(part for part in (section, error.field) if part)
+    return SpecProblem(path, str(error), _shown(error.value), error.allowed)
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if get_origin(annotation) in (Union, types.UnionType):
-        return next((found for found in map(_model_in, get_args(annotation)) if found), None)
-    return None
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
+def _shown(value: object) -> str:
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        # Python refuses to print a number of more than 4,300 digits, and JSON has no mappings as keys.
+        return "a value that cannot be shown"
     return text if len(text) <= SHOWN_VALUE_LENGTH else text[: SHOWN_VALUE_LENGTH - 1] + "…"

@@ -10,12 +10,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from oppo_contract.problems import SpecError, problems_of
+from oppo_contract.fields import ALLOWED
+from oppo_contract.problems import Impossible, SpecError, problems_of
 
-SPEC_VERSION = 1
+SPEC_VERSION: Literal[1] = 1
 MAX_SPEC_BYTES = 256 * 1024
 
-Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$")]
+NAME_WORDS = "1 to 120 letters, digits, spaces and . _ -, the first a letter or digit"
+RULE_WORDS = "module:function in lower-case letters, digits, _ and ."
+Name = Annotated[
+    str,
+    Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$", json_schema_extra={ALLOWED: NAME_WORDS}),
+]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -38,7 +44,12 @@ class TinyArchitecture(Section):
     @model_validator(mode="after")
     def heads_divide_hidden(self) -> Self:
         if self.hidden % self.heads:
-            raise ValueError(f"hidden {self.hidden} cannot be divided among {self.heads} heads; use a divisor of hidden")
+            raise Impossible(
+                "heads",
+                f"hidden {self.hidden} cannot be divided among {self.heads} heads",
+                value=self.heads,
+                allowed=f"a divisor of {self.hidden}",
+            )
         return self
 
 
@@ -46,7 +57,9 @@ class ModelSpec(Section):
     """Where a model's weights come from: exactly one of `path` and `tiny`."""
 
     path: str | None = Field(
-        None, min_length=1, max_length=1024,
+        None,
+        min_length=1,
+        max_length=1024,
         description="Id in a worker's catalogue, a local folder with config.json and safetensors, or a hub id.",
     )
     tiny: TinyArchitecture | None = Field(None, description="A randomly initialised small model instead of a folder.")
@@ -54,7 +67,8 @@ class ModelSpec(Section):
     @model_validator(mode="after")
     def one_source(self) -> Self:
         if (self.path is None) == (self.tiny is None):
-            raise ValueError("give exactly one of path and tiny")
+            given = sorted(self.model_fields_set)
+            raise Impossible("", "give exactly one of path and tiny", value=given, allowed="path or tiny")
         return self
 
 
@@ -63,14 +77,18 @@ class RewardSpec(Section):
 
     model: ModelSpec | None = Field(None, description="A sequence-classification model with one label.")
     rule: str | None = Field(
-        None, pattern=r"^[a-z0-9_]+(\.[a-z0-9_]+)*:[a-z0-9_]+$", max_length=200,
+        None,
+        pattern=r"^[a-z0-9_]+(\.[a-z0-9_]+)*:[a-z0-9_]+$",
+        max_length=200,
+        json_schema_extra={ALLOWED: RULE_WORDS},
         description="A rule-based reward, as module:function; the function gets prompt and response as text.",
     )
 
     @model_validator(mode="after")
     def one_source(self) -> Self:
         if (self.model is None) == (self.rule is None):
-            raise ValueError("give exactly one of model and rule")
+            given = sorted(self.model_fields_set)
+            raise Impossible("", "give exactly one of model and rule", value=given, allowed="model or rule")
         return self
 
 
@@ -79,7 +97,9 @@ class Models(Section):
 
     actor: ModelSpec = Field(description="The policy that is trained: a causal language model.")
     reward: RewardSpec = Field(description="What scores an answer.")
-    reference: ModelSpec | None = Field(None, description="The frozen policy that KL is measured against; default: the actor at step 0.")
+    reference: ModelSpec | None = Field(
+        None, description="The frozen policy that KL is measured against; default: the actor at step 0."
+    )
     critic: Literal["reward", "actor"] | ModelSpec = Field(
         "actor", description="Where the value model starts: the reward model's or the actor's backbone, or a folder."
     )
@@ -87,7 +107,12 @@ class Models(Section):
     @model_validator(mode="after")
     def critic_has_a_source(self) -> Self:
         if self.critic == "reward" and self.reward.model is None:
-            raise ValueError("critic starts from the reward model, but the reward is a rule; use critic: actor")
+            raise Impossible(
+                "critic",
+                "starts from the reward model, but the reward is a rule",
+                value="reward",
+                allowed="actor, or a mapping with path or tiny",
+            )
         return self
 
 
@@ -95,7 +120,8 @@ class Data(Section):
     """The prompts."""
 
     prompts: str = Field(
-        min_length=1, max_length=1024,
+        min_length=1,
+        max_length=1024,
         description="Id in a worker's catalogue or a local JSON Lines file; each line an object with the prompt's text.",
     )
     prompt_field: str = Field("prompt", min_length=1, max_length=120, description="Key of the prompt's text in a line.")
@@ -106,8 +132,12 @@ class Kl(Section):
     """The penalty for leaving the reference policy."""
 
     coefficient: float = Field(0.05, ge=0, le=100, description="Weight of the KL term; the start value when adaptive.")
-    estimator: Literal["k1", "k2", "k3"] = Field("k1", description="Per-token estimator: log-ratio, half its square, or the unbiased low-variance one.")
-    placement: Literal["reward", "loss"] = Field("reward", description="Subtract it from the per-token reward, or add it to the policy loss.")
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        "k1", description="Per-token estimator: log-ratio, half its square, or the unbiased low-variance one."
+    )
+    placement: Literal["reward", "loss"] = Field(
+        "reward", description="Subtract it from the per-token reward, or add it to the policy loss."
+    )
     controller: Literal["fixed", "adaptive"] = Field("fixed", description="Keep the coefficient, or steer it towards `target`.")
     target: Positive = Field(6.0, description="Wanted KL per sequence for the adaptive controller, nats.")
     horizon: int = Field(10_000, ge=1, description="Sequences over which the adaptive controller corrects.")
@@ -132,7 +162,9 @@ class Ppo(Section):
     whiten_advantages: bool = Field(True, description="Normalise advantages over the response tokens of the whole batch.")
     entropy_coefficient: float = Field(0.0, ge=0, le=10, description="Weight of the entropy bonus.")
     max_grad_norm: Positive = Field(1.0, description="Gradient clipping, L2 norm.")
-    missing_eos_penalty: float = Field(0.0, ge=0, description="Subtracted from the score of an answer cut off at the length limit.")
+    missing_eos_penalty: float = Field(
+        0.0, ge=0, description="Subtracted from the score of an answer cut off at the length limit."
+    )
     score_clip: float | None = Field(None, gt=0, description="Scores are clipped to ± this; off when empty.")
     kl: Kl = Field(default_factory=Kl, description="The penalty for leaving the reference policy.")
     tis: Literal["off", "stale", "all"] = Field("stale", description="Which tokens carry a truncated importance weight.")
@@ -143,7 +175,12 @@ class Ppo(Section):
         if self.batch_size % self.mini_batches:
             divisors = [d for d in range(1, self.batch_size + 1) if self.batch_size % d == 0]
             nearest = min(divisors, key=lambda d: abs(d - self.mini_batches))
-            raise ValueError(f"batch_size {self.batch_size} cannot be divided into {self.mini_batches} mini_batches; the nearest that divides it is {nearest}")
+            raise Impossible(
+                "mini_batches",
+                f"batch_size {self.batch_size} cannot be divided into {self.mini_batches} mini_batches",
+                value=self.mini_batches,
+                allowed=f"a divisor of {self.batch_size}, the nearest is {nearest}",
+            )
         return self
 
 
@@ -151,7 +188,9 @@ class Rollout(Section):
     """How the actor answers."""
 
     max_new_tokens: int = Field(512, ge=1, le=131072, description="Longest response, tokens, its end-of-sequence token included.")
-    max_prompt_tokens: int = Field(256, ge=1, le=131072, description="Longest prompt, tokens; a longer one is refused before the run starts.")
+    max_prompt_tokens: int = Field(
+        256, ge=1, le=131072, description="Longest prompt, tokens; a longer one is refused before the run starts."
+    )
     temperature: float = Field(1.0, gt=0, le=10, description="Divides the logits, in sampling and in training.")
 
 
@@ -163,20 +202,30 @@ class Overcommit(Section):
     min: int = Field(0, ge=0, description="Lower bound of Δ, sequences.")
     max: int = Field(8, ge=0, description="Upper bound of Δ, sequences; at most the batch size.")
     window: int = Field(10, ge=2, le=1000, description="Steps over which the reward's slope is taken.")
-    rule: Literal["additive", "proportional"] = Field("additive", description="Change by `step`, or by a quarter of Δ (at least one).")
+    rule: Literal["additive", "proportional"] = Field(
+        "additive", description="Change by `step`, or by a quarter of Δ (at least one)."
+    )
     step: int = Field(1, ge=1, description="Size of an additive change, sequences.")
 
     @model_validator(mode="after")
     def ordered(self) -> Self:
         if not self.min <= self.initial <= self.max:
-            raise ValueError(f"min {self.min} ≤ initial {self.initial} ≤ max {self.max} does not hold")
+            field = "initial" if self.min <= self.max else "min"
+            raise Impossible(
+                field,
+                f"min {self.min} ≤ initial {self.initial} ≤ max {self.max} does not hold",
+                value=getattr(self, field),
+                allowed=f"{self.min} to {self.max}" if field == "initial" else f"at most max, {self.max}",
+            )
         return self
 
 
 class Chunk(Section):
     """C, the tokens decoded between two hand-overs, and the controller that tunes it."""
 
-    controller: Literal["fixed", "tuner"] = Field("fixed", description="Keep C at `size`, or try candidates and keep the fastest.")
+    controller: Literal["fixed", "tuner"] = Field(
+        "fixed", description="Keep C at `size`, or try candidates and keep the fastest."
+    )
     size: int = Field(32, ge=1, le=65536, description="C at the first step, tokens.")
     candidates: list[Annotated[int, Field(ge=1)]] | None = Field(
         None, min_length=2, max_length=5, description="Sizes to try; default: powers of two around the current one."
@@ -187,8 +236,12 @@ class Chunk(Section):
 class Overlap(Section):
     """What runs at the same time. Everything off is plain sequential PPO."""
 
-    intra_step: Literal["off", "per_chunk"] = Field("per_chunk", description="Stream chunks to the scorers while the actor decodes, or score afterwards.")
-    inter_step: Literal["off", "defer"] = Field("defer", description="Carry unfinished answers into the next step, or wait for the longest.")
+    intra_step: Literal["off", "per_chunk"] = Field(
+        "per_chunk", description="Stream chunks to the scorers while the actor decodes, or score afterwards."
+    )
+    inter_step: Literal["off", "defer"] = Field(
+        "defer", description="Carry unfinished answers into the next step, or wait for the longest."
+    )
     overcommit: Overcommit = Field(default_factory=Overcommit, description="Δ, the extra sequences in flight.")
     max_age: int = Field(2, ge=1, le=1000, description="Steps for which an answer may be deferred before the batch waits for it.")
     chunk: Chunk = Field(default_factory=Chunk, description="C, the tokens between two hand-overs.")
@@ -207,7 +260,9 @@ class Budget(Section):
     """When to stop, and what to aim for."""
 
     max_hours: float | None = Field(None, gt=0, description="The run ends with a checkpoint after this many hours of training.")
-    target_reward: float | None = Field(None, description="Drawn into the charts and used for time-to-target; does not stop the run.")
+    target_reward: float | None = Field(
+        None, description="Drawn into the charts and used for time-to-target; does not stop the run."
+    )
 
 
 class Checkpoints(Section):
@@ -244,8 +299,11 @@ class RunSpec(Section):
     @model_validator(mode="after")
     def overcommit_within_batch(self) -> Self:
         if self.overlap.inter_step == "defer" and self.overlap.overcommit.max > self.ppo.batch_size:
-            raise ValueError(
-                f"overlap.overcommit.max {self.overlap.overcommit.max} is above ppo.batch_size {self.ppo.batch_size}; use {self.ppo.batch_size} or less"
+            raise Impossible(
+                "overlap.overcommit.max",
+                "is above ppo.batch_size",
+                value=self.overlap.overcommit.max,
+                allowed=f"at most {self.ppo.batch_size}",
             )
         return self
 
@@ -254,15 +312,22 @@ class RunSpec(Section):
         longest = self.rollout.max_prompt_tokens + self.rollout.max_new_tokens
         for path, tiny in self.tiny_models():
             if tiny.context < longest:
-                raise ValueError(
-                    f"{path}.tiny.context {tiny.context} is below rollout.max_prompt_tokens + rollout.max_new_tokens = {longest}"
+                raise Impossible(
+                    f"{path}.tiny.context",
+                    "is below rollout.max_prompt_tokens + rollout.max_new_tokens",
+                    value=tiny.context,
+                    allowed=f"{longest} or more",
                 )
         return self
 
     def tiny_models(self) -> list[tuple[str, TinyArchitecture]]:
         """The roles that use a built-in architecture, as (field path, architecture)."""
-        roles = {"models.actor": self.models.actor, "models.reference": self.models.reference,
-                 "models.reward.model": self.models.reward.model, "models.critic": self.models.critic}
+        roles = {
+            "models.actor": self.models.actor,
+            "models.reference": self.models.reference,
+            "models.reward.model": self.models.reward.model,
+            "models.critic": self.models.critic,
+        }
         return [(path, m.tiny) for path, m in roles.items() if isinstance(m, ModelSpec) and m.tiny is not None]
 
     @property

@@ -3,56 +3,72 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from oppo_contract.problems import SpecError, SpecProblem
 from oppo_contract.spec import MAX_SPEC_BYTES, RunSpec, load_spec
 
+if TYPE_CHECKING:
+    from ruamel.yaml.events import Event
+
 MAX_DEPTH = 20
+MAX_VALUES = 10_000
 
 
 def parse_yaml(text: str) -> Any:
     """Plain data from YAML (or JSON, which is YAML).
 
     Raises:
-        SpecError: text over 256 KiB, broken syntax (with line and column), a repeated key, an alias or a custom tag,
-            or nesting deeper than 20.
+        SpecError: text over 256 KiB, broken syntax (with line and column), a repeated key, an alias or a tag,
+            nesting deeper than 20, or more than 10,000 keys and values.
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
-    from ruamel.yaml.events import AliasEvent
 
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_SPEC_BYTES:
-        raise SpecError([SpecProblem("", f"is {size:,} bytes long; at most {MAX_SPEC_BYTES:,} are accepted")])
+        raise _refused(f"is {size:,} bytes long; at most {MAX_SPEC_BYTES:,} are accepted")
     yaml = YAML(typ="safe", pure=True)
     yaml.allow_duplicate_keys = False
     try:
-        # Aliases can make a small text expand without bound, and no spec needs them.
-        depth = 0
-        for event in yaml.parse(io.StringIO(text)):
-            name = type(event).__name__
-            depth += name.endswith("StartEvent") - name.endswith("EndEvent")
-            if isinstance(event, AliasEvent):
-                raise SpecError([SpecProblem("", f"uses an alias (*) at line {event.start_mark.line + 1}; write the value out")])
-            if depth > MAX_DEPTH:
-                raise SpecError([SpecProblem("", f"is nested deeper than {MAX_DEPTH} levels")])
+        _check_events(yaml.parse(io.StringIO(text)))
         return yaml.load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise SpecError([SpecProblem("", f"is not valid YAML{where}: {error.problem or error.context}")]) from None
+        raise _refused(f"is not valid YAML{where}: {error.problem or error.context}") from None
     except SpecError:
         raise
     except (YAMLError, ValueError) as error:
-        raise SpecError([SpecProblem("", f"is not valid YAML: {error}")]) from None
+        raise _refused(f"is not valid YAML: {str(error).splitlines()[0]}") from None
+
+
+def _check_events(events: Iterable[Event]) -> None:
+    # Before anything is built: aliases make a small text expand without bound, and pure Python reads slowly.
+    depth = 0
+    for number, event in enumerate(events):
+        name = type(event).__name__
+        depth += name.endswith("StartEvent") - name.endswith("EndEvent")
+        if name == "AliasEvent":
+            raise _refused(f"uses an alias (*) at line {event.start_mark.line + 1}; write the value out")
+        if getattr(event, "tag", None) is not None:
+            raise _refused(f"uses a tag (!) at line {event.start_mark.line + 1}; write the plain value")
+        if depth > MAX_DEPTH:
+            raise _refused(f"is nested deeper than {MAX_DEPTH} levels")
+        if number > MAX_VALUES:
+            raise _refused(f"holds more than {MAX_VALUES:,} keys and values")
+
+
+def _refused(message: str) -> SpecError:
+    return SpecError([SpecProblem("", message)])
 
 
 def load_yaml(text: str) -> RunSpec:
     """Parse and check a spec written as YAML. Raises `SpecError`, as `parse_yaml` and `load_spec` do."""
     data = parse_yaml(text)
     if data is None:
-        raise SpecError([SpecProblem("", "is empty; start from `oppo spec example`")])
+        raise _refused("is empty; start from one of examples/")
     return load_spec(data)
 
 
@@ -66,4 +82,3 @@ def dump_yaml(data: Any) -> str:
     out = io.StringIO()
     yaml.dump(data, out)
     return out.getvalue()
-

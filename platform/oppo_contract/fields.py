@@ -1,0 +1,152 @@
+"""What a field of the spec may hold, in words, read from `RunSpec`'s JSON schema.
+
+One reading serves the complaints about bad values (`problems`) and the table in docs/configuration.md, so that the two never
+disagree with each other or with what pydantic checks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Schema = dict[str, Any]
+ALLOWED = "x-allowed"  # a field's own words for its pattern, in its json_schema_extra
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNote:
+    """One field, for the documentation. `path` is dotted; `default` is JSON, None when a value must be given."""
+
+    path: str
+    allowed: str
+    default: str | None
+    description: str
+    is_section: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one of pydantic's complaints points: the path as a user writes it, and the schema that stands there.
+
+    `branch` is the alternative that pydantic tried in a union, with the length of the union's own path.
+    """
+
+    path: tuple[str | int, ...]
+    schema: Schema
+    branch: tuple[int, Schema] | None
+
+
+class SpecSchema:
+    """A pydantic model's JSON schema, with its references resolved on the way."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.root = schema
+
+    def resolved(self, schema: Schema) -> Schema:
+        """The schema a reference points to; a field's own description and default win over the section's."""
+        if "$ref" not in schema:
+            return schema
+        target: Schema = self.root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+        return {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+
+    def choices(self, schema: Schema) -> list[Schema]:
+        """The alternatives of a union, null left out; one for anything else."""
+        options = [self.resolved(option) for option in schema.get("anyOf", [schema])]
+        return [option for option in options if option.get("type") != "null"]
+
+    def place(self, location: tuple[str | int, ...]) -> Place:
+        """Follow pydantic's `loc`, which names the tried alternative after each union, to a place in the spec."""
+        path: list[str | int] = []
+        at, branch = self.root, None
+        for part in location:
+            options = self.choices(at)
+            if len(options) > 1:
+                at = next((option for option in options if _is_branch(option, str(part))), options[0])
+                branch = (len(path), at)
+                continue
+            at = self._inside(options[0], part) if options else {}
+            path.append(part)
+        return Place(tuple(path), at, branch)
+
+    def _inside(self, schema: Schema, part: str | int) -> Schema:
+        inner: Schema = schema.get("items", {}) if isinstance(part, int) else schema.get("properties", {}).get(part, {})
+        return self.resolved(inner)
+
+    def keys(self, schema: Schema) -> list[str]:
+        """The keys of a section, sorted; empty for anything else."""
+        return sorted(key for option in self.choices(schema) for key in option.get("properties", {}))
+
+    def words(self, schema: Schema) -> list[str]:
+        """The words a field may hold, when it is a choice among words."""
+        return [word for option in self.choices(schema) for word in option.get("enum", []) if isinstance(word, str)]
+
+    def allowed(self, schema: Schema) -> str:
+        """What may stand there, as a phrase: `a whole number, 1 to 64`."""
+        if not schema:
+            return ""
+        phrases = [schema[ALLOWED]] if ALLOWED in schema else [self._phrase(option) for option in self.choices(schema)]
+        if any(option.get("type") == "null" for option in schema.get("anyOf", [])):
+            phrases.append("null")
+        return ", or ".join(phrases)
+
+    def _phrase(self, schema: Schema) -> str:
+        if ALLOWED in schema:
+            return str(schema[ALLOWED])
+        if "enum" in schema:
+            return "one of " + ", ".join(str(word) for word in schema["enum"])
+        if "const" in schema:
+            return json.dumps(schema["const"])
+        match schema.get("type"):
+            case "boolean":
+                return "true or false"
+            case "integer":
+                return "a whole number" + _range(schema)
+            case "number":
+                return "a number" + _range(schema)
+            case "array":
+                return f"a list{_count(schema, 'Items', 'items')}, each {self.allowed(self.resolved(schema['items']))}"
+            case "object":
+                return "a mapping with " + ", ".join(self.keys(schema))
+            case _:
+                return "text" + _count(schema, "Length", "characters")
+
+    def notes(self, schema: Schema | None = None, prefix: str = "") -> Iterator[FieldNote]:
+        """Every field in the order of the spec, sections before what they hold."""
+        schema = self.root if schema is None else schema
+        for key, field in schema["properties"].items():
+            inner = self.resolved(field)
+            sections = [option for option in self.choices(inner) if option.get("type") == "object"]
+            default = None if key in schema.get("required", []) or "default" not in inner else json.dumps(inner["default"])
+            yield FieldNote(prefix + key, self.allowed(inner), default, inner.get("description", ""), bool(sections))
+            for section in sections:
+                yield from self.notes(section, f"{prefix}{key}.")
+
+
+def _is_branch(option: Schema, tried: str) -> bool:
+    # pydantic names a model ModelSpec, or function-after[its_validator(), ModelSpec].
+    title = option.get("title")
+    return title is not None and (tried == title or tried.endswith(f", {title}]"))
+
+
+def _range(schema: Schema) -> str:
+    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    multiple = f", a multiple of {schema['multipleOf']}" if "multipleOf" in schema else ""
+    if low is not None and high is not None:
+        return f", {low} to {high}{multiple}"
+    bounds = [
+        f"{low} or more" if low is not None else "",
+        f"above {above}" if above is not None else "",
+        f"at most {high}" if high is not None else "",
+        f"below {below}" if below is not None else "",
+    ]
+    return "".join(f", {bound}" for bound in bounds if bound) + multiple
+
+
+def _count(schema: Schema, what: str, unit: str) -> str:
+    low, high = schema.get(f"min{what}"), schema.get(f"max{what}")
+    if low is not None and high is not None:
+        return f" of {low} to {high} {unit}"
+    return f" of {low} {unit} or more" if low is not None else f" of at most {high} {unit}" if high is not None else ""
