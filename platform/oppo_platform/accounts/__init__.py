@@ -1,0 +1,1 @@
+"""Users, teams, roles, login links and API tokens."""

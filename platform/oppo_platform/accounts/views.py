@@ -1,0 +1,28 @@
+"""The view behind a one-time login link. Everything else about logging in is allauth's."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.contrib.auth import login
+from django.contrib.auth.decorators import login_not_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET
+
+from oppo_platform.accounts.services import use_login_link
+
+
+@login_not_required
+@never_cache
+@require_GET
+def login_link(request: HttpRequest, token: str) -> HttpResponse:
+    """Log in and go to the front page; a used, expired or foreign link leads to the login page with a word about it."""
+    user = use_login_link(token)
+    if user is None:
+        messages.error(
+            request, "This login link has been used already, or has expired. Log in, or make a new one: oppo login-link."
+        )
+        return redirect("account_login")
+    login(request, user, backend="allauth.account.auth_backends.AuthenticationBackend")
+    return redirect("/")

@@ -1,0 +1,1 @@
+"""HTTP: the JSON API of browsers and notebooks, and the workers' API."""

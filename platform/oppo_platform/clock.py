@@ -1,0 +1,62 @@
+"""Time, from one place. Leases live on the database's clock, because every process shares it; tests set their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from django.db import connection
+
+
+class Clock(Protocol):
+    """Tells the time."""
+
+    def now(self) -> datetime:
+        """The present, with its time zone (UTC)."""
+        ...
+
+
+class DatabaseClock:
+    """PostgreSQL's wall clock, also inside a transaction (where `now()` would stand still)."""
+
+    def now(self) -> datetime:
+        """The present on the database's clock."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT clock_timestamp()")
+            return cursor.fetchone()[0].astimezone(UTC)
+
+
+class ManualClock:
+    """A clock that moves when told to, for tests and simulations."""
+
+    def __init__(self, start: datetime) -> None:
+        self.current = start
+
+    def now(self) -> datetime:
+        """The time it was set to."""
+        return self.current
+
+    def advance(self, seconds: float) -> None:
+        """Move on."""
+        self.current += timedelta(seconds=seconds)
+
+
+_clock: Clock = DatabaseClock()
+
+
+def now() -> datetime:
+    """The present. Every lease, deadline and time stamp of the platform comes from here."""
+    return _clock.now()
+
+
+@contextmanager
+def use_clock(clock: Clock) -> Iterator[None]:
+    """Let the whole process tell the time by `clock` for a while."""
+    global _clock
+    before, _clock = _clock, clock
+    try:
+        yield
+    finally:
+        _clock = before

@@ -1,0 +1,1 @@
+"""Nodes, their devices and what their catalogues hold."""

@@ -1,0 +1,79 @@
+"""Nodes with their devices, the tokens by which they join, and the models and prompts they offer."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Node(models.Model):
+    """A machine whose worker has joined."""
+
+    name = models.CharField(max_length=120, unique=True)
+    hostname = models.CharField(max_length=255)
+    cpus = models.PositiveIntegerField()
+    memory_bytes = models.PositiveBigIntegerField()
+    token_prefix = models.CharField(max_length=16, unique=True)
+    token_digest = models.CharField(max_length=64)
+    queue = models.CharField(max_length=160, unique=True)
+    joined_at = models.DateTimeField()
+    last_seen_at = models.DateTimeField(null=True, db_index=True)
+    catalogue_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class DeviceState(models.TextChoices):
+    """Whether a device may be given to a run."""
+
+    READY = "ready"
+    # A fenced attempt may still sit on it; its node has not reported it empty.
+    UNKNOWN = "unknown"
+    # No longer in the node's report.
+    GONE = "gone"
+
+
+class Device(models.Model):
+    """A GPU, or the one cpu device of a node without GPUs."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="devices")
+    index = models.PositiveIntegerField()
+    kind = models.CharField(max_length=8)
+    model = models.CharField(max_length=200)
+    memory_bytes = models.PositiveBigIntegerField()
+    busy_share = models.FloatField(null=True)
+    state = models.CharField(max_length=8, choices=DeviceState.choices, default=DeviceState.READY)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["node", "index"], name="one_device_an_index")]
+
+    def __str__(self) -> str:
+        return f"{self.node.name}/{self.kind}:{self.index}"
+
+
+class JoinToken(models.Model):
+    """Lets workers join until it expires or is revoked."""
+
+    prefix = models.CharField(max_length=16, unique=True)
+    digest = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    revoked_at = models.DateTimeField(null=True)
+
+
+class CatalogueItem(models.Model):
+    """A model or a set of prompts that a node's worker can read (`oppo_contract.wire.CatalogueEntry`)."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="catalogue")
+    entry_id = models.CharField(max_length=1024)
+    kind = models.CharField(max_length=8)
+    bytes = models.PositiveBigIntegerField()
+    architecture = models.CharField(max_length=200, blank=True)
+    task = models.CharField(max_length=32, blank=True)
+    tokenizer_digest = models.CharField(max_length=128, blank=True)
+    context = models.PositiveIntegerField(default=0)
+    vocab = models.PositiveIntegerField(default=0)
+    rows = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["node", "kind", "entry_id"], name="one_catalogue_item_an_id")]

@@ -1,0 +1,106 @@
+"""Reads the process environment: the only place where the platform looks at environment variables."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+
+PACKAGE = Path(__file__).resolve().parent
+CHECKOUT = PACKAGE.parents[1]
+DEFAULT_DATABASE_URL = "postgresql://oppo@127.0.0.1:5432/oppo"
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+
+
+def text(name: str, default: str = "") -> str:
+    """The variable's value, stripped; the default when unset or empty."""
+    return os.environ.get(name, "").strip() or default
+
+
+def flag(name: str, default: bool = False) -> bool:
+    """A switch: 1/true/yes/on or 0/false/no/off."""
+    value = text(name).lower()
+    if value in ("", "0", "false", "no", "off"):
+        return default if value == "" else False
+    if value in ("1", "true", "yes", "on"):
+        return True
+    raise ImproperlyConfigured(f"{name} is {value!r}; use 1 or 0")
+
+
+def number(name: str, default: float) -> float:
+    """A number of seconds, bytes or things."""
+    value = text(name)
+    try:
+        return float(value) if value else default
+    except ValueError:
+        raise ImproperlyConfigured(f"{name} is {value!r}; a number is wanted") from None
+
+
+def words(name: str) -> list[str]:
+    """A comma-separated list."""
+    return [word.strip() for word in text(name).split(",") if word.strip()]
+
+
+def oppo_home() -> Path:
+    """The folder of this installation's state, created with mode 0700 when missing."""
+    home = Path(text("OPPO_HOME", ".oppo")).expanduser().resolve()
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return home
+
+
+def secret_key(home: Path) -> str:
+    """OPPO_SECRET_KEY, or a key generated once and kept in a 0600 file."""
+    given = text("OPPO_SECRET_KEY")
+    if given:
+        return given
+    path = home / "secret_key"
+    try:
+        # O_EXCL: of two processes that start together, one writes and the other reads.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return _kept_key(path)
+    with os.fdopen(descriptor, "w") as file:
+        key = secrets.token_urlsafe(50)
+        file.write(key)
+    return key
+
+
+def _kept_key(path: Path) -> str:
+    key = path.read_text().strip()
+    if len(key) < 50:
+        raise ImproperlyConfigured(f"{path} holds no complete key; delete it, and every session and token becomes invalid")
+    return key
+
+
+def database(url: str) -> dict[str, Any]:
+    """Django's DATABASES entry from a libpq URL; sockets (`?host=/folder`) work as well."""
+    try:
+        given = conninfo_to_dict(url)
+    except ProgrammingError as error:
+        raise ImproperlyConfigured(f"DATABASE_URL cannot be read: {error}") from None
+    named = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
+    options = {key: value for key, value in given.items() if key not in named}
+    # Requests under ASGI run on short-lived threads, so connections must outlive them.
+    options["pool"] = {"min_size": 1, "max_size": int(number("OPPO_DB_POOL", 12)), "timeout": 10}
+    entry: dict[str, Any] = {django: str(given.get(libpq, "")) for libpq, django in named.items()}
+    return {"ENGINE": "django.db.backends.postgresql", "CONN_MAX_AGE": 0, "OPTIONS": options, **entry}
+
+
+def resources(name: str) -> Path:
+    """The folder `templates` or `static`: at the top of a checkout, inside the package in a wheel."""
+    packed = PACKAGE / f"_{name}"
+    return packed if packed.is_dir() else CHECKOUT / name
+
+
+def host_of(url: str) -> str:
+    """The host name in a base URL."""
+    host = urlsplit(url).hostname
+    if not host:
+        raise ImproperlyConfigured(f"OPPO_BASE_URL is {url!r}; it needs a scheme and a host, as in https://oppo.example.org")
+    return host

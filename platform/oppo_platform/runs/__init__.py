@@ -1,0 +1,1 @@
+"""Projects, runs, attempts, transitions and checkpoints."""

@@ -1,0 +1,152 @@
+"""A run and its life: what was asked for, the attempts at it, every change of state, and its checkpoints.
+
+A run's `state` is changed by `runs.transitions.move_run` only, an attempt's by the services beside it.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from oppo_contract.states import RunState
+
+STATES = [(state.value, state.value) for state in RunState]
+
+
+class Project(models.Model):
+    """A team's folder of runs."""
+
+    team = models.ForeignKey("accounts.Team", on_delete=models.CASCADE, related_name="projects")
+    name = models.CharField(max_length=120)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["team", "name"], name="one_project_a_name")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Run(models.Model):
+    """One training run. `spec` is a checked `RunSpec` as JSON and never changes."""
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="runs")
+    user = models.ForeignKey("accounts.User", on_delete=models.PROTECT, related_name="runs")
+    name = models.CharField(max_length=120)
+    spec = models.JSONField()
+    spec_version = models.PositiveSmallIntegerField()
+    preset = models.CharField(max_length=32)
+    devices = models.PositiveIntegerField(help_text="Devices asked for.")
+    priority = models.IntegerField(default=0, help_text="Higher goes first.")
+
+    state = models.CharField(max_length=12, choices=STATES, default=RunState.QUEUED)
+    reason = models.TextField(blank=True, help_text="Why it is in this state, a sentence.")
+    cursor = models.PositiveBigIntegerField(default=0, help_text="Grows with every visible change, under the row's lock.")
+    created_at = models.DateTimeField()
+    started_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+
+    step = models.PositiveIntegerField(default=0)
+    total_steps = models.PositiveIntegerField()
+    elapsed_s = models.FloatField(default=0.0)
+    generated_tokens = models.PositiveBigIntegerField(default=0)
+    device_seconds = models.FloatField(default=0.0)
+    latest = models.JSONField(default=dict, help_text="The newest value of every metric; null where not finite.")
+    error = models.TextField(blank=True)
+    last_log_lines = models.JSONField(default=list)
+    epochs = models.PositiveIntegerField(default=0, help_text="Attempts ever made; the newest attempt's epoch.")
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["project", "-id"], name="run_by_project"),
+            models.Index(fields=["-priority", "id"], condition=Q(state="queued"), name="run_waiting"),
+            models.Index(fields=["state", "-id"], name="run_by_state"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.name}"
+
+
+class AttemptState(models.TextChoices):
+    """Where an attempt is: allocated → claimed → running → ended, or fenced when its lease ran out."""
+
+    ALLOCATED = "allocated"
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    ENDED = "ended"
+    FENCED = "fenced"
+
+
+LIVE_ATTEMPT = (AttemptState.ALLOCATED, AttemptState.CLAIMED, AttemptState.RUNNING)
+
+
+class Attempt(models.Model):
+    """One try at a run, on one node. Its epoch fences leases, states, allocations and checkpoints, not history."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="attempts")
+    epoch = models.PositiveIntegerField()
+    node = models.ForeignKey("cluster.Node", on_delete=models.PROTECT, related_name="attempts")
+    state = models.CharField(max_length=10, choices=AttemptState.choices, default=AttemptState.ALLOCATED)
+    token_prefix = models.CharField(max_length=16, blank=True)
+    token_digest = models.CharField(max_length=64, blank=True)
+    lease_expires_at = models.DateTimeField()
+    created_at = models.DateTimeField()
+    claimed_at = models.DateTimeField(null=True)
+    seen_at = models.DateTimeField(null=True, help_text="Last heartbeat of the supervisor.")
+    ended_at = models.DateTimeField(null=True)
+    outcome = models.CharField(max_length=16, blank=True)
+    exit_code = models.IntegerField(null=True)
+    reason = models.TextField(blank=True)
+    resume_from = models.ForeignKey("Checkpoint", null=True, on_delete=models.SET_NULL, related_name="+")
+    start_step = models.PositiveIntegerField(default=0, help_text="Steps trained before it: 0, or the checkpoint's.")
+
+    # Told by the engine's `started` event.
+    engine_started_at = models.FloatField(null=True, help_text="POSIX seconds; the zero of its spans' times.")
+    device_names = models.JSONField(default=list)
+    lanes = models.JSONField(default=list)
+    first_step = models.PositiveIntegerField(null=True, help_text="First step it recorded; from here on it hides older attempts.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["run", "epoch"], name="one_attempt_an_epoch"),
+            models.UniqueConstraint(fields=["run"], condition=Q(state__in=LIVE_ATTEMPT), name="one_live_attempt_a_run"),
+            models.UniqueConstraint(fields=["token_prefix"], condition=~Q(token_prefix=""), name="one_attempt_a_token"),
+        ]
+        indexes = [models.Index(fields=["lease_expires_at"], condition=Q(state__in=LIVE_ATTEMPT), name="attempt_leases")]
+
+    def __str__(self) -> str:
+        return f"run {self.run_id} attempt {self.epoch}"
+
+    @property
+    def live(self) -> bool:
+        """Whether it still holds its devices and its lease."""
+        return self.state in LIVE_ATTEMPT
+
+
+class Transition(models.Model):
+    """A change of a run's state. Rows are only ever added."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="transitions")
+    old = models.CharField(max_length=12, choices=STATES)
+    new = models.CharField(max_length=12, choices=STATES)
+    reason = models.TextField(blank=True)
+    actor = models.CharField(max_length=160, help_text="user:ada, node:gpu1, scheduler")
+    at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["run", "id"], name="transition_by_run")]
+
+
+class Checkpoint(models.Model):
+    """A checkpoint that counts: registered by the attempt that held the run."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="checkpoints")
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="checkpoints")
+    step = models.PositiveIntegerField()
+    url = models.CharField(max_length=2000)
+    manifest_sha256 = models.CharField(max_length=64)
+    bytes = models.PositiveBigIntegerField()
+    registered_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["attempt", "step"], name="one_checkpoint_a_step")]
+        indexes = [models.Index(fields=["run", "-step"], name="checkpoint_by_run")]

@@ -1,0 +1,1 @@
+"""Who gets which device, and how a node hears of it."""

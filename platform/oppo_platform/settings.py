@@ -1,0 +1,152 @@
+"""Django's settings, all from the environment (docs/configuration.md lists the variables).
+
+Secure by default: no debug, login everywhere, strict content security policy. `oppo up` sets what it starts itself.
+"""
+
+from oppo_platform import environment
+from oppo_platform.logs import logging_config
+
+OPPO_HOME = environment.oppo_home()
+DEBUG = environment.flag("OPPO_DEBUG")
+SECRET_KEY = environment.secret_key(OPPO_HOME)
+OPPO_BASE_URL = environment.text("OPPO_BASE_URL", "http://127.0.0.1:8000").rstrip("/")
+ALLOWED_HOSTS = environment.words("OPPO_ALLOWED_HOSTS") or [
+    "127.0.0.1",
+    "localhost",
+    "[::1]",
+    environment.host_of(OPPO_BASE_URL),
+]
+CSRF_TRUSTED_ORIGINS = [OPPO_BASE_URL]
+
+# Behind a proxy that ends TLS. Trusting its header is an explicit choice: anybody else could forge it.
+if environment.flag("OPPO_BEHIND_PROXY"):
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    USE_X_FORWARDED_HOST = True
+HTTPS = OPPO_BASE_URL.startswith("https://")
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
+SECURE_HSTS_SECONDS = int(environment.number("OPPO_HSTS_S", 0))
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_NAME = "oppo_session"
+CSRF_COOKIE_NAME = "oppo_csrf"
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+# One batch of events is the largest body; the endpoints set lower limits of their own.
+DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024 * 1024
+
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django_htmx",
+    "allauth",
+    "allauth.account",
+    "oppo_platform.web",
+    "oppo_platform.accounts",
+    "oppo_platform.runs",
+    "oppo_platform.cluster",
+    "oppo_platform.scheduling",
+    "oppo_platform.telemetry",
+    "oppo_platform.pages",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "oppo_platform.web.headers.ContentSecurityPolicy",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    # Deny by default: a view is public only if it says so (tests/web/test_access.py lists those).
+    "django.contrib.auth.middleware.LoginRequiredMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+]
+
+ROOT_URLCONF = "oppo_platform.urls"
+ASGI_APPLICATION = "oppo_platform.asgi.application"
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [environment.resources("templates")],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    }
+]
+
+DATABASES = {"default": environment.database(environment.text("DATABASE_URL", environment.DEFAULT_DATABASE_URL))}
+REDIS_URL = environment.text("REDIS_URL", environment.DEFAULT_REDIS_URL)
+# The address workers use for the broker, when it differs from the platform's own.
+WORKER_BROKER_URL = environment.text("OPPO_WORKER_BROKER_URL", REDIS_URL)
+
+AUTH_USER_MODEL = "accounts.User"
+AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+LOGIN_URL = "account_login"
+LOGIN_REDIRECT_URL = "/"
+ACCOUNT_LOGOUT_REDIRECT_URL = "account_login"
+ACCOUNT_ADAPTER = "oppo_platform.accounts.adapter.ClosedSignup"
+ACCOUNT_LOGIN_METHODS = {"username", "email"}
+ACCOUNT_SIGNUP_FIELDS = ["username*", "email*", "password1*", "password2*"]
+ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_SESSION_REMEMBER = True
+EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
+
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en"
+USE_I18N = False
+
+STATIC_URL = "/static/"
+STATIC_ROOT = OPPO_HOME / "static"
+STATICFILES_DIRS = [environment.resources("static")]
+STATICFILES_FINDERS = [
+    "django.contrib.staticfiles.finders.FileSystemFinder",
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    "oppo_platform.web.finders.PlotlyFinder",
+]
+# `manage.py buildstatic` (run by `oppo up` and the image's build) writes hashed, compressed files that browsers may keep for
+# ever. Without them, and while debugging, files are served from where they lie.
+STATIC_BUILT = not DEBUG and (STATIC_ROOT / "staticfiles.json").is_file()
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {
+        "BACKEND": "oppo_platform.web.storage.HashedStatic"
+        if STATIC_BUILT
+        else "django.contrib.staticfiles.storage.StaticFilesStorage"
+    },
+}
+WHITENOISE_USE_FINDERS = not STATIC_BUILT
+WHITENOISE_AUTOREFRESH = not STATIC_BUILT
+
+LOGGING = logging_config(json=not DEBUG and environment.text("OPPO_LOG_FORMAT", "json") == "json")
+
+# Health and leases, seconds.
+OPPO_LEASE_S = environment.number("OPPO_LEASE_S", 900)
+OPPO_NODE_FRESH_S = environment.number("OPPO_NODE_FRESH_S", 60)
+OPPO_ORPHAN_GRACE_S = environment.number("OPPO_ORPHAN_GRACE_S", 30)
+OPPO_REDISPATCH_S = environment.number("OPPO_REDISPATCH_S", 15)
+OPPO_MAX_ATTEMPTS = int(environment.number("OPPO_MAX_ATTEMPTS", 3))
+# Ingest transactions at the same time in one process; above it a worker is told to come again.
+OPPO_INGEST_SLOTS = int(environment.number("OPPO_INGEST_SLOTS", 6))
+# Where checkpoints live. Named explicitly it is a path that every worker shares; otherwise it is this machine's own.
+OPPO_ARTIFACTS_SHARED = bool(environment.text("OPPO_ARTIFACT_ROOT"))
+OPPO_ARTIFACT_ROOT = environment.text("OPPO_ARTIFACT_ROOT", (OPPO_HOME / "artifacts").as_uri()).rstrip("/")

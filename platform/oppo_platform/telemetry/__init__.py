@@ -1,0 +1,1 @@
+"""What attempts tell: metrics, spans, decisions, samples, logs; and the live stream."""

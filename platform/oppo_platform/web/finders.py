@@ -1,0 +1,36 @@
+"""Serves plotly.js out of the installed plotly wheel, so that no copy of it lies in the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from django.contrib.staticfiles.finders import BaseFinder
+from django.core.exceptions import ImproperlyConfigured
+from django.core.files.storage import FileSystemStorage
+
+NAME = "plotly.min.js"
+PREFIX = "vendor"
+
+
+class PlotlyFinder(BaseFinder):
+    """Finds `vendor/plotly.min.js` in plotly's package data."""
+
+    def __init__(self, app_names: Any = None, *args: Any, **kwargs: Any) -> None:
+        spec = find_spec("plotly")
+        if spec is None or spec.origin is None:
+            raise ImproperlyConfigured("plotly is not installed; it belongs to the extra `platform`")
+        self.folder = Path(spec.origin).parent / "package_data"
+
+    def find(self, path: str, find_all: bool = False, **kwargs: Any) -> str | list[str]:
+        """The file's place on disk, or nothing."""
+        found = [str(self.folder / NAME)] if path == f"{PREFIX}/{NAME}" else []
+        return found if find_all else (found[0] if found else [])
+
+    def list(self, ignore_patterns: Any) -> Iterator[tuple[str, FileSystemStorage]]:
+        """The one file, for collectstatic."""
+        storage = FileSystemStorage(location=self.folder)
+        storage.prefix = PREFIX  # type: ignore[attr-defined]  # collectstatic's protocol
+        yield NAME, storage

@@ -1,0 +1,41 @@
+"""Collect, hash and compress the static files, when they have changed since the last time."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from django.conf import settings
+from django.contrib.staticfiles.finders import get_finders
+from django.core.management import call_command
+from django.core.management.base import BaseCommand
+from django.test.utils import override_settings
+
+STAMP = "built.txt"
+
+
+class Command(BaseCommand):
+    """`manage.py buildstatic`: run it before the web process starts; without changes it takes a few milliseconds."""
+
+    help = "Collect, hash and compress the static files if they have changed."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Compare the stamp, and build when it differs."""
+        stamp = settings.STATIC_ROOT / STAMP
+        wanted = fingerprint()
+        if stamp.is_file() and stamp.read_text() == wanted:
+            return
+        storages = {**settings.STORAGES, "staticfiles": {"BACKEND": "oppo_platform.web.storage.HashedStatic"}}
+        with override_settings(STORAGES=storages):
+            call_command("collectstatic", interactive=False, clear=True, verbosity=0)
+        stamp.write_text(wanted)
+
+
+def fingerprint() -> str:
+    """A digest over name, size and time of every file that the finders know."""
+    digest = hashlib.sha256()
+    for finder in get_finders():
+        for name, storage in sorted(finder.list(["CVS", ".*", "*~"]), key=lambda found: found[0]):
+            size, changed = storage.size(name), storage.get_modified_time(name).timestamp()
+            digest.update(f"{name}\0{size}\0{changed}\n".encode())
+    return digest.hexdigest()

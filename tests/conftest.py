@@ -1,0 +1,49 @@
+"""Real servers for every test that asks: PostgreSQL and Valkey, once a session, stopped for sure.
+
+They come from the wheels (`oppo_platform.embedded`) and die with this process. `$DATABASE_URL` and `$REDIS_URL` name others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def database_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a running PostgreSQL whose user may create databases."""
+    given = os.environ.get("DATABASE_URL")
+    if given:
+        yield given
+        return
+    from oppo_platform import embedded
+
+    with embedded.postgres(tmp_path_factory.mktemp("postgres"), throwaway=True) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a running Valkey (or Redis)."""
+    given = os.environ.get("REDIS_URL")
+    if given:
+        yield given
+        return
+    from oppo_platform import embedded
+
+    with embedded.valkey(tmp_path_factory.mktemp("valkey"), throwaway=True) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(database_url: str, django_db_modify_db_settings_parallel_suffix: None) -> None:
+    """Point Django at that PostgreSQL, before pytest-django creates its test database there."""
+    from django.db import connections
+    from oppo_platform import environment
+
+    entry = environment.database(database_url)
+    connections["default"].settings_dict.update(
+        {key: entry[key] for key in ("NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")}
+    )

@@ -1,0 +1,15 @@
+"""Django's settings while testing: the real ones, away from the developer's own `.oppo`, with a quick password hash."""
+
+import atexit
+import os
+import shutil
+import tempfile
+
+_home = tempfile.mkdtemp(prefix="oppo-tests-")
+atexit.register(shutil.rmtree, _home, ignore_errors=True)
+os.environ["OPPO_HOME"] = _home
+os.environ.setdefault("OPPO_LOG_FORMAT", "text")
+
+from oppo_platform.settings import *  # noqa: E402, F403
+
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
