@@ -118,3 +118,17 @@ def save_model(model: TinyTransformer, folder: Path, tokenizer: Path | None = No
 def save_weights(weights: dict[str, Tensor], path: Path) -> None:
     """Tensors by name as a safetensors file."""
     save_file({name: weight.detach().contiguous().cpu() for name, weight in weights.items()}, path)
+
+
+def export_model(network: Network, folder: Path, source: Path | None, eos: int, pad: int) -> None:
+    """Write a network as a model folder of its own kind, with the tokenizer files of `source`.
+
+    Our architecture keeps our format; a Hugging Face model becomes a folder that `from_pretrained` reads.
+    """
+    if isinstance(network, TinyTransformer):
+        tokenizer = source / "tokenizer.json" if source is not None else None
+        save_model(network, folder, tokenizer, eos_token_id=eos, pad_token_id=pad)
+        return
+    from oppo_core.models.hugging import export_hugging
+
+    export_hugging(network, folder, source)

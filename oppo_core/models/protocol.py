@@ -39,3 +39,6 @@ class Network(Protocol):
 
     def state_dict(self) -> dict[str, Tensor]:
         """All weights by name."""
+
+    def load_state_dict(self, weights: dict[str, Tensor]) -> object:
+        """Take weights back."""

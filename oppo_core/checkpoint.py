@@ -1,0 +1,146 @@
+"""Checkpoints: a folder that is complete or not there, from which a run goes on exactly as if it had never stopped.
+
+Weights and optimizer states are safetensors, the rest is JSON. Caches are not saved: after every checkpoint the scorers are
+told everything again, in interrupted and uninterrupted runs alike, so that both compute the same from there on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file
+
+from oppo_contract.spec import RunSpec
+from oppo_core.control import ChunkState, OvercommitState
+from oppo_core.engine import Engine, Progress
+from oppo_core.metrics import Cohorts
+from oppo_core.models.folder import export_model, save_weights
+from oppo_core.rollout.sequence import Sequence
+
+FORMAT = 1
+# What a resumed run may change: how long it goes on and what it writes, not what it computes.
+MAY_DIFFER = {"name", "steps", "budget", "checkpoints", "logging"}
+SEQUENCE_FIELDS = (
+    "sequence_id",
+    "prompt_index",
+    "response",
+    "behaviour_logprobs",
+    "token_versions",
+    "age",
+    "cohort",
+    "finished",
+    "ended_by_eos",
+)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be resumed, with the reason."""
+
+
+def save(engine: Engine) -> int:
+    """Write `checkpoints/step-…`, tell of it, delete older ones beyond `checkpoints.keep`; returns the step."""
+    step = engine.progress.step
+    folder = engine.out / "checkpoints" / f"step-{step:08d}"
+    draft = folder.with_name(f".{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    with engine.trace.span("actor", "checkpoint"):
+        engine.scorers.start_save(str(draft))
+        export_model(engine.actor.network, draft / "actor", engine.model_source, engine.codec.eos, engine.codec.pad)
+        save_weights(engine.actor.optimizer.state(), draft / "actor-optimizer.safetensors")
+        (draft / "state.json").write_text(json.dumps(_state(engine)))
+        engine.scorers.wait()
+        engine.handover.forget_all()
+        digest, size = _seal(draft)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(draft, folder)
+    engine.journal.write("checkpoint", step=step, folder=str(folder.relative_to(engine.out)), manifest_sha256=digest, bytes=size)
+    for old in sorted(folder.parent.glob("step-*"))[: -engine.spec.checkpoints.keep]:
+        shutil.rmtree(old)
+    return step
+
+
+def restore(engine: Engine, folder: Path) -> None:
+    """Take back everything but the critic, which its process has loaded itself.
+
+    Raises:
+        CheckpointError: incomplete, damaged, of another format, or of a spec that computes something else.
+    """
+    verify(folder)
+    state = json.loads((folder / "state.json").read_text())
+    if state["format"] != FORMAT:
+        raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {FORMAT}")
+    _refuse_changes(RunSpec.model_validate(state["spec"]), engine.spec)
+    engine.actor.network.load_state_dict(load_file(folder / "actor" / "model.safetensors"))
+    engine.actor.optimizer.load_state(load_file(folder / "actor-optimizer.safetensors"))
+    engine.progress = Progress(**state["progress"])
+    engine.overcommit = OvercommitState(**state["overcommit"])
+    engine.chunk = ChunkState(**state["chunk"] | {"measured": {int(k): v for k, v in state["chunk"]["measured"].items()}})
+    engine.cohorts = Cohorts(**_with_int_keys(state["cohorts"]))
+    engine.prompts.drawn = state["prompts_drawn"]
+    engine.pool.started = state["sequences_started"]
+    engine.pool.sequences = [_sequence(row, engine) for row in state["pool"]]
+
+
+def verify(folder: Path) -> None:
+    """Raises CheckpointError unless every file is there with the content that the manifest promises."""
+    try:
+        manifest: dict[str, dict[str, Any]] = json.loads((folder / "manifest.json").read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} has no manifest.json: it is not a complete checkpoint") from None
+    for name, entry in manifest.items():
+        path = folder / name
+        if not path.is_file() or _sha256(path) != entry["sha256"]:
+            raise CheckpointError(f"{path} is missing or damaged; resume from another checkpoint")
+
+
+def _state(engine: Engine) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "spec": engine.spec.model_dump(mode="json"),
+        "progress": asdict(engine.progress),
+        "overcommit": asdict(engine.overcommit),
+        "chunk": asdict(engine.chunk),
+        "cohorts": asdict(engine.cohorts),
+        "prompts_drawn": engine.prompts.drawn,
+        "sequences_started": engine.pool.started,
+        "pool": [{name: getattr(s, name) for name in SEQUENCE_FIELDS} for s in engine.pool.sequences],
+    }
+
+
+def _sequence(row: dict[str, Any], engine: Engine) -> Sequence:
+    return Sequence(prompt=engine.prompts.prompts[row["prompt_index"]].astype(np.int64), **row)
+
+
+def _with_int_keys(cohorts: dict[str, Any]) -> dict[str, Any]:
+    # JSON has text keys only.
+    return cohorts | {name: {int(k): v for k, v in cohorts[name].items()} for name in ("started", "finished")}
+
+
+def _refuse_changes(saved: RunSpec, asked: RunSpec) -> None:
+    before, after = saved.model_dump(mode="json"), asked.model_dump(mode="json")
+    changed = [key for key in before if before[key] != after[key] and key not in MAY_DIFFER]
+    if changed:
+        raise CheckpointError(
+            f"the checkpoint was made with another {', '.join(changed)}; only {', '.join(sorted(MAY_DIFFER))} may change"
+        )
+
+
+def _seal(draft: Path) -> tuple[str, int]:
+    """Write the manifest; returns its digest and the size of all files in bytes."""
+    files = sorted(path for path in draft.rglob("*") if path.is_file())
+    manifest = {str(path.relative_to(draft)): {"sha256": _sha256(path), "bytes": path.stat().st_size} for path in files}
+    (draft / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    return _sha256(draft / "manifest.json"), sum(entry["bytes"] for entry in manifest.values())  # type: ignore[misc]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

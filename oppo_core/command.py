@@ -1,0 +1,92 @@
+"""The engine's command line: parse, assemble, train, and say how it ended."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+from oppo_contract.problems import SpecError
+from oppo_contract.spec import RunSpec, load_spec
+from oppo_core.journal import Journal
+
+OK, FAILED, REFUSED = 0, 1, 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train one run; the exit status is explained in docs/interfaces.md."""
+    options = _parser().parse_args(arguments)
+    _end_with_lifeline()
+    try:
+        spec = load_spec(json.loads(options.spec.read_text()))
+    except (OSError, json.JSONDecodeError, SpecError) as error:
+        print(f"{options.spec}: {error}", file=sys.stderr)
+        return REFUSED
+    journal = Journal(options.events)
+    try:
+        return _run(spec, options, journal)
+    finally:
+        journal.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m oppo_core", description="Train one PPO-RLHF run.")
+    parser.add_argument("--spec", type=Path, required=True, help="the run's RunSpec as JSON")
+    parser.add_argument("--out", type=Path, required=True, help="artifact folder; checkpoints go below it")
+    parser.add_argument("--events", type=Path, required=True, help="append-only file, one event a line")
+    parser.add_argument("--root", type=Path, action="append", default=[], help="where model and prompt ids are looked up")
+    parser.add_argument("--resume-from", type=Path, help="a checkpoint folder")
+    parser.add_argument("--threads", type=int, help="cores to use; default: all")
+    return parser
+
+
+def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
+    from oppo_core.checkpoint import CheckpointError
+    from oppo_core.engine import assemble
+    from oppo_core.models.folder import ModelFolderError
+    from oppo_core.ppo.optimizer import NonFiniteError
+    from oppo_core.rollout.prompts import PromptError
+    from oppo_core.scoring.remote import ScorerError
+    from oppo_core.train import train
+
+    stop = threading.Event()
+
+    def ask_to_stop(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, ask_to_stop)
+    signal.signal(signal.SIGINT, ask_to_stop)
+    step = 0
+    try:
+        engine = assemble(spec, options.root, options.out, journal, options.threads, options.resume_from)
+        try:
+            reason = train(engine, stop.is_set)
+            step, unconsumed = engine.progress.step, len(engine.pool.sequences)
+        finally:
+            engine.scorers.close()
+    except (ModelFolderError, PromptError, CheckpointError, NonFiniteError, ScorerError, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        journal.write("finished", outcome="failed", step=step, reason=f"{type(error).__name__}: {error}"[:4000])
+        return FAILED
+    outcome = "stopped" if stop.is_set() and step < spec.steps else "succeeded"
+    journal.write("finished", outcome=outcome, step=step, reason=reason, unconsumed=unconsumed)
+    return OK
+
+
+def _end_with_lifeline() -> None:
+    """End at once when the inherited pipe `OPPO_LIFELINE_FD` closes: whoever started us is gone."""
+    number = os.environ.get("OPPO_LIFELINE_FD")
+    if number is None:
+        return
+
+    def watch() -> None:
+        while os.read(int(number), 1):
+            pass
+        os._exit(137)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()

@@ -1,0 +1,245 @@
+"""The parts of a run, put together from its spec: who lives in which process, on how many cores."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from oppo_contract.events import Role
+from oppo_contract.spec import ModelSpec, RunSpec
+from oppo_core.control import ChunkState, OvercommitState
+from oppo_core.journal import Journal
+from oppo_core.metrics import Cohorts
+from oppo_core.models.folder import ModelFolderError, find, load_model
+from oppo_core.models.protocol import Network
+from oppo_core.ppo.actor import ActorTrainer
+from oppo_core.ppo.critic import CriticTrainer
+from oppo_core.rollout.decoder import Decoder, DecodeSettings
+from oppo_core.rollout.pool import Pool
+from oppo_core.rollout.prompts import PromptStream, read_prompts
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.tokens import ByteCodec, FileCodec, TextCodec
+from oppo_core.scoring.handover import Handover
+from oppo_core.scoring.remote import RemoteScorers
+from oppo_core.scoring.scorers import Networks, ScorerSet, Scoring
+from oppo_core.trace.recorder import Recorder
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+# Below this width a decode step's operations are too small to be worth a second thread (measured: bench/decode_threads.py).
+DECODE_THREADS_FROM_HIDDEN = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which cores do what. In sequential PPO one process has them all; streaming gives the scorers a process and cores."""
+
+    devices: list[str]
+    actor_devices: tuple[str, ...]
+    scorer_devices: tuple[str, ...]
+    decode_threads: int
+
+    @property
+    def remote(self) -> bool:
+        """Whether the scorers have a process of their own."""
+        return self.scorer_devices != self.actor_devices
+
+    def lanes(self) -> list[tuple[str, Role]]:
+        """(device, role) pairs in drawing order."""
+        actor: list[tuple[str, Role]] = [(device, "actor") for device in self.actor_devices]
+        scorers: list[Role] = ["reward", "reference", "critic"]
+        return actor + [(device, role) for device in self.scorer_devices for role in scorers]
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the run is. `version` = PPO steps whose weights the actor holds = `step`."""
+
+    step: int = 0
+    elapsed_s: float = 0.0
+    generated_tokens: int = 0
+    kl_coefficient: float = 0.0
+
+
+@dataclass(slots=True)
+class Engine:
+    """Everything that a training step works on. `train.py` reads like the step itself."""
+
+    spec: RunSpec
+    layout: Layout
+    codec: TextCodec
+    prompts: PromptStream
+    pool: Pool
+    decoder: Decoder
+    actor: ActorTrainer
+    scorers: Scoring
+    journal: Journal
+    out: Path
+    model_source: Path | None
+    trace: Recorder
+    progress: Progress
+    overcommit: OvercommitState
+    chunk: ChunkState
+    handover: Handover = field(default_factory=Handover)
+    cohorts: Cohorts = field(default_factory=Cohorts)
+    origin: float = 0.0  # time.monotonic() of the `started` event
+
+    def new_sequence(self, sequence_id: int) -> Sequence:
+        """A sequence for the next prompt."""
+        index = self.prompts.draw()
+        return Sequence(sequence_id, index, self.prompts.prompts[index])
+
+
+def lay_out(spec: RunSpec, threads: int, hidden: int) -> Layout:
+    """Give `threads` cores to the actor and the scorers."""
+    devices = [f"cpu:{core}" for core in range(threads)]
+    everything = tuple(devices)
+    if spec.overlap.intra_step == "off":
+        return Layout(devices, everything, everything, threads if hidden >= DECODE_THREADS_FROM_HIDDEN else 1)
+    split = max(1, threads - threads // 2)
+    scorers = everything[split:] or everything[:1]
+    return Layout(devices, everything[:split], scorers, split)
+
+
+def assemble(
+    spec: RunSpec, roots: list[Path], out: Path, journal: Journal, threads: int | None = None, resume: Path | None = None
+) -> Engine:
+    """Load models and prompts, start the scorers, and take back a checkpoint when `resume` names one.
+
+    Raises:
+        ModelFolderError, PromptError: something that the spec names is missing or does not fit.
+    """
+    threads = min(threads or available_cores(), spec.resources.cpu_threads or available_cores())
+    torch.set_num_threads(threads)
+    network, codec, source = _actor(spec, roots)
+    check_contexts(spec, network)
+    layout = lay_out(spec, threads, network.cache_shape.heads * network.cache_shape.head_dim)
+    trace = Recorder(layout.actor_devices)
+    prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
+    settings = DecodeSettings(
+        spec.seed,
+        codec.eos,
+        spec.rollout.temperature,
+        spec.rollout.max_prompt_tokens,
+        spec.rollout.max_new_tokens,
+        spec.ppo.micro_batch_tokens,
+    )
+    engine = Engine(
+        spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
+        pool=Pool(spec.ppo.batch_size, spec.overlap.max_age), decoder=Decoder(network, settings, slots(spec)),
+        actor=ActorTrainer(network, spec.ppo, spec.rollout.temperature, spec.seed),
+        scorers=_start_scorers(spec, roots, layout, trace, resume), journal=journal, out=out, model_source=source, trace=trace,
+        progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
+        chunk=ChunkState(spec.overlap.chunk.size),
+    )  # fmt: skip
+    if resume is not None:
+        from oppo_core.checkpoint import restore
+
+        restore(engine, resume)
+    return engine
+
+
+def slots(spec: RunSpec) -> int:
+    """Most sequences that can be in flight: B + Δ_max."""
+    return spec.ppo.batch_size + (spec.overlap.overcommit.max if spec.overlap.inter_step == "defer" else 0)
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_contexts(spec: RunSpec, network: Network) -> None:
+    """Raises ModelFolderError when the longest prompt and answer do not fit the network."""
+    longest = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
+    if network.context < longest:
+        raise ModelFolderError(
+            f"a model's context is {network.context} tokens, but rollout.max_prompt_tokens + rollout.max_new_tokens is {longest}; lower one of them"
+        )
+
+
+def build_scorers(spec: RunSpec, roots: list[Path], resume: Path | None, trace: Recorder) -> ScorerSet:
+    """The three scorers' networks, in the process that calls this.
+
+    Raises:
+        ModelFolderError: a model is missing, too short, or its tokenizer differs from the actor's.
+    """
+    dtype = DTYPES[spec.resources.dtype]
+    reference_spec = spec.models.reference or spec.models.actor
+    reference = load_model(reference_spec, "lm", roots, dtype, spec.seed)
+    reward = None
+    if spec.models.reward.model is not None:
+        check_same_tokens(spec.models.actor, spec.models.reward.model, roots)
+        reward = load_model(spec.models.reward.model, "scalar", roots, dtype, spec.seed + 1)
+    critic = load_model(_critic_source(spec), "scalar", roots, dtype, spec.seed + 2)
+    for network in (reference, critic, reward):
+        if network is not None:
+            check_contexts(spec, network)
+    rule = text_rule(spec.models.reward.rule, codec_of(spec.models.actor, roots)) if spec.models.reward.rule else None
+    trainer = CriticTrainer(critic, spec.ppo, spec.seed)
+    if resume is not None:
+        trainer.load(resume)
+    columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
+    networks = Networks(reference, critic, reward, rule)
+    return ScorerSet(networks, trainer, slots(spec), columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
+
+
+def text_rule(name: str, codec: TextCodec) -> Callable[[list[int], list[int]], float]:
+    """The rule `module:function` of `oppo_core.rules`, on token ids.
+
+    Raises:
+        ModelFolderError: there is no such rule. Only that package is searched: a spec must not name arbitrary code.
+    """
+    module_name, function_name = name.split(":")
+    try:
+        rule = getattr(importlib.import_module(f"oppo_core.rules.{module_name}"), function_name)
+    except (ImportError, AttributeError):
+        raise ModelFolderError(
+            f"there is no rule {name}; rules are functions in oppo_core/rules, named as module:function"
+        ) from None
+
+    def scored(prompt: list[int], response: list[int]) -> float:
+        return float(rule(codec.decode(prompt), codec.decode(response)))
+
+    return scored
+
+
+def codec_of(model: ModelSpec, roots: list[Path]) -> TextCodec:
+    """The tokenizer that belongs to a model."""
+    if model.tiny is not None:
+        return ByteCodec(model.tiny.vocab)
+    assert model.path is not None
+    return FileCodec(find(model.path, roots))
+
+
+def check_same_tokens(actor: ModelSpec, reward: ModelSpec, roots: list[Path]) -> None:
+    """Raises ModelFolderError when the two do not read the same token ids as the same text."""
+    if codec_of(actor, roots).digest != codec_of(reward, roots).digest:
+        raise ModelFolderError("the reward model's tokenizer differs from the actor's; both must read the same tokens")
+
+
+def _actor(spec: RunSpec, roots: list[Path]) -> tuple[Network, TextCodec, Path | None]:
+    network = load_model(spec.models.actor, "lm", roots, DTYPES[spec.resources.dtype], spec.seed)
+    path = spec.models.actor.path
+    return network, codec_of(spec.models.actor, roots), find(path, roots) if path is not None else None
+
+
+def _critic_source(spec: RunSpec) -> ModelSpec:
+    if spec.models.critic == "actor":
+        return spec.models.actor
+    if spec.models.critic == "reward":
+        assert spec.models.reward.model is not None  # the spec's own validator saw to it
+        return spec.models.reward.model
+    return spec.models.critic
+
+
+def _start_scorers(spec: RunSpec, roots: list[Path], layout: Layout, trace: Recorder, resume: Path | None) -> Scoring:
+    build = partial(build_scorers, spec, roots, resume)
+    if layout.remote:
+        return RemoteScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace)
+    return build(trace)

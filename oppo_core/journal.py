@@ -1,0 +1,49 @@
+"""The engine's side of the outbox: an append-only file, one event a line. It never waits for the network."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from oppo_contract.events import EVENT, parse_event
+
+
+class Journal:
+    """Appends numbered events to a file. Numbers go on after the file's last complete line."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._seq = _repair(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, kind: str, at: float | None = None, **payload: Any) -> None:
+        """Append an event of `kind` (a class in `oppo_contract.events`); it is on its way to disk when this returns.
+
+        Raises:
+            pydantic.ValidationError: the payload does not fit the kind.
+        """
+        self._seq += 1
+        fields = {"kind": kind, "producer": "engine", "seq": self._seq, "time": time.time() if at is None else at, **payload}
+        self._file.write(EVENT.validate_python(fields).model_dump_json() + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Make sure that everything is on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def _repair(path: Path) -> int:
+    """Number of the last event; a line that a crash left half-written is cut off."""
+    if not path.exists():
+        return 0
+    whole = path.read_bytes()
+    kept = whole[: whole.rfind(b"\n") + 1]
+    if len(kept) < len(whole):
+        with path.open("r+b") as file:
+            file.truncate(len(kept))
+    lines = kept.splitlines()
+    return parse_event(lines[-1]).seq if lines else 0

@@ -1,0 +1,102 @@
+"""A step's metrics under verl's names, TRL's `objective/*` beside them, and ours (docs/metrics.md explains each)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oppo_core.ppo.experience import Experience
+from oppo_core.ppo.math import effective_sample_share
+from oppo_core.rollout.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Cohorts:
+    """Lengths by the step in which a sequence was started: the yardstick for `oppo/length_bias`."""
+
+    started: dict[int, int] = field(default_factory=dict)
+    finished: dict[int, list[int]] = field(default_factory=dict)
+    newest_mean: float = float("nan")
+    newest: int = -1
+
+    def begin(self, cohort: int, count: int) -> None:
+        """`count` sequences were started in step `cohort`."""
+        if count:
+            self.started[cohort] = self.started.get(cohort, 0) + count
+
+    def finish(self, sequences: Iterable[Sequence]) -> None:
+        """These have finished; a cohort that is complete and newer than the last one becomes the yardstick."""
+        for sequence in sequences:
+            lengths = self.finished.setdefault(sequence.cohort, [])
+            lengths.append(sequence.length)
+            if len(lengths) == self.started[sequence.cohort]:
+                if sequence.cohort > self.newest:
+                    self.newest, self.newest_mean = sequence.cohort, float(np.mean(lengths))
+                del self.started[sequence.cohort], self.finished[sequence.cohort]
+
+
+def spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
+    """mean, max and min of `values` under `name/…`."""
+    return {f"{name}/mean": float(values.mean()), f"{name}/max": float(values.max()), f"{name}/min": float(values.min())}
+
+
+def experience_metrics(experience: Experience, kl_coefficient: float, max_new_tokens: int) -> dict[str, float]:
+    """Everything that the batch itself tells: scores, rewards, KL, values, lengths."""
+    mask, e = experience.mask, experience
+    lengths = mask.sum(-1).double().numpy()
+    prompts = np.asarray(e.prompt_lengths, dtype=np.float64)
+    kl_B = e.kl.sum(-1)
+    metrics = spread("critic/score", e.scores.numpy()) | spread("critic/rewards", e.rewards.sum(-1).numpy())
+    metrics |= spread("critic/advantages", _chosen(e.advantages, mask)) | spread("critic/returns", _chosen(e.returns, mask))
+    metrics |= spread("critic/values", _chosen(e.values, mask))
+    metrics |= spread("response_length", lengths) | spread("prompt_length", prompts)
+    metrics |= {f"response_length/p{q}": float(np.percentile(lengths, q)) for q in (10, 25, 50, 75, 90)}
+    variance = e.returns[mask].var(unbiased=False)
+    return metrics | {
+        "response_length/clip_ratio": float((lengths >= max_new_tokens).mean()),
+        "critic/vf_explained_var": float(1 - (e.returns - e.values)[mask].var(unbiased=False) / variance)
+        if variance > 0
+        else float("nan"),
+        "objective/kl": float(kl_B.mean()),
+        "objective/kl_per_token": float(e.kl[mask].mean()),
+        "objective/kl_coefficient": kl_coefficient,
+        "objective/scores": float(e.scores.mean()),
+        "objective/rlhf_reward": float(e.rewards.sum(-1).mean()),
+        "objective/non_score_reward": float((e.rewards.sum(-1) - e.scores).mean()),
+    }
+
+
+def overlap_metrics(
+    experience: Experience, overcommit: int, chunk_size: int, deferred: int, cohorts: Cohorts
+) -> dict[str, float]:
+    """What deferral did to this batch."""
+    mask, stale = experience.mask, experience.stale
+    drift = (experience.proximal_logp - experience.behaviour_logp).abs()
+    ages = [s.age for s in experience.sequences]
+    mean_length = float(mask.sum(-1).double().mean())
+    metrics = {
+        "oppo/overcommit": float(overcommit),
+        "oppo/chunk_size": float(chunk_size),
+        "oppo/deferred": float(deferred),
+        "oppo/deferred_share": sum(age > 0 for age in ages) / len(ages),
+        "oppo/deferred_token_share": float(stale.sum() / mask.sum()),
+        "oppo/age_max": float(max(ages)),
+        "oppo/age_mean": float(np.mean(ages)),
+        "oppo/ess": effective_sample_share(experience.weights[mask]),
+        "oppo/length_bias": mean_length / cohorts.newest_mean if cohorts.newest_mean else float("nan"),
+    }
+    for name, chosen in (("fresh", mask & ~stale), ("stale", stale)):
+        if bool(chosen.any()):
+            metrics[f"oppo/behaviour_prox_kl/{name}_mean"] = float(drift[chosen].mean())
+            metrics[f"oppo/behaviour_prox_kl/{name}_max"] = float(drift[chosen].max())
+    return metrics
+
+
+def _chosen(values: Tensor, mask: Tensor) -> NDArray[np.float64]:
+    chosen: NDArray[np.float64] = values[mask].to(torch.float64).numpy()
+    return chosen

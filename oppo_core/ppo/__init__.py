@@ -1,0 +1,1 @@
+"""The PPO step's mathematics and the two trainers."""

@@ -1,0 +1,91 @@
+"""The critic's side of a PPO step. It may run in another process than the actor's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from oppo_contract.spec import Ppo
+from oppo_core.models.folder import save_weights
+from oppo_core.models.protocol import Network
+from oppo_core.ppo.batches import mini_batch_rows, ragged_batches, response_states
+from oppo_core.ppo.math import value_loss
+from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
+
+WEIGHTS, MOMENTS = "critic.safetensors", "critic-optimizer.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class CriticUpdate:
+    """Order to train on sequences that the scorers hold: returns and step-start values, an array a sequence."""
+
+    step: int
+    sequence_ids: list[int]
+    prompt_lengths: list[int]
+    returns: list[NDArray[np.float64]]
+    old_values: list[NDArray[np.float64]]
+
+
+class CriticTrainer:
+    """Trains the value network."""
+
+    def __init__(self, network: Network, ppo: Ppo, seed: int) -> None:
+        self.network = network
+        self.ppo = ppo
+        self.seed = seed
+        self.optimizer = Optimizer(
+            network.parameters(), ppo.critic_learning_rate, ppo.weight_decay, ppo.warmup_steps, ppo.max_grad_norm
+        )
+
+    def update(self, tokens: list[NDArray[np.int64]], order: CriticUpdate) -> dict[str, float]:
+        """All epochs and mini-batches of one PPO step; returns `critic/vf_*`, `critic/grad_norm` and `critic/lr`.
+
+        Raises:
+            NonFiniteError: the loss or its gradient is NaN or infinite.
+        """
+        loss_sum = clipped_sum = 0.0
+        count, norms = 0, []
+        for epoch in range(self.ppo.epochs):
+            for rows in mini_batch_rows(len(tokens), self.ppo.mini_batches, self.seed, order.step, epoch):
+                self.optimizer.zero_grad()
+                total = sum(len(order.returns[r]) for r in rows)
+                for group in ragged_batches([len(tokens[r]) for r in rows], self.ppo.micro_batch_tokens):
+                    loss, clipped = self._backward([rows[i] for i in group], tokens, order, total)
+                    loss_sum, clipped_sum = loss_sum + loss, clipped_sum + clipped
+                count += total
+                norms.append(self.optimizer.apply(order.step, "critic"))
+        return {
+            "critic/vf_loss": loss_sum / count,
+            "critic/vf_clipfrac": clipped_sum / count,
+            "critic/grad_norm": float(np.mean(norms)),
+            "critic/lr": self.optimizer.rate(order.step),
+        }
+
+    def _backward(self, rows: list[int], tokens: list[NDArray[np.int64]], order: CriticUpdate, total: int) -> tuple[float, float]:
+        states = response_states(self.network, [tokens[r] for r in rows], [order.prompt_lengths[r] for r in rows])
+        values = self.network.scalar(states)
+        returns, old = (
+            torch.from_numpy(np.concatenate([column[r] for r in rows])).to(values.dtype)
+            for column in (order.returns, order.old_values)
+        )
+        losses, clipped = value_loss(values, old, returns, self.ppo.value_clip_range)
+        loss = losses.sum()
+        if not torch.isfinite(loss):
+            raise NonFiniteError(f"the value loss is {float(loss)} at step {order.step + 1}; lower ppo.critic_learning_rate")
+        (loss / total).backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), float(clipped.sum())
+
+    def save(self, folder: str) -> None:
+        """Write weights and optimizer into `folder`."""
+        save_weights(self.network.state_dict(), Path(folder) / WEIGHTS)
+        save_weights(self.optimizer.state(), Path(folder) / MOMENTS)
+
+    def load(self, folder: Path) -> None:
+        """Take back what `save` wrote."""
+        self.network.load_state_dict(load_file(folder / WEIGHTS))
+        self.optimizer.load_state(load_file(folder / MOMENTS))

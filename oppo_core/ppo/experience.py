@@ -1,0 +1,82 @@
+"""A batch of trained answers with everything that the loss needs, padded to [B, T] response tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oppo_contract.spec import Ppo
+from oppo_core.ppo.math import gae, importance_weights, kl_estimate, shape_rewards, whiten
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.scoring.results import Scored
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """One PPO step's batch. Tensors are [B, T] float64 unless said otherwise; masked entries are 0."""
+
+    sequences: list[Sequence]
+    tokens: list[NDArray[np.int64]]
+    prompt_lengths: list[int]
+    mask: Tensor  # bool
+    stale: Tensor  # bool: sampled under older weights
+    behaviour_logp: Tensor
+    proximal_logp: Tensor
+    reference_logp: Tensor
+    values: Tensor
+    scores: Tensor  # [B], after clipping and penalties
+    kl: Tensor
+    rewards: Tensor
+    raw_advantages: Tensor
+    advantages: Tensor
+    returns: Tensor
+    weights: Tensor
+
+
+def padded(rows: list[list[float]] | list[NDArray[np.float64]] | list[Tensor]) -> Tensor:
+    """Ragged rows as float64 [B, T], zeros behind."""
+    width = max(len(row) for row in rows)
+    out = torch.zeros(len(rows), width, dtype=torch.float64)
+    for target, row in zip(out, rows, strict=True):
+        target[: len(row)] = torch.as_tensor(row, dtype=torch.float64)
+    return out
+
+
+def build_experience(
+    batch: list[Sequence], proximal: list[Tensor], scored: list[Scored], ppo: Ppo, kl_coefficient: float, version: int
+) -> Experience:
+    """Shape rewards and estimate advantages for a complete batch (DESIGN §2, step 4).
+
+    Args:
+        proximal: log-probs of each response under the weights at the start of the step.
+        version: the policy version that the actor holds; older tokens are stale.
+    """
+    proximal_logp, behaviour_logp = padded(proximal), padded([s.behaviour_logprobs for s in batch])
+    reference_logp, values = padded([s.reference_logprobs for s in scored]), padded([s.values for s in scored])
+    lengths = torch.tensor([s.length for s in batch])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    versions = padded([[float(v) for v in s.token_versions] for s in batch])
+    stale = mask & (versions < version)
+    kl = kl_estimate(proximal_logp, reference_logp, ppo.kl.estimator) * mask
+    scores = adjusted_scores(batch, scored, ppo)
+    rewards = shape_rewards(scores, kl, mask, kl_coefficient if ppo.kl.placement == "reward" else 0.0)
+    raw, returns = gae(rewards, values, mask, ppo.gamma, ppo.gae_lambda)
+    corrected = {"off": torch.zeros_like(mask), "stale": stale, "all": mask}[ppo.tis]
+    return Experience(
+        sequences=batch, tokens=[s.tokens() for s in batch], prompt_lengths=[len(s.prompt) for s in batch],
+        mask=mask, stale=stale, behaviour_logp=behaviour_logp, proximal_logp=proximal_logp, reference_logp=reference_logp,
+        values=values, scores=scores, kl=kl, rewards=rewards, raw_advantages=raw,
+        advantages=whiten(raw, mask) if ppo.whiten_advantages else raw, returns=returns,
+        weights=importance_weights(proximal_logp, behaviour_logp, corrected, ppo.tis_cap) * mask,
+    )  # fmt: skip
+
+
+def adjusted_scores(batch: list[Sequence], scored: list[Scored], ppo: Ppo) -> Tensor:
+    """Scores [B] float64: less `missing_eos_penalty` where the length limit cut the answer off, then clipped."""
+    cut = torch.tensor([not s.ended_by_eos for s in batch])
+    scores = torch.tensor([s.score for s in scored], dtype=torch.float64) - ppo.missing_eos_penalty * cut
+    return scores if ppo.score_clip is None else scores.clamp(-ppo.score_clip, ppo.score_clip)

@@ -1,0 +1,104 @@
+"""PPO's equations on padded tensors [B, T]: B sequences, T response tokens, `mask` 1 where there is a token.
+
+Sources: PPO (arXiv 1707.06347), GAE (arXiv 1506.02438), KL estimators (Schulman, "Approximating KL divergence"), truncated
+importance weights and the proximal policy (DESIGN §2). Rewards and advantages are computed in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+LOG_RATIO_LIMIT = 20.0
+WHITEN_EPS = 1e-8
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(logp: Tensor, reference_logp: Tensor, estimator: KlEstimator) -> Tensor:
+    """Per-token estimate of KL(policy ‖ reference), nats, same shape; log-ratios clamped to ±20.
+
+    k1 = log-ratio; k2 = half its square; k3 = exp(−log-ratio) − 1 + log-ratio (unbiased, never negative).
+    """
+    log_ratio = (logp - reference_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    if estimator == "k1":
+        return log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio.square()
+    return torch.exp(-log_ratio) - 1 + log_ratio
+
+
+def shape_rewards(scores_B: Tensor, kl_BT: Tensor, mask_BT: Tensor, coefficient: float) -> Tensor:
+    """Per-token rewards [B, T]: −coefficient × KL a token, and the score on the last token."""
+    rewards = -coefficient * kl_BT * mask_BT
+    last = mask_BT.long().sum(-1) - 1
+    rewards[torch.arange(len(scores_B)), last] += scores_B
+    return rewards
+
+
+def gae(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation, no bootstrap beyond the last token.
+
+    Returns:
+        advantages and returns [B, T], 0 where masked; returns = advantages + values, unwhitened.
+    """
+    mask = mask_BT.to(values_BT.dtype)
+    values = values_BT * mask
+    following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
+    deltas = ((rewards_BT + gamma * following - values) * mask).T.contiguous().numpy()
+    carried = deltas.copy()
+    for t in range(len(deltas) - 2, -1, -1):
+        carried[t] += gamma * lam * carried[t + 1]
+    advantages = torch.from_numpy(carried).T * mask
+    return advantages, (advantages + values) * mask
+
+
+def whiten(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Zero mean, unit (unbiased) variance over all tokens of the batch; one token alone becomes 0."""
+    chosen = values_BT[mask_BT]
+    variance = chosen.var(unbiased=True) if chosen.numel() > 1 else torch.zeros((), dtype=values_BT.dtype)
+    return (values_BT - chosen.mean()) * torch.rsqrt(variance + WHITEN_EPS) * mask_BT
+
+
+def importance_weights(proximal_logp: Tensor, behaviour_logp: Tensor, corrected: Tensor, cap: float) -> Tensor:
+    """w = min(exp(proximal − behaviour), cap) where `corrected`, else 1. Detached by construction."""
+    ratio = torch.exp((proximal_logp - behaviour_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)).clamp_max(cap)
+    return torch.where(corrected, ratio, torch.ones_like(ratio))
+
+
+def effective_sample_share(weights: Tensor) -> float:
+    """(Σw)² / (n Σw²): 1 when all weights are equal."""
+    return float(weights.sum().square() / (weights.numel() * weights.square().sum()))
+
+
+def policy_loss(
+    logp: Tensor, proximal_logp: Tensor, advantages: Tensor, weights: Tensor, clip: float, dual_clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """Clipped surrogate a token (to be minimised), and where the clip was active, both in the shape given.
+
+    With `dual_clip` c the loss of a token with negative advantage is at most c·|A| (arXiv 1912.09729).
+    """
+    ratio = torch.exp((logp - proximal_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    plain = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip, 1 + clip)
+    loss = torch.maximum(plain, clipped)
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+    return loss * weights, (clipped > plain).detach()
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
+    """0.5 × max(unclipped, clipped) squared error a token, and where the clip was active."""
+    plain = (values - returns).square()
+    if clip is None:
+        return 0.5 * plain, torch.zeros_like(plain, dtype=torch.bool)
+    near = old_values + (values - old_values).clamp(-clip, clip)
+    clipped = (near - returns).square()
+    return 0.5 * torch.maximum(plain, clipped), (clipped > plain).detach()
+
+
+def adapted_kl_coefficient(coefficient: float, kl_per_token: float, target: float, sequences: int, horizon: int) -> float:
+    """Ziegler et al.'s proportional controller (arXiv 1909.08593, §2.2), on the mean KL a token."""
+    error = min(max(kl_per_token / target - 1, -0.2), 0.2)
+    return coefficient * (1 + error * sequences / horizon)

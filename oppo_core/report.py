@@ -1,0 +1,102 @@
+"""What a step tells: controllers are asked, metrics gathered, events written. Nothing here changes what is computed,
+except through the controllers' decisions for the next step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from oppo_core.control import Decision, steer_chunk, steer_overcommit
+from oppo_core.metrics import experience_metrics, overlap_metrics
+from oppo_core.ppo.experience import Experience
+from oppo_core.ppo.math import adapted_kl_coefficient
+from oppo_core.trace.report import StepTrace, deferred_rows
+
+if TYPE_CHECKING:
+    from oppo_core.engine import Engine
+    from oppo_core.train import Batch
+
+# Decoding with at most this share of B+Δ rows is the tail.
+TAIL_SHARE = 0.25
+
+
+def started(engine: Engine) -> None:
+    """Tell that everything is loaded. The event's time is the origin of all span times."""
+    engine.origin = time.monotonic()
+    engine.journal.write(
+        "started", devices=engine.layout.devices, lanes=engine.layout.lanes(),
+        start_step=engine.progress.step, total_steps=engine.spec.steps,
+    )  # fmt: skip
+
+
+def finish_step(
+    engine: Engine, batch: Batch, experience: Experience, metrics: dict[str, float], window: tuple[float, float]
+) -> None:
+    """Account for the step that just ended and let the controllers choose the next step's Δ, C and KL coefficient."""
+    progress, spec = engine.progress, engine.spec
+    tokens = int(experience.mask.sum())
+    progress.elapsed_s += window[1] - window[0]
+    progress.generated_tokens += tokens
+    spans, waits = engine.trace.take()
+    tail_rows = max(1, int(TAIL_SHARE * (spec.ppo.batch_size + engine.overcommit.overcommit)))
+    trace = StepTrace(engine.layout.devices, spans, waits, window, tail_rows)
+    metrics = metrics | experience_metrics(experience, progress.kl_coefficient, spec.rollout.max_new_tokens)
+    metrics |= overlap_metrics(
+        experience, engine.overcommit.overcommit, engine.chunk.current, len(engine.pool.sequences), engine.cohorts
+    )
+    metrics |= trace.metrics(tokens)
+    engine.journal.write(
+        "step", step=progress.step, elapsed_s=progress.elapsed_s, generated_tokens=progress.generated_tokens,
+        device_seconds=progress.elapsed_s * spec.resources.devices, metrics=metrics,
+    )  # fmt: skip
+    if progress.step % spec.logging.spans_every == 0:
+        carried = deferred_rows(batch.sequences, engine.pool.sequences, batch.ends, batch.decode, engine.origin)
+        engine.journal.write("spans", **trace.event(progress.step, engine.origin, carried))
+    _samples(engine, experience)
+    _steer(engine, experience, (window[1] - window[0]) / tokens)
+
+
+def _samples(engine: Engine, experience: Experience) -> None:
+    rows = []
+    for index, sequence in enumerate(experience.sequences[: engine.spec.logging.samples_per_step]):
+        stale = int(experience.stale[index].sum())
+        rows.append(
+            {
+                "sequence_id": sequence.sequence_id, "prompt": engine.codec.decode(sequence.prompt.tolist()),
+                "response": engine.codec.decode(sequence.response),
+                "stale_response": engine.codec.decode(sequence.response[:stale]),
+                "score": float(experience.scores[index]), "kl": float(experience.kl[index].sum()), "length": sequence.length,
+                "age": sequence.age, "versions": (sequence.token_versions[0], sequence.token_versions[-1]),
+            }
+        )  # fmt: skip
+    if rows:
+        engine.journal.write("samples", step=engine.progress.step, samples=rows)
+
+
+def _steer(engine: Engine, experience: Experience, seconds_per_token: float) -> None:
+    spec, progress = engine.spec, engine.progress
+    scores = experience.scores
+    if spec.overlap.inter_step == "defer":
+        error = float(scores.std(unbiased=True)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
+        _decided(engine, "overcommit", steer_overcommit(engine.overcommit, spec.overlap.overcommit, float(scores.mean()), error))
+    _decided(engine, "chunk", steer_chunk(engine.chunk, spec.overlap.chunk, spec.rollout.max_new_tokens, seconds_per_token))
+    if spec.ppo.kl.controller == "adaptive":
+        per_token = float(experience.kl[experience.mask].mean())
+        progress.kl_coefficient = adapted_kl_coefficient(
+            progress.kl_coefficient, per_token, spec.ppo.kl.target, spec.ppo.batch_size, spec.ppo.kl.horizon
+        )
+
+
+def _decided(engine: Engine, controller: str, decision: Decision | None) -> None:
+    """A kept value is told once a window at most: only changes and conclusions are worth a row."""
+    if decision is not None and (decision.new != decision.old or controller == "chunk"):
+        engine.journal.write(
+            "decision",
+            step=engine.progress.step,
+            controller=controller,
+            old=decision.old,
+            new=decision.new,
+            reason=decision.reason,
+        )

@@ -1,0 +1,77 @@
+"""Text to tokens and back: a folder's tokenizer.json, or bytes for a built-in architecture without one."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Protocol
+
+from oppo_core.models.folder import ModelFolderError, read_config
+
+PAD, BOS, EOS = 0, 1, 2
+
+
+class TextCodec(Protocol):
+    """What the engine asks of a tokenizer."""
+
+    vocab: int
+    eos: int
+    pad: int
+    digest: str
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Readable text of token ids, special tokens left out."""
+
+
+class ByteCodec:
+    """UTF-8 bytes behind three special tokens, for a built-in architecture; vocabularies below 259 wrap around."""
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab, self.eos, self.pad = vocab, EOS, PAD
+        self.digest = f"bytes-{vocab}"
+
+    def encode(self, text: str) -> list[int]:
+        """Beginning-of-sequence, then one token a byte."""
+        return [BOS] + [3 + byte % (self.vocab - 3) for byte in text.encode()]
+
+    def decode(self, ids: list[int]) -> str:
+        """Bytes as text, the undecodable ones replaced; special tokens left out."""
+        return bytes((i - 3) % 256 for i in ids if i >= 3).decode(errors="replace")
+
+
+class FileCodec:
+    """A `tokenizers` file. The end-of-sequence id stands in config.json or generation_config.json."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise ModelFolderError(f"{folder} has no tokenizer.json")
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self.vocab = int(self._tokenizer.get_vocab_size())
+        self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        self.eos = _token_id(folder, "eos_token_id")
+        self.pad = _token_id(folder, "pad_token_id", default=self.eos)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, with what the tokenizer's own template adds."""
+        return list(self._tokenizer.encode(text).ids)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text, special tokens left out."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _token_id(folder: Path, key: str, default: int | None = None) -> int:
+    value = read_config(folder).get(key)
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if isinstance(value, int):
+        return value
+    if default is None:
+        raise ModelFolderError(f"{folder / 'config.json'} names no {key}; without it an answer cannot end")
+    return default

@@ -1,0 +1,35 @@
+"""What the scorers have been told of each sequence, and what is news to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.scoring.scorers import Growth
+
+
+class Handover:
+    """Turns sequences into `Growth`s, each token told once."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, tuple[int, bool]] = {}
+
+    def news(self, sequences: Iterable[Sequence]) -> list[Growth]:
+        """What is new of `sequences`, in sequence_id order; the first time prompt and all."""
+        growths = []
+        for sequence in sorted(sequences, key=lambda s: s.sequence_id):
+            before, _ = told = self._told.get(sequence.sequence_id, (0, False))
+            total = len(sequence.prompt) + sequence.length
+            if (total, sequence.finished) != told:
+                growths.append(Growth(sequence.sequence_id, len(sequence.prompt), sequence.tokens()[before:], sequence.finished))
+                self._told[sequence.sequence_id] = (total, sequence.finished)
+        return growths
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        """The scorers have let go of these."""
+        for sequence_id in sequence_ids:
+            self._told.pop(sequence_id, None)
+
+    def forget_all(self) -> None:
+        """The scorers hold nothing any more."""
+        self._told.clear()

@@ -1,0 +1,17 @@
+"""What the scorers say of a finished sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A finished sequence's scores: one number, and one reference log-prob and one value a response token."""
+
+    score: float
+    reference_logprobs: NDArray[np.float64]
+    values: NDArray[np.float64]

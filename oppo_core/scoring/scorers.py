@@ -1,0 +1,206 @@
+"""The three scorers over one set of sequences: reward at the end, reference log-probs and values a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oppo_core.models.protocol import Network
+from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
+from oppo_core.scoring.results import Scored
+from oppo_core.scoring.stream import Reading, Stream
+from oppo_core.trace.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """News of one sequence: `tokens` follow what was told before. The first time they begin with the prompt."""
+
+    sequence_id: int
+    prompt_length: int
+    tokens: NDArray[np.int64]
+    finished: bool
+
+
+class Scoring(Protocol):
+    """What the training loop asks of the scorers, wherever they live.
+
+    `start_…` returns at once when they live beside the actor; `wait` returns the result of the last `start_…`. Only one
+    may be outstanding.
+    """
+
+    def begin(self, growths: list[Growth]) -> None:
+        """A step begins: take over new tokens, and read again what the critic, whose weights have changed, had read."""
+
+    def extend(self, growths: list[Growth], chunk: int) -> None:
+        """Hand over new tokens, in sequence_id order."""
+
+    def start_collect(self, sequence_ids: list[int]) -> None:
+        """Ask for the scores of finished sequences; `wait` gives {sequence_id: Scored}."""
+
+    def start_critic_update(self, update: CriticUpdate) -> None:
+        """Train the critic on sequences that were collected, and let go of them; `wait` gives its metrics."""
+
+    def start_save(self, folder: str) -> None:
+        """Write the critic and its optimizer; `wait` gives None. Every sequence is forgotten, and told again later."""
+
+    def wait(self) -> object:
+        """Result of the last `start_…`."""
+
+    def close(self) -> None:
+        """End them."""
+
+
+@dataclass(slots=True)
+class Track:
+    """A sequence as the scorers know it."""
+
+    prompt_length: int
+    tokens: NDArray[np.int64]
+    finished: bool = False
+    score: float = float("nan")
+    reference_logprobs: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """The scorers' weights. Without a reward network `rule` scores (prompt, response) token ids."""
+
+    reference: Network
+    critic: Network
+    reward: Network | None
+    rule: Callable[[list[int], list[int]], float] | None
+
+
+class ScorerSet:
+    """Reward, reference and critic in this process. Also a `Scoring` whose `start_…` do their work on the spot."""
+
+    def __init__(
+        self,
+        networks: Networks,
+        trainer: CriticTrainer,
+        slots: int,
+        columns: int,
+        budget: int,
+        temperature: float,
+        trace: Recorder,
+    ) -> None:
+        self.trainer = trainer
+        self.trace = trace
+        self.temperature = temperature
+        self.rule = networks.rule
+        self.reference = Stream(networks.reference, slots, columns, budget)
+        self.critic = Stream(networks.critic, slots, columns, budget)
+        self.reward = Stream(networks.reward, slots, columns, budget) if networks.reward is not None else None
+        self.tracks: dict[int, Track] = {}
+        self._result: object = None
+
+    def begin(self, growths: list[Growth]) -> None:
+        """The critic re-reads every sequence held; see `Scoring.begin`."""
+        for sequence_id, track in self.tracks.items():
+            self.critic.forget(sequence_id)
+            track.values = []
+        self._take(growths)
+        self._advance(set(self.tracks), chunk=0)
+
+    def extend(self, growths: list[Growth], chunk: int) -> None:
+        """Take over new tokens and read them with all three networks."""
+        self._take(growths)
+        self._advance({growth.sequence_id for growth in growths}, chunk)
+
+    def _take(self, growths: list[Growth]) -> None:
+        for growth in growths:
+            track = self.tracks.get(growth.sequence_id)
+            if track is None:
+                track = self.tracks[growth.sequence_id] = Track(growth.prompt_length, np.empty(0, dtype=np.int64))
+            track.tokens = np.concatenate([track.tokens, growth.tokens])
+            track.finished = growth.finished
+
+    def start_collect(self, sequence_ids: list[int]) -> None:
+        """Scores of finished sequences, as `Scored`."""
+        self._result = {i: self._scored(self.tracks[i]) for i in sequence_ids}
+
+    def start_critic_update(self, update: CriticUpdate) -> None:
+        """Train the critic and let go of the batch."""
+        tokens = [self.tracks[i].tokens for i in update.sequence_ids]
+        with self.trace.span("critic", "update-critic", rows=len(tokens)):
+            self._result = self.trainer.update(tokens, update)
+        for sequence_id in update.sequence_ids:
+            self._drop(sequence_id)
+
+    def start_save(self, folder: str) -> None:
+        """Write the critic; forget every sequence, so that a resumed run and this one go on from the same state."""
+        with self.trace.span("critic", "checkpoint"):
+            self.trainer.save(folder)
+        for sequence_id in list(self.tracks):
+            self._drop(sequence_id)
+        self._result = None
+
+    def wait(self) -> object:
+        """Result of the last `start_…`."""
+        return self._result
+
+    def close(self) -> None:
+        """Nothing to end in this process."""
+
+    def _drop(self, sequence_id: int) -> None:
+        del self.tracks[sequence_id]
+        for stream in (self.reference, self.critic, self.reward):
+            if stream is not None:
+                stream.forget(sequence_id)
+
+    @torch.no_grad()
+    def _advance(self, sequence_ids: set[int], chunk: int) -> None:
+        tracks = {i: self.tracks[i] for i in sorted(sequence_ids)}
+        if not tracks:
+            return
+        tokens = {i: track.tokens for i, track in tracks.items()}
+        finished = {i for i, track in tracks.items() if track.finished}
+        with self.trace.span("reward", "reward-prefill", chunk=chunk, rows=len(tracks)):
+            self._read_reward(tokens, finished)
+        with self.trace.span("reference", "reference-prefill", chunk=chunk, rows=len(tracks)):
+            for i, reading in self.reference.read(tokens, finished).items():
+                tracks[i].reference_logprobs.append(self._logprobs(tracks[i], reading))
+        with self.trace.span("critic", "critic-prefill", chunk=chunk, rows=len(tracks)):
+            for i, reading in self.critic.read(tokens, finished).items():
+                tracks[i].values.append(self.critic.network.scalar(_predicting(tracks[i], reading)))
+
+    def _read_reward(self, tokens: dict[int, NDArray[np.int64]], finished: set[int]) -> None:
+        if self.reward is not None:
+            for i, reading in self.reward.read(tokens, finished).items():
+                if i in finished:
+                    self.tracks[i].score = float(self.reward.network.scalar(reading.hidden[-1]))
+            return
+        assert self.rule is not None
+        for i in sorted(finished):
+            track = self.tracks[i]
+            ids = track.tokens.tolist()
+            track.score = self.rule(ids[: track.prompt_length], ids[track.prompt_length :])
+
+    def _logprobs(self, track: Track, reading: Reading) -> Tensor:
+        """Log-probs of the response tokens that this reading lets the reference predict."""
+        states = _predicting(track, reading)
+        first = max(reading.first + 1, track.prompt_length)
+        told = torch.from_numpy(track.tokens[first : first + len(states)])
+        logits = self.reference.network.logits(states) / self.temperature
+        return torch.log_softmax(logits, dim=-1).gather(-1, told[:, None]).squeeze(-1)
+
+    @staticmethod
+    def _scored(track: Track) -> Scored:
+        return Scored(
+            track.score,
+            torch.cat(track.reference_logprobs).double().numpy(),
+            torch.cat(track.values).double().numpy(),
+        )
+
+
+def _predicting(track: Track, reading: Reading) -> Tensor:
+    """States [K', H] at the positions before response tokens that are already known."""
+    return reading.hidden[max(track.prompt_length - 1 - reading.first, 0) : -1]

@@ -1,0 +1,106 @@
+"""A network that reads growing sequences, each token once.
+
+Intra-step overlap (arXiv 2509.25762, §3.1): the prefill of a chunk costs the scorer nothing later, because its keys and
+values stay. Batches depend on the sequences given and their lengths alone, never on when they arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oppo_core.models.cache import SlotCache
+from oppo_core.models.protocol import Network
+from oppo_core.ppo.batches import ragged_batches, right_padded
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one network has newly read of one sequence.
+
+    `hidden` [K, H] are the states at positions `first` … `first`+K−1. When the sequence was begun before, the last state
+    of the earlier part comes first, because it predicts the first new token.
+    """
+
+    first: int
+    hidden: Tensor
+
+
+class Stream:
+    """One network, a slot cache, and how far each sequence has been read."""
+
+    def __init__(self, network: Network, slots: int, columns: int, budget: int) -> None:
+        self.network = network
+        self.budget = budget
+        self.columns = columns
+        self._cache = SlotCache(network.cache_shape, slots, columns, next(network.parameters()))
+        self._free = list(range(slots))[::-1]
+        self._slot: dict[int, int] = {}
+        self._read: dict[int, int] = {}
+        self._last: dict[int, Tensor] = {}
+
+    def forget(self, sequence_id: int) -> None:
+        """Drop a sequence's keys and values; reading it again starts at its first token."""
+        self._read.pop(sequence_id, None)
+        self._release(sequence_id)
+
+    def _release(self, sequence_id: int) -> None:
+        self._last.pop(sequence_id, None)
+        if sequence_id in self._slot:
+            self._free.append(self._slot.pop(sequence_id))
+
+    @torch.no_grad()
+    def read(self, tokens: dict[int, NDArray[np.int64]], finished: set[int]) -> dict[int, Reading]:
+        """Read what is new of each sequence; `tokens` holds whole sequences, prompt first. Finished ones leave the cache.
+
+        Returns:
+            A `Reading` for every sequence that had something new.
+        """
+        ids = sorted(i for i in tokens if len(tokens[i]) > self._read.get(i, 0))
+        whole = [i for i in ids if i in finished and not self._read.get(i)]
+        grown = [i for i in ids if not (i in finished and not self._read.get(i))]
+        readings = self._read_whole(whole, tokens) | self._read_on(grown, tokens)
+        for sequence_id in finished:
+            self._release(sequence_id)
+        return readings
+
+    def _read_whole(self, ids: list[int], tokens: dict[int, NDArray[np.int64]]) -> dict[int, Reading]:
+        readings = {}
+        for rows in ragged_batches([len(tokens[i]) for i in ids], self.budget):
+            padded = right_padded([tokens[ids[row]] for row in rows])
+            hidden = self.network.hidden(padded, torch.arange(padded.shape[1]).expand_as(padded))
+            for row, states in zip(rows, hidden, strict=True):
+                length = self._read[ids[row]] = len(tokens[ids[row]])
+                readings[ids[row]] = Reading(0, states[:length])
+        return readings
+
+    def _read_on(self, ids: list[int], tokens: dict[int, NDArray[np.int64]]) -> dict[int, Reading]:
+        starts = [self._read.get(i, 0) for i in ids]
+        new = [tokens[i][start:] for i, start in zip(ids, starts, strict=True)]
+        readings = {}
+        for rows in ragged_batches([len(part) for part in new], self.budget):
+            padded = right_padded([new[row] for row in rows])
+            first_N1 = torch.tensor([starts[row] for row in rows])[:, None]
+            # Padding may point past the last column; what it writes there is overwritten before anyone may look.
+            positions = (first_N1 + torch.arange(padded.shape[1])).clamp_max(self.columns - 1)
+            width = int(positions.max()) + 1
+            slots = torch.tensor([self._slot_of(ids[row]) for row in rows])
+            hidden = self.network.hidden(padded, positions, self._cache.window(slots, positions, width))
+            for row, states in zip(rows, hidden, strict=True):
+                readings[ids[row]] = self._note(ids[row], starts[row], states[: len(new[row])])
+        return readings
+
+    def _note(self, sequence_id: int, start: int, states: Tensor) -> Reading:
+        before = self._last.get(sequence_id)
+        self._read[sequence_id] = start + len(states)
+        self._last[sequence_id] = states[-1].clone()
+        return Reading(0, states) if before is None else Reading(start - 1, torch.cat([before[None], states]))
+
+    def _slot_of(self, sequence_id: int) -> int:
+        if sequence_id not in self._slot:
+            self._slot[sequence_id] = self._free.pop()
+        return self._slot[sequence_id]

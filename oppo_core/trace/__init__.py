@@ -1,0 +1,1 @@
+"""What each device did, when, and why it was idle."""

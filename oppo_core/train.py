@@ -1,0 +1,133 @@
+"""The training loop. Overlap is visible: something is started, other work is done, then it is waited for.
+
+Law: intra-step overlap changes when things are computed, never what; inter-step overlap changes which answers a step
+trains, and every token remembers under which weights it was sampled (DESIGN §2).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from oppo_core import report
+from oppo_core.checkpoint import save
+from oppo_core.engine import Engine
+from oppo_core.ppo.critic import CriticUpdate
+from oppo_core.ppo.experience import Experience, build_experience
+from oppo_core.rollout.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Batch:
+    """What decoding gave: the B answers to train, when each finished, and from when to when it decoded."""
+
+    sequences: list[Sequence]
+    ends: dict[int, float] = field(default_factory=dict)
+    decode: tuple[float, float] = (0.0, 0.0)
+
+
+def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
+    """Train until the last step, the time budget, or `should_stop`; returns the reason. Always ends on a checkpoint."""
+    spec, progress = engine.spec, engine.progress
+    report.started(engine)
+    saved = progress.step
+    reason = "all steps are done"
+    while progress.step < spec.steps:
+        window_start = time.monotonic()
+        train_step(engine, window_start)
+        if progress.step % spec.checkpoints.every_steps == 0:
+            saved = save(engine)
+        if should_stop():
+            reason = "asked to stop"
+            break
+        if spec.budget.max_hours is not None and progress.elapsed_s > spec.budget.max_hours * 3600:
+            reason = f"the time budget of {spec.budget.max_hours:g} h is used up"
+            break
+    if saved != progress.step:
+        save(engine)
+    return reason
+
+
+def train_step(engine: Engine, window_start: float) -> None:
+    """One PPO step (DESIGN §2, "One step")."""
+    progress, scorers, trace = engine.progress, engine.scorers, engine.trace
+    version = progress.step
+    begin_step(engine, version)
+    batch = decode_batch(engine, version)
+    trained = batch.sequences
+    ids = [s.sequence_id for s in trained]
+
+    torch.set_num_threads(len(engine.layout.actor_devices))
+    scorers.start_collect(ids)
+    with trace.span("actor", "actor-forward", rows=len(ids)):
+        proximal = engine.actor.logprobs([s.tokens() for s in trained], [len(s.prompt) for s in trained])
+    scored = wait_for(engine, "score")
+    with trace.span("actor", "advantages", rows=len(ids)):
+        rows = [scored[i] for i in ids]
+        experience = build_experience(trained, proximal, rows, engine.spec.ppo, progress.kl_coefficient, version)
+
+    scorers.start_critic_update(critic_order(experience, ids, version))
+    with trace.span("actor", "update-actor", rows=len(ids)):
+        actor_metrics = engine.actor.update(experience, version, progress.kl_coefficient)
+    critic_metrics = wait_for(engine, "update")
+    engine.handover.forget(ids)
+    progress.step += 1
+    report.finish_step(engine, batch, experience, actor_metrics | critic_metrics, (window_start, time.monotonic()))
+
+
+def begin_step(engine: Engine, version: int) -> None:
+    """Top up the pool, and bring every cache to the present weights; with streaming, the scorers do theirs meanwhile."""
+    with engine.trace.span("actor", "data"):
+        fresh = engine.pool.top_up(engine.overcommit.overcommit, version, engine.new_sequence)
+        engine.cohorts.begin(version, len(fresh))
+        if engine.layout.remote:
+            engine.scorers.begin(engine.handover.news(engine.pool.sequences))
+    with engine.trace.span("actor", "actor-prefill", rows=len(engine.pool.sequences)):
+        engine.decoder.begin(engine.pool.unfinished())
+
+
+def decode_batch(engine: Engine, version: int) -> Batch:
+    """Decode chunk after chunk until B answers are ready, handing each chunk to the scorers; take the batch out of the pool."""
+    torch.set_num_threads(engine.layout.decode_threads)
+    batch, finishers, chunk = Batch([]), [], 0
+    start = time.monotonic()
+    complete = engine.pool.is_complete(finishers)
+    while not complete:
+        chunk += 1
+        done: list[Sequence] = []
+        live = list(engine.decoder.live)
+        with engine.trace.span("actor", "decode", chunk, rows=len(live)):
+            for _ in range(engine.chunk.current):
+                finished = engine.decoder.round(version)
+                done += finished
+                if finished and (complete := engine.pool.is_complete(finishers + done)):
+                    break
+        finishers += done
+        now = time.monotonic()
+        batch.ends |= {s.sequence_id: now for s in done}
+        if engine.layout.remote:
+            engine.scorers.extend(engine.handover.news(live), chunk)
+    batch.decode = (start, time.monotonic())
+    engine.cohorts.finish(finishers)
+    batch.sequences = engine.pool.take_batch(finishers)
+    if not engine.layout.remote:
+        torch.set_num_threads(len(engine.layout.actor_devices))
+        engine.scorers.extend(engine.handover.news(batch.sequences), 0)
+    return batch
+
+
+def wait_for(engine: Engine, cause: str) -> dict:  # type: ignore[type-arg]
+    """The scorers' answer; time spent without it is idle time with a cause."""
+    with engine.trace.wait(cause):  # type: ignore[arg-type]
+        return engine.scorers.wait()  # type: ignore[return-value]
+
+
+def critic_order(experience: Experience, ids: list[int], step: int) -> CriticUpdate:
+    """The critic's share of a step, as rows without padding."""
+    lengths = experience.mask.sum(-1).tolist()
+    returns = [row[:n].numpy() for row, n in zip(experience.returns, lengths, strict=True)]
+    values = [row[:n].numpy() for row, n in zip(experience.values, lengths, strict=True)]
+    return CriticUpdate(step, ids, experience.prompt_lengths, returns, values)
