@@ -11,6 +11,8 @@ from oppo_contract.spec import MAX_SPEC_BYTES, RunSpec, load_spec
 
 if TYPE_CHECKING:
     from ruamel.yaml.events import Event
+    from ruamel.yaml.nodes import ScalarNode
+    from ruamel.yaml.representer import SafeRepresenter
 
 MAX_DEPTH = 20
 MAX_VALUES = 10_000
@@ -77,8 +79,15 @@ def dump_yaml(data: Any) -> str:
     from ruamel.yaml import YAML
 
     yaml = YAML(typ="safe", pure=True)
+    yaml.representer.yaml_representers = {**yaml.representer.yaml_representers, str: _text_node}
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False
     out = io.StringIO()
     yaml.dump(data, out)
     return out.getvalue()
+
+
+def _text_node(representer: SafeRepresenter, text: str) -> ScalarNode:
+    # Escaped is whatever a reader could take for a line break: U+0085 would come back as a space.
+    style = None if text.isprintable() else '"'
+    return representer.represent_scalar("tag:yaml.org,2002:str", text, style=style)

@@ -1,0 +1,64 @@
+"""Hypothesis strategies for valid specs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=40)
+# Words that YAML readers like to take for something else.
+TRICKY = st.sampled_from(
+    ["off", "yes", "null", "~", "1e-5", "0x10", "2020-01-01", "1:30", "- a", "a: b", "#", " x ", "'", '"', "[", "é", "@a"]
+)
+PATHS = TEXT | TRICKY
+SMALL = st.floats(1e-9, 1.0)
+
+
+def _some(**optional: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=optional)
+
+
+@st.composite
+def _tiny(draw: st.DrawFn) -> dict[str, Any]:
+    heads = draw(st.sampled_from([1, 2, 4, 8]))
+    return {"hidden": heads * 8 * draw(st.integers(1, 8)), "heads": heads, "layers": draw(st.integers(1, 64)), "context": 131072}
+
+
+MODELS = st.fixed_dictionaries({"path": PATHS}) | st.fixed_dictionaries({"tiny": _tiny()})
+
+
+@st.composite
+def _roles(draw: st.DrawFn) -> dict[str, Any]:
+    rule = {"rule": "oppo_core.rules:length"}
+    reward = draw(st.just(rule) | st.fixed_dictionaries({"model": MODELS}))
+    starts = ["actor"] if "rule" in reward else ["actor", "reward"]
+    roles = {"actor": draw(MODELS), "reward": reward, "critic": draw(st.sampled_from(starts) | MODELS)}
+    return roles | draw(_some(reference=st.none() | MODELS))
+
+
+@st.composite
+def valid_specs(draw: st.DrawFn) -> dict[str, Any]:
+    """A valid spec as plain data, as YAML or JSON would give it."""
+    mini_batches = draw(st.integers(1, 8))
+    batch_size = mini_batches * draw(st.integers(1, 32))
+    low, start, high = sorted(draw(st.lists(st.integers(0, batch_size), min_size=3, max_size=3)))
+    ppo = _some(
+        learning_rate=SMALL, value_clip_range=st.none() | SMALL, gamma=st.floats(0, 1),
+        tis=st.sampled_from(["off", "stale", "all"]), whiten_advantages=st.booleans(),
+        kl=_some(coefficient=st.floats(0, 100), estimator=st.sampled_from(["k1", "k2", "k3"])),
+    )  # fmt: skip
+    overlap = _some(
+        intra_step=st.sampled_from(["off", "per_chunk"]), inter_step=st.sampled_from(["off", "defer"]),
+        max_age=st.integers(1, 1000),
+        chunk=_some(size=st.integers(1, 65536), candidates=st.none() | st.lists(st.integers(1, 512), min_size=2, max_size=5)),
+    )  # fmt: skip
+    return {
+        "name": draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,60}", fullmatch=True)),
+        "steps": draw(st.integers(1, 10_000_000)),
+        "models": draw(_roles()),
+        "data": {"prompts": draw(PATHS), "shuffle": draw(st.booleans())},
+        "ppo": {"batch_size": batch_size, "mini_batches": mini_batches} | draw(ppo),
+        "overlap": {"overcommit": {"min": low, "initial": start, "max": high}} | draw(overlap),
+        "budget": draw(_some(max_hours=st.none() | SMALL, target_reward=st.none() | st.floats(-1e6, 1e6))),
+    }

@@ -1,0 +1,121 @@
+"""The layout and the arrows between the parts (ARCHITECTURE.md)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join([str(ROOT / "platform"), str(ROOT)])
+
+# Imports every module of a package (but those that run on import), then names the forbidden ones that came along.
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+package = importlib.import_module(sys.argv[1])
+if sys.argv[1] == "oppo_platform":
+    import django
+    django.setup()
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    if module.name.rpartition(".")[2] not in ("__main__", "settings"):
+        importlib.import_module(module.name)
+print(*sorted(name for name in sys.argv[2:] if name in sys.modules))
+"""
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command in the checkout, with its output captured."""
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": PATHS, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files that git tracks and that exist."""
+    listed = run("git", "ls-files", "-z", "--", *patterns)
+    assert listed.returncode == 0, listed.stderr
+    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_platform_is_a_folder_and_not_a_package() -> None:
+    # A platform/__init__.py would shadow Python's own platform module, and manage.py would not start.
+    assert not (ROOT / "platform" / "__init__.py").exists()
+    found = run(sys.executable, "-c", "import platform; print(platform.__file__)").stdout.strip()
+    assert Path(found).parent == Path(sysconfig.get_paths()["stdlib"])
+
+
+@pytest.mark.parametrize(
+    ("package", "never"),
+    [
+        ("oppo_contract", ("torch", "transformers", "django", "celery", "httpx")),
+        ("oppo_client", ("torch", "transformers", "django", "celery", "oppo_platform")),
+        ("oppo_platform", ("torch", "transformers", "oppo_core", "worker", "oppo_client", "oppo_cli")),
+        ("worker", ("torch", "transformers", "oppo_core", "django", "oppo_platform")),
+        ("oppo_core", ("django", "celery", "worker", "oppo_platform", "oppo_client")),
+    ],
+)
+def test_importing_a_part_brings_no_other_along(package: str, never: tuple[str, ...], tmp_path: Path) -> None:
+    done = run(
+        sys.executable,
+        "-c",
+        IMPORT_ALL,
+        package,
+        *never,
+        DJANGO_SETTINGS_MODULE="oppo_platform.settings",
+        OPPO_HOME=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_the_contract_imports_ruamel_only_when_it_reads_yaml() -> None:
+    done = run(sys.executable, "-c", "import sys, oppo_contract, oppo_contract.yaml_text; print('ruamel.yaml' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_command_line_starts_without_its_parts() -> None:
+    done = run(
+        sys.executable,
+        "-c",
+        "import sys, oppo_cli.main; print(*[m for m in ('torch', 'django', 'celery', 'oppo_core') if m in sys.modules])",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_the_import_rules_hold() -> None:
+    done = run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    machine_path = re.compile("/wor" + "k/|/roo" + "t/")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked()
+        if path.suffix not in {".png", ".ico", ".woff2", ".gz", ".br", ".safetensors"}
+        for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if machine_path.search(text)
+    ]
+    assert found == []
+
+
+def test_nothing_is_left_unfinished() -> None:
+    unfinished = re.compile("NotImplemented" + "Error|TO" + "DO|FIX" + "ME|# type: ignore$|# noqa$")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked("*.py", "*.html", "*.js", "*.css")
+        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if unfinished.search(text)
+    ]
+    assert found == []
+
+
+def test_tests_do_not_live_where_they_would_hide_a_module() -> None:
+    assert not (ROOT / "tests" / "platform").exists()
+    assert not (ROOT / "tests" / "__init__.py").exists()
