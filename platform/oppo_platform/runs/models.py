@@ -36,6 +36,7 @@ class Run(models.Model):
     spec_version = models.PositiveSmallIntegerField()
     preset = models.CharField(max_length=32)
     devices = models.PositiveIntegerField(help_text="Devices asked for.")
+    needs = models.JSONField(help_text="What a node must offer: {kind, models: [id…], prompts: [id…]}.")
     priority = models.IntegerField(default=0, help_text="Higher goes first.")
 
     state = models.CharField(max_length=12, choices=STATES, default=RunState.QUEUED)
@@ -47,6 +48,7 @@ class Run(models.Model):
 
     step = models.PositiveIntegerField(default=0)
     total_steps = models.PositiveIntegerField()
+    target_reward = models.FloatField(null=True)
     elapsed_s = models.FloatField(default=0.0)
     generated_tokens = models.PositiveBigIntegerField(default=0)
     device_seconds = models.FloatField(default=0.0)
@@ -126,7 +128,7 @@ class Transition(models.Model):
     """A change of a run's state. Rows are only ever added."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="transitions")
-    old = models.CharField(max_length=12, choices=STATES)
+    old = models.CharField(max_length=12, choices=STATES, blank=True, help_text="Empty at the run's birth.")
     new = models.CharField(max_length=12, choices=STATES)
     reason = models.TextField(blank=True)
     actor = models.CharField(max_length=160, help_text="user:ada, node:gpu1, scheduler")

@@ -1,0 +1,66 @@
+"""Reading the cluster: which nodes live, what they hold, who uses what.
+
+For pages: `nodes_overview(user)`, `catalogue_ids(kind)`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Prefetch, QuerySet
+
+from oppo_platform import clock
+from oppo_platform.accounts.access import visible_runs
+from oppo_platform.accounts.models import User
+from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node
+from oppo_platform.scheduling.models import Allocation
+
+
+def live_nodes() -> QuerySet[Node]:
+    """Nodes heard of within the last minute (`OPPO_NODE_FRESH_S`)."""
+    return Node.objects.filter(last_seen_at__gt=clock.now() - timedelta(seconds=settings.OPPO_NODE_FRESH_S))
+
+
+def catalogue_ids(kind: str) -> list[str]:
+    """Ids of models (`model`) or prompts (`prompts`) that some live worker can read, sorted."""
+    items = CatalogueItem.objects.filter(node__in=live_nodes(), kind=kind)
+    return list(items.order_by("entry_id").values_list("entry_id", flat=True).distinct())
+
+
+def nodes_overview(user: User) -> list[dict[str, Any]]:
+    """Every node with its devices: `{name, hostname, live, last_seen_at, devices: [{index, kind, model, state, busy_share, run}]}`.
+
+    `run` is `{id, name}` of the run on the device; for another team's run both are None; `run` itself is None when it is free.
+    """
+    held = Allocation.objects.filter(released_at__isnull=True).select_related("attempt__run")
+    devices = Device.objects.exclude(state=DeviceState.GONE).order_by("index")
+    nodes = Node.objects.order_by("name").prefetch_related(
+        Prefetch("devices", queryset=devices.prefetch_related(Prefetch("allocations", queryset=held, to_attr="held")))
+    )
+    mine = set(visible_runs(user).filter(attempts__allocations__in=held).values_list("pk", flat=True))
+    fresh = set(live_nodes().values_list("pk", flat=True))
+    return [
+        {
+            "name": node.name,
+            "hostname": node.hostname,
+            "live": node.pk in fresh,
+            "last_seen_at": node.last_seen_at.isoformat() if node.last_seen_at else None,
+            "devices": [_device(device, mine) for device in node.devices.all()],
+        }
+        for node in nodes
+    ]
+
+
+def _device(device: Any, mine: set[int]) -> dict[str, Any]:
+    run = device.held[0].attempt.run if device.held else None
+    shown = None if run is None else {"id": run.pk, "name": run.name} if run.pk in mine else {"id": None, "name": None}
+    return {
+        "index": device.index,
+        "kind": device.kind,
+        "model": device.model,
+        "state": device.state,
+        "busy_share": device.busy_share,
+        "run": shown,
+    }

@@ -1,0 +1,141 @@
+"""Nodes: joining, and the heartbeat that reports devices and catalogue and brings back orders.
+
+The heartbeat's reply alone is enough to run everything: Celery messages only shorten the wait.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.conf import settings
+from django.db import transaction
+from oppo_contract import wire
+
+from oppo_platform import clock
+from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, JoinToken, Node
+from oppo_platform.notify import wake_scheduler
+from oppo_platform.runs.attempts import fence
+from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState
+from oppo_platform.tokens import new_token, parse_token, same_digest
+
+JOIN_TOKEN_HOURS = 24
+
+
+def create_join_token(hours: float = JOIN_TOKEN_HOURS) -> str:
+    """A token with which workers can join for `hours`; shown once."""
+    token, now = new_token("join"), clock.now()
+    JoinToken.objects.create(prefix=token.prefix, digest=token.digest, created_at=now, expires_at=now + timedelta(hours=hours))
+    return token.text
+
+
+def is_join_token(text: str) -> bool:
+    """Whether a worker may join with it now."""
+    parsed = parse_token(text, "join")
+    if parsed is None:
+        return False
+    found = JoinToken.objects.filter(prefix=parsed[0], revoked_at__isnull=True, expires_at__gt=clock.now()).first()
+    return found is not None and same_digest(found.digest, parsed[1])
+
+
+def node_of_token(text: str) -> Node | None:
+    """The node that a token belongs to."""
+    parsed = parse_token(text, "node")
+    node = Node.objects.filter(token_prefix=parsed[0]).first() if parsed else None
+    return node if parsed and node and same_digest(node.token_digest, parsed[1]) else None
+
+
+@transaction.atomic
+def join(told: wire.Join) -> wire.Joined:
+    """Make the node known, or give a known name a new token; the old one is void from then on."""
+    token, now = new_token("node"), clock.now()
+    facts = {
+        "hostname": told.hostname,
+        "cpus": told.cpus,
+        "memory_bytes": told.memory_bytes,
+        "token_prefix": token.prefix,
+        "token_digest": token.digest,
+        "queue": f"oppo.node.{told.name}",
+        "joined_at": now,
+        "catalogue_at": None,
+    }
+    node, _ = Node.objects.update_or_create(name=told.name, defaults=facts)
+    return wire.Joined(
+        node_id=node.pk,
+        node_token=token.text,
+        queue=node.queue,
+        broker_url=settings.WORKER_BROKER_URL,
+        artifact_root=settings.OPPO_ARTIFACT_ROOT,
+    )
+
+
+@transaction.atomic
+def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
+    """Note what the node reports; reply with attempts to start, attempts to stop, and whether the catalogue is wanted."""
+    node = Node.objects.select_for_update().get(pk=node_id)
+    now = clock.now()
+    fresh = node.last_seen_at is not None and now - node.last_seen_at < timedelta(seconds=settings.OPPO_NODE_FRESH_S)
+    node.last_seen_at = now
+    if told.catalogue is not None:
+        _replace_catalogue(node, told.catalogue)
+        node.catalogue_at = now
+    node.save(update_fields=["last_seen_at", "catalogue_at"])
+    live = list(Attempt.objects.filter(node=node, state__in=LIVE_ATTEMPT))
+    owned = {(attempt.pk, attempt.epoch) for attempt in live}
+    stop = [r for r in told.attempts if (r.attempt_id, r.epoch) not in owned]
+    changed = _note_devices(node, told.devices, clear=not stop)
+    if changed or told.catalogue is not None or not fresh:
+        wake_scheduler()
+    return wire.NodeOrders(
+        unclaimed=[_order(a.pk, a.epoch) for a in live if a.state == AttemptState.ALLOCATED],
+        stop=[_order(r.attempt_id, r.epoch) for r in stop],
+        catalogue_wanted=node.catalogue_at is None,
+    )
+
+
+def give_up_orphans(node_id: int, reported: set[int]) -> int:
+    """Fence attempts that the node's own agent does not run any more: its machine was restarted, or a supervisor was killed.
+
+    Both the agent's report and the supervisor's silence for `OPPO_ORPHAN_GRACE_S` are needed. Returns how many.
+    """
+    silent_since = clock.now() - timedelta(seconds=settings.OPPO_ORPHAN_GRACE_S)
+    orphans = Attempt.objects.filter(
+        node_id=node_id, state__in=(AttemptState.CLAIMED, AttemptState.RUNNING), seen_at__lt=silent_since
+    ).exclude(pk__in=reported)
+    given_up = 0
+    for attempt_id in orphans.values_list("pk", flat=True):
+        with transaction.atomic():
+            cause = "Its worker no longer runs it, the machine or the supervisor was restarted"
+            given_up += fence(attempt_id, "orphaned", cause, "scheduler", DeviceState.READY)
+    return given_up
+
+
+def _order(attempt_id: int, epoch: int) -> wire.LaunchOrder:
+    return wire.LaunchOrder(attempt_id=attempt_id, epoch=epoch)
+
+
+def _note_devices(node: Node, reports: list[wire.DeviceReport], clear: bool) -> bool:
+    """Write down what changed; `clear`: no fenced attempt is left on the node. Returns whether allocatable devices changed."""
+    known = {device.index: device for device in Device.objects.select_for_update().filter(node=node)}
+    allocatable = False
+    for report in reports:
+        device = known.pop(report.index, None)
+        facts = {"kind": report.kind, "model": report.model[:200], "memory_bytes": report.memory_bytes}
+        busy = None if report.busy_share is None else round(report.busy_share, 2)
+        if device is None:
+            Device.objects.create(node=node, index=report.index, busy_share=busy, **facts)
+            allocatable = True
+            continue
+        back = device.state == DeviceState.GONE or (device.state == DeviceState.UNKNOWN and clear)
+        state = DeviceState.READY if back else device.state
+        wanted = {**facts, "busy_share": busy, "state": state}
+        if any(getattr(device, name) != value for name, value in wanted.items()):
+            Device.objects.filter(pk=device.pk).update(**wanted)
+        allocatable = allocatable or back
+    Device.objects.filter(pk__in=[device.pk for device in known.values()]).update(state=DeviceState.GONE)
+    return allocatable
+
+
+def _replace_catalogue(node: Node, entries: list[wire.CatalogueEntry]) -> None:
+    CatalogueItem.objects.filter(node=node).delete()
+    rows = {(e.kind, e.id): CatalogueItem(node=node, entry_id=e.id, **e.model_dump(exclude={"id"})) for e in entries}
+    CatalogueItem.objects.bulk_create(rows.values())

@@ -1,0 +1,225 @@
+"""The life of an attempt: claim, heartbeat, checkpoint, outcome, fence. What workers ask for, decided here.
+
+Guarantees: an attempt is claimed once, by the node it was allocated to; devices are released in the transaction that ends it;
+a call under an old epoch, or for an attempt that has ended, changes nothing and is told so (`AttemptRefused`).
+Lock order, everywhere: run, attempt, allocation.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal
+
+from django.conf import settings
+from django.db import transaction
+from oppo_contract import wire
+from oppo_contract.states import RunState
+
+from oppo_platform import clock
+from oppo_platform.cluster.models import Device, DeviceState, Node
+from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Checkpoint, Run
+from oppo_platform.runs.transitions import move_run
+from oppo_platform.scheduling.models import Allocation
+from oppo_platform.tokens import new_token
+
+Why = Literal["stale_epoch", "already_claimed", "not_your_node", "ended", "lease_lost", "unknown_checkpoint"]
+# What a run that is being stopped tells its supervisor.
+SIGNALS: dict[str, Literal["cancel", "pause", "preempt"]] = {
+    RunState.CANCELLING: "cancel",
+    RunState.PAUSING: "pause",
+    RunState.PREEMPTING: "preempt",
+}
+# Outcomes that count against the number of attempts.
+DIED = ("engine_died", "lease_lost", "orphaned")
+
+
+class AttemptRefused(Exception):
+    """Decided elsewhere; final for this call."""
+
+    def __init__(self, reason: Why, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(detail)
+
+
+@transaction.atomic
+def claim(node: Node, attempt_id: int, epoch: int) -> wire.Claimed:
+    """Hand the attempt to its node, once. Raises `AttemptRefused` for anybody else and ever after."""
+    run, attempt = _locked(attempt_id)
+    if attempt.node_id != node.pk:
+        raise AttemptRefused("not_your_node", f"Attempt {attempt_id} is not allocated to node {node.name}.")
+    if attempt.epoch != epoch:
+        raise AttemptRefused("stale_epoch", f"Attempt {attempt_id} has epoch {attempt.epoch}, not {epoch}.")
+    if attempt.state != AttemptState.ALLOCATED:
+        _refuse_ended(attempt)
+        raise AttemptRefused("already_claimed", f"Attempt {attempt_id} has been claimed already.")
+    token, now = new_token("attempt"), clock.now()
+    attempt.state = AttemptState.CLAIMED
+    attempt.token_prefix, attempt.token_digest = token.prefix, token.digest
+    attempt.claimed_at = attempt.seen_at = now
+    attempt.lease_expires_at = now + timedelta(seconds=settings.OPPO_LEASE_S)
+    attempt.save(update_fields=["state", "token_prefix", "token_digest", "claimed_at", "seen_at", "lease_expires_at"])
+    move_run(run, RunState.STARTING, f"Starts on node {node.name}.", f"node:{node.name}")
+    return _claimed(run, attempt, token.text)
+
+
+def _claimed(run: Run, attempt: Attempt, token: str) -> wire.Claimed:
+    held = Device.objects.filter(allocations__attempt=attempt, allocations__released_at__isnull=True)
+    saved = attempt.resume_from
+    return wire.Claimed(
+        attempt_token=token,
+        run_id=run.pk,
+        spec=run.spec,
+        device_indices=list(held.order_by("index").values_list("index", flat=True)),
+        lease_s=settings.OPPO_LEASE_S,
+        artifact_url=artifact_url(run.pk),
+        resume_from=wire.CheckpointRef(step=saved.step, url=saved.url, manifest_sha256=saved.manifest_sha256) if saved else None,
+    )
+
+
+def artifact_url(run_id: int) -> str:
+    """The folder of a run's artifacts."""
+    return f"{settings.OPPO_ARTIFACT_ROOT}/runs/{run_id}"
+
+
+@transaction.atomic
+def heartbeat(attempt_id: int, beat: wire.AttemptHeartbeat) -> wire.AttemptOrders:
+    """Renew the lease; the first beat with `running` moves the run to running. Carries what the run's state asks for."""
+    run, attempt = _held(attempt_id, beat.epoch)
+    now = clock.now()
+    attempt.seen_at = now
+    attempt.lease_expires_at = now + timedelta(seconds=settings.OPPO_LEASE_S)
+    if beat.running and attempt.state == AttemptState.CLAIMED:
+        attempt.state = AttemptState.RUNNING
+        if run.state == RunState.STARTING:
+            move_run(run, RunState.RUNNING, f"Trains on node {attempt.node.name}.", f"node:{attempt.node.name}")
+    attempt.save(update_fields=["seen_at", "lease_expires_at", "state"])
+    return wire.AttemptOrders(lease_s=settings.OPPO_LEASE_S, signal=SIGNALS.get(run.state))
+
+
+@transaction.atomic
+def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration) -> None:
+    """From now on the run resumes from here. Told again, nothing changes."""
+    run, attempt = _held(attempt_id, told.epoch)
+    inside = told.url.startswith(artifact_url(run.pk) + "/") and ".." not in told.url.split("/")
+    if not inside or told.step < attempt.start_step:
+        raise AttemptRefused("unknown_checkpoint", f"{told.url} is not a checkpoint of run {run.pk}.")
+    Checkpoint.objects.get_or_create(
+        attempt=attempt,
+        step=told.step,
+        defaults={
+            "run": run,
+            "url": told.url,
+            "manifest_sha256": told.manifest_sha256,
+            "bytes": told.bytes,
+            "registered_at": clock.now(),
+        },
+    )
+
+
+@transaction.atomic
+def finish(attempt_id: int, told: wire.Outcome) -> None:
+    """The engine has ended: free the devices and move the run on. The same outcome told again changes nothing."""
+    run, attempt = _locked(attempt_id)
+    if attempt.state == AttemptState.ENDED and attempt.outcome == told.outcome and attempt.epoch == told.epoch:
+        return
+    _refuse_ended(attempt)
+    _refuse_epoch(attempt, told.epoch)
+    attempt.exit_code = told.exit_code
+    end_attempt(attempt, AttemptState.ENDED, told.outcome, told.reason)
+    run.last_log_lines = told.last_log_lines
+    run.save(update_fields=["last_log_lines"])
+    _move_on(run, told, f"node:{attempt.node.name}")
+
+
+def _move_on(run: Run, told: wire.Outcome, actor: str) -> None:
+    """What an outcome means for a run in its present state."""
+    if told.outcome in ("succeeded", "failed"):
+        move_run(run, RunState(told.outcome), told.reason or told.outcome.capitalize() + ".", actor)
+    elif run.state == RunState.CANCELLING:
+        # However the engine ended, the wish was that it should.
+        move_run(run, RunState.CANCELLED, run.reason, actor)
+    elif told.outcome == "paused" and run.state == RunState.PAUSING:
+        move_run(run, RunState.PAUSED, told.reason or "Paused.", actor)
+    elif told.outcome == "engine_died":
+        code = f" (exit status {told.exit_code})" if told.exit_code is not None else ""
+        requeue_or_fail(run, f"The engine died{code}: {told.reason}".rstrip(": "), actor)
+    else:
+        move_run(run, RunState.QUEUED, f"{told.reason or 'Stopped by its worker.'} {resume_words(run)}", actor)
+
+
+def requeue_or_fail(run: Run, cause: str, actor: str) -> None:
+    """After a death: back into the queue to resume from the last checkpoint, or failed when that happened too often."""
+    deaths = Attempt.objects.filter(run=run, outcome__in=DIED).count()
+    most = settings.OPPO_MAX_ATTEMPTS
+    if run.state == RunState.CANCELLING:
+        move_run(run, RunState.CANCELLED, run.reason, actor)
+    elif deaths >= most:
+        move_run(run, RunState.FAILED, f"{cause}. That was attempt {deaths} of {most}.", actor)
+    else:
+        move_run(run, RunState.QUEUED, f"{cause}. {resume_words(run)} Attempt {deaths + 1} of {most} comes next.", actor)
+
+
+def resume_words(run: Run) -> str:
+    """Where the next attempt begins, as a sentence."""
+    saved = latest_checkpoint(run)
+    return f"Resumes from step {saved.step}." if saved else "Starts again from step 0."
+
+
+def latest_checkpoint(run: Run) -> Checkpoint | None:
+    """The checkpoint that the next attempt resumes from."""
+    return Checkpoint.objects.filter(run=run).order_by("-step", "-id").first()
+
+
+def end_attempt(attempt: Attempt, state: AttemptState, outcome: str, reason: str) -> None:
+    """End it and release its devices; the run's row is locked by the caller."""
+    now = clock.now()
+    attempt.state, attempt.outcome, attempt.reason, attempt.ended_at = state, outcome, reason, now
+    attempt.save(update_fields=["state", "outcome", "reason", "ended_at", "exit_code"])
+    Allocation.objects.filter(attempt=attempt, released_at__isnull=True).update(released_at=now)
+
+
+def fence(attempt_id: int, outcome: Literal["lease_lost", "orphaned"], cause: str, actor: str, devices: DeviceState) -> bool:
+    """Take the run away from a silent attempt. Its devices become `devices` (unknown: not given away until reported empty).
+
+    Returns whether the attempt was still live. Call inside a transaction.
+    """
+    run, attempt = _locked(attempt_id)
+    if not attempt.live:
+        return False
+    held = Device.objects.filter(allocations__attempt=attempt, allocations__released_at__isnull=True)
+    held.exclude(state=DeviceState.GONE).update(state=devices)
+    claimed = attempt.state != AttemptState.ALLOCATED
+    end_attempt(attempt, AttemptState.FENCED, outcome if claimed else "unclaimed", cause)
+    if claimed:
+        requeue_or_fail(run, cause, actor)
+    else:
+        move_run(run, RunState.QUEUED, f"{cause}. Nothing was lost.", actor)
+    return True
+
+
+def _locked(attempt_id: int) -> tuple[Run, Attempt]:
+    """The attempt under its run's lock. Raises `AttemptRefused` when there is no such attempt."""
+    run = Run.objects.select_for_update(of=("self",)).filter(attempts=attempt_id).first()
+    if run is None:
+        raise AttemptRefused("not_your_node", f"There is no attempt {attempt_id}.")
+    return run, Attempt.objects.select_for_update(of=("self",)).select_related("node", "resume_from").get(pk=attempt_id)
+
+
+def _held(attempt_id: int, epoch: int) -> tuple[Run, Attempt]:
+    """The attempt under its run's lock, provided that it still holds the run."""
+    run, attempt = _locked(attempt_id)
+    _refuse_ended(attempt)
+    _refuse_epoch(attempt, epoch)
+    return run, attempt
+
+
+def _refuse_ended(attempt: Attempt) -> None:
+    if attempt.state == AttemptState.FENCED:
+        raise AttemptRefused("lease_lost", f"Attempt {attempt.pk} was given up: {attempt.reason}")
+    if attempt.state not in LIVE_ATTEMPT:
+        raise AttemptRefused("ended", f"Attempt {attempt.pk} has ended ({attempt.outcome}).")
+
+
+def _refuse_epoch(attempt: Attempt, epoch: int) -> None:
+    if attempt.epoch != epoch:
+        raise AttemptRefused("stale_epoch", f"Attempt {attempt.pk} has epoch {attempt.epoch}, not {epoch}.")

@@ -1,0 +1,161 @@
+"""Could any connected worker run this spec? Asked at submit, before anything is queued. Pure: no database, no clock.
+
+The platform sees no worker's disk: a worker's word for what it can read is its catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from oppo_contract.problems import SpecProblem, nearest
+from oppo_contract.spec import ModelSpec, RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a catalogue tells of a model; empty or 0 where it does not know."""
+
+    task: str
+    tokenizer_digest: str
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOffer:
+    """What one connected node could give: devices by kind, models and prompts by id."""
+
+    name: str
+    devices: Mapping[str, int]
+    models: Mapping[str, ModelFacts]
+    prompts: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A model that the spec names: the field's path, the id, and what it must be able to do."""
+
+    path: str
+    id: str
+    task: str
+
+
+def wanted_models(spec: RunSpec) -> list[Wanted]:
+    """The roles that come from a catalogue, the actor first. Built-in (`tiny`) models need none."""
+    models = spec.models
+    critic = models.critic if isinstance(models.critic, ModelSpec) else None
+    roles = [
+        ("models.actor", models.actor, "causal_lm"),
+        ("models.reward.model", models.reward.model, "sequence_classification"),
+        ("models.reference", models.reference, "causal_lm"),
+        ("models.critic", critic, ""),
+    ]
+    return [Wanted(f"{path}.path", model.path, task) for path, model, task in roles if model is not None and model.path]
+
+
+def problems_on(spec: RunSpec, offers: Sequence[NodeOffer]) -> list[SpecProblem]:
+    """Every reason why no connected worker could run the spec; empty when one could."""
+    problems = list(_bad_ids(spec))
+    if problems:
+        return problems
+    if not offers:
+        return [SpecProblem("", "cannot be checked, because no worker is connected; start one and submit again")]
+    problems = [*_missing(spec, offers), *_unfit(spec, offers), *_too_large(spec, offers)]
+    return problems or list(_scattered(spec, offers))
+
+
+def _bad_ids(spec: RunSpec) -> Iterator[SpecProblem]:
+    named = [(w.path, w.id) for w in wanted_models(spec)] + [("data.prompts", spec.data.prompts)]
+    for path, given in named:
+        parts = given.split("/")
+        if (
+            "\\" in given
+            or "\0" in given
+            or given.startswith("~")
+            or PurePosixPath(given).is_absolute()
+            or {"", ".", ".."} & {*parts}
+        ):
+            yield SpecProblem(path, "does not name anything below a worker's folders", given, "an id from a worker's catalogue")
+
+
+def _missing(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
+    models = sorted({name for offer in offers for name in offer.models})
+    prompts = sorted({name for offer in offers for name in offer.prompts})
+    for wanted in wanted_models(spec):
+        if wanted.id not in models:
+            yield _unknown(wanted.path, wanted.id, models, "model")
+    if spec.data.prompts not in prompts:
+        yield _unknown("data.prompts", spec.data.prompts, prompts, "set of prompts")
+
+
+def _unknown(path: str, given: str, known: list[str], noun: str) -> SpecProblem:
+    allowed = ("one of " + ", ".join(known[:20])) if known else f"no connected worker has a {noun}"
+    return SpecProblem(path, f"is in no connected worker's catalogue of {noun}s", given, allowed, nearest(given, known))
+
+
+def _unfit(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
+    known = {name: facts for offer in offers for name, facts in offer.models.items()}
+    longest = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
+    for wanted in wanted_models(spec):
+        facts = known.get(wanted.id)
+        if facts is None:
+            continue
+        if wanted.task and facts.task and facts.task != wanted.task:
+            yield SpecProblem(wanted.path, f"is a {facts.task} model", wanted.id, f"a {wanted.task} model")
+        if facts.context and facts.context < longest:
+            yield SpecProblem(
+                wanted.path,
+                f"holds {facts.context} tokens, less than rollout.max_prompt_tokens + rollout.max_new_tokens = {longest}",
+                wanted.id,
+                f"a context of {longest} or more",
+            )
+    yield from _other_tokenizer(spec, known)
+
+
+def _other_tokenizer(spec: RunSpec, known: Mapping[str, ModelFacts]) -> Iterator[SpecProblem]:
+    actor = known.get(spec.models.actor.path or "")
+    for wanted in wanted_models(spec):
+        facts = known.get(wanted.id)
+        if actor is None or facts is None or not actor.tokenizer_digest or not facts.tokenizer_digest:
+            continue
+        if facts.tokenizer_digest != actor.tokenizer_digest:
+            yield SpecProblem(
+                wanted.path,
+                "has another tokenizer than the actor, so it would read other words than the actor wrote",
+                wanted.id,
+                f"a model with the tokenizer of {spec.models.actor.path}",
+            )
+
+
+def _too_large(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
+    most = max(devices_of(offer.devices, spec.resources.kind) for offer in offers)
+    kind = "" if spec.resources.kind == "any" else f"{spec.resources.kind} "
+    if most == 0:
+        yield SpecProblem("resources.kind", f"no connected worker has a {kind}device", spec.resources.kind)
+    elif spec.resources.devices > most:
+        yield SpecProblem(
+            "resources.devices",
+            f"is more than any connected worker has {kind}devices",
+            str(spec.resources.devices),
+            f"at most {most}",
+        )
+
+
+def _scattered(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
+    ids = {w.id for w in wanted_models(spec)}
+    whole = [o for o in offers if ids <= o.models.keys() and spec.data.prompts in o.prompts]
+    if not whole:
+        yield SpecProblem("", "needs models and prompts that lie on different workers; no single one has them all")
+    elif spec.resources.devices > (most := max(devices_of(o.devices, spec.resources.kind) for o in whole)):
+        yield SpecProblem(
+            "resources.devices",
+            "is more than any worker has that can read the models and prompts",
+            str(spec.resources.devices),
+            f"at most {most}",
+        )
+
+
+def devices_of(devices: Mapping[str, int], kind: str) -> int:
+    """Devices of a kind on a node; `any` means the kind of which it has most, since one run never mixes kinds."""
+    return max(devices.values(), default=0) if kind == "any" else devices.get(kind, 0)

@@ -1,0 +1,160 @@
+"""Reading runs: the summary that lists, pages, the API and the live stream share. None of it touches a metric series.
+
+For pages: `list_runs(user, …)`, `get_run(user, id)` (raises `Run.DoesNotExist`, answer 404), `run_summary(run)`, `queue(user)`,
+`transitions(run)`. A user sees the runs of their teams only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, TypedDict
+
+from django.db.models import QuerySet
+from oppo_contract.states import HOLDING_DEVICES, RunState
+
+from oppo_platform.accounts.access import visible_runs
+from oppo_platform.accounts.models import User
+from oppo_platform.runs.models import Project, Run, Transition
+
+MOST_RUNS_A_PAGE = 200
+
+
+class RunSummary(TypedDict):
+    """What every view of a run begins with (docs/interfaces.md). Times are ISO 8601 in UTC; None when unknown."""
+
+    id: int
+    name: str
+    project: str
+    team: str
+    state: str
+    reason: str
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
+    step: int
+    total_steps: int
+    elapsed_s: float
+    eta_s: float | None
+    cursor: int
+    latest: dict[str, float | None]
+    target_reward: float | None
+    preset: str
+    user: str
+    devices: int
+    error: str
+    last_log_lines: list[str]
+    url: str
+
+
+class RunList(TypedDict):
+    """One page of runs, newest first; `next` is the `after` of the following page."""
+
+    items: list[RunSummary]
+    next: int | None
+
+
+def run_url(run_id: int) -> str:
+    """The run's page."""
+    return f"/runs/{run_id}"
+
+
+def run_summary(run: Run) -> RunSummary:
+    """The summary of a run that came from one of this module's querysets (project, team and user joined)."""
+    return RunSummary(
+        id=run.pk,
+        name=run.name,
+        project=run.project.name,
+        team=run.project.team.name,
+        state=run.state,
+        reason=run.reason,
+        created_at=_iso(run.created_at) or "",
+        started_at=_iso(run.started_at),
+        ended_at=_iso(run.ended_at),
+        step=run.step,
+        total_steps=run.total_steps,
+        elapsed_s=run.elapsed_s,
+        eta_s=eta_s(run),
+        cursor=run.cursor,
+        latest=run.latest,
+        target_reward=run.target_reward,
+        preset=run.preset,
+        user=run.user.username,
+        devices=run.devices,
+        error=run.error,
+        last_log_lines=run.last_log_lines,
+        url=run_url(run.pk),
+    )
+
+
+def eta_s(run: Run) -> float | None:
+    """Seconds of training left at the run's mean pace, while it holds devices and has trained at least one step."""
+    if run.state not in HOLDING_DEVICES or run.step == 0:
+        return None
+    return run.elapsed_s / run.step * (run.total_steps - run.step)
+
+
+def summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
+    """Join what `run_summary` needs and leave the large columns in the database."""
+    return runs.select_related("project__team", "user").defer("spec")
+
+
+def list_runs(
+    user: User,
+    *,
+    states: Iterable[str] = (),
+    project: Project | int | None = None,
+    limit: int = 50,
+    after: int | None = None,
+) -> RunList:
+    """The user's runs, newest first.
+
+    Args:
+        states: only these states; all when empty.
+        project: only this project (an id will do).
+        after: the `next` of the page before.
+    """
+    runs = summaries(visible_runs(user)).order_by("-id")
+    wanted = list(states)
+    if wanted:
+        runs = runs.filter(state__in=wanted)
+    if project is not None:
+        runs = runs.filter(project=project)
+    if after is not None:
+        runs = runs.filter(pk__lt=after)
+    limit = max(1, min(limit, MOST_RUNS_A_PAGE))
+    found = list(runs[: limit + 1])
+    items = [run_summary(run) for run in found[:limit]]
+    return RunList(items=items, next=items[-1]["id"] if len(found) > limit else None)
+
+
+def get_run(user: User, run_id: int) -> Run:
+    """One run with everything. Raises `Run.DoesNotExist`, also when it is another team's."""
+    return visible_runs(user).select_related("project__team", "user").get(pk=run_id)
+
+
+def get_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
+    """Several runs in the order asked for. Raises `Run.DoesNotExist` when one of them is not there."""
+    ids = list(dict.fromkeys(run_ids))
+    found = visible_runs(user).select_related("project__team", "user").in_bulk(ids)
+    if len(found) < len(ids):
+        raise Run.DoesNotExist(f"No run {next(i for i in ids if i not in found)}.")
+    return [found[run_id] for run_id in ids]
+
+
+def queue(user: User) -> list[RunSummary]:
+    """The user's waiting runs in the order in which the scheduler looks at them, each with its `reason`."""
+    waiting = visible_runs(user).filter(state=RunState.QUEUED).order_by("-priority", "id")
+    return [run_summary(run) for run in summaries(waiting)]
+
+
+def transitions(run: Run) -> list[dict[str, Any]]:
+    """Every change of the run's state, oldest first: `{old, new, reason, actor, at}`."""
+    return [
+        {"old": t.old, "new": t.new, "reason": t.reason, "actor": t.actor, "at": _iso(t.at)}
+        for t in Transition.objects.filter(run=run).order_by("id")
+    ]
+
+
+def _iso(time: datetime | None) -> str | None:
+    return time.isoformat().replace("+00:00", "Z") if time is not None else None

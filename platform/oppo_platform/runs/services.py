@@ -1,0 +1,123 @@
+"""Submitting and cancelling runs. Each function is one transaction; who is to know is told after the commit."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from django.db import transaction
+from oppo_contract.presets import PRESETS
+from oppo_contract.problems import SpecError, SpecProblem
+from oppo_contract.spec import MAX_SPEC_BYTES, RunSpec, load_spec
+from oppo_contract.states import ENDED, RunState
+from oppo_contract.yaml_text import load_yaml
+
+from oppo_platform import clock
+from oppo_platform.accounts.models import User
+from oppo_platform.cluster.models import DeviceState
+from oppo_platform.cluster.selectors import live_nodes
+from oppo_platform.notify import run_changed, wake_scheduler
+from oppo_platform.runs.attempts import end_attempt
+from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Project, Run, Transition
+from oppo_platform.runs.preflight import ModelFacts, NodeOffer, problems_on, wanted_models
+from oppo_platform.runs.transitions import move_run
+
+
+def check_spec(yaml: str | None = None, data: Any = None) -> RunSpec:
+    """The spec, checked alone and against what the connected workers offer.
+
+    Args:
+        yaml: the spec as text, or
+        data: as plain data.
+
+    Raises:
+        SpecError: with every problem found.
+    """
+    spec = load_yaml(yaml) if yaml is not None else load_spec(_not_too_large(data))
+    problems = problems_on(spec, node_offers())
+    if problems:
+        raise SpecError(problems)
+    return spec
+
+
+def _not_too_large(data: Any) -> Any:
+    size = len(json.dumps(data, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    if size > MAX_SPEC_BYTES:
+        raise SpecError([SpecProblem("", f"is {size:,} bytes long; at most {MAX_SPEC_BYTES:,} are accepted")])
+    return data
+
+
+def node_offers() -> list[NodeOffer]:
+    """What the connected nodes say they have."""
+    nodes = live_nodes().prefetch_related("devices", "catalogue")
+    return [
+        NodeOffer(
+            name=node.name,
+            devices=Counter(d.kind for d in node.devices.all() if d.state != DeviceState.GONE),
+            models={
+                c.entry_id: ModelFacts(c.task, c.tokenizer_digest, c.context) for c in node.catalogue.all() if c.kind == "model"
+            },
+            prompts=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "prompts"),
+        )
+        for node in nodes
+    ]
+
+
+@transaction.atomic
+def submit_run(user: User, project: Project, spec: RunSpec, priority: int = 0) -> Run:
+    """Queue a checked spec. The caller has made sure that the user may submit to the project."""
+    run = Run.objects.create(
+        project=project,
+        user=user,
+        name=spec.name,
+        spec=spec.model_dump(mode="json"),
+        spec_version=spec.version,
+        preset=preset_of(spec),
+        devices=spec.resources.devices,
+        needs=needs_of(spec),
+        priority=priority,
+        state=RunState.QUEUED,
+        reason="Waits for the scheduler to look at it.",
+        cursor=1,
+        created_at=clock.now(),
+        total_steps=spec.steps,
+        target_reward=spec.budget.target_reward,
+    )
+    actor = f"user:{user.username}"
+    Transition.objects.create(run=run, old="", new=RunState.QUEUED, reason="Submitted.", actor=actor, at=run.created_at)
+    run_changed(run.pk)
+    wake_scheduler()
+    return run
+
+
+def needs_of(spec: RunSpec) -> dict[str, Any]:
+    """What a node must offer, in the small: the scheduler reads this instead of the whole spec."""
+    models = sorted({wanted.id for wanted in wanted_models(spec)})
+    return {"kind": spec.resources.kind, "models": models, "prompts": [spec.data.prompts]}
+
+
+def preset_of(spec: RunSpec) -> str:
+    """The preset whose overlap modes the spec has, or `custom`."""
+    modes = {"intra_step": spec.overlap.intra_step, "inter_step": spec.overlap.inter_step}
+    return next((preset.key for preset in PRESETS if preset.overlap == modes), "custom")
+
+
+@transaction.atomic
+def cancel_run(run_id: int, actor: str) -> Run:
+    """End a run by wish: at once when no engine runs for it, otherwise by a signal that its next heartbeat carries.
+
+    A run that has ended, or is being cancelled, stays as it is.
+    """
+    run = Run.objects.select_for_update().get(pk=run_id)
+    if run.state in ENDED or run.state == RunState.CANCELLING:
+        return run
+    attempt = Attempt.objects.filter(run=run, state__in=LIVE_ATTEMPT).first()
+    said = f"Cancelled by {actor.removeprefix('user:')}."
+    if attempt is not None and attempt.state != AttemptState.ALLOCATED:
+        move_run(run, RunState.CANCELLING, said, actor)
+        return run
+    if attempt is not None:
+        end_attempt(attempt, AttemptState.ENDED, "cancelled", said)
+    move_run(run, RunState.CANCELLED, said, actor)
+    return run

@@ -1,0 +1,65 @@
+"""The one function that moves a run from state to state.
+
+Guarantee: every change of `Run.state` went through `oppo_contract.states.TRANSITIONS`, was made by exactly one of those who
+wanted it (compare-and-set on the old state), and left a `Transition` row in the same transaction.
+"""
+
+from __future__ import annotations
+
+from django.db import transaction
+from django.db.models import F
+from oppo_contract.states import ENDED, RunState, may_move
+
+from oppo_platform import clock
+from oppo_platform.notify import run_changed, wake_scheduler
+from oppo_platform.runs.models import Run, Transition
+
+
+class MoveRefused(Exception):
+    """The table of transitions forbids this move."""
+
+
+class RunMoved(Exception):
+    """Somebody else moved the run first; read it again and decide anew."""
+
+
+def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
+    """Move `run` from the state that its holder saw to `new`; `run` then carries the new values.
+
+    Args:
+        run: as read; its `state` is the one compared with.
+        reason: a sentence for people.
+        actor: `user:ada`, `node:gpu1`, `scheduler`.
+
+    Raises:
+        MoveRefused: the table forbids it. RunMoved: the run is not in that state any more.
+    """
+    old = RunState(run.state)
+    if not may_move(old, new):
+        raise MoveRefused(f"Run {run.pk} cannot go from {old} to {new}.")
+    with transaction.atomic():
+        now = clock.now()
+        changes: dict[str, object] = {"state": new, "reason": reason}
+        if new == RunState.RUNNING and run.started_at is None:
+            changes["started_at"] = now
+        if new in ENDED:
+            changes["ended_at"] = now
+        if new == RunState.FAILED:
+            changes["error"] = reason
+        moved = Run.objects.filter(pk=run.pk, state=old).update(cursor=F("cursor") + 1, **changes)
+        if not moved:
+            raise RunMoved(f"Run {run.pk} is no longer {old}.")
+        Transition.objects.create(run_id=run.pk, old=old, new=new, reason=reason, actor=actor, at=now)
+        run_changed(run.pk)
+        if new == RunState.QUEUED or new in ENDED:
+            wake_scheduler()
+    run.refresh_from_db(fields=["cursor", *changes])
+
+
+def explain_waiting(run: Run, reason: str) -> None:
+    """Tell why a queued run waits; nothing happens when the sentence is the same or the run waits no longer."""
+    if run.reason == reason:
+        return
+    told = Run.objects.filter(pk=run.pk, state=RunState.QUEUED).exclude(reason=reason)
+    if told.update(reason=reason, cursor=F("cursor") + 1):
+        run_changed(run.pk)

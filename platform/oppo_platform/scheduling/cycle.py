@@ -1,0 +1,159 @@
+"""One cycle of the scheduler: fence what went silent, plan, allocate, and tell the nodes after the commit.
+
+Guarantees: a transaction-scoped advisory lock lets one scheduler work at a time, and a second one is harmless; the partial unique
+index on allocations makes double allocation impossible even without the lock; a launch order that is lost, repeated or late
+does no harm, because claiming is a compare-and-set and every heartbeat repeats what is unclaimed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import structlog
+from django.conf import settings
+from django.db import IntegrityError, connection, transaction
+from django.db.models import F, Prefetch, Q
+from oppo_contract.states import RunState
+
+from oppo_platform import clock
+from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState
+from oppo_platform.cluster.selectors import live_nodes
+from oppo_platform.runs.attempts import fence, latest_checkpoint
+from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Run
+from oppo_platform.runs.transitions import RunMoved, explain_waiting, move_run
+from oppo_platform.scheduling.dispatch import send_due
+from oppo_platform.scheduling.models import Allocation, Dispatch, SchedulerBeat
+from oppo_platform.scheduling.plan import DeviceView, NodeView, Placement, WaitingRun, make_plan
+
+log = structlog.get_logger(__name__)
+
+LOCK_KEY = 0x4F50504F  # "OPPO"
+# A gap between two cycles longer than this is downtime of the control plane and is credited to the leases.
+USUAL_GAP_S = 10.0
+MOST_WAITING = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class CycleResult:
+    """What a cycle did."""
+
+    placed: int
+    fenced: int
+    waiting: int
+    sent: int
+
+
+def run_cycle() -> CycleResult | None:
+    """One cycle; None when another scheduler is in the middle of one."""
+    with transaction.atomic():
+        if not _try_lock():
+            return None
+        now = clock.now()
+        _credit_downtime(now)
+        fenced = _fence_expired(now)
+        waiting, nodes = _waiting_runs(), _node_views()
+        plan = make_plan(waiting, nodes)
+        placed = sum(_allocate(placement, now) for placement in plan.placements)
+        told = Run.objects.filter(pk__in=plan.reasons).only("id", "reason", "state")
+        for run in told:
+            explain_waiting(run, plan.reasons[run.pk])
+    return CycleResult(placed=placed, fenced=fenced, waiting=len(plan.reasons), sent=send_due())
+
+
+def _try_lock() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [LOCK_KEY])
+        return bool(cursor.fetchone()[0])
+
+
+def _credit_downtime(now: datetime) -> None:
+    """While no scheduler ran, perhaps nobody could renew a lease either: extend them all by the gap."""
+    beat, first = SchedulerBeat.objects.get_or_create(pk=1, defaults={"last_cycle_at": now})
+    gap = now - beat.last_cycle_at
+    if not first and gap > timedelta(seconds=USUAL_GAP_S):
+        Attempt.objects.filter(state__in=LIVE_ATTEMPT).update(lease_expires_at=F("lease_expires_at") + gap)
+        log.info("leases credited", gap_s=round(gap.total_seconds(), 1))
+    SchedulerBeat.objects.filter(pk=1).update(last_cycle_at=now)
+
+
+def _fence_expired(now: datetime) -> int:
+    expired = Attempt.objects.filter(state__in=LIVE_ATTEMPT, lease_expires_at__lte=now).select_related("node").order_by("pk")
+    cause = "Nothing was heard of it on node {} until its lease ran out"
+    return sum(fence(a.pk, "lease_lost", cause.format(a.node.name), "scheduler", DeviceState.UNKNOWN) for a in expired)
+
+
+def _waiting_runs() -> list[WaitingRun]:
+    queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "id")
+    rows = list(queued.values_list("pk", "priority", "devices", "needs")[:MOST_WAITING])
+    homes = {} if settings.OPPO_ARTIFACTS_SHARED else _homes([row[0] for row in rows])
+    return [
+        WaitingRun(
+            run_id=pk,
+            priority=priority,
+            devices=devices,
+            kind=needs["kind"],
+            needs=frozenset([*(("model", m) for m in needs["models"]), *(("prompts", p) for p in needs["prompts"])]),
+            home=homes.get(pk),
+        )
+        for pk, priority, devices, needs in rows
+    ]
+
+
+def _homes(run_ids: list[int]) -> dict[int, tuple[int, str]]:
+    """The node on which each run's newest checkpoint lies."""
+    newest = Checkpoint.objects.filter(run__in=run_ids).order_by("run", "-step", "-id").distinct("run")
+    found = newest.values_list("run_id", "attempt__node_id", "attempt__node__name")
+    return {run_id: (node_id, name) for run_id, node_id, name in found}
+
+
+def _node_views() -> list[NodeView]:
+    held = set(Allocation.objects.filter(released_at__isnull=True).values_list("device_id", flat=True))
+    devices = Device.objects.filter(~Q(state=DeviceState.GONE)).order_by("index")
+    items = CatalogueItem.objects.only("node_id", "kind", "entry_id")
+    nodes = live_nodes().order_by("pk").prefetch_related(Prefetch("devices", devices), Prefetch("catalogue", items))
+    return [
+        NodeView(
+            node_id=node.pk,
+            name=node.name,
+            devices=tuple(
+                DeviceView(d.pk, d.kind, d.state == DeviceState.READY and d.pk not in held) for d in node.devices.all()
+            ),
+            offers=frozenset((item.kind, item.entry_id) for item in node.catalogue.all()),
+        )
+        for node in nodes
+    ]
+
+
+def _allocate(placement: Placement, now: datetime) -> bool:
+    """Make the attempt, its allocations and its launch order, and move the run; False when somebody was faster."""
+    try:
+        with transaction.atomic():
+            run = Run.objects.select_for_update().get(pk=placement.run_id)
+            if run.state != RunState.QUEUED:
+                return False
+            attempt = _new_attempt(run, placement, now)
+            Allocation.objects.bulk_create(
+                Allocation(attempt=attempt, device_id=device_id, created_at=now) for device_id in placement.device_ids
+            )
+            Dispatch.objects.create(attempt=attempt, queue=attempt.node.queue, created_at=now)
+            move_run(run, RunState.ALLOCATED, f"Allocated on node {attempt.node.name}.", "scheduler")
+    except (IntegrityError, RunMoved) as error:
+        log.warning("allocation lost", run=placement.run_id, error=str(error))
+        return False
+    return True
+
+
+def _new_attempt(run: Run, placement: Placement, now: datetime) -> Attempt:
+    saved = latest_checkpoint(run)
+    run.epochs += 1
+    run.save(update_fields=["epochs"])
+    return Attempt.objects.create(
+        run=run,
+        epoch=run.epochs,
+        node_id=placement.node_id,
+        created_at=now,
+        lease_expires_at=now + timedelta(seconds=settings.OPPO_LEASE_S),
+        resume_from=saved,
+        start_step=saved.step if saved else 0,
+    )

@@ -1,0 +1,61 @@
+"""Launch orders on their way to the nodes' Celery queues: an outbox, sent after the commit and again while unclaimed.
+
+Delivery is at least once, or never when the broker is down; both are harmless (see `cycle`).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import cache
+
+import structlog
+from celery import Celery
+from django.conf import settings
+from django.db.models import F, Q
+from kombu.exceptions import OperationalError
+from oppo_contract.wire import LaunchOrder
+
+from oppo_platform import clock
+from oppo_platform.runs.models import AttemptState
+from oppo_platform.scheduling.models import Dispatch
+
+log = structlog.get_logger(__name__)
+
+TASK = "oppo.launch"
+MOST_AT_ONCE = 500
+
+
+@cache
+def broker(url: str) -> Celery:
+    """The sending side of Celery; the worker's app lives in the worker."""
+    app = Celery("oppo-platform", broker=url, set_as_current=False)
+    app.conf.update(
+        task_serializer="json",
+        accept_content=["json"],
+        task_ignore_result=True,
+        broker_connection_timeout=2.0,
+        broker_transport_options={"socket_timeout": 2.0, "socket_connect_timeout": 2.0},
+    )
+    return app
+
+
+def send_due() -> int:
+    """Send every order that was never sent, or is still unclaimed long after it was. Returns how many went out.
+
+    Call outside a transaction: the orders must have been committed before a node can act on them.
+    """
+    now = clock.now()
+    again = now - timedelta(seconds=settings.OPPO_REDISPATCH_S)
+    due = Dispatch.objects.filter(Q(sent_at__isnull=True) | Q(sent_at__lt=again), attempt__state=AttemptState.ALLOCATED)
+    sent = 0
+    for dispatch in due.select_related("attempt").order_by("pk")[:MOST_AT_ONCE]:
+        order = LaunchOrder(attempt_id=dispatch.attempt_id, epoch=dispatch.attempt.epoch)
+        try:
+            broker(settings.REDIS_URL).send_task(TASK, kwargs=order.model_dump(), queue=dispatch.queue, retry=False)
+        except OperationalError as error:
+            # The nodes' heartbeats carry the same orders; the next cycle tries again.
+            log.warning("broker unreachable, heartbeats will carry the orders", error=str(error))
+            return sent
+        Dispatch.objects.filter(pk=dispatch.pk).update(sent_at=now, sends=F("sends") + 1)
+        sent += 1
+    return sent

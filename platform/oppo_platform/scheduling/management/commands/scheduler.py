@@ -1,0 +1,75 @@
+"""The scheduler process: a cycle whenever something changed, and at least every two seconds."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+import psycopg
+import structlog
+from django.core.management.base import BaseCommand, CommandParser
+from django.db import DatabaseError, connection, connections
+
+from oppo_platform.notify import SCHEDULER
+from oppo_platform.scheduling.cycle import run_cycle
+
+log = structlog.get_logger(__name__)
+
+LONGEST_WAIT_S = 2.0
+
+
+class Command(BaseCommand):
+    """`manage.py scheduler` runs until SIGTERM or SIGINT; `--once` runs one cycle and prints what it did."""
+
+    help = "Allocate devices to waiting runs."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Only `--once`."""
+        parser.add_argument("--once", action="store_true", help="run one cycle and leave")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run cycles until told to stop."""
+        if options["once"]:
+            self.stdout.write(str(run_cycle()))
+            return
+        stop = threading.Event()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, lambda *_: stop.set())
+        listener = Listener()
+        while not stop.is_set():
+            try:
+                result = run_cycle()
+                if result is not None and (result.placed or result.fenced):
+                    log.info("cycle", placed=result.placed, fenced=result.fenced, waiting=result.waiting, sent=result.sent)
+                listener.wait(LONGEST_WAIT_S)
+            except (DatabaseError, psycopg.Error) as error:
+                # The database restarts or is away: everything is kept there, so come back when it answers.
+                log.warning("database away, trying again", error=str(error).strip())
+                listener.close()
+                connections.close_all()
+                stop.wait(LONGEST_WAIT_S)
+        listener.close()
+
+
+class Listener:
+    """A connection of its own that waits for a notification."""
+
+    def __init__(self) -> None:
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def wait(self, seconds: float) -> None:
+        """Return at the first notification, or after `seconds`."""
+        if self._connection is None:
+            params = connection.get_connection_params()
+            keys = ("dbname", "user", "password", "host", "port")
+            self._connection = psycopg.connect(**{k: params[k] for k in keys if k in params}, autocommit=True)
+            self._connection.execute(f"LISTEN {SCHEDULER}")
+        for _ in self._connection.notifies(timeout=seconds, stop_after=1):
+            pass
+
+    def close(self) -> None:
+        """Let go of the connection; the next `wait` makes a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
