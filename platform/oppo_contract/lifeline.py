@@ -172,24 +172,29 @@ def _become(argv: Sequence[str], user: str, stop_signal: int, guard_pid: int) ->
 
 def _stand_guard(pid: int, lifeline_fd: int, stop_signal: int, grace_s: float, wake_fd: int, asked: list[int]) -> int:
     """Wait for the program's end; stop it when the lifeline is cut or the guard was signalled. Returns its exit status."""
-    kill_at: float | None = None
+    kill_at = float("inf")
+    stopping = False
     watched = [lifeline_fd, wake_fd]
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
-        left = None if kill_at is None else max(0.0, kill_at - time.monotonic())
-        ready, _, _ = select.select(watched, [], [], left)
+        ready, _, _ = select.select(watched, [], [], None if kill_at == float("inf") else max(0.0, kill_at - time.monotonic()))
         if wake_fd in ready:
             os.read(wake_fd, 512)
-        if kill_at is not None and time.monotonic() >= kill_at:
-            os.kill(pid, signal.SIGKILL)
-            kill_at = None
-        elif kill_at is None and (asked or lifeline_fd in ready) and lifeline_fd in watched:
-            os.kill(pid, stop_signal)
-            kill_at = time.monotonic() + grace_s
+        lost = lifeline_fd in ready
+        if lost:
             watched = [wake_fd]
+        if (lost or asked) and not stopping:
+            os.kill(pid, stop_signal)
+            stopping = True
+            kill_at = time.monotonic() + grace_s
+        if lost:  # nobody is left who could lose patience
+            kill_at = min(kill_at, time.monotonic() + DEFAULT_GRACE_S)
+        if time.monotonic() >= kill_at:
+            os.kill(pid, signal.SIGKILL)
+            kill_at = float("inf")
 
 
 def guard(arguments: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ import psutil
 import psycopg
 import pytest
 import redis
+
 from oppo_contract.lifeline import LIFELINE_LOST, Lifeline, start_guarded
 from oppo_platform import embedded
 from oppo_platform.embedded.ports import remembered_port

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from oppo_contract.lifeline import Lifeline
-
 from oppo_platform.embedded.postgres import PostgresServer
 from oppo_platform.embedded.server import EmbeddedServer, ServerError
 from oppo_platform.embedded.valkey import ValkeyServer

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from oppo_contract.lifeline import start_guarded
-
 from oppo_platform.embedded.ports import remembered_port
 from oppo_platform.embedded.quarters import Quarters
 
@@ -37,7 +36,7 @@ class EmbeddedServer(ABC):
             self.quarters = Quarters.for_home(home)
         except OSError as error:
             raise ServerError(
-                f"cannot prepare a folder for {self.name}: {error}. Set DATABASE_URL and REDIS_URL to use your own servers instead."
+                f"cannot prepare a folder for {self.name}: {error}. Set DATABASE_URL and REDIS_URL to use servers of yours."
             ) from error
         self.throwaway = throwaway
         self.log = self.quarters.home / "logs" / f"{self.name}.log"

@@ -1,0 +1,223 @@
+"""The node agent: `python -m worker agent`. One process a node; everything else of the worker is its child.
+
+beat → launch what is unclaimed → collect what ended → sleep until the next beat, a message or a child's end
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+
+import structlog
+
+from oppo_contract.lifeline import Lifeline, inherited_lifeline, watch_lifeline
+from oppo_contract.wire import HEARTBEAT_S, LaunchOrder, NodeHeartbeat, NodeOrders, RunningAttempt
+from worker.catalogue import Catalogue
+from worker.consumer import LAUNCH_FD
+from worker.devices import device_reports
+from worker.folders import NodeIdentity, WorkerFolder
+from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
+
+LAUNCH_AGAIN_S = 5.0
+CONSUMER_AGAIN_S = 5.0
+STOP_WITHIN_S = 25.0
+
+log = structlog.get_logger("worker.agent")
+
+
+class Wake:
+    """A pipe that signals write to, so that `select` returns when a child ended or the agent shall stop."""
+
+    def __init__(self) -> None:
+        self.fd, write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(write_fd, False)
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        self.stop_asked = False
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+
+    def _stop(self, _number: int, _frame: object) -> None:
+        self.stop_asked = True
+
+    def drain(self) -> None:
+        """Empty the pipe."""
+        try:
+            os.read(self.fd, 4096)
+        except BlockingIOError:
+            return
+
+
+@dataclass(slots=True)
+class Supervisors:
+    """The supervisors of this node: the agent's children, and those that outlived an earlier agent."""
+
+    folder: WorkerFolder
+    children: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    launched_at: dict[int, float] = field(default_factory=dict)
+
+    def launch(self, order: LaunchOrder) -> None:
+        """Start a supervisor unless one lives or was started a moment ago. A needless one would end by itself."""
+        number, now = order.attempt_id, time.monotonic()
+        alive = number in self.children or self.folder.attempt(number).supervised() is not None
+        if alive or now - self.launched_at.get(number, float("-inf")) < LAUNCH_AGAIN_S:
+            return
+        self.launched_at[number] = now
+        lifeline = inherited_lifeline()  # none when the worker runs alone: then a supervisor may outlive its agent
+        self.children[number] = subprocess.Popen(
+            [sys.executable, "-m", "worker", "supervise", str(number), str(order.epoch)],
+            stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=() if lifeline is None else (lifeline,),
+        )  # fmt: skip
+        log.info("supervisor_launched", attempt=number, epoch=order.epoch)
+
+    def collect(self) -> None:
+        """Forget children that have ended, and start one for every attempt that a killed supervisor left behind."""
+        for number, child in list(self.children.items()):
+            if child.poll() is not None:
+                del self.children[number]
+                log.info("supervisor_ended", attempt=number, status=child.returncode)
+        for attempt in self.folder.attempts():
+            claim = attempt.kept_claim() if attempt.attempt_id not in self.children else None
+            if claim is not None and attempt.supervised() is None:
+                self.launch(LaunchOrder(attempt_id=attempt.attempt_id, epoch=claim.epoch))
+
+    def running(self) -> list[RunningAttempt]:
+        """Every attempt with a living supervisor."""
+        found = (attempt.supervised() for attempt in self.folder.attempts())
+        return [attempt for attempt in found if attempt is not None]
+
+    def stop(self, order: LaunchOrder | None = None) -> None:
+        """Ask one supervisor, or all, to save, report and go."""
+        for attempt in self.folder.attempts():
+            if order is None or attempt.attempt_id == order.attempt_id:
+                pid = attempt.supervisor_pid()
+                if pid is not None:
+                    os.kill(pid, signal.SIGTERM)
+
+    def wait_for_children(self, within_s: float) -> None:
+        """Wait until every child has ended, at most `within_s` seconds."""
+        deadline = time.monotonic() + within_s
+        for child in self.children.values():
+            try:
+                child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.warning("supervisor_left_behind", pid=child.pid)
+
+
+class Consumer:
+    """The Celery consumer as a child, started again when it dies; its orders come out of `fd`."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        self._lifeline = Lifeline()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._started_at = float("-inf")
+        self._rest = b""
+
+    def keep_alive(self) -> None:
+        """Start the consumer if it does not live, at most every few seconds."""
+        now = time.monotonic()
+        if (self._child is not None and self._child.poll() is None) or now - self._started_at < CONSUMER_AGAIN_S:
+            return
+        self._started_at = now
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "worker", "consume"],
+            env={**self._lifeline.environ(), LAUNCH_FD: str(self._write_fd)}, pass_fds=(self._lifeline.fd, self._write_fd),
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def orders(self) -> list[LaunchOrder]:
+        """What arrived since the last call."""
+        try:
+            self._rest += os.read(self.fd, 65536)
+        except BlockingIOError:
+            return []
+        *lines, self._rest = self._rest.split(b"\n")
+        pairs = (line.split() for line in lines)
+        return [LaunchOrder(attempt_id=int(attempt), epoch=int(epoch)) for attempt, epoch in pairs]
+
+    def stop(self) -> None:
+        """End the consumer."""
+        self._lifeline.cut()
+        if self._child is not None:
+            self._child.wait()
+
+
+class NodeAgent:
+    """Speaks for the node. `run` is its life."""
+
+    def __init__(self, folder: WorkerFolder, node: NodeIdentity) -> None:
+        self.api = PlatformApi(node.platform_url, node.node_token)
+        self.supervisors = Supervisors(folder)
+        self.consumer = Consumer()
+        self.catalogue = Catalogue(node.models_roots)
+        self.catalogue_due = True
+        self.away = False
+        self.wake = Wake()
+
+    def run(self, *, keep_attempts: bool) -> None:
+        """Work until SIGTERM; then stop the attempts too, unless they shall outlive the agent."""
+        next_beat = time.monotonic()
+        while not self.wake.stop_asked:
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + HEARTBEAT_S
+                self._beat()
+            self.supervisors.collect()
+            self.consumer.keep_alive()
+            select.select([self.wake.fd, self.consumer.fd], [], [], max(0.0, next_beat - time.monotonic()))
+            self.wake.drain()
+            for order in self.consumer.orders():
+                self.supervisors.launch(order)
+        self.consumer.stop()
+        if not keep_attempts:
+            self.supervisors.stop()
+            self.supervisors.wait_for_children(STOP_WITHIN_S)
+
+    def _beat(self) -> None:
+        """Report the node, and act on the reply."""
+        self.catalogue_due |= self.catalogue.refresh(wanted=self.catalogue_due)
+        report = NodeHeartbeat(
+            devices=device_reports(),
+            attempts=self.supervisors.running(),
+            catalogue=self.catalogue.entries if self.catalogue_due else None,
+        )
+        try:
+            orders = self.api.node_heartbeat(report)
+        except Unreachable as error:
+            if not self.away:
+                log.warning("platform_away", detail=str(error)[:200])
+            self.away = True
+            return
+        except (RefusedError, UnacceptableError) as error:
+            # Not a reason to end: attempts still run, and an administrator may let the node in again.
+            log.error("heartbeat_refused", detail=str(error)[:500])
+            return
+        self.away = False
+        self._obey(orders)
+
+    def _obey(self, orders: NodeOrders) -> None:
+        self.catalogue_due = orders.catalogue_wanted
+        for order in orders.stop:
+            self.supervisors.stop(order)
+        for order in orders.unclaimed:
+            self.supervisors.launch(order)
+
+
+def run_agent(*, keep_attempts: bool = False) -> int:
+    """The agent's main program. Ends with status 2 when the node has not joined."""
+    watch_lifeline()
+    folder = WorkerFolder.from_environment()
+    node = folder.identity()
+    if node is None:
+        sys.stderr.write("This node has not joined a platform yet. Run: oppo worker join URL TOKEN\n")
+        return 2
+    NodeAgent(folder, node).run(keep_attempts=keep_attempts)
+    return 0

@@ -1,0 +1,150 @@
+"""The engine's process: in a session of its own, below a guard, on a lifeline that its supervisor holds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from oppo_contract.lifeline import Lifeline, start_guarded
+from oppo_contract.wire import Claimed
+from worker.artifacts import ArtifactError, FileStore, check_manifest, path_of
+from worker.devices import engine_environment
+from worker.folders import AttemptFolder, NodeIdentity
+
+# An engine may have an environment of its own, say another torch build.
+ENGINE_COMMAND = "OPPO_ENGINE_COMMAND"
+# What the engine must not see: it needs no access to anything but its files.
+KEPT_FROM_ENGINE = ("DATABASE_URL", "REDIS_URL", "OPPO_", "DJANGO_")
+PATIENT_S = 24 * 3600.0
+GONE_WITHIN_S = 30.0
+LOOK_AGAIN_S = 0.05
+
+
+def engine_command(claimed: Claimed, folder: AttemptFolder, node: NodeIdentity) -> list[str]:
+    """The engine's command line (docs/interfaces.md); writes the spec file it names.
+
+    Raises:
+        ArtifactError: the run's folder or the checkpoint to resume from is not usable.
+    """
+    store = FileStore(claimed.artifact_url)
+    store.root.mkdir(parents=True, exist_ok=True)
+    folder.spec_file.write_text(json.dumps(claimed.spec))
+    program = shlex.split(os.environ.get(ENGINE_COMMAND, "")) or [sys.executable, "-m", "oppo_core"]
+    command = [*program, "--spec", str(folder.spec_file), "--out", str(store.root), "--events", str(folder.engine_events)]
+    for root in node.models_roots:
+        command += ["--root", str(root)]
+    if claimed.resume_from is not None:
+        checkpoint = _checkpoint_folder(claimed.resume_from.url, store, node)
+        check_manifest(checkpoint, claimed.resume_from.manifest_sha256)
+        command += ["--resume-from", str(checkpoint)]
+    resources = claimed.spec.get("resources")
+    threads = resources.get("cpu_threads") if isinstance(resources, dict) else None
+    return [*command, "--threads", str(threads)] if threads else command
+
+
+class EngineProcess:
+    """One engine, from start to the end of its last descendant."""
+
+    def __init__(self, command: list[str], folder: AttemptFolder, device_indices: list[int], on_end: Callable[[], None]) -> None:
+        self._lifeline = Lifeline()
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(KEPT_FROM_ENGINE)}
+        environment |= {"PYTHONUNBUFFERED": "1", **engine_environment(device_indices)}
+        with folder.log_file("stdout").open("ab") as output, folder.log_file("stderr").open("ab") as errors:
+            self._guard = start_guarded(
+                command,
+                self._lifeline.fd,
+                grace_s=PATIENT_S,
+                env=self._lifeline.environ(environment),
+                output=output,
+                errors=errors,
+                pass_lifeline=True,
+                cwd=folder.path,
+            )
+        folder.session_file.write_text(str(self._guard.pid))
+        self._on_end = on_end
+        threading.Thread(target=self._wait, name="engine-end", daemon=True).start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine's main process is gone."""
+        return self._guard.returncode is not None
+
+    @property
+    def exit_code(self) -> int:
+        """Its exit status; 128 + n when signal n ended it."""
+        code = self._guard.returncode
+        return code if code >= 0 else 128 - code
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM: finish the step, write a checkpoint, leave."""
+        self._guard.terminate()
+
+    def kill(self) -> None:
+        """End every process of the engine at once."""
+        kill_session(self._guard.pid)
+
+    def clear_away(self) -> None:
+        """After the end: make sure that no descendant is left on the devices, and let go of the lifeline."""
+        self._lifeline.cut()
+        kill_session(self._guard.pid)
+
+    def _wait(self) -> None:
+        self._guard.wait()
+        self._on_end()
+
+
+def kill_session(session: int, working_folder: Path | None = None) -> None:
+    """Kill every process of a session and wait until none is left.
+
+    Args:
+        session: its number.
+        working_folder: spare processes that work elsewhere; for a number that may be somebody else's by now.
+
+    Raises:
+        TimeoutError: a process does not die (it hangs in the kernel).
+    """
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while members := _members(session, working_folder):
+        for process in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {[process.pid for process in members]} of the engine do not end")
+        time.sleep(LOOK_AGAIN_S)
+
+
+def kill_leftover(folder: AttemptFolder) -> None:
+    """End what an engine whose supervisor was killed may have left. Raises TimeoutError, as `kill_session`."""
+    if folder.session_file.exists():
+        kill_session(int(folder.session_file.read_text()), folder.path)
+
+
+def _members(session: int, working_folder: Path | None) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) != session or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if working_folder is None or Path(process.cwd()) == working_folder:
+                found.append(process)
+        except (ProcessLookupError, PermissionError, psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def _checkpoint_folder(url: str, store: FileStore, node: NodeIdentity) -> Path:
+    if node.artifact_root:  # a fork resumes from another run's checkpoint
+        return FileStore(node.artifact_root).folder(url)
+    folder = path_of(url).resolve()
+    if not folder.is_relative_to(store.root.parent):
+        raise ArtifactError(f"{url} leads outside {store.root.parent}")
+    return folder

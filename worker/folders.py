@@ -1,0 +1,177 @@
+"""The worker's files: who the node is, and one folder an attempt, with its lock.
+
+OPPO_HOME/worker/node.json            the node's identity, 0600: it holds its token and the broker's password
+OPPO_HOME/worker/attempts/17/         lock, claim.json (0600), spec.json, engine.jsonl, supervisor.jsonl, stdout.log, …
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from oppo_contract.wire import Claimed, RunningAttempt
+
+LOCK_WITHIN_S = 1.0
+LOOK_AGAIN_S = 0.05
+
+
+class Record(BaseModel):
+    """A small file of ours."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class NodeIdentity(Record):
+    """What a node keeps from joining."""
+
+    platform_url: str
+    name: str
+    node_id: int
+    node_token: str
+    queue: str
+    broker_url: str
+    artifact_root: str = ""
+    models_roots: list[Path] = []
+
+
+class KeptClaim(Record):
+    """What a supervisor got from its claim; enough to report the attempt even after the supervisor was killed."""
+
+    epoch: int
+    claimed: Claimed
+
+
+class EngineEnd(Record):
+    """How the engine's process ended, and which signal it had been sent for the platform, if any."""
+
+    exit_code: int
+    signal: str | None = None
+    reason: str | None = None
+
+
+class AttemptFolder:
+    """Files of one attempt. They stay until its outcome is acknowledged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.attempt_id = int(path.name)
+        self.lock_file = path / "lock"
+        self.claim_file = path / "claim.json"
+        self.spec_file = path / "spec.json"
+        self.end_file = path / "end.json"
+        self.session_file = path / "session"
+        self.engine_events = path / "engine.jsonl"
+        self.supervisor_events = path / "supervisor.jsonl"
+
+    def log_file(self, stream: str) -> Path:
+        """What the engine wrote to `stdout` or `stderr`."""
+        return self.path / f"{stream}.log"
+
+    @contextmanager
+    def locked(self, epoch: int) -> Iterator[bool]:
+        """Hold the attempt's lock; yields False when another supervisor has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.lock_file.open("a+") as lock:
+            held = _lock_within(lock.fileno(), LOCK_WITHIN_S)
+            if held:
+                lock.truncate(0)
+                lock.write(f"{os.getpid()} {epoch}")
+                lock.flush()
+            yield held
+
+    def supervised(self) -> RunningAttempt | None:
+        """The attempt when a supervisor lives, else None."""
+        try:
+            with self.lock_file.open() as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    words = lock.read().split()
+                    return RunningAttempt(attempt_id=self.attempt_id, epoch=int(words[1])) if len(words) == 2 else None
+        except FileNotFoundError:
+            return None
+        return None
+
+    def supervisor_pid(self) -> int | None:
+        """Process id of the living supervisor."""
+        if self.supervised() is None:
+            return None
+        words = self.lock_file.read_text().split()
+        return int(words[0]) if words else None
+
+    def kept_claim(self) -> KeptClaim | None:
+        """The claim that an earlier supervisor left."""
+        return KeptClaim.model_validate_json(self.claim_file.read_bytes()) if self.claim_file.exists() else None
+
+    def engine_end(self) -> EngineEnd | None:
+        """How the engine ended, when a supervisor lived to see it."""
+        return EngineEnd.model_validate_json(self.end_file.read_bytes()) if self.end_file.exists() else None
+
+    def remove(self) -> None:
+        """Forget the attempt: everything is acknowledged, or it was never ours."""
+        if self.path.exists():
+            shutil.rmtree(self.path)
+
+
+class WorkerFolder:
+    """The worker's part of `OPPO_HOME`."""
+
+    def __init__(self, home: Path) -> None:
+        self.path = (home / "worker").resolve()
+        self.node_file = self.path / "node.json"
+        self.attempts_folder = self.path / "attempts"
+
+    @classmethod
+    def from_environment(cls) -> WorkerFolder:
+        """The folder below `OPPO_HOME` (default `.oppo`)."""
+        return cls(Path(os.environ.get("OPPO_HOME", "").strip() or ".oppo").expanduser())
+
+    def identity(self) -> NodeIdentity | None:
+        """Who the node is, or None before it joined."""
+        return NodeIdentity.model_validate_json(self.node_file.read_bytes()) if self.node_file.exists() else None
+
+    def keep_identity(self, identity: NodeIdentity) -> None:
+        """Remember who the node is."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(self.node_file, identity.model_dump_json(indent=1))
+
+    def attempt(self, attempt_id: int) -> AttemptFolder:
+        """The folder of an attempt, which need not exist yet."""
+        return AttemptFolder(self.attempts_folder / str(attempt_id))
+
+    def attempts(self) -> list[AttemptFolder]:
+        """Every attempt that has files here."""
+        if not self.attempts_folder.exists():
+            return []
+        return [AttemptFolder(path) for path in sorted(self.attempts_folder.iterdir()) if path.name.isdigit()]
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as out:
+        out.write(text)
+    fresh.replace(file)
+
+
+def _lock_within(descriptor: int, within_s: float) -> bool:
+    # The agent looks at locks with a shared one of its own for an instant; a supervisor must not mistake that for a rival.
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_AGAIN_S)
+        else:
+            return True

@@ -1,0 +1,38 @@
+"""How a node becomes part of a cluster: `oppo worker join URL TOKEN`."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+from oppo_contract.wire import Join
+from worker.devices import cpu_count, memory_bytes
+from worker.folders import NodeIdentity, WorkerFolder
+from worker.platform_api import PlatformApi
+
+
+def join_platform(
+    folder: WorkerFolder, platform_url: str, token: str, models_roots: list[Path], name: str | None = None
+) -> NodeIdentity:
+    """Join and remember the identity. Joining again replaces it.
+
+    Raises:
+        Unreachable, RefusedError, UnacceptableError: as every call to the platform.
+    """
+    host = socket.gethostname()
+    chosen = name or re.sub(r"[^A-Za-z0-9._-]", "-", host).strip("-._") or "node"
+    with PlatformApi(platform_url, token) as api:
+        joined = api.join(Join(name=chosen, hostname=host, cpus=cpu_count(), memory_bytes=memory_bytes()))
+    identity = NodeIdentity(
+        platform_url=platform_url.rstrip("/"),
+        name=chosen,
+        node_id=joined.node_id,
+        node_token=joined.node_token,
+        queue=joined.queue,
+        broker_url=joined.broker_url,
+        artifact_root=joined.artifact_root,
+        models_roots=[root.resolve() for root in models_roots],
+    )
+    folder.keep_identity(identity)
+    return identity

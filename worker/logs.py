@@ -1,0 +1,77 @@
+"""What the engine writes to its standard streams: kept in files, told to the platform line by line, bounded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from worker.folders import AttemptFolder
+from worker.outbox import OutboxWriter
+
+Stream = Literal["stdout", "stderr"]
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
+LAST_LINES = 50
+MAX_LINE_CHARS = 2000
+MAX_LINES_A_ROUND = 400
+MAX_BYTES_A_ROUND = 512 * 1024
+
+
+class LogTail:
+    """Follows both streams of one attempt into the supervisor's outbox; where it stands survives a restart."""
+
+    def __init__(self, folder: AttemptFolder, outbox: OutboxWriter) -> None:
+        self._folder = folder
+        self._outbox = outbox
+        self._state = folder.path / "tails.json"
+        self._offsets: dict[str, int] = json.loads(self._state.read_text()) if self._state.exists() else {}
+
+    def follow(self, *, ended: bool = False) -> None:
+        """Pass new whole lines on; with `ended` also a last one without its line break."""
+        moved = False
+        for stream in STREAMS:
+            file = self._folder.log_file(stream)
+            offset = self._offsets.get(stream, 0)
+            if not file.exists() or file.stat().st_size == offset:
+                continue
+            lines, self._offsets[stream] = _new_lines(file, offset, ended)
+            if lines:
+                self._outbox.log(stream, lines)
+            moved = True
+        if moved:
+            self._state.write_text(json.dumps(self._offsets))
+
+
+def last_lines(folder: AttemptFolder) -> list[str]:
+    """The end of what the engine wrote: its errors if it wrote any, else its output."""
+    for stream in ("stderr", "stdout"):
+        file = folder.log_file(stream)
+        if file.exists() and (lines := _tail(file)):
+            return lines
+    return []
+
+
+def _tail(file: Path) -> list[str]:
+    with file.open("rb") as content:
+        size = content.seek(0, 2)
+        content.seek(max(0, size - LAST_LINES * MAX_LINE_CHARS))
+        text = content.read().decode(errors="replace")
+    return [_clean(line) for line in text.split("\n") if line.strip()][-LAST_LINES:]
+
+
+def _new_lines(file: Path, offset: int, ended: bool) -> tuple[list[str], int]:
+    with file.open("rb") as content:
+        content.seek(offset)
+        block = content.read(MAX_BYTES_A_ROUND)
+        at_end = content.tell() == file.stat().st_size
+    whole = block if (ended and at_end) or len(block) == MAX_BYTES_A_ROUND else block[: block.rfind(b"\n") + 1]
+    lines = [_clean(line) for line in whole.decode(errors="replace").removesuffix("\n").split("\n")] if whole else []
+    if len(lines) > MAX_LINES_A_ROUND:
+        left_out = len(lines) - MAX_LINES_A_ROUND
+        lines = [f"… {left_out} lines were left out", *lines[-MAX_LINES_A_ROUND:]]
+    return lines, offset + len(whole)
+
+
+def _clean(line: str) -> str:
+    # PostgreSQL stores no NUL, and a progress bar's carriage returns keep only its last state.
+    return line.rpartition("\r")[2].replace("\0", "�")[:MAX_LINE_CHARS]

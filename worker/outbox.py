@@ -1,0 +1,145 @@
+"""Events on disk: appended by their producer, read from here in order, and kept until the platform has acknowledged them.
+
+Delivery is at least once (a batch whose answer was lost is sent again); ingest applies each number exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from oppo_contract.events import MAX_EVENT_BYTES, Event, LogEvent, parse_event
+from oppo_contract.wire import MAX_BATCH_BYTES, MAX_BATCH_EVENTS
+
+Producer = Literal["engine", "supervisor"]
+ENVELOPE_BYTES = 256  # what stands around the events of a batch
+READ_AHEAD_BYTES = 2 * MAX_BATCH_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One event as it travels, and as we understand it."""
+
+    event: Event
+    text: bytes
+
+
+class OutboxReader:
+    """Reads an outbox file that somebody else appends to. A last line without its line break is not there yet."""
+
+    def __init__(self, path: Path, producer: Producer) -> None:
+        self.path = path
+        self.producer = producer
+        self._offset = 0
+        self._last_seq = 0
+        self._waiting: deque[Line] = deque()
+
+    def batch(self, max_events: int = MAX_BATCH_EVENTS) -> list[Line]:
+        """The oldest events that are not acknowledged, as many as one request may hold; empty when there are none."""
+        self._read_on()
+        lines: list[Line] = []
+        size = ENVELOPE_BYTES
+        for line in self._waiting:
+            size += len(line.text) + 1
+            if lines and (size > MAX_BATCH_BYTES or len(lines) >= max_events):
+                break
+            lines.append(line)
+        return lines
+
+    def body(self, lines: list[Line]) -> bytes:
+        """An `EventBatch` of these lines, as JSON."""
+        return b'{"producer":"%s","events":[%s]}' % (self.producer.encode(), b",".join(line.text for line in lines))
+
+    def acknowledge(self, high_water: int) -> list[Event]:
+        """Forget events up to `high_water`; returns those that were waiting, oldest first."""
+        done: list[Event] = []
+        while self._waiting and self._waiting[0].event.seq <= high_water:
+            done.append(self._waiting.popleft().event)
+        return done
+
+    def rewind(self, expected_seq: int) -> None:
+        """Go back to an event that the platform misses.
+
+        Raises:
+            LookupError: the file does not hold it.
+        """
+        self._offset, self._last_seq = 0, 0
+        self._waiting.clear()
+        self._read_on(until_seq=expected_seq)
+        self.acknowledge(expected_seq - 1)
+        if not self._waiting or self._waiting[0].event.seq != expected_seq:
+            raise LookupError(f"{self.path} does not hold event {expected_seq} of the {self.producer}")
+
+    def replace_first(self, why: str) -> None:
+        """Put a log line in the place of the oldest event, which the platform does not take: numbers must stay without gaps."""
+        line = self._waiting[0]
+        self._waiting[0] = _stand_in(
+            self.producer, line.event.seq, f"event {line.event.seq} ({line.event.kind}) was left out: {why}"
+        )
+
+    def _read_on(self, until_seq: int = 0) -> None:
+        waiting_bytes = sum(len(line.text) for line in self._waiting)
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as content:
+            content.seek(self._offset)
+            while waiting_bytes < READ_AHEAD_BYTES or self._last_seq < until_seq:
+                text = content.readline()
+                if not text.endswith(b"\n"):
+                    return
+                self._offset = content.tell()
+                line = _read(self.producer, self._last_seq + 1, text[:-1])
+                self._last_seq = line.event.seq
+                if line.event.seq < until_seq:
+                    continue
+                self._waiting.append(line)
+                waiting_bytes += len(line.text)
+
+
+class OutboxWriter:
+    """The supervisor's own outbox: what it has to tell, numbered on where an earlier supervisor stopped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._next_seq = 1 + _drop_torn_line(path)
+
+    def log(self, stream: Literal["stdout", "stderr", "supervisor"], lines: list[str]) -> None:
+        """Append lines that the engine or the supervisor wrote."""
+        event = LogEvent(producer="supervisor", seq=self._next_seq, time=time.time(), stream=stream, lines=lines)
+        with self.path.open("ab") as out:
+            out.write(event.model_dump_json().encode() + b"\n")
+        self._next_seq += 1
+
+
+def _read(producer: Producer, expected_seq: int, text: bytes) -> Line:
+    if len(text) > MAX_EVENT_BYTES:
+        return _stand_in(producer, expected_seq, f"event {expected_seq} was left out: it is {len(text):,} bytes long")
+    try:
+        return Line(parse_event(text), text)
+    except ValidationError as error:
+        reason = error.errors(include_url=False, include_input=False)[0]
+        said = f"event {expected_seq} was left out: {reason['msg']} at {'.'.join(str(part) for part in reason['loc'])}"
+        return _stand_in(producer, expected_seq, said)
+
+
+def _stand_in(producer: Producer, seq: int, said: str) -> Line:
+    event = LogEvent(producer=producer, seq=seq, time=time.time(), stream="supervisor", lines=[said])
+    return Line(event, event.model_dump_json().encode())
+
+
+def _drop_torn_line(path: Path) -> int:
+    """Cut off a last line that was not written whole; returns the number of the last event."""
+    if not path.exists():
+        return 0
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) != len(content):
+        path.write_bytes(whole)
+    last = whole.splitlines()[-1:] or [b'{"seq": 0}']
+    return int(json.loads(last[0])["seq"])

@@ -1,0 +1,50 @@
+"""How an attempt ended, in the platform's words: a pure function of what was seen."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from oppo_contract.events import FinishedEvent
+from oppo_contract.wire import Outcome
+from worker.folders import EngineEnd
+
+REFUSED = 2  # the engine's exit status for a spec or command line that it does not take
+MAX_REASON = 3900
+Word = Literal["succeeded", "failed", "cancelled", "paused", "preempted", "engine_died"]
+STOPPED_FOR: dict[str | None, Word] = {"cancel": "cancelled", "pause": "paused", "preempt": "preempted"}
+
+
+def outcome_of(epoch: int, end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str]) -> Outcome:
+    """The report of an attempt.
+
+    Args:
+        epoch: the attempt's.
+        end: how the engine's process ended; None when its supervisor was killed before that.
+        finished: the engine's last event, if it wrote one.
+        last_lines: the end of its log.
+    """
+    word, reason = _word_and_reason(end, finished, last_lines)
+    code = end.exit_code if end is not None else None
+    return Outcome(epoch=epoch, outcome=word, exit_code=code, reason=reason[:MAX_REASON], last_log_lines=last_lines)
+
+
+def _word_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str]) -> tuple[Word, str]:
+    if finished is not None and finished.outcome != "stopped":  # it was faster than any wish
+        return finished.outcome, finished.reason
+    if end is None:
+        if finished is not None:
+            return "preempted", "its supervisor was killed while the engine stopped"
+        return "engine_died", "its supervisor was killed, and the engine died with it"
+    if end.signal is not None:
+        return STOPPED_FOR[end.signal], end.reason or (finished.reason if finished else f"ended on request to {end.signal}")
+    if finished is not None:
+        return "preempted", f"the engine stopped at step {finished.step}: {finished.reason}"
+    if end.exit_code == REFUSED:
+        return "failed", end.reason or "the engine refused the spec: " + " ".join(last_lines[-5:])
+    return "engine_died", end.reason or _death(end.exit_code, last_lines)
+
+
+def _death(exit_code: int, last_lines: list[str]) -> str:
+    how = f"was ended by signal {exit_code - 128}" if exit_code > 128 else f"ended with status {exit_code}"
+    said = f"; it last said: {last_lines[-1]}" if last_lines else ""
+    return f"the engine {how} without finishing{said}"

@@ -1,0 +1,154 @@
+"""Carries an attempt's events and checkpoints to the platform, for ever if need be. A thread of the supervisor.
+
+The engine's outbox and the supervisor's are two producers; each keeps its order. A checkpoint is registered after the event that
+announced it was taken. While the platform is away nothing is lost and nobody waits: the files grow, and are sent afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from oppo_contract.events import CheckpointEvent, Event, FinishedEvent, StartedEvent
+from oppo_contract.wire import CheckpointRegistration
+from worker.artifacts import ArtifactError, FileStore
+from worker.folders import AttemptFolder, KeptClaim
+from worker.logs import LogTail
+from worker.outbox import OutboxReader, OutboxWriter
+from worker.platform_api import GapError, PlatformApi, RefusedError, UnacceptableError, Unreachable
+
+LOOK_EVERY_S = 1.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+
+log = structlog.get_logger("worker.shipping")
+
+
+class Shipping:
+    """Ships what one attempt has on disk. `run` is the thread; the events below tell the supervisor what was seen."""
+
+    def __init__(self, folder: AttemptFolder, claim: KeptClaim, api: PlatformApi, on_started: Callable[[], None]) -> None:
+        self.attempt_id = folder.attempt_id
+        self.claim = claim
+        self.api = api
+        self.finished: FinishedEvent | None = None
+        self.complete = threading.Event()
+        self.store = FileStore(claim.claimed.artifact_url)
+        self.notes = OutboxWriter(folder.supervisor_events)
+        self._tail = LogTail(folder, self.notes)
+        self._engine = OutboxReader(folder.engine_events, "engine")
+        self._own = OutboxReader(folder.supervisor_events, "supervisor")
+        self._on_started = on_started
+        self._closing = threading.Event()
+        self._leaving = threading.Event()
+        self._seen_seq = 0
+        self._unregistered: list[CheckpointEvent] = []
+        self._note_lock = threading.Lock()
+
+    def note(self, text: str) -> None:
+        """Say something in the run's log."""
+        with self._note_lock:
+            self.notes.log("supervisor", [text])
+
+    def close(self) -> None:
+        """The engine has ended: nothing new will be written."""
+        self._closing.set()
+
+    def leave(self) -> None:
+        """Stop now; what is not sent stays on disk for a later supervisor."""
+        self._leaving.set()
+        self._closing.set()
+
+    def run(self) -> None:
+        """Look, send, wait; until everything is acknowledged after `close`, or `leave` was called."""
+        wait_s = FIRST_WAIT_S
+        while not self._leaving.is_set():
+            closing = self._closing.is_set()
+            with self._note_lock:
+                self._tail.follow(ended=closing)
+            try:
+                self._ship(self._engine)
+                self._register_checkpoints()
+                self._ship(self._own)
+            except Unreachable as error:
+                self._wait_out(error, wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                continue
+            except RefusedError as error:
+                log.warning("telemetry_refused", attempt=self.attempt_id, detail=str(error))
+                break
+            wait_s = FIRST_WAIT_S
+            if closing:
+                break
+            self._closing.wait(LOOK_EVERY_S)
+        self.complete.set()
+
+    def _ship(self, outbox: OutboxReader) -> None:
+        """Send all that waits in one outbox. Raises Unreachable or RefusedError."""
+        limit = 1000
+        while lines := outbox.batch(limit):
+            self._look_at([line.event for line in lines], outbox)
+            try:
+                high_water = self.api.send_events(self.attempt_id, outbox.body(lines))
+            except GapError as gap:
+                self._fill(outbox, gap.expected_seq)
+            except UnacceptableError as error:
+                if len(lines) == 1:
+                    log.warning("event_refused", attempt=self.attempt_id, seq=lines[0].event.seq, detail=str(error))
+                    outbox.replace_first(str(error)[:300])
+                limit = max(1, len(lines) // 2)
+            else:
+                taken = outbox.acknowledge(high_water)
+                self._unregistered += [event for event in taken if isinstance(event, CheckpointEvent)]
+                limit = 1000
+
+    def _look_at(self, events: list[Event], outbox: OutboxReader) -> None:
+        for event in events:
+            if outbox is not self._engine or event.seq <= self._seen_seq:
+                continue
+            self._seen_seq = event.seq
+            if isinstance(event, StartedEvent):
+                self._on_started()
+            elif isinstance(event, FinishedEvent):
+                self.finished = event
+
+    def _fill(self, outbox: OutboxReader, expected_seq: int) -> None:
+        try:
+            outbox.rewind(expected_seq)
+        except LookupError as error:  # the disk lost what the platform had not got; it cannot be sent by anybody
+            raise RefusedError(str(error), "ended") from error
+
+    def _register_checkpoints(self) -> None:
+        while self._unregistered:
+            event = self._unregistered[0]
+            folder = self._folder_of(event)
+            if folder is not None:
+                request = CheckpointRegistration(
+                    epoch=self.claim.epoch,
+                    step=event.step,
+                    url=folder.as_uri(),
+                    manifest_sha256=event.manifest_sha256,
+                    bytes=event.bytes,
+                )
+                try:
+                    self.api.register_checkpoint(self.attempt_id, request)
+                except (RefusedError, UnacceptableError) as error:
+                    log.warning("checkpoint_refused", attempt=self.attempt_id, step=event.step, detail=str(error))
+            self._unregistered.pop(0)
+
+    def _folder_of(self, event: CheckpointEvent) -> Path | None:
+        """The checkpoint's folder; None when the engine has replaced it by newer ones meanwhile, or it lies outside the run's."""
+        try:
+            folder = self.store.folder(f"{self.claim.claimed.artifact_url.rstrip('/')}/{event.folder}")
+        except ArtifactError as error:
+            log.warning("checkpoint_outside", attempt=self.attempt_id, detail=str(error))
+            return None
+        return folder if folder.is_dir() else None
+
+    def _wait_out(self, error: Unreachable, wait_s: float) -> None:
+        log.info("platform_away", attempt=self.attempt_id, detail=str(error)[:200])
+        wait_s = error.retry_after_s if error.retry_after_s is not None else wait_s * random.uniform(0.5, 1.0)  # noqa: S311
+        self._leaving.wait(wait_s)

@@ -1,0 +1,233 @@
+"""One attempt, from claim to outcome: `python -m worker supervise ATTEMPT EPOCH`.
+
+    claim → start the engine → heartbeat until it ends → ship the rest → report → forget
+
+Guarantees. The claim works once, so a duplicate or stale launch order ends here. The engine dies with this process (lifeline and
+kernel). It is killed before the lease can run out, so that the platform never gives its devices away while it computes. The
+outcome is sent when no process of the engine is left and every event is acknowledged. If this process is killed, the next one
+finds the claim in the attempt's folder, ships what is left and reports the death; it starts no engine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Literal
+
+import structlog
+
+from oppo_contract.lifeline import watch_lifeline
+from oppo_contract.wire import HEARTBEAT_S, AttemptHeartbeat, AttemptOrders, Outcome
+from worker.artifacts import ArtifactError
+from worker.engine_process import EngineProcess, engine_command, kill_leftover
+from worker.folders import AttemptFolder, EngineEnd, KeptClaim, NodeIdentity, WorkerFolder, write_private
+from worker.logs import last_lines
+from worker.outcomes import outcome_of
+from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
+from worker.shipping import Shipping
+
+LEASE_MARGIN = "OPPO_LEASE_MARGIN_S"
+DEFAULT_LEASE_MARGIN_S = 60.0
+CANCEL_WITHIN_S = 5.0  # from the wish to the engine's end; the wish may have waited a heartbeat, the outcome needs a moment
+OUTCOME_TAKES_S = 0.5
+STOP_WITHIN_S = 12.0  # when the node is shut down: time for a checkpoint
+LEAVE_WITHIN_S = 8.0  # and for shipping the rest
+LONGEST_WAIT_S = 30.0
+Signal = Literal["cancel", "pause", "preempt"]
+
+log = structlog.get_logger("worker.supervisor")
+
+
+class Supervisor:
+    """Supervises one claimed attempt. `run` is its life; other threads only set events."""
+
+    def __init__(self, folder: AttemptFolder, claim: KeptClaim, node: NodeIdentity) -> None:
+        self.folder, self.claim, self.node = folder, claim, node
+        token = claim.claimed.attempt_token
+        self.api = PlatformApi(node.platform_url, token)
+        self.shipping = Shipping(folder, claim, PlatformApi(node.platform_url, token), on_started=self._on_started)
+        self.engine: EngineProcess | None = None
+        self.engine_started = False
+        self.fenced = False
+        self.signal: Signal | None = None
+        self.reason: str | None = None
+        self.kill_at = float("inf")
+        self.lease_ends = time.monotonic() + claim.claimed.lease_s
+        self.leaving = threading.Event()
+        self._wake = threading.Event()
+
+    def run(self) -> None:
+        """Start the engine, watch it, ship, report. A kept claim of a dead supervisor is only shipped and reported."""
+        shipping = threading.Thread(target=self.shipping.run, name="shipping", daemon=True)
+        if self.folder.engine_end() is None and not self.folder.session_file.exists():
+            self._start_engine()
+        else:
+            kill_leftover(self.folder)
+        shipping.start()
+        if self.engine is not None:
+            self._watch(self.engine)
+        self._drain()
+        if self.shipping.complete.is_set():
+            self._report()
+
+    def stop(self) -> None:
+        """The node shuts down: save, requeue, go. Called from a signal handler, so it only sets flags."""
+        self.leaving.set()
+        self._wake.set()
+
+    def _start_engine(self) -> None:
+        try:
+            command = engine_command(self.claim.claimed, self.folder, self.node)
+        except (ArtifactError, OSError) as error:
+            self._keep_end(EngineEnd(exit_code=2, reason=str(error)))
+            return
+        self.engine = EngineProcess(command, self.folder, self.claim.claimed.device_indices, self._wake.set)
+        log.info("engine_started", attempt=self.folder.attempt_id, run=self.claim.claimed.run_id)
+
+    def _watch(self, engine: EngineProcess) -> None:
+        """Heartbeat every two seconds until the engine has ended, obeying what the replies say."""
+        next_beat = time.monotonic()
+        while not engine.ended:
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + HEARTBEAT_S
+                self._beat()
+            self._act(engine)
+            self._wake.wait(max(0.0, min(next_beat, self.kill_at) - time.monotonic()))
+            self._wake.clear()
+        engine.clear_away()
+        self._keep_end(EngineEnd(exit_code=engine.exit_code, signal=self.signal, reason=self.reason))
+        log.info("engine_ended", attempt=self.folder.attempt_id, exit_code=engine.exit_code, signal=self.signal)
+
+    def _beat(self) -> None:
+        """Renew the lease and take orders; without an answer everything goes on until the lease nears its end."""
+        sent_at = time.monotonic()
+        try:
+            orders = self.api.attempt_heartbeat(
+                self.folder.attempt_id, AttemptHeartbeat(epoch=self.claim.epoch, running=self.engine_started)
+            )
+        except Unreachable:
+            return
+        except (RefusedError, UnacceptableError) as error:
+            log.warning("fenced", attempt=self.folder.attempt_id, detail=str(error))
+            self.fenced = True
+            self.reason = f"the platform no longer owns up to this attempt: {error}"
+            return
+        self.lease_ends = sent_at + orders.lease_s
+        self._take_order(orders)
+
+    def _take_order(self, orders: AttemptOrders) -> None:
+        if orders.signal is None or self.engine is None or self.signal == orders.signal:
+            return
+        first = self.signal is None
+        self.signal = orders.signal
+        patience_s = orders.deadline_s
+        if orders.signal == "cancel":
+            patience_s = max(0.0, min(patience_s, CANCEL_WITHIN_S) - HEARTBEAT_S - OUTCOME_TAKES_S)
+        self.kill_at = min(self.kill_at, time.monotonic() + patience_s)
+        self.shipping.note(f"asked to {orders.signal}")
+        if first:
+            self.engine.ask_to_stop()
+
+    def _act(self, engine: EngineProcess) -> None:
+        """What time and circumstances demand: the node's shutdown, a lost lease, an engine that takes too long."""
+        now = time.monotonic()
+        if self.leaving.is_set() and self.signal is None:
+            self.signal, self.reason = "preempt", "the worker was shut down"
+            self.kill_at = now + STOP_WITHIN_S
+            engine.ask_to_stop()
+        if now >= self.lease_ends - lease_margin_s(self.claim.claimed.lease_s) and not self.fenced:
+            self.fenced = True
+            self.reason = "the platform could not be reached and the lease was about to end"
+        if self.fenced or now >= self.kill_at:
+            engine.kill()
+            self._wake.wait(HEARTBEAT_S)  # the end is noticed by another thread
+
+    def _drain(self) -> None:
+        """Wait until everything is acknowledged, renewing the lease meanwhile; a shutdown does not wait for ever."""
+        self.shipping.close()
+        leave_at = float("inf")
+        while not self.shipping.complete.wait(HEARTBEAT_S):
+            if not self.fenced:
+                self._beat()
+            if self.leaving.is_set():
+                leave_at = min(leave_at, time.monotonic() + LEAVE_WITHIN_S)
+            if time.monotonic() > leave_at:
+                self.shipping.leave()
+                return
+
+    def _report(self) -> None:
+        """Send the outcome until it is answered, then forget the attempt."""
+        end = self.folder.engine_end()
+        outcome = outcome_of(self.claim.epoch, end, self.shipping.finished, last_lines(self.folder))
+        wait_s = 0.5
+        while not self._reported(outcome):
+            if self.leaving.wait(wait_s):
+                return
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        self.folder.remove()
+
+    def _reported(self, outcome: Outcome) -> bool:
+        try:
+            self.api.report_outcome(self.folder.attempt_id, outcome)
+        except Unreachable as error:
+            log.info("platform_away", attempt=self.folder.attempt_id, detail=str(error)[:200])
+            return False
+        except (RefusedError, UnacceptableError) as error:
+            log.warning("outcome_refused", attempt=self.folder.attempt_id, outcome=outcome.outcome, detail=str(error))
+        return True
+
+    def _keep_end(self, end: EngineEnd) -> None:
+        write_private(self.folder.end_file, end.model_dump_json())
+
+    def _on_started(self) -> None:
+        self.engine_started = True
+        self._wake.set()
+
+
+def lease_margin_s(lease_s: float) -> float:
+    """How long before its lease ends an engine is killed, seconds: a minute, and for short leases a third."""
+    return min(float(os.environ.get(LEASE_MARGIN, DEFAULT_LEASE_MARGIN_S)), lease_s / 3)
+
+
+def claim_attempt(folder: AttemptFolder, epoch: int, node: NodeIdentity) -> KeptClaim | None:
+    """The attempt's claim: an earlier supervisor's, or a new one; None when it is not ours or nobody answers."""
+    kept = folder.kept_claim()
+    if kept is not None:
+        return kept
+    try:
+        with PlatformApi(node.platform_url, node.node_token) as api:
+            claimed = api.claim(folder.attempt_id, epoch)
+    except (RefusedError, UnacceptableError) as error:
+        log.info("claim_refused", attempt=folder.attempt_id, epoch=epoch, detail=str(error))
+        return None
+    except Unreachable as error:  # the next heartbeat lists the attempt again
+        log.info("platform_away", attempt=folder.attempt_id, detail=str(error)[:200])
+        return None
+    kept = KeptClaim(epoch=epoch, claimed=claimed)
+    write_private(folder.claim_file, kept.model_dump_json())
+    return kept
+
+
+def supervise(attempt_id: int, epoch: int) -> int:
+    """The supervisor's main program. Returns 0, also when the attempt turns out not to be ours."""
+    watch_lifeline()
+    worker = WorkerFolder.from_environment()
+    node = worker.identity()
+    if node is None:
+        raise SystemExit("this node has not joined a platform: oppo worker join URL TOKEN")
+    folder = worker.attempt(attempt_id)
+    with folder.locked(epoch) as held:
+        if not held:
+            return 0
+        claim = claim_attempt(folder, epoch, node)
+        if claim is None:
+            folder.remove()
+            return 0
+        supervisor = Supervisor(folder, claim, node)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: supervisor.stop())
+        supervisor.run()
+    return 0
