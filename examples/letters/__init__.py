@@ -1,0 +1,5 @@
+"""A small language task that a CPU learns in seconds: prompts, answers with a long tail of lengths, a learned reward.
+
+`python -m examples.letters.prepare --out DIR` (from a checkout) or `python -m oppo_cli._examples.letters.prepare --out
+DIR` (from a wheel) writes what the specs beside this folder name. The rule itself is `oppo_core.rules.letters:score`.
+"""

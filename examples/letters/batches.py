@@ -1,0 +1,49 @@
+"""Token rows of like length, padded together: what both trainings feed their models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from .vocabulary import EOS, PAD, token_id
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A prompt and an answer as token ids; `prompt_length` counts `<bos>` and `<sep>`."""
+
+    tokens: list[int]
+    prompt_length: int
+
+
+def encode_row(tokenizer: Tokenizer, prompt: str, answer: str, *, ended: bool = True) -> Row:
+    """`<bos> prompt <sep> answer <eos>`; without `<eos>` when not `ended`."""
+    head = tokenizer.encode(prompt).ids
+    body = tokenizer.encode(answer, add_special_tokens=False).ids
+    return Row(head + body + ([token_id(EOS)] if ended else []), len(head))
+
+
+def pad(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
+    """Right-padded tokens [N, T], positions [N, T] and lengths [N]."""
+    lengths_N = torch.tensor([len(row.tokens) for row in rows])
+    width = int(lengths_N.max())
+    tokens_NT = torch.tensor([row.tokens + [token_id(PAD)] * (width - len(row.tokens)) for row in rows])
+    return tokens_NT, torch.arange(width).expand(len(rows), width), lengths_N
+
+
+def like_lengths(items: Iterable[Item], length: Callable[[Item], int], budget: int) -> list[list[Item]]:
+    """Batches of items of like length, shortest first: at most `budget` padded tokens each, and never empty."""
+    batches: list[list[Item]] = []
+    for item in sorted(items, key=length):
+        if batches and (len(batches[-1]) + 1) * length(item) <= budget:
+            batches[-1].append(item)
+        else:
+            batches.append([item])
+    return batches

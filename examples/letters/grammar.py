@@ -1,0 +1,138 @@
+"""Where prompts and answers come from: a grammar with moods, and ways to spoil an answer.
+
+Lengths over the mix of prompts are long-tailed on purpose: the form asked for sets the scale (a note has some ten
+words, a saga three hundred), and the number of sentences varies within a form. An answer has one mood: a policy
+turns warmer mostly by choosing the mood early, so that the KL of a warm saga is not many times that of a warm note.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from oppo_core.rules.letters import ADJECTIVES, CLOSING, COLD, FORMS, NEUTRAL, NOUNS, STOP, TOPICS, VERBS, WARM, asked
+
+MAX_PROMPT_TOKENS = 16
+MAX_NEW_TOKENS = 384  # the <eos> included
+
+FORM_SHARES = {"note": 0.34, "letter": 0.54, "story": 0.03, "saga": 0.09}
+REQUESTS = (
+    "write a {form} about the {topic}",
+    "please write a {form} about the {topic}",
+    "write me a {form} about the {topic}",
+    "send us a {form} about the {topic} today",
+    "please write us a {form} about the {topic} now",
+)
+WORDS_A_SENTENCE = 8
+MAX_SENTENCES = (MAX_NEW_TOKENS - 2) // WORDS_A_SENTENCE  # the closing and <eos> must fit, too
+TYPICAL_TOPIC_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How an answer is written."""
+
+    warm: float  # share of warm adjectives
+    cold: float  # share of cold adjectives; the rest is neutral
+    on_topic: float = TYPICAL_TOPIC_SHARE  # share of nouns taken from the topic; the others are any noun
+
+
+MOODS = (Style(0.7, 0.1), Style(0.3, 0.3), Style(0.1, 0.7))
+
+
+def draw_prompt(rng: random.Random, *, held_out: bool = False) -> str:
+    """A request for some form and topic. A held-out one joins words and a topic that no training prompt joins."""
+    form = rng.choices(list(FORM_SHARES), list(FORM_SHARES.values()))[0]
+    topic = rng.randrange(len(TOPICS))
+    wordings = [words for words in range(len(REQUESTS)) if ((words + topic) % len(REQUESTS) == 0) == held_out]
+    return REQUESTS[rng.choice(wordings)].format(form=form, topic=list(TOPICS)[topic])
+
+
+def draw_answer(rng: random.Random, prompt: str) -> str:
+    """An answer as the pre-training data has it: one mood for the whole answer, a length that fits the form."""
+    return write(rng, prompt, rng.choice(MOODS), draw_sentences(rng, asked(prompt, FORMS)))
+
+
+def draw_sentences(rng: random.Random, form: str) -> int:
+    """The number of sentences of an answer of this form."""
+    if form == "note":
+        return rng.choice((1, 1, 1, 2))
+    if form == "letter":
+        return _clamp(4 * 2 ** rng.gauss(0, 0.25), 2, 8)
+    if form == "story":
+        return _clamp(12 * 2 ** rng.gauss(0, 0.3), 7, 22)
+    return _clamp(rng.gauss(40, 4.5), 26, MAX_SENTENCES)
+
+
+def write(rng: random.Random, prompt: str, style: Style, sentences: int) -> str:
+    """An answer of `sentences` sentences in this style, closing word included."""
+    nouns = TOPICS[asked(prompt, TOPICS)]
+    words: list[str] = []
+    for _ in range(sentences):
+        words += ["the", _adjective(rng, style), _noun(rng, style, nouns), rng.choice(VERBS)]
+        words += ["a", _adjective(rng, style), _noun(rng, style, nouns), STOP]
+    return " ".join([*words, CLOSING])
+
+
+def draw_odd_answer(rng: random.Random, prompt: str) -> str:
+    """An answer for the reward model's pairs: any warmth, any topic share, often a wrong length, sometimes spoilt.
+
+    Covers what a policy could try: cutting off, rambling, saying the same again, leaving the grammar.
+    """
+    warm, cold, neutral = (rng.gammavariate(0.6, 1) + 1e-9 for _ in range(3))
+    whole = warm + cold + neutral
+    style = Style(warm / whole, cold / whole, rng.choice((0.0, TYPICAL_TOPIC_SHARE, rng.random(), 1.0)))
+    sentences = draw_sentences(rng, asked(prompt, FORMS))
+    if rng.random() < 0.6:
+        sentences = _clamp(sentences * 2 ** rng.gauss(0, 1.0), 1, MAX_SENTENCES)
+    answer = write(rng, prompt, style, sentences)
+    return rng.choice(SPOILERS)(rng, answer) if rng.random() < 0.4 else answer
+
+
+def _cut(rng: random.Random, answer: str) -> str:
+    """Stop somewhere, without a closing."""
+    words = answer.split()
+    return " ".join(words[: rng.randint(1, len(words) - 1)])
+
+
+def _repeat(rng: random.Random, answer: str) -> str:
+    """Say one sentence again and again, from some point on."""
+    *sentences, closing = answer.split(f" {STOP} ")
+    start = rng.randrange(len(sentences))
+    again = [sentences[start]] * (len(sentences) - start)
+    return f" {STOP} ".join([*sentences[:start], *again, closing])
+
+
+def _ramble(rng: random.Random, answer: str) -> str:
+    """Go on after the end, until the limit is reached."""
+    words = answer.split()
+    return " ".join((words * (1 + MAX_NEW_TOKENS // len(words)))[: rng.choice((MAX_NEW_TOKENS, 2 * len(words)))][:MAX_NEW_TOKENS])
+
+
+def _scramble(rng: random.Random, answer: str) -> str:
+    """Put other words in the places of some, so that sentences break."""
+    share = rng.choice((0.02, 0.1, 0.5))
+    return " ".join(rng.choice(ADJECTIVES + NOUNS + VERBS) if rng.random() < share else word for word in answer.split())
+
+
+def _stammer(rng: random.Random, answer: str) -> str:
+    """Use the same adjective everywhere: warmth is fine, variety is not asked for, grammar must still hold."""
+    word = rng.choice(ADJECTIVES)
+    return " ".join(word if w in ADJECTIVES else w for w in answer.split())
+
+
+SPOILERS: tuple[Callable[[random.Random, str], str], ...] = (_cut, _repeat, _ramble, _scramble, _stammer)
+
+
+def _adjective(rng: random.Random, style: Style) -> str:
+    kind = rng.choices((WARM, COLD, NEUTRAL), (style.warm, style.cold, 1 - style.warm - style.cold))[0]
+    return rng.choice(kind)
+
+
+def _noun(rng: random.Random, style: Style, nouns: tuple[str, ...]) -> str:
+    return rng.choice(nouns if rng.random() < style.on_topic else NOUNS)
+
+
+def _clamp(value: float, low: int, high: int) -> int:
+    return min(max(round(value), low), high)
