@@ -21,7 +21,7 @@ from oppo_contract.spec import RunSpec
 from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.engine import Engine, Progress
 from oppo_core.metrics import Cohorts
-from oppo_core.models.folder import export_model, save_weights
+from oppo_core.models.folder import export_model, restore_weights, save_weights
 from oppo_core.rollout.sequence import Sequence
 
 FORMAT = 1
@@ -78,7 +78,7 @@ def restore(engine: Engine, folder: Path) -> None:
     if state["format"] != FORMAT:
         raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {FORMAT}")
     _refuse_changes(RunSpec.model_validate(state["spec"]), engine.spec)
-    engine.actor.network.load_state_dict(load_file(folder / "actor" / "model.safetensors"))
+    restore_weights(engine.actor.network, folder / "actor")
     engine.actor.optimizer.load_state(load_file(folder / "actor-optimizer.safetensors"))
     engine.progress = Progress(**state["progress"])
     engine.overcommit = OvercommitState(**state["overcommit"])

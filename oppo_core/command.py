@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
     from oppo_core.checkpoint import CheckpointError
     from oppo_core.engine import assemble
-    from oppo_core.models.folder import ModelFolderError
+    from oppo_core.models.errors import ModelFolderError
     from oppo_core.ppo.optimizer import NonFiniteError
     from oppo_core.rollout.prompts import PromptError
     from oppo_core.scoring.remote import ScorerError

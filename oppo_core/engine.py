@@ -16,7 +16,8 @@ from oppo_contract.spec import ModelSpec, RunSpec
 from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.journal import Journal
 from oppo_core.metrics import Cohorts
-from oppo_core.models.folder import ModelFolderError, find, load_model
+from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.folder import find, load_model
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
@@ -159,7 +160,8 @@ def check_contexts(spec: RunSpec, network: Network) -> None:
     longest = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     if network.context < longest:
         raise ModelFolderError(
-            f"a model's context is {network.context} tokens, but rollout.max_prompt_tokens + rollout.max_new_tokens is {longest}; lower one of them"
+            f"a model's context is {network.context} tokens, but rollout.max_prompt_tokens + rollout.max_new_tokens"
+            f" is {longest}; lower one of them"
         )
 
 

@@ -92,7 +92,8 @@ def begin_step(engine: Engine, version: int) -> None:
 def decode_batch(engine: Engine, version: int) -> Batch:
     """Decode chunk after chunk until B answers are ready, handing each chunk to the scorers; take the batch out of the pool."""
     torch.set_num_threads(engine.layout.decode_threads)
-    batch, finishers, chunk = Batch([]), [], 0
+    batch, chunk = Batch([]), 0
+    finishers: list[Sequence] = []
     start = time.monotonic()
     complete = engine.pool.is_complete(finishers)
     while not complete:

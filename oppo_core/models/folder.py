@@ -14,14 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from oppo_contract.spec import ModelSpec, TinyArchitecture
+from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny import Head, TinyTransformer, init_tiny
 
 TINY = "oppo_tiny"
-
-
-class ModelFolderError(ValueError):
-    """A model folder that cannot be used, with the reason and the way on."""
 
 
 def find(path: str, roots: list[Path]) -> Path:
@@ -129,6 +126,18 @@ def export_model(network: Network, folder: Path, source: Path | None, eos: int, 
         tokenizer = source / "tokenizer.json" if source is not None else None
         save_model(network, folder, tokenizer, eos_token_id=eos, pad_token_id=pad)
         return
-    from oppo_core.models.hugging import export_hugging
+    from oppo_core.models.hugging import HuggingNetwork, export_hugging
 
+    assert isinstance(network, HuggingNetwork)
     export_hugging(network, folder, source)
+
+
+def restore_weights(network: Network, folder: Path) -> None:
+    """Take back what `export_model` wrote."""
+    if isinstance(network, TinyTransformer):
+        network.load_state_dict(load_file(folder / "model.safetensors"))
+        return
+    from oppo_core.models.hugging import HuggingNetwork, restore_hugging
+
+    assert isinstance(network, HuggingNetwork)
+    restore_hugging(network, folder)

@@ -45,7 +45,7 @@ class ActorTrainer:
         for rows in ragged_batches([len(ids) for ids in tokens], self.ppo.micro_batch_tokens):
             logp, _ = self._forward([tokens[r] for r in rows], [prompt_lengths[r] for r in rows])
             sizes = [len(tokens[r]) - prompt_lengths[r] for r in rows]
-            for row, part in zip(rows, logp.split(sizes), strict=True):
+            for row, part in zip(rows, torch.split(logp, sizes), strict=True):
                 result[row] = part
         return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +38,7 @@ class Experience:
     weights: Tensor
 
 
-def padded(rows: list[list[float]] | list[NDArray[np.float64]] | list[Tensor]) -> Tensor:
+def padded(rows: Rows[list[float] | NDArray[np.float64] | Tensor]) -> Tensor:
     """Ragged rows as float64 [B, T], zeros behind."""
     width = max(len(row) for row in rows)
     out = torch.zeros(len(rows), width, dtype=torch.float64)

@@ -6,7 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Protocol
 
-from oppo_core.models.folder import ModelFolderError, read_config
+from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.folder import read_config
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -38,8 +39,9 @@ class ByteCodec:
         return [BOS] + [3 + byte % (self.vocab - 3) for byte in text.encode()]
 
     def decode(self, ids: list[int]) -> str:
-        """Bytes as text, the undecodable ones replaced; special tokens left out."""
-        return bytes((i - 3) % 256 for i in ids if i >= 3).decode(errors="replace")
+        """Bytes as text, what is undecodable or a control character replaced; special tokens left out."""
+        text = bytes((i - 3) % 256 for i in ids if i >= 3).decode(errors="replace")
+        return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 class FileCodec:

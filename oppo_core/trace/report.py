@@ -31,7 +31,7 @@ class StepTrace:
         `overlap_factor` = work of all processes ÷ window: 1 when nothing runs at the same time and nothing is idle.
         """
         length = self.window[1] - self.window[0]
-        metrics = {}
+        metrics: dict[str, float] = {}
         for device, share in busy_share(self.devices, self.spans, self.window).items():
             metrics |= {f"busy/{device}": share, f"bubble/{device}": 1 - share}
         for (device, cause), seconds in idle_by_cause(self.idle).items():
