@@ -127,8 +127,8 @@ def _serve(connection: Connection, build: Callable[[Recorder], ScorerSet], devic
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the engine closed the pipe or died
     except Exception as error:  # noqa: BLE001 - whatever it was, the engine must hear of it and stop
-        text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-        connection.send(Reply(None, text, *trace.take()))
+        traceback.print_exc()
+        connection.send(Reply(None, f"{type(error).__name__}: {error}", *trace.take()))
 
 
 def _perform(scorers: ScorerSet, name: str, arguments: tuple[Any, ...]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 
 from oppo_contract.events import IdleCause, Phase
 from oppo_core.trace.recorder import Span, Wait
@@ -95,7 +96,7 @@ def _explain(
     near = [r for r in others if r[0] < gap[1] and r[1] > gap[0]]
     edges = sorted({gap[0], gap[1], *(t for r in near_own + near for t in r[:2] if gap[0] < t < gap[1])})
     pieces: list[Idle] = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         middle = (start + end) / 2
         causes = [r[2] for r in near_own if r[0] <= middle < r[1]] or [r[2] for r in near if r[0] <= middle < r[1]]
         cause: IdleCause = causes[0] if causes else "unknown"
