@@ -17,11 +17,12 @@ ALLOWED = "x-allowed"  # a field's own words for its pattern, in its json_schema
 
 @dataclass(frozen=True, slots=True)
 class FieldNote:
-    """One field, for the documentation. `path` is dotted; `default` is JSON, None when a value must be given."""
+    """One field, for the documentation. `path` is dotted; `default` is JSON, None for a section and where one must be given."""
 
     path: str
     allowed: str
     default: str | None
+    is_required: bool
     description: str
     is_section: bool
 
@@ -118,8 +119,9 @@ class SpecSchema:
         for key, field in schema["properties"].items():
             inner = self.resolved(field)
             sections = [option for option in self.choices(inner) if option.get("type") == "object"]
-            default = None if key in schema.get("required", []) or "default" not in inner else json.dumps(inner["default"])
-            yield FieldNote(prefix + key, self.allowed(inner), default, inner.get("description", ""), bool(sections))
+            default = json.dumps(inner["default"]) if "default" in inner else None
+            required = key in schema.get("required", [])
+            yield FieldNote(prefix + key, self.allowed(inner), default, required, inner.get("description", ""), bool(sections))
             for section in sections:
                 yield from self.notes(section, f"{prefix}{key}.")
 

@@ -139,7 +139,7 @@ class Kl(Section):
         "reward", description="Subtract it from the per-token reward, or add it to the policy loss."
     )
     controller: Literal["fixed", "adaptive"] = Field("fixed", description="Keep the coefficient, or steer it towards `target`.")
-    target: Positive = Field(6.0, description="Wanted KL per sequence for the adaptive controller, nats.")
+    target: Positive = Field(0.1, description="Wanted mean KL per token for the adaptive controller, nats.")
     horizon: int = Field(10_000, ge=1, description="Sequences over which the adaptive controller corrects.")
 
 

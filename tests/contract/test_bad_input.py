@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from oppo_contract import SpecError, SpecProblem, load_spec
 from oppo_contract.problems import MAX_PROBLEMS
 from oppo_contract.spec import MAX_SPEC_BYTES

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
+
 from oppo_contract import RunSpec, load_spec
 from oppo_contract.fields import SpecSchema
 from oppo_contract.presets import PRESETS
 from oppo_contract.yaml_text import dump_yaml, load_yaml, parse_yaml
-from pydantic import ValidationError
-
 from tests.contract.strategies import valid_specs
 
 PLAIN = st.recursive(

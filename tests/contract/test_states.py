@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+
 from oppo_contract.states import ENDED, HOLDING_DEVICES, TRANSITIONS, RunState, may_move
 
 S = RunState

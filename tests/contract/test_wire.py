@@ -11,9 +11,10 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
+
 from oppo_contract import events, wire
 from oppo_contract.events import Event, StepEvent, Wire, parse_event
-from pydantic import ValidationError
 
 ENVELOPE = {"producer": "engine", "seq": 1, "time": 1.5}
 EXAMPLES: dict[str, dict[str, Any]] = {

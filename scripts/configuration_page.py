@@ -1,0 +1,91 @@
+"""Write docs/configuration.md from the fields of `RunSpec`; `make docs` runs it and a test compares the two."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from oppo_contract.fields import FieldNote, SpecSchema
+from oppo_contract.spec import MAX_SPEC_BYTES, RunSpec
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+# Wherever a model stands, it takes the same keys; they are listed once.
+LIKE_THE_ACTOR = ("models.reward.model.", "models.reference.", "models.critic.")
+HEAD = f"""\
+# Configuration
+
+One schema, `RunSpec`, is the form in the browser, the YAML file, the body of the API call and the engine's settings. This page
+is written from it by `make docs`; change `platform/oppo_contract/spec.py`, not this page.
+
+A run needs `name`, `steps`, `models.actor`, `models.reward` and `data.prompts`; everything else has a default:
+
+```yaml
+name: first run
+steps: 200
+models:
+  actor: {{path: models/actor}}
+  reward: {{model: {{path: models/reward}}}}
+data: {{prompts: prompts.jsonl}}
+```
+
+The text is YAML 1.2 (JSON is YAML, too): `1e-5` is a number, `off` is a word, a key stands once, there are no aliases and no
+tags, and it has at most {MAX_SPEC_BYTES // 1024} KiB. Values are not converted: `"1"` is not a number. Whatever is unknown or
+impossible is refused, all of it at once, with the field's path, the value, what is allowed and the nearest valid key:
+`oppo spec check FILE` tells, and so do the form and the API. `oppo spec schema` prints the JSON schema.
+
+Symbols such as B, Δ and C are explained in [algorithm.md](algorithm.md). *empty* means `null`.
+"""
+
+
+def page() -> str:
+    """The whole page as Markdown."""
+    notes = [note for note in SpecSchema(RunSpec.model_json_schema()).notes() if not note.path.startswith(LIKE_THE_ACTOR)]
+    by_section = sorted(enumerate(notes), key=lambda numbered: (_first_line(notes, _section(numbered[1])), numbered[0]))
+    parts = [HEAD]
+    for section, numbered in groupby(by_section, key=lambda numbered: _section(numbered[1])):
+        parts.append(_table(section, [note for _, note in numbered], notes))
+    return "\n".join(parts)
+
+
+def _section(note: FieldNote) -> str:
+    return note.path.rpartition(".")[0]
+
+
+def _first_line(notes: list[FieldNote], section: str) -> int:
+    # A section's table stands where the section is first named.
+    return next((number for number, note in enumerate(notes) if note.path == section), -1)
+
+
+def _table(section: str, fields: list[FieldNote], notes: list[FieldNote]) -> str:
+    meaning = next((note.description for note in notes if note.path == section), "The run as a whole.")
+    rows = [f"| `{note.path.rpartition('.')[2]}` | {_allowed(note)} | {_default(note)} | {note.description} |" for note in fields]
+    head = [
+        f"## `{section}`" if section else "## The run",
+        "",
+        meaning,
+        "",
+        "| key | allowed | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    return "\n".join([*head, *rows, ""])
+
+
+def _allowed(note: FieldNote) -> str:
+    if note.path.startswith("models.") and note.is_section and f"{note.path}." in LIKE_THE_ACTOR:
+        words, found, _ = note.allowed.partition(", or a mapping")
+        return f"{words}, or as `models.actor`" if found else "as `models.actor`"
+    if note.is_section:
+        return f"a section: [`{note.path}`](#{note.path.replace('.', '')})"
+    return note.allowed.removesuffix(", or null") + (", or empty" if note.allowed.endswith(", or null") else "")
+
+
+def _default(note: FieldNote) -> str:
+    if note.is_required:
+        return "**required**"
+    if note.default is None:
+        return ""
+    return "*empty*" if note.default == "null" else f"`{note.default.strip(chr(34))}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,124 @@
+"""The documentation says what is there: settings, metrics, events, states, phases and links."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from oppo_contract.events import Event, IdleCause, Phase
+from oppo_contract.states import RunState
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+# Named here because they are only told when there is something to tell: what a bubble was due to, and a step after a checkpoint.
+ONLY_SOMETIMES = re.compile(r"idle_s/|timing_s/save_checkpoint$|oppo/behaviour_prox_kl/|oppo/length_bias$")
+TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "context": 64, "vocab": 64}}
+SPEC = {
+    "name": "documented",
+    "steps": 3,
+    "models": {"actor": TINY, "reward": {"model": TINY}},
+    "data": {"prompts": "prompts.jsonl"},
+    "ppo": {"batch_size": 4},
+    "rollout": {"max_new_tokens": 24, "max_prompt_tokens": 16},
+    "overlap": {"overcommit": {"initial": 2, "max": 4}},
+}
+
+
+def text_of(page: str) -> str:
+    """A documentation page."""
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def expanded(name: str) -> list[str]:
+    """`a/{x,y}` as `a/x` and `a/y`; `{device}` and `{cause}` stay."""
+    parts = re.split(r"\{([a-z0-9_]+(?:,[a-z0-9_]+)+)\}", name)
+    return ["".join(choice) for choice in product(*(part.split(",") if i % 2 else [part] for i, part in enumerate(parts)))]
+
+
+def documented_metrics() -> set[str]:
+    """Names in the first column of the tables of docs/metrics.md, before its lists of phases and causes."""
+    tables = text_of("docs/metrics.md").partition("### Phases")[0]
+    cells = [line.split("|")[1] for line in tables.splitlines() if line.startswith("| `")]
+    return {name for cell in cells for quoted in re.findall(r"`([^`]+)`", cell) for name in expanded(quoted)}
+
+
+@pytest.fixture(scope="module")
+def emitted(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Names that a real run of three steps emits, its devices and idle causes replaced by their placeholders."""
+    folder = tmp_path_factory.mktemp("engine")
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(8)), encoding="utf-8")
+    (folder / "spec.json").write_text(json.dumps(SPEC), encoding="utf-8")
+    command = [sys.executable, "-m", "oppo_core", "--spec", "spec.json", "--out", "out", "--events", "events.jsonl"]
+    paths = os.pathsep.join([str(ROOT / "platform"), str(ROOT)])
+    subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, check=True, timeout=120)
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    names = {name for event in events if event["kind"] == "step" for name in event["metrics"]}
+    return {re.sub(r"^idle_s/.*/[a-z]+$", "idle_s/{device}/{cause}", re.sub(r"cpu:\d+", "{device}", name)) for name in names}
+
+
+def test_every_metric_is_documented(emitted: set[str]) -> None:
+    assert sorted(emitted - documented_metrics()) == []
+
+
+def test_no_metric_is_documented_that_does_not_exist(emitted: set[str]) -> None:
+    assert sorted(name for name in documented_metrics() - emitted if not ONLY_SOMETIMES.search(name)) == []
+
+
+def test_the_configuration_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import configuration_page
+
+    assert configuration_page.PAGE.read_text(encoding="utf-8") == configuration_page.page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("word", [*get_args(Phase), *get_args(IdleCause)])
+def test_every_phase_and_idle_cause_is_explained(word: str) -> None:
+    assert f"`{word}`" in text_of("docs/metrics.md").partition("### Phases")[2]
+
+
+@pytest.mark.parametrize("state", RunState)
+def test_every_state_is_explained(state: RunState) -> None:
+    assert f"| `{state}` |" in text_of("ARCHITECTURE.md")
+
+
+@pytest.mark.parametrize("kind", [event.model_fields["kind"].default for event in get_args(get_args(Event)[0])])
+def test_every_event_is_explained(kind: str) -> None:
+    assert f"| `{kind}` |" in text_of("ARCHITECTURE.md")
+
+
+def anchor(heading: str) -> str:
+    """A heading's anchor, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, section = target.partition("#")
+        other = (page.parent / name).resolve() if name else page
+        headings = (
+            re.findall(r"^#+ (.*)$", other.read_text(encoding="utf-8"), re.MULTILINE)
+            if other.suffix == ".md" and other.exists()
+            else []
+        )
+        if not other.exists() or (section and section not in map(anchor, headings)):
+            broken.append(target)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_make_targets_that_are_named_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
+    named = set(re.findall(r"`make ([a-z-]+)", page.read_text(encoding="utf-8")))
+    assert named <= targets
