@@ -41,6 +41,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def django_db_modify_db_settings(database_url: str, django_db_modify_db_settings_parallel_suffix: None) -> None:
     """Point Django at that PostgreSQL, before pytest-django creates its test database there."""
     from django.db import connections
+
     from oppo_platform import environment
 
     entry = environment.database(database_url)

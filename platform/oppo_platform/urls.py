@@ -3,11 +3,18 @@
 from django.urls import include, path
 
 from oppo_platform.accounts import views as accounts
+from oppo_platform.api.auth import unlocked
+from oppo_platform.api.browser import api
+from oppo_platform.api.stream import stream
+from oppo_platform.api.worker import worker_api
 from oppo_platform.web.health import healthz
 
 urlpatterns = [
     path("healthz", healthz, name="healthz"),
     path("login-link/<str:token>", accounts.login_link, name="login-link"),
     path("accounts/", include("allauth.account.urls")),
+    path("api/v1/stream", stream, name="stream"),
+    path("api/v1/", unlocked(api.urls)),
+    path("api/worker/v1/", unlocked(worker_api.urls)),
     path("", include("oppo_platform.pages.urls")),
 ]

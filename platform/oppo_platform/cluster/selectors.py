@@ -30,7 +30,7 @@ def catalogue_ids(kind: str) -> list[str]:
 
 
 def nodes_overview(user: User) -> list[dict[str, Any]]:
-    """Every node with its devices: `{name, hostname, live, last_seen_at, devices: [{index, kind, model, state, busy_share, run}]}`.
+    """Every node: `{name, hostname, live, last_seen_at, devices: [{index, kind, model, state, busy_share, run}]}`.
 
     `run` is `{id, name}` of the run on the device; for another team's run both are None; `run` itself is None when it is free.
     """

@@ -9,8 +9,8 @@ from datetime import timedelta
 
 from django.conf import settings
 from django.db import transaction
-from oppo_contract import wire
 
+from oppo_contract import wire
 from oppo_platform import clock
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, JoinToken, Node
 from oppo_platform.notify import wake_scheduler

@@ -12,9 +12,9 @@ from typing import Literal
 
 from django.conf import settings
 from django.db import transaction
+
 from oppo_contract import wire
 from oppo_contract.states import RunState
-
 from oppo_platform import clock
 from oppo_platform.cluster.models import Device, DeviceState, Node
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Checkpoint, Run

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q
+
 from oppo_contract.states import RunState
 
 STATES = [(state.value, state.value) for state in RunState]

@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from django.db.models import QuerySet
-from oppo_contract.states import HOLDING_DEVICES, RunState
 
+from oppo_contract.states import HOLDING_DEVICES, RunState
 from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
 from oppo_platform.runs.models import Project, Run, Transition

@@ -7,12 +7,12 @@ from collections import Counter
 from typing import Any
 
 from django.db import transaction
+
 from oppo_contract.presets import PRESETS
 from oppo_contract.problems import SpecError, SpecProblem
 from oppo_contract.spec import MAX_SPEC_BYTES, RunSpec, load_spec
 from oppo_contract.states import ENDED, RunState
 from oppo_contract.yaml_text import load_yaml
-
 from oppo_platform import clock
 from oppo_platform.accounts.models import User
 from oppo_platform.cluster.models import DeviceState

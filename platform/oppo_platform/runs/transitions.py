@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from django.db import transaction
 from django.db.models import F
-from oppo_contract.states import ENDED, RunState, may_move
 
+from oppo_contract.states import ENDED, RunState, may_move
 from oppo_platform import clock
 from oppo_platform.notify import run_changed, wake_scheduler
 from oppo_platform.runs.models import Run, Transition

@@ -14,8 +14,8 @@ import structlog
 from django.conf import settings
 from django.db import IntegrityError, connection, transaction
 from django.db.models import F, Prefetch, Q
-from oppo_contract.states import RunState
 
+from oppo_contract.states import RunState
 from oppo_platform import clock
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState
 from oppo_platform.cluster.selectors import live_nodes

@@ -13,8 +13,8 @@ from celery import Celery
 from django.conf import settings
 from django.db.models import F, Q
 from kombu.exceptions import OperationalError
-from oppo_contract.wire import LaunchOrder
 
+from oppo_contract.wire import LaunchOrder
 from oppo_platform import clock
 from oppo_platform.runs.models import AttemptState
 from oppo_platform.scheduling.models import Dispatch

@@ -1,0 +1,72 @@
+"""Who is asking: a person by session or API token, a worker by one of its three tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from ninja.security import HttpBearer, SessionAuth
+
+from oppo_platform.accounts.models import User
+from oppo_platform.accounts.services import user_of_api_token
+from oppo_platform.cluster.models import Node
+from oppo_platform.cluster.services import is_join_token, node_of_token
+from oppo_platform.runs.models import Attempt
+from oppo_platform.tokens import parse_token, same_digest
+
+
+class ApiToken(HttpBearer):
+    """A person's token; the user it yields sees the token's team only."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> User | None:
+        """The user, or None."""
+        return user_of_api_token(token)
+
+
+class JoinTokenAuth(HttpBearer):
+    """A worker that wants to join."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> bool | None:
+        """True, or None."""
+        return is_join_token(token) or None
+
+
+class NodeAuth(HttpBearer):
+    """A node's agent."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> Node | None:
+        """The node, or None."""
+        return node_of_token(token)
+
+
+class AttemptAuth(HttpBearer):
+    """An attempt's supervisor. Whether the attempt still counts is decided by the call, not here."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> Attempt | None:
+        """The attempt, or None."""
+        parsed = parse_token(token, "attempt")
+        found = Attempt.objects.filter(token_prefix=parsed[0]).first() if parsed else None
+        return found if parsed and found and same_digest(found.token_digest, parsed[1]) else None
+
+
+# Descriptions of the API, which ninja serves without an authenticator: they stay behind the gate.
+NINJAS_OWN = ("openapi-json", "openapi-view", "api-root")
+# A cookie needs a CSRF token for writes (ninja checks that), a Bearer token does not.
+PERSON: list[Any] = [ApiToken(), SessionAuth()]
+
+
+def person_of(request: HttpRequest) -> User | None:
+    """The person behind a request that ninja does not handle: by Bearer token if there is one, otherwise by session."""
+    header = request.headers.get("Authorization", "")
+    if header:
+        scheme, _, token = header.partition(" ")
+        return user_of_api_token(token.strip()) if scheme.lower() == "bearer" else None
+    return request.user if request.user.is_authenticated else None
+
+
+def unlocked(urls: Any) -> Any:
+    """An API's addresses, past the login page's gate: every operation has its own authenticator and answers 401 without."""
+    for pattern in urls[0]:
+        if pattern.name not in NINJAS_OWN:
+            pattern.callback.login_required = False
+    return urls

@@ -1,0 +1,181 @@
+"""The JSON API of browsers and notebooks, `/api/v1/…` (docs/interfaces.md). The live stream is `api.stream`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest
+from ninja import NinjaAPI, Schema, Status
+from pydantic import ConfigDict
+
+from oppo_contract.problems import SpecError, SpecProblem
+from oppo_contract.spec import RunSpec
+from oppo_contract.states import RunState
+from oppo_contract.yaml_text import dump_yaml
+from oppo_platform.accounts.access import may_cancel, may_submit, visible_projects
+from oppo_platform.accounts.models import User
+from oppo_platform.api.auth import PERSON
+from oppo_platform.api.problems import install, problem
+from oppo_platform.runs import selectors as runs
+from oppo_platform.runs.models import Project, Run
+from oppo_platform.runs.services import cancel_run, check_spec, submit_run
+from oppo_platform.telemetry import selectors as telemetry
+from oppo_platform.telemetry.comparison import compare
+
+MOST_KEYS = 100
+MOST_COMPARED = 100
+LARGEST_ID = 2**63 - 1
+
+api = NinjaAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, urls_namespace="api")
+install(api)
+
+
+class SpecBody(Schema):
+    """A spec as YAML text or as JSON, and the project (id or name) it is meant for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    yaml: str | None = None
+    spec: dict[str, Any] | None = None
+    project: int | str | None = None
+
+    def checked(self) -> RunSpec:
+        """The spec; raises `SpecError`."""
+        if (self.yaml is None) == (self.spec is None):
+            raise SpecError([SpecProblem("", "give either `yaml` or `spec`")])
+        return check_spec(yaml=self.yaml, data=self.spec)
+
+
+@api.post("runs/validate", summary="Check a spec without submitting it; always 200")
+def validate(request: HttpRequest, body: SpecBody) -> dict[str, Any]:
+    """`{"ok", "problems", "spec", "yaml"}`: the spec with every default filled in when it is fine."""
+    try:
+        spec = body.checked().model_dump(mode="json")
+    except SpecError as error:
+        return {"ok": False, "problems": [p.as_dict() for p in error.problems], "spec": None, "yaml": None}
+    return {"ok": True, "problems": [], "spec": spec, "yaml": dump_yaml(spec)}
+
+
+@api.post("runs", summary="Submit a run")
+def submit(request: HttpRequest, body: SpecBody) -> Any:
+    """201 with the queued run; 422 with every complaint; 403 for viewers."""
+    user = _user(request)
+    project = _project(user, body.project)
+    if not may_submit(user, project):
+        raise PermissionDenied(f"You may look at {project.team.name}'s runs, but not submit any.")
+    run = submit_run(user, project, body.checked())
+    return Status(201, {"id": run.pk, "url": runs.run_url(run.pk), "name": run.name, "state": run.state})
+
+
+@api.get("runs", summary="Runs of your teams, newest first")
+def list_runs(
+    request: HttpRequest, state: str = "", project: str = "", limit: int = 50, after: int | None = None
+) -> runs.RunList | Any:
+    """`state` takes several, separated by commas."""
+    states = [word for word in state.split(",") if word]
+    unknown = [word for word in states if word not in set(RunState)]
+    if unknown:
+        return problem(422, f"There is no state {unknown[0]}; states are {', '.join(RunState)}.")
+    wanted = _project(_user(request), project) if project else None
+    return runs.list_runs(_user(request), states=states, project=wanted, limit=limit, after=after)
+
+
+@api.get("runs/{int:run_id}", summary="One run")
+def show(request: HttpRequest, run_id: int) -> runs.RunSummary:
+    """The run's summary."""
+    return runs.run_summary(_run(request, run_id))
+
+
+@api.post("runs/{int:run_id}/cancel", summary="Cancel a run")
+def cancel(request: HttpRequest, run_id: int) -> runs.RunSummary:
+    """At once when it waits; otherwise its engine is told by the next heartbeat. A run that has ended stays as it is."""
+    user = _user(request)
+    if not may_cancel(user, _run(request, run_id)):
+        raise PermissionDenied("Only maintainers cancel other people's runs.")
+    cancel_run(run_id, f"user:{user.username}")
+    return runs.run_summary(_run(request, run_id))
+
+
+@api.get("runs/{int:run_id}/metrics", summary="Series of a run")
+def metrics(
+    request: HttpRequest, run_id: int, keys: str, x: telemetry.Axis = "step", max_points: int = 2000, since_step: int = 0
+) -> telemetry.Metrics | Any:
+    """`keys` separated by commas; one that ends in `*` stands for all that begin so. Spikes survive thinning."""
+    return telemetry.metrics(_run(request, run_id), _keys(keys), x, max_points, since_step)
+
+
+@api.get("runs/{int:run_id}/timeline", summary="What every device did, at most 50 steps")
+def timeline(request: HttpRequest, run_id: int, from_step: int | None = None, to_step: int | None = None) -> dict[str, Any]:
+    """The newest steps, or those from `from_step` on."""
+    return telemetry.timeline(_run(request, run_id), from_step, to_step)
+
+
+@api.get("runs/{int:run_id}/decisions", summary="What the controllers decided, and why")
+def decisions(request: HttpRequest, run_id: int) -> dict[str, Any]:
+    """In the order of steps."""
+    return {"items": telemetry.decisions(_run(request, run_id))}
+
+
+@api.get("runs/{int:run_id}/samples", summary="Recorded answers")
+def samples(request: HttpRequest, run_id: int, step: int | None = None, limit: int = 20) -> dict[str, Any]:
+    """Newest step first. Texts are what a model wrote: show them as text."""
+    return {"items": telemetry.samples(_run(request, run_id), step, limit)}
+
+
+@api.get("runs/{int:run_id}/logs", summary="Log lines of a run")
+def logs(request: HttpRequest, run_id: int, after: int = 0) -> dict[str, Any]:
+    """The last thousand lines, or the next thousand after `after`."""
+    return telemetry.logs(_run(request, run_id), after)
+
+
+@api.get("compare", summary="Runs side by side; the first is the baseline")
+def compare_runs(
+    request: HttpRequest, runs: str, keys: str = "", x: telemetry.Axis = "step", target: float | None = None
+) -> dict[str, Any] | Any:
+    """Curves, time to the target, speed-up, differing configuration and figures."""
+    ids = parse_ids(runs)
+    if not ids or len(ids) > MOST_COMPARED:
+        return problem(422, f"Give 1 to {MOST_COMPARED} run ids, separated by commas.")
+    return compare(get_runs(_user(request), ids), _keys(keys), x, target)
+
+
+def parse_ids(text: str) -> list[int]:
+    """Run ids from `1,2,3`. Raises `Run.DoesNotExist` for what cannot be an id."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if any(not word.isascii() or not word.isdigit() or int(word) > LARGEST_ID for word in words):
+        raise Run.DoesNotExist("No run has such an id.")
+    return [int(word) for word in words]
+
+
+def get_runs(user: User, ids: list[int]) -> list[Run]:
+    """Runs in the order asked for; raises `Run.DoesNotExist`."""
+    return runs.get_runs(user, ids)
+
+
+def _keys(text: str) -> list[str]:
+    return [key.strip() for key in text.split(",") if key.strip()][:MOST_KEYS]
+
+
+def _user(request: HttpRequest) -> User:
+    return request.auth  # type: ignore[attr-defined]  # ninja puts what the authenticator returned there
+
+
+def _run(request: HttpRequest, run_id: int) -> Run:
+    if run_id > LARGEST_ID:
+        raise Run.DoesNotExist
+    return runs.get_run(_user(request), run_id)
+
+
+def _project(user: User, wanted: int | str | None) -> Project:
+    """By id or name among the user's projects; the only one, or the first by name, when not given."""
+    projects = visible_projects(user)
+    if wanted is None or wanted == "":
+        project = projects.first()
+    elif str(wanted).isdigit():
+        project = projects.filter(pk=int(wanted)).first() if int(wanted) <= LARGEST_ID else None
+    else:
+        project = projects.filter(name=wanted).first()
+    if project is None:
+        raise Project.DoesNotExist
+    return project

@@ -1,0 +1,60 @@
+"""Errors as problem details (RFC 9457), the same for both APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
+
+from oppo_contract.problems import SpecError, SpecProblem
+
+
+def problem(status: int, detail: str, errors: Sequence[SpecProblem] = (), **more: Any) -> JsonResponse:
+    """`{"type", "title", "status", "detail", "errors"}` with the media type that RFC 9457 wants."""
+    body = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "errors": [error.as_dict() for error in errors],
+        **more,
+    }
+    return JsonResponse(body, status=status, content_type="application/problem+json")
+
+
+def unauthenticated(detail: str = "Log in, or send a token as `Authorization: Bearer …`.") -> JsonResponse:
+    """401 with the challenge that HTTP asks for."""
+    answer = problem(401, detail)
+    answer.headers["WWW-Authenticate"] = "Bearer"
+    return answer
+
+
+def spec_refused(error: SpecError) -> JsonResponse:
+    """422 with every complaint about a spec."""
+    count = len(error.problems)
+    return problem(422, f"The spec has {count} problem{'s' if count != 1 else ''}.", error.problems)
+
+
+def install(api: NinjaAPI) -> None:
+    """Let an API answer every foreseen error as a problem; what is not foreseen stays a 500 and a log entry."""
+
+    def invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
+        told = [SpecProblem(".".join(map(str, e["loc"][1:])), e["msg"]) for e in error.errors]
+        return problem(422, "The request could not be understood.", told)
+
+    def gone(request: HttpRequest, error: Exception) -> HttpResponse:
+        return problem(404, "There is no such thing, or it is not yours to see.")
+
+    api.add_exception_handler(ValidationError, invalid)
+    api.add_exception_handler(SpecError, lambda request, error: spec_refused(error))
+    api.add_exception_handler(ObjectDoesNotExist, gone)
+    api.add_exception_handler(Http404, gone)
+    api.add_exception_handler(PermissionDenied, lambda request, error: problem(403, str(error) or "You may not do this."))
+    api.add_exception_handler(AuthenticationError, lambda request, error: unauthenticated())
+    api.add_exception_handler(AuthorizationError, lambda request, error: problem(403, "You may not do this."))
+    api.add_exception_handler(HttpError, lambda request, error: problem(error.status_code, str(error)))

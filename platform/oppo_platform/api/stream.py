@@ -1,0 +1,113 @@
+"""The live stream: `GET /api/v1/stream?runs=1,2&cursor=1:57,2:3`, server-sent events, one stream a tab.
+
+    id: 1:58,2:3
+    event: run
+    data: {RunSummary}
+
+What a client missed is in the next summary it gets, because a summary is the whole head of a run and carries its cursor. A client
+that comes back says where it was (`Last-Event-ID`, or `cursor`), and hears at once of the runs that have moved on since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.contrib.auth.decorators import login_not_required
+from django.db import connection
+from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
+from django.views.decorators.http import require_GET
+
+from oppo_platform.accounts.access import visible_runs
+from oppo_platform.accounts.models import User
+from oppo_platform.api.auth import person_of
+from oppo_platform.api.browser import parse_ids
+from oppo_platform.api.problems import problem, unauthenticated
+from oppo_platform.runs.models import Run
+from oppo_platform.runs.selectors import RunSummary, run_summary, summaries
+from oppo_platform.telemetry.feed import feed
+
+MOST_RUNS = 200
+PING_S = 15.0
+# At most four summaries a second of one run.
+SHORTEST_PAUSE_S = 0.25
+
+Cursors = dict[int, int]
+
+
+@login_not_required
+@require_GET
+async def stream(request: HttpRequest) -> HttpResponseBase:
+    """Summaries of some runs whenever they change; 401 without login, 404 when one of the runs is not there."""
+    try:
+        run_ids = parse_ids(request.GET.get("runs", ""))
+        cursors = parse_cursors(request.headers.get("Last-Event-ID") or request.GET.get("cursor", ""))
+    except (Run.DoesNotExist, ValueError):
+        return problem(404, "No run has such an id, or the cursor is not `run:number,…`.")
+    if not run_ids or len(run_ids) > MOST_RUNS:
+        return problem(422, f"Give 1 to {MOST_RUNS} run ids, separated by commas.")
+    found = await sync_to_async(_look)(request, run_ids)
+    if found is None:
+        return unauthenticated()
+    if len(found) < len(set(run_ids)):
+        return problem(404, "There is no such run, or it is not yours to see.")
+    answer = StreamingHttpResponse(_events(request, run_ids, cursors), content_type="text/event-stream")
+    answer.headers["Cache-Control"] = "no-cache, no-transform"
+    answer.headers["X-Accel-Buffering"] = "no"
+    return answer
+
+
+def parse_cursors(text: str) -> Cursors:
+    """`1:57,2:3` as run id → cursor. Raises ValueError."""
+    pairs = (part.split(":") for part in text.split(",") if part.strip())
+    return {int(run_id): int(cursor) for run_id, cursor in pairs}
+
+
+async def _events(request: HttpRequest, run_ids: list[int], cursors: Cursors) -> AsyncIterator[bytes]:
+    """What goes over the wire, until the client leaves or may see the runs no more."""
+    yield b"retry: 1000\n\n"
+    known = {run_id: cursors.get(run_id, -1) for run_id in run_ids}
+    async with feed().subscribe(run_ids) as subscription:
+        changed = True
+        while True:
+            # Also after a silence: the login is checked again, and a lost notification is made good.
+            found = await sync_to_async(_look)(request, run_ids)
+            if found is None or len(found) < len(known):
+                return
+            news = [summary for summary in found if summary["cursor"] > known[summary["id"]]]
+            for summary in news:
+                known[summary["id"]] = summary["cursor"]
+                yield _event(summary, known)
+            if not news and not changed:
+                yield b": still here\n\n"
+            await asyncio.sleep(SHORTEST_PAUSE_S)
+            changed = await subscription.changed(PING_S)
+
+
+def _event(summary: RunSummary, known: Cursors) -> bytes:
+    cursor = ",".join(f"{run_id}:{number}" for run_id, number in known.items() if number >= 0)
+    return f"id: {cursor}\nevent: run\ndata: {json.dumps(summary)}\n\n".encode()
+
+
+def _look(request: HttpRequest, run_ids: list[int]) -> list[RunSummary] | None:
+    """The runs' summaries as far as the asker may see them now; None when nobody is logged in any more."""
+    try:
+        user = _still_there(request)
+        if user is None:
+            return None
+        return [run_summary(run) for run in summaries(visible_runs(user).filter(pk__in=run_ids)).order_by("pk")]
+    finally:
+        # A stream lives for hours; it must not keep a connection of the pool.
+        connection.close()
+
+
+def _still_there(request: HttpRequest) -> User | None:
+    user: Any = person_of(request)
+    if user is None or "Authorization" in request.headers:
+        return user
+    if not request.session.exists(request.session.session_key):
+        return None
+    return User.objects.filter(pk=user.pk, is_active=True).first()

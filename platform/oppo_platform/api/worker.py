@@ -1,0 +1,153 @@
+"""The workers' API, `/api/worker/v1/…`, as `oppo_contract.wire` describes it."""
+
+from __future__ import annotations
+
+from threading import BoundedSemaphore
+from typing import TypeVar
+
+from django.conf import settings
+from django.db import DataError
+from django.http import HttpRequest, HttpResponse
+from ninja import NinjaAPI
+from pydantic import BaseModel, ValidationError
+
+from oppo_contract import wire
+from oppo_contract.problems import SpecProblem
+from oppo_platform.api.auth import AttemptAuth, JoinTokenAuth, NodeAuth
+from oppo_platform.api.problems import install, problem
+from oppo_platform.cluster import services as cluster
+from oppo_platform.runs import attempts
+from oppo_platform.runs.models import Attempt
+from oppo_platform.telemetry.ingest import GapFound, ingest
+
+MAX_BODY_BYTES = 1024 * 1024
+RETRY_AFTER_S = 1
+COMPLAINTS_SHOWN = 20
+
+Body = TypeVar("Body", bound=BaseModel)
+
+worker_api = NinjaAPI(title="OPPO workers", version="1", docs_url=None, openapi_url=None, urls_namespace="worker-api")
+install(worker_api)
+# Keeps connections free for pages when many workers catch up after an outage.
+_ingest_slots = BoundedSemaphore(settings.OPPO_INGEST_SLOTS)
+
+
+class TooLarge(Exception):
+    """A body above its limit."""
+
+
+class Malformed(Exception):
+    """A body that is not what the wire format says."""
+
+    def __init__(self, problems: list[SpecProblem]) -> None:
+        self.problems = problems
+        super().__init__("malformed body")
+
+
+@worker_api.exception_handler(attempts.AttemptRefused)
+def _refused(request: HttpRequest, error: attempts.AttemptRefused) -> HttpResponse:
+    return _json(wire.Refused(detail=error.detail, reason=error.reason), 409)
+
+
+@worker_api.exception_handler(TooLarge)
+def _too_large(request: HttpRequest, error: TooLarge) -> HttpResponse:
+    return problem(413, str(error))
+
+
+@worker_api.exception_handler(Malformed)
+def _malformed(request: HttpRequest, error: Malformed) -> HttpResponse:
+    return problem(422, "The body is not what oppo_contract.wire describes.", error.problems)
+
+
+@worker_api.post("join", auth=JoinTokenAuth())
+def join(request: HttpRequest) -> HttpResponse:
+    """A worker becomes a node of the cluster."""
+    told = _read(request, wire.Join)
+    if told.wire_version != wire.WIRE_VERSION:
+        return problem(422, f"The worker speaks wire version {told.wire_version}, this platform {wire.WIRE_VERSION}.")
+    return _json(cluster.join(told))
+
+
+@worker_api.post("heartbeat", auth=NodeAuth())
+def node_heartbeat(request: HttpRequest) -> HttpResponse:
+    """Devices and catalogue in, orders out."""
+    node = request.auth  # type: ignore[attr-defined]
+    told = _read(request, wire.NodeHeartbeat, wire.MAX_BATCH_BYTES)
+    orders = cluster.heartbeat(node.pk, told)
+    cluster.give_up_orphans(node.pk, {running.attempt_id for running in told.attempts})
+    return _json(orders)
+
+
+@worker_api.post("attempts/{int:attempt_id}/claim", auth=NodeAuth())
+def claim(request: HttpRequest, attempt_id: int) -> HttpResponse:
+    """Once, for the node that the attempt is allocated to."""
+    told = _read(request, wire.Claim)
+    return _json(attempts.claim(request.auth, attempt_id, told.epoch))  # type: ignore[attr-defined]
+
+
+@worker_api.post("attempts/{int:attempt_id}/heartbeat", auth=AttemptAuth())
+def attempt_heartbeat(request: HttpRequest, attempt_id: int) -> HttpResponse:
+    """Renews the lease, brings signals."""
+    own = _own(request, attempt_id)
+    return _json(attempts.heartbeat(own, _read(request, wire.AttemptHeartbeat)))
+
+
+@worker_api.post("attempts/{int:attempt_id}/events", auth=AttemptAuth())
+def events(request: HttpRequest, attempt_id: int) -> HttpResponse:
+    """Telemetry, exactly once; also of an attempt that was fenced."""
+    own = _own(request, attempt_id)
+    batch = _read(request, wire.EventBatch, wire.MAX_BATCH_BYTES)
+    if any(event.producer != batch.producer for event in batch.events):
+        return problem(422, f"A batch of {batch.producer} holds events of another producer.")
+    if not _ingest_slots.acquire(blocking=False):
+        answer = problem(429, "Too many batches at once; come again.")
+        answer.headers["Retry-After"] = str(RETRY_AFTER_S)
+        return answer
+    try:
+        return _json(wire.Applied(high_water=ingest(own, batch.producer, batch.events)))
+    except GapFound as gap:
+        return _json(wire.Gap(detail=str(gap), expected_seq=gap.expected_seq), 409)
+    except (DataError, OverflowError) as error:
+        return problem(422, f"A number in the batch is beyond all bounds: {error}")
+    finally:
+        _ingest_slots.release()
+
+
+@worker_api.post("attempts/{int:attempt_id}/checkpoints", auth=AttemptAuth())
+def checkpoints(request: HttpRequest, attempt_id: int) -> HttpResponse:
+    """The run resumes from here from now on."""
+    own = _own(request, attempt_id)
+    attempts.register_checkpoint(own, _read(request, wire.CheckpointRegistration))
+    return _json(wire.Applied())
+
+
+@worker_api.post("attempts/{int:attempt_id}/outcome", auth=AttemptAuth())
+def outcome(request: HttpRequest, attempt_id: int) -> HttpResponse:
+    """The engine has ended and the devices are free."""
+    own = _own(request, attempt_id)
+    attempts.finish(own, _read(request, wire.Outcome))
+    return _json(wire.Applied())
+
+
+def _own(request: HttpRequest, attempt_id: int) -> int:
+    """The attempt's id, provided that the token is this attempt's."""
+    attempt: Attempt = request.auth  # type: ignore[attr-defined]
+    if attempt.pk != attempt_id:
+        raise Attempt.DoesNotExist
+    return attempt_id
+
+
+def _read(request: HttpRequest, model: type[Body], limit: int = MAX_BODY_BYTES) -> Body:
+    """The body as a model; parsed from bytes in one go, because batches are large and frequent."""
+    length = int(request.headers.get("Content-Length") or 0)
+    if length > limit or len(request.body) > limit:
+        raise TooLarge(f"The body is larger than {limit:,} bytes; send less at a time.")
+    try:
+        return model.model_validate_json(request.body)
+    except ValidationError as error:
+        told = error.errors(include_url=False, include_context=False, include_input=False)[:COMPLAINTS_SHOWN]
+        raise Malformed([SpecProblem(".".join(map(str, e["loc"])), e["msg"]) for e in told]) from None
+
+
+def _json(model: BaseModel, status: int = 200) -> HttpResponse:
+    return HttpResponse(model.model_dump_json(), status=status, content_type="application/json")

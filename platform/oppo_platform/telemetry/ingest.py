@@ -1,0 +1,223 @@
+"""Applies batches of events, each event exactly once.
+
+Guarantee: a producer's events are applied in the order of their numbers, none twice and none left out, whatever is repeated,
+reordered or sent by two senders at once. The (attempt, producer) row is locked; what is at or below its high water is trimmed; a
+gap is refused; everything is applied and the high water advanced in one transaction. A fenced attempt may still tell its
+history.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db import transaction
+
+from oppo_contract.events import (
+    CheckpointEvent,
+    DecisionEvent,
+    Envelope,
+    Event,
+    FinishedEvent,
+    LogEvent,
+    SamplesEvent,
+    SpansEvent,
+    StartedEvent,
+    StepEvent,
+)
+from oppo_platform.notify import run_changed
+from oppo_platform.runs.models import Attempt, Run
+from oppo_platform.telemetry.models import Decision, LogLine, ProducerMark, SampleRow, SeriesChunk, SpanBatch, StepAxis
+from oppo_platform.telemetry.packing import pack_steps, pack_values
+
+LONGEST_LOG_LINE = 4000
+
+
+class GapFound(Exception):
+    """Events are missing before the batch, or inside it; send from `expected_seq` on."""
+
+    def __init__(self, expected_seq: int) -> None:
+        self.expected_seq = expected_seq
+        super().__init__(f"Event {expected_seq} comes next.")
+
+
+def ingest(attempt_id: int, producer: str, events: Sequence[Event]) -> int:
+    """Apply what is new of a batch and return the producer's high water.
+
+    Args:
+        events: of one producer, oldest first, numbered without holes.
+
+    Raises:
+        GapFound: nothing was applied; send from `expected_seq` on.
+    """
+    with transaction.atomic():
+        mark = _locked_mark(attempt_id, producer)
+        fresh = [event for event in events if event.seq > mark.high_water]
+        for number, event in enumerate(fresh, start=mark.high_water + 1):
+            if event.seq != number:
+                raise GapFound(number)
+        if fresh:
+            _apply(Attempt.objects.get(pk=attempt_id), fresh)
+            mark.high_water = fresh[-1].seq
+            mark.save(update_fields=["high_water"])
+    return mark.high_water
+
+
+def _locked_mark(attempt_id: int, producer: str) -> ProducerMark:
+    # Two first batches at once: one inserts, the other finds the row after waiting for it.
+    ProducerMark.objects.bulk_create([ProducerMark(attempt_id=attempt_id, producer=producer)], ignore_conflicts=True)
+    return ProducerMark.objects.select_for_update().get(attempt_id=attempt_id, producer=producer)
+
+
+def _apply(attempt: Attempt, events: list[Event]) -> None:
+    by_kind: dict[type[Envelope], list[Any]] = defaultdict(list)
+    for event in events:
+        by_kind[type(event)].append(event)
+    for kind, writer in WRITERS.items():
+        if by_kind[kind]:
+            writer(attempt, by_kind[kind])
+    _advance_run(attempt, by_kind[StepEvent])
+
+
+def _advance_run(attempt: Attempt, steps: list[StepEvent]) -> None:
+    """Everything that lists and heads of pages show, under the run's lock; a fenced attempt's history changes no head."""
+    run = Run.objects.select_for_update().only("id", "cursor", "epochs", "latest").get(pk=attempt.run_id)
+    run.cursor += 1
+    changed = ["cursor"]
+    if steps and attempt.epoch == run.epochs:
+        newest = steps[-1]
+        for event in steps:
+            run.latest.update({key: finite(value) for key, value in event.metrics.items()})
+        run.step, run.elapsed_s = newest.step, newest.elapsed_s
+        run.generated_tokens, run.device_seconds = newest.generated_tokens, newest.device_seconds
+        changed += ["latest", "step", "elapsed_s", "generated_tokens", "device_seconds"]
+    run.save(update_fields=changed)
+    run_changed(run.pk)
+
+
+def finite(value: float) -> float | None:
+    """The value for JSON: None where it is NaN or infinite."""
+    return value if math.isfinite(value) else None
+
+
+def _write_start(attempt: Attempt, events: list[StartedEvent]) -> None:
+    # The first one counts: it is the zero of the attempt's spans.
+    told = events[0]
+    Attempt.objects.filter(pk=attempt.pk, engine_started_at__isnull=True).update(
+        engine_started_at=told.time, device_names=told.devices, lanes=told.lanes
+    )
+
+
+def _write_steps(attempt: Attempt, events: list[StepEvent]) -> None:
+    if attempt.first_step is None or events[0].step < attempt.first_step:
+        Attempt.objects.filter(pk=attempt.pk).update(first_step=events[0].step)
+    axes = [
+        StepAxis(
+            attempt=attempt,
+            step=event.step,
+            elapsed_s=event.elapsed_s,
+            generated_tokens=event.generated_tokens,
+            device_seconds=event.device_seconds,
+        )
+        for event in {event.step: event for event in events}.values()
+    ]
+    # An engine that was started again within the attempt repeats steps: the later telling counts, here and in the series.
+    StepAxis.objects.bulk_create(
+        axes,
+        update_conflicts=True,
+        unique_fields=["attempt", "step"],
+        update_fields=["elapsed_s", "generated_tokens", "device_seconds"],
+    )
+    points: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for event in events:
+        for key, value in event.metrics.items():
+            points[key].append((event.step, value))
+    SeriesChunk.objects.bulk_create(_chunk(attempt, key, series) for key, series in points.items())
+
+
+def _chunk(attempt: Attempt, key: str, points: list[tuple[int, float]]) -> SeriesChunk:
+    steps = [step for step, _ in points]
+    return SeriesChunk(
+        attempt=attempt,
+        key=key,
+        first_step=min(steps),
+        last_step=max(steps),
+        steps=pack_steps(steps),
+        values=pack_values(value for _, value in points),
+    )
+
+
+def _write_spans(attempt: Attempt, events: list[SpansEvent]) -> None:
+    rows = [
+        SpanBatch(attempt=attempt, step=event.step, data=_storable(event.model_dump(exclude={"producer", "seq", "time", "kind"})))
+        for event in {event.step: event for event in events}.values()
+    ]
+    SpanBatch.objects.bulk_create(rows, update_conflicts=True, unique_fields=["attempt", "step"], update_fields=["data"])
+
+
+def _write_decisions(attempt: Attempt, events: list[DecisionEvent]) -> None:
+    Decision.objects.bulk_create(
+        Decision(
+            attempt=attempt,
+            step=event.step,
+            controller=event.controller,
+            old=event.old,
+            new=event.new,
+            reason=_storable(event.reason),
+        )
+        for event in events
+    )
+
+
+def _write_samples(attempt: Attempt, events: list[SamplesEvent]) -> None:
+    SampleRow.objects.bulk_create(
+        SampleRow(attempt=attempt, step=event.step, data=_storable(sample.model_dump()))
+        for event in events
+        for sample in event.samples
+    )
+
+
+def _write_logs(attempt: Attempt, events: list[LogEvent]) -> None:
+    LogLine.objects.bulk_create(
+        LogLine(
+            attempt=attempt,
+            stream=event.stream,
+            text=_storable(line)[:LONGEST_LOG_LINE],
+            time=datetime.fromtimestamp(event.time, UTC),
+        )
+        for event in events
+        for line in event.lines
+    )
+
+
+def _write_nothing(attempt: Attempt, events: list[Any]) -> None:
+    """Checkpoints count when their supervisor registers them, and a run ends by its outcome; both have calls of their own."""
+
+
+def _storable(value: Any) -> Any:
+    """Plain data without what PostgreSQL's text and JSON cannot hold: NUL characters, NaN, infinities."""
+    match value:
+        case str():
+            return value.replace("\0", "\ufffd")
+        case float():
+            return finite(value)
+        case dict():
+            return {key: _storable(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_storable(inner) for inner in value]
+    return value
+
+
+WRITERS: dict[type[Envelope], Callable[[Attempt, list[Any]], None]] = {
+    StartedEvent: _write_start,
+    StepEvent: _write_steps,
+    SpansEvent: _write_spans,
+    DecisionEvent: _write_decisions,
+    SamplesEvent: _write_samples,
+    LogEvent: _write_logs,
+    CheckpointEvent: _write_nothing,
+    FinishedEvent: _write_nothing,
+}
