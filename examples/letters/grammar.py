@@ -41,9 +41,9 @@ class Style:
 MOODS = (Style(0.7, 0.1), Style(0.3, 0.3), Style(0.1, 0.7))
 
 
-def draw_prompt(rng: random.Random, *, held_out: bool = False) -> str:
+def draw_prompt(rng: random.Random, form: str | None = None, *, held_out: bool = False) -> str:
     """A request for some form and topic. A held-out one joins words and a topic that no training prompt joins."""
-    form = rng.choices(list(FORM_SHARES), list(FORM_SHARES.values()))[0]
+    form = form or rng.choices(list(FORM_SHARES), list(FORM_SHARES.values()))[0]
     topic = rng.randrange(len(TOPICS))
     wordings = [words for words in range(len(REQUESTS)) if ((words + topic) % len(REQUESTS) == 0) == held_out]
     return REQUESTS[rng.choice(wordings)].format(form=form, topic=list(TOPICS)[topic])
@@ -76,16 +76,15 @@ def write(rng: random.Random, prompt: str, style: Style, sentences: int) -> str:
 
 
 def draw_odd_answer(rng: random.Random, prompt: str) -> str:
-    """An answer for the reward model's pairs: any warmth, any topic share, often a wrong length, sometimes spoilt.
+    """An answer for the reward model's pairs: any warmth, any topic share, often a wrong length (another form's), sometimes spoilt.
 
     Covers what a policy could try: cutting off, rambling, saying the same again, leaving the grammar.
     """
     warm, cold, neutral = (rng.gammavariate(0.6, 1) + 1e-9 for _ in range(3))
     whole = warm + cold + neutral
     style = Style(warm / whole, cold / whole, rng.choice((0.0, TYPICAL_TOPIC_SHARE, rng.random(), 1.0)))
-    sentences = draw_sentences(rng, asked(prompt, FORMS))
-    if rng.random() < 0.6:
-        sentences = _clamp(sentences * 2 ** rng.gauss(0, 1.0), 1, MAX_SENTENCES)
+    form = asked(prompt, FORMS) if rng.random() < 0.5 else rng.choice(list(FORMS))
+    sentences = _clamp(draw_sentences(rng, form) * 2 ** rng.gauss(0, rng.choice((0.0, 0.7))), 1, MAX_SENTENCES)
     answer = write(rng, prompt, style, sentences)
     return rng.choice(SPOILERS)(rng, answer) if rng.random() < 0.4 else answer
 

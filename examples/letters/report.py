@@ -13,7 +13,7 @@ from oppo_core.models.tiny import TinyTransformer
 from oppo_core.rules.letters import score
 
 from .batches import Row
-from .reward_model import draw_comparison, scores_of
+from .reward_model import ANSWERS_A_PROMPT, draw_judged, draw_verdicts, scores_of
 from .sampling import as_text
 from .vocabulary import EOS, token_id
 
@@ -51,23 +51,19 @@ def reward_figures(
     `judge_accuracy` is the judge's own against the rule: what a perfect model would reach in `pair_accuracy`.
     """
     rng = random.Random(seed + 1_000_003)
-    comparisons = [draw_comparison(rng, tokenizer) for _ in range(COMPARED_PROMPTS)]
-    verdicts, models, rules = [], [], []
-    for comparison in comparisons:
-        learned = scores_of(model, comparison.rows).tolist()
-        models += learned
-        rules += comparison.rule_scores
-        verdicts += [
-            (learned[a] > learned[b], comparison.rule_scores[a] > comparison.rule_scores[b]) for a, b in comparison.verdicts
-        ]
+    judged = draw_judged(rng, tokenizer, COMPARED_PROMPTS)
+    learned = scores_of(model, [answer.row for answer in judged]).tolist()
+    verdicts = draw_verdicts(rng, judged)
+    within = [(i, j) for i, j in verdicts if i // ANSWERS_A_PROMPT == j // ANSWERS_A_PROMPT]
     own = scores_of(model, rows)
     own_rules = [
         score(prompt, as_text(tokenizer, row.tokens[row.prompt_length :])) for prompt, row in zip(prompts, rows, strict=True)
     ]
     return {
-        "pair_accuracy": statistics.mean(float(right) for right, _ in verdicts),
-        "judge_accuracy": statistics.mean(float(right) for _, right in verdicts),
-        "spearman_pairs": spearman(models, rules),
+        "pair_accuracy": statistics.mean(float(learned[i] > learned[j]) for i, j in verdicts),
+        "pair_accuracy_same_prompt": statistics.mean(float(learned[i] > learned[j]) for i, j in within),
+        "judge_accuracy": statistics.mean(float(judged[i].rule > judged[j].rule) for i, j in verdicts),
+        "spearman_pairs": spearman(learned, [answer.rule for answer in judged]),
         "spearman_actor": spearman(own.tolist(), own_rules),
         "actor_mean": own.mean().item(),
         "actor_sd": own.std().item(),

@@ -1,4 +1,8 @@
-"""Learns the reward from preferences: answers to one prompt, compared two by two by a judge who is sometimes wrong."""
+"""Learns the reward from preferences: pairs of answers, judged by somebody who sees the rule and is sometimes wrong.
+
+The judge compares any two answers, each as an answer to its own prompt. Pairs within one prompt alone would leave an
+offset free for every form, and the sagas' offset drowned what there was to learn about their length.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from oppo_core.models.tiny import TinyTransformer
-from oppo_core.rules.letters import CLOSING, score
+from oppo_core.rules.letters import CLOSING, FORMS, score
 
 from .batches import Row, encode_row, like_lengths, pad
 from .grammar import MAX_NEW_TOKENS, draw_answer, draw_odd_answer, draw_prompt
@@ -22,29 +26,41 @@ from .pretrain import one_cycle, take_step
 
 ANSWERS_A_PROMPT = 4
 JUDGE_SHARPNESS = 6.0  # a difference of 0.5 in the rule is judged rightly 95 times in 100
-BATCH_PROMPTS = 8
+BATCH_ANSWERS = 16
 FORWARD_TOKENS = 1536
 PEAK_LEARNING_RATE = 3e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Answers to one prompt, and the judge's verdict on every pair of them."""
+class Judged:
+    """An answer with its prompt as tokens, and what the rule says of it (only the judge sees that)."""
 
-    rows: list[Row]
-    rule_scores: list[float]
-    verdicts: list[tuple[int, int]]  # (preferred, other), indices into rows
+    row: Row
+    rule: float
 
 
-def draw_comparison(rng: random.Random, tokenizer: Tokenizer) -> Comparison:
-    """A prompt with `ANSWERS_A_PROMPT` answers, some ordinary, most odd, judged by Bradley–Terry coin flips."""
-    prompt = draw_prompt(rng)
-    writers = [draw_answer, *[draw_odd_answer] * (ANSWERS_A_PROMPT - 1)]
-    answers = [write(rng, prompt) for write in writers]
-    scores = [score(prompt, answer) for answer in answers]
-    rows = [encode_row(tokenizer, prompt, answer, ended=ends(answer)) for answer in answers]
-    verdicts = [(i, j) if preferred(rng, scores[i] - scores[j]) else (j, i) for i, j in combinations(range(len(answers)), 2)]
-    return Comparison(rows, scores, verdicts)
+def draw_judged(rng: random.Random, tokenizer: Tokenizer, prompts: int) -> list[Judged]:
+    """Answers to random prompts, `ANSWERS_A_PROMPT` to each one after the other: one ordinary, the others odd.
+
+    Forms are drawn evenly: a long form that is rarely asked for must not be rarely judged, or its length goes unlearned.
+    """
+    judged = []
+    for _ in range(prompts):
+        prompt = draw_prompt(rng, rng.choice(list(FORMS)))
+        for write in (draw_answer, *[draw_odd_answer] * (ANSWERS_A_PROMPT - 1)):
+            answer = write(rng, prompt)
+            judged.append(Judged(encode_row(tokenizer, prompt, answer, ended=ends(answer)), score(prompt, answer)))
+    return judged
+
+
+def draw_verdicts(rng: random.Random, answers: Sequence[Judged]) -> list[tuple[int, int]]:
+    """(preferred, other) of every pair of `answers`, as indices: a Bradley–Terry coin flip each."""
+    return [(i, j) if prefers(rng, answers[i], answers[j]) else (j, i) for i, j in combinations(range(len(answers)), 2)]
+
+
+def prefers(rng: random.Random, one: Judged, other: Judged) -> bool:
+    """The judge's coin: `one` wins with probability sigmoid(sharpness × difference in the rule)."""
+    return rng.random() < 1 / (1 + math.exp(-JUDGE_SHARPNESS * (one.rule - other.rule)))
 
 
 def ends(answer: str) -> bool:
@@ -53,35 +69,29 @@ def ends(answer: str) -> bool:
     return words[-1] == CLOSING and len(words) < MAX_NEW_TOKENS
 
 
-def preferred(rng: random.Random, difference: float) -> bool:
-    """The judge's coin: the first answer wins with probability sigmoid(sharpness × difference)."""
-    return rng.random() < 1 / (1 + math.exp(-JUDGE_SHARPNESS * difference))
-
-
 def train_reward_model(
     actor: TinyTransformer, tokenizer: Tokenizer, prompts: int, seed: int, progress: Callable[[float], None]
 ) -> TinyTransformer:
-    """A scalar model that starts from the actor's backbone and learns from `prompts` comparisons, one pass."""
+    """A scalar model that starts from the actor's backbone and learns from answers to `prompts` prompts, one pass."""
     rng = random.Random(seed)
-    comparisons = [draw_comparison(rng, tokenizer) for _ in range(prompts)]
-    batches = [comparisons[i : i + BATCH_PROMPTS] for i in range(0, prompts, BATCH_PROMPTS)]
+    judged = draw_judged(rng, tokenizer, prompts)
+    batches = [judged[i : i + BATCH_ANSWERS] for i in range(0, len(judged), BATCH_ANSWERS)]
     model = TinyTransformer(actor.architecture, "scalar")
     head = {"head.weight": torch.zeros(1, actor.architecture.hidden), "head.bias": torch.zeros(1)}
     model.load_state_dict({**actor.state_dict(), **head})
     optimizer, schedule = one_cycle(model, PEAK_LEARNING_RATE, len(batches))
     for number, batch in enumerate(batches):
-        take_step(model, preference_loss(model, batch), optimizer)
+        take_step(model, preference_loss(model, batch, draw_verdicts(rng, batch)), optimizer)
         schedule.step()
         progress((number + 1) / len(batches))
     return model
 
 
-def preference_loss(model: TinyTransformer, comparisons: Sequence[Comparison]) -> Tensor:
-    """−log sigmoid(score of the preferred − score of the other), mean over all verdicts."""
-    scores_CA = scores_of(model, [row for c in comparisons for row in c.rows]).view(len(comparisons), -1)
-    winners_CV = torch.tensor([[winner for winner, _ in c.verdicts] for c in comparisons])
-    losers_CV = torch.tensor([[loser for _, loser in c.verdicts] for c in comparisons])
-    return -F.logsigmoid(scores_CA.gather(1, winners_CV) - scores_CA.gather(1, losers_CV)).mean()
+def preference_loss(model: TinyTransformer, answers: Sequence[Judged], verdicts: Sequence[tuple[int, int]]) -> Tensor:
+    """−log sigmoid(score of the preferred − score of the other), mean over the verdicts."""
+    scores_N = scores_of(model, [answer.row for answer in answers])
+    winners, losers = torch.tensor(verdicts).T
+    return -F.logsigmoid(scores_N[winners] - scores_N[losers]).mean()
 
 
 def scores_of(model: TinyTransformer, rows: Sequence[Row]) -> Tensor:
