@@ -1,0 +1,93 @@
+"""The pages of one run: a head that they share, and a tab each."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_GET
+
+from oppo_contract.events import IdleCause
+from oppo_contract.yaml_text import dump_yaml
+from oppo_platform.accounts.access import may_cancel, may_submit
+from oppo_platform.runs.models import Run
+from oppo_platform.runs.selectors import get_run, run_summary, transitions
+
+TABS = (
+    ("run", "Training"),
+    ("run-timeline", "Timeline"),
+    ("run-logs", "Logs"),
+    ("run-config", "Config"),
+    ("run-events", "Events"),
+)
+# What the timeline's colours mean; the keys are those of the design's tokens.
+PHASES = (
+    ("decode", "decode"),
+    ("actor-forward", "actor forward"),
+    ("reward-prefill", "reward"),
+    ("reference-prefill", "reference"),
+    ("critic-prefill", "critic"),
+    ("update-actor", "update actor"),
+    ("update-critic", "update critic"),
+    ("checkpoint", "checkpoint"),
+    ("weight-sync", "other"),
+)
+
+
+@require_GET
+def training(request: HttpRequest, run_id: int) -> HttpResponse:
+    """Curves, controllers and samples."""
+    return _page(request, _run(request, run_id), "run", "run/training.html")
+
+
+@require_GET
+def timeline(request: HttpRequest, run_id: int) -> HttpResponse:
+    """What every device did, and why it waited."""
+    context = {"phases": PHASES, "causes": get_args(IdleCause)}
+    return _page(request, _run(request, run_id), "run-timeline", "run/timeline.html", context)
+
+
+@require_GET
+def logs(request: HttpRequest, run_id: int) -> HttpResponse:
+    """What the engine and its supervisor wrote."""
+    return _page(request, _run(request, run_id), "run-logs", "run/logs.html")
+
+
+@require_GET
+def config(request: HttpRequest, run_id: int) -> HttpResponse:
+    """The spec as YAML."""
+    run = _run(request, run_id)
+    return _page(request, run, "run-config", "run/config.html", {"yaml": dump_yaml(run.spec)})
+
+
+@require_GET
+def events(request: HttpRequest, run_id: int) -> HttpResponse:
+    """Every change of state, and the controllers' decisions."""
+    run = _run(request, run_id)
+    context = {"transitions": transitions(run)[::-1]}
+    if request.GET.get("part"):
+        return render(request, "run/transitions.html", context)
+    return _page(request, run, "run-events", "run/events.html", context)
+
+
+def _run(request: HttpRequest, run_id: int) -> Run:
+    try:
+        return get_run(request.user, run_id)
+    except Run.DoesNotExist:
+        raise Http404 from None
+
+
+def _page(request: HttpRequest, run: Run, tab: str, template: str, more: dict[str, Any] | None = None) -> HttpResponse:
+    context = {
+        "section": "runs",
+        "run": run_summary(run),
+        "spec": run.spec,
+        "may_cancel": may_cancel(request.user, run),
+        "may_submit": may_submit(request.user, run.project),
+        "tabs": [
+            {"title": title, "url": reverse(f"pages:{name}", args=[run.pk]), "current": name == tab} for name, title in TABS
+        ],
+    }
+    return render(request, template, context | (more or {}))

@@ -1,0 +1,163 @@
+"""The submit form: which fields of the spec it shows, and the spec it starts from. Pure, but for the catalogue it is given.
+
+The form is a view of the spec: each field names the spec's path, its help is the schema's own description, and whatever has no
+field stays as it is in the YAML.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from oppo_contract.presets import PRESETS
+from oppo_contract.spec import (
+    SPEC_VERSION,
+    Budget,
+    Checkpoints,
+    Logging,
+    Overlap,
+    Ppo,
+    Resources,
+    Rollout,
+    RunSpec,
+    Section,
+)
+from oppo_contract.wire import CatalogueEntry
+
+FIRST_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """One input. `kind`: text, whole, number (empty means null), actor, reward, critic, prompts, or devices."""
+
+    path: str
+    label: str
+    kind: str
+    unit: str = ""
+    only: str = ""
+
+    @property
+    def id(self) -> str:
+        """The input's id."""
+        return "f-" + self.path.replace(".", "-")
+
+    @property
+    def help(self) -> str:
+        """The description of the spec's field."""
+        return description(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldGroup:
+    """A titled part of the form."""
+
+    title: str
+    fields: tuple[FormField, ...]
+
+
+GROUPS = (
+    FieldGroup(
+        "Models and data",
+        (
+            FormField("name", "Name", "text"),
+            FormField("models.actor", "Actor", "actor"),
+            FormField("models.reward", "Reward", "reward"),
+            FormField("models.critic", "Critic starts from", "critic"),
+            FormField("data.prompts", "Prompts", "prompts"),
+        ),
+    ),
+    FieldGroup(
+        "PPO step",
+        (
+            FormField("steps", "Steps", "whole"),
+            FormField("ppo.batch_size", "Batch size B", "whole", "sequences"),
+            FormField("rollout.max_new_tokens", "Longest answer", "whole", "tokens"),
+            FormField("rollout.max_prompt_tokens", "Longest prompt", "whole", "tokens"),
+            FormField("ppo.learning_rate", "Learning rate", "number", "actor"),
+            FormField("ppo.critic_learning_rate", "Learning rate", "number", "critic"),
+            FormField("ppo.kl.coefficient", "KL coefficient", "number"),
+            FormField("seed", "Seed", "whole"),
+            FormField("budget.target_reward", "Target reward", "number", "optional"),
+        ),
+    ),
+    FieldGroup(
+        "Overlap",
+        (
+            FormField("overlap.overcommit.initial", "Overcommit Δ at the start", "whole", "sequences", "defer"),
+            FormField("overlap.overcommit.max", "Largest overcommit Δ", "whole", "sequences", "defer"),
+            FormField("overlap.max_age", "Longest deferral", "whole", "steps", "defer"),
+            FormField("overlap.chunk.size", "Chunk size C", "whole", "tokens"),
+        ),
+    ),
+    FieldGroup(
+        "Machine",
+        (
+            FormField("resources.devices", "Devices", "whole"),
+            FormField("budget.max_hours", "Stop after", "number", "hours, optional"),
+        ),
+    ),
+)
+
+
+def description(path: str) -> str:
+    """What the schema says about the field at a dotted path."""
+    model: type[Section] = RunSpec
+    *sections, last = path.split(".")
+    for name in sections:
+        inner = model.model_fields[name].annotation
+        assert isinstance(inner, type)
+        model = inner
+    return model.model_fields[last].description or ""
+
+
+def starting_spec(catalogue: list[CatalogueEntry]) -> dict[str, Any]:
+    """A spec as plain data: the schema's defaults, and of the catalogue what fits together. Empty ids where nothing does."""
+    actor = next((c for c in catalogue if c.kind == "model" and c.task == "causal_lm"), None)
+    reward = _reward_for(actor, catalogue)
+    prompts = next((c for c in catalogue if c.kind == "prompts"), None)
+    oppo = PRESETS[-1]
+    overlap = {**Overlap().model_dump(mode="json"), **oppo.overlap}
+    return {
+        "version": SPEC_VERSION,
+        "name": f"{actor.id.rsplit('/', 1)[-1]} {oppo.key}" if actor else oppo.key,
+        "seed": 0,
+        "steps": FIRST_STEPS,
+        "models": {
+            "actor": {"path": actor.id if actor else ""},
+            "reward": {"model": {"path": reward.id if reward else ""}},
+            "critic": "reward" if reward else "actor",
+        },
+        "data": {"prompts": prompts.id if prompts else ""},
+        "ppo": Ppo().model_dump(mode="json"),
+        "rollout": _rollout_within(actor.context if actor else 0),
+        "overlap": overlap,
+        "resources": Resources().model_dump(mode="json"),
+        "budget": Budget().model_dump(mode="json"),
+        "checkpoints": Checkpoints().model_dump(mode="json"),
+        "logging": Logging().model_dump(mode="json"),
+    }
+
+
+def _reward_for(actor: CatalogueEntry | None, catalogue: list[CatalogueEntry]) -> CatalogueEntry | None:
+    rewards = [c for c in catalogue if c.kind == "model" and c.task == "sequence_classification"]
+    same = [c for c in rewards if actor and c.tokenizer_digest == actor.tokenizer_digest]
+    return next(iter(same or rewards), None)
+
+
+def _rollout_within(context: int) -> dict[str, Any]:
+    """The defaults, cut down to a model's context, which small models do not reach."""
+    rollout = Rollout()
+    longest = rollout.max_prompt_tokens + rollout.max_new_tokens
+    if context and context < longest:
+        prompt = min(rollout.max_prompt_tokens, context // 4)
+        rollout = Rollout(max_prompt_tokens=max(1, prompt), max_new_tokens=max(1, context - prompt))
+    return rollout.model_dump(mode="json")
+
+
+def forked_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    """The same spec under a name of its own."""
+    fork = deepcopy(spec)
+    fork["name"] = f"{spec['name'][:110]} fork"
+    return fork

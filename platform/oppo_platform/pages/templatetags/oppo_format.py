@@ -1,0 +1,106 @@
+"""Figures as the design writes them. The page scripts have the same rules in static/js/format.js."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from django import template
+from django.utils.html import format_html
+
+register = template.Library()
+NONE = "–"
+RUN_COLOURS = 8
+SPARK_WIDTH, SPARK_HEIGHT, SPARK_EDGE = 84, 22, 2.0
+
+
+def _known(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+@register.filter
+def fixed(value: Any, digits: int = 2) -> str:
+    """`1.2345` as `1.23`; a dash when unknown or not finite."""
+    return f"{value:,.{digits}f}".replace("-", "−") if _known(value) else NONE
+
+
+@register.filter
+def percent(share: Any, digits: int = 1) -> str:
+    """A share from 0 to 1 as `20.8 %`."""
+    return f"{100 * share:.{digits}f} %" if _known(share) else NONE
+
+
+@register.filter
+def duration(seconds: Any) -> str:
+    """Seconds as `3.4 s`, `48 s`, `6 m 40 s`, `2 h 13 m` or `3 d 4 h`."""
+    if not _known(seconds):
+        return NONE
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, big, small in ((86400, "d", "h"), (3600, "h", "m"), (60, "m", "s")):
+        if whole >= size:
+            part = {"h": 3600, "m": 60, "s": 1}[small]
+            return f"{whole // size} {big} {whole % size // part} {small}"
+    return f"{whole} s"
+
+
+@register.filter
+def gibibytes(count: Any) -> str:
+    """Bytes as `71.8 GiB`, or `310 MiB` below one GiB."""
+    if not _known(count):
+        return NONE
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+@register.filter
+def moment(when: Any, shown: str = "") -> str:
+    """A `<time>` in UTC that the page's script rewrites in the reader's zone; `shown="clock"` asks for hours to seconds."""
+    if isinstance(when, str):
+        when = datetime.fromisoformat(when)
+    if when is None:
+        return NONE
+    utc = when.astimezone(UTC)
+    return format_html(
+        '<time datetime="{}" data-as="{}">{} UTC</time>', utc.isoformat(), shown, utc.strftime("%Y-%m-%d %H:%M:%S")
+    )
+
+
+@register.filter
+def run_colour(run_id: int) -> int:
+    """One of eight colours, the same for a run on every page."""
+    return (run_id - 1) % RUN_COLOURS + 1
+
+
+@register.filter
+def idle_share(latest: dict[str, float]) -> float | None:
+    """Mean bubble of a run's devices in its newest step, 0 to 1; None before the first step."""
+    shares = [value for key, value in latest.items() if key.startswith("bubble/") and _known(value)]
+    return sum(shares) / len(shares) if shares else None
+
+
+@register.filter
+def metric(latest: dict[str, float], key: str) -> float | None:
+    """`latest[key]`, for keys that a template cannot spell."""
+    return latest.get(key)
+
+
+@register.filter
+def spark_points(values: Sequence[float | None]) -> str:
+    """Values as the points of an 84 × 22 SVG polyline; empty for fewer than two finite ones."""
+    finite = [value for value in values if _known(value)]
+    if len(finite) < 2:
+        return ""
+    low, high = min(finite), max(finite)
+    span = (high - low) or 1.0
+    step = (SPARK_WIDTH - 2 * SPARK_EDGE) / (len(finite) - 1)
+    height = SPARK_HEIGHT - 2 * SPARK_EDGE
+    return " ".join(f"{SPARK_EDGE + i * step:.1f},{SPARK_EDGE + height * (high - v) / span:.1f}" for i, v in enumerate(finite))
+
+
+@register.filter
+def last_point(points: str) -> list[str]:
+    """The end of a polyline, as its x and its y."""
+    return points.rsplit(" ", 1)[-1].split(",")

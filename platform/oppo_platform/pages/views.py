@@ -1,0 +1,147 @@
+"""The pages that show many runs, and the one that makes a new one.
+
+A request with `?part=…` asks for the moving part of a page only; `static/js/partial.js` puts it in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_GET
+
+from oppo_contract.presets import PRESETS
+from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState
+from oppo_platform.accounts.access import visible_projects, visible_runs, visible_teams
+from oppo_platform.cluster.selectors import nodes_overview
+from oppo_platform.pages import spec_form
+from oppo_platform.pages.selectors import live_catalogue, submit_projects, with_curves
+from oppo_platform.runs.models import Run
+from oppo_platform.runs.selectors import get_run, list_runs, run_url
+from oppo_platform.runs.selectors import queue as waiting_runs
+
+RUNS_A_PAGE = 50
+COMPARABLE_RUNS = 200
+STATE_GROUPS: dict[str, tuple[str, frozenset[RunState]]] = {
+    "": ("All", frozenset()),
+    "active": ("Running", HOLDING_DEVICES),
+    "waiting": ("Waiting", frozenset({RunState.QUEUED, RunState.PAUSED})),
+    "failed": ("Failed", frozenset({RunState.FAILED})),
+    "ended": ("Ended", ENDED),
+}
+
+
+@require_GET
+def runs(request: HttpRequest) -> HttpResponse:
+    """The runs of the user's teams, newest first; `show` picks states, `project` a project, `after` an older page."""
+    group, project, after = request.GET.get("show", ""), _number(request, "project"), _number(request, "after")
+    title_states = STATE_GROUPS.get(group)
+    if title_states is None:
+        raise Http404
+    found = list_runs(request.user, states=title_states[1], project=project, limit=RUNS_A_PAGE, after=after)
+    context: dict[str, Any] = {"runs": with_curves(found["items"])}
+    if request.GET.get("part"):
+        return render(request, "runs/rows.html", context)
+    kept = {"show": group, "project": project}
+    context |= {
+        "section": "runs",
+        "group": group,
+        "project": project,
+        "projects": visible_projects(request.user),
+        "teams": visible_teams(request.user),
+        "views": _state_tabs(kept),
+        "has_runs": bool(found["items"]) or visible_runs(request.user).exists(),
+        "next": found["next"],
+        "older_query": _query({**kept, "after": found["next"]}),
+        "rows_url": f"{reverse('pages:runs')}?{_query({**kept, 'after': after, 'part': 'rows'})}",
+    }
+    return render(request, "runs/list.html", context)
+
+
+def _state_tabs(kept: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"title": title, "query": _query({**kept, "show": group}), "current": group == kept["show"]}
+        for group, (title, _) in STATE_GROUPS.items()
+    ]
+
+
+@require_GET
+def queue(request: HttpRequest) -> HttpResponse:
+    """Waiting runs with their reasons, runs that hold devices, and the cluster."""
+    nodes = nodes_overview(request.user)
+    devices = [device for node in nodes for device in node["devices"]]
+    context = {
+        "section": "queue",
+        "waiting": waiting_runs(request.user),
+        "active": list_runs(request.user, states=HOLDING_DEVICES, limit=COMPARABLE_RUNS)["items"],
+        "nodes": nodes,
+        "device_count": len(devices),
+        "in_use": sum(device["run"] is not None for device in devices),
+        "any_free": _free_devices(nodes) > 0,
+    }
+    return render(request, "parts/queue.html" if request.GET.get("part") else "queue.html", context)
+
+
+def _free_devices(nodes: list[dict[str, Any]]) -> int:
+    return sum(d["run"] is None and d["state"] == "ready" for node in nodes if node["live"] for d in node["devices"])
+
+
+@require_GET
+def submit(request: HttpRequest) -> HttpResponse:
+    """The form for a new run; `?from=ID` starts it from another run's spec."""
+    fork = _forked(request)
+    catalogue = live_catalogue()
+    nodes = [node for node in nodes_overview(request.user) if node["live"]]
+    projects = submit_projects(request.user)
+    page_data = {
+        "spec": spec_form.forked_spec(fork.spec) if fork else spec_form.starting_spec(catalogue),
+        "catalogue": [entry.model_dump(mode="json") for entry in catalogue],
+        "presets": [{"key": preset.key, "overlap": preset.overlap} for preset in PRESETS],
+        "fork": fork.pk if fork else None,
+    }
+    context = {
+        "section": "submit",
+        "projects": projects,
+        "project": fork.project_id if fork else _number(request, "project"),
+        "fork": {"name": fork.name, "url": run_url(fork.pk)} if fork else None,
+        "groups": spec_form.GROUPS,
+        "presets": PRESETS,
+        "catalogue": catalogue,
+        "page_data": page_data,
+        "free": _free_devices(nodes),
+        "device_count": sum(len(node["devices"]) for node in nodes),
+    }
+    return render(request, "submit.html", context)
+
+
+def _forked(request: HttpRequest) -> Run | None:
+    run_id = _number(request, "from")
+    if run_id is None:
+        return None
+    try:
+        return get_run(request.user, run_id)
+    except Run.DoesNotExist:
+        raise Http404 from None
+
+
+@require_GET
+def compare(request: HttpRequest) -> HttpResponse:
+    """Runs side by side; which ones stands in `?runs=` and is read by the page's script."""
+    choices = list_runs(request.user, limit=COMPARABLE_RUNS)["items"]
+    return render(request, "compare.html", {"section": "compare", "choices": choices})
+
+
+def _number(request: HttpRequest, name: str) -> int | None:
+    text = request.GET.get(name, "")
+    if not text:
+        return None
+    if not text.isdecimal() or len(text) > 18:
+        raise Http404
+    return int(text)
+
+
+def _query(values: dict[str, Any]) -> str:
+    return urlencode({name: value for name, value in values.items() if value not in (None, "")})

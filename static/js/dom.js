@@ -1,0 +1,46 @@
+/* Building blocks of every page script: elements, icons, state pills. Text goes in as text, never as mark-up. */
+(function () {
+  "use strict";
+  const Oppo = (window.Oppo = window.Oppo || {});
+  const SVG = "http://www.w3.org/2000/svg";
+
+  /* el("td", { class: "num", "data-run": 3 }, "1.24", child) ; null and false children are left out */
+  function el(tag, attributes, ...children) {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (value === null || value === undefined || value === false) continue;
+      if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+      else node.setAttribute(name, value === true ? "" : value);
+    }
+    node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+    return node;
+  }
+  function sprite(name) {
+    const svg = document.createElementNS(SVG, "svg"), use = document.createElementNS(SVG, "use");
+    svg.setAttribute("aria-hidden", "true");
+    use.setAttribute("href", `${document.documentElement.dataset.icons}#${name}`);
+    svg.append(use);
+    return svg;
+  }
+  function icon(name) {
+    const svg = sprite(name);
+    svg.setAttribute("class", "icon");
+    return svg;
+  }
+  function pill(state) {
+    return el("span", { class: "pill", "data-state": state }, sprite(`state-${state}`), state[0].toUpperCase() + state.slice(1));
+  }
+  /* One of eight colours, the same for a run on every page. */
+  const runColour = (id) => ((id - 1) % 8) + 1;
+  const readJson = (id) => JSON.parse(document.getElementById(id).textContent);
+  const setText = (node, text) => { if (node && node.textContent !== text) node.textContent = text; };
+
+  let toasts;
+  function toast(message) {
+    if (!toasts) document.body.append(toasts = el("div", { class: "toasts", role: "status" }));
+    const box = el("div", { class: "toast" }, message);
+    toasts.replaceChildren(box);
+    setTimeout(() => box.remove(), 4000);
+  }
+  Object.assign(Oppo, { el, icon, pill, runColour, readJson, setText, toast });
+})();

@@ -1,0 +1,50 @@
+/* Figures as the design writes them. The page templates have the same rules in pages/templatetags/oppo_format.py. */
+(function () {
+  "use strict";
+  const Oppo = (window.Oppo = window.Oppo || {});
+  const known = (x) => typeof x === "number" && Number.isFinite(x);
+  const NONE = "–";
+
+  const whole = (x) => (known(x) ? Math.round(x).toLocaleString("en-US") : NONE);
+  const fixed = (x, digits) => (known(x) ? x.toFixed(digits).replace("-", "−") : NONE);
+  const percent = (share, digits = 1) => (known(share) ? `${(100 * share).toFixed(digits)} %` : NONE);
+
+  /* Three figures that matter: 0.00123, 0.123, 1.23, 12.3, 123, 1,234. */
+  function figure(x) {
+    if (!known(x)) return NONE;
+    if (x === 0) return "0";
+    const size = Math.abs(x);
+    if (size >= 1e6 || size < 1e-4) return x.toExponential(1).replace("-", "−").replace("e−", "e-").replace("e+", "e");
+    return size >= 1000 ? whole(x) : fixed(x, Math.max(0, Math.min(6, 2 - Math.floor(Math.log10(size)))));
+  }
+  /* 3.4 s, 48 s, 6 m 40 s, 2 h 13 m, 3 d 4 h */
+  function duration(seconds) {
+    if (!known(seconds)) return NONE;
+    if (seconds < 10) return `${seconds.toFixed(1)} s`;
+    const s = Math.round(seconds);
+    if (s < 60) return `${s} s`;
+    if (s < 3600) return `${Math.floor(s / 60)} m ${s % 60} s`;
+    if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} m`;
+    return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  }
+  const two = (n) => String(n).padStart(2, "0");
+  const clock = (date) => `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+  function when(date) {
+    const hm = `${two(date.getHours())}:${two(date.getMinutes())}`;
+    if (date.toDateString() === new Date().toDateString()) return hm;
+    const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+    return date.getFullYear() === new Date().getFullYear() ? `${day}, ${hm}` : `${day} ${date.getFullYear()}`;
+  }
+  /* Templates write UTC into <time>; the reader sees the browser's zone, and UTC on pointing at it. */
+  function times(root) {
+    root.querySelectorAll("time[datetime]:not([data-local])").forEach((node) => {
+      const date = new Date(node.dateTime);
+      if (Number.isNaN(date.getTime())) return;
+      node.title = node.textContent;
+      node.textContent = node.dataset.as === "clock" ? clock(date) : when(date);
+      node.dataset.local = "";
+    });
+  }
+  Oppo.format = { known, NONE, whole, fixed, percent, figure, duration, clock, when };
+  Oppo.times = times;
+})();

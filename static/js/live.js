@@ -1,0 +1,69 @@
+/* One live connection a page. Summaries of runs arrive by server-sent events; while the stream is down they are fetched every
+   three seconds; while the tab is hidden nothing is open, and on return the page catches up. Nothing is lost either way: an
+   event only says that there is something new, the data is always read from the API by step.
+     Oppo.live({ runs: [3], onRun(summary), onState({ ok, since }) }) */
+(function () {
+  "use strict";
+  const Oppo = (window.Oppo = window.Oppo || {});
+  const POLL_MS = 3000, LONGEST_WAIT_MS = 15000;
+
+  Oppo.live = function ({ runs, onRun, onState }) {
+    let source = null, cursor = "", retry = 0, wait = 1000, poller = 0, heard = Date.now(), ok = true;
+
+    function say(now) {
+      if (now) heard = Date.now();
+      if (now !== ok || !now) onState({ ok: now, since: new Date(heard) });
+      ok = now;
+    }
+    function take(summary) { say(true); onRun(summary); }
+    function open() {
+      if (source || document.hidden || !runs.length) return;
+      const query = new URLSearchParams({ runs: runs.join(",") });
+      if (cursor) query.set("cursor", cursor);
+      source = new EventSource(`${Oppo.api.root}stream?${query}`);
+      source.addEventListener("open", () => { wait = 1000; stopPolling(); say(true); });
+      source.addEventListener("run", (e) => { cursor = e.lastEventId || cursor; take(JSON.parse(e.data)); });
+      source.addEventListener("error", () => { close(); startPolling(); later(); });
+    }
+    function close() {
+      if (source) source.close();
+      source = null;
+      clearTimeout(retry);
+    }
+    function later() {                                  // our own pace: a browser stops for good after an HTTP error
+      retry = setTimeout(open, wait);
+      wait = Math.min(2 * wait, LONGEST_WAIT_MS);
+    }
+    async function poll() {
+      try {
+        for (const id of runs) take(await Oppo.api.get(`runs/${id}`));
+      } catch (e) {
+        say(false);
+      }
+    }
+    function startPolling() {
+      if (poller || document.hidden) return;
+      poller = setInterval(poll, POLL_MS);
+      poll();
+    }
+    function stopPolling() { clearInterval(poller); poller = 0; }
+    function onVisibility() {
+      close();
+      stopPolling();
+      if (!document.hidden) { wait = 1000; poll(); open(); }
+    }
+    document.addEventListener("visibilitychange", onVisibility);
+    window.addEventListener("online", onVisibility);
+    window.addEventListener("pagehide", () => { close(); stopPolling(); });
+    window.addEventListener("pageshow", (e) => { if (e.persisted) onVisibility(); });
+    open();
+    return { watch(ids) { if (ids.join() !== runs.join()) { runs = ids; cursor = ""; close(); open(); } } };
+  };
+
+  /* The words beside a page's title: "live", or since when not. */
+  Oppo.showConnection = function (node, { ok, since }) {
+    node.hidden = false;
+    node.toggleAttribute("data-stale", !ok);
+    Oppo.setText(node, ok ? "live" : `stale since ${Oppo.format.clock(since)}, trying again`);
+  };
+})();

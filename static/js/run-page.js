@@ -1,0 +1,116 @@
+/* The head of every run page: state, reason, vital figures, cancel. Announces each new summary to the tab's own script through
+   `Oppo.run.follow(callback)`. */
+(function () {
+  "use strict";
+  const { Oppo } = window, { format: f, setText } = Oppo;
+  const head = document.getElementById("run");
+  const followers = [];
+  const ENDED = ["succeeded", "failed", "cancelled"];
+  const CAUSES = ["decode", "tail", "score", "update", "weights", "data", "checkpoint", "eval", "unknown"];
+  let summary = Oppo.readJson("run-summary");
+  const spec = Oppo.readJson("run-spec");
+
+  const part = (name) => head.querySelector(`[data-part="${name}"]`);
+  const hasEnded = () => ENDED.includes(summary.state);
+  const devicesOf = (latest) => Object.keys(latest).filter((k) => k.startsWith("busy/")).map((k) => k.slice("busy/".length)).sort();
+
+  /* Share of all device time of the newest step that was idle, and its causes; null before the first step. */
+  function idleNow(latest) {
+    const devices = devicesOf(latest);
+    if (!devices.length) return null;
+    const bubble = devices.reduce((sum, d) => sum + (latest[`bubble/${d}`] ?? 1 - latest[`busy/${d}`]), 0) / devices.length;
+    const seconds = CAUSES.map((cause) => [cause, devices.reduce((sum, d) => sum + (latest[`idle_s/${d}/${cause}`] || 0), 0)]);
+    const all = seconds.reduce((sum, [, s]) => sum + s, 0);
+    return { bubble, causes: seconds.map(([cause, s]) => [cause, all ? bubble * s / all : 0]).filter(([, share]) => share > 0) };
+  }
+  function progress() {
+    const share = summary.total_steps ? summary.step / summary.total_steps : 0;
+    setText(part("step"), f.whole(summary.step));
+    setText(part("total"), `/ ${f.whole(summary.total_steps)} steps`);
+    setText(part("share"), `${Math.floor(100 * share)} %`);
+    const bar = part("bar");
+    bar.max = summary.total_steps || 1;
+    bar.value = summary.step || 0;
+    bar.toggleAttribute("data-ended", hasEnded());
+  }
+  function time() {
+    const taken = f.duration(summary.elapsed_s), live = f.known(summary.eta_s) && !hasEnded();
+    setText(part("time-label"), live ? "Time left" : "Training time");
+    setText(part("time"), live ? f.duration(summary.eta_s) : taken);
+    const sub = live ? `ends ${f.when(new Date(Date.now() + 1000 * summary.eta_s))} · ${taken} so far` : summary.ended_at ? `ended ${f.when(new Date(summary.ended_at))}` : "";
+    setText(part("time-sub"), sub);
+  }
+  function speed(latest) {
+    const step = latest["timing_s/step"];
+    setText(part("throughput"), f.known(latest["perf/throughput"]) ? f.whole(latest["perf/throughput"]) : f.NONE);
+    setText(part("step-time"), f.known(step) ? `${f.figure(step)} s a step` : "");
+    setText(part("delta"), f.whole(latest["oppo/overcommit"]));
+    setText(part("chunk"), f.whole(latest["oppo/chunk_size"]));
+    const share = latest["oppo/deferred_token_share"];
+    setText(part("deferred"), f.known(share) ? `${f.percent(share, 0)} of tokens deferred` : "");
+  }
+  function idle(latest) {
+    const now = idleNow(latest);
+    setText(part("idle"), now ? f.percent(now.bubble) : f.NONE);
+    if (!now) return setText(part("idle-sub"), "");
+    const worst = now.causes.slice().sort((a, b) => b[1] - a[1])[0];
+    setText(part("idle-sub"), worst ? `mostly ${worst[0]}` : "no idle time");
+    drawBar(part("idle-bar"), now);
+  }
+  function drawBar(svg, now) {
+    const NS = "http://www.w3.org/2000/svg";
+    let x = 0;
+    const rect = (width, attributes) => {
+      const node = document.createElementNS(NS, "rect");
+      Object.entries({ x, width, height: 12, ...attributes }).forEach(([k, v]) => node.setAttribute(k, v));
+      x += width;
+      return node;
+    };
+    const parts = [rect(100 * (1 - now.bubble), { class: "busy" }), ...now.causes.map(([cause, share]) => rect(100 * share, { "data-idle": cause }))];
+    svg.replaceChildren(...parts);
+    svg.setAttribute("aria-label", `${f.percent(1 - now.bubble)} busy, ${now.causes.map(([c, s]) => `${c} ${f.percent(s)}`).join(", ")}`);
+  }
+  function state() {
+    const shown = part("state").querySelector(".pill");
+    if (!shown || shown.dataset.state !== summary.state) part("state").replaceChildren(Oppo.pill(summary.state));
+    const tone = summary.state === "failed" ? "bad" : "";
+    const words = summary.state === "failed" ? summary.error || summary.reason : ["running", "succeeded"].includes(summary.state) ? "" : summary.reason;
+    const banner = part("banner");
+    banner.hidden = !words;
+    if (tone) banner.dataset.tone = tone; else delete banner.dataset.tone;
+    setText(part("reason"), words || "");
+    part("log").hidden = !(summary.state === "failed" && summary.last_log_lines && summary.last_log_lines.length);
+    setText(part("log"), (summary.last_log_lines || []).join("\n"));
+    const cancel = document.getElementById("cancel");
+    if (cancel) cancel.hidden = hasEnded() || summary.state === "cancelling";
+    document.title = `${summary.state === "running" ? `${Math.floor(100 * summary.step / summary.total_steps)} % · ` : ""}${document.title.replace(/^\d+ % · /, "")}`;
+  }
+  function draw() {
+    const latest = summary.latest || {};
+    state(); progress(); time(); speed(latest); idle(latest);
+  }
+  function take(next) {
+    if (next.cursor !== null && summary.cursor !== null && next.cursor < summary.cursor) return;
+    summary = next;
+    draw();
+    followers.forEach((follow) => follow(summary));
+  }
+  async function cancel() {
+    const dialog = document.getElementById("cancel-dialog");
+    try {
+      take(await Oppo.api.post(`runs/${summary.id}/cancel`));
+      dialog.close();
+    } catch (e) {
+      setText(dialog.querySelector(".error"), e.message);
+    }
+  }
+  const confirm = document.getElementById("cancel-confirm");
+  if (confirm) confirm.addEventListener("click", cancel);
+  const tab = document.querySelector('.tabs [aria-current="page"]');
+  if (tab) tab.parentNode.scrollLeft = tab.offsetLeft - 40;     // on a phone the strip of tabs scrolls
+
+  Oppo.run = { id: summary.id, spec, colour: Oppo.runColour(summary.id), CAUSES, devicesOf, get summary() { return summary; },
+    follow(callback) { followers.push(callback); callback(summary); } };
+  draw();
+  Oppo.live({ runs: [summary.id], onRun: take, onState: (s) => Oppo.showConnection(part("live"), s) });
+})();

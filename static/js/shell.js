@@ -1,0 +1,53 @@
+/* What every page shares: theme switch, keyboard map, help, times in the reader's zone. */
+(function () {
+  "use strict";
+  const { el } = window.Oppo;
+  const GO = Object.fromEntries([...document.querySelectorAll(".rail a[data-go]")].map((link) => [link.dataset.go, link.href]));
+  let pending = 0;
+
+  function toggleTheme() {
+    const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+    const now = document.documentElement.dataset.theme || (dark ? "dark" : "light");
+    const next = now === "dark" ? "light" : "dark";
+    document.documentElement.dataset.theme = next;
+    try { localStorage.setItem("oppo-theme", next); } catch (e) { /* storage may be refused; then the choice lasts for this page */ }
+  }
+  const KEYS = [["g r", "runs"], ["g q", "queue"], ["g c", "compare"], ["g n", "new run"], ["/", "filter"], ["t", "light or dark"], ["?", "this list"], ["Esc", "close"]];
+  function help() {
+    let box = document.querySelector("dialog.keys");
+    if (!box) {
+      const entries = KEYS.flatMap(([keys, words]) => [el("dt", {}, keys.split(" ").map((key) => el("kbd", {}, key))), el("dd", {}, words)]);
+      box = el("dialog", { class: "keys", "aria-label": "Keyboard" }, el("h2", {}, "Keyboard"), el("dl", {}, entries));
+      document.body.append(box);
+    }
+    if (!box.open) box.showModal();
+  }
+  function onKey(e) {
+    if (e.target.matches("input, select, textarea") || e.metaKey || e.ctrlKey || e.altKey || document.querySelector("dialog[open]")) return;
+    if (e.timeStamp - pending < 900 && GO[e.key]) { location.href = GO[e.key]; return; }
+    pending = e.key === "g" ? e.timeStamp : 0;
+    if (e.key === "/") { const box = document.querySelector(".filter input"); if (box) { e.preventDefault(); box.focus(); } }
+    if (e.key === "t") toggleTheme();
+    if (e.key === "?") help();
+  }
+  async function copy(button) {
+    const source = document.getElementById(button.dataset.copy);
+    try {
+      await navigator.clipboard.writeText(source.value === undefined ? source.textContent : source.value);
+      window.Oppo.toast("Copied");
+    } catch (e) {                                        // refused, or not a secure origin: select it, so that Ctrl-C works
+      const range = document.createRange();
+      range.selectNodeContents(source);
+      getSelection().removeAllRanges();
+      getSelection().addRange(range);
+      window.Oppo.toast("Selected; press Ctrl C to copy");
+    }
+  }
+  document.addEventListener("keydown", onKey);
+  document.querySelectorAll("[data-toggle-theme]").forEach((b) => b.addEventListener("click", toggleTheme));
+  document.querySelectorAll("[data-copy]").forEach((b) => b.addEventListener("click", () => copy(b)));
+  document.querySelectorAll("[data-dialog]").forEach((b) => b.addEventListener("click", () => document.getElementById(b.dataset.dialog).showModal()));
+  document.querySelectorAll("[data-close]").forEach((b) => b.addEventListener("click", () => b.closest("dialog").close()));
+  document.querySelectorAll("select[data-submits]").forEach((s) => s.addEventListener("change", () => s.form.requestSubmit()));
+  window.Oppo.times(document);
+})();

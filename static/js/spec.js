@@ -1,0 +1,43 @@
+/* Reading and changing a spec, which is plain data, by dotted path; finding a path in YAML text. */
+(function () {
+  "use strict";
+  const Oppo = (window.Oppo = window.Oppo || {});
+  const isMap = (x) => x !== null && typeof x === "object" && !Array.isArray(x);
+
+  const get = (data, path) => path.split(".").reduce((at, key) => (isMap(at) ? at[key] : undefined), data);
+  function set(data, path, value) {
+    const keys = path.split("."), last = keys.pop();
+    let at = data;
+    keys.forEach((key) => { if (!isMap(at[key])) at[key] = {}; at = at[key]; });
+    at[last] = value;
+  }
+  const copy = (data) => JSON.parse(JSON.stringify(data));
+  /* How many leaves differ. Null and absent are the same: the schema's "empty". */
+  function differences(a, b) {
+    if (isMap(a) || isMap(b)) {
+      const keys = new Set([...Object.keys(isMap(a) ? a : {}), ...Object.keys(isMap(b) ? b : {})]);
+      return [...keys].reduce((sum, key) => sum + differences(isMap(a) ? a[key] : undefined, isMap(b) ? b[key] : undefined), 0);
+    }
+    return JSON.stringify(a ?? null) === JSON.stringify(b ?? null) ? 0 : 1;
+  }
+  /* [start, end] of the line that holds `path` in block-style YAML, or of its nearest parent; null when neither is there. */
+  function lineOf(text, path) {
+    const wanted = path.split(".");
+    let depth = 0, indents = [-1], from = 0, found = null;
+    for (const line of text.split("\n")) {
+      const m = /^(\s*)(?:- )?["']?([\w.-]+)["']?\s*:/.exec(line);
+      if (m) {
+        const indent = m[1].length;
+        while (depth && indent <= indents[depth]) { depth--; indents.pop(); }
+        if (m[2] === wanted[depth]) {
+          found = [from, from + line.length];
+          depth++; indents.push(indent);
+          if (depth === wanted.length) return found;
+        }
+      }
+      from += line.length + 1;
+    }
+    return found;
+  }
+  Oppo.spec = { get, set, copy, differences, lineOf };
+})();

@@ -1,0 +1,91 @@
+/* The inputs of the submit form: each shows one path of the spec and writes it back. */
+(function () {
+  "use strict";
+  const Oppo = window.Oppo, { el, icon, spec: S } = Oppo;
+  const $ = (id) => document.getElementById(id);
+
+  /* A number as a person types it; what is no number goes through as text, so that the server can say what is wrong. */
+  function parse(kind, text) {
+    const t = text.trim();
+    if (kind === "text") return text;
+    if (t === "") return null;
+    const n = Number(t);
+    return Number.isFinite(n) && t !== "" ? n : t;
+  }
+  const shown = (value) => (value === null || value === undefined ? "" : typeof value === "number" ? short(value) : String(value));
+  const short = (n) => (n !== 0 && Math.abs(n) < 1e-3 ? n.toExponential().replace("e-", "e-") : String(n));
+
+  Oppo.submitFields = function (form, catalogue, onChange) {
+    const inputs = [...form.querySelectorAll("[data-path]")];
+    const models = (task) => catalogue.filter((c) => c.kind === "model" && (!task || c.task === task || !c.task));
+
+    function options(select, entries, current) {
+      const known = entries.some(([value]) => value === current);
+      const all = known || !current ? entries : [...entries, [current, `${current} (in no catalogue)`]];
+      if (!all.length) all.push(["", "nothing to choose from"]);
+      select.replaceChildren(...all.map(([value, words]) => el("option", { value }, words)));
+      select.value = current ?? "";
+      if (select.selectedIndex < 0) { select.prepend(el("option", { value: "" }, "choose …")); select.value = ""; }
+    }
+    const named = (list) => list.map((c) => [c.id, c.id]);
+    const pathOrTiny = (value) => (value && value.tiny ? "tiny:" : (value && value.path) || "");
+    const SHOW = {
+      actor(input, value) { options(input, [...named(models("causal_lm")), ...(value && value.tiny ? [["tiny:", "built-in, random weights"]] : [])], pathOrTiny(value)); },
+      reward(input, value) {
+        const rule = Boolean(value && value.rule !== undefined && value.rule !== null), current = rule ? "rule:" : pathOrTiny(value && value.model);
+        options(input, [...named(models("sequence_classification")), ...(value && value.model && value.model.tiny ? [["tiny:", "built-in, random weights"]] : []), ["rule:", "a rule …"]], current);
+        const box = $(`${input.id}-rule`);
+        box.hidden = !rule;
+        if (rule && document.activeElement !== box) box.value = value.rule;
+      },
+      critic(input, value) {
+        const current = typeof value === "string" ? value : pathOrTiny(value) && (value.tiny ? "tiny:" : `path:${value.path}`);
+        options(input, [["actor", "the actor"], ["reward", "the reward model"], ...models("").map((c) => [`path:${c.id}`, c.id]), ...(value && value.tiny ? [["tiny:", "built-in, random weights"]] : [])], current);
+      },
+      prompts(input, value) { options(input, named(catalogue.filter((c) => c.kind === "prompts")), value || ""); },
+    };
+    const keepTiny = (spec, path, then) => (S.get(spec, `${path}.tiny`) ? S.get(spec, path) : then);
+    const READ = {
+      actor: (input, spec) => (input.value === "tiny:" ? keepTiny(spec, "models.actor", null) : { path: input.value }),
+      reward: (input, spec) => (input.value === "rule:" ? { rule: $(`${input.id}-rule`).value } : input.value === "tiny:" ? keepTiny(spec, "models.reward", S.get(spec, "models.reward")) : { model: { path: input.value } }),
+      critic: (input, spec) => (input.value.startsWith("path:") ? { path: input.value.slice(5) } : input.value === "tiny:" ? S.get(spec, "models.critic") : input.value),
+      prompts: (input) => input.value,
+    };
+    /* Show `spec`; the input that has the focus keeps what was typed. */
+    function fill(spec) {
+      inputs.forEach((input) => {
+        const value = S.get(spec, input.dataset.path), special = SHOW[input.dataset.kind];
+        if (special) special(input, value);
+        else if (document.activeElement !== input || parse(input.dataset.kind, input.value) !== value) input.value = shown(value);
+        if (input.dataset.only) input.disabled = S.get(spec, "overlap.inter_step") !== input.dataset.only;
+      });
+    }
+    function write(input, spec) {
+      const read = READ[input.dataset.kind];
+      S.set(spec, input.dataset.path, read ? read(input, spec) : parse(input.dataset.kind, input.value));
+    }
+    /* The field that a problem belongs to: its own path, a path inside it, or the section that it is in. */
+    function fieldOf(path) {
+      return inputs.find((i) => i.dataset.path === path) || inputs.find((i) => path.startsWith(`${i.dataset.path}.`)) || (path && inputs.find((i) => i.dataset.path.startsWith(`${path}.`))) || null;
+    }
+    function complain(problems, apply) {
+      inputs.forEach((input) => {
+        const mine = problems.filter((p) => fieldOf(p.path) === input), box = $(`${input.id}-e`);
+        input.toggleAttribute("aria-invalid", false);
+        if (mine.length) input.setAttribute("aria-invalid", "true");
+        box.hidden = !mine.length;
+        $(`${input.id}-h`).hidden = mine.length > 0;
+        box.replaceChildren(...mine.flatMap((p) => [icon("warning"), el("span", { class: "text" }, sentence(p), p.suggestion ? " " : null, p.suggestion ? fix(p, input, apply) : null)]));
+      });
+    }
+    function fix(problem, input, apply) {
+      return el("button", { type: "button", onclick: () => apply(problem, input) }, `Use ${problem.suggestion}`);
+    }
+    const sentence = (p) => `${p.message}${p.value !== undefined ? `, given ${p.value}` : ""}${p.allowed ? `; allowed: ${p.allowed}` : ""}.`;
+
+    form.addEventListener("input", (e) => { if (e.target.dataset.path && e.target.tagName === "INPUT") onChange(e.target); });
+    form.addEventListener("change", (e) => { if (e.target.dataset.path && e.target.tagName === "SELECT") onChange(e.target); });
+    inputs.filter((i) => i.dataset.kind === "reward").forEach((i) => $(`${i.id}-rule`).addEventListener("input", () => onChange(i)));
+    return { fill, write, complain, fieldOf, sentence };
+  };
+})();

@@ -1,0 +1,156 @@
+/* Submit: one spec, seen as form and as YAML. Every change is checked by the server, which answers with the complaints and the
+   spec in both shapes; what it says is final, nothing is validated here. */
+(function () {
+  "use strict";
+  const { Oppo } = window, { el, icon, setText, format: f, spec: S } = Oppo;
+  const WAIT_MS = 250;
+  const $ = (id) => document.getElementById(id);
+  const form = $("submit"), yaml = $("yaml"), send = $("send"), project = $("project"), nameBox = form.querySelector('[data-path="name"]');
+  const { spec: start, catalogue, presets, fork } = Oppo.readJson("submit-data");
+  let spec = S.copy(start), from = "form", view = "form", timer = 0, asked = 0, sending = false, named = Boolean(fork);
+  let verdict = { ok: false, problems: [], pending: true };
+  const fields = Oppo.submitFields(form, catalogue, (input) => {
+    if (input === nameBox) named = true;
+    fields.write(input, spec);
+    suggestName();
+    changed("form");
+  });
+
+  /* --- one spec, two views -------------------------------------------------------------------------------- */
+  function changed(side) {
+    from = side;
+    verdict = { ...verdict, pending: true };
+    showSend();
+    plan();
+    clearTimeout(timer);
+    timer = setTimeout(check, WAIT_MS);
+  }
+  const body = () => ({ ...(from === "yaml" ? { yaml: yaml.value } : { spec }), project: Number(project.value) });
+  async function check() {
+    const mine = ++asked, side = from;
+    let reply;
+    try {
+      reply = await Oppo.api.post("runs/validate", body());
+    } catch (e) {
+      if (mine !== asked) return;
+      verdict = { ok: false, problems: [], pending: false, failed: e instanceof Oppo.ApiError ? e.message : "The server cannot be reached; what you typed stays here." };
+      if (!(e instanceof Oppo.ApiError)) timer = setTimeout(check, 3000);
+      return showVerdict();
+    }
+    if (mine !== asked) return;                          // a newer change is on its way
+    verdict = { ok: reply.ok, problems: reply.problems, pending: false };
+    if (side === "form" && reply.yaml) yaml.value = reply.yaml;
+    if (side === "yaml" && reply.spec) spec = reply.spec;
+    else if (side === "form" && reply.ok) spec = reply.spec;
+    fill();
+    showVerdict();
+  }
+  function fill() {
+    fields.fill(spec);
+    const modes = presets.find((p) => Object.entries(p.overlap).every(([key, value]) => S.get(spec, `overlap.${key}`) === value));
+    form.querySelectorAll('[name="preset"]').forEach((radio) => { radio.checked = Boolean(modes) && radio.value === modes.key; });
+    $("custom").hidden = Boolean(modes);
+    const changes = $("changes"), count = fork ? S.differences({ ...spec, name: "" }, { ...start, name: "" }) : 0;
+    if (changes) setText(changes, `, ${count === 0 ? "no change yet" : `${count} change${count === 1 ? "" : "s"}`}`);
+    plan();
+  }
+  function suggestName() {                               // until the reader names it
+    if (named) return;
+    const actor = S.get(spec, "models.actor.path"), preset = form.querySelector('[name="preset"]:checked');
+    const words = [actor && actor.split("/").pop(), preset && preset.value].filter(Boolean).join(" ").replace(/[^A-Za-z0-9._ -]/g, "-");
+    if (words) S.set(spec, "name", words);
+    fields.fill(spec);
+  }
+  function choosePreset(key) {
+    Object.entries(presets.find((p) => p.key === key).overlap).forEach(([name, value]) => S.set(spec, `overlap.${name}`, value));
+    suggestName();
+    fill();
+    changed("form");
+  }
+  function show(which) {
+    view = which;
+    $("view-form").hidden = which !== "form";
+    $("view-yaml").hidden = which !== "yaml";
+    document.querySelectorAll("[data-view]").forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.view === which)));
+    if (which === "yaml" && from === "form" && verdict.pending === false && !verdict.ok && !yaml.value) setText($("yaml-note"), "The form's spec has a problem; its YAML appears when it is solved.");
+    showVerdict();
+  }
+
+  /* --- what the server said --------------------------------------------------------------------------------- */
+  function go(problem) {
+    if (view === "yaml") {
+      const line = S.lineOf(yaml.value, problem.path);
+      yaml.focus();
+      if (line) { yaml.setSelectionRange(...line); yaml.scrollTop = (yaml.value.slice(0, line[0]).split("\n").length - 5) * 19; }
+      return;
+    }
+    const input = fields.fieldOf(problem.path);
+    if (input) { input.focus(); input.scrollIntoView({ block: "center" }); } else show("yaml");
+  }
+  function apply(problem, input) {
+    const kind = input.dataset.kind, value = problem.suggestion;
+    if (kind === "actor") S.set(spec, "models.actor", { path: value });
+    else if (kind === "reward") S.set(spec, "models.reward", { model: { path: value } });
+    else if (kind === "prompts") S.set(spec, "data.prompts", value);
+    else S.set(spec, problem.path, Number.isFinite(Number(value)) ? Number(value) : value);
+    fill();
+    changed("form");
+  }
+  function listed(problem) {
+    const where = problem.path ? el("code", {}, problem.path) : null;
+    return el("li", {}, el("span", { class: "bad" }, icon("cross")), el("span", {}, where, where ? " " : null, fields.sentence(problem), problem.suggestion ? ` Did you mean ${problem.suggestion}?` : null, " ",
+      problem.path ? el("button", { type: "button", onclick: () => go(problem) }, view === "yaml" ? "Go to the line" : "Go to the field") : null));
+  }
+  function showVerdict() {
+    fields.complain(verdict.problems, apply);
+    const items = verdict.problems.map(listed);
+    if (verdict.ok) items.push(el("li", {}, el("span", { class: "good" }, icon("check")), el("span", {}, "Every field is valid, and a connected worker can run it.")));
+    $("problems").replaceChildren(...items);
+    yaml.toggleAttribute("aria-invalid", false);
+    if (verdict.problems.length) yaml.setAttribute("aria-invalid", "true");
+    showSend();
+  }
+  function showSend() {
+    const n = verdict.problems.length;
+    const why = sending ? "Submitting …" : verdict.pending ? "Checking …" : verdict.failed ? verdict.failed : verdict.ok ? "It joins the queue at once." : n === 1 ? "One thing needs a change first." : `${n} things need a change first.`;
+    send.setAttribute("aria-disabled", String(sending || verdict.pending || !verdict.ok));
+    setText($("why-not"), why);
+  }
+  function plan() {
+    const n = (path) => { const v = S.get(spec, path); return typeof v === "number" ? v : NaN; };
+    const answers = n("steps") * n("ppo.batch_size"), prompts = catalogue.find((c) => c.kind === "prompts" && c.id === S.get(spec, "data.prompts"));
+    const defers = S.get(spec, "overlap.inter_step") === "defer", delta = defers ? n("overlap.overcommit.max") : 0;
+    setText($("plan-answers"), f.whole(answers));
+    setText($("plan-epochs"), prompts && prompts.rows && f.known(answers) ? `${f.figure(answers / prompts.rows)} × the ${f.whole(prompts.rows)} prompts` : "steps × B");
+    setText($("plan-flight"), f.whole(n("ppo.batch_size") + delta));
+    setText($("plan-flight-sub"), defers ? "B + the largest Δ" : "B, nothing is deferred");
+    setText($("plan-tokens"), compact(answers * n("rollout.max_new_tokens")));
+    setText($("plan-tokens-sub"), "if every answer were the longest");
+    setText($("plan-devices"), f.whole(n("resources.devices")));
+  }
+  const compact = (x) => (f.known(x) ? Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 3 }).format(x) : f.NONE);
+
+  async function submit(e) {
+    e.preventDefault();
+    if (sending || verdict.pending || !verdict.ok) { if (verdict.problems[0]) go(verdict.problems[0]); return; }
+    sending = true;
+    showSend();
+    try {
+      const run = await Oppo.api.post("runs", body());
+      location.href = run.url;
+      return;
+    } catch (error) {
+      verdict = { ok: false, pending: false, problems: error.errors || [], failed: error instanceof Oppo.ApiError ? error.message : "The server cannot be reached; nothing was submitted. Try again." };
+      if (!(error instanceof Oppo.ApiError)) verdict.ok = true;
+    }
+    sending = false;
+    showVerdict();
+  }
+  form.addEventListener("submit", submit);
+  form.addEventListener("change", (e) => { if (e.target.name === "preset") choosePreset(e.target.value); });
+  project.addEventListener("change", () => changed(from));
+  yaml.addEventListener("input", () => changed("yaml"));
+  document.querySelectorAll("[data-view]").forEach((b) => b.addEventListener("click", () => show(b.dataset.view)));
+  fill();
+  check();
+})();

@@ -1,0 +1,60 @@
+/* From the API's steps (columns, as the engine wrote them) to what the timeline paints: devices with lanes, spans, bubbles,
+   hand-over links, deferred sequences. Times in seconds from the first step held; steps are laid end to end, because a resumed
+   attempt starts its clock anew and not every step need be recorded. */
+(function () {
+  "use strict";
+  const Oppo = (window.Oppo = window.Oppo || {});
+  const FORWARD = ["score", "actor-prefill", "actor-forward"];
+
+  /* The colour of a span: the hue is the model, the depth the kind of work. */
+  function colourOf(phase, role) {
+    if (phase === "decode" || phase.endsWith("checkpoint") || phase.startsWith("update-")) return phase;
+    if (FORWARD.includes(phase)) return role === "actor" ? "actor-forward" : `${role}-prefill`;
+    return phase.endsWith("-prefill") ? phase : "weight-sync";
+  }
+  function devicesOf(reply) {
+    return reply.devices.map((id) => ({ id, roles: reply.lanes.filter(([device]) => device === id).map(([, role]) => role) }));
+  }
+  function spansOf(step, shift, deviceIndex) {
+    return step.start_s.map((start, i) => ({ step: step.step, dev: deviceIndex.get(step.device[i]), role: step.role[i], phase: step.phase[i],
+      colour: colourOf(step.phase[i], step.role[i]), a: start + shift, b: step.end_s[i] + shift, chunk: step.chunk[i], rows: step.rows[i], id: step.chunk[i] ? `${step.step}.${step.chunk[i]}` : null }))
+      .filter((span) => span.dev !== undefined);
+  }
+  /* Where a chunk goes once it is decoded: to every scorer that read the same chunk number. */
+  function linksOf(spans) {
+    const decoded = new Map();
+    spans.forEach((s) => { if (s.id && s.phase === "decode" && !(decoded.has(s.id) && decoded.get(s.id).b >= s.b)) decoded.set(s.id, s); });
+    return spans.filter((s) => s.id && s.phase !== "decode" && decoded.has(s.id)).map((s) => ({ id: s.id, from: decoded.get(s.id), to: s }));
+  }
+  function sequencesOf(steps, shifts) {
+    const byId = new Map();
+    steps.forEach((step, i) => step.deferred.forEach((q) => {
+      if (!byId.has(q.sequence_id)) byId.set(q.sequence_id, { id: q.sequence_id, segments: [] });
+      byId.get(q.sequence_id).segments.push({ step: step.step, a: q.start_s + shifts[i], b: q.end_s + shifts[i], age: q.age, tokens: q.tokens, trained: q.trained });
+    }));
+    return [...byId.values()].sort((p, q) => p.segments[0].a - q.segments[0].a || p.id - q.id);
+  }
+  Oppo.timelineModel = function (reply) {
+    const devices = devicesOf(reply), index = new Map(devices.map((d, i) => [d.id, i]));
+    const model = { devices, steps: [], spans: [], bubbles: [], links: [], sequences: [] }, shifts = [];
+    let end = 0;
+    reply.steps.forEach((step) => {
+      const shift = end - step.window_s[0], [from, to] = step.window_s.map((t) => t + shift);
+      const spans = spansOf(step, shift, index);
+      const ends = (test, pick, otherwise) => spans.filter((s) => test(s.phase)).reduce((at, s) => pick(at, s), otherwise);
+      model.steps.push({ n: step.step, a: from, b: to, full: ends((p) => p === "decode", (at, s) => Math.max(at, s.b), from), update: ends((p) => p.startsWith("update-"), (at, s) => Math.min(at, s.a), to) });
+      model.spans.push(...spans);
+      model.links.push(...linksOf(spans));
+      model.bubbles.push(...step.idle.filter(([d]) => index.has(d)).map(([d, cause, a, b]) => ({ step: step.step, dev: index.get(d), cause, a: a + shift, b: b + shift })));
+      shifts.push(shift);
+      end = to;
+    });
+    model.sequences = sequencesOf(reply.steps, shifts);
+    const length = model.steps.reduce((sum, s) => sum + s.b - s.a, 0);
+    model.idle = devices.map((_, d) => model.bubbles.filter((x) => x.dev === d).reduce((sum, x) => sum + x.b - x.a, 0));
+    model.busy = model.idle.map((idle) => (length ? 1 - idle / length : 0));
+    model.worst = model.bubbles.slice().sort((p, q) => (q.b - q.a) - (p.b - p.a)).slice(0, 10);
+    model.length = length;
+    return model;
+  };
+})();

@@ -1,0 +1,213 @@
+/* Timeline tab: loads the steps in view, follows the run while it trains, explains bubbles, keyboard and pointer. */
+(function () {
+  "use strict";
+  const { Oppo, OppoTheme: T } = window, { run, el, format: f, setText } = Oppo;
+  const HELD = 12, MOST = 48;                            // steps loaded at first, steps kept at most
+  const $ = (id) => document.getElementById(id);
+  const lanes = $("lanes"), miniCanvas = $("mini"), tip = $("tip");
+  const painter = Oppo.timelinePainter(lanes, miniCanvas), { view, state } = painter;
+  const series = Oppo.series(run.id, ["bubble/*", "idle_s/*"]);
+  let reply = null, follow = true, loading = false, again = false, queued = 0;
+
+  /* --- why, and what would help: no figure that was not measured ---------------------------------------- */
+  const overlap = run.spec.overlap || {}, delta = overlap.overcommit || {};
+  const WHY = {
+    decode: overlap.intra_step === "off" ? "The scorers have nothing to read until decoding ends. overlap.intra_step: per_chunk hands them each chunk as soon as it is decoded."
+      : "The scorer has caught up and waits for the actor's next chunk. A smaller chunk size hands over sooner, but costs more launches.",
+    tail: overlap.inter_step === "off" ? "The batch waits for its longest answers. overlap.inter_step: defer carries them into the next step instead."
+      : `Few answers are still being written, and the batch needs the last of them. A larger overlap.overcommit.max (now ${delta.max}) keeps more answers in flight.`,
+    score: "Decoding is over. The last scores, reward shaping and advantages come before the update, and nothing is left to overlap them with.",
+    update: "This device has no update to do, or is done with it, while another one still updates.",
+    weights: "Waits while the actor's new weights reach the sampler.",
+    data: "Waits for prompts at the start of the step.",
+    checkpoint: `Waits while a checkpoint is written. checkpoints.every_steps (now ${(run.spec.checkpoints || {}).every_steps}) says how often.`,
+    eval: "Waits while the policy is evaluated.",
+    unknown: "No cause could be named for this stretch." };
+
+  /* --- loading ------------------------------------------------------------------------------------------ */
+  const fetchSteps = (from, to) => Oppo.api.get(`runs/${run.id}/timeline`, { from_step: Math.max(1, from), to_step: to });
+  function accept(next) {
+    reply = next;
+    painter.setModel(Oppo.timelineModel(reply));
+    $("timeline-none").hidden = reply.steps.length > 0;
+    $("timeline-body").hidden = reply.steps.length === 0;
+    lists();
+  }
+  async function load(from, to) {
+    accept(await fetchSteps(from, to));
+    if (reply.steps.length) zoomTo("steps");
+  }
+  async function extend(to) {
+    const last = reply.steps.length ? reply.steps[reply.steps.length - 1].step : 0;
+    if (to <= last) return;
+    if (to - last > HELD || !reply.steps.length) return load(to - HELD + 1, to);
+    const more = await fetchSteps(last + 1, to);
+    if (!more.steps.length) return;
+    const wide = view.b - view.a, was = zoomed;
+    accept({ ...reply, ...more, steps: reply.steps.concat(more.steps).slice(-MOST) });
+    if (was) zoomTo(was); else show(state.model.length - wide + 0.02 * wide, state.model.length + 0.02 * wide);
+  }
+  async function refresh() {
+    if (loading) { again = true; return; }
+    loading = true;
+    try {
+      const { summary } = run;
+      if (await series.update(summary) || !state.run) {
+        const shares = Oppo.idleShares(series, run.devicesOf(summary.latest || {}), run.CAUSES);
+        state.run = { step: shares.base.step, bubble: shares.bubble, shares: shares.shares, causes: run.CAUSES, total: summary.total_steps, last: summary.step, over: Boolean(summary.ended_at) };
+      }
+      if (!reply) await load(summary.step - HELD + 1, Math.max(1, summary.step));
+      else if (follow) await extend(summary.step);
+      paint();
+    } catch (e) {
+      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;      // the connection's note says "stale"
+    } finally {
+      loading = false;
+    }
+    if (again) { again = false; refresh(); }
+  }
+
+  /* --- window ------------------------------------------------------------------------------------------- */
+  let zoomed = "";
+  function show(a, b) {
+    const end = 1.02 * state.model.length, wide = Math.min(end, Math.max(end / 4000, b - a));
+    view.a = Math.max(0, Math.min(end - wide, a)); view.b = view.a + wide;
+    zoomed = "";
+    paint();
+  }
+  function paint() {
+    if (queued) return;
+    queued = requestAnimationFrame(() => { queued = 0; painter.draw(); range(); });
+  }
+  function range() {
+    if (!state.model || !state.model.steps.length) return;
+    const edge = (view.b - view.a) / 50, from = Math.floor(painter.stepAt(view.a + edge)) + 1, to = Math.min(state.model.steps[state.model.steps.length - 1].n, Math.floor(painter.stepAt(view.b - edge)) + 1);
+    setText($("range"), `${from === to ? `step ${f.whole(from)}` : `steps ${f.whole(from)}–${f.whole(to)}`} · ${f.duration(view.b - view.a)}`);
+    document.querySelectorAll("[data-zoom]").forEach((b) => { if (b.hasAttribute("aria-pressed")) b.setAttribute("aria-pressed", String(b.dataset.zoom === zoomed)); });
+    $("follow").setAttribute("aria-pressed", String(follow));
+  }
+  const away = (then) => (...args) => { follow = false; then(...args); };
+  const zoom = (by, at = (view.a + view.b) / 2) => show(at - (at - view.a) * by, at + (view.b - at) * by);
+  const pan = away((by) => show(view.a + by * (view.b - view.a), view.b + by * (view.b - view.a)));
+  function toSteps(count) {
+    const shown = state.model.steps, last = shown[shown.length - 1];
+    if (!last) return;
+    const anchor = follow ? shown.length - count : shown.findIndex((s) => s.b > (view.a + view.b) / 2), first = shown[Math.max(0, Math.min(anchor, shown.length - count))];
+    const end = shown[Math.min(shown.length - 1, Math.max(0, Math.min(anchor, shown.length - count)) + count - 1)], room = 0.015 * (end.b - first.a);
+    show(first.a - room, end.b + room);
+  }
+  function toChunk() {
+    const at = (view.a + view.b) / 2, near = (s) => Math.abs((s.a + s.b) / 2 - at);
+    const chunk = state.model.spans.filter((s) => s.chunk && s.phase === "decode").sort((p, q) => near(p) - near(q))[0];
+    if (!chunk) return;
+    follow = false;
+    const fed = state.model.links.filter((l) => l.id === chunk.id).map((l) => l.to.b), end = Math.max(chunk.b, ...fed), room = 0.08 * (end - chunk.a);
+    show(chunk.a - room, end + room);
+  }
+  const ZOOM = { all: () => show(0, state.model.length * 1.02), steps: () => toSteps(2), step: () => toSteps(1), chunk: toChunk, in: () => zoom(0.6), out: () => zoom(1.6) };
+  function zoomTo(name) {
+    ZOOM[name]();
+    if (!["in", "out"].includes(name)) zoomed = name;
+  }
+
+  /* --- lists beside and below ----------------------------------------------------------------------------- */
+  function lists() {
+    const model = state.model, steps = model.steps;
+    const words = !steps.length ? "" : steps.length === 1 ? `step ${steps[0].n}` : `steps ${f.whole(steps[0].n)}–${f.whole(steps[steps.length - 1].n)}`;
+    document.querySelectorAll("[data-held]").forEach((node) => setText(node, words));
+    $("worst").replaceChildren(...model.worst.map((x, i) => el("li", {}, el("button", { type: "button", "data-rank": i, "aria-pressed": "false", onclick: away(() => visit(x)) },
+      el("span", { class: "swatch swatch-idle", "data-idle": x.cause }), el("span", { class: "what" }, x.cause, el("small", {}, ` ${model.devices[x.dev].id} · step ${x.step}`)), el("span", { class: "num strong" }, `${f.figure(x.b - x.a)} s`)))));
+    const byCause = run.CAUSES.map((cause) => [cause, model.bubbles.filter((x) => x.cause === cause).reduce((sum, x) => sum + x.b - x.a, 0)]).filter(([, s]) => s > 0).sort((a, b) => b[1] - a[1]);
+    const whole = model.length * model.devices.length, idle = byCause.reduce((sum, [, s]) => sum + s, 0);
+    setText($("idle-share"), whole ? f.percent(idle / whole) : "");
+    $("idle-causes").replaceChildren(...byCause.map(([cause, s]) => el("tr", {}, el("td", {}, el("span", { class: "row" }, el("span", { class: "swatch swatch-idle", "data-idle": cause }), cause)),
+      el("td", { class: "num" }, f.figure(s), " ", el("span", { class: "unit" }, "device-s")), el("td", { class: "num" }, f.percent(s / whole)))));
+    table(model);
+    if (model.worst.length) pick(state.picked && model.bubbles.find((x) => x.step === state.picked.step && x.dev === state.picked.dev && x.cause === state.picked.cause) || model.worst[0]);
+  }
+  function table(model) {
+    $("timeline-table").replaceChildren(...model.steps.flatMap((s) => model.devices.map((d, dev) => {
+      const mine = model.bubbles.filter((x) => x.step === s.n && x.dev === dev), idle = mine.reduce((sum, x) => sum + x.b - x.a, 0);
+      const causes = run.CAUSES.map((c) => [c, mine.filter((x) => x.cause === c).reduce((sum, x) => sum + x.b - x.a, 0)]).filter(([, t]) => t > 0).map(([c, t]) => `${c} ${f.figure(t)} s`);
+      return el("tr", {}, el("td", { class: "num" }, s.n), el("td", {}, d.id), el("td", { class: "num" }, `${f.figure(s.b - s.a)} s`), el("td", { class: "num" }, f.percent(1 - idle / (s.b - s.a))), el("td", {}, causes.join(", ") || "none"));
+    })));
+  }
+  function pick(x) {
+    state.picked = x;
+    document.querySelectorAll("#worst button").forEach((b) => b.setAttribute("aria-pressed", String(state.model.worst[b.dataset.rank] === x)));
+    const box = $("explain");
+    box.querySelector(".swatch").dataset.idle = x.cause;
+    setText(box.querySelector("strong"), `${x.cause} · ${state.model.devices[x.dev].id} idle for ${f.figure(x.b - x.a)} s in step ${f.whole(x.step)}`);
+    setText(box.querySelector("p"), WHY[x.cause]);
+  }
+  function visit(x) {
+    pick(x);
+    const room = Math.max(2 * (x.b - x.a), 0.02 * state.model.length);
+    show(x.a - room, x.b + room);
+  }
+
+  /* --- pointer and keyboard --------------------------------------------------------------------------------- */
+  function tell(item) {
+    if (item.sequence) {
+      const s = item.segment;
+      return [`Sequence #${item.sequence.id}`, `${f.whole(s.tokens)} tokens, age ${s.age}, ${s.trained ? `trained in step ${s.step}` : `carried out of step ${s.step}`}`];
+    }
+    if (item.cause) return [`Idle: ${item.cause}`, `${state.model.devices[item.dev].id}, step ${item.step}, ${f.figure(item.b - item.a)} s`];
+    const what = item.chunk ? `chunk ${item.chunk}, ${f.whole(item.rows)} rows, ` : item.rows ? `${f.whole(item.rows)} rows, ` : "";
+    return [`${item.phase.replace("-", " ")} (${item.role})`, `${what}${f.figure(item.b - item.a)} s on ${state.model.devices[item.dev].id}, step ${item.step}`];
+  }
+  function onMove(e) {
+    const item = painter.itemAt(e.offsetX, e.offsetY), was = state.hover;
+    state.hover = item;
+    tip.hidden = !item;
+    if (item) {
+      const [head, body] = tell(item);
+      setText(tip.querySelector("b"), head); setText(tip.querySelector("span"), body);
+      tip.style.left = `${Math.max(0, Math.min(e.offsetX + 14, lanes.clientWidth - tip.offsetWidth - 4))}px`;
+      tip.style.top = `${lanes.offsetTop + e.offsetY + 20}px`;
+    }
+    if (was !== item) paint();
+  }
+  function wire() {
+    let drag = null;
+    lanes.addEventListener("pointerdown", (e) => { drag = { x: e.clientX, a: view.a, b: view.b, moved: false }; lanes.setPointerCapture(e.pointerId); });
+    lanes.addEventListener("pointermove", (e) => {
+      if (!drag) return onMove(e);
+      if (Math.abs(e.clientX - drag.x) < 3 && !drag.moved) return;
+      drag.moved = true; follow = false;
+      const by = (drag.x - e.clientX) / (lanes.clientWidth - state.gutter) * (drag.b - drag.a);
+      show(drag.a + by, drag.b + by);
+    });
+    lanes.addEventListener("pointerup", (e) => { const item = !drag || drag.moved ? null : painter.itemAt(e.offsetX, e.offsetY); drag = null; if (item && item.cause) { pick(item); paint(); } });
+    lanes.addEventListener("pointercancel", () => { drag = null; });
+    lanes.addEventListener("pointerleave", () => { state.hover = null; tip.hidden = true; paint(); });
+    lanes.addEventListener("wheel", onWheel, { passive: false });
+    lanes.addEventListener("keydown", (e) => {
+      const act = { ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "+": ZOOM.in, "=": ZOOM.in, "-": ZOOM.out, 0: () => zoomTo("all") }[e.key];
+      if (act && !e.ctrlKey && !e.metaKey) { e.preventDefault(); act(); }
+    });
+    miniCanvas.addEventListener("pointerdown", (e) => jump(painter.stepUnder(e.offsetX)));
+    document.querySelectorAll("[data-zoom]").forEach((b) => b.addEventListener("click", () => zoomTo(b.dataset.zoom)));
+    $("show-links").addEventListener("click", (e) => { state.links = !state.links; e.currentTarget.setAttribute("aria-pressed", String(state.links)); paint(); });
+    $("follow").addEventListener("click", () => { follow = !follow; if (follow) { reply = null; refresh(); } else range(); });
+    new ResizeObserver(paint).observe(lanes);
+    T.onChange(() => { painter.palette(); paint(); });
+  }
+  function onWheel(e) {
+    const sideways = e.shiftKey || Math.abs(e.deltaX) > Math.abs(e.deltaY);
+    if (!e.ctrlKey && !e.metaKey && !sideways) return;
+    e.preventDefault();
+    if (sideways) pan((e.deltaX || e.deltaY) / 900); else { follow = false; zoom(e.deltaY > 0 ? 1.18 : 0.85, painter.timeAt(e.offsetX, lanes.clientWidth)); }
+  }
+  async function jump(step) {
+    if (!run.summary.step) return;
+    follow = false;
+    const at = Math.max(1, Math.min(run.summary.step, step));
+    const held = state.model.steps.find((s) => s.n === at);
+    if (!held) await load(Math.max(1, at - HELD / 2), Math.min(run.summary.step, at + HELD / 2));
+    const from = state.model.steps.find((s) => s.n >= at) || state.model.steps[state.model.steps.length - 1];
+    if (from) show(from.a, from.a + 2 * (from.b - from.a));
+  }
+  wire();
+  run.follow(refresh);
+})();

@@ -1,0 +1,112 @@
+/* What each chart of the Training tab shows: pure functions from the run's series to Plotly traces, layout and a reading. */
+(function () {
+  "use strict";
+  const Oppo = window.Oppo, T = window.OppoTheme, f = Oppo.format;
+  const SCORE = "critic/score/mean", QUANTILES = ["p10", "p25", "p50", "p75", "p90"].map((q) => `response_length/${q}`);
+  const PLAIN = { kl: "objective/kl", entropy: "actor/entropy", clipfrac: "actor/pg_clipfrac", vf: "critic/vf_loss", ev: "critic/vf_explained_var",
+    step_time: "timing_s/step", delta: "oppo/overcommit", chunk: "oppo/chunk_size" };
+  const KEYS = [SCORE, ...QUANTILES, "response_length/mean", ...Object.values(PLAIN), "busy/*", "bubble/*", "idle_s/*"];
+  const BIG_CAUSES = ["decode", "update", "score", "tail"], SMALL_CAUSES = ["weights", "data", "checkpoint", "eval", "unknown"];
+
+  const endLabel = (x, y, text, color) => ({ x, y, text, xanchor: "left", xshift: 4, showarrow: false, font: { size: 11, color: color || T.css("--text-3") } });
+  const level = (y, color) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: color || T.css("--border-strong"), width: 1, dash: "dot" } });
+  const levelLabel = (y, text, below) => ({ xref: "paper", x: 0, y, text, showarrow: false, xanchor: "left", yanchor: below ? "top" : "bottom", font: { size: 11, color: T.css("--text-3") } });
+  const last = (list) => list[list.length - 1];
+  const lastKnown = (list) => { for (let i = list.length - 1; i >= 0; i--) if (f.known(list[i])) return i; return -1; };
+
+  function smooth(column, v) {
+    const color = T.run(v.colour), soft = T.ema(column.y, v.weight);
+    return { soft, data: [
+      { x: column.x, y: column.y, mode: "lines", line: { width: 1, color: T.fade(color, v.weight ? 0.28 : 1) }, hoverinfo: "none" },
+      { x: column.x, y: soft, mode: "lines", line: { width: 2, color }, hoverinfo: "none", visible: v.weight > 0 }] };
+  }
+  /* Labels at the ends of lines, pushed apart so that none covers another; `gap` in the axis' own units. */
+  function apart(labels, gap) {
+    const sorted = labels.slice().sort((a, b) => a.y - b.y);
+    for (let i = 1; i < sorted.length; i++) if (sorted[i].y - sorted[i - 1].y < gap) sorted[i].y = sorted[i - 1].y + gap;
+    return labels;
+  }
+  function line(key, { axis = {}, digits = 2, unit = "", raw = true } = {}) {
+    return (v) => {
+      const column = v.series.get(key), { soft, data } = smooth(column, v), i = lastKnown(soft);
+      const say = (k) => [f.fixed(soft[k], digits), `${unit}${raw && v.weight ? `${unit ? " · " : ""}raw ${f.fixed(column.y[k], digits)}` : ""}`];
+      return { column, data, layout: { yaxis: axis, annotations: i < 0 ? [] : [endLabel(column.x[i], soft[i], f.fixed(soft[i], digits))] }, say };
+    };
+  }
+  function reward(v) {
+    const made = line(SCORE, { axis: { nticks: 6 } })(v), target = v.summary.target_reward;
+    if (f.known(target)) {
+      made.layout.shapes = [level(target)];
+      made.layout.annotations.push(levelLabel(target, `target ${f.figure(target)}`));
+      made.layout.yaxis.range = around(made.column.y.concat(target));
+    }
+    return made;
+  }
+  function around(values) {                              // Plotly does not count lines drawn as shapes
+    const known = values.filter(f.known), lo = Math.min(...known), hi = Math.max(...known), room = 0.08 * (hi - lo || 1);
+    return [lo - room, hi + room];
+  }
+  function length(v) {
+    const columns = QUANTILES.map((key) => v.series.get(key)), p50 = columns[2], color = T.run(v.colour);
+    if (!p50.y.length) return line("response_length/mean", { digits: 0, unit: "tokens, mean", axis: { rangemode: "tozero" } })(v);
+    const cap = v.spec.rollout && v.spec.rollout.max_new_tokens, top = Math.max(...columns[4].y.filter(f.known));
+    const names = ["p10", "p25", "p50", "p75", "p90"], i = p50.x.length - 1;
+    const labels = apart(columns.map((c, k) => endLabel(p50.x[i], last(c.y), names[k])), 0.055 * Math.max(top, 1) * 1.1);
+    const layout = { yaxis: { rangemode: "tozero", tickformat: ",d" }, annotations: labels };
+    if (cap && top > cap / 2) {                          // drawn only where it binds
+      layout.shapes = [level(cap)];
+      layout.annotations.push(levelLabel(cap, `cap ${f.whole(cap)}`, true));
+      layout.yaxis.range = [0, 1.1 * cap];
+    }
+    return { column: p50, layout, data: [...T.band(p50.x, columns[0].y, columns[4].y, color, 0.14), ...T.band(p50.x, columns[1].y, columns[3].y, color, 0.24),
+      { x: p50.x, y: p50.y, mode: "lines", line: { width: 2, color }, hoverinfo: "none" }],
+    say: (k) => [f.whole(p50.y[k]), `tokens, median · p90 ${f.whole(columns[4].y[k])}`] };
+  }
+  /* The rest holds checkpoints and evaluations, whose spikes are the message: it is never smoothed. */
+  function bubble(v) {
+    const { base, bubble: whole, shares } = Oppo.idleShares(v.series, Oppo.run.devicesOf(v.summary.latest || {}), Oppo.run.CAUSES), i = base.step.length - 1;
+    const rest = base.step.map((_, k) => SMALL_CAUSES.reduce((sum, cause) => sum + shares[cause][k], 0));
+    const bands = [...BIG_CAUSES.map((cause) => [cause, cause, T.ema(shares[cause], Math.min(v.weight, 0.7))]), ["rest", "unknown", rest]];
+    let under = 0;
+    const labels = i < 0 ? [] : bands.map(([name, cause, y]) => { under += y[i]; return { name, share: y[i], label: endLabel(base.x[i], under - y[i] / 2, name, T.idle(cause)) }; })
+      .filter((b) => b.share > 0.4).map((b) => b.label);
+    const top = Math.max(5, ...whole);
+    return { column: base, data: bands.map(([name, cause, y]) => Object.assign(T.idleArea(base.x, y, cause, "a"), { hoverinfo: "none", name })),
+      layout: { yaxis: { ticksuffix: " %", rangemode: "tozero", range: [0, 1.1 * top] }, annotations: apart(labels, 0.06 * top) },
+      say: (k) => [`${whole[k].toFixed(1)} %`, `of device time · tail ${shares.tail[k].toFixed(1)} %`] };
+  }
+  const DASHES = ["solid", "6px,3px", "2px,3px", "8px,3px,2px,3px"];
+  function busy(v) {
+    const devices = Oppo.run.devicesOf(v.summary.latest || {}), color = T.run(v.colour);
+    const columns = devices.map((d) => v.series.get(`busy/${d}`)), soft = columns.map((c) => T.ema(c.y.map((y) => (y === null ? null : 100 * y)), v.weight));
+    const labels = apart(columns.map((c, k) => endLabel(last(c.x), last(soft[k]), devices[k])).filter((l) => f.known(l.y)), 9);
+    return { column: columns[0] || { step: [], x: [], y: [] }, layout: { yaxis: { ticksuffix: " %", range: [0, 104], dtick: 25 }, margin: { r: 58 }, annotations: labels.slice(0, 12) },
+      data: columns.map((c, k) => ({ x: c.x, y: soft[k], name: devices[k], mode: "lines", line: { width: 1.75, color, dash: DASHES[k % 4] }, hovertemplate: "%{y:.0f} %" })), hover: "x unified" };
+  }
+  function stepped(key, controller, axis) {
+    return (v) => {
+      const column = v.series.get(key), color = T.run(v.colour);
+      const dots = v.decisions.filter((d) => d.controller === controller).map((d) => ({ d, i: v.series.nearest(column.step, d.step) })).filter(({ i }) => i >= 0);
+      return { column, hover: "closest", layout: { yaxis: axis(column.y.filter(f.known)) },
+        data: [{ x: column.x, y: column.y, mode: "lines", line: { width: 2, color, shape: "hv" }, hoverinfo: "none" },
+          { x: dots.map(({ i }) => column.x[i]), y: dots.map(({ d }) => d.new), mode: "markers", marker: { size: dots.map(({ d }) => (d.new === d.old ? 5 : 8)), color: T.css("--surface"), line: { color, width: dots.map(({ d }) => (d.new === d.old ? 1 : 2)) } },
+            text: dots.map(({ d }) => wrapped(d)), hovertemplate: "%{text}<extra></extra>" }] };
+    };
+  }
+  function wrapped(d) {                                  // Plotly reads a little HTML: the reason is shown as text
+    const safe = d.reason.replace(/[<>&]/g, (c) => ({ "<": "‹", ">": "›", "&": "+" })[c]);
+    const lines = safe.match(/.{1,60}(\s|$)/g) || [safe];
+    return `<b>step ${d.step}: ${d.old === d.new ? `keeps ${f.figure(d.new)}` : `${f.figure(d.old)} → ${f.figure(d.new)}`}</b><br>${lines.join("<br>")}`;
+  }
+  const counts = (y) => ({ rangemode: "tozero", range: [0, Math.max(4, ...y) * 1.15], tickformat: ",d" });
+  function powers(y) {
+    const lo = Math.floor(Math.log2(Math.max(1, Math.min(...y, 64)))) - 1, hi = Math.ceil(Math.log2(Math.max(...y, 2))) + 1;
+    const ticks = Array.from({ length: Math.max(1, hi - lo + 1) }, (_, k) => 2 ** (lo + k)).filter((t) => t >= 1);
+    return { type: "log", tickvals: ticks, range: [Math.log10(ticks[0] * 0.8), Math.log10(last(ticks) * 1.2)] };
+  }
+  const share = { axis: { rangemode: "tozero", tickformat: ".2f" }, digits: 3, raw: false };
+  Oppo.trainingCharts = { KEYS, LINKED: ["reward", "kl", "length", "bubble"],
+    CHARTS: { reward, kl: line(PLAIN.kl, { axis: { rangemode: "tozero" }, unit: "nats" }), length, bubble,
+      entropy: line(PLAIN.entropy, { raw: false }), clipfrac: line(PLAIN.clipfrac, share), vf: line(PLAIN.vf, { axis: { rangemode: "tozero" }, digits: 3, raw: false }), ev: line(PLAIN.ev, { raw: false }),
+      delta: stepped(PLAIN.delta, "overcommit", counts), chunk: stepped(PLAIN.chunk, "chunk", powers), busy, step_time: line(PLAIN.step_time, { axis: { rangemode: "tozero", ticksuffix: " s" }, digits: 2, unit: "s", raw: true }) } };
+})();

@@ -1,0 +1,119 @@
+/* Training tab: fetches what is new, draws the charts that are in view, keeps cursor and zoom of the first four linked. */
+(function () {
+  "use strict";
+  const { Oppo, OppoTheme: T, Plotly } = window, { run, el, format: f, setText } = Oppo;
+  const { CHARTS, LINKED, KEYS } = Oppo.trainingCharts;
+  const $ = (id) => document.getElementById(id);
+  const series = Oppo.series(run.id, KEYS);
+  const slider = $("smoothing");
+  const view = { series, spec: run.spec, colour: run.colour, summary: run.summary, decisions: [], weight: stored(), axis: "step" };
+  const inView = new Set(), drawn = {};
+  let linked = false, busy = false, again = false, decisionsAt = -1;
+
+  function stored() {
+    try { const w = parseFloat(localStorage.getItem("oppo-smoothing")); return w >= 0 && w < 1 ? w : 0.6; } catch (e) { return 0.6; }
+  }
+  function axisOf(column) {
+    const top = column.x[column.x.length - 1] || 0;
+    return view.axis === "step" ? { end: Math.max(10, Math.ceil(1.12 * top)), unit: "step", title: "step" } : timeUnit(top);
+  }
+  function timeUnit(top) {
+    const [size, title] = top > 7200 ? [3600, "hours of training"] : top > 180 ? [60, "minutes of training"] : [1, "seconds of training"];
+    return { end: Math.max(1, 1.12 * top), size, title };
+  }
+  function layoutOf(name, made, axis) {
+    const ticks = axis.size && axis.size > 1 ? timeTicks(axis) : { nticks: 8 };
+    const base = { margin: { l: 48, r: 14, t: 8, b: 24 }, hovermode: made.hover || "x", xaxis: { range: [0, axis.end], ...ticks }, uirevision: view.axis };
+    const layout = T.layout({ ...base, ...made.layout, margin: { ...base.margin, ...made.layout.margin } });
+    const note = (text, more) => ({ xref: "paper", yref: "paper", text, showarrow: false, font: { size: 11, color: T.css("--text-3") }, ...more });
+    const title = note(axis.title, { x: 1, y: 0, yshift: -3, xanchor: "right", yanchor: "top" });
+    layout.annotations = [...(made.layout.annotations || []), title];
+    if (!made.column.x.length) layout.annotations.push(note("No value yet: the first step has not ended", { x: 0.5, y: 0.5 }));
+    return layout;
+  }
+  function timeTicks({ size, end }) {
+    const wanted = [1, 2, 5, 10, 15, 30, 60, 120, 300].find((n) => end / size / n <= 8) || 600;
+    const vals = Array.from({ length: Math.floor(end / size / wanted) + 1 }, (_, i) => i * wanted);
+    return { tickvals: vals.map((v) => v * size), ticktext: vals.map(String) };
+  }
+  function drawOne(name) {
+    const made = CHARTS[name](view), plot = $(`plot-${name}`);
+    drawn[name] = made;
+    return Plotly.react(plot, made.data, layoutOf(name, made, axisOf(made.column)), T.config);
+  }
+  async function draw() {
+    view.summary = run.summary;
+    await Promise.all([...inView].map(drawOne));
+    read(null);
+    if (!linked && LINKED.every((name) => name in drawn)) { linked = true; T.link(LINKED.map((name) => $(`plot-${name}`)), read); }
+  }
+  function read(x) {                                     // the card's head says the figure under the cursor, or the newest
+    Object.entries(drawn).forEach(([name, made]) => {
+      if (!made.say || !$(`at-${name}`)) return;
+      const i = x === null ? made.column.x.length - 1 : series.nearest(made.column.x, x);
+      const [figure, company] = i < 0 ? ["", ""] : made.say(i);
+      setText($(`at-${name}`), figure);
+      setText($(`by-${name}`), i >= 0 && x !== null ? `${company} · step ${f.whole(made.column.step[i])}` : company);
+    });
+  }
+  async function refresh() {
+    if (busy) { again = true; return; }
+    busy = true;
+    try {
+      const [fresh] = await Promise.all([series.update(run.summary), decisions(run.summary)]);
+      if (fresh) { await draw(); await samples(); }
+    } catch (e) {
+      // The connection's own note says that the page is stale; the next event or poll tries again.
+      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
+    } finally {
+      busy = false;
+    }
+    if (again) { again = false; refresh(); }
+  }
+  async function decisions(summary) {
+    if (summary.step === decisionsAt) return;
+    view.decisions = (await Oppo.api.get(`runs/${run.id}/decisions`)).items;
+    decisionsAt = summary.step;
+  }
+  async function samples() {
+    const { items } = await Oppo.api.get(`runs/${run.id}/samples`, { limit: 4 });
+    if (items.length) $("samples").replaceChildren(...items.map(card));
+    $("samples-none").hidden = items.length > 0;
+  }
+  function card(s) {
+    const head = s.stale_response || "", fact = (name, value) => el("span", {}, `${name} `, el("b", {}, value));
+    const rest = s.response.startsWith(head) ? s.response.slice(head.length) : s.response;
+    const [from, to] = s.versions;
+    return el("article", { class: "card sample" },
+      el("div", { class: "facts" }, fact("reward", f.fixed(s.score, 2)), fact("KL", f.fixed(s.kl, 2)), fact("length", f.whole(s.length)), fact("age", s.age),
+        fact("versions", from === to ? from : `${from} → ${to}`), fact("sequence", `#${f.whole(s.sequence_id)}`), fact("step", f.whole(s.step))),
+      el("p", { class: "text prompt" }, s.prompt),
+      el("p", { class: "text" }, head && s.response.startsWith(head) ? el("span", { class: "v-old" }, head) : null, rest));
+  }
+  const seen = new IntersectionObserver((entries) => {
+    entries.forEach((e) => {
+      const name = e.target.id.replace("plot-", "");
+      if (!e.isIntersecting) return inView.delete(name);
+      inView.add(name);
+      drawOne(name).then(draw);
+    });
+  }, { rootMargin: "200px" });
+
+  document.querySelectorAll(".plot").forEach((plot) => seen.observe(plot));
+  slider.value = view.weight;
+  setText($("smoothing-value"), view.weight.toFixed(2));
+  slider.addEventListener("input", () => {
+    view.weight = Number(slider.value);
+    setText($("smoothing-value"), view.weight.toFixed(2));
+    try { localStorage.setItem("oppo-smoothing", view.weight); } catch (e) { /* storage may be refused */ }
+    draw();
+  });
+  document.querySelectorAll("[data-axis]").forEach((button) => button.addEventListener("click", () => {
+    view.axis = button.dataset.axis;
+    document.querySelectorAll("[data-axis]").forEach((b) => b.setAttribute("aria-pressed", String(b === button)));
+    series.setAxis(view.axis);
+    refresh();
+  }));
+  T.onChange(draw);
+  run.follow(refresh);
+})();
