@@ -70,7 +70,7 @@ def load_yaml(text: str) -> RunSpec:
     """Parse and check a spec written as YAML. Raises `SpecError`, as `parse_yaml` and `load_spec` do."""
     data = parse_yaml(text)
     if data is None:
-        raise _refused("is empty; start from one of examples/")
+        raise _refused("is empty; start from `oppo spec example`")
     return load_spec(data)
 
 

@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 # Named here because they are only told when there is something to tell: what a bubble was due to, and a step after a checkpoint.
 ONLY_SOMETIMES = re.compile(r"idle_s/|timing_s/save_checkpoint$|oppo/behaviour_prox_kl/|oppo/length_bias$")
+# As a whole string: "OPPO_HOME" is read, "OPPO_" is a prefix.
+VARIABLE = re.compile(r"""["'](OPPO_[A-Z0-9_]*[A-Z0-9]|DATABASE_URL|REDIS_URL)["']""")
 TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "context": 64, "vocab": 64}}
 SPEC = {
     "name": "documented",
@@ -92,6 +94,13 @@ def test_every_state_is_explained(state: RunState) -> None:
 @pytest.mark.parametrize("kind", [event.model_fields["kind"].default for event in get_args(get_args(Event)[0])])
 def test_every_event_is_explained(kind: str) -> None:
     assert f"| `{kind}` |" in text_of("ARCHITECTURE.md")
+
+
+def test_every_environment_variable_is_explained() -> None:
+    sources = [path for folder in ("platform", "worker", "oppo_core") for path in (ROOT / folder).rglob("*.py")]
+    read = {name for path in sources for name in VARIABLE.findall(path.read_text(encoding="utf-8"))}
+    explained = set(re.findall(r"`([A-Z_]+)`", text_of("docs/operations.md")))
+    assert sorted(read - explained) == []
 
 
 def anchor(heading: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -14,12 +15,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = os.pathsep.join([str(ROOT / "platform"), str(ROOT)])
 
+# Celery would import Django if it found this variable.
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
+
 # Imports every module of a package (but those that run on import), then names the forbidden ones that came along.
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
 if sys.argv[1] == "oppo_platform":
-    import django
+    import django, os
+    os.environ["DJANGO_SETTINGS_MODULE"] = "oppo_platform.settings"
     django.setup()
 for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     if module.name.rpartition(".")[2] not in ("__main__", "settings"):
@@ -31,7 +36,7 @@ print(*sorted(name for name in sys.argv[2:] if name in sys.modules))
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command in the checkout, with its output captured."""
     return subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": PATHS, **environment}, capture_output=True, text=True, check=False
+        command, cwd=ROOT, env={**ENVIRONMENT, "PYTHONPATH": PATHS, **environment}, capture_output=True, text=True, check=False
     )
 
 
@@ -60,17 +65,27 @@ def test_platform_is_a_folder_and_not_a_package() -> None:
     ],
 )
 def test_importing_a_part_brings_no_other_along(package: str, never: tuple[str, ...], tmp_path: Path) -> None:
-    done = run(
-        sys.executable,
-        "-c",
-        IMPORT_ALL,
-        package,
-        *never,
-        DJANGO_SETTINGS_MODULE="oppo_platform.settings",
-        OPPO_HOME=str(tmp_path),
-    )
+    done = run(sys.executable, "-c", IMPORT_ALL, package, *never, OPPO_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def outside_imports(package: Path) -> set[str]:
+    """Top-level names that a package imports, the standard library's and its own left out."""
+    names: set[str] = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: a relative import"
+                names.add(node.module or "")
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {package.name}
+
+
+def test_the_contract_and_the_client_import_little() -> None:
+    assert outside_imports(ROOT / "platform" / "oppo_contract") <= {"pydantic", "pydantic_core", "ruamel"}
+    assert outside_imports(ROOT / "platform" / "oppo_client") <= {"httpx"}
 
 
 def test_the_contract_imports_ruamel_only_when_it_reads_yaml() -> None:
