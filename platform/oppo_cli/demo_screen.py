@@ -1,0 +1,94 @@
+"""What the demo shows in the terminal: preparation, the two runs' progress, the table. Plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from oppo_cli.demo_figures import Row
+from oppo_cli.train import REWARD, reward_text
+
+PLAIN_LINE_EVERY_S = 10.0
+BAR_CELLS = 28
+ENDED = ("succeeded", "failed", "cancelled")
+
+
+class RunsScreen:
+    """The progress of the runs; `show` is called about once a second."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._next_line = 0.0
+        self._told: dict[int, str] = {}
+
+    def __enter__(self) -> RunsScreen:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, runs: list[dict[str, Any]]) -> None:
+        """Draw the newest summaries."""
+        if self._live:
+            self._live.update(_progress_table(runs), refresh=True)
+            return
+        due = time.monotonic() >= self._next_line
+        if due:
+            self._next_line = time.monotonic() + PLAIN_LINE_EVERY_S
+        for run in runs:
+            changed = self._told.get(run["id"]) != run["state"]
+            if changed or (due and run["state"] == "running"):
+                self._told[run["id"]] = run["state"]
+                self._console.print(_line(run), highlight=False)
+
+
+def _line(run: dict[str, Any]) -> str:
+    said = f"{run['name']}: {run['state']}, step {run['step']}/{run['total_steps']}, reward {_reward(run)}"
+    return said + (f", {_left(run)} left" if run["state"] == "running" else "")
+
+
+def _progress_table(runs: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("run", "state", "", "step", "reward", "left"):
+        table.add_column(heading, no_wrap=True)
+    for run in runs:
+        done = run["step"] / max(1, run["total_steps"])
+        filled = round(BAR_CELLS * done)
+        bar = f"[green]{'━' * filled}[/green][dim]{'━' * (BAR_CELLS - filled)}[/dim]"
+        table.add_row(run["name"], run["state"], bar, f"{run['step']}/{run['total_steps']}", _reward(run), _left(run))
+    return table
+
+
+def _reward(run: dict[str, Any]) -> str:
+    return reward_text(run["latest"].get(REWARD))
+
+
+def _left(run: dict[str, Any]) -> str:
+    if run["state"] in ENDED or run.get("eta_s") is None:
+        return "–"
+    minutes, seconds = divmod(round(run["eta_s"]), 60)
+    return f"{minutes}:{seconds:02d}"
+
+
+def print_table(console: Console, rows: list[Row], left_out: int) -> None:
+    """The comparison, with what the times leave out."""
+    table = Table(title="Sequential PPO and OPPO, same seed, same work", title_justify="left")
+    table.add_column("")
+    for heading in ("sequential", "OPPO", "ratio"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row.label, row.sequential, row.oppo, f"{row.ratio:.2f} ×" if row.ratio else "")
+    console.print(table)
+    console.print(
+        f"Ratio: how many times less OPPO needs. Time per step and per token leave out the first {left_out} steps of both runs, "
+        "while OPPO's pool fills.",
+        style="dim",
+    )

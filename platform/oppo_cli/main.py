@@ -1,0 +1,62 @@
+"""The command `oppo` and its subcommands, each imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+import click
+
+FAILED = 1
+REFUSED = 2
+
+COMMANDS = {
+    "up": "oppo_cli.up:up",
+    "demo": "oppo_cli.demo:demo",
+    "train": "oppo_cli.train:train",
+    "spec": "oppo_cli.spec_commands:spec",
+    "admin": "oppo_cli.platform_commands:admin",
+    "login-link": "oppo_cli.platform_commands:login_link",
+    "manage": "oppo_cli.platform_commands:manage",
+    "migrate": "oppo_cli.platform_commands:migrate",
+    "web": "oppo_cli.platform_commands:web",
+    "scheduler": "oppo_cli.platform_commands:scheduler",
+    "worker": "oppo_cli.worker_commands:worker",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are named as module:attribute."""
+
+    def __init__(self, lazy: Mapping[str, str], **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self._lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order in which they are documented."""
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command."""
+        if cmd_name not in self._lazy:
+            return None
+        module, _, name = self._lazy[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("oppo-platform")
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), message="oppo %(version)s")
+def main() -> None:
+    """PPO-based RLHF that wastes no GPU: a training engine, a queue and live dashboards.
+
+    Start with `oppo demo` (everything on this machine, two runs compared) or `oppo up` (the same without runs).
+    Exit status: 0 it worked, 1 it failed, 2 the command line or the spec was refused.
+    """

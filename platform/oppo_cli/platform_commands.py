@@ -1,0 +1,154 @@
+"""Commands that run the platform's parts one by one (production), or look after its users."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from oppo_cli.home import Failure, Home, Refusal
+
+STREAMS_END_WITHIN_S = 3
+
+
+@contextmanager
+def platform_servers() -> Iterator[None]:
+    """See that DATABASE_URL is set: as given, that of the running `oppo up`, or that of a database started for this command."""
+    if os.environ.get("DATABASE_URL"):
+        yield
+        return
+    home = Home.from_environment()
+    running = home.running()
+    if running is not None:
+        os.environ.update({key: value for key, value in running.environ().items() if not os.environ.get(key)})
+        yield
+        return
+    from oppo_platform import embedded
+
+    try:
+        with embedded.postgres(home.path) as url:
+            os.environ["DATABASE_URL"] = url
+            yield
+    except embedded.ServerError as error:
+        raise Failure(str(error)) from error
+
+
+def set_up_django() -> None:
+    """Load Django with the platform's settings. Raises Refusal when a setting is wrong."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "oppo_platform.settings")
+    import django
+    from django.core.exceptions import ImproperlyConfigured
+
+    try:
+        django.setup()
+    except ImproperlyConfigured as error:
+        raise Refusal(str(error)) from error
+
+
+@click.group()
+def admin() -> None:
+    """Look after users."""
+
+
+@admin.command("create")
+@click.argument("username")
+@click.option("--email", help="Default: USERNAME@localhost.localdomain.")
+def admin_create(username: str, email: str | None) -> None:
+    """Create an administrator with a generated password, which is printed once.
+
+    The first one owns the first team. Later ones may enter every team.
+    """
+    with platform_servers():
+        set_up_django()
+        from oppo_platform.accounts.models import User
+        from oppo_platform.accounts.services import AccountError, create_login_link, create_user, ensure_first_user
+
+        address = email or f"{username}@localhost.localdomain"
+        try:
+            made = create_user(username, address) if User.objects.exists() else ensure_first_user(username, address)
+        except AccountError as error:
+            raise Refusal(str(error)) from error
+        User.objects.filter(pk=made.user.pk).update(is_staff=True, is_superuser=True)
+        click.echo(f"User: {made.user.username}\nPassword: {made.password}  (shown once)")
+        click.echo(f"Login link: {create_login_link(made.user)}")
+
+
+@click.command("login-link")
+@click.argument("user")
+@click.option("--hours", type=click.FloatRange(min=0, min_open=True), default=24.0, show_default=True, help="Validity.")
+def login_link(user: str, hours: float) -> None:
+    """Print an address that logs USER (name or email) in once."""
+    with platform_servers():
+        set_up_django()
+        from oppo_platform.accounts.services import AccountError, create_login_link, find_user
+
+        try:
+            click.echo(create_login_link(find_user(user), hours))
+        except AccountError as error:
+            raise Refusal(str(error)) from error
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def manage(arguments: tuple[str, ...]) -> None:
+    """Run one of Django's management commands, as manage.py does."""
+    with platform_servers():
+        set_up_django()
+        if arguments == ("--prepare",):
+            from oppo_cli.prepare import prepare
+
+            prepare()
+            return
+        from django.core.management import execute_from_command_line
+
+        execute_from_command_line(["oppo manage", *arguments])
+
+
+@click.command()
+def migrate() -> None:
+    """Bring the database up to date and build the static files; for production, before web and scheduler start."""
+    with platform_servers():
+        set_up_django()
+        from django.core.management import call_command
+
+        call_command("migrate", interactive=False)
+        call_command("buildstatic")
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+def web(host: str, port: int) -> None:
+    """Serve pages, API and live updates: one process."""
+    _serve_part()
+    import uvicorn
+
+    options: dict[str, Any] = {"lifespan": "off", "access_log": False, "log_level": "warning", "proxy_headers": False}
+    uvicorn.run("oppo_platform.asgi:application", host=host, port=port, timeout_graceful_shutdown=STREAMS_END_WITHIN_S, **options)
+
+
+@click.command()
+def scheduler() -> None:
+    """Allocate devices to waiting runs."""
+    _serve_part()
+    set_up_django()
+    from django.core.management import call_command
+
+    call_command("scheduler")
+
+
+def _serve_part() -> None:
+    """What web and scheduler have in common: they end with `oppo up`, and they need real servers."""
+    from oppo_contract.lifeline import watch_lifeline
+
+    watch_lifeline()
+    running = None if os.environ.get("DATABASE_URL") else Home.from_environment().running()
+    if running is not None:
+        os.environ.update({key: value for key, value in running.environ().items() if not os.environ.get(key)})
+    if not os.environ.get("DATABASE_URL"):
+        raise Refusal("DATABASE_URL is not set. Set it to a PostgreSQL URL, or run `oppo up`, which brings its own.")
+    sys.argv = ["oppo"]

@@ -1,0 +1,32 @@
+"""The one-shot set-up of `oppo up`, in a process of its own: `oppo manage --prepare`. Prints one line of JSON."""
+
+from __future__ import annotations
+
+import json
+
+from django.core.management import call_command
+
+API_TOKEN_DAYS = 7.0
+API_TOKEN_NAME = "oppo up"  # noqa: S105 - a label
+
+
+def prepare() -> None:
+    """Migrate, build static files, make the first user if there is none, and tokens for the worker and the terminal."""
+    call_command("migrate", interactive=False, verbosity=0)
+    call_command("buildstatic")
+    from oppo_platform.accounts.services import create_api_token, create_login_link, ensure_first_user
+    from oppo_platform.cluster.services import create_join_token
+    from oppo_platform.runs.models import Project
+
+    first = ensure_first_user()
+    project = Project.objects.filter(team__memberships__user=first.user).select_related("team").order_by("id").first()
+    assert project is not None
+    answer = {
+        "join_token": create_join_token(hours=1),
+        "username": first.user.username,
+        "password": first.password,
+        "login_link": create_login_link(first.user),
+        "api_token": create_api_token(first.user, project.team, API_TOKEN_NAME, days=API_TOKEN_DAYS),
+        "project": project.pk,
+    }
+    print(json.dumps(answer))

@@ -1,0 +1,174 @@
+"""`oppo train`: the engine alone, without the platform."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oppo_cli.home import Failure, Refusal
+from oppo_cli.processes import last_lines
+from oppo_cli.spec_files import read_spec
+
+if TYPE_CHECKING:
+    from oppo_contract import RunSpec
+
+REWARD = "critic/score/mean"
+LOOK_EVERY_S = 0.5
+PLAIN_LINE_EVERY_S = 5.0
+REFUSED_BY_ENGINE = 2
+
+
+@click.command()
+@click.argument("spec_file", metavar="SPEC.yaml", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder for events and checkpoints.")
+@click.option(
+    "--root", "roots", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder below which model and prompt ids are looked up; may be given several times.",
+)  # fmt: skip
+@click.option("--resume-from", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A checkpoint to go on from.")
+@click.option("--threads", type=click.IntRange(min=1), help="Cores the engine may use. Default: all.")
+def train(spec_file: Path, out: Path, roots: tuple[Path, ...], resume_from: Path | None, threads: int | None) -> None:
+    """Train one run here and now: progress on the terminal, events in DIR/events.jsonl, checkpoints in DIR/checkpoints.
+
+    Ctrl-C finishes the step and writes a checkpoint; a second one ends at once.
+    """
+    spec = read_spec(spec_file)
+    events = out / "events.jsonl"
+    if events.exists() and resume_from is None:
+        raise Refusal(f"{out} already holds a run. Give --resume-from {out}/checkpoints/… to go on, or another --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "spec.json").write_text(spec.model_dump_json(indent=1))
+    command = [sys.executable, "-m", "oppo_core", "--spec", str(out / "spec.json"), "--out", str(out), "--events", str(events)]
+    for root in roots:
+        command += ["--root", str(root)]
+    if resume_from is not None:
+        command += ["--resume-from", str(resume_from)]
+    if threads is not None:
+        command += ["--threads", str(threads)]
+    code, finished = _run(command, spec, out)
+    _tell_end(code, finished, out)
+
+
+def _run(command: list[str], spec: RunSpec, out: Path) -> tuple[int, dict[str, Any] | None]:
+    """Run the engine and show its progress; returns its exit status and its last word."""
+    from oppo_contract.lifeline import Lifeline, start_guarded
+
+    finished: dict[str, Any] | None = None
+    progress = progress_display(spec.steps)
+    offset = (out / "events.jsonl").stat().st_size if (out / "events.jsonl").exists() else 0
+    with Lifeline() as lifeline, (out / "engine.log").open("ab") as log, progress:
+        engine = start_guarded(command, lifeline.fd, grace_s=24 * 3600, env=lifeline.environ(), output=log, pass_lifeline=True)
+        interrupts = _pass_interrupts_on(engine)
+        for event in follow(out / "events.jsonl", offset, engine):
+            if event["kind"] == "step":
+                progress.show(event["step"], event["elapsed_s"], event["metrics"].get(REWARD))
+            elif event["kind"] == "finished":
+                finished = event
+        signal.signal(signal.SIGINT, interrupts)
+    return engine.wait(), finished
+
+
+def follow(file: Path, offset: int, engine: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
+    """Events as they are appended, until the engine has ended and the file is read to its end."""
+    rest = b""
+    while True:
+        ended = engine.poll() is not None
+        if file.exists():
+            with file.open("rb") as content:
+                content.seek(offset)
+                block = content.read()
+            offset += len(block)
+            *lines, rest = (rest + block).split(b"\n")
+            yield from (json.loads(line) for line in lines)
+        if ended:
+            return
+        time.sleep(LOOK_EVERY_S)
+
+
+def _pass_interrupts_on(engine: subprocess.Popen[bytes]) -> Any:
+    """Ctrl-C asks the engine to stop at the end of its step; the second one kills it. Returns the former handler."""
+    asked: list[float] = []
+
+    def stop(_number: int, _frame: object) -> None:
+        asked.append(time.monotonic())
+        if len(asked) == 1:
+            click.echo("Stopping after this step; a checkpoint is written. Ctrl-C again ends at once.", err=True)
+            engine.terminate()
+        else:
+            engine.kill()
+
+    return signal.signal(signal.SIGINT, stop)
+
+
+def _tell_end(code: int, finished: dict[str, Any] | None, out: Path) -> None:
+    if code == REFUSED_BY_ENGINE:
+        raise Refusal(f"The engine refused the spec.\n{last_lines(out / 'engine.log')}")
+    if finished is None or code != 0:
+        reason = finished["reason"] if finished else f"The engine ended with status {code} without finishing."
+        raise Failure(f"{reason}\n{last_lines(out / 'engine.log')}")
+    checkpoints = sorted((out / "checkpoints").glob("step-*"))
+    click.echo(f"{finished['outcome'].capitalize()} at step {finished['step']}: {finished['reason']}")
+    click.echo(f"Events: {out / 'events.jsonl'}" + (f"\nCheckpoint: {checkpoints[-1]}" if checkpoints else ""))
+
+
+def progress_display(total_steps: int) -> Bar | Lines:
+    """A progress bar on a terminal, plain lines elsewhere."""
+    return Bar(total_steps) if sys.stdout.isatty() else Lines(total_steps)
+
+
+class Bar:
+    """A rich progress bar with the reward."""
+
+    def __init__(self, total_steps: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("reward {task.fields[reward]}"),
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), refresh_per_second=2,
+        )  # fmt: skip
+        self._task = self._progress.add_task("training", total=total_steps, reward="–")
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._progress.stop()
+
+    def show(self, step: int, elapsed_s: float, reward: object) -> None:
+        """The newest step."""
+        self._progress.update(self._task, completed=step, reward=reward_text(reward))
+
+
+class Lines:
+    """One line every few seconds."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._total = total_steps
+        self._next = 0.0
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        return
+
+    def show(self, step: int, elapsed_s: float, reward: object) -> None:
+        """The newest step, unless a line was printed a moment ago."""
+        if time.monotonic() < self._next and step < self._total:
+            return
+        self._next = time.monotonic() + PLAIN_LINE_EVERY_S
+        click.echo(f"step {step}/{self._total}  reward {reward_text(reward)}  {elapsed_s:.0f} s")
+
+
+def reward_text(reward: object) -> str:
+    """A reward with three digits; a dash when there is none."""
+    return f"{reward:.3f}" if isinstance(reward, float | int) else "–"
