@@ -37,7 +37,8 @@ class Stream:
         self.network = network
         self.budget = budget
         self.columns = columns
-        self._cache = SlotCache(network.cache_shape, slots, columns, next(network.parameters()))
+        # One column more than the longest sequence: padding that would point past the end is written there.
+        self._cache = SlotCache(network.cache_shape, slots, columns + 1, next(network.parameters()))
         self._free = list(range(slots))[::-1]
         self._slot: dict[int, int] = {}
         self._read: dict[int, int] = {}
@@ -85,11 +86,11 @@ class Stream:
         for rows in ragged_batches([len(part) for part in new], self.budget):
             padded = right_padded([new[row] for row in rows])
             first_N1 = torch.tensor([starts[row] for row in rows])[:, None]
-            # Padding may point past the last column; what it writes there is overwritten before anyone may look.
-            positions = (first_N1 + torch.arange(padded.shape[1])).clamp_max(self.columns - 1)
-            width = int(positions.max()) + 1
+            # What padding writes is overwritten before anyone may look, or lies in the spare column, where nobody looks.
+            places = (first_N1 + torch.arange(padded.shape[1])).clamp_max(self.columns)
             slots = torch.tensor([self._slot_of(ids[row]) for row in rows])
-            hidden = self.network.hidden(padded, positions, self._cache.window(slots, positions, width))
+            window = self._cache.window(slots, places, int(places.max()) + 1)
+            hidden = self.network.hidden(padded, places.clamp_max(self.columns - 1), window)
             for row, states in zip(rows, hidden, strict=True):
                 readings[ids[row]] = self._note(ids[row], starts[row], states[: len(new[row])])
         return readings
