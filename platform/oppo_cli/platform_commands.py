@@ -60,19 +60,21 @@ def admin() -> None:
 def admin_create(username: str, email: str | None) -> None:
     """Create an administrator with a generated password, which is printed once.
 
-    The first one owns the first team. Later ones may enter every team.
+    The first one gets the first team with a project; later ones become owners of it too.
     """
     with platform_servers():
         set_up_django()
-        from oppo_platform.accounts.models import User
+        from oppo_platform.accounts.models import Role, Team, User
         from oppo_platform.accounts.services import AccountError, create_login_link, create_user, ensure_first_user
 
         address = email or f"{username}@localhost.localdomain"
         try:
-            made = create_user(username, address) if User.objects.exists() else ensure_first_user(username, address)
+            if User.objects.exists():
+                made = create_user(username, address, Team.objects.order_by("id").first(), Role.OWNER)
+            else:
+                made = ensure_first_user(username, address)
         except AccountError as error:
             raise Refusal(str(error)) from error
-        User.objects.filter(pk=made.user.pk).update(is_staff=True, is_superuser=True)
         click.echo(f"User: {made.user.username}\nPassword: {made.password}  (shown once)")
         click.echo(f"Login link: {create_login_link(made.user)}")
 
@@ -98,11 +100,6 @@ def manage(arguments: tuple[str, ...]) -> None:
     """Run one of Django's management commands, as manage.py does."""
     with platform_servers():
         set_up_django()
-        if arguments == ("--prepare",):
-            from oppo_cli.prepare import prepare
-
-            prepare()
-            return
         from django.core.management import execute_from_command_line
 
         execute_from_command_line(["oppo manage", *arguments])

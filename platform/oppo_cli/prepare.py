@@ -1,10 +1,10 @@
-"""The one-shot set-up of `oppo up`, in a process of its own: `oppo manage --prepare`. Prints one line of JSON."""
+"""The one-shot set-up of `oppo up`, in a process of its own. Prints one line of JSON."""
 
 from __future__ import annotations
 
 import json
 
-from django.core.management import call_command
+from oppo_cli.platform_commands import set_up_django
 
 API_TOKEN_DAYS = 7.0
 API_TOKEN_NAME = "oppo up"  # noqa: S105 - a label
@@ -12,6 +12,8 @@ API_TOKEN_NAME = "oppo up"  # noqa: S105 - a label
 
 def prepare() -> None:
     """Migrate, build static files, make the first user if there is none, and tokens for the worker and the terminal."""
+    from django.core.management import call_command
+
     call_command("migrate", interactive=False, verbosity=0)
     call_command("buildstatic")
     from oppo_platform.accounts.services import create_api_token, create_login_link, ensure_first_user
@@ -30,3 +32,8 @@ def prepare() -> None:
         "project": project.pk,
     }
     print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    set_up_django()
+    prepare()

