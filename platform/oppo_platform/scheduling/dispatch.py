@@ -51,7 +51,10 @@ def send_due() -> int:
     for dispatch in due.select_related("attempt").order_by("pk")[:MOST_AT_ONCE]:
         order = LaunchOrder(attempt_id=dispatch.attempt_id, epoch=dispatch.attempt.epoch)
         try:
-            broker(settings.REDIS_URL).send_task(TASK, kwargs=order.model_dump(), queue=dispatch.queue, retry=False)
+            # Expires when it is due again, so that a queue nobody listens to does not fill up.
+            broker(settings.REDIS_URL).send_task(
+                TASK, kwargs=order.model_dump(), queue=dispatch.queue, retry=False, expires=settings.OPPO_REDISPATCH_S
+            )
         except OperationalError as error:
             # The nodes' heartbeats carry the same orders; the next cycle tries again.
             log.warning("broker unreachable, heartbeats will carry the orders", error=str(error))

@@ -1,0 +1,184 @@
+"""Every event is applied exactly once, whatever the network does."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from oppo_contract.events import EVENT
+from oppo_platform.runs.models import Run
+from oppo_platform.telemetry import selectors
+from oppo_platform.telemetry.ingest import GapFound, ingest
+from oppo_platform.telemetry.models import LogLine, ProducerMark, SampleRow, SeriesChunk, StepAxis
+
+
+@pytest.fixture
+def running(world):
+    worker = world.worker()
+    run, attempt_id = world.start(worker)
+    return world, worker, run, attempt_id
+
+
+def points(run, key="m"):
+    run.refresh_from_db()
+    return selectors.series_points(selectors.reigns(run), key)
+
+
+def log_event(seq, *lines):
+    return {"kind": "log", "producer": "supervisor", "seq": seq, "time": 1.0, "stream": "supervisor", "lines": list(lines)}
+
+
+def test_a_batch_is_applied_and_shown(running, events):
+    _, worker, run, attempt_id = running
+    cursor = run.cursor
+    reply = worker.send_events(attempt_id, [events.started(1), events.step(2, 1, m=0.5, k=3.0), events.step(3, 2, m=0.75)])
+    assert reply.json() == {"high_water": 3}
+    assert points(run) == {1: 0.5, 2: 0.75}
+    assert run.latest == {"m": 0.75, "k": 3.0}
+    assert (run.step, run.elapsed_s, run.generated_tokens, run.cursor) == (2, 2.0, 200, cursor + 1)
+
+
+def test_repeated_and_overlapping_batches_count_once(running, events):
+    _, worker, run, attempt_id = running
+    every = [events.step(i, i, m=float(i)) for i in range(1, 7)]
+    assert worker.send_events(attempt_id, every[:3]).json()["high_water"] == 3
+    assert worker.send_events(attempt_id, every[:3]).json()["high_water"] == 3
+    assert worker.send_events(attempt_id, every[1:5]).json()["high_water"] == 5
+    assert worker.send_events(attempt_id, every).json()["high_water"] == 6
+    assert points(run) == {i: float(i) for i in range(1, 7)}
+    assert sum(len(chunk.values) for chunk in SeriesChunk.objects.all()) == 6 * 8
+
+
+def test_a_gap_is_refused_and_nothing_applied(running, events):
+    _, worker, run, attempt_id = running
+    reply = worker.send_events(attempt_id, [events.step(2, 2, m=1.0)])
+    assert (reply.status_code, reply.json()["expected_seq"]) == (409, 1)
+    worker.send_events(attempt_id, [events.step(1, 1, m=1.0)])
+    reply = worker.send_events(attempt_id, [events.step(2, 2, m=1.0), events.step(4, 4, m=1.0)])
+    assert (reply.status_code, reply.json()["expected_seq"]) == (409, 3)
+    assert points(run) == {1: 1.0}
+    assert ProducerMark.objects.get().high_water == 1
+
+
+def test_producers_count_for_themselves(running, events):
+    _, worker, run, attempt_id = running
+    assert worker.send_events(attempt_id, [log_event(1, "one")], "supervisor").status_code == 200
+    assert worker.send_events(attempt_id, [events.step(1, 1, m=1.0)]).status_code == 200
+    assert worker.send_events(attempt_id, [log_event(2, "two\0", "three")], "supervisor").status_code == 200
+    assert [line.text for line in LogLine.objects.order_by("pk")] == ["one", "two\ufffd", "three"]
+    assert worker.send_events(attempt_id, [log_event(3, "x")], "engine").status_code == 422
+    told = selectors.logs(run)
+    assert [line["text"] for line in told["lines"]] == ["one", "two\ufffd", "three"]
+    assert selectors.logs(run, after=told["next"]) == {"lines": [], "next": told["next"]}
+
+
+def test_senders_at_once_apply_each_event_once(running, events, at_once):
+    _, _, run, attempt_id = running
+    every = [EVENT.validate_python(events.step(i, i, m=float(i))) for i in range(1, 41)]
+
+    def sender(size):
+        def send():
+            sent = 0
+            while sent < len(every):
+                try:
+                    sent = ingest(attempt_id, "engine", every[sent : sent + size])
+                except GapFound as gap:
+                    sent = gap.expected_seq - 1
+
+        return send
+
+    assert at_once(sender(1), sender(3), sender(7), sender(40)) == [None] * 4
+    assert points(run) == {i: float(i) for i in range(1, 41)}
+    assert sum(len(chunk.values) for chunk in SeriesChunk.objects.all()) == 40 * 8
+    assert StepAxis.objects.count() == 40
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=st.lists(st.tuples(st.integers(0, 11), st.integers(1, 6)), max_size=12))
+def test_any_sequence_of_batches_leaves_a_prefix_applied_once(running, events, batches):
+    _, _, run, attempt_id = running
+    ProducerMark.objects.all().delete()
+    SeriesChunk.objects.all().delete()
+    applied = 0
+    for start, size in batches:
+        batch = [EVENT.validate_python(events.step(i + 1, i + 1, m=float(i))) for i in range(start, start + size)]
+        if start > applied:
+            with pytest.raises(GapFound) as gap:
+                ingest(attempt_id, "engine", batch)
+            assert gap.value.expected_seq == applied + 1
+        else:
+            applied = max(applied, start + size)
+            assert ingest(attempt_id, "engine", batch) == applied
+    assert list(points(run)) == list(range(1, applied + 1))
+    assert sum(len(chunk.values) for chunk in SeriesChunk.objects.all()) == applied * 8
+
+
+def test_telemetry_of_a_fenced_attempt_is_kept_but_changes_no_head(running, events, settings):
+    world, worker, run, attempt_id = running
+    worker.send_events(attempt_id, [events.step(1, 1, m=1.0)])
+    worker.attempt(attempt_id, "outcome", {"epoch": 1, "outcome": "engine_died", "reason": "killed"})
+    world.cycle()
+    second = run.attempts.get(epoch=2)
+    worker.claim(second.pk, 2)
+    assert worker.send_events(attempt_id, [events.step(2, 2, m=2.0)]).status_code == 200
+    run.refresh_from_db()
+    assert (run.step, run.latest) == (1, {"m": 1.0})
+    assert points(run) == {1: 1.0, 2: 2.0}
+
+
+def test_non_finite_numbers_are_kept_and_shown_as_null(running, events):
+    _, worker, run, attempt_id = running
+    batch = [events.step(1, 1, m="NaN"), events.step(2, 2, m="-Infinity"), events.step(3, 3, m=1.0, other="Infinity")]
+    assert worker.send_events(attempt_id, batch).status_code == 200
+    told = selectors.metrics(Run.objects.get(), ["m"])
+    assert told["series"]["m"]["y"] == [None, None, 1.0]
+    assert Run.objects.get().latest == {"m": 1.0, "other": None}
+    assert str(points(run)[1]) == "nan"
+
+
+def test_samples_decisions_and_spans_survive_odd_values(running):
+    _, worker, _, attempt_id = running
+    sample = {"sequence_id": 1, "prompt": "<b>", "response": "a\0b", "stale_response": "", "score": "NaN", "kl": 0.0}
+    sample |= {"length": 3, "age": 0, "versions": [0, 1]}
+    envelope = {"producer": "engine", "time": 1.0, "step": 1}
+    spans = {
+        "window_s": [0.0, 1.0],
+        "device": ["cpu:0"],
+        "role": ["actor"],
+        "phase": ["decode"],
+        "start_s": [0.0],
+        "end_s": ["NaN"],
+    }
+    spans |= {"chunk": [1], "rows": [2], "idle": [["cpu:0", "tail", 0.5, 1.0]], "deferred": []}
+    batch = [
+        {"kind": "samples", "seq": 1, "samples": [sample], **envelope},
+        {"kind": "decision", "seq": 2, "controller": "chunk", "old": 8, "new": 16, "reason": "faster", **envelope},
+        {"kind": "spans", "seq": 3, **spans, **envelope},
+    ]
+    assert worker.send_events(attempt_id, batch).status_code == 200
+    assert SampleRow.objects.get().data["score"] is None
+    assert SampleRow.objects.get().data["response"] == "a\ufffdb"
+
+
+def test_limits(running, events):
+    _, worker, _, attempt_id = running
+    assert worker.send_events(attempt_id, []).status_code == 422
+    assert worker.send_events(attempt_id, [events.step(i, i) for i in range(1, 1002)]).status_code == 422
+    assert worker.send_events(attempt_id, [events.step(1, 2**40, m=1.0)]).status_code == 422
+    huge = json.dumps({"producer": "supervisor", "events": [log_event(1, "x" * 4_300_000)]})
+    assert worker.attempt(attempt_id, "events", huge).status_code == 413
+
+
+def test_too_many_batches_at_once_are_put_off(running, events, monkeypatch):
+    from threading import BoundedSemaphore
+
+    from oppo_platform.api import worker as worker_api
+
+    _, worker, _, attempt_id = running
+    slots = BoundedSemaphore(1)
+    monkeypatch.setattr(worker_api, "_ingest_slots", slots)
+    with slots:
+        reply = worker.send_events(attempt_id, [events.step(1, 1, m=1.0)])
+    assert (reply.status_code, reply.headers["Retry-After"]) == (429, "1")
+    assert worker.send_events(attempt_id, [events.step(1, 1, m=1.0)]).status_code == 200

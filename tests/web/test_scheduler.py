@@ -1,0 +1,226 @@
+"""Cycles against real PostgreSQL and a real broker: allocation, leases, requeue, dispatch."""
+
+import base64
+import json
+
+import pytest
+import redis
+from django.conf import settings as django_settings
+from django.db import IntegrityError
+
+from oppo_platform.cluster.models import Device
+from oppo_platform.runs.models import Attempt, Run
+from oppo_platform.runs.services import cancel_run
+from oppo_platform.scheduling.models import Allocation, Dispatch
+
+LEASE_S = django_settings.OPPO_LEASE_S
+
+
+def orders_in(queue: str, url: str) -> list[dict]:
+    """Launch orders that lie in a node's queue, taken out."""
+    broker, orders = redis.from_url(url), []
+    while (message := broker.rpop(queue)) is not None:
+        orders.append(json.loads(base64.b64decode(json.loads(message)["body"]))[1])
+    return orders
+
+
+def test_a_cycle_places_what_fits_and_tells_the_rest_why(world, redis_url):
+    worker = world.worker()
+    first, second = world.submit(), world.submit()
+    result = world.cycle()
+    assert (result.placed, result.waiting, result.sent) == (1, 1, 1)
+    first.refresh_from_db()
+    second.refresh_from_db()
+    assert (first.state, second.state) == ("allocated", "queued")
+    assert second.reason == "Waits for 1 device: all 1 that would do are in use."
+    attempt = first.attempts.get()
+    assert orders_in(worker.joined["queue"], redis_url) == [{"attempt_id": attempt.pk, "epoch": 1}]
+    assert worker.heartbeat()["unclaimed"] == [{"attempt_id": attempt.pk, "epoch": 1}]
+
+
+def test_a_device_cannot_be_allocated_twice(world):
+    world.worker()
+    run = world.submit()
+    world.cycle()
+    attempt, device = run.attempts.get(), Device.objects.get()
+    with pytest.raises(IntegrityError):
+        Allocation.objects.create(attempt=attempt, device=device, created_at=world.clock.now())
+
+
+def test_schedulers_at_once_give_nothing_away_twice(world, at_once):
+    for number in range(3):
+        world.worker(f"node{number}", devices=2, kind="cuda")
+    runs = [world.submit() for _ in range(8)]
+    results = at_once(*[world.cycle] * 4)
+    assert all(result is None or hasattr(result, "placed") for result in results), results
+    world.cycle()
+    assert Allocation.objects.filter(released_at__isnull=True).count() == 6
+    assert Attempt.objects.count() == 6
+    assert Run.objects.filter(state="allocated").count() == 6
+    assert [run.pk for run in runs[6:]] == list(Run.objects.filter(state="queued").order_by("pk").values_list("pk", flat=True))
+
+
+def test_a_run_goes_only_where_its_prompts_are(world, make_entry):
+    world.worker("empty", catalogue=[])
+    run = world.submit()
+    world.cycle()
+    run.refresh_from_db()
+    assert (run.state, run.reason) == ("queued", "No connected worker has the prompts letters.")
+    world.worker("full")
+    world.cycle()
+    assert run.attempts.get().node.name == "full"
+
+
+def test_a_silent_node_gets_nothing(world):
+    world.worker()
+    world.clock.advance(3600)
+    run = world.submit()
+    world.cycle()
+    run.refresh_from_db()
+    assert (run.state, run.reason) == ("queued", "No worker is connected.")
+
+
+def cycles_over(world, seconds, worker=None, **report):
+    """Let time pass with the scheduler at work, so that no downtime is credited."""
+    for _ in range(int(seconds / 5) + 1):
+        world.clock.advance(5)
+        if worker is not None:
+            worker.heartbeat(**report)
+        world.cycle()
+
+
+def test_when_the_lease_runs_out_the_run_resumes_elsewhere_from_its_checkpoint(world, settings):
+    settings.OPPO_LEASE_S = 30
+    settings.OPPO_ARTIFACTS_SHARED = True
+    worker = world.worker("node1")
+    run, attempt_id = world.start(worker)
+    url = f"{django_settings.OPPO_ARTIFACT_ROOT}/runs/{run.pk}/checkpoints/step-00000040"
+    told = {"epoch": 1, "step": 40, "url": url, "manifest_sha256": "0" * 64, "bytes": 9}
+    assert worker.attempt(attempt_id, "checkpoints", told).status_code == 200
+    cycles_over(world, 30)
+    run.refresh_from_db()
+    assert run.state == "queued"
+    assert Attempt.objects.get(pk=attempt_id).state == "fenced"
+    assert "until its lease ran out. Resumes from step 40. Attempt 2 of 3 comes next." in run.transitions.last().reason
+
+    other = world.worker("node2")
+    world.cycle()
+    second = run.attempts.get(epoch=2)
+    claimed = other.claim(second.pk, epoch=2).json()
+    assert claimed["resume_from"] == {"step": 40, "url": url, "manifest_sha256": "0" * 64}
+    assert second.start_step == 40
+    # The old supervisor wakes up: it is told to stop, and may change nothing.
+    reply = worker.attempt(attempt_id, "heartbeat", {"epoch": 1, "running": True})
+    assert (reply.status_code, reply.json()["reason"]) == (409, "lease_lost")
+    late = worker.attempt(attempt_id, "outcome", {"epoch": 1, "outcome": "failed", "reason": "late"})
+    assert late.status_code == 409
+    run.refresh_from_db()
+    assert run.state == "starting"
+
+
+def test_a_fenced_attempts_device_is_given_away_only_when_reported_empty(world, settings):
+    settings.OPPO_LEASE_S = 30
+    worker = world.worker()
+    run, attempt_id = world.start(worker)
+    cycles_over(world, 30, worker, attempts=[(attempt_id, 1)])
+    orders = worker.heartbeat(attempts=[(attempt_id, 1)])
+    assert orders["stop"] == [{"attempt_id": attempt_id, "epoch": 1}]
+    world.cycle()
+    run.refresh_from_db()
+    assert (run.state, Device.objects.get().state) == ("queued", "unknown")
+    worker.heartbeat()
+    world.cycle()
+    run.refresh_from_db()
+    assert (run.state, Device.objects.get().state) == ("allocated", "ready")
+
+
+def test_a_run_whose_engine_dies_again_and_again_fails(world):
+    worker = world.worker()
+    run = world.submit()
+    for epoch in (1, 2, 3):
+        worker.heartbeat()
+        world.cycle()
+        attempt = run.attempts.get(epoch=epoch)
+        worker.claim(attempt.pk, epoch)
+        told = {"epoch": epoch, "outcome": "engine_died", "exit_code": -9, "reason": "killed", "last_log_lines": ["boom"]}
+        assert worker.attempt(attempt.pk, "outcome", told).status_code == 200
+        run.refresh_from_db()
+        assert run.state == ("queued" if epoch < 3 else "failed")
+    assert run.error == "The engine died (exit status -9): killed. That was attempt 3 of 3."
+    assert run.last_log_lines == ["boom"]
+    assert not Allocation.objects.filter(released_at__isnull=True).exists()
+
+
+def test_downtime_of_the_scheduler_is_credited(world, settings):
+    settings.OPPO_LEASE_S = 60
+    worker = world.worker()
+    run, attempt_id = world.start(worker)
+    world.cycle()
+    world.clock.advance(600)
+    world.cycle()
+    run.refresh_from_db()
+    assert run.state == "running"
+    assert worker.attempt(attempt_id, "heartbeat", {"epoch": 1, "running": True}).status_code == 200
+    cycles_over(world, 60)
+    run.refresh_from_db()
+    assert run.state == "queued"
+
+
+def test_unclaimed_orders_are_sent_again(world, redis_url):
+    worker = world.worker()
+    world.submit()
+    world.cycle()
+    assert len(orders_in(worker.joined["queue"], redis_url)) == 1
+    world.cycle()
+    assert orders_in(worker.joined["queue"], redis_url) == []
+    world.clock.advance(django_settings.OPPO_REDISPATCH_S + 1)
+    world.cycle()
+    assert len(orders_in(worker.joined["queue"], redis_url)) == 1
+    assert Dispatch.objects.get().sends == 2
+
+
+def test_without_a_broker_heartbeats_carry_the_orders(world, settings):
+    settings.REDIS_URL = "redis://127.0.0.1:1/0"
+    worker = world.worker()
+    run = world.submit()
+    assert world.cycle().sent == 0
+    assert worker.heartbeat()["unclaimed"] == [{"attempt_id": run.attempts.get().pk, "epoch": 1}]
+
+
+def test_without_shared_storage_a_run_waits_for_the_node_of_its_checkpoint(world):
+    worker = world.worker("node1")
+    run, attempt_id = world.start(worker)
+    Checkpoint.objects.create(
+        run=run,
+        attempt_id=attempt_id,
+        step=5,
+        url="file:///x",
+        manifest_sha256="0" * 64,
+        bytes=1,
+        registered_at=world.clock.now(),
+    )
+    worker.attempt(attempt_id, "outcome", {"epoch": 1, "outcome": "engine_died", "reason": "killed"})
+    world.clock.advance(120)
+    world.worker("node2")
+    world.cycle()
+    run.refresh_from_db()
+    assert run.reason == "Its checkpoint lies on node node1, which is not connected; storage is not shared."
+    worker.heartbeat()
+    world.cycle()
+    assert run.attempts.get(epoch=2).node.name == "node1"
+
+
+def test_a_cancelled_waiting_run_is_never_placed(world):
+    world.worker()
+    run = world.submit()
+    cancel_run(run.pk, "user:ada")
+    assert world.cycle().placed == 0
+
+
+def test_the_scheduler_command_runs_once(world, capsys):
+    from django.core.management import call_command
+
+    world.worker()
+    world.submit()
+    call_command("scheduler", "--once")
+    assert "placed=1" in capsys.readouterr().out
