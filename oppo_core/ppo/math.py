@@ -93,7 +93,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float 
     plain = (values - returns).square()
     if clip is None:
         return 0.5 * plain, torch.zeros_like(plain, dtype=torch.bool)
-    near = old_values + (values - old_values).clamp(-clip, clip)
+    near = values.clamp(old_values - clip, old_values + clip)  # within the range exactly `values`: no rounding counts as clipped
     clipped = (near - returns).square()
     return 0.5 * torch.maximum(plain, clipped), (clipped > plain).detach()
 
