@@ -1,0 +1,121 @@
+"""Intra-step overlap changes when things are computed, never what: same tokens, same scores, same weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from oppo_core.train import train_step
+
+STEPS = 20
+INTER = {
+    "off": {"overlap": {"inter_step": "off"}, "ppo": {"epochs": 2, "mini_batches": 2}},
+    "defer": {"overlap": {"inter_step": "defer"}, "rollout": {"temperature": 0.8}},
+}
+ROLES = ("actor", "critic")
+
+
+@dataclass(slots=True)
+class Pair:
+    """The same run without streaming, and streaming to a scorer process; weights before step 1 by role."""
+
+    off: Any
+    on: Any
+    first: dict[str, dict[str, Tensor]]
+
+
+def spec_of(world: Any, inter: str, intra: str, *changes: Any) -> Any:
+    return world.spec({"steps": STEPS, "overlap": {"intra_step": intra}}, INTER[inter], *changes)
+
+
+@pytest.fixture(scope="module", params=sorted(INTER))
+def pair(request: pytest.FixtureRequest, world: Any, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    out = tmp_path_factory.mktemp(request.param)
+    off, on = (spec_of(world, request.param, intra) for intra in ("off", "per_chunk"))
+    first = {role: world.first_weights(off, role) for role in ROLES}
+    return Pair(world.run(off, out / "off", threads=1), world.run(on, out / "on", threads=2), first)
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """L2 distance of two networks."""
+    assert one.keys() == other.keys()
+    return float(sum((one[name] - other[name]).double().square().sum() for name in one) ** 0.5)
+
+
+def same_tokens(one: Any, other: Any) -> None:
+    assert [step.tokens for step in one.steps] == [step.tokens for step in other.steps]
+
+
+def test_identical_tokens_in_every_step(pair: Pair) -> None:
+    assert pair.on.engine.layout.remote
+    assert not pair.off.engine.layout.remote
+    assert len(pair.on.steps) == len(pair.off.steps) == STEPS
+    same_tokens(pair.off, pair.on)
+
+
+def test_the_same_rewards_advantages_and_losses(pair: Pair) -> None:
+    for off, on in zip(pair.off.steps, pair.on.steps, strict=True):
+        for name in ("scores", "rewards", "advantages", "returns", "values", "reference_logp", "proximal_logp", "weights"):
+            torch.testing.assert_close(getattr(on.experience, name), getattr(off.experience, name), rtol=1e-8, atol=1e-8)
+        assert on.metrics == pytest.approx(off.metrics, rel=1e-7, abs=1e-9)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_same_weights_after_twenty_steps(pair: Pair, role: str) -> None:
+    off, on, first = pair.off.weights(role), pair.on.weights(role), pair.first[role]
+    assert distance(off, first) > 0.02 * distance(first, {name: 0 * weight for name, weight in first.items()})
+    assert distance(on, off) <= 1e-6 * distance(off, first)
+
+
+def test_the_runs_learn_and_defer_so_that_equality_means_something(pair: Pair) -> None:
+    kl = [float(step.experience.kl.sum(-1).mean()) for step in pair.off.steps]
+    assert sum(kl[-5:]) / 5 > 1.0, "the policy hardly moved"
+    ages = [s.age for step in pair.on.steps for s in step.experience.sequences]
+    stale = sum(int(step.experience.stale.sum()) for step in pair.on.steps)
+    deferring = pair.on.engine.spec.overlap.inter_step == "defer"
+    assert (max(ages) > 0) == deferring
+    assert (stale > 0) == deferring
+
+
+def test_the_chunk_size_changes_nothing(world: Any, tmp_path: Path) -> None:
+    """Chunks of one token, of some, of more than any answer, and sizes that the tuner changes while the run goes on."""
+    tuner = {"controller": "tuner", "candidates": [2, 16], "explore_every": 2}
+    chunks: dict[str, Any] = {"1": {"size": 1}, "7": {"size": 7}, "100": {"size": 100}, "tuned": tuner}
+    runs = {
+        name: world.run(
+            spec_of(world, "defer", "per_chunk", {"steps": 10, "overlap": {"chunk": chunk}}), tmp_path / name, inline=True
+        )
+        for name, chunk in chunks.items()
+    }
+    sizes = {event.metrics["oppo/chunk_size"] for event in runs["tuned"].events if event.kind == "step"}
+    assert sizes == {2, 8, 16} or sizes == {2, 16, 8.0}
+    spec = spec_of(world, "defer", "per_chunk")
+    for name in ("7", "100", "tuned"):
+        same_tokens(runs["1"], runs[name])
+        for role in ROLES:
+            moved = distance(runs["1"].weights(role), world.first_weights(spec, role))
+            assert distance(runs[name].weights(role), runs["1"].weights(role)) <= 1e-6 * moved
+
+
+@pytest.mark.parametrize("inter", sorted(INTER))
+def test_float32_agrees_from_the_same_state(world: Any, tmp_path: Path, inter: str) -> None:
+    """In lockstep: before each step the streamed engine gets the other's weights, so that errors cannot add up."""
+    single = {"resources": {"dtype": "float32"}, "overlap": {"overcommit": {"controller": "fixed"}}}
+    off = world.assemble(spec_of(world, inter, "off", single), tmp_path / "off")
+    on = world.assemble(spec_of(world, inter, "per_chunk", single), tmp_path / "on")
+    on.layout = world.inline_streaming()
+    for number in range(8):
+        on.actor.network.load_state_dict(off.actor.network.state_dict())
+        on.scorers.trainer.network.load_state_dict(off.scorers.trainer.network.state_dict())
+        with world.recorded() as steps:
+            train_step(off, 0.0)
+            train_step(on, 0.0)
+        assert steps[0].tokens == steps[1].tokens, f"step {number + 1}"
+        for name in ("proximal_logp", "behaviour_logp", "reference_logp", "values", "scores"):
+            one, other = (getattr(step.experience, name) for step in steps)
+            torch.testing.assert_close(other, one, rtol=0, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")

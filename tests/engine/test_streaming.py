@@ -1,0 +1,157 @@
+"""Reading a growing sequence chunk by chunk gives what one plain forward pass over the whole sequence gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from oppo_contract.spec import ModelSpec
+
+from oppo_core.models.folder import load_model
+from oppo_core.models.protocol import Network
+from oppo_core.ppo.critic import CriticTrainer
+from oppo_core.scoring.results import Scored
+from oppo_core.scoring.scorers import Growth, Networks, ScorerSet
+from oppo_core.scoring.stream import Stream
+from oppo_core.trace.recorder import Recorder
+
+COLUMNS = 32
+SLOTS = 5
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@dataclass(slots=True)
+class Growing:
+    """A sequence, where its prompt ends, and how many tokens each round tells. It joins in round `joins`."""
+
+    tokens: NDArray[np.int64]
+    prompt: int
+    joins: int
+    parts: list[int]
+
+
+@st.composite
+def growing(draw: st.DrawFn) -> Growing:
+    """Any length up to the last column, often exactly full; parts of any size, zero included, but the last, which ends it."""
+    length = draw(st.one_of(st.integers(2, COLUMNS), st.just(COLUMNS)))
+    prompt = draw(st.integers(1, length - 1))
+    cuts = sorted(draw(st.lists(st.integers(prompt, length - 1), max_size=5)))
+    edges = [0, *cuts, length]
+    tokens = np.asarray(draw(st.lists(st.integers(3, 39), min_size=length, max_size=length)), dtype=np.int64)
+    return Growing(tokens, prompt, draw(st.integers(0, 3)), [b - a for a, b in zip(edges, edges[1:], strict=False)])
+
+
+def rounds_of(sequences: list[Growing]) -> list[list[tuple[int, int, bool]]]:
+    """For each round (sequence, tokens told so far, whether that is all); a sequence that is done is told no more."""
+    told = [0] * len(sequences)
+    rounds = []
+    for number in range(max(s.joins + len(s.parts) for s in sequences)):
+        news = []
+        for index, sequence in enumerate(sequences):
+            part = number - sequence.joins
+            if 0 <= part < len(sequence.parts):
+                told[index] += sequence.parts[part]
+                news.append((index, told[index], part == len(sequence.parts) - 1))
+        rounds.append(news)
+    return rounds
+
+
+def network(world: Any, head: str, dtype: torch.dtype) -> Network:
+    """The world's actor or reward model."""
+    return load_model(ModelSpec(path="actor" if head == "lm" else "reward"), head, [world.folder], dtype, 0)
+
+
+@torch.no_grad()
+def plain(model: Network, tokens: NDArray[np.int64]) -> torch.Tensor:
+    """Hidden states [T, H] of one sequence by itself."""
+    return model.hidden(torch.from_numpy(tokens)[None], torch.arange(len(tokens))[None])[0]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@QUICK
+@given(sequences=st.lists(growing(), min_size=1, max_size=SLOTS), budget=st.sampled_from([16, 60, 1000]))
+def test_ragged_chunks_equal_one_shot(world: Any, dtype: torch.dtype, sequences: list[Growing], budget: int) -> None:
+    model = network(world, "lm", dtype)
+    stream = Stream(model, SLOTS, COLUMNS, budget)
+    states: dict[int, list[torch.Tensor]] = {index: [] for index in range(len(sequences))}
+    for news in rounds_of(sequences):
+        tokens = {index: sequences[index].tokens[:told] for index, told, _ in news}
+        readings = stream.read(tokens, {index for index, _, done in news if done})
+        for index, reading in readings.items():
+            overlap = sum(len(part) for part in states[index]) - reading.first
+            assert overlap in (0, 1)
+            if overlap:
+                assert torch.equal(reading.hidden[0], states[index][-1][-1])
+            states[index].append(reading.hidden[overlap:])
+    for index, sequence in enumerate(sequences):
+        read = torch.cat(states[index])
+        torch.testing.assert_close(read, plain(model, sequence.tokens), rtol=0, atol=TOLERANCE[dtype])
+    assert sorted(stream._free) == list(range(SLOTS)), "a finished sequence kept its slot"
+
+
+def scorer_set(world: Any, dtype: torch.dtype, budget: int) -> ScorerSet:
+    """Reference, critic and reward model with different weights."""
+    ppo = world.spec().ppo
+    critic = network(world, "scalar", dtype)
+    with torch.no_grad():
+        for weight in critic.parameters():
+            weight.mul_(0.9)
+    networks = Networks(network(world, "lm", dtype), critic, network(world, "scalar", dtype), None)
+    return ScorerSet(networks, CriticTrainer(critic, ppo, 0), SLOTS, COLUMNS, budget, 0.8, Recorder(("cpu:0",)))
+
+
+@torch.no_grad()
+def plain_scores(scorers: ScorerSet, sequence: Growing) -> Scored:
+    """Score, reference log-probs and values from one forward pass a network."""
+    assert scorers.reward is not None
+    first = sequence.prompt - 1
+    logits = scorers.reference.network.logits(plain(scorers.reference.network, sequence.tokens)[first:-1]) / 0.8
+    told = torch.from_numpy(sequence.tokens[sequence.prompt :])[:, None]
+    logp = torch.log_softmax(logits, -1).gather(-1, told)[:, 0]
+    values = scorers.critic.network.scalar(plain(scorers.critic.network, sequence.tokens)[first:-1])
+    score = scorers.reward.network.scalar(plain(scorers.reward.network, sequence.tokens)[-1])
+    return Scored(float(score), logp.double().numpy(), values.double().numpy())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@QUICK
+@given(
+    sequences=st.lists(growing(), min_size=1, max_size=SLOTS),
+    budget=st.sampled_from([16, 60, 1000]),
+    begins=st.sets(st.integers(0, 9)),
+    saves=st.sets(st.integers(0, 9), max_size=2),
+)
+def test_scores_equal_the_plain_forward(
+    world: Any, tmp_path: Any, dtype: torch.dtype, sequences: list[Growing], budget: int, begins: set[int], saves: set[int]
+) -> None:
+    """Whatever the chunks, in whichever rounds a step begins (the critic reads all again) or a checkpoint is written."""
+    scorers = scorer_set(world, dtype, budget)
+    told = [0] * len(sequences)
+    finished: set[int] = set()
+    for number, news in enumerate(rounds_of(sequences)):
+        if number in saves:
+            scorers.start_save(str(tmp_path))
+            news = [
+                (i, told[i], i in finished) for i in range(len(sequences)) if told[i] and i not in {n[0] for n in news}
+            ] + news
+            told = [0] * len(sequences)
+        growths = [Growth(i, sequences[i].prompt, sequences[i].tokens[told[i] : until], done) for i, until, done in sorted(news)]
+        scorers.begin(growths) if number in begins | saves else scorers.extend(growths, number)
+        for index, until, done in news:
+            told[index] = until
+            finished |= {index} if done else set()
+    scorers.start_collect(list(range(len(sequences))))
+    scored = scorers.wait()
+    assert isinstance(scored, dict)
+    for index, sequence in enumerate(sequences):
+        wanted, atol = plain_scores(scorers, sequence), TOLERANCE[dtype]
+        assert scored[index].score == pytest.approx(wanted.score, abs=atol)
+        np.testing.assert_allclose(scored[index].reference_logprobs, wanted.reference_logprobs, rtol=0, atol=atol)
+        np.testing.assert_allclose(scored[index].values, wanted.values, rtol=0, atol=atol)
