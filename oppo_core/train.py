@@ -60,7 +60,6 @@ def train_step(engine: Engine, window_start: float) -> None:
     trained = batch.sequences
     ids = [s.sequence_id for s in trained]
 
-    torch.set_num_threads(len(engine.layout.actor_devices))
     scorers.start_collect(ids)
     with trace.span("actor", "actor-forward", rows=len(ids)):
         proximal = engine.actor.logprobs([s.tokens() for s in trained], [len(s.prompt) for s in trained])
@@ -84,14 +83,15 @@ def begin_step(engine: Engine, version: int) -> None:
         fresh = engine.pool.top_up(engine.overcommit.overcommit, version, engine.new_sequence)
         engine.cohorts.begin(version, len(fresh))
         if engine.layout.remote:
-            engine.scorers.begin(engine.handover.news(engine.pool.sequences))
+            # New prompts are read together with their first chunk: a pass over a few tokens costs as much as over many.
+            engine.scorers.begin(engine.handover.news(s for s in engine.pool.sequences if s.length))
     with engine.trace.span("actor", "actor-prefill", rows=len(engine.pool.sequences)):
         engine.decoder.begin(engine.pool.unfinished())
 
 
 def decode_batch(engine: Engine, version: int) -> Batch:
     """Decode chunk after chunk until B answers are ready, handing each chunk to the scorers; take the batch out of the pool."""
-    torch.set_num_threads(engine.layout.decode_threads)
+    use_cores(engine, engine.layout.decode_threads)
     batch, chunk = Batch([]), 0
     finishers: list[Sequence] = []
     start = time.monotonic()
@@ -114,10 +114,16 @@ def decode_batch(engine: Engine, version: int) -> Batch:
     batch.decode = (start, time.monotonic())
     engine.cohorts.finish(finishers)
     batch.sequences = engine.pool.take_batch(finishers)
+    use_cores(engine, len(engine.layout.actor_devices))
     if not engine.layout.remote:
-        torch.set_num_threads(len(engine.layout.actor_devices))
         engine.scorers.extend(engine.handover.news(batch.sequences), 0)
     return batch
+
+
+def use_cores(engine: Engine, count: int) -> None:
+    """Work on `count` cores from now on, and say so in the trace."""
+    torch.set_num_threads(count)
+    engine.trace.devices = engine.layout.actor_devices[:count]
 
 
 def wait_for(engine: Engine, cause: str) -> dict:  # type: ignore[type-arg]

@@ -36,6 +36,11 @@ class SlotCache:
         mask = torch.arange(columns)[None, None, :] <= positions_NT[:, :, None]
         return CacheWindow(self, slots, rows_N[:, None], positions_NT, columns, mask[:, None])
 
+    def fresh_window(self, slots: Tensor, width: int) -> CacheWindow:
+        """Open `slots` [N] for sequences that begin: `width` tokens each from position 0, plainly causal."""
+        positions_NT = torch.arange(width).expand(len(slots), width)
+        return CacheWindow(self, slots, slots[:, None], positions_NT, width, None)
+
     def move(self, source: int, target: int, columns: int) -> None:
         """Copy the first `columns` of slot `source` over slot `target`: how a hole is filled when a row leaves."""
         for store in (*self.keys, *self.values):
@@ -44,18 +49,24 @@ class SlotCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheWindow:
-    """The slots that one forward pass writes and reads. `mask` [N, 1, T, columns]: True where a query may look."""
+    """The slots that one forward pass writes and reads.
+
+    `mask` [N, 1, T, columns]: True where a query may look; None when rows begin here, so that plain causal attention over
+    the new tokens is all there is to see (half the cost of a mask).
+    """
 
     cache: SlotCache
     slots: slice | Tensor
     rows_N1: Tensor
     positions_NT: Tensor
     columns: int
-    mask: Tensor
+    mask: Tensor | None
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values [N, heads, T, head_dim]; return all visible ones [N, heads, columns, head_dim]."""
         stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
         stored_keys[self.rows_N1, :, self.positions_NT] = keys.transpose(1, 2)
         stored_values[self.rows_N1, :, self.positions_NT] = values.transpose(1, 2)
+        if self.mask is None:
+            return keys, values
         return stored_keys[self.slots, :, : self.columns], stored_values[self.slots, :, : self.columns]

@@ -37,11 +37,10 @@ class Block(nn.Module):
         normed = F.layer_norm(x_NTH, (hidden,), self.norm1.weight, self.norm1.bias)
         qkv = F.linear(normed, self.qkv.weight, self.qkv.bias).view(rows, tokens, 3, self.heads, hidden // self.heads)
         query, keys, values = qkv.permute(2, 0, 3, 1, 4)
-        if window is None:
-            mixed = F.scaled_dot_product_attention(query, keys, values, is_causal=True)
-        else:
+        if window is not None:
             keys, values = window.append(layer, keys, values)
-            mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=window.mask)
+        mask = window.mask if window is not None else None
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=mask is None)
         mixed = mixed.transpose(1, 2).reshape(rows, tokens, hidden)
         x_NTH = x_NTH + F.linear(mixed, self.out.weight, self.out.bias)
         normed = F.layer_norm(x_NTH, (hidden,), self.norm2.weight, self.norm2.bias)

@@ -12,28 +12,33 @@ from torch import Tensor
 from oppo_core.models.protocol import Network
 
 # A forward pass costs about as much as this many tokens before its first token (measured: hidden 64, one thread).
-PASS_COST_TOKENS = 128
+PASS_COST_TOKENS = 96
+# Attention over this many columns costs a token about as much as everything else (measured likewise).
+COLUMNS_PER_TOKEN = 200
 
 
-def ragged_batches(lengths: Rows[int], budget: int) -> list[list[int]]:
-    """Group rows by length so that padding and the cost of a pass are least in sum, each group within `budget` tokens.
+def ragged_batches(lengths: Rows[int], budget: int, columns: Rows[int] | None = None) -> list[list[int]]:
+    """Group rows so that padding and the cost of a pass are least in sum, each group within `budget` padded tokens.
 
-    Exact, by dynamic programming over the rows sorted by (length, index): the cost of a group is
-    `PASS_COST_TOKENS` + rows × longest. A row longer than the budget stands alone. Rows of length 0 are left out.
+    By dynamic programming over the rows sorted by (columns, length, index), where `columns` are the positions a row's
+    attention looks at (default: its length). A group costs `PASS_COST_TOKENS`, and rows × longest × (1 + most columns ÷
+    `COLUMNS_PER_TOKEN`). A row longer than the budget stands alone. Rows of length 0 are left out.
 
     Returns:
-        Lists of row indices; depends on `lengths` alone.
+        Lists of row indices; depends on `lengths` and `columns` alone.
     """
-    order = sorted((row for row in range(len(lengths)) if lengths[row] > 0), key=lambda row: (lengths[row], row))
+    seen = lengths if columns is None else columns
+    order = sorted((row for row in range(len(lengths)) if lengths[row] > 0), key=lambda row: (seen[row], lengths[row], row))
     best = [0.0] + [float("inf")] * len(order)
     start = [0] * (len(order) + 1)
     for end in range(1, len(order) + 1):
-        longest = lengths[order[end - 1]]
+        longest, weight = 0, 1 + seen[order[end - 1]] / COLUMNS_PER_TOKEN
         for begin in range(end - 1, -1, -1):
+            longest = max(longest, lengths[order[begin]])
             padded = (end - begin) * longest
             if padded > budget and end - begin > 1:
                 break
-            cost = best[begin] + PASS_COST_TOKENS + padded
+            cost = best[begin] + PASS_COST_TOKENS + padded * weight
             if cost < best[end]:
                 best[end], start[end] = cost, begin
     groups, end = [], len(order)

@@ -60,9 +60,8 @@ class Decoder:
             self._uniform[row] = torch.from_numpy(numbers)
         for rows in ragged_batches(self._filled, self.settings.micro_batch_tokens):
             padded = right_padded([tokens[row][:-1] for row in rows])
-            positions = torch.arange(padded.shape[1]).expand_as(padded)
-            window = self.cache.window(torch.tensor(rows), positions, padded.shape[1])
-            self.actor.hidden(padded, positions, window)
+            window = self.cache.fresh_window(torch.tensor(rows), padded.shape[1])
+            self.actor.hidden(padded, window.positions_NT, window)
         return sum(self._filled)
 
     @torch.no_grad()

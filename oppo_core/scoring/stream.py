@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oppo_core.models.cache import SlotCache
+from oppo_core.models.cache import CacheWindow, SlotCache
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import ragged_batches, right_padded
 
@@ -83,17 +83,25 @@ class Stream:
         starts = [self._read.get(i, 0) for i in ids]
         new = [tokens[i][start:] for i, start in zip(ids, starts, strict=True)]
         readings = {}
-        for rows in ragged_batches([len(part) for part in new], self.budget):
-            padded = right_padded([new[row] for row in rows])
-            first_N1 = torch.tensor([starts[row] for row in rows])[:, None]
-            # What padding writes is overwritten before anyone may look, or lies in the spare column, where nobody looks.
-            places = (first_N1 + torch.arange(padded.shape[1])).clamp_max(self.columns)
-            slots = torch.tensor([self._slot_of(ids[row]) for row in rows])
-            window = self._cache.window(slots, places, int(places.max()) + 1)
-            hidden = self.network.hidden(padded, places.clamp_max(self.columns - 1), window)
-            for row, states in zip(rows, hidden, strict=True):
-                readings[ids[row]] = self._note(ids[row], starts[row], states[: len(new[row])])
+        # Sequences that begin need no mask, so they are not mixed with those that go on.
+        for chosen in ([row for row in range(len(ids)) if starts[row] == 0], [row for row in range(len(ids)) if starts[row] > 0]):
+            lengths, columns = [len(new[row]) for row in chosen], [len(tokens[ids[row]]) for row in chosen]
+            for group in ragged_batches(lengths, self.budget, columns):
+                rows = [chosen[position] for position in group]
+                padded = right_padded([new[row] for row in rows])
+                window = self._window([ids[row] for row in rows], [starts[row] for row in rows], padded.shape[1])
+                hidden = self.network.hidden(padded, window.positions_NT.clamp_max(self.columns - 1), window)
+                for row, states in zip(rows, hidden, strict=True):
+                    readings[ids[row]] = self._note(ids[row], starts[row], states[: len(new[row])])
         return readings
+
+    def _window(self, ids: list[int], starts: list[int], width: int) -> CacheWindow:
+        slots = torch.tensor([self._slot_of(i) for i in ids])
+        if not starts[0]:
+            return self._cache.fresh_window(slots, width)
+        # What padding writes is overwritten before anyone may look, or lies in the spare column, where nobody looks.
+        places = (torch.tensor(starts)[:, None] + torch.arange(width)).clamp_max(self.columns)
+        return self._cache.window(slots, places, int(places.max()) + 1)
 
     def _note(self, sequence_id: int, start: int, states: Tensor) -> Reading:
         before = self._last.get(sequence_id)
