@@ -78,6 +78,6 @@ def build_experience(
 
 def adjusted_scores(batch: list[Sequence], scored: list[Scored], ppo: Ppo) -> Tensor:
     """Scores [B] float64: less `missing_eos_penalty` where the length limit cut the answer off, then clipped."""
-    cut = torch.tensor([not s.ended_by_eos for s in batch])
+    cut = torch.tensor([not s.ended_by_eos for s in batch], dtype=torch.float64)
     scores = torch.tensor([s.score for s in scored], dtype=torch.float64) - ppo.missing_eos_penalty * cut
     return scores if ppo.score_clip is None else scores.clamp(-ppo.score_clip, ppo.score_clip)
