@@ -35,9 +35,9 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
     report.started(engine)
     saved = progress.step
     reason = "all steps are done"
+    window_start = time.monotonic()
     while progress.step < spec.steps:
-        window_start = time.monotonic()
-        train_step(engine, window_start)
+        window_start = train_step(engine, window_start)
         if progress.step % spec.checkpoints.every_steps == 0:
             saved = save(engine)
         if should_stop():
@@ -51,8 +51,8 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
     return reason
 
 
-def train_step(engine: Engine, window_start: float) -> None:
-    """One PPO step (DESIGN §2, "One step")."""
+def train_step(engine: Engine, window_start: float) -> float:
+    """One PPO step (DESIGN §2, "One step"). Its window begins where the last one ended; returns where it ends."""
     progress, scorers, trace = engine.progress, engine.scorers, engine.trace
     version = progress.step
     begin_step(engine, version)
@@ -65,20 +65,25 @@ def train_step(engine: Engine, window_start: float) -> None:
         proximal = engine.actor.logprobs([s.tokens() for s in trained], [len(s.prompt) for s in trained])
     scored = wait_for(engine, "score")
     with trace.span("actor", "advantages", rows=len(ids)):
-        rows = [scored[i] for i in ids]
-        experience = build_experience(trained, proximal, rows, engine.spec.ppo, progress.kl_coefficient, version)
+        scores = [scored[i] for i in ids]
+        experience = build_experience(trained, proximal, scores, engine.spec.ppo, progress.kl_coefficient, version)
+        order = critic_order(experience, ids, version)
 
-    scorers.start_critic_update(critic_order(experience, ids, version))
+    scorers.start_critic_update(order)
     with trace.span("actor", "update-actor", rows=len(ids)):
         actor_metrics = engine.actor.update(experience, version, progress.kl_coefficient)
     critic_metrics = wait_for(engine, "update")
     engine.handover.forget(ids)
     progress.step += 1
-    report.finish_step(engine, batch, experience, actor_metrics | critic_metrics, (window_start, time.monotonic()))
+    window_end = time.monotonic()
+    with trace.span("actor", "data"):
+        report.finish_step(engine, batch, experience, actor_metrics | critic_metrics, (window_start, window_end))
+    return window_end
 
 
 def begin_step(engine: Engine, version: int) -> None:
     """Top up the pool, and bring every cache to the present weights; with streaming, the scorers do theirs meanwhile."""
+    use_cores(engine, len(engine.layout.actor_devices))
     with engine.trace.span("actor", "data"):
         fresh = engine.pool.top_up(engine.overcommit.overcommit, version, engine.new_sequence)
         engine.cohorts.begin(version, len(fresh))
@@ -98,19 +103,14 @@ def decode_batch(engine: Engine, version: int) -> Batch:
     complete = engine.pool.is_complete(finishers)
     while not complete:
         chunk += 1
-        done: list[Sequence] = []
         live = list(engine.decoder.live)
         with engine.trace.span("actor", "decode", chunk, rows=len(live)):
-            for _ in range(engine.chunk.current):
-                finished = engine.decoder.round(version)
-                done += finished
-                if finished and (complete := engine.pool.is_complete(finishers + done)):
-                    break
+            done, complete = decode_chunk(engine, version, finishers)
+            if engine.layout.remote:
+                engine.scorers.extend(engine.handover.news(live), chunk)
         finishers += done
         now = time.monotonic()
         batch.ends |= {s.sequence_id: now for s in done}
-        if engine.layout.remote:
-            engine.scorers.extend(engine.handover.news(live), chunk)
     batch.decode = (start, time.monotonic())
     engine.cohorts.finish(finishers)
     batch.sequences = engine.pool.take_batch(finishers)
@@ -118,6 +118,17 @@ def decode_batch(engine: Engine, version: int) -> Batch:
     if not engine.layout.remote:
         engine.scorers.extend(engine.handover.news(batch.sequences), 0)
     return batch
+
+
+def decode_chunk(engine: Engine, version: int, finishers: list[Sequence]) -> tuple[list[Sequence], bool]:
+    """At most C rounds; returns who finished, and whether the batch is complete, at which very token decoding stops."""
+    done: list[Sequence] = []
+    for _ in range(engine.chunk.current):
+        finished = engine.decoder.round(version)
+        done += finished
+        if finished and engine.pool.is_complete(finishers + done):
+            return done, True
+    return done, False
 
 
 def use_cores(engine: Engine, count: int) -> None:
