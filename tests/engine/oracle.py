@@ -1,0 +1,297 @@
+"""A second PPO, written from the equations of DESIGN §2 and from nothing of `oppo_core`: slow, plain, one token at a time.
+
+No padding, no cache, no batching: every sequence is read alone, from its first token, by a transformer written out here.
+Weights are dictionaries of float64 tensors. Gradients come from autograd, AdamW is done by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+BETAS, EPS = (0.9, 0.95), 1e-8
+
+
+def norm(x: Tensor, weights: Weights, name: str) -> Tensor:
+    """Layer norm over the last axis."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+
+def attention(x_TH: Tensor, weights: Weights, block: str, heads: int) -> Tensor:
+    """Causal attention of one sequence, head by head."""
+    tokens, hidden = x_TH.shape
+    width = hidden // heads
+    query, keys, values = (x_TH @ weights[f"{block}.qkv.weight"].T + weights[f"{block}.qkv.bias"]).split(hidden, -1)
+    hide = torch.triu(torch.full((tokens, tokens), -math.inf, dtype=x_TH.dtype), diagonal=1)
+    mixed = []
+    for head in range(heads):
+        part = slice(head * width, (head + 1) * width)
+        mixed.append(torch.softmax(query[:, part] @ keys[:, part].T / math.sqrt(width) + hide, -1) @ values[:, part])
+    return torch.cat(mixed, -1) @ weights[f"{block}.out.weight"].T + weights[f"{block}.out.bias"]
+
+
+def states(weights: Weights, tokens: list[int], heads: int) -> Tensor:
+    """Hidden states [T, H] of one sequence."""
+    x = weights["embedding.weight"][tokens] + weights["position.weight"][: len(tokens)]
+    for number in range(sum(name.endswith("qkv.weight") for name in weights)):
+        block = f"blocks.{number}"
+        x = x + attention(norm(x, weights, f"{block}.norm1"), weights, block, heads)
+        inner = norm(x, weights, f"{block}.norm2") @ weights[f"{block}.up.weight"].T + weights[f"{block}.up.bias"]
+        inner = 0.5 * inner * (1 + torch.erf(inner / math.sqrt(2)))
+        x = x + inner @ weights[f"{block}.down.weight"].T + weights[f"{block}.down.bias"]
+    return norm(x, weights, "norm")
+
+
+@dataclass(slots=True)
+class Answer:
+    """A trained answer as the oracle sees it: its tokens, and under which version each was sampled."""
+
+    sequence_id: int
+    prompt: list[int]
+    response: list[int]
+    versions: list[int]
+    ended_by_eos: bool
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and response."""
+        return self.prompt + self.response
+
+
+@dataclass(slots=True)
+class Adam:
+    """AdamW by hand, with the gradient clipped by its global norm first."""
+
+    rate: float
+    decay: float
+    warmup: int
+    max_norm: float
+    count: int = 0
+    first: Weights = field(default_factory=dict)
+    second: Weights = field(default_factory=dict)
+
+    def apply(self, weights: Weights, loss: Tensor, step: int) -> tuple[Weights, float]:
+        """New weights, and the gradient's norm before clipping; `step` counts PPO steps from 0."""
+        gradients = dict(zip(weights, torch.autograd.grad(loss, list(weights.values()), allow_unused=True), strict=True))
+        gradients = {name: torch.zeros_like(weights[name]) if g is None else g for name, g in gradients.items()}
+        length = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
+        shrink = min(1.0, self.max_norm / (length + 1e-6))
+        rate = self.rate * min(1.0, (step + 1) / max(1, self.warmup))
+        self.count += 1
+        updated = {}
+        for name, weight in weights.items():
+            g = gradients[name] * shrink
+            m = self.first[name] = BETAS[0] * self.first.get(name, 0 * g) + (1 - BETAS[0]) * g
+            v = self.second[name] = BETAS[1] * self.second.get(name, 0 * g) + (1 - BETAS[1]) * g * g
+            m_hat, v_hat = m / (1 - BETAS[0] ** self.count), v / (1 - BETAS[1] ** self.count)
+            decayed = weight.detach() * (1 - rate * self.decay)
+            updated[name] = decayed - rate * m_hat / (v_hat.sqrt() + EPS)
+        return updated, length
+
+
+def clamp(x: float, low: float, high: float) -> float:
+    """`x` within [low, high]."""
+    return min(max(x, low), high)
+
+
+def kl_of(log_ratio: Tensor, estimator: str) -> Tensor:
+    """k1, k2 or k3 of one token."""
+    log_ratio = log_ratio.clamp(-20, 20)
+    return {"k1": log_ratio, "k2": log_ratio**2 / 2, "k3": torch.exp(-log_ratio) - 1 + log_ratio}[estimator]
+
+
+def double_sum_gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
+    """A_t = Σ_k (γλ)^k δ_{t+k}, straight from the definition; the value after the last token is 0."""
+    following = [*values[1:], 0.0]
+    deltas = [r + gamma * n - v for r, n, v in zip(rewards, following, values, strict=True)]
+    return [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
+
+
+def whitened(rows: list[list[float]]) -> list[list[float]]:
+    """Zero mean, unit unbiased variance over all tokens of the batch."""
+    flat = [a for row in rows for a in row]
+    mean = sum(flat) / len(flat)
+    variance = sum((a - mean) ** 2 for a in flat) / (len(flat) - 1)
+    return [[(a - mean) / math.sqrt(variance + 1e-8) for a in row] for row in rows]
+
+
+@dataclass(slots=True)
+class Told:
+    """What the oracle says of one step, a list a sequence."""
+
+    scores: list[float] = field(default_factory=list)
+    rewards: list[list[float]] = field(default_factory=list)
+    advantages: list[list[float]] = field(default_factory=list)
+    returns: list[list[float]] = field(default_factory=list)
+    values: list[list[float]] = field(default_factory=list)
+    proximal: list[list[float]] = field(default_factory=list)
+    reference: list[list[float]] = field(default_factory=list)
+    kl: list[list[float]] = field(default_factory=list)
+    weights: list[list[float]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Oracle:
+    """The four roles and the two optimizers. `history[v]` are the actor's weights after v steps."""
+
+    def __init__(self, spec: Any, actor: Weights, critic: Weights, reward: Weights, heads: int) -> None:
+        ppo = spec.ppo
+        self.spec, self.ppo, self.heads = spec, ppo, heads
+        self.reference, self.reward, self.critic = actor, reward, critic
+        self.history = [actor]
+        self.kl_coefficient = ppo.kl.coefficient
+        shared = (ppo.weight_decay, ppo.warmup_steps, ppo.max_grad_norm)
+        self.actor_adam, self.critic_adam = Adam(ppo.learning_rate, *shared), Adam(ppo.critic_learning_rate, *shared)
+
+    def logits(self, weights: Weights, tokens: list[int]) -> Tensor:
+        """Next-token logits [T, V] at the spec's temperature."""
+        return states(weights, tokens, self.heads) @ weights["embedding.weight"].T / self.spec.rollout.temperature
+
+    def logprobs(self, weights: Weights, answer: Answer) -> Tensor:
+        """Log-prob of each response token."""
+        table = torch.log_softmax(self.logits(weights, answer.tokens), -1)
+        first = len(answer.prompt)
+        return torch.stack([table[first + t - 1, token] for t, token in enumerate(answer.response)])
+
+    def scalars(self, weights: Weights, tokens: list[int]) -> Tensor:
+        """The scalar head's value at every position."""
+        return states(weights, tokens, self.heads) @ weights["head.weight"][0] + weights["head.bias"][0]
+
+    def values(self, weights: Weights, answer: Answer) -> Tensor:
+        """The value predicted before each response token."""
+        return self.scalars(weights, answer.tokens)[len(answer.prompt) - 1 : -1]
+
+    def draw(self, weights: Weights, sequence_id: int, prefix: list[int], position: int) -> tuple[int, float]:
+        """Token number `position` of a response by inverting the cumulative distribution, and its log-prob."""
+        logp = torch.log_softmax(self.logits(weights, prefix)[-1], -1)
+        number = np.random.Generator(np.random.Philox(key=[self.spec.seed, sequence_id])).random(position + 1)[position]
+        cumulative = 0.0
+        for token, probability in enumerate(logp.exp().tolist()):
+            cumulative += probability
+            if number < cumulative:
+                return token, float(logp[token])
+        raise AssertionError("rounding left no token")
+
+    def step(self, batch: list[Answer]) -> Told:
+        """One PPO step on a complete batch, in sequence_id order."""
+        version = len(self.history) - 1
+        with torch.no_grad():
+            told = self._experience(batch, version)
+        told.metrics |= self._train_actor(batch, told, version)
+        told.metrics |= self._train_critic(batch, told, version)
+        if self.ppo.kl.controller == "adaptive":
+            kl = [k for row in told.kl for k in row]
+            error = clamp(sum(kl) / len(kl) / self.ppo.kl.target - 1, -0.2, 0.2)
+            self.kl_coefficient *= 1 + error * len(batch) / self.ppo.kl.horizon
+        return told
+
+    def _experience(self, batch: list[Answer], version: int) -> Told:
+        told, ppo = Told(), self.ppo
+        for answer in batch:
+            proximal = self.logprobs(self.history[version], answer)
+            reference = self.logprobs(self.reference, answer)
+            kl = kl_of(proximal - reference, ppo.kl.estimator).tolist()
+            score = float(self.scalars(self.reward, answer.tokens)[-1])
+            score -= 0.0 if answer.ended_by_eos else ppo.missing_eos_penalty
+            score = score if ppo.score_clip is None else clamp(score, -ppo.score_clip, ppo.score_clip)
+            rewards = [-self.kl_coefficient * k if ppo.kl.placement == "reward" else 0.0 for k in kl]
+            rewards[-1] += score
+            values = self.values(self.critic, answer).tolist()
+            advantages = double_sum_gae(rewards, values, ppo.gamma, ppo.gae_lambda)
+            told.scores.append(score)
+            told.rewards.append(rewards)
+            told.kl.append(kl)
+            told.values.append(values)
+            told.advantages.append(advantages)
+            told.returns.append([a + v for a, v in zip(advantages, values, strict=True)])
+            told.proximal.append(proximal.tolist())
+            told.reference.append(reference.tolist())
+            told.weights.append(self._importance(answer, told.proximal[-1], version))
+        if ppo.whiten_advantages:
+            told.advantages = whitened(told.advantages)
+        return told
+
+    def behaviour(self, answer: Answer) -> list[float]:
+        """Log-prob of each token under the weights it was sampled with, its whole prefix read under those same weights."""
+        by_version = {v: self.logprobs(self.history[v], answer).tolist() for v in sorted(set(answer.versions))}
+        return [by_version[v][t] for t, v in enumerate(answer.versions)]
+
+    def _importance(self, answer: Answer, proximal: list[float], version: int) -> list[float]:
+        weights = []
+        for logp, old, sampled in zip(proximal, self.behaviour(answer), answer.versions, strict=True):
+            corrected = {"off": False, "stale": sampled < version, "all": True}[self.ppo.tis]
+            weights.append(min(math.exp(clamp(logp - old, -20, 20)), self.ppo.tis_cap) if corrected else 1.0)
+        return weights
+
+    def _mini_batches(self, size: int, step: int, epoch: int) -> list[list[int]]:
+        rows = np.arange(size)
+        if self.ppo.mini_batches > 1:
+            np.random.Generator(np.random.Philox(key=[self.spec.seed, (step << 16) + epoch])).shuffle(rows)
+        share = size // self.ppo.mini_batches
+        return [rows[k : k + share].tolist() for k in range(0, size, share)]
+
+    def _train_actor(self, batch: list[Answer], told: Told, step: int) -> dict[str, float]:
+        weights, sums, norms = self.history[-1], np.zeros(5), []
+        for epoch in range(self.ppo.epochs):
+            for rows in self._mini_batches(len(batch), step, epoch):
+                weights = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+                loss, parts = self._policy_loss(weights, [(batch[r], r) for r in rows], told)
+                sums += parts
+                weights, length = self.actor_adam.apply(weights, loss, step)
+                norms.append(length)
+        self.history.append({name: weight.detach() for name, weight in weights.items()})
+        names = ("actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl", "actor/entropy")
+        return {"actor/grad_norm": float(np.mean(norms))} | dict(zip(names, sums[:4] / sums[4], strict=True))
+
+    def _policy_loss(self, weights: Weights, rows: list[tuple[Answer, int]], told: Told) -> tuple[Tensor, Any]:
+        ppo, terms, sums = self.ppo, list[Tensor](), np.zeros(5)
+        for answer, row in rows:
+            table = torch.log_softmax(self.logits(weights, answer.tokens), -1)
+            for t, token in enumerate(answer.response):
+                at = table[len(answer.prompt) + t - 1]
+                advantage, log_ratio = told.advantages[row][t], at[token] - told.proximal[row][t]
+                ratio = torch.exp(log_ratio.clamp(-20, 20))
+                plain, clipped = -advantage * ratio, -advantage * ratio.clamp(1 - ppo.clip_range, 1 + ppo.clip_range)
+                term = torch.maximum(plain, clipped)
+                if ppo.dual_clip is not None and advantage < 0 and float(term.detach()) > -advantage * ppo.dual_clip:
+                    term = term * 0 - advantage * ppo.dual_clip
+                term = term * told.weights[row][t]
+                entropy = -(at.exp() * at).sum()
+                sums += np.asarray([float(x) for x in (term.detach(), clipped > plain, -log_ratio.detach(), entropy.detach(), 1)])
+                if ppo.kl.placement == "loss":
+                    term = term + self.kl_coefficient * kl_of(at[token] - told.reference[row][t], ppo.kl.estimator)
+                terms.append(term - ppo.entropy_coefficient * entropy)
+        return sum(terms, torch.zeros(())) / len(terms), sums
+
+    def _train_critic(self, batch: list[Answer], told: Told, step: int) -> dict[str, float]:
+        weights, norms, losses, clips = self.critic, list[float](), list[float](), list[bool]()
+        for epoch in range(self.ppo.epochs):
+            for rows in self._mini_batches(len(batch), step, epoch):
+                weights = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+                terms = []
+                for row in rows:
+                    for t, value in enumerate(self.values(weights, batch[row])):
+                        term, clipped = self._value_loss(value, told.values[row][t], told.returns[row][t])
+                        terms.append(term)
+                        clips.append(clipped)
+                losses += [float(term.detach()) for term in terms]
+                weights, length = self.critic_adam.apply(weights, sum(terms, torch.zeros(())) / len(terms), step)
+                norms.append(length)
+        self.critic = {name: weight.detach() for name, weight in weights.items()}
+        names = ("critic/vf_loss", "critic/vf_clipfrac", "critic/grad_norm")
+        return dict(zip(names, (float(np.mean(x)) for x in (losses, clips, norms)), strict=True))
+
+    def _value_loss(self, value: Tensor, old: float, target: float) -> tuple[Tensor, bool]:
+        plain, moved = (value - target) ** 2, float(value.detach()) - old
+        if self.ppo.value_clip_range is None or abs(moved) <= self.ppo.value_clip_range:
+            return plain / 2, False
+        bound = old + math.copysign(self.ppo.value_clip_range, moved)
+        clipped = (value * 0 + bound - target) ** 2
+        return torch.maximum(plain, clipped) / 2, bool(clipped > plain)

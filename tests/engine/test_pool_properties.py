@@ -1,0 +1,226 @@
+"""No sequence is lost or trained twice, and the batch is the one that DESIGN §2, step (3), demands, whatever the lengths.
+
+The pool, the training loop's `decode_batch` and `begin_step`, and the hand-over are the engine's own. Only the network is
+replaced, by a script that says how long each answer is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oppo_core.control import ChunkState, OvercommitState
+from oppo_core.metrics import Cohorts
+from oppo_core.rollout.pool import Pool
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.scoring.handover import Handover
+from oppo_core.scoring.scorers import Growth
+from oppo_core.trace.recorder import Recorder
+from oppo_core.train import begin_step, decode_batch
+
+LONGEST = 40
+
+
+@dataclass(slots=True)
+class ScriptedDecoder:
+    """Advances every live sequence by one token a round; sequence i ends after `lengths[i % n]` tokens."""
+
+    lengths: list[int]
+    live: list[Sequence] = field(default_factory=list)
+    rounds: int = 0
+
+    def begin(self, sequences: list[Sequence]) -> int:
+        self.live = list(sequences)
+        return 0
+
+    def round(self, version: int) -> list[Sequence]:
+        assert self.live, "decoding goes on though nothing is left to decode"
+        self.rounds += 1
+        for sequence in self.live:
+            sequence.response.append(1000 * sequence.sequence_id + sequence.length)
+            sequence.behaviour_logprobs.append(0.0)
+            sequence.token_versions.append(version)
+            sequence.finished = sequence.length == self.lengths[sequence.sequence_id % len(self.lengths)]
+        done = [s for s in self.live if s.finished]
+        self.live = [s for s in self.live if not s.finished]
+        return sorted(done, key=lambda s: s.sequence_id)
+
+
+@dataclass(slots=True)
+class Listener:
+    """Notes what the scorers are told, and checks that each token comes once, in order, prompt first."""
+
+    heard: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    ended: set[int] = field(default_factory=set)
+    chunks: list[int] = field(default_factory=list)
+
+    def begin(self, growths: list[Growth]) -> None:
+        self.extend(growths, 0)
+
+    def extend(self, growths: list[Growth], chunk: int) -> None:
+        assert [g.sequence_id for g in growths] == sorted({g.sequence_id for g in growths})
+        self.chunks.append(chunk)
+        for growth in growths:
+            assert growth.sequence_id not in self.ended, "told again after its end"
+            self.heard[growth.sequence_id] += growth.tokens.tolist()
+            if growth.finished:
+                self.ended.add(growth.sequence_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Answer lengths, B, Δ by step, C, max_age, and whether chunks are streamed."""
+
+    lengths: list[int]
+    batch: int
+    overcommits: list[int]
+    max_age: int
+    chunk: int = 5
+    streamed: bool = True
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    batch = draw(st.integers(1, 6))
+    lengths = draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=30))
+    overcommits = draw(st.lists(st.integers(0, batch), min_size=1, max_size=8))
+    return Case(lengths, batch, overcommits, draw(st.integers(1, 4)), draw(st.integers(1, 50)), draw(st.booleans()))
+
+
+class Simulation:
+    """An engine whose decoder is scripted and whose training only forgets."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.listener = Listener()
+        self.engine: Any = SimpleNamespace(
+            pool=Pool(case.batch, case.max_age), decoder=ScriptedDecoder(case.lengths), trace=Recorder(("cpu:0",)),
+            scorers=self.listener, handover=Handover(), cohorts=Cohorts(), overcommit=OvercommitState(0),
+            chunk=ChunkState(case.chunk), new_sequence=lambda i: Sequence(i, 0, np.asarray([-1, -i - 1])),
+            layout=SimpleNamespace(remote=case.streamed, decode_threads=1, actor_devices=("cpu:0",)),
+        )  # fmt: skip
+
+    @property
+    def pool(self) -> Pool:
+        """The engine's pool."""
+        return self.engine.pool
+
+    def step(self, version: int) -> tuple[list[Sequence], list[Sequence], int]:
+        """One step: the pool after topping up (copies), the batch, and the rounds decoded."""
+        self.engine.overcommit.overcommit = self.case.overcommits[version]
+        begin_step(self.engine, version)
+        before = [
+            Sequence(s.sequence_id, 0, s.prompt, list(s.response), age=s.age, finished=s.finished) for s in self.pool.sequences
+        ]
+        rounds = self.engine.decoder.rounds
+        batch = decode_batch(self.engine, version).sequences
+        self.engine.handover.forget([s.sequence_id for s in batch])
+        return before, batch, self.engine.decoder.rounds - rounds
+
+
+def expected_batch(before: list[Sequence], case: Case) -> tuple[set[int], int]:
+    """DESIGN §2 step (3), written anew: who is in the batch, and after how many rounds it is complete.
+
+    The script tells when each sequence ends; overdue first, then finished surplus in FIFO order, then by (round, id).
+    """
+    left = {s.sequence_id: case.lengths[s.sequence_id % len(case.lengths)] - s.length for s in before}
+    overdue = [s.sequence_id for s in before if s.age >= case.max_age]
+    surplus = [s.sequence_id for s in before if s.finished and s.sequence_id not in overdue]
+    others = sorted((left[s.sequence_id], s.sequence_id) for s in before if not s.finished and s.sequence_id not in overdue)
+    chosen = (overdue + surplus + [i for _, i in others])[: case.batch]
+    return set(chosen), max(left[i] for i in chosen)
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=cases())
+def test_every_step_trains_exactly_the_right_sequences(case: Case) -> None:
+    simulation, trained, seen = Simulation(case), set[int](), set[int]()
+    for version in range(len(case.overcommits)):
+        before, batch, rounds = simulation.step(version)
+        ids = [s.sequence_id for s in batch]
+        wanted, needed = expected_batch(before, case)
+        assert set(ids) == wanted
+        assert rounds == needed, "decoding must stop at the very round at which the batch is complete"
+        assert len(ids) == case.batch == len(set(ids))
+        assert all(s.finished and s.length == case.lengths[s.sequence_id % len(case.lengths)] for s in batch)
+        assert all(s.age <= case.max_age for s in batch), "older than allowed"
+        assert not trained & set(ids), "trained twice"
+        assert {s.sequence_id for s in before if s.age == case.max_age} <= set(ids), "an overdue sequence was left out"
+        trained |= set(ids)
+        seen |= {s.sequence_id for s in before}
+        assert {s.sequence_id for s in simulation.pool.sequences} == seen - trained, "lost, or in two places"
+    assert seen == set(range(simulation.pool.started)), "every number was used once"
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=cases())
+def test_ages_count_deferrals_and_the_pool_stays_in_fifo_order(case: Case) -> None:
+    simulation, submitted = Simulation(case), dict[int, int]()
+    for version in range(len(case.overcommits)):
+        before, batch, _ = simulation.step(version)
+        for sequence in before:
+            submitted.setdefault(sequence.sequence_id, version)
+        assert [s.sequence_id for s in before] == sorted(submitted.keys() & {s.sequence_id for s in before})
+        assert all(s.age == version - submitted[s.sequence_id] == version - s.cohort for s in batch)
+        assert all(s.age == version + 1 - submitted[s.sequence_id] for s in simulation.pool.sequences)
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=cases())
+def test_lowering_overcommit_stops_refilling_and_evicts_nothing(case: Case) -> None:
+    simulation, left = Simulation(case), list[int]()
+    for version, overcommit in enumerate(case.overcommits):
+        before, batch, _ = simulation.step(version)
+        ids = [s.sequence_id for s in before]
+        assert ids[: len(left)] == left, "an old sequence went missing"
+        assert len(ids) == max(len(left), case.batch + overcommit)
+        left = [i for i in ids if i not in {s.sequence_id for s in batch}]
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=cases(), sizes=st.lists(st.integers(1, 60), min_size=2, max_size=2, unique=True))
+def test_the_chunk_size_does_not_decide_who_is_trained_when(case: Case, sizes: list[int]) -> None:
+    first, second = (Simulation(case) for _ in sizes)
+    first.engine.chunk.size, second.engine.chunk.size = sizes
+    for version in range(len(case.overcommits)):
+        _, one, rounds_one = first.step(version)
+        _, other, rounds_other = second.step(version)
+        assert [(s.sequence_id, s.response, s.token_versions) for s in one] == [
+            (s.sequence_id, s.response, s.token_versions) for s in other
+        ]
+        assert rounds_one == rounds_other
+        assert repr(first.pool.sequences) == repr(second.pool.sequences)
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=cases())
+def test_each_token_is_told_exactly_once(case: Case) -> None:
+    simulation = Simulation(case)
+    for version in range(len(case.overcommits)):
+        _, batch, rounds = simulation.step(version)
+        for sequence in batch:
+            assert simulation.listener.heard[sequence.sequence_id] == sequence.tokens().tolist()
+            assert sequence.sequence_id in simulation.listener.ended
+        if case.streamed:
+            assert simulation.listener.chunks == list(range(-(-rounds // case.chunk) + 1))
+            for sequence in simulation.pool.sequences:  # a prompt may be told with its first tokens
+                heard = simulation.listener.heard[sequence.sequence_id]
+                assert heard == sequence.tokens().tolist() or (heard == [] and sequence.length == 0)
+        simulation.listener.chunks.clear()
+
+
+def test_tokens_keep_the_version_they_were_sampled_under() -> None:
+    """One long answer among short ones: deferred twice, it carries the versions of three steps, then the batch waits for it."""
+    simulation = Simulation(Case([30, 5, 5, 5, 5, 5, 5, 5, 5], batch=2, overcommits=[1] * 4, max_age=2))
+    batches = [[s.sequence_id for s in simulation.step(version)[1]] for version in range(3)]
+    assert batches == [[1, 2], [3, 4], [0, 5]]
+    simulation = Simulation(Case([30, 5, 5, 5, 5, 5, 5, 5, 5], batch=2, overcommits=[1] * 4, max_age=2))
+    for version in range(3):
+        batch = simulation.step(version)[1]
+    assert batch[0].token_versions == [0] * 5 + [1] * 5 + [2] * 20

@@ -1,0 +1,122 @@
+"""The engine against a second PPO that shares no code with it (oracle.py): float64, agreement to 1e-9."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from oppo_contract.spec import ModelSpec
+from oppo_core.models.folder import load_model
+from tests.engine.oracle import Answer, Oracle
+
+STEPS, TOLERANCE = 5, 1e-9
+SMALL = {"steps": STEPS, "rollout": {"max_new_tokens": 40}}
+# Together they use every branch of the loss.
+OFF: dict[str, dict[str, Any]] = {
+    "two epochs, clipped, KL in the reward": {
+        "ppo": {
+            "epochs": 2, "mini_batches": 2, "warmup_steps": 3, "weight_decay": 0.1, "missing_eos_penalty": 0.3, "score_clip": 1.5,
+            "gamma": 0.98, "gae_lambda": 0.9, "kl": {"coefficient": 0.1, "estimator": "k1"}, "value_clip_range": 0.05,
+            "clip_range": 0.02,
+        },
+        "rollout": {"temperature": 0.8},
+    },
+    "KL in the loss, entropy, dual clip, raw advantages": {
+        "ppo": {
+            "epochs": 3, "whiten_advantages": False, "value_clip_range": None, "entropy_coefficient": 0.02, "dual_clip": 1.05,
+            "clip_range": 0.01, "max_grad_norm": 0.2, "kl": {"coefficient": 0.2, "estimator": "k3", "placement": "loss"},
+        },
+    },
+    "adaptive KL": {"ppo": {"kl": {"controller": "adaptive", "target": 0.01, "horizon": 20, "estimator": "k2"}}},
+}  # fmt: skip
+DEFER: dict[str, dict[str, Any]] = {
+    "stale tokens weighted": {"ppo": {"tis": "stale", "tis_cap": 1.1}},
+    "all tokens weighted": {"ppo": {"tis": "all", "epochs": 2}, "overlap": {"intra_step": "per_chunk"}},
+    "none weighted": {"ppo": {"tis": "off"}},
+}
+FIELDS = {
+    "scores": "scores", "rewards": "rewards", "advantages": "advantages", "returns": "returns", "values": "values",
+    "proximal_logp": "proximal", "reference_logp": "reference", "kl": "kl", "weights": "weights",
+}  # fmt: skip
+
+
+def oracle_for(world: Any, spec: Any) -> Oracle:
+    actor, critic = (dict(world.first_weights(spec, role)) for role in ("actor", "critic"))
+    reward = load_model(ModelSpec(path="reward"), "scalar", [world.folder], torch.float64, 0).state_dict()
+    return Oracle(spec, actor, critic, dict(reward), heads=2)
+
+
+def answers(step: Any) -> list[Answer]:
+    return [
+        Answer(s.sequence_id, s.prompt.tolist(), list(s.response), list(s.token_versions), s.ended_by_eos)
+        for s in step.experience.sequences
+    ]
+
+
+def agree(step: Any, told: Any) -> None:
+    lengths = step.experience.mask.sum(-1).tolist()
+    for name, attribute in FIELDS.items():
+        ours, wanted = getattr(step.experience, name), getattr(told, attribute)
+        rows = ours.tolist() if name == "scores" else [row[:n].tolist() for row, n in zip(ours, lengths, strict=True)]
+        flat = rows if name == "scores" else [x for row in rows for x in row]
+        expected = wanted if name == "scores" else [x for row in wanted for x in row]
+        assert flat == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE), name
+    for name, value in told.metrics.items():
+        assert step.metrics[name] == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), name
+
+
+def same_weights(run: Any, oracle: Oracle, world: Any) -> None:
+    for role, wanted in (("actor", oracle.history[-1]), ("critic", oracle.critic)):
+        ours, first = run.weights(role), world.first_weights(oracle.spec, role)
+        for name, weight in wanted.items():
+            torch.testing.assert_close(ours[name], weight, rtol=0, atol=TOLERANCE, msg=lambda m, n=f"{role} {name}": f"{n}: {m}")
+        assert max(float((ours[name] - first[name]).abs().max()) for name in first) > 1e-3, f"the {role} did not move"
+
+
+def check_sampling(oracle: Oracle, batch: list[Answer], behaviour: list[list[float]], eos: int, longest: int) -> None:
+    """Each token is the one that (seed, sequence_id, position) draws under the weights of its version, until the end."""
+    for answer, recorded in zip(batch, behaviour, strict=True):
+        assert recorded == pytest.approx(oracle.behaviour(answer), abs=TOLERANCE)
+        for t in {0, 1, len(answer.response) // 2, len(answer.response) - 1} & set(range(len(answer.response))):
+            weights = oracle.history[answer.versions[t]]
+            with torch.no_grad():
+                token, _ = oracle.draw(weights, answer.sequence_id, answer.prompt + answer.response[:t], t)
+            assert token == answer.response[t]
+        assert eos not in answer.response[:-1]
+        assert answer.ended_by_eos == (answer.response[-1] == eos)
+        assert answer.ended_by_eos or len(answer.response) == longest
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_sequential_ppo_equals_the_oracle(world: Any, tmp_path: Any, name: str) -> None:
+    spec = world.spec(SMALL, {"overlap": {"intra_step": "off", "inter_step": "off"}}, OFF[name])
+    replay(world, spec, world.run(spec, tmp_path))
+
+
+@pytest.mark.parametrize("name", DEFER)
+def test_a_deferring_run_replayed_by_the_oracle(world: Any, tmp_path: Any, name: str) -> None:
+    spec = world.spec(SMALL, {"rollout": {"max_new_tokens": 84}, "overlap": {"intra_step": "off"}}, DEFER[name])
+    run = world.run(spec, tmp_path, inline=spec.overlap.intra_step == "per_chunk")
+    replay(world, spec, run)
+    ages = [s.age for step in run.steps for s in step.experience.sequences]
+    assert max(ages) == 2, "no sequence was deferred twice"
+    weights = torch.cat([step.experience.weights[step.experience.mask] for step in run.steps])
+    assert (float((weights - 1).abs().max()) > 0.01) == (spec.ppo.tis != "off")
+    assert float(weights.max()) <= spec.ppo.tis_cap
+
+
+def replay(world: Any, spec: Any, run: Any) -> None:
+    """The oracle trains on the very answers of the run, step by step, and must agree all the way."""
+    oracle = oracle_for(world, spec)
+    for version, step in enumerate(run.steps):
+        batch = answers(step)
+        check_sampling(oracle, batch, [s.behaviour_logprobs for s in step.experience.sequences], 2, spec.rollout.max_new_tokens)
+        assert all(s.age == version - s.cohort == version - s.token_versions[0] for s in step.experience.sequences)
+        stale = [[v < version for v in answer.versions] for answer in batch]
+        mask = step.experience.mask
+        assert [row[m].tolist() for row, m in zip(step.experience.stale, mask, strict=True)] == stale
+        assert step.kl_coefficient == pytest.approx(oracle.kl_coefficient, rel=TOLERANCE)
+        agree(step, oracle.step(batch))
+    same_weights(run, oracle, world)
