@@ -1,7 +1,7 @@
 # The commands that people and CI use. Needs Python 3.11 or newer, make and git; everything else goes into .venv.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full lint types lock docs deepspeed clean
+.PHONY: help setup demo test test-full lint lock docs deepspeed clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -27,16 +27,14 @@ test: setup ## lint and the test suite, browser included (under 15 minutes on 2 
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) -m "not full" $(ARGS)
 
 test-full: setup ## the tests of `make test` and the slow ones (under 60 minutes)
-	@$(MAKE) lint types
+	@$(MAKE) lint
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) $(ARGS)
 
-lint: setup ## ruff and the import rules
+lint: setup ## ruff, the import rules, and mypy (strict for the contract, the engine and the worker)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
+	@$(BIN)/python -m mypy >$(VENV)/mypy.log 2>&1 || { cat $(VENV)/mypy.log; exit 1; }
 	@PYTHONPATH=platform:. $(BIN)/lint-imports >$(VENV)/imports.log 2>&1 || { cat $(VENV)/imports.log; exit 1; }
-
-types: setup ## mypy, strict for the contract, the engine and the worker
-	@$(BIN)/mypy
 
 lock: setup ## requirements/cpu.lock.txt from what is installed
 	@$(BIN)/python scripts/lock.py
