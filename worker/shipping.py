@@ -129,7 +129,7 @@ class Shipping:
                 request = CheckpointRegistration(
                     epoch=self.claim.epoch,
                     step=event.step,
-                    url=folder.as_uri(),
+                    url=self._url_of(event),
                     manifest_sha256=event.manifest_sha256,
                     bytes=event.bytes,
                 )
@@ -140,13 +140,16 @@ class Shipping:
             self._unregistered.pop(0)
 
     def _folder_of(self, event: CheckpointEvent) -> Path | None:
-        """The checkpoint's folder; None when the engine has replaced it by newer ones meanwhile, or it lies outside the run's."""
+        """The checkpoint's folder; None when newer ones have replaced it meanwhile, or it lies outside the run's."""
         try:
-            folder = self.store.folder(f"{self.claim.claimed.artifact_url.rstrip('/')}/{event.folder}")
+            folder = self.store.folder(self._url_of(event))
         except ArtifactError as error:
             log.warning("checkpoint_outside", attempt=self.attempt_id, detail=str(error))
             return None
         return folder if folder.is_dir() else None
+
+    def _url_of(self, event: CheckpointEvent) -> str:
+        return f"{self.claim.claimed.artifact_url.rstrip('/')}/{event.folder}"
 
     def _wait_out(self, error: Unreachable, wait_s: float) -> None:
         log.info("platform_away", attempt=self.attempt_id, detail=str(error)[:200])

@@ -50,6 +50,7 @@ class Supervisor:
         self.shipping = Shipping(folder, claim, PlatformApi(node.platform_url, token), on_started=self._on_started)
         self.engine: EngineProcess | None = None
         self.engine_started = False
+        self.told_running = False
         self.fenced = False
         self.signal: Signal | None = None
         self.reason: str | None = None
@@ -116,6 +117,7 @@ class Supervisor:
             self.reason = f"the platform no longer owns up to this attempt: {error}"
             return
         self.lease_ends = sent_at + orders.lease_s
+        self.told_running = self.engine_started
         self._take_order(orders)
 
     def _take_order(self, orders: AttemptOrders) -> None:
@@ -160,6 +162,8 @@ class Supervisor:
 
     def _report(self) -> None:
         """Send the outcome until it is answered, then forget the attempt."""
+        if self.engine_started and not self.told_running and not self.fenced:
+            self._beat()  # it was quick, but it did run
         end = self.folder.engine_end()
         outcome = outcome_of(self.claim.epoch, end, self.shipping.finished, last_lines(self.folder))
         wait_s = 0.5

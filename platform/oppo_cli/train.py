@@ -42,8 +42,10 @@ def train(spec_file: Path, out: Path, roots: tuple[Path, ...], resume_from: Path
     """
     spec = read_spec(spec_file)
     events = out / "events.jsonl"
-    if events.exists() and resume_from is None:
-        raise Refusal(f"{out} already holds a run. Give --resume-from {out}/checkpoints/… to go on, or another --out.")
+    if resume_from is None:
+        if any((out / "checkpoints").glob("step-*")):
+            raise Refusal(f"{out} already holds a run. Give --resume-from {out}/checkpoints/… to go on, or another --out.")
+        events.unlink(missing_ok=True)  # of a start that came to nothing
     out.mkdir(parents=True, exist_ok=True)
     (out / "spec.json").write_text(spec.model_dump_json(indent=1))
     command = [sys.executable, "-m", "oppo_core", "--spec", str(out / "spec.json"), "--out", str(out), "--events", str(events)]

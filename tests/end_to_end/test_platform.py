@@ -1,0 +1,96 @@
+"""The main job with everything real: browser's API → queue → worker → engine → metrics, and what happens when parts are killed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_a_run_goes_from_submit_to_succeeded(platform, tools) -> None:
+    run_id = platform.submit(tools.tiny_spec("first"))
+    run = platform.wait_for_end(run_id)
+    assert run["state"] == "succeeded", run
+    assert run["step"] == 12
+    assert platform.steps_of(run_id) == list(range(1, 13))
+    timeline = platform.get(f"runs/{run_id}/timeline")
+    assert timeline["lanes"]
+    assert timeline["steps"]
+
+
+def test_a_second_up_in_the_same_home_is_refused(platform, home: Path, tools) -> None:
+    second = tools.oppo(home, "up")
+    assert second.returncode == 1
+    assert "already runs" in second.stderr
+    assert platform.base_url in second.stderr
+
+
+def test_a_killed_engine_resumes_and_no_point_is_lost(platform, tools) -> None:
+    run_id = platform.submit(tools.tiny_spec("killed engine", steps=120))
+    platform.wait_for_step(run_id, 8)
+    [engine] = platform.find("-m oppo_core", "--spec")[:1]
+    engine.kill()
+    run = platform.wait_for_end(run_id)
+    assert run["state"] == "succeeded", run
+    assert platform.steps_of(run_id) == list(range(1, 121))
+
+
+def test_a_killed_broker_costs_nothing(platform, tools) -> None:
+    run_id = platform.submit(tools.tiny_spec("killed broker", steps=60))
+    platform.wait_for_step(run_id, 2)
+    [broker] = platform.find("valkey-server")
+    broker.kill()
+    assert platform.wait_for_end(run_id)["state"] == "succeeded"
+    assert platform.steps_of(run_id) == list(range(1, 61))
+    tools.eventually(lambda: platform.find("valkey-server"), "Valkey to be restarted")
+    assert platform.wait_for_end(platform.submit(tools.tiny_spec("after the broker's death")))["state"] == "succeeded"
+
+
+def test_a_killed_web_process_loses_nothing(platform, tools) -> None:
+    run_id = platform.submit(tools.tiny_spec("killed web", steps=100))
+    platform.wait_for_step(run_id, 2)
+    [web] = platform.find("oppo_cli web")
+    web.kill()
+    run = platform.wait_for_end(run_id)
+    assert run["state"] == "succeeded", run
+    assert platform.steps_of(run_id) == list(range(1, 101))
+
+
+def test_a_killed_supervisor_takes_its_engine_along_and_the_run_goes_on(platform, tools) -> None:
+    run_id = platform.submit(tools.tiny_spec("killed supervisor", steps=120))
+    platform.wait_for_step(run_id, 6)
+    engines = platform.find("-m oppo_core", "--spec")
+    [supervisor] = platform.find("worker supervise")
+    supervisor.kill()
+    tools.eventually(lambda: not any(engine.is_running() for engine in engines), "the engine to die")
+    run = platform.wait_for_end(run_id)
+    assert run["state"] == "succeeded", run
+    assert platform.steps_of(run_id) == list(range(1, 121))
+
+
+def test_cancel_ends_the_engine_and_frees_the_device(platform, tools) -> None:
+    run_id = platform.submit(tools.tiny_spec("cancelled", steps=100_000))
+    platform.wait_for_step(run_id, 2)
+    assert platform.http.post(f"runs/{run_id}/cancel").status_code == 200
+    assert platform.wait_for_end(run_id)["state"] == "cancelled"
+    assert not platform.find("-m oppo_core", "--spec")
+    assert platform.wait_for_end(platform.submit(tools.tiny_spec("after a cancel")))["state"] == "succeeded"
+
+
+def test_kill_of_the_parent_leaves_no_orphan_and_the_next_start_recovers(platform, home: Path, tools) -> None:
+    run_id = platform.submit(tools.tiny_spec("interrupted", steps=150))
+    platform.wait_for_step(run_id, 8)
+    below = platform.below()
+    platform.process.kill()
+    platform.process.wait()
+    tools.eventually(lambda: not [p for p in below if p.is_running() and p.status() != "zombie"], "every process to end")
+    with tools.running_platform(home) as again:
+        assert again.base_url == platform.base_url
+        run = again.wait_for_end(run_id)
+        assert run["state"] == "succeeded", run
+        assert again.steps_of(run_id) == list(range(1, 151))

@@ -1,0 +1,100 @@
+"""An engine that trains nothing: it speaks the real one's command line and events, and misbehaves as its spec says.
+
+spec["engine"]: steps, step_s, checkpoint_every, ignore_sigterm, die_at (a step), exit_code, leave_child, say (lines a step),
+bulk (metrics a step).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+stopping = threading.Event()
+
+
+class Journal:
+    """Appends events; numbering goes on after the file's last line."""
+
+    def __init__(self, file: Path) -> None:
+        self.seq = len(file.read_bytes().splitlines()) if file.exists() else 0
+        self.file = file.open("a")
+
+    def write(self, kind: str, **fields: Any) -> None:
+        self.seq += 1
+        self.file.write(json.dumps({"producer": "engine", "seq": self.seq, "time": time.time(), "kind": kind, **fields}) + "\n")
+        self.file.flush()
+
+
+def checkpoint(out: Path, step: int, journal: Journal) -> None:
+    folder = out / "checkpoints" / f"step-{step:08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = json.dumps({"step": step}).encode()
+    (folder / "manifest.json").write_bytes(manifest)
+    digest = hashlib.sha256(manifest).hexdigest()
+    journal.write("checkpoint", step=step, folder=f"checkpoints/{folder.name}", manifest_sha256=digest, bytes=len(manifest))
+
+
+def end_with_lifeline() -> None:
+    fd = int(os.environ["OPPO_LIFELINE_FD"])
+
+    def wait() -> None:
+        os.read(fd, 1)
+        os._exit(113)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def train(how: dict[str, Any], out: Path, journal: Journal, first: int) -> None:
+    steps = how.get("steps", 5)
+    journal.write("started", devices=["cpu:0"], lanes=[["cpu:0", "actor"]], start_step=first, total_steps=steps)
+    for step in range(first + 1, steps + 1):
+        time.sleep(how.get("step_s", 0.01))
+        if step == how.get("die_at"):
+            print("about to die", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        for line in range(how.get("say", 0)):
+            print(f"step {step} line {line}", flush=True)
+        metrics = {"reward": float(step), **{f"m{i}/{'x' * 150}": 1.0 for i in range(how.get("bulk", 0))}}
+        numbers = {"elapsed_s": step, "generated_tokens": step, "device_seconds": step}
+        journal.write("step", step=step, metrics=metrics, **numbers)
+        if step % how.get("checkpoint_every", 10) == 0:
+            checkpoint(out, step, journal)
+        if stopping.is_set():
+            checkpoint(out, step, journal)
+            journal.write("finished", outcome="stopped", step=step, reason="asked to stop")
+            return
+    journal.write("finished", outcome="succeeded", step=steps, reason="all steps are done")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    for name in ("--spec", "--out", "--events", "--resume-from"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--root", action="append")
+    parser.add_argument("--threads", type=int)
+    options = parser.parse_args()
+    end_with_lifeline()
+    how = json.loads(options.spec.read_text())["engine"]
+    if how.get("exit_code") == 2:
+        print("models.actor.path: no such model", file=sys.stderr)
+        return 2
+    ignore = how.get("ignore_sigterm")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignore else lambda _number, _frame: stopping.set())
+    if how.get("leave_child"):
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(options.out)])
+    first = json.loads((options.resume_from / "manifest.json").read_text())["step"] if options.resume_from else 0
+    train(how, options.out, Journal(options.events), first)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The node agent: what it reports, what it starts, what it leaves running."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from worker.devices import device_reports
+
+
+def test_it_reports_devices_and_starts_what_is_unclaimed(bench, tools) -> None:
+    attempt = bench.attempt(steps=10)
+    bench.platform.launchable = [1]
+    agent = bench.start("agent")
+    tools.eventually(lambda: attempt.outcome, "an outcome")
+    assert attempt.outcome["outcome"] == "succeeded"
+    first = bench.platform.node_beats[0]
+    assert first["devices"][0]["memory_bytes"] > 0
+    assert first["catalogue"] == []
+    agent.terminate()
+    assert agent.wait() == 0
+
+
+def test_it_reports_running_attempts(bench, tools) -> None:
+    bench.attempt(steps=100_000, step_s=0.02)
+    bench.platform.launchable = [1]
+    bench.start("agent")
+    tools.eventually(lambda: bench.platform.node_beats and bench.platform.node_beats[-1]["attempts"])
+    assert bench.platform.node_beats[-1]["attempts"] == [{"attempt_id": 1, "epoch": 1}]
+
+
+def test_stopping_the_agent_saves_its_attempts_and_leaves_no_process(bench, tools) -> None:
+    attempt = bench.attempt(steps=100_000, step_s=0.02)
+    bench.platform.launchable = [1]
+    agent = bench.start("agent")
+    tools.eventually(lambda: attempt.running)
+    below = psutil.Process(agent.pid).children(recursive=True)
+    agent.terminate()
+    assert agent.wait() == 0
+    assert attempt.outcome["outcome"] == "preempted"
+    assert not [process for process in below if process.is_running()]
+
+
+def test_attempts_may_outlive_the_agent_and_the_next_one_finds_them(bench, tools) -> None:
+    attempt = bench.attempt(steps=100_000, step_s=0.02)
+    bench.platform.launchable = [1]
+    agent = bench.start("agent", "--keep-attempts")
+    tools.eventually(lambda: attempt.running)
+    agent.terminate()
+    assert agent.wait() == 0
+    assert bench.engines()
+    bench.platform.node_beats.clear()
+    bench.start("agent")
+    tools.eventually(lambda: bench.platform.node_beats and bench.platform.node_beats[-1]["attempts"])
+    assert len(bench.engines()) == 1
+    attempt.signal = "cancel"
+    tools.eventually(lambda: attempt.outcome, "an outcome")
+    assert attempt.outcome["outcome"] == "cancelled"
+
+
+def test_what_a_killed_supervisor_left_is_reported_by_another(bench, tools) -> None:
+    attempt = bench.attempt(steps=100_000, step_s=0.02)
+    bench.platform.launchable = [1]
+    bench.start("agent")
+    tools.eventually(lambda: len(attempt.kinds("step")) > 3)
+    psutil.Process(bench.folder.attempt(1).supervisor_pid()).kill()
+    tools.eventually(lambda: attempt.outcome, "an outcome")
+    assert attempt.outcome["outcome"] == "engine_died"
+    assert bench.platform.requests.count("attempts/1/claim") == 1
+
+
+def test_a_changed_catalogue_is_reported(bench, tools, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    identity = bench.folder.identity()
+    bench.folder.keep_identity(identity.model_copy(update={"models_roots": [root]}))
+    bench.start("agent")
+    tools.eventually(lambda: bench.platform.node_beats)
+    assert [(entry["id"], entry["rows"]) for entry in bench.platform.node_beats[0]["catalogue"]] == [("prompts.jsonl", 2)]
+    model = root / "tiny"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], "vocab_size": 9}))
+
+    def told() -> bool:
+        beats = [beat["catalogue"] for beat in bench.platform.node_beats if beat["catalogue"] is not None]
+        return any(entry["id"] == "tiny" for entry in beats[-1])
+
+    tools.eventually(told, "the new model to be reported")
+
+
+def test_the_agent_goes_on_while_the_platform_is_away(bench, tools) -> None:
+    agent = bench.start("agent")
+    tools.eventually(lambda: bench.platform.node_beats)
+    before = len(bench.platform.node_beats)
+    bench.away(until=lambda: agent.poll() is None)
+    tools.eventually(lambda: len(bench.platform.node_beats) > before)
+
+
+def test_an_agent_that_has_not_joined_says_how(bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert bench.start("agent", OPPO_HOME=str(tmp_path / "empty")).wait() == 2
+    assert "oppo worker join" in capfd.readouterr().err
+
+
+def test_a_node_without_gpus_is_one_cpu_device() -> None:
+    devices = device_reports()
+    if devices[0].kind == "cuda":
+        pytest.skip("this machine has GPUs")
+    assert len(devices) == 1
+    assert devices[0].model
+    assert devices[0].memory_bytes == psutil.virtual_memory().total

@@ -1,0 +1,92 @@
+"""What the node offers, and where artifacts may lie."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from worker.artifacts import ArtifactError, FileStore, contained, path_of
+from worker.catalogue import Catalogue
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root with our own models, Hugging Face's, and prompts."""
+    tokenizer = b'{"a": "tokenizer"}'
+    models = {
+        "letters/actor": {"model_type": "oppo_tiny", "head": "lm", "architecture": {"context": 400, "vocab": 64}},
+        "letters/reward": {"model_type": "oppo_tiny", "head": "scalar", "architecture": {"context": 400, "vocab": 64}},
+        "qwen": {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 32768, "vocab_size": 151936},
+        "llama-rm": {"architectures": ["LlamaForSequenceClassification"], "max_position_embeddings": 4096, "vocab_size": 32000},
+    }
+    for name, config in models.items():
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "model.safetensors").write_bytes(b"12345")
+        (folder / "tokenizer.json").write_bytes(tokenizer)
+    (tmp_path / "letters" / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}')
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "secret.jsonl").write_text("{}\n")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{half")
+    return tmp_path
+
+
+def test_models_and_prompts_are_found_and_described(root: Path) -> None:
+    catalogue = Catalogue([root])
+    assert catalogue.refresh()
+    entries = {entry.id: entry for entry in catalogue.entries}
+    assert set(entries) == {"letters/actor", "letters/reward", "letters/prompts.jsonl", "qwen", "llama-rm"}
+    assert entries["letters/actor"].task == "causal_lm"
+    assert entries["letters/reward"].task == "sequence_classification"
+    assert (entries["qwen"].context, entries["qwen"].vocab, entries["qwen"].bytes) == (32768, 151936, 5)
+    assert entries["llama-rm"].task == "sequence_classification"
+    assert entries["qwen"].tokenizer_digest == hashlib.sha256(b'{"a": "tokenizer"}').hexdigest()
+    assert entries["letters/prompts.jsonl"].rows == 2
+
+
+def test_only_a_change_counts_as_one(root: Path) -> None:
+    catalogue = Catalogue([root])
+    assert catalogue.refresh(0.0)
+    assert not catalogue.refresh(1e6)
+    with (root / "letters" / "prompts.jsonl").open("a") as prompts:
+        prompts.write("\n{}\n")
+    assert catalogue.refresh(2e6)
+    assert {entry.rows for entry in catalogue.entries if entry.kind == "prompts"} == {3}
+    assert not catalogue.refresh(2e6 + 1)  # not due
+
+
+def test_a_missing_root_offers_nothing(tmp_path: Path) -> None:
+    catalogue = Catalogue([tmp_path / "later"])
+    assert not catalogue.refresh()
+    assert catalogue.entries == []
+
+
+@pytest.mark.parametrize("url", ["http://host/a", "file://elsewhere/a", "a/b", "", "file:relative"])
+def test_only_local_file_urls_are_taken(url: str) -> None:
+    with pytest.raises(ArtifactError):
+        path_of(url)
+
+
+def test_nothing_leads_out_of_the_store(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "runs").mkdir(parents=True)
+    (root / "link").symlink_to(tmp_path)
+    store = FileStore(root.as_uri())
+    assert store.folder(f"{root.as_uri()}/runs/1") == root / "runs" / "1"
+    assert store.url(root / "runs" / "a b") == f"{root.as_uri()}/runs/a%20b"
+    for outside in ("../x", "runs/../../x", "link/x", "/etc/passwd"):
+        with pytest.raises(ArtifactError):
+            contained(root, Path(outside))
+    for outside in (
+        f"{root.as_uri()}/../x",
+        f"{root.as_uri()}/%2e%2e/x",
+        f"{root.as_uri()}/link/x",
+        f"{tmp_path.as_uri()}/rootx",
+    ):
+        with pytest.raises(ArtifactError):
+            store.folder(outside)

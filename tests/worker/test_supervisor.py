@@ -1,0 +1,235 @@
+"""The supervisor against a platform that fails at chosen moments and an engine that misbehaves."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oppo_contract.wire import HEARTBEAT_S, CheckpointRef
+from worker import supervisor
+
+
+def steps_of(attempt: Any) -> list[int]:
+    return [event["step"] for event in attempt.kinds("step")]
+
+
+def test_a_run_is_claimed_trained_shipped_and_reported(bench) -> None:
+    attempt = bench.attempt(steps=25, checkpoint_every=10, say=1)
+    assert bench.supervise().wait() == 0
+    assert attempt.outcome["outcome"] == "succeeded"
+    assert attempt.outcome["exit_code"] == 0
+    assert attempt.device_was_free
+    assert attempt.running
+    assert steps_of(attempt) == list(range(1, 26))
+    assert [checkpoint["step"] for checkpoint in attempt.checkpoints] == [10, 20]
+    for checkpoint in attempt.checkpoints:
+        assert checkpoint["url"].startswith(attempt.artifact_url + "/checkpoints/")
+    said = [line for event in attempt.kinds("log", "supervisor") for line in event["lines"] if event["stream"] == "stdout"]
+    assert said == [f"step {step} line 0" for step in range(1, 26)]
+    assert not bench.folder.attempt(1).path.exists()
+
+
+def test_a_duplicate_order_starts_no_second_engine(bench, tools) -> None:
+    attempt = bench.attempt(steps=10_000, step_s=0.02)
+    first = bench.supervise()
+    tools.eventually(lambda: len(attempt.kinds("step")) > 2)
+    assert bench.supervise().wait() == 0  # the lock is held
+    assert bench.platform.requests.count("attempts/1/claim") == 1
+    assert len(bench.engines()) == 1
+    first.terminate()
+    assert first.wait() == 0
+
+
+def test_a_stale_order_is_dropped(bench) -> None:
+    bench.attempt(steps=3)
+    assert bench.supervise(epoch=5).wait() == 0
+    assert not bench.folder.attempt(1).path.exists()
+    assert not bench.engines()
+
+
+def test_events_wait_on_disk_while_the_platform_is_away(bench, tools) -> None:
+    attempt = bench.attempt(steps=60, step_s=0.02)
+    process = bench.supervise()
+    tools.eventually(lambda: len(attempt.kinds("step")) > 2)
+    events = bench.folder.attempt(1).engine_events
+    bench.away(until=lambda: b'"finished"' in events.read_bytes())
+    assert process.wait() == 0
+    assert steps_of(attempt) == list(range(1, 61))
+    assert attempt.outcome["outcome"] == "succeeded"
+
+
+def test_a_lost_answer_applies_nothing_twice(bench) -> None:
+    attempt = bench.attempt(steps=30, step_s=0.05)
+    lost: list[str] = []
+
+    def lose_every_third(path: str, _body: dict[str, Any]) -> str | None:
+        if not path.endswith("/events"):
+            return None
+        lost.append(path)
+        return "hang up" if len(lost) % 3 == 1 else None
+
+    bench.platform.before = lose_every_third
+    assert bench.supervise().wait() == 0
+    assert len(lost) > 2
+    assert steps_of(attempt) == list(range(1, 31))  # the platform asserts that no number comes twice
+
+
+def test_a_platform_that_forgot_events_gets_them_again(bench, tools) -> None:
+    attempt = bench.attempt(steps=80, step_s=0.05)
+    process = bench.supervise()
+    tools.eventually(lambda: len(attempt.events["engine"]) > 10)
+    with bench.platform.lock:  # restored from a backup, say
+        del attempt.events["engine"][4:]
+    assert process.wait() == 0
+    assert steps_of(attempt) == list(range(1, 81))
+
+
+@pytest.mark.parametrize("status", [413, 422])
+def test_an_event_that_is_not_taken_is_replaced_and_the_rest_arrives(bench, status: int) -> None:
+    attempt = bench.attempt(steps=20)
+
+    def refuse_step_7(path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
+        bad = path.endswith("/events") and any(event.get("step") == 7 and event["kind"] == "step" for event in body["events"])
+        return (status, {"detail": "no"}) if bad else None
+
+    bench.platform.before = refuse_step_7
+    assert bench.supervise().wait() == 0
+    assert steps_of(attempt) == [step for step in range(1, 21) if step != 7]
+    assert any("was left out" in line for event in attempt.kinds("log") for line in event["lines"])
+    assert attempt.outcome["outcome"] == "succeeded"
+
+
+def test_many_large_events_arrive_in_batches_of_the_allowed_size(bench) -> None:
+    attempt = bench.attempt(steps=120, step_s=0, bulk=480)
+    assert bench.supervise().wait() == 0
+    assert steps_of(attempt) == list(range(1, 121))
+    assert attempt.outcome["outcome"] == "succeeded"
+
+
+def test_an_engine_that_dies_is_reported_with_its_last_words(bench) -> None:
+    attempt = bench.attempt(steps=20, die_at=5)
+    assert bench.supervise().wait() == 0
+    assert attempt.outcome["outcome"] == "engine_died"
+    assert attempt.outcome["exit_code"] == 128 + signal.SIGSEGV
+    assert attempt.outcome["last_log_lines"] == ["about to die"]
+    assert steps_of(attempt) == [1, 2, 3, 4]
+
+
+def test_a_spec_that_the_engine_refuses_fails_for_good(bench) -> None:
+    attempt = bench.attempt(exit_code=2)
+    assert bench.supervise().wait() == 0
+    assert attempt.outcome["outcome"] == "failed"
+    assert "no such model" in attempt.outcome["reason"]
+
+
+@pytest.mark.parametrize(("wish", "outcome"), [("cancel", "cancelled"), ("pause", "paused"), ("preempt", "preempted")])
+def test_a_wish_reaches_the_engine_with_a_heartbeat(bench, tools, wish: str, outcome: str) -> None:
+    attempt = bench.attempt(steps=100_000, step_s=0.02)
+    process = bench.supervise()
+    tools.eventually(lambda: attempt.running)
+    attempt.signal = wish
+    assert process.wait() == 0
+    assert attempt.outcome["outcome"] == outcome
+    assert attempt.checkpoints
+    assert attempt.device_was_free
+
+
+def test_a_stubborn_engine_is_killed_with_its_children(bench, tools) -> None:
+    attempt = bench.attempt(steps=100_000, step_s=0.02, ignore_sigterm=True, leave_child=True)
+    process = bench.supervise()
+    tools.eventually(lambda: attempt.running)
+    attempt.signal = "cancel"
+    assert process.wait() == 0
+    assert attempt.outcome["outcome"] == "cancelled"
+    assert attempt.device_was_free
+
+
+def test_cancelling_fits_into_five_seconds() -> None:
+    """The wish waits a heartbeat at most, the engine gets what is left after the outcome's share."""
+    grace_s = supervisor.CANCEL_WITHIN_S - HEARTBEAT_S - supervisor.OUTCOME_TAKES_S
+    assert grace_s > 0
+    assert HEARTBEAT_S + grace_s + supervisor.OUTCOME_TAKES_S <= 5
+
+
+def test_a_child_that_the_engine_leaves_is_gone_before_the_outcome(bench) -> None:
+    attempt = bench.attempt(steps=3, leave_child=True)
+    assert bench.supervise().wait() == 0
+    assert attempt.outcome["outcome"] == "succeeded"
+    assert attempt.device_was_free
+
+
+def test_the_engine_is_stopped_before_its_lease_can_end(bench, tools) -> None:
+    attempt = bench.attempt(steps=100_000, step_s=0.02)
+    bench.platform.lease_s = 6.0
+    process = bench.supervise(OPPO_LEASE_MARGIN_S="2")
+    tools.eventually(lambda: bench.engines())
+    bench.away(until=lambda: not bench.engines())
+    assert process.wait() == 0
+    assert attempt.outcome["outcome"] == "engine_died"
+    assert "lease" in attempt.outcome["reason"]
+
+
+def test_a_fenced_engine_stops_and_its_history_still_arrives(bench, tools) -> None:
+    attempt = bench.attempt(steps=100_000, step_s=0.02)
+    process = bench.supervise()
+    tools.eventually(lambda: attempt.running)
+    attempt.fenced = True
+    assert process.wait() == 0
+    assert not bench.engines()
+    assert attempt.outcome is None
+    assert steps_of(attempt) == list(range(1, len(steps_of(attempt)) + 1))
+
+
+def test_a_killed_supervisor_takes_its_engine_along_and_the_next_one_reports(bench, tools) -> None:
+    attempt = bench.attempt(steps=100_000, step_s=0.01, leave_child=True)
+    process = bench.supervise()
+    tools.eventually(lambda: len(attempt.kinds("step")) > 3)
+    process.kill()
+    process.wait()
+    events = bench.folder.attempt(1).engine_events
+    tools.eventually(lambda: not [e for e in bench.engines() if str(events) in e.cmdline()])
+    on_disk = events.read_bytes().count(b'"kind": "step"')
+    assert bench.supervise().wait() == 0
+    assert bench.platform.requests.count("attempts/1/claim") == 1
+    assert len(steps_of(attempt)) == on_disk
+    assert attempt.outcome["outcome"] == "engine_died"
+    assert attempt.device_was_free
+    assert not bench.folder.attempt(1).path.exists()
+
+
+def test_a_shutdown_saves_and_requeues(bench, tools) -> None:
+    attempt = bench.attempt(steps=100_000, step_s=0.02)
+    process = bench.supervise()
+    tools.eventually(lambda: attempt.running)
+    process.terminate()
+    assert process.wait() == 0
+    assert attempt.outcome["outcome"] == "preempted"
+    assert attempt.checkpoints
+
+
+def test_a_run_goes_on_from_its_checkpoint(bench) -> None:
+    first = bench.attempt(steps=20, checkpoint_every=5, die_at=13)
+    assert bench.supervise(1).wait() == 0
+    last = first.checkpoints[-1]
+    second = bench.attempt(2, steps=20)
+    second.artifact_url = first.artifact_url
+    second.resume_from = CheckpointRef(step=last["step"], url=last["url"], manifest_sha256=last["manifest_sha256"])
+    assert bench.supervise(2).wait() == 0
+    assert steps_of(second) == list(range(11, 21))
+    assert second.outcome["outcome"] == "succeeded"
+
+
+def test_a_damaged_checkpoint_is_not_trained_from(bench) -> None:
+    attempt = bench.attempt(steps=20)
+    url = f"{attempt.artifact_url}/checkpoints/step-00000005"
+    folder = Path(url.removeprefix("file://"))
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    attempt.resume_from = CheckpointRef(step=5, url=url, manifest_sha256="0" * 64)
+    assert bench.supervise().wait() == 0
+    assert attempt.outcome["outcome"] == "failed"
+    assert "damaged" in attempt.outcome["reason"]
+    assert not attempt.events["engine"]
