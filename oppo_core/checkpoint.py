@@ -68,16 +68,8 @@ def save(engine: Engine) -> int:
 
 
 def restore(engine: Engine, folder: Path) -> None:
-    """Take back everything but the critic, which its process has loaded itself.
-
-    Raises:
-        CheckpointError: incomplete, damaged, of another format, or of a spec that computes something else.
-    """
-    verify(folder)
+    """Take back everything but the critic, which its process has loaded itself. `verify` has accepted the folder."""
     state = json.loads((folder / "state.json").read_text())
-    if state["format"] != FORMAT:
-        raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {FORMAT}")
-    _refuse_changes(RunSpec.model_validate(state["spec"]), engine.spec)
     restore_weights(engine.actor.network, folder / "actor")
     engine.actor.optimizer.load_state(load_file(folder / "actor-optimizer.safetensors"))
     engine.progress = Progress(**state["progress"])
@@ -89,16 +81,26 @@ def restore(engine: Engine, folder: Path) -> None:
     engine.pool.sequences = [_sequence(row, engine) for row in state["pool"]]
 
 
-def verify(folder: Path) -> None:
-    """Raises CheckpointError unless every file is there with the content that the manifest promises."""
+def verify(folder: Path, spec: RunSpec) -> None:
+    """Check a checkpoint before anything is loaded from it.
+
+    Raises:
+        CheckpointError: incomplete, damaged, of another format, or of a spec that computes something else.
+    """
     try:
         manifest: dict[str, dict[str, Any]] = json.loads((folder / "manifest.json").read_text())
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no manifest.json: it is not a complete checkpoint") from None
+    except ValueError:
+        raise CheckpointError(f"{folder / 'manifest.json'} is damaged; resume from another checkpoint") from None
     for name, entry in manifest.items():
         path = folder / name
         if not path.is_file() or _sha256(path) != entry["sha256"]:
             raise CheckpointError(f"{path} is missing or damaged; resume from another checkpoint")
+    state = json.loads((folder / "state.json").read_text())
+    if state["format"] != FORMAT:
+        raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {FORMAT}")
+    _refuse_changes(RunSpec.model_validate(state["spec"]), spec)
 
 
 def _state(engine: Engine) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 from types import FrameType
 
@@ -24,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     _end_with_lifeline()
     try:
         spec = load_spec(json.loads(options.spec.read_text()))
-    except (OSError, json.JSONDecodeError, SpecError) as error:
+    except (OSError, ValueError, SpecError) as error:  # ValueError: neither UTF-8 nor JSON
         print(f"{options.spec}: {error}", file=sys.stderr)
         return REFUSED
     journal = Journal(options.events)
@@ -46,14 +47,27 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
-    from oppo_core.checkpoint import CheckpointError
     from oppo_core.engine import assemble
-    from oppo_core.models.errors import ModelFolderError
-    from oppo_core.ppo.optimizer import NonFiniteError
-    from oppo_core.rollout.prompts import PromptError
-    from oppo_core.scoring.remote import ScorerError
     from oppo_core.train import train
 
+    stop = _stop_when_asked()
+    engine = None
+    try:
+        engine = assemble(spec, options.root, options.out, journal, options.threads, options.resume_from)
+        reason = train(engine, stop.is_set)
+    except Exception as error:  # noqa: BLE001 - whatever it was, the run's owner must read it in the last event
+        return _failed(error, engine.progress.step if engine is not None else 0, journal)
+    finally:
+        if engine is not None:
+            engine.scorers.close()
+    step = engine.progress.step
+    outcome = "stopped" if stop.is_set() and step < spec.steps else "succeeded"
+    journal.write("finished", outcome=outcome, step=step, reason=reason, unconsumed=len(engine.pool.sequences))
+    return OK
+
+
+def _stop_when_asked() -> threading.Event:
+    """Set by SIGTERM and SIGINT: the step under way is finished first."""
     stop = threading.Event()
 
     def ask_to_stop(number: int, frame: FrameType | None) -> None:
@@ -61,21 +75,24 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
 
     signal.signal(signal.SIGTERM, ask_to_stop)
     signal.signal(signal.SIGINT, ask_to_stop)
-    step = 0
-    try:
-        engine = assemble(spec, options.root, options.out, journal, options.threads, options.resume_from)
-        try:
-            reason = train(engine, stop.is_set)
-            step, unconsumed = engine.progress.step, len(engine.pool.sequences)
-        finally:
-            engine.scorers.close()
-    except (ModelFolderError, PromptError, CheckpointError, NonFiniteError, ScorerError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        journal.write("finished", outcome="failed", step=step, reason=f"{type(error).__name__}: {error}"[:4000])
-        return FAILED
-    outcome = "stopped" if stop.is_set() and step < spec.steps else "succeeded"
-    journal.write("finished", outcome=outcome, step=step, reason=reason, unconsumed=unconsumed)
-    return OK
+    return stop
+
+
+def _failed(error: Exception, step: int, journal: Journal) -> int:
+    """Say why on stderr and in the last event; with a traceback when the cause is none that we name ourselves."""
+    from oppo_core.checkpoint import CheckpointError
+    from oppo_core.models.errors import ModelFolderError
+    from oppo_core.ppo.optimizer import NonFiniteError
+    from oppo_core.rollout.prompts import PromptError
+    from oppo_core.scoring.remote import ScorerError
+
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, (ModelFolderError, PromptError, CheckpointError, NonFiniteError, ScorerError, OSError)):
+        print(reason, file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    journal.write("finished", outcome="failed", step=step, reason=reason[:4000])
+    return FAILED
 
 
 def _end_with_lifeline() -> None:

@@ -114,7 +114,12 @@ def assemble(
 
     Raises:
         ModelFolderError, PromptError: something that the spec names is missing or does not fit.
+        CheckpointError: `resume` is damaged, or of a run that computes something else.
     """
+    from oppo_core.checkpoint import restore, verify
+
+    if resume is not None:
+        verify(resume, spec)
     threads = min(threads or available_cores(), spec.resources.cpu_threads or available_cores())
     torch.set_num_threads(threads)
     network, codec, source = _actor(spec, roots)
@@ -122,13 +127,9 @@ def assemble(
     layout = lay_out(spec, threads, network.cache_shape.heads * network.cache_shape.head_dim)
     trace = Recorder(layout.actor_devices)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
+    r = spec.rollout
     settings = DecodeSettings(
-        spec.seed,
-        codec.eos,
-        spec.rollout.temperature,
-        spec.rollout.max_prompt_tokens,
-        spec.rollout.max_new_tokens,
-        spec.ppo.micro_batch_tokens,
+        spec.seed, codec.eos, r.temperature, r.max_prompt_tokens, r.max_new_tokens, spec.ppo.micro_batch_tokens
     )
     engine = Engine(
         spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
@@ -139,9 +140,11 @@ def assemble(
         chunk=ChunkState(spec.overlap.chunk.size),
     )  # fmt: skip
     if resume is not None:
-        from oppo_core.checkpoint import restore
-
-        restore(engine, resume)
+        try:
+            restore(engine, resume)
+        except Exception:
+            engine.scorers.close()
+            raise
     return engine
 
 
