@@ -190,15 +190,8 @@ def test_without_a_broker_heartbeats_carry_the_orders(world, settings):
 def test_without_shared_storage_a_run_waits_for_the_node_of_its_checkpoint(world):
     worker = world.worker("node1")
     run, attempt_id = world.start(worker)
-    Checkpoint.objects.create(
-        run=run,
-        attempt_id=attempt_id,
-        step=5,
-        url="file:///x",
-        manifest_sha256="0" * 64,
-        bytes=1,
-        registered_at=world.clock.now(),
-    )
+    url = f"{django_settings.OPPO_ARTIFACT_ROOT}/runs/{run.pk}/checkpoints/step-00000005"
+    worker.attempt(attempt_id, "checkpoints", {"epoch": 1, "step": 5, "url": url, "manifest_sha256": "0", "bytes": 1})
     worker.attempt(attempt_id, "outcome", {"epoch": 1, "outcome": "engine_died", "reason": "killed"})
     world.clock.advance(120)
     world.worker("node2")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
-from ninja import NinjaAPI, Schema, Status
+from ninja import NinjaAPI, Query, Schema, Status
 from pydantic import ConfigDict
 
 from oppo_contract.problems import SpecError, SpecProblem
@@ -47,6 +47,15 @@ class SpecBody(Schema):
         return check_spec(yaml=self.yaml, data=self.spec)
 
 
+class Submitted(Schema):
+    """A run at its birth."""
+
+    id: int
+    url: str
+    name: str
+    state: str
+
+
 @api.post("runs/validate", summary="Check a spec without submitting it; always 200")
 def validate(request: HttpRequest, body: SpecBody) -> dict[str, Any]:
     """`{"ok", "problems", "spec", "yaml"}`: the spec with every default filled in when it is fine."""
@@ -57,7 +66,7 @@ def validate(request: HttpRequest, body: SpecBody) -> dict[str, Any]:
     return {"ok": True, "problems": [], "spec": spec, "yaml": dump_yaml(spec)}
 
 
-@api.post("runs", summary="Submit a run")
+@api.post("runs", summary="Submit a run", response={201: Submitted})
 def submit(request: HttpRequest, body: SpecBody) -> Any:
     """201 with the queued run; 422 with every complaint; 403 for viewers."""
     user = _user(request)
@@ -99,10 +108,15 @@ def cancel(request: HttpRequest, run_id: int) -> runs.RunSummary:
 
 @api.get("runs/{int:run_id}/metrics", summary="Series of a run")
 def metrics(
-    request: HttpRequest, run_id: int, keys: str, x: telemetry.Axis = "step", max_points: int = 2000, since_step: int = 0
+    request: HttpRequest,
+    run_id: int,
+    names: Annotated[str, Query(alias="keys")],
+    x: telemetry.Axis = "step",
+    max_points: int = 2000,
+    since_step: int = 0,
 ) -> telemetry.Metrics | Any:
     """`keys` separated by commas; one that ends in `*` stands for all that begin so. Spikes survive thinning."""
-    return telemetry.metrics(_run(request, run_id), _keys(keys), x, max_points, since_step)
+    return telemetry.metrics(_run(request, run_id), _keys(names), x, max_points, since_step)
 
 
 @api.get("runs/{int:run_id}/timeline", summary="What every device did, at most 50 steps")
@@ -131,13 +145,17 @@ def logs(request: HttpRequest, run_id: int, after: int = 0) -> dict[str, Any]:
 
 @api.get("compare", summary="Runs side by side; the first is the baseline")
 def compare_runs(
-    request: HttpRequest, runs: str, keys: str = "", x: telemetry.Axis = "step", target: float | None = None
+    request: HttpRequest,
+    run_ids: Annotated[str, Query(alias="runs")],
+    names: Annotated[str, Query(alias="keys")] = "",
+    x: telemetry.Axis = "step",
+    target: float | None = None,
 ) -> dict[str, Any] | Any:
     """Curves, time to the target, speed-up, differing configuration and figures."""
-    ids = parse_ids(runs)
+    ids = parse_ids(run_ids)
     if not ids or len(ids) > MOST_COMPARED:
         return problem(422, f"Give 1 to {MOST_COMPARED} run ids, separated by commas.")
-    return compare(get_runs(_user(request), ids), _keys(keys), x, target)
+    return compare(runs.get_runs(_user(request), ids), _keys(names), x, target)
 
 
 def parse_ids(text: str) -> list[int]:
@@ -146,11 +164,6 @@ def parse_ids(text: str) -> list[int]:
     if any(not word.isascii() or not word.isdigit() or int(word) > LARGEST_ID for word in words):
         raise Run.DoesNotExist("No run has such an id.")
     return [int(word) for word in words]
-
-
-def get_runs(user: User, ids: list[int]) -> list[Run]:
-    """Runs in the order asked for; raises `Run.DoesNotExist`."""
-    return runs.get_runs(user, ids)
 
 
 def _keys(text: str) -> list[str]:

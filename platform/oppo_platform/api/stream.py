@@ -42,6 +42,8 @@ Cursors = dict[int, int]
 @require_GET
 async def stream(request: HttpRequest) -> HttpResponseBase:
     """Summaries of some runs whenever they change; 401 without login, 404 when one of the runs is not there."""
+    if await sync_to_async(_look)(request, []) is None:
+        return unauthenticated()
     try:
         run_ids = parse_ids(request.GET.get("runs", ""))
         cursors = parse_cursors(request.headers.get("Last-Event-ID") or request.GET.get("cursor", ""))
@@ -50,9 +52,7 @@ async def stream(request: HttpRequest) -> HttpResponseBase:
     if not run_ids or len(run_ids) > MOST_RUNS:
         return problem(422, f"Give 1 to {MOST_RUNS} run ids, separated by commas.")
     found = await sync_to_async(_look)(request, run_ids)
-    if found is None:
-        return unauthenticated()
-    if len(found) < len(set(run_ids)):
+    if found is None or len(found) < len(set(run_ids)):
         return problem(404, "There is no such run, or it is not yours to see.")
     answer = StreamingHttpResponse(_events(request, run_ids, cursors), content_type="text/event-stream")
     answer.headers["Cache-Control"] = "no-cache, no-transform"

@@ -1,0 +1,161 @@
+"""Deny by default: every address, every team, every role, every kind of credential."""
+
+import re
+
+import pytest
+from django.test import Client
+from django.urls import get_resolver
+
+from oppo_platform.accounts.models import ApiToken
+from oppo_platform.accounts.services import create_api_token
+from oppo_platform.runs.models import Run
+
+# What anybody may reach without having logged in. Everything else asks for a login or a token.
+PUBLIC = {
+    "healthz",
+    "login-link",
+    "account_login",
+    "account_logout",
+    "account_signup",  # says that signup is closed
+    "account_inactive",
+    "account_reset_password",
+    "account_reset_password_done",
+    "account_reset_password_from_key",
+    "account_reset_password_from_key_done",
+    "account_email_verification_sent",
+    "account_confirm_email",
+    "account_confirm_login_code",
+}
+SAMPLE = {"int": "1", "str": "x", "slug": "x", "uuid": "00000000-0000-0000-0000-000000000000", "path": "x"}
+
+
+def addresses(patterns, prefix=""):
+    """(name, address) of every pattern, with an example for each parameter."""
+    for pattern in patterns:
+        route = prefix + str(pattern.pattern)
+        if hasattr(pattern, "url_patterns"):
+            yield from addresses(pattern.url_patterns, route)
+        else:
+            filled = re.sub(r"<(?:(\w+):)?\w+>", lambda match: SAMPLE[match[1] or "str"], route)
+            filled = re.sub(r"\(\?P<\w+>[^)]*\)", "x", filled)
+            yield pattern.name, "/" + filled.replace("^", "").replace("$", "").replace("\\Z", "").replace("\\", "")
+
+
+def test_every_address_denies_strangers_except_the_public_ones(world):
+    client = Client()
+    listed = list(addresses(get_resolver().url_patterns))
+    assert len(listed) > 30
+    for name, address in listed:
+        if name in PUBLIC:
+            continue
+        statuses = []
+        for method in (client.get, client.post):
+            reply = method(address)
+            to_login = reply.status_code == 302 and reply.headers["Location"].startswith("/accounts/login/")
+            statuses.append("login" if to_login else reply.status_code)
+        assert set(statuses) <= {"login", 401, 405}, (name, address, statuses)
+        assert set(statuses) & {"login", 401}, (name, address, statuses)
+
+
+def test_the_gate_answers_machines_with_401_and_a_challenge(world):
+    reply = Client().get("/api/v1/runs")
+    assert (reply.status_code, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert reply.json()["status"] == 401
+
+
+OF_A_RUN = ["", "/metrics?keys=m", "/timeline", "/decisions", "/samples", "/logs"]
+
+
+def test_another_teams_run_does_not_exist(world):
+    run = world.submit()
+    eve, ada = world.login("eve"), world.login("ada")
+    paths = [f"/api/v1/runs/{run.pk}{end}" for end in OF_A_RUN] + [
+        f"/api/v1/compare?runs={run.pk}",
+        f"/api/v1/stream?runs={run.pk}",
+    ]
+    for path in paths:
+        assert eve.get(path).status_code == 404, path
+    for path in paths[:-1]:
+        assert ada.get(path).status_code == 200, path
+    assert eve.post(f"/api/v1/runs/{run.pk}/cancel").status_code == 404
+    assert eve.get("/api/v1/runs").json()["items"] == []
+    run.refresh_from_db()
+    assert run.state == "queued"
+
+
+def test_what_cannot_exist_is_a_404(world):
+    ada = world.login("ada")
+    huge = 10**30
+    for path in ("runs/999", f"runs/{huge}", f"compare?runs={huge}", "compare?runs=x", f"stream?runs={huge}", "stream?runs=-1"):
+        assert ada.get(f"/api/v1/{path}").status_code == 404, path
+
+
+@pytest.mark.parametrize(("name", "submits", "cancels_others"), [("vic", 403, 403), ("ben", 201, 403), ("max", 201, 200)])
+def test_roles(world, make_spec, name, submits, cancels_others):
+    world.worker()
+    run = world.submit("ada")
+    client = world.login(name)
+    assert client.post("/api/v1/runs", {"spec": make_spec()}, content_type="application/json").status_code == submits
+    assert client.post(f"/api/v1/runs/{run.pk}/cancel").status_code == cancels_others
+
+
+def test_nobody_submits_to_another_teams_project(world, make_spec):
+    world.worker()
+    body = {"spec": make_spec(), "project": world.other_project.pk}
+    assert world.login("ada").post("/api/v1/runs", body, content_type="application/json").status_code == 404
+    assert not Run.objects.exists()
+
+
+def test_writes_by_session_need_a_csrf_token(world):
+    run = world.submit()
+    client = world.login("ada", enforce_csrf_checks=True)
+    assert client.post(f"/api/v1/runs/{run.pk}/cancel").status_code == 403
+    client.get("/accounts/login/")
+    token = client.cookies["oppo_csrf"].value if "oppo_csrf" in client.cookies else None
+    if token is None:
+        from django.middleware.csrf import _get_new_csrf_string
+
+        token = _get_new_csrf_string()
+        client.cookies["oppo_csrf"] = token
+    reply = client.post(f"/api/v1/runs/{run.pk}/cancel", headers={"X-CSRFToken": token})
+    assert reply.status_code == 200
+
+
+def bearer(token):
+    return Client(enforce_csrf_checks=True, headers={"Authorization": f"Bearer {token}"})
+
+
+def test_an_api_token_acts_for_its_person_within_its_team(world, make_spec):
+    from oppo_platform.accounts.models import Membership
+
+    world.worker()
+    Membership.objects.create(team=world.other_team, user=world.people["ada"], role="owner")
+    mine = world.submit()
+    token = create_api_token(world.people["ada"], world.team, "notebook")
+    foreign = create_api_token(world.people["ada"], world.other_team, "other")
+    assert bearer(token).get(f"/api/v1/runs/{mine.pk}").status_code == 200
+    assert bearer(foreign).get(f"/api/v1/runs/{mine.pk}").status_code == 404
+    body = {"spec": make_spec(), "project": world.project.pk}
+    assert bearer(token).post("/api/v1/runs", body, content_type="application/json").status_code == 201
+    assert bearer(foreign).post("/api/v1/runs", body, content_type="application/json").status_code == 404
+    assert bearer(token[:-1] + ("0" if token[-1] != "0" else "1")).get("/api/v1/runs").status_code == 401
+
+
+def test_expired_revoked_and_orphaned_tokens_are_void(world):
+    token = create_api_token(world.people["ada"], world.team, "short", days=1)
+    assert bearer(token).get("/api/v1/runs").status_code == 200
+    world.clock.advance(86_401)
+    assert bearer(token).get("/api/v1/runs").status_code == 401
+    token = create_api_token(world.people["ada"], world.team, "long")
+    ApiToken.objects.filter(name="long").update(revoked_at=world.clock.now())
+    assert bearer(token).get("/api/v1/runs").status_code == 401
+    token = create_api_token(world.people["ada"], world.team, "leaver")
+    world.people["ada"].memberships.all().delete()
+    assert bearer(token).get("/api/v1/runs").json()["items"] == []
+
+
+def test_a_workers_token_opens_no_page_and_a_persons_no_worker_call(world):
+    worker = world.worker()
+    assert bearer(worker.token).get("/api/v1/runs").status_code == 401
+    token = create_api_token(world.people["ada"], world.team, "t")
+    assert worker.post("heartbeat", {"devices": [], "attempts": []}, token).status_code == 401

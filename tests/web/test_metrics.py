@@ -1,0 +1,140 @@
+"""Reading series: thinning keeps spikes, attempts merge, axes join."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oppo_platform.runs.models import Run
+from oppo_platform.telemetry import selectors
+from oppo_platform.telemetry.comparison import compare
+from oppo_platform.telemetry.downsample import shown_indices
+from oppo_platform.telemetry.packing import pack_steps, pack_values, unpack_steps, unpack_values
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=400), st.integers(1, 120))
+def test_thinning_keeps_ends_extremes_and_the_limit(values, max_points):
+    shown = shown_indices(values, max_points)
+    assert shown == sorted(set(shown))
+    assert len(shown) <= max(max_points, 8)
+    if values:
+        assert {0, len(values) - 1} <= set(shown)
+    finite = [value for value in values if math.isfinite(value)]
+    if finite:
+        kept = {values[i] for i in shown}
+        assert {min(finite), max(finite)} <= kept
+    if any(not math.isfinite(value) for value in values):
+        assert any(not math.isfinite(values[i]) for i in shown)
+
+
+def test_five_spikes_in_ten_thousand_points_stay_visible():
+    values = [0.0] * 10_000
+    for place in (17, 2500, 5001, 7777, 9990):
+        values[place] = 9.0
+    assert sum(values[i] == 9.0 for i in shown_indices(values, 500)) == 5
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(allow_nan=False))))
+def test_packing_round_trip(points):
+    steps, values = [step for step, _ in points], [value for _, value in points]
+    assert list(unpack_steps(pack_steps(steps))) == steps
+    assert list(unpack_values(pack_values(values))) == values
+
+
+@pytest.fixture
+def resumed(world, events):
+    """A run that died at step 6 and was resumed from its checkpoint at step 4, up to step 8."""
+    worker = world.worker()
+    run, first = world.start(worker)
+    batch = [events.started(1, time=1000.0)] + [events.step(i + 1, i, m=float(i), old=1.0) for i in range(1, 7)]
+    worker.send_events(first, batch)
+    url = f"{run_root(run)}/checkpoints/step-00000004"
+    worker.attempt(first, "checkpoints", {"epoch": 1, "step": 4, "url": url, "manifest_sha256": "0", "bytes": 1})
+    worker.attempt(first, "outcome", {"epoch": 1, "outcome": "engine_died", "reason": "killed"})
+    world.cycle()
+    second = run.attempts.get(epoch=2).pk
+    worker.claim(second, 2)
+    return worker, run, first, second
+
+
+def run_root(run):
+    from oppo_platform.runs.attempts import artifact_url
+
+    return artifact_url(run.pk)
+
+
+def test_the_newer_attempt_wins_from_its_first_step_on(resumed, events):
+    worker, run, first, second = resumed
+    run.refresh_from_db()
+    # Before it has told anything, what the older one told stays.
+    assert list(selectors.series_points(selectors.reigns(run), "m")) == [1, 2, 3, 4, 5, 6]
+    worker.send_events(second, [events.started(1, 4, time=2000.0), events.step(2, 5, m=50.0), events.step(3, 6, m=60.0)])
+    parts = selectors.reigns(run)
+    assert selectors.series_points(parts, "m") == {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0, 5: 50.0, 6: 60.0}
+    assert selectors.series_points(parts, "old") == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    # Late history of the fenced attempt does not come back.
+    worker.send_events(first, [events.step(8, 7, m=7.0)])
+    assert max(selectors.series_points(selectors.reigns(run), "m")) == 6
+    assert Run.objects.get().latest["m"] == 60.0
+
+
+def spans_event(seq, step, start):
+    columns = {"device": ["cpu:0"], "role": ["actor"], "phase": ["decode"], "start_s": [start], "end_s": [start + 1]}
+    idle = [["cpu:1", "tail", start, start + 1]]
+    more = {"window_s": [start, start + 1.0], "chunk": [1], "rows": [2], "idle": idle, "deferred": []}
+    return {"kind": "spans", "producer": "engine", "seq": seq, "time": 1.0, "step": step, **columns, **more}
+
+
+def test_the_timelines_of_attempts_lie_on_one_line(resumed, events):
+    worker, run, first, second = resumed
+    worker.send_events(first, [spans_event(8, 3, 10.0)])
+    worker.send_events(second, [events.started(1, 4, time=1500.0), events.step(2, 5, m=1.0), spans_event(3, 5, 10.0)])
+    told = selectors.timeline(run)
+    assert (told["first_step"], told["last_step"], told["devices"]) == (3, 5, ["cpu:0", "cpu:1"])
+    assert [step["start_s"] for step in told["steps"]] == [[10.0], [510.0]]
+    assert told["steps"][1]["idle"] == [["cpu:1", "tail", 510.0, 511.0]]
+    assert told["steps"][0].keys() == spans_event(1, 3, 10.0).keys() - {"kind", "producer", "seq", "time"}
+    assert [step["step"] for step in selectors.timeline(run, from_step=4)["steps"]] == [5]
+    assert selectors.timeline(run, to_step=2)["steps"] == []
+
+
+def test_axes_and_increments_over_http(world, events):
+    worker = world.worker()
+    run, attempt_id = world.start(worker)
+    told = [events.step(i, i, **{"bubble/cpu:0": i / 10, "bubble/cpu:1": 0.5, "m": 1.0}) for i in range(1, 5)]
+    worker.send_events(attempt_id, told)
+    client = world.login("ada")
+
+    def get(**query):
+        return client.get(f"/api/v1/runs/{run.pk}/metrics", query).json()
+
+    told = get(keys="bubble/*", x="tokens")
+    assert (told["x"], told["last_step"], sorted(told["series"])) == ("tokens", 4, ["bubble/cpu:0", "bubble/cpu:1"])
+    assert told["series"]["bubble/cpu:0"] == {"step": [1, 2, 3, 4], "x": [100, 200, 300, 400], "y": [0.1, 0.2, 0.3, 0.4]}
+    assert get(keys="m", since_step=3)["series"]["m"] == {"step": [4], "x": [4.0], "y": [1.0]}
+    assert get(keys="m,none", x="wall")["series"]["none"] == {"step": [], "x": [], "y": []}
+    assert client.get(f"/api/v1/runs/{run.pk}/metrics", {"keys": "m", "x": "moon"}).status_code == 422
+
+
+def test_comparison(world, events):
+    worker = world.worker(devices=2, kind="cuda")
+    slow, first = world.start(worker, overlap={"intra_step": "off", "inter_step": "off"}, budget={"target_reward": 1.0})
+    fast, second = world.start(worker)
+    for attempt_id, pace in ((first, 2.0), (second, 1.0)):
+        metrics = {"timing_s/step": pace, "bubble/cpu:0": pace / 10, "oppo/deferred_token_share": 0.25}
+        batch = [events.step(i, i, **{"critic/score/mean": 0.5 if i < 3 else 9.0}, **metrics) for i in range(1, 21)]
+        worker.send_events(attempt_id, [{**event, "elapsed_s": event["step"] * pace} for event in batch])
+    client = world.login("vic")
+    told = client.get("/api/v1/compare", {"runs": f"{slow.pk},{fast.pk}", "keys": "critic/score/mean"}).json()
+    assert told["target"] == 1.0
+    # 0.5, 0.5, then 0.1·9 + 0.9·0.5 = 1.35 at step 3.
+    assert told["time_to_target"] == {str(slow.pk): {"step": 3, "elapsed_s": 6.0}, str(fast.pk): {"step": 3, "elapsed_s": 3.0}}
+    assert told["speedup"] == {str(slow.pk): 1.0, str(fast.pk): 2.0}
+    figures = told["figures"][str(fast.pk)]
+    assert figures == {"step_s": 1.0, "bubble": 0.1, "reward_last_tenth": 9.0, "wall_s": 20.0, "deferred_share": 0.25}
+    paths = {line["path"]: line["values"][str(slow.pk)] for line in told["config_diff"]}
+    assert paths == {"overlap.intra_step": "off", "overlap.inter_step": "off", "budget.target_reward": "1.0"}
+    assert len(told["series"][str(slow.pk)]["critic/score/mean"]["y"]) == 20
+    without = compare(list(Run.objects.order_by("pk")), [], "step", target=99.0)
+    assert set(without["speedup"].values()) == {None}

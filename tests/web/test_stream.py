@@ -1,0 +1,133 @@
+"""The live stream, in a real event loop with a real LISTEN connection."""
+
+import asyncio
+import json
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.test import AsyncClient
+
+from oppo_platform.api import stream as stream_module
+from oppo_platform.runs.models import Run
+from oppo_platform.runs.services import cancel_run
+
+DEADLINE_S = 20
+
+
+class Ear:
+    """Reads a stream's frames."""
+
+    def __init__(self, reply):
+        assert reply.status_code == 200, reply.content
+        self.reply = reply
+        self.frames = aiter(reply)
+        self.rest = ""
+
+    async def frame(self):
+        """The next frame as its lines; within a deadline."""
+        while "\n\n" not in self.rest:
+            self.rest += (await asyncio.wait_for(anext(self.frames), DEADLINE_S)).decode()
+        frame, _, self.rest = self.rest.partition("\n\n")
+        return frame
+
+    async def event(self):
+        """The next event as (id, summary)."""
+        while not (frame := await self.frame()).startswith("id:"):
+            pass
+        id_line, event_line, data_line = frame.split("\n")
+        assert event_line == "event: run"
+        return id_line.removeprefix("id: "), json.loads(data_line.removeprefix("data: "))
+
+    async def rest_of_it(self):
+        """Read on until the stream ends, which raises StopAsyncIteration."""
+        while True:
+            await self.frame()
+
+    async def close(self):
+        await self.frames.aclose()
+
+
+async def listen(client, query, **headers):
+    return Ear(await client.get(f"/api/v1/stream?{query}", headers=headers))
+
+
+@pytest.fixture
+def ada(world):
+    client = AsyncClient()
+    client.force_login(world.people["ada"], backend="allauth.account.auth_backends.AuthenticationBackend")
+    return client
+
+
+@pytest.mark.asyncio
+async def test_a_change_arrives_and_a_client_that_comes_back_gets_what_it_missed(world, ada):
+    first, second = [await sync_to_async(world.submit)(name=name) for name in ("one", "two")]
+    ear = await listen(ada, f"runs={first.pk},{second.pk}")
+    told = [(await ear.event())[1]["id"] for _ in range(2)]
+    assert told == [first.pk, second.pk]
+    await sync_to_async(cancel_run)(first.pk, "user:ada")
+    event_id, summary = await ear.event()
+    assert (summary["id"], summary["state"], summary["reason"]) == (first.pk, "cancelled", "Cancelled by ada.")
+    assert event_id == f"{first.pk}:{summary['cursor']},{second.pk}:1"
+    await ear.close()
+
+    await sync_to_async(cancel_run)(second.pk, "user:ada")
+    for again in (
+        await listen(ada, f"runs={first.pk},{second.pk}", **{"Last-Event-ID": event_id}),
+        await listen(ada, f"runs={first.pk},{second.pk}&cursor={event_id}"),
+    ):
+        _, summary = await again.event()
+        assert (summary["id"], summary["state"]) == (second.pk, "cancelled")
+        await again.close()
+
+
+@pytest.mark.asyncio
+async def test_silence_is_broken_by_comments_and_nothing_is_repeated(world, ada, monkeypatch):
+    monkeypatch.setattr(stream_module, "PING_S", 0.05)
+    run = await sync_to_async(world.submit)()
+    ear = await listen(ada, f"runs={run.pk}")
+    frames = [await ear.frame() for _ in range(5)]
+    assert [frame.split(":")[0] for frame in frames] == ["retry", "id", "", "", ""]
+    await ear.close()
+
+
+@pytest.mark.asyncio
+async def test_a_burst_of_changes_is_one_event(world, ada):
+    run = await sync_to_async(world.submit)()
+    ear = await listen(ada, f"runs={run.pk}")
+    await ear.event()
+
+    def burst():
+        from oppo_platform.notify import run_changed
+
+        for _ in range(50):
+            Run.objects.filter(pk=run.pk).update(cursor=models.F("cursor") + 1)
+            run_changed(run.pk)
+
+    from django.db import models
+
+    await sync_to_async(burst)()
+    seen = []
+    while not seen or seen[-1] < 51:
+        seen.append((await ear.event())[1]["cursor"])
+    assert len(seen) <= 5
+    await ear.close()
+
+
+@pytest.mark.asyncio
+async def test_who_leaves_the_team_or_logs_out_hears_no_more(world, ada, monkeypatch):
+    monkeypatch.setattr(stream_module, "PING_S", 0.05)
+    run = await sync_to_async(world.submit)()
+    ear = await listen(ada, f"runs={run.pk}")
+    await ear.event()
+    await sync_to_async(world.people["ada"].memberships.all().delete)()
+    with pytest.raises(StopAsyncIteration):
+        await ear.rest_of_it()
+
+
+@pytest.mark.asyncio
+async def test_strangers_and_nonsense(world, ada):
+    run = await sync_to_async(world.submit)()
+    assert (await AsyncClient().get(f"/api/v1/stream?runs={run.pk}")).status_code == 401
+    assert (await ada.get("/api/v1/stream?runs=")).status_code == 422
+    assert (await ada.get(f"/api/v1/stream?runs={run.pk}&cursor=x")).status_code == 404
+    assert (await ada.post(f"/api/v1/stream?runs={run.pk}")).status_code == 405

@@ -1,0 +1,155 @@
+"""Bad input is refused with a clear message before anything is queued; good input is queued as it is."""
+
+import pytest
+
+from oppo_contract.spec import MAX_SPEC_BYTES
+from oppo_platform.runs.models import Run
+
+TINY = {"tiny": {"context": 1024}}
+
+
+@pytest.fixture
+def browser(world):
+    return world.login("ada")
+
+
+def send(browser, **body):
+    return browser.post("/api/v1/runs", body, content_type="application/json")
+
+
+def complaint(browser, **body):
+    """The only complaint about a body; nothing was queued."""
+    reply = send(browser, **body)
+    assert reply.status_code == 422, reply.content
+    assert reply.headers["Content-Type"] == "application/problem+json"
+    assert not Run.objects.exists()
+    told = reply.json()
+    assert (told["type"], told["status"]) == ("about:blank", 422)
+    checked = browser.post("/api/v1/runs/validate", body, content_type="application/json").json()
+    assert checked == {"ok": False, "problems": told["errors"], "spec": None, "yaml": None}
+    (error,) = told["errors"]
+    return error
+
+
+def models(actor="actors/small", reward="rewards/small"):
+    return {"actor": {"path": actor}, "reward": {"model": {"path": reward}}}
+
+
+def test_a_good_spec_is_queued_and_shown(world, browser, make_spec):
+    world.worker()
+    reply = send(browser, spec=make_spec(models=models()))
+    assert reply.status_code == 201, reply.content
+    told = reply.json()
+    assert told == {"id": told["id"], "url": f"/runs/{told['id']}", "name": "demo", "state": "queued"}
+    summary = browser.get(f"/api/v1/runs/{told['id']}").json()
+    assert (summary["preset"], summary["user"], summary["project"], summary["team"]) == ("oppo", "ada", "demo", "Letters")
+    assert (summary["created_at"], summary["started_at"]) == ("2026-11-01T12:00:00Z", None)
+
+
+def test_yaml_and_json_mean_the_same(world, browser, make_spec):
+    world.worker()
+    checked = browser.post("/api/v1/runs/validate", {"spec": make_spec()}, content_type="application/json").json()
+    assert checked["ok"] is True
+    again = browser.post("/api/v1/runs/validate", {"yaml": checked["yaml"]}, content_type="application/json").json()
+    assert again == checked
+    assert send(browser, yaml=checked["yaml"]).status_code == 201
+    assert Run.objects.get().spec == checked["spec"]
+
+
+def test_malformed_yaml(world, browser):
+    world.worker()
+    assert "not valid YAML at line 3" in complaint(browser, yaml="name: x\nsteps: [1\n")["message"]
+
+
+def test_a_spec_over_256_kib(world, browser, make_spec):
+    world.worker()
+    assert "262,144" in complaint(browser, yaml="name: " + "x" * MAX_SPEC_BYTES)["message"]
+    assert "262,144" in complaint(browser, spec=make_spec(name="x" * MAX_SPEC_BYTES))["message"]
+
+
+def test_an_unknown_key_names_the_nearest(world, browser, make_spec):
+    world.worker()
+    told = complaint(browser, spec=make_spec(ppo={"batchsize": 8}))
+    assert (told["path"], told["suggestion"]) == ("ppo.batchsize", "batch_size")
+
+
+def test_a_batch_that_cannot_be_divided(world, browser, make_spec):
+    world.worker()
+    assert "cannot be divided" in complaint(browser, spec=make_spec(ppo={"batch_size": 10, "mini_batches": 3}))["message"]
+
+
+def test_a_model_in_no_catalogue(world, browser, make_spec):
+    world.worker()
+    told = complaint(browser, spec=make_spec(models=models(actor="actors/smal")))
+    assert (told["path"], told["value"], told["suggestion"]) == ("models.actor.path", "actors/smal", "actors/small")
+    assert told["message"] == "is in no connected worker's catalogue of models"
+
+
+def test_prompts_in_no_catalogue(world, browser, make_spec):
+    world.worker()
+    assert complaint(browser, spec=make_spec(data={"prompts": "leters"}))["suggestion"] == "letters"
+
+
+@pytest.mark.parametrize("bad", ["../secrets", "/etc/passwd", "a/../../b", "~root/x", "a\\b", "a//b", "./a", "a\0b"])
+def test_ids_that_lead_out_of_the_roots(world, browser, make_spec, bad):
+    world.worker()
+    told = complaint(browser, spec=make_spec(data={"prompts": bad}))
+    assert (told["path"], told["message"]) == ("data.prompts", "does not name anything below a worker's folders")
+
+
+def test_a_reward_model_with_another_tokenizer(world, browser, make_spec, make_entry, base_catalogue):
+    world.worker(catalogue=[*base_catalogue, make_entry("rewards/b", task="sequence_classification", tokenizer_digest="b" * 64)])
+    told = complaint(browser, spec=make_spec(models=models(reward="rewards/b")))
+    assert told["path"] == "models.reward.model.path"
+    assert "another tokenizer than the actor" in told["message"]
+
+
+def test_a_model_of_the_wrong_task_or_too_small_a_context(world, browser, make_spec, make_entry, base_catalogue):
+    world.worker(catalogue=[*base_catalogue, make_entry("actors/short", task="causal_lm", context=100)])
+    assert complaint(browser, spec=make_spec(models=models(actor="rewards/small")))["allowed"] == "a causal_lm model"
+    assert complaint(browser, spec=make_spec(models=models(actor="actors/short")))["allowed"] == "a context of 768 or more"
+
+
+def test_more_devices_than_exist(world, browser, make_spec):
+    world.worker(devices=2, kind="cuda")
+    world.worker("node2", devices=4, kind="cuda", catalogue=[])
+    told = complaint(browser, spec=make_spec(resources={"devices": 5}))
+    assert (told["path"], told["allowed"]) == ("resources.devices", "at most 4")
+    # Four exist, but not where the prompts are.
+    assert complaint(browser, spec=make_spec(resources={"devices": 4}))["allowed"] == "at most 2"
+    assert complaint(browser, spec=make_spec(resources={"kind": "cpu"}))["path"] == "resources.kind"
+
+
+def test_models_scattered_over_workers(world, browser, make_spec, base_catalogue):
+    world.worker("node1", catalogue=base_catalogue[:1])
+    world.worker("node2", catalogue=base_catalogue[1:])
+    assert "on different workers" in complaint(browser, spec=make_spec(models=models()))["message"]
+
+
+def test_without_any_worker(world, browser, make_spec):
+    assert "no worker is connected" in complaint(browser, spec=make_spec())["message"]
+
+
+def test_bodies_that_are_no_spec(world, browser, make_spec):
+    assert complaint(browser, yaml="name: x", spec=make_spec())["message"] == "give either `yaml` or `spec`"
+    assert complaint(browser)["message"] == "give either `yaml` or `spec`"
+    assert send(browser, spec="text").status_code == 422
+    assert browser.post("/api/v1/runs", "{", content_type="application/json").status_code == 400
+    assert send(browser, spec=make_spec(), project="nowhere").status_code == 404
+
+
+def test_lists_filter_and_page(world, browser):
+    runs = [world.submit(name=f"run {i}") for i in range(5)]
+    first = browser.get("/api/v1/runs", {"limit": 2}).json()
+    assert [run["id"] for run in first["items"]] == [runs[4].pk, runs[3].pk]
+    rest = browser.get("/api/v1/runs", {"limit": 9, "after": first["next"], "state": "queued,running", "project": "demo"}).json()
+    assert ([run["id"] for run in rest["items"]], rest["next"]) == ([runs[2].pk, runs[1].pk, runs[0].pk], None)
+    assert browser.get("/api/v1/runs", {"state": "running"}).json()["items"] == []
+    assert browser.get("/api/v1/runs", {"state": "walking"}).status_code == 422
+
+
+def test_a_list_costs_the_same_number_of_queries_however_long(world, browser, django_assert_max_num_queries):
+    for _ in range(30):
+        world.submit()
+    with django_assert_max_num_queries(4):
+        assert len(browser.get("/api/v1/runs").json()["items"]) == 30
