@@ -4,7 +4,9 @@ import asyncio
 import json
 
 import pytest
+import pytest_asyncio
 from asgiref.sync import sync_to_async
+from django.db import connections, models
 from django.test import AsyncClient
 
 from oppo_platform.api import stream as stream_module
@@ -51,11 +53,13 @@ async def listen(client, query, **headers):
     return Ear(await client.get(f"/api/v1/stream?{query}", headers=headers))
 
 
-@pytest.fixture
-def ada(world):
+@pytest_asyncio.fixture
+async def ada(world):
+    """A browser; afterwards the thread that answered it gives its connection back, as the end of a request would do."""
     client = AsyncClient()
-    client.force_login(world.people["ada"], backend="allauth.account.auth_backends.AuthenticationBackend")
-    return client
+    await client.aforce_login(world.people["ada"], backend="allauth.account.auth_backends.AuthenticationBackend")
+    yield client
+    await sync_to_async(connections.close_all)()
 
 
 @pytest.mark.asyncio
@@ -102,8 +106,6 @@ async def test_a_burst_of_changes_is_one_event(world, ada):
         for _ in range(50):
             Run.objects.filter(pk=run.pk).update(cursor=models.F("cursor") + 1)
             run_changed(run.pk)
-
-    from django.db import models
 
     await sync_to_async(burst)()
     seen = []
