@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -21,13 +22,14 @@ from unittest import mock
 
 import pytest
 import torch
-from oppo_contract.events import Event, parse_event
-from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture, load_spec
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
+from oppo_contract.events import Event, parse_event
+from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture, load_spec
 from oppo_core import report
+from oppo_core.command import main as engine_main
 from oppo_core.engine import DTYPES, Engine, Layout, assemble
 from oppo_core.journal import Journal
 from oppo_core.models.folder import load_model, save_model
@@ -184,14 +186,22 @@ class World:
         """An engine in this process."""
         return assemble(spec, [self.folder], out, Journal(out / "events.jsonl"), threads, resume)
 
-    def run(self, spec: RunSpec, out: Path, threads: int = 1, resume: Path | None = None, inline: bool = False) -> Run:
-        """Train in this process; `inline` streams to scorers that live in this process too."""
+    def run(
+        self,
+        spec: RunSpec,
+        out: Path,
+        threads: int = 1,
+        resume: Path | None = None,
+        inline: bool = False,
+        stop_after: int = 10**9,
+    ) -> Run:
+        """Train in this process, asked to stop after `stop_after` steps; `inline` streams to scorers in this process too."""
         engine = self.assemble(spec, out, threads, resume)
         if inline:
             engine.layout = self.inline_streaming()
         try:
             with recorded() as steps:
-                reason = train(engine, lambda: False)
+                reason = train(engine, lambda: engine.progress.step >= stop_after)
         finally:
             engine.scorers.close()
             engine.journal.close()
@@ -199,22 +209,41 @@ class World:
         events = [parse_event(line) for line in (out / "events.jsonl").read_bytes().splitlines()]
         return Run(engine, out, reason, steps, events)
 
-    def start(self, tree: Tree, out: Path, threads: int = 1, resume: Path | None = None) -> EngineProcess:
-        """Start `python -m oppo_core` on `tree`; it dies with the test at the latest."""
+    def main(self, tree: Tree, out: Path, *more: str | Path, threads: int = 1) -> tuple[int, list[Event]]:
+        """The engine's whole command line in this process: exit status and events."""
+        command = self.command(tree, out, threads) + [str(part) for part in more]
+        kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            status = engine_main(command)
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+        return status, [parse_event(line) for line in (out / "events.jsonl").read_bytes().splitlines()]
+
+    def command(self, tree: Tree, out: Path, threads: int) -> list[str]:
+        """Write the spec and return the arguments."""
         out.mkdir(parents=True, exist_ok=True)
         (out / "spec.json").write_text(json.dumps(tree))
-        command = [sys.executable, "-m", "oppo_core", "--spec", out / "spec.json", "--out", out]
-        command += ["--events", out / "events.jsonl", "--root", self.folder, "--threads", threads]
-        command += ["--resume-from", resume] if resume is not None else []
+        parts = ["--spec", out / "spec.json", "--out", out, "--events", out / "events.jsonl", "--root", self.folder]
+        return [str(part) for part in (*parts, "--threads", threads)]
+
+    def start(self, tree: Tree, out: Path, threads: int = 1, resume: Path | None = None) -> EngineProcess:
+        """Start `python -m oppo_core` on `tree`; it dies with the test at the latest."""
+        command = [sys.executable, "-m", "oppo_core", *self.command(tree, out, threads)]
+        command += ["--resume-from", str(resume)] if resume is not None else []
         theirs, ours = os.pipe()
         process = subprocess.Popen(
-            [str(part) for part in command], pass_fds=(theirs,), stderr=subprocess.PIPE, text=True,
+            command, pass_fds=(theirs,), stderr=subprocess.PIPE, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "OPPO_LIFELINE_FD": str(theirs)},
         )  # fmt: skip
         os.close(theirs)
         started = EngineProcess(process, out, ours)
         self.started.append(started)
         return started
+
+    def weights(self, out: Path, role: str) -> dict[str, Tensor]:
+        """Weights of `actor` or `critic` in the newest checkpoint below `out`."""
+        return checkpoint_weights(out, role)
 
     def recorded(self) -> recorded:
         """See the class."""

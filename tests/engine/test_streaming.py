@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from oppo_contract.spec import ModelSpec
 
+from oppo_contract.spec import ModelSpec
 from oppo_core.models.folder import load_model
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.critic import CriticTrainer
@@ -45,7 +46,7 @@ def growing(draw: st.DrawFn) -> Growing:
     cuts = sorted(draw(st.lists(st.integers(prompt, length - 1), max_size=5)))
     edges = [0, *cuts, length]
     tokens = np.asarray(draw(st.lists(st.integers(3, 39), min_size=length, max_size=length)), dtype=np.int64)
-    return Growing(tokens, prompt, draw(st.integers(0, 3)), [b - a for a, b in zip(edges, edges[1:], strict=False)])
+    return Growing(tokens, prompt, draw(st.integers(0, 3)), [b - a for a, b in pairwise(edges)])
 
 
 def rounds_of(sequences: list[Growing]) -> list[list[tuple[int, int, bool]]]:
