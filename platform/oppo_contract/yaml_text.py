@@ -79,9 +79,10 @@ def dump_yaml(data: Any) -> str:
     from ruamel.yaml import YAML
 
     yaml = YAML(typ="safe", pure=True)
-    yaml.representer.yaml_representers = {**yaml.representer.yaml_representers, str: _text_node}
+    # Before the representer is touched: it is made then, and reads these two once.
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False
+    yaml.representer.yaml_representers = {**yaml.representer.yaml_representers, str: _text_node}
     out = io.StringIO()
     yaml.dump(data, out)
     return out.getvalue()
