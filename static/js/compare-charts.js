@@ -21,12 +21,17 @@
     const mean = (step) => { const ys = at.map((m) => m.get(step)).filter(f.known); return ys.length ? 100 * ys.reduce((a, b) => a + b, 0) / ys.length : null; };
     return { ...base, y: base.step.map(mean) };
   }
+  /* Starts at the first value, as the server's "reached the target" does; its weight is 0.9, and so is the page's default. */
+  function smooth(y, weight) {
+    let m = null;
+    return y.map((v) => (v === null ? null : (m = m === null ? v : weight * m + (1 - weight) * v)));
+  }
   const PICK = { reward: (s) => known(s[REWARD]), kl: (s) => known(s[KL]), bubble: bubbleOf };
 
   function build(name, v) {
     const curves = v.runs.map((run, k) => {
       const column = PICK[name](v.series[run.id] || {});
-      return { run, k, x: column.x.map((x) => x / v.axis.size), raw: column.y, y: T.ema(column.y, v.weight), color: T.run(v.colours.get(run.id)), dash: DASHES[k % DASHES.length] };
+      return { run, k, x: column.x.map((x) => x / v.axis.size), raw: column.y, y: smooth(column.y, v.weight), color: T.run(v.colours.get(run.id)), dash: DASHES[k % DASHES.length] };
     });
     const main = name === "reward", data = [];
     curves.forEach((c) => {

@@ -8,7 +8,7 @@
   const asked = new URLSearchParams(location.search);
   let ids = [...new Set((asked.get("runs") || "").split(",").map(Number).filter((n) => Number.isInteger(n) && n > 0))];
   let axisName = ["step", "wall", "tokens", "gpu_seconds"].includes(asked.get("x")) ? asked.get("x") : "wall";
-  let target = asked.get("target"), weight = 0.8, reply = null, newest = 0, timer = 0, since = new Date();
+  let target = asked.get("target"), weight = 0.9, reply = null, newest = 0, timer = 0, since = new Date();
   const colours = new Map();
 
   /* A run keeps its own colour unless another one in view has it; then the lowest free one of the eight. */
@@ -86,7 +86,7 @@
     const cell = (content, more = "") => el("td", { class: `num ${more}` }, content);
     $("figures").replaceChildren(...reply.runs.map((run, k) => {
       const hit = reply.time_to_target[run.id], own = reply.figures[run.id], speedup = reply.speedup[run.id];
-      const reached = hit ? unit(f.duration(hit.elapsed_s)) : el("span", { class: "muted" }, f.known(reply.target) ? (run.ended_at ? "not reached" : "not yet") : "–");
+      const reached = hit ? unit(hit.elapsed_s < 120 ? `${f.figure(hit.elapsed_s)} s` : f.duration(hit.elapsed_s)) : el("span", { class: "muted" }, f.known(reply.target) ? (run.ended_at ? "not reached" : "not yet") : "–");
       return el("tr", k === 0 ? { "data-pinned": true } : {},
         el("td", {}, el("span", { class: "row" }, swatch(run), el("span", {}, el("a", { href: run.url }, run.name), el("span", { class: "sub" }, `${run.preset} · ${run.state}`)))),
         cell(reached), cell(hit ? f.whole(hit.step) : "–", "hide-narrow"), cell(k === 0 ? "baseline" : f.known(speedup) ? `${speedup.toFixed(2)}×` : "–", "strong"),

@@ -19,7 +19,7 @@
     }
     document.getElementById("decisions-none").hidden = items.length > 0;
     table.replaceChildren(...items.slice().reverse().map((d) => el("tr", {}, el("td", { class: "num" }, f.whole(d.step)), el("td", { class: "nowrap" }, NAMES[d.controller] || d.controller),
-      el("td", { class: "nowrap" }, d.old === d.new ? `keeps ${f.figure(d.new)}` : `${f.figure(d.old)} → ${f.figure(d.new)}`), el("td", {}, d.reason))));
+      el("td", { class: "nowrap" }, d.old === d.new ? `keeps ${f.plain(d.new)}` : `${f.plain(d.old)} → ${f.plain(d.new)}`), el("td", {}, d.reason))));
   }
   const again = Oppo.refresh(document.getElementById("transitions"), {});
   let state = run.summary.state;

@@ -17,6 +17,8 @@
     if (size >= 1e6 || size < 1e-4) return x.toExponential(1).replace("-", "−").replace("e−", "e-").replace("e+", "e");
     return size >= 1000 ? whole(x) : fixed(x, Math.max(0, Math.min(6, 2 - Math.floor(Math.log10(size)))));
   }
+  /* A setting as it was set: 4, not 4.00. */
+  const plain = (x) => (Number.isInteger(x) ? whole(x) : figure(x));
   /* 3.4 s, 48 s, 6 m 40 s, 2 h 13 m, 3 d 4 h */
   function duration(seconds) {
     if (!known(seconds)) return NONE;
@@ -27,6 +29,8 @@
     if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} m`;
     return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
   }
+  /* A stretch of a step: 76 ms, 1.75 s. */
+  const brief = (seconds) => (!known(seconds) ? NONE : seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${figure(seconds)} s`);
   const two = (n) => String(n).padStart(2, "0");
   const clock = (date) => `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
   function when(date) {
@@ -45,6 +49,6 @@
       node.dataset.local = "";
     });
   }
-  Oppo.format = { known, NONE, whole, fixed, percent, figure, duration, clock, when };
+  Oppo.format = { known, NONE, whole, fixed, percent, figure, plain, duration, brief, clock, when };
   Oppo.times = times;
 })();

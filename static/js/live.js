@@ -8,7 +8,7 @@
   const POLL_MS = 3000, LONGEST_WAIT_MS = 15000;
 
   Oppo.live = function ({ runs, onRun, onState }) {
-    let source = null, cursor = "", retry = 0, wait = 1000, poller = 0, heard = Date.now(), ok = true;
+    let source = null, cursor = "", retry = 0, wait = 1000, poller = 0, heard = Date.now(), ok = null;
 
     function say(now) {
       if (now) heard = Date.now();

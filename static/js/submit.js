@@ -125,7 +125,7 @@
     setText($("plan-flight"), f.whole(n("ppo.batch_size") + delta));
     setText($("plan-flight-sub"), defers ? "B + the largest Δ" : "B, nothing is deferred");
     setText($("plan-tokens"), compact(answers * n("rollout.max_new_tokens")));
-    setText($("plan-tokens-sub"), "if every answer were the longest");
+    setText($("plan-tokens-sub"), "every answer at the cap");
     setText($("plan-devices"), f.whole(n("resources.devices")));
   }
   const compact = (x) => (f.known(x) ? Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 3 }).format(x) : f.NONE);

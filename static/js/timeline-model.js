@@ -12,8 +12,10 @@
     if (FORWARD.includes(phase)) return role === "actor" ? "actor-forward" : `${role}-prefill`;
     return phase.endsWith("-prefill") ? phase : "weight-sync";
   }
-  function devicesOf(reply) {
-    return reply.devices.map((id) => ({ id, roles: reply.lanes.filter(([device]) => device === id).map(([, role]) => role) }));
+  function devicesOf(reply) {                            // a role that worked on a device without being announced gets its lane, too
+    const worked = reply.steps.flatMap((step) => step.device.map((device, i) => `${device} ${step.role[i]}`));
+    const lanes = new Set([...reply.lanes.map(([device, role]) => `${device} ${role}`), ...worked]);
+    return reply.devices.map((id) => ({ id, roles: [...lanes].map((lane) => lane.split(" ")).filter(([device]) => device === id).map(([, role]) => role) }));
   }
   function spansOf(step, shift, deviceIndex) {
     return step.start_s.map((start, i) => ({ step: step.step, dev: deviceIndex.get(step.device[i]), role: step.role[i], phase: step.phase[i],

@@ -2,7 +2,7 @@
    cost the same. Canvas, because thousands of spans as DOM nodes freeze a laptop; the table below it is the accessible twin. */
 (function () {
   "use strict";
-  const Oppo = (window.Oppo = window.Oppo || {}), T = window.OppoTheme;
+  const Oppo = (window.Oppo = window.Oppo || {}), T = window.OppoTheme, { brief } = Oppo.format;
   const RULER = 26, ROW = 30, GAP = 8, SEQ = 14, SEQ_ROWS = 9;
   const WORDS = { "update-actor": "update actor", "update-critic": "update critic", "actor-forward": "actor forward", weights: "weights", checkpoint: "checkpoint", advantages: "advantages", score: "score", eval: "eval", data: "data" };
 
@@ -99,7 +99,7 @@
         if (b < state.gutter || a > w) return;
         g.fillStyle = colors.line; g.fillRect(Math.round(a), 0, 1, h);
         g.fillStyle = colors.text2; g.textAlign = "left";
-        const from = Math.max(a, state.gutter) + 6, words = [`step ${s.n} · ${(s.b - s.a).toFixed(2)} s`, `step ${s.n}`, `${s.n}`].find((t) => b - from > g.measureText(t).width + 4);
+        const from = Math.max(a, state.gutter) + 6, words = [`step ${s.n} · ${brief(s.b - s.a)}`, `step ${s.n}`, `${s.n}`].find((t) => b - from > g.measureText(t).width + 4);
         if (words) g.fillText(words, from, 13);
         if (b - a < 64) return;
         [[s.full, "batch full"], [s.update, ""]].forEach(([t, word]) => {
@@ -125,7 +125,7 @@
       });
     }
     function chip(g, a, wide, y, bubble) {               // the longest wording that fits
-      const words = [`${bubble.cause} ${(bubble.b - bubble.a).toFixed(2)} s`, bubble.cause].find((t) => g.measureText(t).width + 12 <= wide);
+      const words = [`${bubble.cause} ${brief(bubble.b - bubble.a)}`, bubble.cause].find((t) => g.measureText(t).width + 12 <= wide);
       if (!words) return;
       const w = g.measureText(words).width + 8, x = a + wide / 2;
       g.fillStyle = colors.surface; g.fillRect(x - w / 2, y - 8, w, 16);
@@ -147,7 +147,7 @@
     function label(g, s, a, wide, y) {
       const left = Math.max(a, state.gutter), room = a + wide - left - 8, word = WORDS[s.phase] || s.phase.replace("-", " ");
       if (room < 5) return;
-      const options = s.chunk ? [`chunk ${s.chunk} · ${s.rows} rows`, `${s.chunk} · ${s.rows}`, `${s.chunk}`] : [`${word} ${(s.b - s.a).toFixed(2)} s`, word];
+      const options = s.chunk ? [`chunk ${s.chunk} · ${s.rows} rows`, `${s.chunk} · ${s.rows}`, `${s.chunk}`] : [`${word} ${brief(s.b - s.a)}`, word];
       const words = options.find((o) => g.measureText(o).width <= room);
       if (!words) return;
       g.fillStyle = colors.ink[s.colour];
@@ -179,7 +179,7 @@
         });
         if (last.trained) { g.fillStyle = deep; g.beginPath(); g.arc(X(last.b, w), y, 4.5, 0, 7); g.fill(); }
         const x = X(last.b, w) + 8, words = `#${q.id} · ${last.tokens} tok`;
-        const next = state.rows.find((o) => o.row === row && o.q.segments[0].a > last.a), room = (next ? X(next.q.segments[0].a, w) : w) - x;
+        const next = state.rows.find((o) => o.row === row && o.q !== q && o.q.segments[0].a >= last.a), room = (next ? X(next.q.segments[0].a, w) : w) - x;
         if (perSecond > 1 && x < w && room > g.measureText(words).width + 6) { g.fillStyle = colors.text3; g.textAlign = "left"; g.fillText(words, x, y + 0.5); }
       });
     }

@@ -116,7 +116,7 @@
     const words = !steps.length ? "" : steps.length === 1 ? `step ${steps[0].n}` : `steps ${f.whole(steps[0].n)}–${f.whole(steps[steps.length - 1].n)}`;
     document.querySelectorAll("[data-held]").forEach((node) => setText(node, words));
     $("worst").replaceChildren(...model.worst.map((x, i) => el("li", {}, el("button", { type: "button", "data-rank": i, "aria-pressed": "false", onclick: away(() => visit(x)) },
-      el("span", { class: "swatch swatch-idle", "data-idle": x.cause }), el("span", { class: "what" }, x.cause, el("small", {}, ` ${model.devices[x.dev].id} · step ${x.step}`)), el("span", { class: "num strong" }, `${f.figure(x.b - x.a)} s`)))));
+      el("span", { class: "swatch swatch-idle", "data-idle": x.cause }), el("span", { class: "what" }, x.cause, el("small", {}, ` ${model.devices[x.dev].id} · step ${x.step}`)), el("span", { class: "num strong" }, f.brief(x.b - x.a))))));
     const byCause = run.CAUSES.map((cause) => [cause, model.bubbles.filter((x) => x.cause === cause).reduce((sum, x) => sum + x.b - x.a, 0)]).filter(([, s]) => s > 0).sort((a, b) => b[1] - a[1]);
     const whole = model.length * model.devices.length, idle = byCause.reduce((sum, [, s]) => sum + s, 0);
     setText($("idle-share"), whole ? f.percent(idle / whole) : "");
@@ -128,8 +128,8 @@
   function table(model) {
     $("timeline-table").replaceChildren(...model.steps.flatMap((s) => model.devices.map((d, dev) => {
       const mine = model.bubbles.filter((x) => x.step === s.n && x.dev === dev), idle = mine.reduce((sum, x) => sum + x.b - x.a, 0);
-      const causes = run.CAUSES.map((c) => [c, mine.filter((x) => x.cause === c).reduce((sum, x) => sum + x.b - x.a, 0)]).filter(([, t]) => t > 0).map(([c, t]) => `${c} ${f.figure(t)} s`);
-      return el("tr", {}, el("td", { class: "num" }, s.n), el("td", {}, d.id), el("td", { class: "num" }, `${f.figure(s.b - s.a)} s`), el("td", { class: "num" }, f.percent(1 - idle / (s.b - s.a))), el("td", {}, causes.join(", ") || "none"));
+      const causes = run.CAUSES.map((c) => [c, mine.filter((x) => x.cause === c).reduce((sum, x) => sum + x.b - x.a, 0)]).filter(([, t]) => t > 0).map(([c, t]) => `${c} ${f.brief(t)}`);
+      return el("tr", {}, el("td", { class: "num" }, s.n), el("td", {}, d.id), el("td", { class: "num" }, f.brief(s.b - s.a)), el("td", { class: "num" }, f.percent(1 - idle / (s.b - s.a))), el("td", {}, causes.join(", ") || "none"));
     })));
   }
   function pick(x) {
@@ -137,7 +137,7 @@
     document.querySelectorAll("#worst button").forEach((b) => b.setAttribute("aria-pressed", String(state.model.worst[b.dataset.rank] === x)));
     const box = $("explain");
     box.querySelector(".swatch").dataset.idle = x.cause;
-    setText(box.querySelector("strong"), `${x.cause} · ${state.model.devices[x.dev].id} idle for ${f.figure(x.b - x.a)} s in step ${f.whole(x.step)}`);
+    setText(box.querySelector("strong"), `${x.cause} · ${state.model.devices[x.dev].id} idle for ${f.brief(x.b - x.a)} in step ${f.whole(x.step)}`);
     setText(box.querySelector("p"), WHY[x.cause]);
   }
   function visit(x) {
@@ -152,9 +152,9 @@
       const s = item.segment;
       return [`Sequence #${item.sequence.id}`, `${f.whole(s.tokens)} tokens, age ${s.age}, ${s.trained ? `trained in step ${s.step}` : `carried out of step ${s.step}`}`];
     }
-    if (item.cause) return [`Idle: ${item.cause}`, `${state.model.devices[item.dev].id}, step ${item.step}, ${f.figure(item.b - item.a)} s`];
+    if (item.cause) return [`Idle: ${item.cause}`, `${state.model.devices[item.dev].id}, step ${item.step}, ${f.brief(item.b - item.a)}`];
     const what = item.chunk ? `chunk ${item.chunk}, ${f.whole(item.rows)} rows, ` : item.rows ? `${f.whole(item.rows)} rows, ` : "";
-    return [`${item.phase.replace("-", " ")} (${item.role})`, `${what}${f.figure(item.b - item.a)} s on ${state.model.devices[item.dev].id}, step ${item.step}`];
+    return [`${item.phase.replace("-", " ")} (${item.role})`, `${what}${f.brief(item.b - item.a)} on ${state.model.devices[item.dev].id}, step ${item.step}`];
   }
   function onMove(e) {
     const item = painter.itemAt(e.offsetX, e.offsetY), was = state.hover;

@@ -51,12 +51,12 @@
     if (!p50.y.length) return line("response_length/mean", { digits: 0, unit: "tokens, mean", axis: { rangemode: "tozero" } })(v);
     const cap = v.spec.rollout && v.spec.rollout.max_new_tokens, top = Math.max(...columns[4].y.filter(f.known));
     const names = ["p10", "p25", "p50", "p75", "p90"], i = p50.x.length - 1;
-    const labels = apart(columns.map((c, k) => endLabel(p50.x[i], last(c.y), names[k])), 0.055 * Math.max(top, 1) * 1.1);
-    const layout = { yaxis: { rangemode: "tozero", tickformat: ",d" }, annotations: labels };
-    if (cap && top > cap / 2) {                          // drawn only where it binds
+    const capped = cap && top > 0.75 * cap, high = 1.1 * (capped ? cap : top);
+    const labels = apart(columns.map((c, k) => endLabel(p50.x[i], last(c.y), names[k])), 0.055 * high);
+    const layout = { yaxis: { range: [0, high], tickformat: ",d" }, annotations: labels };
+    if (capped) {                                        // drawn only where it binds
       layout.shapes = [level(cap)];
       layout.annotations.push(levelLabel(cap, `cap ${f.whole(cap)}`, true));
-      layout.yaxis.range = [0, 1.1 * cap];
     }
     return { column: p50, layout, data: [...T.band(p50.x, columns[0].y, columns[4].y, color, 0.14), ...T.band(p50.x, columns[1].y, columns[3].y, color, 0.24),
       { x: p50.x, y: p50.y, mode: "lines", line: { width: 2, color }, hoverinfo: "none" }],
@@ -73,14 +73,18 @@
     const top = Math.max(5, ...whole);
     return { column: base, data: bands.map(([name, cause, y]) => Object.assign(T.idleArea(base.x, y, cause, "a"), { hoverinfo: "none", name })),
       layout: { yaxis: { ticksuffix: " %", rangemode: "tozero", range: [0, 1.1 * top] }, annotations: apart(labels, 0.06 * top) },
-      say: (k) => [`${whole[k].toFixed(1)} %`, `of device time · tail ${shares.tail[k].toFixed(1)} %`] };
+      say: (k) => [`${whole[k].toFixed(1)} %`, mostly(shares, k)] };
+  }
+  function mostly(shares, k) {
+    const [cause, share] = Object.entries(shares).map(([c, y]) => [c, y[k]]).sort((a, b) => b[1] - a[1])[0];
+    return share > 0 ? `of device time · ${cause} ${share.toFixed(1)} %` : "of device time";
   }
   const DASHES = ["solid", "6px,3px", "2px,3px", "8px,3px,2px,3px"];
   function busy(v) {
     const devices = Oppo.run.devicesOf(v.summary.latest || {}), color = T.run(v.colour);
     const columns = devices.map((d) => v.series.get(`busy/${d}`)), soft = columns.map((c) => T.ema(c.y.map((y) => (y === null ? null : 100 * y)), v.weight));
     const labels = apart(columns.map((c, k) => endLabel(last(c.x), last(soft[k]), devices[k])).filter((l) => f.known(l.y)), 9);
-    return { column: columns[0] || { step: [], x: [], y: [] }, layout: { yaxis: { ticksuffix: " %", range: [0, 104], dtick: 25 }, margin: { r: 58 }, annotations: labels.slice(0, 12) },
+    return { column: columns[0] || { step: [], x: [], y: [] }, layout: { yaxis: { ticksuffix: " %", range: [0, 104], dtick: 25 }, annotations: labels.slice(0, 12) },
       data: columns.map((c, k) => ({ x: c.x, y: soft[k], name: devices[k], mode: "lines", line: { width: 1.75, color, dash: DASHES[k % 4] }, hovertemplate: "%{y:.0f} %" })), hover: "x unified" };
   }
   function stepped(key, controller, axis) {
@@ -96,7 +100,7 @@
   function wrapped(d) {                                  // Plotly reads a little HTML: the reason is shown as text
     const safe = d.reason.replace(/[<>&]/g, (c) => ({ "<": "‹", ">": "›", "&": "+" })[c]);
     const lines = safe.match(/.{1,60}(\s|$)/g) || [safe];
-    return `<b>step ${d.step}: ${d.old === d.new ? `keeps ${f.figure(d.new)}` : `${f.figure(d.old)} → ${f.figure(d.new)}`}</b><br>${lines.join("<br>")}`;
+    return `<b>step ${d.step}: ${d.old === d.new ? `keeps ${f.plain(d.new)}` : `${f.plain(d.old)} → ${f.plain(d.new)}`}</b><br>${lines.join("<br>")}`;
   }
   const counts = (y) => ({ rangemode: "tozero", range: [0, Math.max(4, ...y) * 1.15], tickformat: ",d" });
   function powers(y) {

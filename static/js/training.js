@@ -27,7 +27,7 @@
     const layout = T.layout({ ...base, ...made.layout, margin: { ...base.margin, ...made.layout.margin } });
     const note = (text, more) => ({ xref: "paper", yref: "paper", text, showarrow: false, font: { size: 11, color: T.css("--text-3") }, ...more });
     const title = note(axis.title, { x: 1, y: 0, yshift: -3, xanchor: "right", yanchor: "top" });
-    layout.annotations = [...(made.layout.annotations || []), title];
+    layout.annotations = [...(made.layout.annotations || []), ...($(`plot-${name}`).clientWidth > 420 ? [title] : [])];
     if (!made.column.x.length) layout.annotations.push(note("No value yet: the first step has not ended", { x: 0.5, y: 0.5 }));
     return layout;
   }

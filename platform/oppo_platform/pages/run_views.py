@@ -10,6 +10,8 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from oppo_contract.events import IdleCause
+from oppo_contract.problems import SpecError
+from oppo_contract.spec import load_spec
 from oppo_contract.yaml_text import dump_yaml
 from oppo_platform.accounts.access import may_cancel, may_submit
 from oppo_platform.runs.models import Run
@@ -59,7 +61,16 @@ def logs(request: HttpRequest, run_id: int) -> HttpResponse:
 def config(request: HttpRequest, run_id: int) -> HttpResponse:
     """The spec as YAML."""
     run = _run(request, run_id)
-    return _page(request, run, "run-config", "run/config.html", {"yaml": dump_yaml(run.spec)})
+    return _page(request, run, "run-config", "run/config.html", {"yaml": _yaml(run)})
+
+
+def _yaml(run: Run) -> str:
+    """The spec in the schema's order, which the database does not keep."""
+    try:
+        return dump_yaml(load_spec(run.spec).model_dump(mode="json"))
+    except SpecError:
+        # Submitted under rules that have become stricter since: shown as it is stored.
+        return dump_yaml(run.spec)
 
 
 @require_GET

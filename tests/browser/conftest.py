@@ -1,0 +1,245 @@
+"""A whole platform for the browser: ASGI server, scheduler and a worker that tells stories, on a database of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.browser.fleet import Fleet, Supervisor
+from tests.browser.story import Story
+
+# Playwright's own event loop runs in this thread, and Django's ORM is used beside it.
+os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+CHROMIUM_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class WebServer:
+    """uvicorn with the platform, in a thread; can be stopped and started again on the same port."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Serve; returns when the first request would be answered."""
+        import uvicorn
+
+        config = uvicorn.Config(
+            "oppo_platform.asgi:application", host="127.0.0.1", port=self.port, log_level="warning", lifespan="off"
+        )
+        config.timeout_graceful_shutdown = 1
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, name="uvicorn", daemon=True)
+        self.thread.start()
+        wait_until(lambda: self.server.started, "uvicorn did not start")
+
+    def stop(self) -> None:
+        """Stop, open streams included."""
+        self.server.should_exit = self.server.force_exit = True
+        self.thread.join(timeout=20)
+        assert not self.thread.is_alive()
+
+
+def wait_until(condition: Callable[[], Any], otherwise: str, within_s: float = 15) -> Any:
+    """The condition's first true value."""
+    deadline = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.03)
+    return value
+
+
+@dataclass
+class Platform:
+    """What a browser test needs of the server side."""
+
+    web: WebServer
+    fleet: Fleet
+    user: Any
+    password: str
+    project: Any
+    told: dict[int, tuple[Supervisor, Story]] = field(default_factory=dict)
+
+    def login_path(self) -> str:
+        """A one-time link, as a path."""
+        from urllib.parse import urlsplit
+
+        from oppo_platform.accounts.services import create_login_link
+
+        return urlsplit(create_login_link(self.user)).path
+
+    def submit(self, name: str, *, overlap: bool = True, steps: int = 60, seed: int = 1) -> int:
+        """Queue a run and return its id."""
+        from oppo_contract.spec import load_spec
+        from oppo_platform.runs.services import submit_run
+
+        return int(submit_run(self.user, self.project, load_spec(spec_data(name, overlap=overlap, steps=steps, seed=seed))).pk)
+
+    def start(self, run_id: int) -> tuple[Supervisor, Story]:
+        """Schedule, claim and begin: the run is running and its engine has started."""
+        from oppo_platform.runs.models import Run
+        from oppo_platform.scheduling.cycle import run_cycle
+
+        run_cycle()
+        supervisor = self.fleet.launch()
+        assert supervisor is not None
+        assert supervisor.claimed.run_id == run_id
+        run = Run.objects.get(pk=run_id)
+        story = Story(run.total_steps, overlap=run.preset == "oppo", seed=run.spec["seed"], start=time.time())
+        supervisor.tell(story.begin())
+        self.told[run_id] = supervisor, story
+        return supervisor, story
+
+    def trained(self, name: str, *, overlap: bool = True, steps: int = 60, seed: int = 1) -> int:
+        """A run from its submission to its end."""
+        run_id = self.submit(name, overlap=overlap, steps=steps, seed=seed)
+        supervisor, story = self.start(run_id)
+        supervisor.tell(list(story.tell(steps)))
+        supervisor.tell(story.end())
+        supervisor.end("succeeded", "All steps are done.")
+        return run_id
+
+    def release(self) -> None:
+        """End whatever still holds the device or waits for it, so that the next test finds it free."""
+        from oppo_contract.states import ENDED
+        from oppo_platform.runs.models import Run
+        from oppo_platform.runs.services import cancel_run
+
+        for run_id in Run.objects.exclude(state__in=ENDED).order_by("-id").values_list("id", flat=True):
+            cancel_run(run_id, "user:test")
+        for supervisor, _ in self.told.values():
+            if supervisor.order.attempt_id in self.fleet.attempts:
+                supervisor.end("cancelled")
+
+
+def spec_data(name: str, *, overlap: bool, steps: int, seed: int = 1) -> dict[str, Any]:
+    """A spec that the fleet's catalogue can run."""
+    modes = {"intra_step": "per_chunk", "inter_step": "defer"} if overlap else {"intra_step": "off", "inter_step": "off"}
+    return {
+        "name": name,
+        "steps": steps,
+        "seed": seed,
+        "models": {"actor": {"path": "letters/actor"}, "reward": {"model": {"path": "letters/reward"}}, "critic": "reward"},
+        "data": {"prompts": "letters/prompts.jsonl"},
+        "rollout": {"max_new_tokens": 512, "max_prompt_tokens": 64},
+        "overlap": modes,
+        "budget": {"target_reward": 1.0},
+    }
+
+
+@pytest.fixture(scope="package")
+def database(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """The test database with real commits, emptied when the browser tests are over."""
+    from django.core.management import call_command
+    from django.db import connection
+    from django.test.utils import setup_databases, teardown_databases
+
+    with django_db_blocker.unblock():
+        # pytest-django makes the database only when some test carries its mark, whose rollbacks a server would not see.
+        alone = not str(connection.settings_dict["NAME"]).startswith("test_")
+        made = setup_databases(verbosity=0, interactive=False, aliases={"default"}) if alone else None
+        yield
+        if made is not None:
+            teardown_databases(made, verbosity=0)
+        else:
+            call_command("flush", verbosity=0, interactive=False)
+
+
+@pytest.fixture(scope="package")
+def platform(database: None, redis_url: str) -> Iterator[Platform]:
+    """A running platform with a user, a project, and a node that offers models."""
+    from django.conf import settings
+
+    from oppo_platform.accounts.models import Membership
+    from oppo_platform.accounts.services import ensure_first_user
+    from oppo_platform.cluster.services import create_join_token
+
+    settings.REDIS_URL, before = redis_url, settings.REDIS_URL
+    web = WebServer()
+    web.start()
+    first = ensure_first_user("mira", "mira@example.org")
+    fleet = Fleet(web.url, create_join_token())
+    fleet.beat()
+    project = Membership.objects.get(user=first.user).team.projects.get()
+    yield Platform(web, fleet, first.user, first.password or "", project)
+    web.stop()
+    settings.REDIS_URL = before
+
+
+@pytest.fixture(scope="package")
+def two_runs(platform: Platform) -> tuple[int, int]:
+    """The same work twice: sequential, then OPPO."""
+    return platform.trained("letters sequential", overlap=False), platform.trained("letters oppo")
+
+
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[Any]:
+    """A headless browser: $OPPO_CHROMIUM, one on the PATH, or Playwright's own."""
+    from playwright.sync_api import sync_playwright
+
+    given = os.environ.get("OPPO_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=given, args=CHROMIUM_FLAGS)
+        yield browser
+        browser.close()
+
+
+class Visitor:
+    """A logged-in page that remembers every complaint of the browser's console."""
+
+    def __init__(self, chromium: Any, base_url: str, **context: Any) -> None:
+        self.complaints: list[str] = []
+        self.base_url = base_url
+        self.context = chromium.new_context(base_url=base_url, **{"viewport": {"width": 1440, "height": 900}, **context})
+        self.page = self.context.new_page()
+        self.page.on(
+            "console", lambda m: self.complaints.append(f"{m.text} ({m.location})") if m.type in ("error", "warning") else None
+        )
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def overflow(self) -> int:
+        """By how many pixels the page is wider than its window."""
+        return int(self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+
+@pytest.fixture
+def visit(platform: Platform, chromium: Any) -> Iterator[Callable[..., Visitor]]:
+    """Opens logged-in visitors; at the end none of them may have seen an error."""
+    opened: list[Visitor] = []
+
+    def open_one(*, logged_in: bool = True, **context: Any) -> Visitor:
+        visitor = Visitor(chromium, platform.web.url, **context)
+        if logged_in:
+            visitor.page.goto(platform.login_path())
+        opened.append(visitor)
+        return visitor
+
+    yield open_one
+    complaints = [complaint for visitor in opened for complaint in visitor.complaints]
+    for visitor in opened:
+        visitor.context.close()
+    platform.release()
+    assert complaints == []
