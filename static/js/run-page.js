@@ -34,7 +34,7 @@
     bar.toggleAttribute("data-ended", hasEnded());
   }
   function time() {
-    const taken = f.duration(summary.elapsed_s), live = f.known(summary.eta_s) && !hasEnded();
+    const taken = summary.step ? f.duration(summary.elapsed_s) : f.NONE, live = f.known(summary.eta_s) && !hasEnded();
     setText(part("time-label"), live ? "Time left" : "Training time");
     setText(part("time"), live ? f.duration(summary.eta_s) : taken);
     const sub = live ? `ends ${f.when(new Date(Date.now() + 1000 * summary.eta_s))} · ${taken} so far` : summary.ended_at ? `ended ${f.when(new Date(summary.ended_at))}` : "";

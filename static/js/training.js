@@ -8,33 +8,38 @@
   const slider = $("smoothing");
   const view = { series, spec: run.spec, colour: run.colour, summary: run.summary, decisions: [], weight: stored(), axis: "step" };
   const inView = new Set(), drawn = {};
-  let linked = false, busy = false, again = false, decisionsAt = -1;
+  let linked = false, busy = false, again = false, decisionsAt = -1, zoomed = false, resets = 0, end = 0;
 
   function stored() {
     try { const w = parseFloat(localStorage.getItem("oppo-smoothing")); return w >= 0 && w < 1 ? w : 0.6; } catch (e) { return 0.6; }
   }
   function axisOf(column) {
     const top = column.x[column.x.length - 1] || 0;
-    return view.axis === "step" ? { end: Math.max(10, Math.ceil(1.12 * top)), unit: "step", title: "step" } : timeUnit(top);
+    return view.axis === "step" ? { end: Math.max(10, Math.ceil(1.12 * top)), size: 1, title: "step" } : timeUnit(top);
   }
   function timeUnit(top) {
     const [size, title] = top > 7200 ? [3600, "hours of training"] : top > 180 ? [60, "minutes of training"] : [1, "seconds of training"];
     return { end: Math.max(1, 1.12 * top), size, title };
   }
   function layoutOf(name, made, axis) {
-    const ticks = axis.size && axis.size > 1 ? timeTicks(axis) : { nticks: 8 };
-    const base = { margin: { l: 48, r: 14, t: 8, b: 24 }, hovermode: made.hover || "x", xaxis: { range: [0, axis.end], ...ticks }, uirevision: view.axis };
-    const layout = T.layout({ ...base, ...made.layout, margin: { ...base.margin, ...made.layout.margin } });
+    const base = { margin: { l: 48, r: 14, t: 8, b: 24 }, hovermode: made.hover || "x", xaxis: { range: [0, axis.end], ...ticks(axis) }, uirevision: `${view.axis} ${resets}` };
+    end = axis.end;
+    if (!made.column.x.length) return emptyLayout(base);
+    const layout = T.layout({ ...base, ...made.layout });
     const note = (text, more) => ({ xref: "paper", yref: "paper", text, showarrow: false, font: { size: 11, color: T.css("--text-3") }, ...more });
     const title = note(axis.title, { x: 1, y: 0, yshift: -3, xanchor: "right", yanchor: "top" });
     layout.annotations = [...(made.layout.annotations || []), ...($(`plot-${name}`).clientWidth > 420 ? [title] : [])];
-    if (!made.column.x.length) layout.annotations.push(note("No value yet: the first step has not ended", { x: 0.5, y: 0.5 }));
     return layout;
   }
-  function timeTicks({ size, end }) {
-    const wanted = [1, 2, 5, 10, 15, 30, 60, 120, 300].find((n) => end / size / n <= 8) || 600;
-    const vals = Array.from({ length: Math.floor(end / size / wanted) + 1 }, (_, i) => i * wanted);
-    return { tickvals: vals.map((v) => v * size), ticktext: vals.map(String) };
+  function emptyLayout(base) {
+    const bare = { showticklabels: false, showgrid: false, zeroline: false }, text = view.summary.step ? "This run does not report it" : view.summary.ended_at ? "The run ended before its first step" : "Appears when the first step has ended";
+    return T.layout({ ...base, xaxis: bare, yaxis: bare, annotations: [{ xref: "paper", yref: "paper", x: 0.5, y: 0.5, text, showarrow: false, font: { size: 12, color: T.css("--text-3") } }] });
+  }
+  /* Round numbers in the axis' own unit; none at the right end, where the unit is named. Plotly's own once the reader zooms. */
+  function ticks({ size, end }) {
+    const length = end / size, power = 10 ** Math.floor(Math.log10(length / 8)), apart = Math.max(view.axis === "step" ? 1 : 0, [1, 2, 5, 10].map((n) => n * power).find((n) => length / n <= 8));
+    const vals = Array.from({ length: Math.floor(0.93 * length / apart) + 1 }, (_, i) => i * apart);
+    return zoomed ? { nticks: 8 } : { tickmode: "array", tickvals: vals.map((v) => v * size), ticktext: vals.map((v) => f.plain(Number(v.toPrecision(6)))) };
   }
   function drawOne(name) {
     const made = CHARTS[name](view), plot = $(`plot-${name}`);
@@ -45,7 +50,18 @@
     view.summary = run.summary;
     await Promise.all([...inView].map(drawOne));
     read(null);
-    if (!linked && LINKED.every((name) => name in drawn)) { linked = true; T.link(LINKED.map((name) => $(`plot-${name}`)), read); }
+    if (linked || !LINKED.every((name) => name in drawn)) return;
+    linked = true;
+    T.link(LINKED.map((name) => $(`plot-${name}`)), read);
+    LINKED.forEach((name) => $(`plot-${name}`).on("plotly_relayout", onZoom));
+  }
+  function onZoom(e) {                                   // the round numbers are for the whole run
+    if (!("xaxis.range[0]" in e || "xaxis.autorange" in e)) return;
+    const whole = "xaxis.autorange" in e || (Math.abs(e["xaxis.range[0]"]) < 1e-9 && Math.abs(e["xaxis.range[1]"] - end) < 1e-6 * end);
+    if (whole !== zoomed) return;
+    zoomed = !whole;
+    if (whole) resets += 1;                              // forget the reader's zoom, or the axis would not grow any more
+    requestAnimationFrame(draw);
   }
   function read(x) {                                     // the card's head says the figure under the cursor, or the newest
     Object.entries(drawn).forEach(([name, made]) => {

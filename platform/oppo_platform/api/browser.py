@@ -12,7 +12,7 @@ from pydantic import ConfigDict
 from oppo_contract.problems import SpecError, SpecProblem
 from oppo_contract.spec import RunSpec
 from oppo_contract.states import RunState
-from oppo_contract.yaml_text import dump_yaml
+from oppo_contract.yaml_text import dump_yaml, parse_yaml
 from oppo_platform.accounts.access import may_cancel, may_submit, visible_projects
 from oppo_platform.accounts.models import User
 from oppo_platform.api.auth import PERSON
@@ -58,12 +58,24 @@ class Submitted(Schema):
 
 @api.post("runs/validate", summary="Check a spec without submitting it; always 200")
 def validate(request: HttpRequest, body: SpecBody) -> dict[str, Any]:
-    """`{"ok", "problems", "spec", "yaml"}`: the spec with every default filled in when it is fine."""
+    """`{"ok", "problems", "spec", "yaml"}`: the spec with every default filled in when it is fine, otherwise as it was given."""
     try:
         spec = body.checked().model_dump(mode="json")
     except SpecError as error:
-        return {"ok": False, "problems": [p.as_dict() for p in error.problems], "spec": None, "yaml": None}
+        spec, yaml = _as_given(body)
+        return {"ok": False, "problems": [p.as_dict() for p in error.problems], "spec": spec, "yaml": yaml}
     return {"ok": True, "problems": [], "spec": spec, "yaml": dump_yaml(spec)}
+
+
+def _as_given(body: SpecBody) -> tuple[dict[str, Any] | None, str | None]:
+    """A refused spec in both shapes, so that form and YAML can go on showing one thing; None for what cannot be read."""
+    try:
+        data = parse_yaml(body.yaml) if body.yaml is not None else body.spec
+    except SpecError:
+        return None, body.yaml
+    if not isinstance(data, dict):
+        return None, body.yaml
+    return data, body.yaml if body.yaml is not None else dump_yaml(data)
 
 
 @api.post("runs", summary="Submit a run", response={201: Submitted})
