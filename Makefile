@@ -42,9 +42,10 @@ lock: setup ## requirements/cpu.lock.txt from what is installed
 docs: setup ## docs/configuration.md from the fields of RunSpec
 	@$(BIN)/python scripts/configuration_page.py
 
-deepspeed: setup ## deepspeed, built against the installed torch (takes minutes; needs a C++ compiler)
-	$(BIN)/python -m pip install setuptools wheel ninja py-cpuinfo
-	DS_ACCELERATOR=$${DS_ACCELERATOR:-cpu} $(BIN)/python -m pip install --no-build-isolation -c requirements/cpu.lock.txt -r requirements/deepspeed.txt
+deepspeed: setup ## deepspeed, built against the installed torch; what it compiles at first use needs a C++ compiler
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/cpu.lock.txt setuptools wheel ninja py-cpuinfo
+	@DS_ACCELERATOR=$${DS_ACCELERATOR:-cpu} $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--no-build-isolation -c requirements/cpu.lock.txt -r requirements/deepspeed.txt
 
 clean: ## caches and build outputs; .venv and the data in .oppo stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
