@@ -1,4 +1,4 @@
-"""Django's settings, all from the environment (docs/configuration.md lists the variables).
+"""Django's settings, all from the environment (docs/environment.md lists the variables).
 
 Secure by default: no debug, login everywhere, strict content security policy. `oppo up` sets what it starts itself.
 """
@@ -22,6 +22,8 @@ CSRF_TRUSTED_ORIGINS = [OPPO_BASE_URL]
 if environment.flag("OPPO_BEHIND_PROXY"):
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
     USE_X_FORWARDED_HOST = True
+    # Whose log-in attempts are counted: the address that the one proxy saw.
+    ALLAUTH_TRUSTED_PROXY_COUNT = 1
 HTTPS = OPPO_BASE_URL.startswith("https://")
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 SECURE_HSTS_SECONDS = int(environment.number("OPPO_HSTS_S", 0))

@@ -63,6 +63,10 @@ def test_the_gate_answers_machines_with_401_and_a_challenge(world):
     assert reply.json()["status"] == 401
 
 
+def test_the_description_of_the_api_is_for_people_who_are_logged_in(world):
+    assert "/api/v1/runs" in world.login("vic").get("/api/v1/openapi.json").json()["paths"]
+
+
 OF_A_RUN = ["", "/metrics?keys=m", "/timeline", "/decisions", "/samples", "/logs"]
 
 

@@ -179,6 +179,18 @@ def test_unclaimed_orders_are_sent_again(world, redis_url):
     assert Dispatch.objects.get().sends == 2
 
 
+def test_what_a_silent_node_never_claimed_goes_elsewhere_soon(world):
+    silent = world.worker("node1")
+    run = world.submit()
+    world.cycle()
+    world.clock.advance(django_settings.OPPO_NODE_FRESH_S + 1)
+    world.worker("node2")
+    world.cycle()
+    assert [attempt.node.name for attempt in run.attempts.order_by("epoch")] == ["node1", "node2"]
+    assert silent.claim(run.attempts.get(epoch=1).pk).json()["reason"] == "lease_lost"
+    assert run.transitions.filter(reason="Node node1 fell silent before it began. Nothing was lost.").exists()
+
+
 def test_without_a_broker_heartbeats_carry_the_orders(world, settings):
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
     worker = world.worker()

@@ -142,7 +142,7 @@ def _move_on(run: Run, told: wire.Outcome, actor: str) -> None:
         move_run(run, RunState.PAUSED, told.reason or "Paused.", actor)
     elif told.outcome == "engine_died":
         code = f" (exit status {told.exit_code})" if told.exit_code is not None else ""
-        requeue_or_fail(run, f"The engine died{code}: {told.reason}".rstrip(": "), actor)
+        requeue_or_fail(run, f"The engine died{code}: {told.reason}".rstrip(":. "), actor)
     else:
         move_run(run, RunState.QUEUED, f"{told.reason or 'Stopped by its worker.'} {resume_words(run)}", actor)
 
@@ -181,14 +181,15 @@ def end_attempt(attempt: Attempt, state: AttemptState, outcome: str, reason: str
 def fence(attempt_id: int, outcome: Literal["lease_lost", "orphaned"], cause: str, actor: str, devices: DeviceState) -> bool:
     """Take the run away from a silent attempt. Its devices become `devices` (unknown: not given away until reported empty).
 
-    Returns whether the attempt was still live. Call inside a transaction.
+    An attempt that nobody had claimed left nothing on them. Returns whether it was still live. Call inside a transaction.
     """
     run, attempt = _locked(attempt_id)
     if not attempt.live:
         return False
-    held = Device.objects.filter(allocations__attempt=attempt, allocations__released_at__isnull=True)
-    held.exclude(state=DeviceState.GONE).update(state=devices)
     claimed = attempt.state != AttemptState.ALLOCATED
+    if claimed:
+        held = Device.objects.filter(allocations__attempt=attempt, allocations__released_at__isnull=True)
+        held.exclude(state=DeviceState.GONE).update(state=devices)
     end_attempt(attempt, AttemptState.FENCED, outcome if claimed else "unclaimed", cause)
     if claimed:
         requeue_or_fail(run, cause, actor)

@@ -20,7 +20,7 @@ from oppo_platform import clock
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.runs.attempts import fence, latest_checkpoint
-from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Run
+from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Checkpoint, Run
 from oppo_platform.runs.transitions import RunMoved, explain_waiting, move_run
 from oppo_platform.scheduling.dispatch import send_due
 from oppo_platform.scheduling.models import Allocation, Dispatch, SchedulerBeat
@@ -51,7 +51,7 @@ def run_cycle() -> CycleResult | None:
             return None
         now = clock.now()
         _credit_downtime(now)
-        fenced = _fence_expired(now)
+        fenced = _fence_expired(now) + _take_back_unclaimed(now)
         waiting, nodes = _waiting_runs(), _node_views()
         plan = make_plan(waiting, nodes)
         placed = sum(_allocate(placement, now) for placement in plan.placements)
@@ -81,6 +81,19 @@ def _fence_expired(now: datetime) -> int:
     expired = Attempt.objects.filter(state__in=LIVE_ATTEMPT, lease_expires_at__lte=now).select_related("node").order_by("pk")
     cause = "Nothing was heard of it on node {} until its lease ran out"
     return sum(fence(a.pk, "lease_lost", cause.format(a.node.name), "scheduler", DeviceState.UNKNOWN) for a in expired)
+
+
+def _take_back_unclaimed(now: datetime) -> int:
+    """An allocation to a node that fell silent before it claimed need not wait for a lease: nothing can run there."""
+    silent = now - timedelta(seconds=settings.OPPO_NODE_FRESH_S)
+    deaf = (
+        Attempt.objects.filter(state=AttemptState.ALLOCATED, node__last_seen_at__lt=silent).select_related("node").order_by("pk")
+    )
+    cause = "Node {} fell silent before it began"
+    return sum(
+        fence(a.pk, "lease_lost", cause.format(a.node.name), "scheduler", DeviceState.READY)
+        for a in unclaimed.select_related("node")
+    )
 
 
 def _waiting_runs() -> list[WaitingRun]:

@@ -39,7 +39,7 @@ def compare(runs: Sequence[Run], keys: Sequence[str], x: Axis, target: float | N
     }
 
 
-def time_to_target(parts: Sequence[Reign], target: float | None) -> dict[str, float] | None:
+def time_to_target(parts: Sequence[Reign], target: float | None) -> dict[str, float | None] | None:
     """`{step, elapsed_s}` of the first step at which the smoothed reward reaches the target; None when it never does.
 
     Smoothed: m₁ = y₁, mₜ = 0.1·yₜ + 0.9·mₜ₋₁ over `critic/score/mean` in full resolution, non-finite values left out. A
@@ -53,7 +53,7 @@ def time_to_target(parts: Sequence[Reign], target: float | None) -> dict[str, fl
             continue
         mean = value if mean is None else EMA_ALPHA * value + (1 - EMA_ALPHA) * mean
         if mean >= target:
-            return {"step": step, "elapsed_s": axis_values(parts, "wall", step - 1).get(step, math.nan)}
+            return {"step": step, "elapsed_s": axis_values(parts, "wall", step - 1).get(step)}
     return None
 
 

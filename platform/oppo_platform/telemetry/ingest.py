@@ -91,8 +91,8 @@ def _advance_run(attempt: Attempt, steps: list[StepEvent]) -> None:
         newest = steps[-1]
         for event in steps:
             run.latest.update({key: finite(value) for key, value in event.metrics.items()})
-        run.step, run.elapsed_s = newest.step, newest.elapsed_s
-        run.generated_tokens, run.device_seconds = newest.generated_tokens, newest.device_seconds
+        run.step, run.elapsed_s = newest.step, finite(newest.elapsed_s) or 0.0
+        run.generated_tokens, run.device_seconds = newest.generated_tokens, finite(newest.device_seconds) or 0.0
         changed += ["latest", "step", "elapsed_s", "generated_tokens", "device_seconds"]
     run.save(update_fields=changed)
     run_changed(run.pk)
@@ -118,9 +118,9 @@ def _write_steps(attempt: Attempt, events: list[StepEvent]) -> None:
         StepAxis(
             attempt=attempt,
             step=event.step,
-            elapsed_s=event.elapsed_s,
+            elapsed_s=finite(event.elapsed_s) or 0.0,
             generated_tokens=event.generated_tokens,
-            device_seconds=event.device_seconds,
+            device_seconds=finite(event.device_seconds) or 0.0,
         )
         for event in {event.step: event for event in events}.values()
     ]

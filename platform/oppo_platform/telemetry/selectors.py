@@ -172,7 +172,7 @@ def shifted(data: dict[str, Any], by_s: float) -> dict[str, Any]:
 def decisions(run: Run) -> list[dict[str, Any]]:
     """What the controllers decided, in the order of steps."""
     return [
-        {"step": d.step, "controller": d.controller, "old": d.old, "new": d.new, "reason": d.reason}
+        {"step": d.step, "controller": d.controller, "old": finite(d.old), "new": finite(d.new), "reason": d.reason}
         for part in reigns(run)
         for d in _within(Decision.objects.all(), part).order_by("step", "id")
     ]
