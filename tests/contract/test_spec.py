@@ -53,6 +53,14 @@ def test_every_field_is_described() -> None:
     assert [note.path for note in notes if not note.allowed] == []
 
 
+def test_yaml_is_written_to_be_read(minimal: dict[str, Any]) -> None:
+    text = dump_yaml(load_spec(minimal).model_dump(mode="json"))
+    sections = [line.partition(":")[0] for line in text.splitlines() if not line.startswith(" ")]
+    assert sections == list(RunSpec.model_fields)
+    assert "{" not in text
+    assert dump_yaml({"a": "off", "b": 1e-5, "c": ["x\x85y"]}) == 'a: off\nb: 1e-05\nc:\n- "x\\Ny"\n'
+
+
 UNITS = {
     "rollout.max_new_tokens": "tokens",
     "rollout.max_prompt_tokens": "tokens",
