@@ -86,9 +86,7 @@ def _fence_expired(now: datetime) -> int:
 def _take_back_unclaimed(now: datetime) -> int:
     """An allocation to a node that fell silent before it claimed need not wait for a lease: nothing can run there."""
     silent = now - timedelta(seconds=settings.OPPO_NODE_FRESH_S)
-    deaf = (
-        Attempt.objects.filter(state=AttemptState.ALLOCATED, node__last_seen_at__lt=silent).select_related("node").order_by("pk")
-    )
+    unclaimed = Attempt.objects.filter(state=AttemptState.ALLOCATED, node__last_seen_at__lt=silent).select_related("node")
     cause = "Node {} fell silent before it began"
     return sum(
         fence(a.pk, "lease_lost", cause.format(a.node.name), "scheduler", DeviceState.READY)
