@@ -69,13 +69,13 @@ def validate(request: HttpRequest, body: SpecBody) -> dict[str, Any]:
 
 def _as_given(body: SpecBody) -> tuple[dict[str, Any] | None, str | None]:
     """A refused spec in both shapes, so that form and YAML can go on showing one thing; None for what cannot be read."""
+    if body.yaml is None:
+        return body.spec, dump_yaml(body.spec) if body.spec is not None else None
     try:
-        data = parse_yaml(body.yaml) if body.yaml is not None else body.spec
+        data = body.spec if body.spec is not None else parse_yaml(body.yaml)
     except SpecError:
         return None, body.yaml
-    if not isinstance(data, dict):
-        return None, body.yaml
-    return data, body.yaml if body.yaml is not None else dump_yaml(data)
+    return data if isinstance(data, dict) else None, body.yaml
 
 
 @api.post("runs", summary="Submit a run", response={201: Submitted})
