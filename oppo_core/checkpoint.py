@@ -49,21 +49,22 @@ def save(engine: Engine) -> int:
     step = engine.progress.step
     folder = engine.out / "checkpoints" / f"step-{step:08d}"
     draft = folder.with_name(f".{folder.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
     with engine.trace.span("actor", "checkpoint"):
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
         engine.scorers.start_save(str(draft))
         export_model(engine.actor.network, draft / "actor", engine.model_source, engine.codec.eos, engine.codec.pad)
         save_weights(engine.actor.optimizer.state(), draft / "actor-optimizer.safetensors")
         (draft / "state.json").write_text(json.dumps(_state(engine)))
-        engine.scorers.wait()
+        engine.scorers.wait_save()
         engine.handover.forget_all()
         digest, size = _seal(draft)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(draft, folder)
-    engine.journal.write("checkpoint", step=step, folder=str(folder.relative_to(engine.out)), manifest_sha256=digest, bytes=size)
-    for old in sorted(folder.parent.glob("step-*"))[: -engine.spec.checkpoints.keep]:
-        shutil.rmtree(old)
+        told = str(folder.relative_to(engine.out))
+        engine.journal.write("checkpoint", step=step, folder=told, manifest_sha256=digest, bytes=size)
+        for old in sorted(folder.parent.glob("step-*"))[: -engine.spec.checkpoints.keep]:
+            shutil.rmtree(old)
     return step
 
 

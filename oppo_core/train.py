@@ -63,7 +63,8 @@ def train_step(engine: Engine, window_start: float) -> float:
     scorers.start_collect(ids)
     with trace.span("actor", "actor-forward", rows=len(ids)):
         proximal = engine.actor.logprobs([s.tokens() for s in trained], [len(s.prompt) for s in trained])
-    scored = wait_for(engine, "score")
+    with trace.wait("score"):
+        scored = scorers.wait_collect()
     with trace.span("actor", "advantages", rows=len(ids)):
         scores = [scored[i] for i in ids]
         experience = build_experience(trained, proximal, scores, engine.spec.ppo, progress.kl_coefficient, version)
@@ -72,7 +73,8 @@ def train_step(engine: Engine, window_start: float) -> float:
     scorers.start_critic_update(order)
     with trace.span("actor", "update-actor", rows=len(ids)):
         actor_metrics = engine.actor.update(experience, version, progress.kl_coefficient)
-    critic_metrics = wait_for(engine, "update")
+    with trace.wait("update"):
+        critic_metrics = scorers.wait_critic_update()
     engine.handover.forget(ids)
     progress.step += 1
     window_end = time.monotonic()
@@ -135,12 +137,6 @@ def use_cores(engine: Engine, count: int) -> None:
     """Work on `count` cores from now on, and say so in the trace."""
     torch.set_num_threads(count)
     engine.trace.devices = engine.layout.actor_devices[:count]
-
-
-def wait_for(engine: Engine, cause: str) -> dict:  # type: ignore[type-arg]
-    """The scorers' answer; time spent without it is idle time with a cause."""
-    with engine.trace.wait(cause):  # type: ignore[arg-type]
-        return engine.scorers.wait()  # type: ignore[return-value]
 
 
 def critic_order(experience: Experience, ids: list[int], step: int) -> CriticUpdate:

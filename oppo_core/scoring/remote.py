@@ -13,11 +13,12 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import cast
 
 import torch
 
 from oppo_core.ppo.critic import CriticUpdate
+from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth, ScorerSet, Scoring
 from oppo_core.trace.recorder import Recorder, Span, Wait
 
@@ -62,19 +63,29 @@ class RemoteScorers(Scoring):
 
     def start_collect(self, sequence_ids: list[int]) -> None:
         """See `Scoring.start_collect`."""
-        self._send("start_collect", sequence_ids)
+        with self._trace.span("actor", "score", rows=len(sequence_ids)):
+            self._send("start_collect", sequence_ids)
 
     def start_critic_update(self, update: CriticUpdate) -> None:
         """See `Scoring.start_critic_update`."""
-        self._send("start_critic_update", update)
+        with self._trace.span("actor", "advantages", rows=len(update.sequence_ids)):
+            self._send("start_critic_update", update)
 
     def start_save(self, folder: str) -> None:
         """See `Scoring.start_save`."""
         self._send("start_save", folder)
 
-    def wait(self) -> object:
-        """Block until the answer is there. Raises ScorerError when the process failed, died, or was silent for ten minutes."""
-        return self._receive()
+    def wait_collect(self) -> dict[int, Scored]:
+        """See `Scoring.wait_collect`. Raises ScorerError when the process failed, died, or was silent for ten minutes."""
+        return cast(dict[int, Scored], self._receive())
+
+    def wait_critic_update(self) -> dict[str, float]:
+        """See `Scoring.wait_critic_update`. Raises ScorerError, as `wait_collect` does."""
+        return cast(dict[str, float], self._receive())
+
+    def wait_save(self) -> None:
+        """See `Scoring.wait_save`. Raises ScorerError, as `wait_collect` does."""
+        self._receive()
 
     def close(self) -> None:
         """End the process."""
@@ -121,15 +132,12 @@ def _serve(connection: Connection, build: Callable[[Recorder], ScorerSet], devic
         connection.send(Reply(None, None, *trace.take()))
         while True:
             name, arguments = connection.recv()
-            _perform(scorers, name, arguments)
+            getattr(scorers, name)(*arguments)
             if name.startswith("start_"):
-                connection.send(Reply(scorers.wait(), None, *trace.take()))
+                result = getattr(scorers, name.replace("start_", "wait_"))()
+                connection.send(Reply(result, None, *trace.take()))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the engine closed the pipe or died
     except Exception as error:  # noqa: BLE001 - whatever it was, the engine must hear of it and stop
         traceback.print_exc()
         connection.send(Reply(None, f"{type(error).__name__}: {error}", *trace.take()))
-
-
-def _perform(scorers: ScorerSet, name: str, arguments: tuple[Any, ...]) -> None:
-    getattr(scorers, name)(*arguments)

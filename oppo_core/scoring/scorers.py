@@ -31,8 +31,8 @@ class Growth:
 class Scoring(Protocol):
     """What the training loop asks of the scorers, wherever they live.
 
-    `start_…` returns at once when they live beside the actor; `wait` returns the result of the last `start_…`. Only one
-    may be outstanding.
+    `start_…` returns at once when they live beside the actor; the `wait_…` of the same name returns its result. Only one may
+    be outstanding.
     """
 
     def begin(self, growths: list[Growth]) -> None:
@@ -42,16 +42,22 @@ class Scoring(Protocol):
         """Hand over new tokens, in sequence_id order."""
 
     def start_collect(self, sequence_ids: list[int]) -> None:
-        """Ask for the scores of finished sequences; `wait` gives {sequence_id: Scored}."""
+        """Ask for the scores of finished sequences."""
+
+    def wait_collect(self) -> dict[int, Scored]:
+        """Scores by sequence_id."""
 
     def start_critic_update(self, update: CriticUpdate) -> None:
-        """Train the critic on sequences that were collected, and let go of them; `wait` gives its metrics."""
+        """Train the critic on sequences that were collected, and let go of them."""
+
+    def wait_critic_update(self) -> dict[str, float]:
+        """The critic's metrics."""
 
     def start_save(self, folder: str) -> None:
-        """Write the critic and its optimizer; `wait` gives None. Every sequence is forgotten, and told again later."""
+        """Write the critic and its optimizer into `folder`. Every sequence is forgotten, and told again later."""
 
-    def wait(self) -> object:
-        """Result of the last `start_…`."""
+    def wait_save(self) -> None:
+        """Returns when everything is written."""
 
     def close(self) -> None:
         """End them."""
@@ -100,7 +106,8 @@ class ScorerSet:
         self.critic = Stream(networks.critic, slots, columns, budget)
         self.reward = Stream(networks.reward, slots, columns, budget) if networks.reward is not None else None
         self.tracks: dict[int, Track] = {}
-        self._result: object = None
+        self._scores: dict[int, Scored] = {}
+        self._metrics: dict[str, float] = {}
 
     def begin(self, growths: list[Growth]) -> None:
         """The critic re-reads every sequence held; see `Scoring.begin`."""
@@ -125,13 +132,14 @@ class ScorerSet:
 
     def start_collect(self, sequence_ids: list[int]) -> None:
         """Scores of finished sequences, as `Scored`."""
-        self._result = {i: self._scored(self.tracks[i]) for i in sequence_ids}
+        with self.trace.span("reward", "score", rows=len(sequence_ids)):
+            self._scores = {i: self._scored(self.tracks[i]) for i in sequence_ids}
 
     def start_critic_update(self, update: CriticUpdate) -> None:
         """Train the critic and let go of the batch."""
         tokens = [self.tracks[i].tokens for i in update.sequence_ids]
         with self.trace.span("critic", "update-critic", rows=len(tokens)):
-            self._result = self.trainer.update(tokens, update)
+            self._metrics = self.trainer.update(tokens, update)
         for sequence_id in update.sequence_ids:
             self._drop(sequence_id)
 
@@ -141,11 +149,17 @@ class ScorerSet:
             self.trainer.save(folder)
         for sequence_id in list(self.tracks):
             self._drop(sequence_id)
-        self._result = None
 
-    def wait(self) -> object:
-        """Result of the last `start_…`."""
-        return self._result
+    def wait_collect(self) -> dict[int, Scored]:
+        """Scores by sequence_id."""
+        return self._scores
+
+    def wait_critic_update(self) -> dict[str, float]:
+        """The critic's metrics."""
+        return self._metrics
+
+    def wait_save(self) -> None:
+        """Everything is written."""
 
     def close(self) -> None:
         """Nothing to end in this process."""

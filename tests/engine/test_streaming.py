@@ -149,7 +149,7 @@ def test_scores_equal_the_plain_forward(
             told[index] = until
             finished |= {index} if done else set()
     scorers.start_collect(list(range(len(sequences))))
-    scored = scorers.wait()
+    scored = scorers.wait_collect()
     assert isinstance(scored, dict)
     for index, sequence in enumerate(sequences):
         wanted, atol = plain_scores(scorers, sequence), TOLERANCE[dtype]
