@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import redis
+from django.contrib.contenttypes.management import create_contenttypes
 from django.core.cache import cache
+from django.db.models.signals import post_migrate
 from django.test import Client
 
 START = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
@@ -149,8 +151,15 @@ def clock() -> Iterator[Any]:
         yield manual
 
 
+@pytest.fixture(scope="session")
+def quick_flush(django_db_setup: None) -> None:
+    """After each test with real commits Django empties every table, and then makes permissions anew that nobody here uses."""
+    post_migrate.disconnect(dispatch_uid="django.contrib.auth.management.create_permissions")
+    post_migrate.disconnect(create_contenttypes)
+
+
 @pytest.fixture
-def world(transactional_db: None, clock: Any, redis_url: str, settings: Any) -> World:
+def world(quick_flush: None, transactional_db: None, clock: Any, redis_url: str, settings: Any) -> World:
     """The small world, on real PostgreSQL with real commits, and a real broker."""
     settings.REDIS_URL = settings.WORKER_BROKER_URL = redis_url
     cache.clear()
