@@ -46,6 +46,9 @@ def finish_step(
     metrics |= overlap_metrics(
         experience, engine.overcommit.overcommit, engine.chunk.current, len(engine.pool.sequences), engine.cohorts
     )
+    if engine.decoder.rounds:
+        places = engine.decoder.rounds * (spec.ppo.batch_size + engine.overcommit.overcommit)
+        metrics["decode_occupancy"] = engine.decoder.decoded / places
     metrics |= trace.metrics(tokens)
     engine.journal.write(
         "step", step=progress.step, elapsed_s=progress.elapsed_s, generated_tokens=progress.generated_tokens,

@@ -39,6 +39,8 @@ class Decoder:
         weight = next(actor.parameters())
         self.cache = SlotCache(actor.cache_shape, slots, settings.max_prompt + settings.max_new, weight)
         self.live: list[Sequence] = []
+        self.rounds = 0  # since `begin`
+        self.decoded = 0  # tokens since `begin`
         self._filled: list[int] = []  # tokens of each live row whose keys and values are cached
         self._last: Tensor = torch.empty(0, dtype=torch.long)
         self._uniform = torch.empty(slots, settings.max_new, dtype=torch.float64)
@@ -52,6 +54,7 @@ class Decoder:
         if len(sequences) > self._uniform.shape[0]:
             raise ValueError(f"{len(sequences)} sequences for {self._uniform.shape[0]} slots")
         self.live = list(sequences)
+        self.rounds = self.decoded = 0
         tokens = [s.tokens() for s in sequences]
         self._filled = [len(t) - 1 for t in tokens]
         self._last = torch.tensor([int(t[-1]) for t in tokens])
@@ -68,6 +71,8 @@ class Decoder:
     def round(self, version: int) -> list[Sequence]:
         """Decode one token for every live sequence; returns those that finished, in sequence_id order."""
         count = len(self.live)
+        self.rounds += 1
+        self.decoded += count
         positions_N1 = torch.tensor(self._filled)[:, None]
         window = self.cache.window(slice(0, count), positions_N1, max(self._filled) + 1)
         hidden_N1H = self.actor.hidden(self._last[:, None], positions_N1, window)

@@ -20,6 +20,7 @@ CAUSE_OF: dict[Phase, IdleCause] = {
 }  # fmt: skip
 
 Interval = tuple[float, float]
+Reason = tuple[float, float, IdleCause]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +55,17 @@ def gaps(busy: list[Interval], window: Interval) -> list[Interval]:
 def idle_times(devices: list[str], spans: list[Span], waits: list[Wait], window: Interval, tail_rows: int) -> list[Idle]:
     """Every idle interval of every device within `window`, with its cause.
 
-    A device's own `Wait` decides; else what the other devices' processes did at that moment. Decoding with at most
-    `tail_rows` rows is `tail`. Adjacent pieces of the same cause are one.
+    A device's own `Wait` decides; else what the other devices' processes did at that moment; else what those waited for
+    (an answer on its way). Decoding with at most `tail_rows` rows is `tail`. Adjacent pieces of the same cause are one.
     """
-    reasons: list[tuple[float, float, IdleCause]] = [(s.start, s.end, _cause(s, tail_rows)) for s in spans]
+    work: list[Reason] = [(s.start, s.end, _cause(s, tail_rows)) for s in spans]
+    waited: list[Reason] = [(w.start, w.end, w.cause) for w in waits]
     found = []
     for device in devices:
-        own = [(w.start, w.end, w.cause) for w in waits if device in w.devices]
+        own: list[Reason] = [(w.start, w.end, w.cause) for w in waits if device in w.devices]
         busy = union([(s.start, s.end) for s in spans if device in s.devices], window)
         for gap in gaps(busy, window):
-            found += _explain(device, gap, own, reasons)
+            found += _explain(device, gap, [own, work, waited])
     return found
 
 
@@ -89,17 +91,14 @@ def _cause(span: Span, tail_rows: int) -> IdleCause:
     return "tail" if span.phase == "decode" and span.rows <= tail_rows else CAUSE_OF[span.phase]
 
 
-def _explain(
-    device: str, gap: Interval, own: list[tuple[float, float, IdleCause]], others: list[tuple[float, float, IdleCause]]
-) -> list[Idle]:
-    near_own = [r for r in own if r[0] < gap[1] and r[1] > gap[0]]
-    near = [r for r in others if r[0] < gap[1] and r[1] > gap[0]]
-    edges = sorted({gap[0], gap[1], *(t for r in near_own + near for t in r[:2] if gap[0] < t < gap[1])})
+def _explain(device: str, gap: Interval, reasons: list[list[Reason]]) -> list[Idle]:
+    """Cut `gap` where causes change; of several lists of reasons the first one that covers a moment decides."""
+    near = [[r for r in several if r[0] < gap[1] and r[1] > gap[0]] for several in reasons]
+    edges = sorted({gap[0], gap[1], *(t for several in near for r in several for t in r[:2] if gap[0] < t < gap[1])})
     pieces: list[Idle] = []
     for start, end in pairwise(edges):
         middle = (start + end) / 2
-        causes = [r[2] for r in near_own if r[0] <= middle < r[1]] or [r[2] for r in near if r[0] <= middle < r[1]]
-        cause: IdleCause = causes[0] if causes else "unknown"
+        cause: IdleCause = next((c for several in near for a, b, c in several if a <= middle < b), "unknown")
         if pieces and pieces[-1].cause == cause and pieces[-1].end == start:
             pieces[-1] = Idle(device, cause, pieces[-1].start, end)
         else:

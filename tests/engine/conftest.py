@@ -42,10 +42,6 @@ ARCHITECTURE = TinyArchitecture(hidden=16, layers=2, heads=2, context=96, vocab=
 PATIENCE_S = 120.0
 Tree = dict[str, Any]
 
-SEQUENTIAL: Tree = {"overlap": {"intra_step": "off", "inter_step": "off"}}
-DEFER: Tree = {"overlap": {"intra_step": "off", "inter_step": "defer"}}
-OPPO: Tree = {"overlap": {"intra_step": "per_chunk", "inter_step": "defer"}}
-
 
 def merged(base: Tree, *changes: Tree) -> Tree:
     """`base` with nested `changes` laid over it."""
@@ -316,3 +312,23 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             started.process.communicate()
         if started.lifeline >= 0:
             os.close(started.lifeline)
+
+
+OBSERVED: Tree = {
+    "steps": 12, "ppo": {"batch_size": 8}, "checkpoints": {"every_steps": 5}, "resources": {"dtype": "float32"},
+    "overlap": {"overcommit": {"max": 6, "initial": 4}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def sequential_run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A sequential run on two cores; look only."""
+    changes: Tree = {"overlap": {"intra_step": "off", "inter_step": "off"}}
+    return world.run(world.spec(OBSERVED, changes), tmp_path_factory.mktemp("sequential"), threads=2)
+
+
+@pytest.fixture(scope="session")
+def oppo_run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run with both overlaps, one core for the actor and one for the scorers' process; look only."""
+    changes: Tree = {"overlap": {"intra_step": "per_chunk", "inter_step": "defer"}}
+    return world.run(world.spec(OBSERVED, changes), tmp_path_factory.mktemp("oppo"), threads=2)
