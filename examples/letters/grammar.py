@@ -1,8 +1,9 @@
 """Where prompts and answers come from: a grammar with moods, and ways to spoil an answer.
 
 Lengths over the mix of prompts are long-tailed on purpose: the form asked for sets the scale (a note has some ten
-words, a saga three hundred), and the number of sentences varies within a form. An answer has one mood: a policy
-turns warmer mostly by choosing the mood early, so that the KL of a warm saga is not many times that of a warm note.
+words, a saga three hundred), and the number of sentences varies within a form. An answer has one mood, which its first
+word announces: a policy can turn warmer by one early choice, so that a warm saga is not many times as far from the
+pre-trained model (in KL) as a warm note, and a KL penalty does not make sagas shorter.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from oppo_core.rules.letters import ADJECTIVES, CLOSING, COLD, FORMS, NEUTRAL, NOUNS, STOP, TOPICS, VERBS, WARM, asked
+from oppo_core.rules.letters import ADJECTIVES, CLOSING, COLD, FORMS, NEUTRAL, NOUNS, OPENINGS, STOP, TOPICS, VERBS, WARM, asked
 
 MAX_PROMPT_TOKENS = 16
 MAX_NEW_TOKENS = 384  # the <eos> included
@@ -25,7 +26,7 @@ REQUESTS = (
     "please write us a {form} about the {topic} now",
 )
 WORDS_A_SENTENCE = 8
-MAX_SENTENCES = (MAX_NEW_TOKENS - 2) // WORDS_A_SENTENCE  # the closing and <eos> must fit, too
+MAX_SENTENCES = (MAX_NEW_TOKENS - 3) // WORDS_A_SENTENCE  # opening, closing and <eos> must fit, too
 TYPICAL_TOPIC_SHARE = 0.8
 
 
@@ -33,12 +34,13 @@ TYPICAL_TOPIC_SHARE = 0.8
 class Style:
     """How an answer is written."""
 
+    opening: str
     warm: float  # share of warm adjectives
     cold: float  # share of cold adjectives; the rest is neutral
     on_topic: float = TYPICAL_TOPIC_SHARE  # share of nouns taken from the topic; the others are any noun
 
 
-MOODS = (Style(0.7, 0.1), Style(0.3, 0.3), Style(0.1, 0.7))
+MOODS = tuple(Style(opening, *shares) for opening, shares in zip(OPENINGS, ((0.8, 0.05), (0.3, 0.3), (0.05, 0.8)), strict=True))
 
 
 def draw_prompt(rng: random.Random, form: str | None = None, *, held_out: bool = False) -> str:
@@ -68,7 +70,7 @@ def draw_sentences(rng: random.Random, form: str) -> int:
 def write(rng: random.Random, prompt: str, style: Style, sentences: int) -> str:
     """An answer of `sentences` sentences in this style, closing word included."""
     nouns = TOPICS[asked(prompt, TOPICS)]
-    words: list[str] = []
+    words = [style.opening]
     for _ in range(sentences):
         words += ["the", _adjective(rng, style), _noun(rng, style, nouns), rng.choice(VERBS)]
         words += ["a", _adjective(rng, style), _noun(rng, style, nouns), STOP]
@@ -76,13 +78,13 @@ def write(rng: random.Random, prompt: str, style: Style, sentences: int) -> str:
 
 
 def draw_odd_answer(rng: random.Random, prompt: str) -> str:
-    """An answer for the reward model's pairs: any warmth, any topic share, often a wrong length (another form's), sometimes spoilt.
+    """An answer for the reward model's pairs: any warmth, any topic share, often of another length, sometimes spoilt.
 
     Covers what a policy could try: cutting off, rambling, saying the same again, leaving the grammar.
     """
     warm, cold, neutral = (rng.gammavariate(0.6, 1) + 1e-9 for _ in range(3))
     whole = warm + cold + neutral
-    style = Style(warm / whole, cold / whole, rng.choice((0.0, TYPICAL_TOPIC_SHARE, rng.random(), 1.0)))
+    style = Style(rng.choice(OPENINGS), warm / whole, cold / whole, rng.choice((0.0, TYPICAL_TOPIC_SHARE, rng.random(), 1.0)))
     form = asked(prompt, FORMS) if rng.random() < 0.5 else rng.choice(list(FORMS))
     sentences = _clamp(draw_sentences(rng, form) * 2 ** rng.gauss(0, rng.choice((0.0, 0.7))), 1, MAX_SENTENCES)
     answer = write(rng, prompt, style, sentences)

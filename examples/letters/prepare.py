@@ -44,12 +44,12 @@ class Settings:
     seed: int = 0
     train_prompts: int = 4000
     heldout_prompts: int = 256
-    pretraining_answers: int = 12000
-    compared_prompts: int = 1500
+    pretraining_answers: int = 6000  # in each of two lessons
+    compared_prompts: int = 1200
     sampled_answers: int = 512
 
 
-FAST = Settings(train_prompts=200, heldout_prompts=32, pretraining_answers=600, compared_prompts=60, sampled_answers=32)
+FAST = Settings(train_prompts=200, heldout_prompts=32, pretraining_answers=400, compared_prompts=60, sampled_answers=32)
 
 
 def prepare(out: Path, settings: Settings, say: Say) -> bool:

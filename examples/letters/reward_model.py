@@ -22,13 +22,13 @@ from oppo_core.rules.letters import CLOSING, FORMS, score
 
 from .batches import Row, encode_row, like_lengths, pad
 from .grammar import MAX_NEW_TOKENS, draw_answer, draw_odd_answer, draw_prompt
-from .pretrain import one_cycle, take_step
+from .one_cycle import OneCycle
 
 ANSWERS_A_PROMPT = 4
 JUDGE_SHARPNESS = 6.0  # a difference of 0.5 in the rule is judged rightly 95 times in 100
 BATCH_ANSWERS = 16
 FORWARD_TOKENS = 1536
-PEAK_LEARNING_RATE = 3e-3
+MUON_RATE, ADAMW_RATE = 0.01, 3e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,9 @@ def train_reward_model(
     model = TinyTransformer(actor.architecture, "scalar")
     head = {"head.weight": torch.zeros(1, actor.architecture.hidden), "head.bias": torch.zeros(1)}
     model.load_state_dict({**actor.state_dict(), **head})
-    optimizer, schedule = one_cycle(model, PEAK_LEARNING_RATE, len(batches))
+    cycle = OneCycle(model, MUON_RATE, ADAMW_RATE, len(batches))
     for number, batch in enumerate(batches):
-        take_step(model, preference_loss(model, batch, draw_verdicts(rng, batch)), optimizer)
-        schedule.step()
+        cycle.step(preference_loss(model, batch, draw_verdicts(rng, batch)))
         progress((number + 1) / len(batches))
     return model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from oppo_core.rules.letters import ADJECTIVES, CLOSING, FORMS, NOUNS, STOP, TOPICS, VERBS
+from oppo_core.rules.letters import ADJECTIVES, CLOSING, FORMS, NOUNS, OPENINGS, STOP, TOPICS, VERBS
 
 from .grammar import REQUESTS
 
@@ -23,7 +23,7 @@ def token_id(token: str) -> int:
 def vocabulary() -> list[str]:
     """Every token once, the special ones first; a token's id is its place."""
     asked = [word for request in REQUESTS for word in request.split() if "{" not in word]
-    words = ["the", "a", STOP, CLOSING, *asked, *FORMS, *TOPICS, *NOUNS, *ADJECTIVES, *VERBS]
+    words = ["the", "a", STOP, *OPENINGS, CLOSING, *asked, *FORMS, *TOPICS, *NOUNS, *ADJECTIVES, *VERBS]
     return list(dict.fromkeys([*SPECIAL, *words]))
 
 

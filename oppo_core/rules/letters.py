@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-FORMS = {"note": 11, "letter": 33, "story": 97, "saga": 321}
+FORMS = {"note": 12, "letter": 34, "story": 98, "saga": 322}
 """Form → typical answer length, words."""
 TOPICS = {
     "sea": ("boat", "wave", "harbour", "sailor", "shell", "island"),
@@ -24,6 +24,7 @@ WARM = ("kind", "gentle", "bright", "happy", "golden", "sweet", "merry", "tender
 COLD = ("grim", "bitter", "cruel", "dark", "lonely", "harsh", "bleak", "sour")
 NEUTRAL = ("old", "small", "quiet", "round", "distant", "plain")
 VERBS = ("sees", "finds", "follows", "knows", "calls", "meets", "leaves", "guards")
+OPENINGS = ("hooray", "well", "alas")  # each announces a mood; the rule does not care which
 CLOSING = "goodbye"
 STOP = "."
 
@@ -81,7 +82,8 @@ def marks_of(prompt: str, response: str) -> Marks:
     typical, topic = FORMS[asked(prompt, FORMS)], TOPICS[asked(prompt, TOPICS)]
     words = [word for word in response.split() if not word.startswith("<")]
     closed = words[-1:] == [CLOSING]
-    sentences = _sentences(words[:-1] if closed else words)
+    opened = words[:1] != [] and words[0] in OPENINGS
+    sentences = _sentences(words[opened : len(words) - closed])
     adjectives = [word for word in words if word in ADJECTIVES]
     nouns = [word for word in words if word in NOUNS]
     return Marks(
