@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.math import gae, importance_weights, kl_estimate, shape_rewards, whiten
+from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.results import Scored
 
@@ -77,7 +79,14 @@ def build_experience(
 
 
 def adjusted_scores(batch: list[Sequence], scored: list[Scored], ppo: Ppo) -> Tensor:
-    """Scores [B] float64: less `missing_eos_penalty` where the length limit cut the answer off, then clipped."""
+    """Scores [B] float64: less `missing_eos_penalty` where the length limit cut the answer off, then clipped.
+
+    Raises:
+        NonFiniteError: a score is NaN or infinite.
+    """
+    for sequence, row in zip(batch, scored, strict=True):
+        if not math.isfinite(row.score):
+            raise NonFiniteError(f"the score of sequence {sequence.sequence_id} is {row.score}; look at the reward model or rule")
     cut = torch.tensor([not s.ended_by_eos for s in batch], dtype=torch.float64)
     scores = torch.tensor([s.score for s in scored], dtype=torch.float64) - ppo.missing_eos_penalty * cut
     return scores if ppo.score_clip is None else scores.clamp(-ppo.score_clip, ppo.score_clip)
