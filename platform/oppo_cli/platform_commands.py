@@ -13,6 +13,7 @@ import click
 from oppo_cli.home import Failure, Home, Refusal
 
 STREAMS_END_WITHIN_S = 3
+SCHEDULER_FRESH_S = 30.0
 
 
 @contextmanager
@@ -100,6 +101,17 @@ def admin_token(user: str, name: str, days: float | None) -> None:
             raise Refusal(str(error)) from error
 
 
+@admin.command("join-token")
+@click.option("--hours", type=click.FloatRange(min=0, min_open=True), default=24.0, show_default=True, help="Validity.")
+def join_token(hours: float) -> None:
+    """Print a token with which workers may join; it is shown once."""
+    with platform_servers():
+        set_up_django()
+        from oppo_platform.cluster.services import create_join_token
+
+        click.echo(create_join_token(hours))
+
+
 @click.command("login-link")
 @click.argument("user")
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), default=24.0, show_default=True, help="Validity.")
@@ -150,13 +162,28 @@ def web(host: str, port: int) -> None:
 
 
 @click.command()
-def scheduler() -> None:
+@click.option("--check", is_flag=True, help="Only say whether one works: status 0 when its last cycle is recent, else 1.")
+def scheduler(check: bool) -> None:
     """Allocate devices to waiting runs."""
     _serve_part()
     set_up_django()
+    if check:
+        _check_scheduler()
+        return
     from django.core.management import call_command
 
     call_command("scheduler")
+
+
+def _check_scheduler() -> None:
+    from oppo_platform import clock
+    from oppo_platform.scheduling.models import SchedulerBeat
+
+    beat = SchedulerBeat.objects.first()
+    silent_s = (clock.now() - beat.last_cycle_at).total_seconds() if beat is not None else float("inf")
+    if silent_s > SCHEDULER_FRESH_S:
+        raise Failure("No scheduler has worked " + ("yet." if beat is None else f"for {silent_s:.0f} s."))
+    click.echo(f"The last cycle was {silent_s:.1f} s ago.")
 
 
 def _serve_part() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from oppo_cli.home import Failure
+from oppo_cli.home import Failure, Refusal
 
 
 @click.group()
@@ -16,39 +16,62 @@ def worker() -> None:
     """Offer this machine's devices to a platform."""
 
 
+MODELS_ROOT = click.option(
+    "--models-root",
+    "models_roots",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with models and prompts to offer; may be given several times.",
+)
+
+
 @worker.command()
 @click.argument("url")
 @click.argument("token")
 @click.option("--name", help="The node's name. Default: the host name.")
-@click.option(
-    "--models-root", "models_roots", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with models and prompts to offer; may be given several times.",
-)  # fmt: skip
+@MODELS_ROOT
 def join(url: str, token: str, name: str | None, models_roots: tuple[Path, ...]) -> None:
     """Join the platform at URL with a join TOKEN (`-` reads it from standard input).
 
     The node's identity is kept in OPPO_HOME/worker. Joining again renews it.
     """
+    secret = sys.stdin.read().strip() if token == "-" else token  # noqa: S105 - the dash, not a password
+    click.echo(f"Joined {url} as {_join(url, secret, name, models_roots)}. Start it with: oppo worker run")
+
+
+@worker.command()
+@click.option("--keep-attempts", is_flag=True, help="Let running attempts go on when this process is stopped (service restarts).")
+@click.option("--url", envvar="OPPO_PLATFORM_URL", help="Join this platform first, unless this machine has joined one.")
+@click.option("--token", envvar="OPPO_JOIN_TOKEN", help="The join token for that; better given as OPPO_JOIN_TOKEN.")
+@click.option("--name", envvar="OPPO_NODE_NAME", help="The node's name for that. Default: the host name.")
+@MODELS_ROOT
+def run(keep_attempts: bool, url: str | None, token: str | None, name: str | None, models_roots: tuple[Path, ...]) -> None:
+    """Work for the platform that this machine has joined."""
+    from worker.folders import WorkerFolder
+
+    folder = WorkerFolder.from_environment()
+    identity = folder.identity()
+    if identity is None:
+        if not url or not token:
+            raise Refusal("This machine has joined no platform yet. Run: oppo worker join URL TOKEN")
+        _join(url, token, name, models_roots)
+    elif models_roots:
+        folder.keep_identity(identity.model_copy(update={"models_roots": [root.resolve() for root in models_roots]}))
+    arguments = ["--keep-attempts"] if keep_attempts else []
+    os.execv(sys.executable, [sys.executable, "-m", "worker", "agent", *arguments])  # noqa: S606
+
+
+def _join(url: str, token: str, name: str | None, models_roots: tuple[Path, ...]) -> str:
+    """Join and return the node's name. Raises Failure with what the platform said."""
     from worker.folders import WorkerFolder
     from worker.joining import join_platform
     from worker.platform_api import RefusedError, UnacceptableError, Unreachable
 
-    secret = sys.stdin.read().strip() if token == "-" else token  # noqa: S105 - the dash, not a password
-    folder = WorkerFolder.from_environment()
     try:
-        identity = join_platform(folder, url, secret, list(models_roots), name)
+        return join_platform(WorkerFolder.from_environment(), url, token, list(models_roots), name).name
     except Unreachable as error:
         raise Failure(f"The platform at {url} does not answer: {error}") from error
     except RefusedError as error:
         raise Failure(f"The platform refused the token: {error}. Ask for a new one; it is valid for a limited time.") from error
     except UnacceptableError as error:
         raise Failure(f"The platform does not understand this worker: {error}") from error
-    click.echo(f"Joined {url} as {identity.name}. Start it with: oppo worker run")
-
-
-@worker.command()
-@click.option("--keep-attempts", is_flag=True, help="Let running attempts go on when this process is stopped (service restarts).")
-def run(keep_attempts: bool) -> None:
-    """Work for the platform that this machine has joined."""
-    arguments = ["--keep-attempts"] if keep_attempts else []
-    os.execv(sys.executable, [sys.executable, "-m", "worker", "agent", *arguments])  # noqa: S606

@@ -48,7 +48,7 @@ def test_a_killed_broker_costs_nothing(platform, tools) -> None:
     assert platform.wait_for_end(run_id)["state"] == "succeeded"
     assert platform.steps_of(run_id) == list(range(1, 61))
     tools.eventually(lambda: platform.find("valkey-server"), "Valkey to be restarted")
-    assert platform.wait_for_end(platform.submit(tools.tiny_spec("after the broker's death")))["state"] == "succeeded"
+    assert platform.wait_for_end(platform.submit(tools.tiny_spec("after the broker died")))["state"] == "succeeded"
 
 
 def test_a_killed_web_process_loses_nothing(platform, tools) -> None:

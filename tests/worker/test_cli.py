@@ -1,0 +1,178 @@
+"""The command line: what it imports, what it refuses, and with which exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from oppo_cli.demo_figures import RunFigures, bench_document, run_figures, table_rows
+from oppo_cli.home import Failure, Home, Running
+from oppo_cli.main import COMMANDS, main
+
+SPEC = """
+name: tiny
+steps: 6
+models:
+  actor: {tiny: {hidden: 16, layers: 1, heads: 2, context: 64, vocab: 259}}
+  reward: {rule: "letters:score"}
+  critic: actor
+data: {prompts: prompts.jsonl}
+ppo: {batch_size: 8}
+rollout: {max_new_tokens: 16, max_prompt_tokens: 16}
+overlap: {overcommit: {initial: 2, max: 4}, chunk: {size: 8}}
+"""
+
+
+def oppo(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_help_imports_neither_django_nor_torch() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from oppo_cli.main import main;"
+        "result = CliRunner().invoke(main, ['--help']); assert result.exit_code == 0, result.output;"
+        "print(sorted({'django', 'torch', 'celery', 'httpx', 'psycopg', 'rich'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_explains_itself(name: str) -> None:
+    if name == "manage":  # passes --help on to Django
+        pytest.skip("Django's own help")
+    result = oppo(name, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_a_good_spec_is_valid_and_a_bad_one_is_refused_with_every_reason(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(SPEC)
+    bad.write_text(SPEC.replace("steps: 6", "step: 6\nseed: -1"))
+    assert oppo("spec", "check", str(good)).exit_code == 0
+    refused = oppo("spec", "check", str(bad))
+    assert refused.exit_code == 2
+    assert "did you mean steps" in refused.output
+    assert "seed" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"\xff\xfe", "UTF-8"), (b"#" * 300_000, "bytes long"), (b"a: [", "not valid YAML"), (b"", "empty")]
+)
+def test_an_unreadable_spec_is_refused_in_words(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_bytes(content)
+    result = oppo("spec", "check", str(file))
+    assert result.exit_code == 2
+    assert said in result.output
+    assert oppo("spec", "check", str(tmp_path / "nowhere.yaml")).exit_code == 2
+
+
+def test_the_schema_and_the_examples_can_be_printed(tmp_path: Path) -> None:
+    assert json.loads(oppo("spec", "schema").output)["title"] == "RunSpec"
+    for name in ("sequential", "oppo"):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(oppo("spec", "example", name).output)
+        assert oppo("spec", "check", str(file)).exit_code == 0
+
+
+def test_train_runs_the_engine_alone_and_resumes(tmp_path: Path) -> None:
+    spec, out = tmp_path / "spec.yaml", tmp_path / "out"
+    spec.write_text(SPEC)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "note sea"}\n')
+    first = oppo("train", str(spec), "--out", str(out), "--root", str(tmp_path))
+    assert first.exit_code == 0, first.output
+    assert "Succeeded at step 6" in first.output
+    assert str(out / "checkpoints" / "step-00000006") in first.output
+    steps = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in steps if event["kind"] == "step"] == [1, 2, 3, 4, 5, 6]
+    assert oppo("train", str(spec), "--out", str(out), "--root", str(tmp_path)).exit_code == 2
+    spec.write_text(SPEC.replace("steps: 6", "steps: 8"))
+    again = oppo(
+        "train",
+        str(spec),
+        "--out",
+        str(out),
+        "--root",
+        str(tmp_path),
+        "--resume-from",
+        str(out / "checkpoints" / "step-00000006"),
+    )
+    assert again.exit_code == 0, again.output
+    assert "Succeeded at step 8" in again.output
+
+
+def test_train_tells_what_the_engine_could_not_do(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC)
+    result = oppo("train", str(spec), "--out", str(tmp_path / "out"))
+    assert result.exit_code == 1
+    assert "prompts.jsonl" in result.output
+
+
+def test_a_home_belongs_to_one_up_at_a_time(tmp_path: Path) -> None:
+    first, second = Home(tmp_path), Home(tmp_path)
+    running = Running(1, "http://127.0.0.1:1", "postgresql://", "redis://")
+    with first.locked():
+        first.tell(running)
+        assert second.running() == running
+        assert (tmp_path / "running.json").stat().st_mode & 0o077 == 0
+        with pytest.raises(Failure, match="already runs"), second.locked():
+            pass
+    assert second.running() is None
+
+
+def test_a_home_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OPPO_HOME", str(tmp_path / "file" / "home"))
+    result = oppo("up")
+    assert result.exit_code == 1
+    assert "OPPO_HOME" in result.output
+
+
+def test_a_worker_that_has_not_joined_is_told_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPPO_HOME", str(tmp_path))
+    assert "oppo worker join" in oppo("worker", "run").output
+    refused = oppo("worker", "join", "http://127.0.0.1:1", "token")
+    assert refused.exit_code == 1
+    assert "does not answer" in refused.output
+
+
+def test_figures_leave_out_the_first_steps() -> None:
+    told = {"bubble": 0.25, "reward_last_tenth": 1.5, "deferred_share": 0.1, "step_s": 9.9, "wall_s": 9.9}
+    compared = {"figures": {"1": told}, "time_to_target": {"1": {"step": 4, "elapsed_s": 14.0}}}
+    elapsed = {1: 10.0, 2: 12.0, 3: 13.0, 4: 14.0, 5: 15.0}
+    tokens = {1: 100.0, 2: 200.0, 3: 300.0, 4: 400.0, 5: 500.0}
+    figures = run_figures(compared, 1, elapsed, tokens, warm=3)
+    assert figures.step_s == 1.0
+    assert figures.us_per_token == 1e6 * 2 / 200
+    assert (figures.wall_s, figures.time_to_target_s, figures.bubble, figures.reward) == (15.0, 14.0, 0.25, 1.5)
+    short = run_figures(compared, 1, {1: 1.0}, {1: 1.0}, warm=3)
+    assert short.step_s is None
+
+
+def test_the_bench_document_has_the_names_that_others_rely_on() -> None:
+    slow = RunFigures(100.0, 1.0, 500.0, 60.0, 0.4, 2.0, 0.0, 100)
+    fast = RunFigures(50.0, 0.5, 250.0, None, 0.1, 2.1, 0.2, 100)
+    document = bench_document(slow, fast, {"seed": 0})
+    names = {result["name"]: result for result in document["results"]}
+    wanted = (
+        "sequential/step_s",
+        "oppo/step_s",
+        "sequential/reward",
+        "oppo/reward",
+        "sequential/bubble",
+        "oppo/bubble",
+        "speedup",
+    )
+    assert set(wanted) <= set(names)
+    assert names["speedup"]["median"] == 2.0
+    assert "speedup_to_target" not in names  # unknown is left out, never made up
+    assert set(document) == {"bench", "commit", "machine", "settings", "results"}
+    assert [row.ratio for row in table_rows(slow, fast)][:3] == [2.0, 2.0, 2.0]
