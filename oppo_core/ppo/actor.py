@@ -78,7 +78,7 @@ class ActorTrainer:
             loss = self._loss([rows[i] for i in group], experience, kl_coefficient, sums) / total
             if not torch.isfinite(loss):
                 raise NonFiniteError(
-                    f"the policy loss is {float(loss)}; look at critic/score/* and objective/kl of the steps before"
+                    f"the policy loss is {float(loss.detach())}; look at critic/score/* and objective/kl of the steps before"
                 )
             loss.backward()  # type: ignore[no-untyped-call]
         sums.tokens += total

@@ -76,7 +76,9 @@ class CriticTrainer:
         losses, clipped = value_loss(values, old, returns, self.ppo.value_clip_range)
         loss = losses.sum()
         if not torch.isfinite(loss):
-            raise NonFiniteError(f"the value loss is {float(loss)} at step {order.step + 1}; lower ppo.critic_learning_rate")
+            raise NonFiniteError(
+                f"the value loss is {float(loss.detach())} at step {order.step + 1}; lower ppo.critic_learning_rate"
+            )
         (loss / total).backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), float(clipped.sum())
 
