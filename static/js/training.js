@@ -8,7 +8,7 @@
   const slider = $("smoothing");
   const view = { series, spec: run.spec, colour: run.colour, summary: run.summary, decisions: [], weight: stored(), axis: "step" };
   const inView = new Set(), drawn = {};
-  let linked = false, busy = false, again = false, decisionsAt = -1, zoomed = false, resets = 0, end = 0;
+  let linked = false, busy = false, again = false, decisionsAt = -1, zoomed = null, resets = 0, end = 0;
 
   function stored() {
     try { const w = parseFloat(localStorage.getItem("oppo-smoothing")); return w >= 0 && w < 1 ? w : 0.6; } catch (e) { return 0.6; }
@@ -22,7 +22,7 @@
     return { end: Math.max(1, 1.12 * top), size, title };
   }
   function layoutOf(name, made, axis) {
-    const base = { margin: { l: 48, r: 14, t: 8, b: 24 }, hovermode: made.hover || "x", xaxis: { range: [0, axis.end], ...ticks(axis) }, uirevision: `${view.axis} ${resets}` };
+    const base = { margin: { l: 48, r: 14, t: 8, b: 24 }, hovermode: made.hover || "x", xaxis: { range: zoomed || [0, axis.end], ...ticks(axis) }, uirevision: `${view.axis} ${resets}` };
     end = axis.end;
     if (!made.column.x.length) return emptyLayout(base);
     const layout = T.layout({ ...base, ...made.layout });
@@ -55,12 +55,13 @@
     T.link(LINKED.map((name) => $(`plot-${name}`)), read);
     LINKED.forEach((name) => $(`plot-${name}`).on("plotly_relayout", onZoom));
   }
-  function onZoom(e) {                                   // the round numbers are for the whole run
+  /* Kept here, because Plotly forgets at the next redraw what was not done by hand on that very chart. */
+  function onZoom(e) {
     if (!("xaxis.range[0]" in e || "xaxis.autorange" in e)) return;
     const whole = "xaxis.autorange" in e || (Math.abs(e["xaxis.range[0]"]) < 1e-9 && Math.abs(e["xaxis.range[1]"] - end) < 1e-6 * end);
-    if (whole !== zoomed) return;
-    zoomed = !whole;
-    if (whole) resets += 1;                              // forget the reader's zoom, or the axis would not grow any more
+    if (whole ? zoomed === null : zoomed && zoomed[0] === e["xaxis.range[0]"] && zoomed[1] === e["xaxis.range[1]"]) return;
+    zoomed = whole ? null : [e["xaxis.range[0]"], e["xaxis.range[1]"]];
+    if (whole) resets += 1;                              // or the axis would not grow with the run any more
     requestAnimationFrame(draw);
   }
   function read(x) {                                     // the card's head says the figure under the cursor, or the newest
@@ -126,6 +127,7 @@
   });
   document.querySelectorAll("[data-axis]").forEach((button) => button.addEventListener("click", () => {
     view.axis = button.dataset.axis;
+    zoomed = null;
     document.querySelectorAll("[data-axis]").forEach((b) => b.setAttribute("aria-pressed", String(b === button)));
     series.setAxis(view.axis);
     refresh();

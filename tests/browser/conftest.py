@@ -124,6 +124,8 @@ class Platform:
 
     def release(self) -> None:
         """End whatever still holds the device or waits for it, so that the next test finds it free."""
+        from django.db import connections
+
         from oppo_contract.states import ENDED
         from oppo_platform.runs.models import Run
         from oppo_platform.runs.services import cancel_run
@@ -133,6 +135,8 @@ class Platform:
         for supervisor, _ in self.told.values():
             if supervisor.order.attempt_id in self.fleet.attempts:
                 supervisor.end("cancelled")
+        # Playwright runs tests in a context of its own, and Django keeps connections a context.
+        connections.close_all()
 
 
 def spec_data(name: str, *, overlap: bool, steps: int, seed: int = 1) -> dict[str, Any]:
@@ -232,6 +236,7 @@ def visit(platform: Platform, chromium: Any) -> Iterator[Callable[..., Visitor]]
 
     def open_one(*, logged_in: bool = True, **context: Any) -> Visitor:
         visitor = Visitor(chromium, platform.web.url, **context)
+        platform.fleet.beat()
         if logged_in:
             visitor.page.goto(platform.login_path())
         opened.append(visitor)

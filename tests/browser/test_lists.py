@@ -1,0 +1,73 @@
+"""The list of runs and the compare page."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+
+def test_the_list_is_live_and_keeps_what_was_ticked(visit, platform, two_runs):
+    page = visit().page
+    page.goto("/runs")
+    page.check(f"#rows input[value='{two_runs[0]}']")
+    run_id = platform.submit("letters listed", steps=20)
+    page.wait_for_selector("#rows >> text=letters listed")
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(6)))
+    row = page.locator(f"#rows tr[data-key='{run_id}']")
+    row.locator(".pill[data-state=running]").wait_for()
+    row.locator("text=6 / 20").wait_for()
+    assert row.locator(".spark").count() == 1
+    assert page.is_checked(f"#rows input[value='{two_runs[0]}']")
+    page.check(f"#rows input[value='{two_runs[1]}']")
+    page.click("#compare")
+    page.wait_for_url(f"**/compare?runs={two_runs[0]},{two_runs[1]}**")
+
+
+def test_filters_by_state_and_project(visit, two_runs):
+    page = visit().page
+    page.goto("/runs?show=failed&project=1")
+    page.click("text=Ended")
+    page.wait_for_selector("#rows tr")
+    assert page.locator("#rows .pill").evaluate_all(
+        "all => all.every(p => ['succeeded', 'failed', 'cancelled'].includes(p.dataset.state))"
+    )
+
+
+def test_two_runs_side_by_side(visit, two_runs):
+    sequential, oppo = two_runs
+    page = visit().page
+    page.goto(f"/compare?runs={sequential},{oppo}")
+    page.wait_for_selector("#plot-reward .main-svg")
+    figures = page.locator("#figures tr")
+    assert "baseline" in figures.nth(0).inner_text()
+    speedup = float(figures.nth(1).locator("td").nth(3).inner_text().rstrip("×"))
+    assert speedup > 1
+    assert page.locator("#diff tr").count() == 2
+    assert "overlap.inter_step" in page.inner_text("#diff")
+    names = page.evaluate("document.getElementById('plot-reward').data.map(t => t.name).filter(Boolean)")
+    assert names == ["letters sequential", "letters oppo"]
+    page.click("[data-axis=step]")
+    page.wait_for_function("() => Math.max(...document.getElementById('plot-reward').data[0].x) === 60")
+    page.fill("#target", "1.4")
+    page.press("#target", "Enter")
+    page.wait_for_selector("#target-now >> text=1.40")
+    assert f"runs={sequential},{oppo}&x=step&target=1.4" in page.url
+    page.fill("#target", "99")
+    page.press("#target", "Enter")
+    page.wait_for_selector("#figures >> text=not reached")
+
+
+def test_runs_are_picked_and_removed(visit, two_runs):
+    sequential, oppo = two_runs
+    page = visit().page
+    page.goto("/compare")
+    page.select_option("#add", str(sequential))
+    page.wait_for_selector("#figures tr")
+    page.select_option("#add", str(oppo))
+    page.wait_for_function("() => document.querySelectorAll('#figures tr').length === 2")
+    page.click("[aria-label='Remove letters sequential']")
+    page.wait_for_function("() => document.querySelectorAll('#figures tr').length === 1")
+    page.goto(f"/compare?runs={oppo}")
+    page.wait_for_selector("#figures tr")

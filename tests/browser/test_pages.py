@@ -1,0 +1,127 @@
+"""Every page, light and dark, wide and on a phone: no console error, no policy violation, nothing wider than the window."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+PHONE = {"viewport": {"width": 400, "height": 860}}
+DESK = {"viewport": {"width": 1440, "height": 900}}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("window", [DESK, PHONE], ids=["desk", "phone"])
+def test_pages_are_clean(visit, two_runs, scheme, window):
+    sequential, oppo = two_runs
+    visitor = visit(color_scheme=scheme, **window)
+    page = visitor.page
+    pages = {
+        "/runs": "#rows tr",
+        "/runs/new": "#send[aria-disabled=false]",
+        f"/runs/new?from={oppo}": "#changes:not(:empty)",
+        "/queue": "#queue section",
+        f"/runs/{oppo}": "#plot-reward .main-svg >> nth=0",
+        f"/runs/{oppo}/timeline": "#worst li",
+        f"/runs/{oppo}/logs": "#log li",
+        f"/runs/{oppo}/config": "#spec-text",
+        f"/runs/{oppo}/events": "#decisions tr",
+        f"/compare?runs={sequential},{oppo}": "#plot-reward .main-svg",
+        "/compare": "#nothing h2",
+        "/teams": "h2",
+        "/accounts/password/change/": "form input",
+        "/accounts/logout/": "form button",
+    }
+    for path, shown in pages.items():
+        page.goto(path)
+        page.wait_for_selector(shown, state="attached")
+        assert visitor.overflow() <= 0, f"{path} is wider than the window"
+
+
+def test_error_pages_say_what_to_do(visit, two_runs):
+    visitor = visit()
+    reply = visitor.page.goto("/runs/99999999")
+    assert reply.status == 404
+    assert "nothing at this address" in visitor.page.inner_text("h1")
+    reply = visitor.page.goto("/runs?show=nonsense")
+    assert reply.status == 404
+    # A browser logs the status of a page itself; nothing else may stand there.
+    assert all("404" in complaint for complaint in visitor.complaints)
+    visitor.complaints.clear()
+
+
+def test_login_by_password_leads_where_one_wanted_to_go(visit, platform, two_runs):
+    visitor = visit(logged_in=False)
+    page = visitor.page
+    page.goto(f"/runs/{two_runs[1]}/config")
+    assert "/accounts/login/" in page.url
+    page.fill("#id_login", platform.user.username)
+    page.fill("#id_password", "not the password")
+    page.click("text=Log in >> nth=-1")
+    assert page.locator(".error").count() == 1
+    page.fill("#id_password", platform.password)
+    page.press("#id_password", "Enter")
+    page.wait_for_selector("#spec-text")
+    assert page.url.endswith(f"/runs/{two_runs[1]}/config")
+
+
+def test_keyboard_leads_everywhere(visit, two_runs):
+    page = visit().page
+    page.goto("/teams")
+    for keys, path in {"gr": "/runs", "gq": "/queue", "gc": "/compare", "gn": "/runs/new"}.items():
+        page.keyboard.type(keys)
+        page.wait_for_url(f"**{path}**")
+    page.goto("/runs")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "filter"
+    page.keyboard.type("sequential")
+    assert page.locator("#rows tr:visible").count() == 1
+    page.keyboard.press("Escape")
+    assert page.locator("#rows tr:visible").count() > 1
+    page.keyboard.press("?")
+    assert page.locator("dialog.keys[open]").count() == 1
+    page.keyboard.press("Escape")
+    before = page.evaluate("document.documentElement.dataset.theme || ''")
+    page.keyboard.press("t")
+    after = page.evaluate("document.documentElement.dataset.theme")
+    assert after in ("light", "dark")
+    assert after != before
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == after
+
+
+def test_a_team_gets_a_project_and_a_member(visit, platform):
+    from oppo_platform.accounts.services import create_user
+
+    page = visit().page
+    page.goto("/teams")
+    page.fill("input[name=name]", "Poems")
+    page.click("text=Create project")
+    page.wait_for_selector("text=Poems is ready for runs.")
+    page.fill("input[name=user]", "nobody")
+    page.click("text=Add member")
+    page.wait_for_selector("text=There is no user called nobody.")
+    create_user("jo", "jo@example.org")
+    page.fill("input[name=user]", "jo")
+    page.click("text=Add member")
+    page.wait_for_selector("text=jo is now member in Main.")
+    page.select_option("[aria-label='Role of jo']", "viewer")
+    page.wait_for_selector("text=jo is now viewer in Main.")
+
+
+def test_without_worker_the_pages_say_how_to_get_one(visit, platform):
+    from oppo_platform.cluster.models import Node
+
+    page = visit().page
+    before = Node.objects.get()
+    Node.objects.update(last_seen_at=None)
+    try:
+        page.goto("/runs/new")
+        page.wait_for_selector("text=No worker is connected")
+        page.wait_for_selector("#problems li")
+        assert page.get_attribute("#send", "aria-disabled") == "true"
+        page.goto("/queue")
+        page.wait_for_selector(".node >> text=unreachable")
+    finally:
+        Node.objects.update(last_seen_at=before.last_seen_at)
+        platform.fleet.beat()

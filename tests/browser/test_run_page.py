@@ -1,0 +1,185 @@
+"""The run page lives: figures and charts follow what workers tell, through outages, and nothing that a model wrote is mark-up."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+
+def step_shown(page, step):
+    page.wait_for_function("s => document.querySelector('[data-part=step]').textContent === String(s)", arg=step)
+
+
+def points_drawn(page, count):
+    page.wait_for_function(
+        "n => { const p = document.getElementById('plot-reward'); return p.data && p.data[1].x.length === n; }", arg=count
+    )
+
+
+def test_it_follows_the_run_from_queue_to_end(visit, platform):
+    run_id = platform.submit("letters live", steps=30)
+    page = visit().page
+    page.goto(f"/runs/{run_id}")
+    page.wait_for_selector(".pill[data-state=queued]")
+    supervisor, story = platform.start(run_id)
+    page.wait_for_selector(".pill[data-state=running]")
+    supervisor.tell(list(story.tell(3)))
+    step_shown(page, 3)
+    points_drawn(page, 3)
+    supervisor.tell(list(story.tell(7)))
+    step_shown(page, 10)
+    points_drawn(page, 10)
+    assert page.inner_text("[data-part=idle]").endswith("%")
+    assert "left" in page.inner_text("[data-part=time-label]")
+    page.reload()
+    points_drawn(page, 10)
+    supervisor.tell([*story.tell(20), *story.end()])
+    supervisor.end("succeeded", "All steps are done.")
+    page.wait_for_selector(".pill[data-state=succeeded]")
+    points_drawn(page, 30)
+    assert page.locator("#cancel").is_hidden()
+
+
+def test_a_stopped_server_makes_it_stale_and_a_new_one_live_again(visit, platform):
+    run_id = platform.submit("letters outage", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(2)))
+    visitor = visit()
+    page = visitor.page
+    page.goto(f"/runs/{run_id}")
+    points_drawn(page, 2)
+    platform.web.stop()
+    page.wait_for_selector(".live[data-stale] >> text=stale since")
+    platform.web.start()
+    supervisor.tell(list(story.tell(3)))
+    step_shown(page, 5)
+    points_drawn(page, 5)
+    page.wait_for_selector(".live:not([data-stale])")
+    # The outage itself is what the browser complains of.
+    visitor.complaints[:] = [c for c in visitor.complaints if "net::ERR" not in c]
+
+
+def test_a_hidden_tab_holds_no_stream_and_catches_up(visit, platform):
+    run_id = platform.submit("letters hidden", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(1)))
+    page = visit().page
+    page.goto(f"/runs/{run_id}")
+    step_shown(page, 1)
+    hide = """hidden => {
+        Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});
+        document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    requests = []
+    page.evaluate(hide, True)
+    page.on("request", lambda request: requests.append(request.url))
+    supervisor.tell(list(story.tell(4)))
+    page.wait_for_timeout(800)
+    assert requests == []
+    page.evaluate(hide, False)
+    step_shown(page, 5)
+    points_drawn(page, 5)
+
+
+def test_cancel_asks_first_and_then_stops_the_run(visit, platform):
+    run_id = platform.submit("letters cancelled", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(2)))
+    page = visit().page
+    page.goto(f"/runs/{run_id}")
+    page.click("#cancel")
+    page.click("text=Keep it running")
+    assert supervisor.beat() is None
+    page.click("#cancel")
+    page.click("#cancel-confirm")
+    page.wait_for_selector(".pill[data-state=cancelling]")
+    supervisor.wait_for_signal("cancel")
+    supervisor.end("cancelled")
+    page.wait_for_selector(".pill[data-state=cancelled]")
+
+
+def test_a_failure_shows_its_cause_and_the_last_lines(visit, platform):
+    run_id = platform.submit("letters failed", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(2)))
+    page = visit().page
+    page.goto(f"/runs/{run_id}")
+    supervisor.end("failed", "The loss is not finite at step 3.", ["step 3", "<b>nan</b>"])
+    page.wait_for_selector(".banner[data-tone=bad] >> text=The loss is not finite at step 3.")
+    assert "<b>nan</b>" in page.inner_text("[data-part=log]")
+
+
+def test_what_a_model_writes_is_text(visit, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[1]}")
+    page.wait_for_selector("#samples article")
+    assert "<script>window.pwned = 1</script>" in page.inner_text("#samples")
+    assert page.evaluate("window.pwned") is None
+    assert page.locator("#samples img, #samples script").count() == 0
+    assert "My dear friend" in page.locator("#samples .v-old").first.inner_text()
+
+
+def test_charts_are_linked_smoothed_and_over_time(visit, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[1]}")
+    points_drawn(page, 60)
+    box = page.locator("#plot-reward .nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_selector("#by-kl >> text=step")
+    page.mouse.move(box["x"] + 60, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 260, box["y"] + 42, steps=4)
+    page.mouse.up()
+    zoomed = "() => document.getElementById('plot-bubble')._fullLayout.xaxis.range[1] < 50"
+    page.wait_for_function(zoomed)
+    page.locator("#smoothing").fill("0")
+    assert page.inner_text("#smoothing-value") == "0.00"
+    page.click("[data-axis=wall]")
+    page.wait_for_function("() => document.getElementById('plot-reward').data[0].x[0] !== 1")
+
+
+def test_the_timeline_pans_zooms_and_explains(visit, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[1]}/timeline")
+    page.wait_for_selector("#worst li")
+    page.wait_for_selector("#range >> text=steps 59–60")
+    page.focus("#lanes")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_selector("#follow[aria-pressed=false]")
+    page.keyboard.press("0")
+    page.wait_for_selector("#range >> text=steps 49–60")
+    page.click("[data-zoom=step]")
+    page.wait_for_selector("[data-zoom=step][aria-pressed=true]")
+    page.click("#worst li:first-child button")
+    assert "idle for" in page.inner_text("#explain")
+    page.click("summary")
+    assert page.locator("#timeline-table tr").count() == 24
+    box = page.locator("#mini").bounding_box()
+    page.mouse.click(box["x"] + 132 + (box["width"] - 132) * 0.25, box["y"] + 20)
+    page.wait_for_function("() => /steps? 1[456]/.test(document.querySelector('#range').textContent)")
+    page.click("#follow")
+    page.wait_for_selector("#range >> text=steps 59–60")
+
+
+def test_the_timeline_follows_the_run(visit, platform):
+    run_id = platform.submit("letters timeline", steps=30)
+    supervisor, story = platform.start(run_id)
+    page = visit().page
+    page.goto(f"/runs/{run_id}/timeline")
+    page.wait_for_selector("#timeline-none h2")
+    supervisor.tell(list(story.tell(1)))
+    page.wait_for_selector("#range >> text=step 1 ")
+    supervisor.tell(list(story.tell(4)))
+    page.wait_for_selector("#range >> text=steps 4–5")
+
+
+def test_logs_come_as_they_are_written(visit, platform):
+    run_id = platform.submit("letters logs", steps=30)
+    supervisor, story = platform.start(run_id)
+    page = visit().page
+    page.goto(f"/runs/{run_id}/logs")
+    page.wait_for_selector("#log >> text=loading the actor")
+    assert page.locator("#log li[data-level=warn]").count() == 1
+    supervisor.tell(list(story.tell(2)))
+    page.wait_for_selector("#log >> text=step 2 of 30")
