@@ -7,6 +7,7 @@
   const followers = [];
   const ENDED = ["succeeded", "failed", "cancelled"];
   const CAUSES = ["decode", "tail", "score", "update", "weights", "data", "checkpoint", "eval", "unknown"];
+  let connection = null;
   let summary = Oppo.readJson("run-summary");
   const spec = Oppo.readJson("run-spec");
 
@@ -91,7 +92,13 @@
     if (next.cursor !== null && summary.cursor !== null && next.cursor < summary.cursor) return;
     summary = next;
     draw();
+    showLive();
     followers.forEach((follow) => follow(summary));
+  }
+  function showLive() {                                  // of a run that has ended nothing is live any more
+    if (!connection) return;
+    Oppo.showConnection(part("live"), connection);
+    if (hasEnded() && connection.ok) part("live").hidden = true;
   }
   async function cancel() {
     const dialog = document.getElementById("cancel-dialog");
@@ -110,5 +117,5 @@
   Oppo.run = { id: summary.id, spec, colour: Oppo.runColour(summary.id), CAUSES, devicesOf, get summary() { return summary; },
     follow(callback) { followers.push(callback); callback(summary); } };
   draw();
-  Oppo.live({ runs: [summary.id], onRun: take, onState: (s) => Oppo.showConnection(part("live"), s) });
+  Oppo.live({ runs: [summary.id], onRun: take, onState: (s) => { connection = s; showLive(); } });
 })();
