@@ -3,3 +3,8 @@
 `python -m examples.letters.prepare --out DIR` (from a checkout) or `python -m oppo_cli._examples.letters.prepare --out
 DIR` (from a wheel) writes what the specs beside this folder name. The rule itself is `oppo_core.rules.letters:score`.
 """
+
+import os
+
+# Before torch is loaded; why: see oppo_core/__main__.py.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
