@@ -94,16 +94,8 @@ def test_train_runs_the_engine_alone_and_resumes(tmp_path: Path) -> None:
     assert [event["step"] for event in steps if event["kind"] == "step"] == [1, 2, 3, 4, 5, 6]
     assert oppo("train", str(spec), "--out", str(out), "--root", str(tmp_path)).exit_code == 2
     spec.write_text(SPEC.replace("steps: 6", "steps: 8"))
-    again = oppo(
-        "train",
-        str(spec),
-        "--out",
-        str(out),
-        "--root",
-        str(tmp_path),
-        "--resume-from",
-        str(out / "checkpoints" / "step-00000006"),
-    )
+    checkpoint = out / "checkpoints" / "step-00000006"
+    again = oppo("train", str(spec), "--out", str(out), "--root", str(tmp_path), "--resume-from", str(checkpoint))
     assert again.exit_code == 0, again.output
     assert "Succeeded at step 8" in again.output
 

@@ -1,0 +1,99 @@
+"""The compose file's own commands, started by hand against real servers: what production does, without Docker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from ruamel.yaml import YAML
+
+from oppo_contract.lifeline import Lifeline
+from oppo_platform.embedded.ports import remembered_port
+
+pytestmark = pytest.mark.timeout(600)
+COMPOSE = Path(__file__).parents[2] / "docker-compose.yml"
+
+
+@contextmanager
+def service(command: list[str], environ: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """One service until the end of the block, then stopped as a container is: by SIGTERM."""
+    with Lifeline() as lifeline, log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "oppo_cli", *command[1:]], env=lifeline.environ(environ), pass_fds=(lifeline.fd,),
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+        yield process
+        process.terminate()
+        process.wait()
+
+
+def test_the_services_work_together(tmp_path: Path, database_url: str, redis_url: str, tools: Any) -> None:
+    services = YAML(typ="safe", pure=True).load(COMPOSE.read_text())["services"]
+    port = str(remembered_port(tmp_path, "web"))
+    models = tmp_path / "models" / "tiny"
+    models.mkdir(parents=True)
+    (models / "prompts.jsonl").write_text(json.dumps({"prompt": "note sea"}) + "\n")
+
+    def command(name: str) -> list[str]:
+        own = {"8000": port, "0.0.0.0": "127.0.0.1", "/models": str(tmp_path / "models")}
+        return [own.get(word, word) for word in services[name]["command"]]
+
+    url = f"http://127.0.0.1:{port}"
+    environ = {
+        **os.environ, "OPPO_HOME": str(tmp_path / "platform"), "DATABASE_URL": own_database(database_url), "REDIS_URL": redis_url,
+        "OPPO_BASE_URL": url, "OPPO_SECRET_KEY": "k" * 64, "OPPO_ARTIFACT_ROOT": (tmp_path / "artifacts").as_uri(),
+        "DJANGO_SETTINGS_MODULE": "oppo_platform.settings",
+    }  # fmt: skip
+
+    def oppo(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "oppo_cli", *arguments], env=environ, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    oppo(*command("migrate")[1:])
+    oppo("admin", "create", "ann")
+    worker_environ = {
+        "OPPO_HOME": str(tmp_path / "worker"), "OPPO_PLATFORM_URL": url, "OPPO_JOIN_TOKEN": oppo("admin", "join-token"),
+        "OPPO_NODE_NAME": "by-hand", "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    with ExitStack() as running:
+        web = running.enter_context(service(command("web"), environ, tmp_path / "web.log"))
+        running.enter_context(service(command("scheduler"), environ, tmp_path / "scheduler.log"))
+        tools.eventually(lambda: healthy(url) or web.poll() is not None, "web")
+        running.enter_context(service(command("worker"), worker_environ, tmp_path / "worker.log"))
+        token = oppo("admin", "token", "ann")
+        with httpx.Client(base_url=f"{url}/api/v1/", headers={"Authorization": f"Bearer {token}"}, timeout=20) as http:
+            run_id = tools.eventually(lambda: http.post("runs", json={"spec": tools.tiny_spec("by hand")}).json().get("id"))
+            run = tools.eventually(lambda: run if (run := http.get(f"runs/{run_id}").json())["state"] in tools.ENDED else None)
+        assert run["state"] == "succeeded", run
+        assert "ago" in oppo(*services["scheduler"]["healthcheck"]["test"][2:])
+    assert (tmp_path / "worker" / "worker" / "node.json").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "artifacts" / "runs" / str(run_id) / "checkpoints").is_dir()
+
+
+def own_database(database_url: str) -> str:
+    """A fresh database on the session's server."""
+    import psycopg
+
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("drop database if exists by_hand with (force)")
+        connection.execute("create database by_hand")
+    return database_url.rpartition("/")[0] + "/by_hand"
+
+
+def healthy(url: str) -> bool:
+    """Whether the pages answer."""
+    try:
+        return httpx.get(f"{url}/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
