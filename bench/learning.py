@@ -138,7 +138,7 @@ def write_json(path: Path, outcomes: Sequence[Outcome], settings: dict[str, obje
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=EXAMPLES).stdout.strip()
     machine = {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "torch": torch.__version__}
     runs = [asdict(o) | {"good": o.good} for o in outcomes]
-    report = {"bench": "learning", "commit": commit, "machine": machine, "settings": settings}
+    report: dict[str, object] = {"bench": "learning", "commit": commit, "machine": machine, "settings": settings}
     report |= {"results": results(outcomes), "runs": runs}
     path.write_text(json.dumps(report, indent=2) + "\n")
 
