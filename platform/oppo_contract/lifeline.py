@@ -99,34 +99,16 @@ def start_guarded(
     errors: IO[bytes] | int | None = subprocess.STDOUT,
     pass_lifeline: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own that ends when `lifeline_fd` reaches its end of file.
+    """Start a program in a session of its own that ends when `lifeline_fd`, a `Lifeline`'s, reaches its end of file.
 
-    Args:
-        argv: the program and its arguments.
-        lifeline_fd: the reading end of a `Lifeline`.
-        stop_signal: asks the program to end; SIGKILL follows after `grace_s` seconds.
-        user: (uid, gid) to run it as; needs root.
-        cwd: its folder.
-        env: its environment; this process's by default.
-        output: where its standard output goes; `errors` likewise, by default to the same place.
-        errors: see `output`.
-        pass_lifeline: give the program the pipe too (for one that has children of its own to end).
+    `stop_signal` asks the program to end, SIGKILL follows after `grace_s` seconds. `user` is (uid, gid) and needs root; `errors`
+    goes where `output` goes by default; `pass_lifeline` gives the program the pipe too, for one with children of its own.
 
     Returns:
         The guard; its exit status is the program's (128 + n when signal n ended it), terminating it stops the program.
     """
-    guard = [
-        sys.executable,
-        "-I",
-        "-S",
-        __file__,
-        "--fd",
-        str(lifeline_fd),
-        "--stop",
-        str(int(stop_signal)),
-        "--grace",
-        str(grace_s),
-    ]
+    guard = [sys.executable, "-I", "-S", __file__, "--fd", str(lifeline_fd)]
+    guard += ["--stop", str(int(stop_signal)), "--grace", str(grace_s)]
     if user is not None:
         guard += ["--user", f"{user[0]}:{user[1]}"]
     if pass_lifeline:

@@ -71,14 +71,18 @@ def test_the_services_work_together(tmp_path: Path, database_url: str, redis_url
         running.enter_context(service(command("scheduler"), environ, tmp_path / "scheduler.log"))
         tools.eventually(lambda: healthy(url) or web.poll() is not None, "web")
         running.enter_context(service(command("worker"), worker_environ, tmp_path / "worker.log"))
-        token = oppo("admin", "token", "ann")
-        with httpx.Client(base_url=f"{url}/api/v1/", headers={"Authorization": f"Bearer {token}"}, timeout=20) as http:
-            run_id = tools.eventually(lambda: http.post("runs", json={"spec": tools.tiny_spec("by hand")}).json().get("id"))
-            run = tools.eventually(lambda: run if (run := http.get(f"runs/{run_id}").json())["state"] in tools.ENDED else None)
+        run = trained(url, oppo("admin", "token", "ann"), tools)
         assert run["state"] == "succeeded", run
         assert "ago" in oppo(*services["scheduler"]["healthcheck"]["test"][2:])
     assert (tmp_path / "worker" / "worker" / "node.json").stat().st_mode & 0o077 == 0
-    assert (tmp_path / "artifacts" / "runs" / str(run_id) / "checkpoints").is_dir()
+    assert (tmp_path / "artifacts" / "runs" / str(run["id"]) / "checkpoints").is_dir()
+
+
+def trained(url: str, token: str, tools: Any) -> dict[str, Any]:
+    """A run that went through, over the API."""
+    with httpx.Client(base_url=f"{url}/api/v1/", headers={"Authorization": f"Bearer {token}"}, timeout=20) as http:
+        run_id = tools.eventually(lambda: http.post("runs", json={"spec": tools.tiny_spec("by hand")}).json().get("id"))
+        return tools.eventually(lambda: run if (run := http.get(f"runs/{run_id}").json())["state"] in tools.ENDED else None)
 
 
 def own_database(database_url: str) -> str:

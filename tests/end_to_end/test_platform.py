@@ -1,4 +1,4 @@
-"""The main job with everything real: browser's API → queue → worker → engine → metrics, and what happens when parts are killed."""
+"""The main job with everything real: API → queue → worker → engine → metrics, and what happens when parts are killed."""
 
 from __future__ import annotations
 

@@ -98,6 +98,7 @@ def test_the_agent_goes_on_while_the_platform_is_away(bench, tools) -> None:
     before = len(bench.platform.node_beats)
     bench.away(until=lambda: agent.poll() is None)
     tools.eventually(lambda: len(bench.platform.node_beats) > before)
+    assert agent.poll() is None
 
 
 def test_an_agent_that_has_not_joined_says_how(bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from importlib.metadata import version
 
 from oppo_platform.embedded.ports import LOOPBACK
 from oppo_platform.embedded.quarters import package_folder, write_private
 from oppo_platform.embedded.server import EmbeddedServer
+
+ANSWERS_WITHIN_S = 2.0
 
 
 class ValkeyServer(EmbeddedServer):
@@ -42,11 +45,11 @@ class ValkeyServer(EmbeddedServer):
         return [str(program), str(config)]
 
     def answers(self) -> bool:
-        """Whether PING is answered under our password."""
-        import redis
-
+        """Whether PING is answered under our password. Spoken by hand: the client library costs `oppo up` 20 MB for this."""
         try:
-            with redis.Redis.from_url(self.url, socket_connect_timeout=2, socket_timeout=2) as client:
-                return bool(client.ping())
-        except (redis.ConnectionError, redis.TimeoutError):
+            with socket.create_connection((LOOPBACK, self.port), timeout=ANSWERS_WITHIN_S) as connection:
+                connection.sendall(f"AUTH {self.password}\r\nPING\r\n".encode())
+                with connection.makefile("rb") as replies:
+                    return replies.readline() == b"+OK\r\n" and replies.readline() == b"+PONG\r\n"
+        except OSError:
             return False
