@@ -69,5 +69,5 @@ def test_runs_are_picked_and_removed(visit, two_runs):
     page.wait_for_function("() => document.querySelectorAll('#figures tr').length === 2")
     page.click("[aria-label='Remove letters sequential']")
     page.wait_for_function("() => document.querySelectorAll('#figures tr').length === 1")
-    page.goto(f"/compare?runs={oppo}")
-    page.wait_for_selector("#figures tr")
+    assert "letters oppo" in page.inner_text("#figures")
+    assert page.locator(f"#add option[value='{oppo}']").is_disabled()

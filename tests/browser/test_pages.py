@@ -107,6 +107,7 @@ def test_a_team_gets_a_project_and_a_member(visit, platform):
     page.wait_for_selector("text=jo is now member in Main.")
     page.select_option("[aria-label='Role of jo']", "viewer")
     page.wait_for_selector("text=jo is now viewer in Main.")
+    assert page.locator("[aria-label='Role of jo']").input_value() == "viewer"
 
 
 def test_without_worker_the_pages_say_how_to_get_one(visit, platform):

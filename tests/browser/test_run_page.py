@@ -56,6 +56,7 @@ def test_a_stopped_server_makes_it_stale_and_a_new_one_live_again(visit, platfor
     step_shown(page, 5)
     points_drawn(page, 5)
     page.wait_for_selector(".live:not([data-stale])")
+    assert page.inner_text(".live") == "live"
     # The outage itself is what the browser complains of.
     visitor.complaints[:] = [c for c in visitor.complaints if "net::ERR" not in c]
 
@@ -172,6 +173,7 @@ def test_the_timeline_follows_the_run(visit, platform):
     page.wait_for_selector("#range >> text=step 1 ")
     supervisor.tell(list(story.tell(4)))
     page.wait_for_selector("#range >> text=steps 4–5")
+    assert page.get_attribute("#follow", "aria-pressed") == "true"
 
 
 def test_logs_come_as_they_are_written(visit, platform):

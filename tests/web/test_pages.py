@@ -1,0 +1,146 @@
+"""What the pages' views decide: whose runs are shown, who may change a team, what the form starts from, how figures read."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+
+import pytest
+
+from oppo_contract import load_spec
+from oppo_contract.wire import CatalogueEntry
+from oppo_platform.accounts.models import Membership
+from oppo_platform.pages import spec_form
+from oppo_platform.pages.templatetags import oppo_format
+from oppo_platform.runs.models import Project
+
+
+@pytest.fixture
+def browser(world):
+    """Ada's."""
+    return world.login("ada")
+
+
+def embedded(reply, name):
+    """The JSON that a page carries for its script."""
+    found = re.search(rf'<script id="{name}" type="application/json">(.*?)</script>', reply.content.decode(), re.S)
+    return json.loads(found[1])
+
+
+def test_a_run_of_another_team_does_not_exist(world, browser):
+    run = world.submit(name="a secret of ours")
+    stranger = world.login("eve")
+    for tab in ("", "/timeline", "/logs", "/config", "/events"):
+        assert browser.get(f"/runs/{run.pk}{tab}").status_code == 200
+        assert stranger.get(f"/runs/{run.pk}{tab}").status_code == 404
+    assert stranger.get(f"/runs/new?from={run.pk}").status_code == 404
+    assert run.name not in stranger.get("/runs").content.decode()
+    assert run.name not in stranger.get("/queue").content.decode()
+    assert f'value="{run.pk}"' not in stranger.get("/compare").content.decode()
+
+
+def test_the_list_filters_and_pages(world, browser):
+    runs = [world.submit(name=f"run {number}") for number in range(55)]
+    first = browser.get("/runs").content.decode()
+    assert first.count("<tr data-key") == 50
+    older = unescape(re.search(r'href="(\?[^"]*after=\d+)"', first)[1])
+    assert browser.get(f"/runs{older}").content.decode().count("<tr data-key") == 5
+    assert browser.get("/runs?part=rows").content.decode().count("<tr data-key") == 50
+    assert "Nothing here" in browser.get("/runs?show=failed").content.decode()
+    assert browser.get(f"/runs?project={runs[0].project_id}&show=waiting").status_code == 200
+    for wrong in ("show=x", "project=x", "after=-1", "project=9999999999999999999999"):
+        assert browser.get(f"/runs?{wrong}").status_code == 404
+
+
+def test_viewers_find_no_button_that_they_may_not_press(world):
+    run = world.submit()
+    page = world.login("vic").get(f"/runs/{run.pk}").content.decode()
+    assert "cancel-dialog" not in page
+    assert "/runs/new?from=" not in page
+    assert "No project to submit to" in world.login("vic").get("/runs/new").content.decode()
+    assert "cancel-dialog" in world.login("max").get(f"/runs/{run.pk}").content.decode()
+
+
+def test_names_are_text(world, browser):
+    world.people["ada"].username = "<b>ada</b>"
+    world.people["ada"].save()
+    world.submit()
+    for path in ("/runs", "/teams", "/queue"):
+        assert "<b>ada</b>" not in browser.get(path).content.decode()
+
+
+@pytest.mark.parametrize(("who", "status"), [("ada", 302), ("ben", 302), ("vic", 403), ("eve", 404)])
+def test_members_make_projects(world, who, status):
+    reply = world.login(who).post(f"/teams/{world.team.pk}/projects", {"name": "Poems"})
+    assert reply.status_code == status
+    assert Project.objects.filter(team=world.team, name="Poems").exists() == (status == 302)
+
+
+@pytest.mark.parametrize(
+    ("who", "whom", "role", "status", "changed"),
+    [
+        ("ada", "eve", "member", 302, True),
+        ("max", "eve", "viewer", 302, True),
+        ("max", "eve", "owner", 403, False),  # only an owner makes owners
+        ("max", "ada", "viewer", 403, False),  # or unmakes them
+        ("ben", "eve", "member", 403, False),
+        ("ada", "ada", "viewer", 302, False),  # nobody changes their own role
+        ("ada", "nobody", "member", 302, False),
+        ("ada", "eve", "king", 302, False),
+        ("eve", "eve", "owner", 404, False),
+    ],
+)
+def test_who_manages_members(world, who, whom, role, status, changed):
+    def members():
+        return set(Membership.objects.filter(team=world.team).values_list("user__username", "role"))
+
+    before = members()
+    reply = world.login(who).post(f"/teams/{world.team.pk}/members", {"user": whom, "role": role})
+    assert reply.status_code == status
+    assert members() - before == ({(whom, role)} if changed else set())
+
+
+def test_the_form_starts_from_what_a_worker_offers(world, browser):
+    world.worker()
+    reply = browser.get("/runs/new")
+    data = embedded(reply, "submit-data")
+    spec = load_spec(data["spec"])
+    assert (spec.models.actor.path, spec.models.reward.model.path, spec.data.prompts) == (
+        "actors/small",
+        "rewards/small",
+        "letters",
+    )
+    assert browser.post("/api/v1/runs", {"spec": data["spec"]}, content_type="application/json").status_code == 201
+    run = world.submit(name="the first", seed=7)
+    fork = embedded(browser.get(f"/runs/new?from={run.pk}"), "submit-data")["spec"]
+    assert (fork["name"], fork["seed"]) == ("the first fork", 7)
+
+
+def test_the_form_starts_within_a_small_models_context():
+    actor = CatalogueEntry(id="tiny/actor", kind="model", bytes=1, task="causal_lm", context=100)
+    rollout = spec_form.starting_spec([actor])["rollout"]
+    assert rollout["max_prompt_tokens"] + rollout["max_new_tokens"] == 100
+
+
+def test_every_field_of_the_form_is_in_the_schema():
+    fields = [field for group in spec_form.GROUPS for field in group.fields]
+    assert all(field.help for field in fields)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, "–"), (3.42, "3.4 s"), (48, "48 s"), (400, "6 m 40 s"), (7980, "2 h 13 m"), (273600, "3 d 4 h"), (float("nan"), "–")],
+)
+def test_durations_read_as_people_say_them(seconds, words):
+    assert oppo_format.duration(seconds) == words
+
+
+def test_figures_and_sparklines():
+    assert oppo_format.fixed(-1.234) == "−1.23"
+    assert oppo_format.fixed(float("inf")) == "–"
+    assert oppo_format.percent(0.2081) == "20.8 %"
+    assert oppo_format.idle_share({"bubble/cpu:0": 0.1, "bubble/cpu:1": 0.3, "busy/cpu:0": 0.9}) == pytest.approx(0.2)
+    assert oppo_format.spark_points([1.0]) == ""
+    assert oppo_format.spark_points([0.0, None, 1.0]) == "2.0,20.0 82.0,2.0"
+    assert oppo_format.spark_points([5.0, 5.0]).split()[0] == "2.0,2.0"
