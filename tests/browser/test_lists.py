@@ -25,9 +25,10 @@ def test_the_list_is_live_and_keeps_what_was_ticked(visit, platform, two_runs):
     page.wait_for_url(f"**/compare?runs={two_runs[0]},{two_runs[1]}**")
 
 
-def test_filters_by_state_and_project(visit, two_runs):
+def test_filters_by_state_and_project(visit, platform, two_runs):
     page = visit().page
-    page.goto("/runs?show=failed&project=1")
+    page.goto(f"/runs?show=failed&project={platform.project.pk}")
+    page.wait_for_selector("text=Nothing here")
     page.click("text=Ended")
     page.wait_for_selector("#rows tr")
     assert page.locator("#rows .pill").evaluate_all(
