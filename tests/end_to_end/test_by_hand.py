@@ -38,9 +38,8 @@ def service(command: list[str], environ: dict[str, str], log: Path) -> Iterator[
 def test_the_services_work_together(tmp_path: Path, database_url: str, redis_url: str, tools: Any) -> None:
     services = YAML(typ="safe", pure=True).load(COMPOSE.read_text())["services"]
     port = str(remembered_port(tmp_path, "web"))
-    models = tmp_path / "models" / "tiny"
-    models.mkdir(parents=True)
-    (models / "prompts.jsonl").write_text(json.dumps({"prompt": "note sea"}) + "\n")
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    (tmp_path / "models" / "tiny" / "prompts.jsonl").write_text(json.dumps({"prompt": "note sea"}) + "\n")
 
     def command(name: str) -> list[str]:
         own = {"8000": port, "0.0.0.0": "127.0.0.1", "/models": str(tmp_path / "models")}
