@@ -32,7 +32,7 @@
     const byId = new Map();
     steps.forEach((step, i) => step.deferred.forEach((q) => {
       if (!byId.has(q.sequence_id)) byId.set(q.sequence_id, { id: q.sequence_id, segments: [] });
-      byId.get(q.sequence_id).segments.push({ step: step.step, a: q.start_s + shifts[i], b: q.end_s + shifts[i], age: q.age, tokens: q.tokens, trained: q.trained });
+      byId.get(q.sequence_id).segments.push({ step: step.step, a: q.start_s + shifts[i], b: q.end_s + shifts[i], age: q.age, tokens: q.tokens, trained: q.trained, isOld: q.age - (q.trained ? 0 : 1) > 0 });
     }));
     return [...byId.values()].sort((p, q) => p.segments[0].a - q.segments[0].a || p.id - q.id);
   }

@@ -174,7 +174,7 @@
         q.segments.forEach((s, i) => {
           const a = X(s.a, w), b = X(s.b, w), before = q.segments[i - 1];
           if (before) { g.strokeStyle = deep; g.lineWidth = 1.5; g.setLineDash([3, 3]); g.beginPath(); g.moveTo(X(before.b, w), y); g.lineTo(a, y); g.stroke(); g.setLineDash([]); g.lineWidth = 1; }
-          g.fillStyle = s.age ? deep : colors.phase.decode; g.fillRect(a, y - 3, Math.max(1.5, b - a), 6);
+          g.fillStyle = s.isOld ? deep : colors.phase.decode; g.fillRect(a, y - 3, Math.max(1.5, b - a), 6);
           state.boxes.push({ a, b, y: y - 5, h: 10, item: { sequence: q, segment: s, a: s.a, b: s.b } });
         });
         if (last.trained) { g.fillStyle = deep; g.beginPath(); g.arc(X(last.b, w), y, 4.5, 0, 7); g.fill(); }

@@ -29,8 +29,9 @@
   function line(key, { axis = {}, digits = 2, unit = "", raw = true } = {}) {
     return (v) => {
       const column = v.series.get(key), { soft, data } = smooth(column, v), i = lastKnown(soft);
-      const say = (k) => [f.fixed(soft[k], digits), `${unit}${raw && v.weight ? `${unit ? " · " : ""}raw ${f.fixed(column.y[k], digits)}` : ""}`];
-      return { column, data, layout: { yaxis: axis, annotations: i < 0 ? [] : [endLabel(column.x[i], soft[i], f.fixed(soft[i], digits))] }, say };
+      const shown = column.y.every((y) => Math.abs(y) < 0.1) ? 4 : digits, write = (y) => f.fixed(y, shown);
+      const say = (k) => [write(soft[k]), `${unit}${raw && v.weight ? `${unit ? " · " : ""}raw ${write(column.y[k])}` : ""}`];
+      return { column, data, layout: { yaxis: axis, annotations: i < 0 ? [] : [endLabel(column.x[i], soft[i], write(soft[i]))] }, say };
     };
   }
   function reward(v) {

@@ -238,12 +238,12 @@ def _cause(device: str, at: float, full: float) -> str:
 
 
 def crossing(trained: list[Pending], carried: list[Pending]) -> list[dict[str, Any]]:
-    """The sequences that came from an earlier step or go on into the next."""
+    """The sequences that came from an earlier step or go on into the next, which makes them one step older."""
     both = [(s, True) for s in trained if s.age] + [(s, False) for s in carried]
     return [
         {
             "sequence_id": s.id,
-            "age": s.age,
+            "age": s.age if done else s.age + 1,
             "tokens": s.done,
             "start_s": s.start_s,
             "end_s": max(s.start_s, s.end_s),
