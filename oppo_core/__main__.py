@@ -7,7 +7,7 @@ import os
 # OpenMP when torch is loaded, so it stands before every import; a value that the user set is kept.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from oppo_core.command import main  # noqa: E402
+from oppo_core.command import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

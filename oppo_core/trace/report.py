@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, get_args
 
+from oppo_contract.events import IdleCause
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.trace.accounting import Idle, Interval, busy_share, idle_by_cause, idle_times
 from oppo_core.trace.recorder import Span, Wait
@@ -14,6 +15,8 @@ TIMING_OF = {
     "critic-prefill": "score", "actor-forward": "adv", "advantages": "adv", "update-actor": "update_actor",
     "update-critic": "update_critic", "checkpoint": "save_checkpoint",
 }  # fmt: skip
+
+IDLE_CAUSES: tuple[IdleCause, ...] = get_args(IdleCause)
 
 
 class StepTrace:
@@ -34,8 +37,9 @@ class StepTrace:
         metrics: dict[str, float] = {}
         for device, share in busy_share(self.devices, self.spans, self.window).items():
             metrics |= {f"busy/{device}": share, f"bubble/{device}": 1 - share}
-        for (device, cause), seconds in idle_by_cause(self.idle).items():
-            metrics[f"idle_s/{device}/{cause}"] = seconds
+        idle = idle_by_cause(self.idle)
+        for device in self.devices:  # zeros too: the newest value of a cause must not be an old step's
+            metrics |= {f"idle_s/{device}/{cause}": idle.get((device, cause), 0.0) for cause in IDLE_CAUSES}
         timing: dict[str, float] = defaultdict(float)
         for span in self.spans:
             if span.phase in TIMING_OF:

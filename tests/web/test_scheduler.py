@@ -32,7 +32,7 @@ def test_a_cycle_places_what_fits_and_tells_the_rest_why(world, redis_url):
     first.refresh_from_db()
     second.refresh_from_db()
     assert (first.state, second.state) == ("allocated", "queued")
-    assert second.reason == "Waits for 1 device: all 1 that would do are in use."
+    assert second.reason == "Waits for 1 device: the only one that would do is in use."
     attempt = first.attempts.get()
     assert orders_in(worker.joined["queue"], redis_url) == [{"attempt_id": attempt.pk, "epoch": 1}]
     assert worker.heartbeat()["unclaimed"] == [{"attempt_id": attempt.pk, "epoch": 1}]

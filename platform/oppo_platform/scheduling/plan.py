@@ -121,7 +121,8 @@ def _reason(run: WaitingRun, able: list[NodeView], nodes: Sequence[NodeView], ta
     free = sum(device.free and device.device_id not in taken for device in usable)
     queue = f" {_runs(ahead)} {'is' if ahead == 1 else 'are'} in front of it." if ahead else ""
     if free == 0:
-        return f"Waits for {_devices(run)}: all {len(usable)} that would do are in use.{queue}"
+        used = "the only one that would do is" if len(usable) == 1 else f"all {len(usable)} that would do are"
+        return f"Waits for {_devices(run)}: {used} in use.{queue}"
     return f"Waits for {_devices(run)} on one node: {free} of {len(usable)} are free, not enough together.{queue}"
 
 
