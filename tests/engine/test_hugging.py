@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from oppo_contract.events import CheckpointEvent, FinishedEvent, StepEvent, parse_event
-from oppo_contract.spec import ModelSpec
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -21,6 +19,8 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
+from oppo_contract.events import CheckpointEvent, FinishedEvent, StepEvent, parse_event
+from oppo_contract.spec import ModelSpec
 from oppo_core.command import main
 from oppo_core.models.cache import SlotCache
 from oppo_core.models.errors import ModelFolderError
@@ -88,7 +88,9 @@ def test_uneven_chunks_equal_one_forward_pass(folders: Path) -> None:
         for sizes in ([7, 12, 3], [1, 1, 1], [9, 5, 16]):
             width = max(sizes)
             positions = (read[:, None] + torch.arange(width)).clamp_max(29)
-            states = network.hidden(tokens.gather(1, positions), positions, cache.window(slots, positions, int(positions.max()) + 1))
+            states = network.hidden(
+                tokens.gather(1, positions), positions, cache.window(slots, positions, int(positions.max()) + 1)
+            )
             for row, size in enumerate(sizes):
                 start = int(read[row])
                 torch.testing.assert_close(states[row, :size], whole[row, start : start + size], rtol=0, atol=1e-10)

@@ -92,14 +92,14 @@ def check_sampling(oracle: Oracle, batch: list[Answer], behaviour: list[list[flo
 @pytest.mark.parametrize("name", OFF)
 def test_sequential_ppo_equals_the_oracle(world: Any, tmp_path: Any, name: str) -> None:
     spec = world.spec(SMALL, {"overlap": {"intra_step": "off", "inter_step": "off"}}, OFF[name])
-    replay(world, spec, world.run(spec, tmp_path))
+    assert replay(world, spec, world.run(spec, tmp_path)) == STEPS
 
 
 @pytest.mark.parametrize("name", DEFER)
 def test_a_deferring_run_replayed_by_the_oracle(world: Any, tmp_path: Any, name: str) -> None:
     spec = world.spec(SMALL, {"rollout": {"max_new_tokens": 84}, "overlap": {"intra_step": "off"}}, DEFER[name])
     run = world.run(spec, tmp_path, inline=spec.overlap.intra_step == "per_chunk")
-    replay(world, spec, run)
+    assert replay(world, spec, run) == STEPS
     ages = [s.age for step in run.steps for s in step.experience.sequences]
     assert max(ages) == 2, "no sequence was deferred twice"
     weights = torch.cat([step.experience.weights[step.experience.mask] for step in run.steps])
@@ -107,8 +107,8 @@ def test_a_deferring_run_replayed_by_the_oracle(world: Any, tmp_path: Any, name:
     assert float(weights.max()) <= spec.ppo.tis_cap
 
 
-def replay(world: Any, spec: Any, run: Any) -> None:
-    """The oracle trains on the very answers of the run, step by step, and must agree all the way."""
+def replay(world: Any, spec: Any, run: Any) -> int:
+    """The oracle trains on the very answers of the run, step by step, and must agree all the way; returns the steps."""
     oracle = oracle_for(world, spec)
     for version, step in enumerate(run.steps):
         batch = answers(step)
@@ -120,3 +120,4 @@ def replay(world: Any, spec: Any, run: Any) -> None:
         assert step.kl_coefficient == pytest.approx(oracle.kl_coefficient, rel=TOLERANCE)
         agree(step, oracle.step(batch))
     same_weights(run, oracle, world)
+    return len(run.steps)
