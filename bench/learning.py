@@ -29,8 +29,8 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 VARIANTS = ("sequential", "oppo")
 SEEDS, QUICK_STEPS = 5, 60
 RISE_WANTED_SE = 5.0
-KL_LIMIT_NATS = 15.0  # mean KL(policy ‖ reference) of a whole answer, last tenth of the steps
-TAIL_WANTED = 0.6  # 95th percentile of lengths after training ÷ before
+KL_LIMIT_NATS = 10.0  # mean KL(policy ‖ reference) of a whole answer, last tenth of the steps
+TAIL_WANTED = 0.75  # 95th percentile of lengths after training ÷ before
 
 
 @dataclass(frozen=True, slots=True)
