@@ -44,7 +44,8 @@ class Outcome:
     rule_before: float
     rule_after: float
     rise_se: float  # rise ÷ its standard error
-    kl_nats: float
+    kl_nats: float  # median over the last tenth of the steps
+    kl_mean_nats: float  # mean over the same steps: told, not judged
     p95_ratio: float
     step_s: float
 
@@ -70,19 +71,19 @@ def train(variant: str, seed: int, steps: int | None, models: Path, out: Path) -
 def outcome(variant: str, seed: int, before: Judgement, after: Judgement, steps: Sequence[StepEvent]) -> Outcome:
     """Compare held-out answers before and after, and read the KL from the last tenth of the steps."""
     error = math.hypot(before.standard_error, after.standard_error)
-    last = steps[-max(1, len(steps) // 10) :]
+    kls = [step.metrics["objective/kl"] for step in steps[-max(1, len(steps) // 10) :]]
     return Outcome(
         variant, seed, before.rule, after.rule, (after.rule - before.rule) / error,
-        statistics.median(step.metrics["objective/kl"] for step in last), after.length_p95 / before.length_p95,
+        statistics.median(kls), statistics.mean(kls), after.length_p95 / before.length_p95,
         steps[-1].elapsed_s / len(steps),
     )  # fmt: skip
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """One line a run."""
-    head = "variant      seed  rule before   after  rise, SE  KL, nats  p95 kept  s/step  good"
+    head = "variant      seed  rule before   after  rise, SE  KL, nats    mean  p95 kept  s/step  good"
     lines = [
-        f"{o.variant:12}{o.seed:5}{o.rule_before:13.3f}{o.rule_after:8.3f}{o.rise_se:10.1f}{o.kl_nats:10.2f}"
+        f"{o.variant:12}{o.seed:5}{o.rule_before:13.3f}{o.rule_after:8.3f}{o.rise_se:10.1f}{o.kl_nats:10.2f}{o.kl_mean_nats:8.2f}"
         f"{o.p95_ratio:10.2f}{o.step_s:8.3f}  {'yes' if o.good else 'NO'}"
         for o in outcomes
     ]
