@@ -99,10 +99,11 @@ def _cut(rng: random.Random, answer: str) -> str:
 
 def _repeat(rng: random.Random, answer: str) -> str:
     """Say one sentence again and again, from some point on."""
-    *sentences, closing = answer.split(f" {STOP} ")
+    opening, rest = answer.split(" ", 1)
+    *sentences, closing = rest.split(f" {STOP} ")
     start = rng.randrange(len(sentences))
     again = [sentences[start]] * (len(sentences) - start)
-    return f" {STOP} ".join([*sentences[:start], *again, closing])
+    return f"{opening} " + f" {STOP} ".join([*sentences[:start], *again, closing])
 
 
 def _ramble(rng: random.Random, answer: str) -> str:

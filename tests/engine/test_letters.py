@@ -12,7 +12,17 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from examples.letters.grammar import MAX_NEW_TOKENS, MAX_PROMPT_TOKENS, SPOILERS, draw_answer, draw_odd_answer, draw_prompt
+from examples.letters.grammar import (
+    MAX_NEW_TOKENS,
+    MAX_PROMPT_TOKENS,
+    MAX_SENTENCES,
+    MOODS,
+    SPOILERS,
+    draw_answer,
+    draw_odd_answer,
+    draw_prompt,
+    write,
+)
 from examples.letters.prepare import FAST, Settings, digest_of, prepare
 from examples.letters.report import length_figures, spearman
 from examples.letters.vocabulary import EOS, build_tokenizer, token_id, vocabulary, write_tokenizer
@@ -151,8 +161,8 @@ def test_odd_answers_cover_what_a_policy_could_try() -> None:
     assert max(m.broken for m in marks) > 0.9
     assert max(m.repeated for m in marks) > 0.5
     assert 0.02 < statistics.mean(not m.closed for m in marks) < 0.3
-    ordinary = draw_answer(rng, LETTER)
-    assert all(0 < len(spoil(rng, ordinary).split()) <= MAX_NEW_TOKENS for spoil in SPOILERS)
+    longest = write(rng, LETTER, MOODS[0], MAX_SENTENCES)
+    assert all(0 < len(spoil(rng, longest).split()) <= MAX_NEW_TOKENS for spoil in SPOILERS * 50)
 
 
 def test_preparing_makes_models_that_fit_each_other_and_the_specs(prepared: Path) -> None:
