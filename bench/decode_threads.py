@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from oppo_contract.spec import TinyArchitecture
 
+from oppo_contract.spec import TinyArchitecture
 from oppo_core.models.cache import SlotCache
 from oppo_core.models.tiny import TinyTransformer, init_tiny
 

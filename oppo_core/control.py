@@ -1,6 +1,6 @@
 """The two controllers, as pure functions of recorded signals; every decision carries its reason.
 
-Δ follows the slope of the reward (arXiv 2509.25762, §3.2 and Algorithm 1, with the dead band of DESIGN §2); C is the size
+Δ follows the slope of the reward (arXiv 2509.25762, §3.2 and Algorithm 1, with the dead band of docs/algorithm.md); C is the size
 that cost least a token in interleaved trials.
 """
 

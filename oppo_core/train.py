@@ -1,7 +1,7 @@
 """The training loop. Overlap is visible: something is started, other work is done, then it is waited for.
 
 Law: intra-step overlap changes when things are computed, never what; inter-step overlap changes which answers a step
-trains, and every token remembers under which weights it was sampled (DESIGN §2).
+trains, and every token remembers under which weights it was sampled (docs/algorithm.md).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
 
 
 def train_step(engine: Engine, window_start: float) -> float:
-    """One PPO step (DESIGN §2, "One step"). Its window begins where the last one ended; returns where it ends."""
+    """One PPO step (docs/algorithm.md, "One step"). Its window begins where the last one ended; returns where it ends."""
     progress, scorers, trace = engine.progress, engine.scorers, engine.trace
     version = progress.step
     begin_step(engine, version)

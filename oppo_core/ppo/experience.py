@@ -52,7 +52,7 @@ def padded(rows: Rows[list[float] | NDArray[np.float64] | Tensor]) -> Tensor:
 def build_experience(
     batch: list[Sequence], proximal: list[Tensor], scored: list[Scored], ppo: Ppo, kl_coefficient: float, version: int
 ) -> Experience:
-    """Shape rewards and estimate advantages for a complete batch (DESIGN §2, step 4).
+    """Shape rewards and estimate advantages for a complete batch (docs/algorithm.md, step 4).
 
     Args:
         proximal: log-probs of each response under the weights at the start of the step.

@@ -1,7 +1,7 @@
 """PPO's equations on padded tensors [B, T]: B sequences, T response tokens, `mask` 1 where there is a token.
 
 Sources: PPO (arXiv 1707.06347), GAE (arXiv 1506.02438), KL estimators (Schulman, "Approximating KL divergence"), truncated
-importance weights and the proximal policy (DESIGN §2). Rewards and advantages are computed in float64.
+importance weights and the proximal policy (docs/algorithm.md). Rewards and advantages are computed in float64.
 """
 
 from __future__ import annotations

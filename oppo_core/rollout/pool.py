@@ -1,7 +1,7 @@
 """The pool: which sequences are in flight, which make up the batch, which are deferred. Pure bookkeeping, no tensors.
 
 Law: every sequence ever started is in exactly one place: in the pool, in one trained batch, or (at the end of the run) in
-the final checkpoint. DESIGN §2, steps 1, 3 and 5; the paper's inter-step overlap (arXiv 2509.25762, §3.2).
+the final checkpoint. docs/algorithm.md, steps 1, 3 and 5; the paper's inter-step overlap (arXiv 2509.25762, §3.2).
 """
 
 from __future__ import annotations

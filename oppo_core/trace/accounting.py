@@ -1,4 +1,4 @@
-"""Busy, bubble and cause, a pure function of spans (DESIGN §2, "Busy, bubble, utilization").
+"""Busy, bubble and cause, a pure function of spans (docs/metrics.md, "Time and devices").
 
 For a device and a window: busy = length of the union of its work spans; every other second is idle and carries a cause.
 """

@@ -1,7 +1,7 @@
 """Spans: who worked on what, from when to when. Two clock readings and one list entry a span.
 
 `time.monotonic` is one clock for all processes of a machine, so spans of the actor and of a scorer process can be laid
-side by side. A CPU "device" is a core: work on n threads occupies n of them (DESIGN §2).
+side by side. A CPU "device" is a core: work on n threads occupies n of them (docs/algorithm.md).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ class RunFigures:
     us_per_token: float | None
     time_to_target_s: float | None
     bubble: float | None
+    occupancy: float | None
     reward: float | None
     deferred_share: float | None
     steps: int
@@ -58,7 +59,8 @@ def run_figures(
         us_per_token = 1e6 * seconds / (tokens[last] - tokens[warm])
     return RunFigures(
         wall_s=elapsed_s.get(last), step_s=step_s, us_per_token=us_per_token,
-        time_to_target_s=reached["elapsed_s"] if reached else None, bubble=told["bubble"], reward=told["reward_last_tenth"],
+        time_to_target_s=reached["elapsed_s"] if reached else None, bubble=told["bubble"],
+        occupancy=told["occupancy"], reward=told["reward_last_tenth"],
         deferred_share=told["deferred_share"], steps=last,
     )  # fmt: skip
 
@@ -76,6 +78,13 @@ def table_rows(sequential: RunFigures, oppo: RunFigures) -> list[Row]:
         _row("time per trained token", sequential.us_per_token, oppo.us_per_token, "{:.0f} µs"),
         _row("time to the target reward", sequential.time_to_target_s, oppo.time_to_target_s, "{:.1f} s"),
         _row("bubble share", _percent(sequential.bubble), _percent(oppo.bubble), "{:.0f} %", compare=False),
+        _row(
+            "rows that decode, of all in flight",
+            _percent(sequential.occupancy),
+            _percent(oppo.occupancy),
+            "{:.0f} %",
+            compare=False,
+        ),
         _row("mean reward, last tenth", sequential.reward, oppo.reward, "{:.3f}", compare=False),
         _row("deferred tokens", _percent(sequential.deferred_share), _percent(oppo.deferred_share), "{:.0f} %", compare=False),
     ]
@@ -85,8 +94,8 @@ def bench_document(sequential: RunFigures, oppo: RunFigures, settings: dict[str,
     """The bench format that every command of ours writes; one run each, so n is 1."""
     results = []
     units = {
-        "step_s": "s", "us_per_token": "us", "reward": "score", "bubble": "share", "wall_s": "s", "time_to_target_s": "s",
-        "deferred_share": "share",
+        "step_s": "s", "us_per_token": "us", "reward": "score", "bubble": "share", "occupancy": "share", "wall_s": "s",
+        "time_to_target_s": "s", "deferred_share": "share",
     }  # fmt: skip
     for name, figures in (("sequential", sequential), ("oppo", oppo)):
         values = asdict(figures)

@@ -90,7 +90,7 @@
       return el("tr", k === 0 ? { "data-pinned": true } : {},
         el("td", {}, el("span", { class: "row" }, swatch(run), el("span", {}, el("a", { href: run.url }, run.name), el("span", { class: "sub" }, `${run.preset} · ${run.state}`)))),
         cell(reached), cell(hit ? f.whole(hit.step) : "–", "hide-narrow"), cell(k === 0 ? "baseline" : f.known(speedup) ? `${speedup.toFixed(2)}×` : "–", "strong"),
-        cell(f.known(own.step_s) ? unit(`${f.figure(own.step_s)} s`) : "–"), cell(f.percent(own.bubble)), cell(f.fixed(own.reward_last_tenth, 2), "hide-narrow"), cell(f.percent(own.deferred_share), "hide-narrow"), cell(f.duration(own.wall_s), "hide-narrow"));
+        cell(f.known(own.step_s) ? unit(`${f.figure(own.step_s)} s`) : "–"), cell(f.percent(own.bubble)), cell(f.percent(own.occupancy), "hide-narrow"), cell(f.fixed(own.reward_last_tenth, 2), "hide-narrow"), cell(f.percent(own.deferred_share), "hide-narrow"), cell(f.duration(own.wall_s), "hide-narrow"));
     }));
   }
   function differences() {

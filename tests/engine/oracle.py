@@ -1,4 +1,4 @@
-"""A second PPO, written from the equations of DESIGN §2 and from nothing of `oppo_core`: slow, plain, one token at a time.
+"""A second PPO, written from the equations of docs/algorithm.md, not from `oppo_core`: slow, plain, one token at a time.
 
 No padding, no cache, no batching: every sequence is read alone, from its first token, by a transformer written out here.
 Weights are dictionaries of float64 tensors. Gradients come from autograd, AdamW is done by hand.

@@ -1,4 +1,4 @@
-"""No sequence is lost or trained twice, and the batch is the one that DESIGN §2, step (3), demands, whatever the lengths.
+"""No sequence is lost or trained twice, and the batch is the one that docs/algorithm.md, step (3), demands, whatever the lengths.
 
 The pool, the training loop's `decode_batch` and `begin_step`, and the hand-over are the engine's own. Only the network is
 replaced, by a script that says how long each answer is.
@@ -125,7 +125,7 @@ class Simulation:
 
 
 def expected_batch(before: list[Sequence], case: Case) -> tuple[set[int], int]:
-    """DESIGN §2 step (3), written anew: who is in the batch, and after how many rounds it is complete.
+    """docs/algorithm.md step (3), written anew: who is in the batch, and after how many rounds it is complete.
 
     The script tells when each sequence ends; overdue first, then finished surplus in FIFO order, then by (round, id).
     """

@@ -132,7 +132,14 @@ def test_comparison(world, events):
     assert told["time_to_target"] == {str(slow.pk): {"step": 3, "elapsed_s": 6.0}, str(fast.pk): {"step": 3, "elapsed_s": 3.0}}
     assert told["speedup"] == {str(slow.pk): 1.0, str(fast.pk): 2.0}
     figures = told["figures"][str(fast.pk)]
-    assert figures == {"step_s": 1.0, "bubble": 0.1, "reward_last_tenth": 9.0, "wall_s": 20.0, "deferred_share": 0.25}
+    assert figures == {
+        "step_s": 1.0,
+        "bubble": 0.1,
+        "occupancy": None,
+        "reward_last_tenth": 9.0,
+        "wall_s": 20.0,
+        "deferred_share": 0.25,
+    }
     paths = {line["path"]: line["values"][str(slow.pk)] for line in told["config_diff"]}
     assert paths == {"overlap.intra_step": "off", "overlap.inter_step": "off", "budget.target_reward": "1.0"}
     assert len(told["series"][str(slow.pk)]["critic/score/mean"]["y"]) == 20

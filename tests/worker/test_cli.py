@@ -137,7 +137,7 @@ def test_a_worker_that_has_not_joined_is_told_how(tmp_path: Path, monkeypatch: p
 
 
 def test_figures_leave_out_the_first_steps() -> None:
-    told = {"bubble": 0.25, "reward_last_tenth": 1.5, "deferred_share": 0.1, "step_s": 9.9, "wall_s": 9.9}
+    told = {"bubble": 0.25, "occupancy": 0.5, "reward_last_tenth": 1.5, "deferred_share": 0.1, "step_s": 9.9, "wall_s": 9.9}
     compared = {"figures": {"1": told}, "time_to_target": {"1": {"step": 4, "elapsed_s": 14.0}}}
     elapsed = {1: 10.0, 2: 12.0, 3: 13.0, 4: 14.0, 5: 15.0}
     tokens = {1: 100.0, 2: 200.0, 3: 300.0, 4: 400.0, 5: 500.0}
@@ -150,8 +150,8 @@ def test_figures_leave_out_the_first_steps() -> None:
 
 
 def test_the_bench_document_has_the_names_that_others_rely_on() -> None:
-    slow = RunFigures(100.0, 1.0, 500.0, 60.0, 0.4, 2.0, 0.0, 100)
-    fast = RunFigures(50.0, 0.5, 250.0, None, 0.1, 2.1, 0.2, 100)
+    slow = RunFigures(100.0, 1.0, 500.0, 60.0, 0.4, 0.2, 2.0, 0.0, 100)
+    fast = RunFigures(50.0, 0.5, 250.0, None, 0.1, 0.6, 2.1, 0.2, 100)
     document = bench_document(slow, fast, {"seed": 0})
     names = {result["name"]: result for result in document["results"]}
     wanted = (

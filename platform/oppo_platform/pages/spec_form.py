@@ -116,7 +116,7 @@ def starting_spec(catalogue: list[CatalogueEntry]) -> dict[str, Any]:
     """A spec as plain data: the schema's defaults, and of the catalogue what fits together. Empty ids where nothing does."""
     actor = next((c for c in catalogue if c.kind == "model" and c.task == "causal_lm"), None)
     reward = _reward_for(actor, catalogue)
-    prompts = next((c for c in catalogue if c.kind == "prompts"), None)
+    prompts = max((c for c in catalogue if c.kind == "prompts"), key=lambda c: c.rows, default=None)
     oppo = PRESETS[-1]
     overlap = {**Overlap().model_dump(mode="json"), **oppo.overlap}
     return {

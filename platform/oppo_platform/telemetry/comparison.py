@@ -58,10 +58,11 @@ def time_to_target(parts: Sequence[Reign], target: float | None) -> dict[str, fl
 
 
 def figures(run: Run, parts: Sequence[Reign]) -> dict[str, float | None]:
-    """`{step_s, bubble, reward_last_tenth, wall_s, deferred_share}` of a run.
+    """`{step_s, bubble, occupancy, reward_last_tenth, wall_s, deferred_share}` of a run.
 
     Means over steps, leaving out the first `max_age` + 1, while the pool fills: seconds a step, bubble share over all devices,
-    share of deferred tokens; mean reward over the last tenth of the steps; training seconds in all.
+    rows that decode ÷ rows in flight, share of deferred tokens; mean reward over the last tenth of the steps; training
+    seconds in all.
     """
     warm = run.spec["overlap"]["max_age"] + 1
     bubbles = [key for key in run.latest if key.startswith("bubble/")]
@@ -69,6 +70,7 @@ def figures(run: Run, parts: Sequence[Reign]) -> dict[str, float | None]:
     return {
         "step_s": _mean(series_points(parts, "timing_s/step", warm).values()),
         "bubble": _mean(value for key in bubbles for value in series_points(parts, key, warm).values()),
+        "occupancy": _mean(series_points(parts, "decode_occupancy", warm).values()),
         "reward_last_tenth": _mean(reward[-max(1, len(reward) // 10) :]),
         "wall_s": run.elapsed_s or None,
         "deferred_share": _mean(series_points(parts, "oppo/deferred_token_share", warm).values()),
