@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from oppo_core.rollout.tokens import TextCodec
+from oppo_core.rollout.tokens import TextCodec, UnknownWordError
 
 
 class PromptError(ValueError):
@@ -40,7 +40,10 @@ def _prompt(line: str, key: str, codec: TextCodec, longest: int, where: str) -> 
         keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
         raise PromptError(f"{where}: has no {key!r} (data.prompt_field); it has {keys}")
     value = row[key]
-    ids = codec.encode(value) if isinstance(value, str) else value
+    try:
+        ids = codec.encode(value) if isinstance(value, str) else value
+    except UnknownWordError as error:
+        raise PromptError(f"{where}: the actor's tokenizer cannot read {value!r}: {error}") from None
     if not isinstance(ids, list) or not ids or not all(isinstance(i, int) and 0 <= i < codec.vocab for i in ids):
         raise PromptError(f"{where}: {key!r} must be text, or a list of token ids from 0 to {codec.vocab - 1}, and not empty")
     if len(ids) > longest:

@@ -12,6 +12,10 @@ from oppo_core.models.folder import read_config
 PAD, BOS, EOS = 0, 1, 2
 
 
+class UnknownWordError(ValueError):
+    """Text that a tokenizer without an unknown-word token cannot read."""
+
+
 class TextCodec(Protocol):
     """What the engine asks of a tokenizer."""
 
@@ -60,8 +64,11 @@ class FileCodec:
         self.pad = _token_id(folder, "pad_token_id", default=self.eos)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, with what the tokenizer's own template adds."""
-        return list(self._tokenizer.encode(text).ids)
+        """Token ids, with what the tokenizer's own template adds. Raises UnknownWordError for text it has no token for."""
+        try:
+            return list(self._tokenizer.encode(text).ids)
+        except Exception as error:  # noqa: BLE001 - the library raises nothing more exact
+            raise UnknownWordError(str(error)) from None
 
     def decode(self, ids: list[int]) -> str:
         """Text, special tokens left out."""

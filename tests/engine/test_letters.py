@@ -29,6 +29,7 @@ from examples.letters.vocabulary import EOS, build_tokenizer, token_id, vocabula
 from oppo_contract.spec import RunSpec
 from oppo_contract.yaml_text import load_yaml
 from oppo_core.models.folder import load_tiny
+from oppo_core.rollout.prompts import PromptError, read_prompts
 from oppo_core.rollout.tokens import FileCodec
 from oppo_core.rules.letters import CLOSING, FORMS, STOP, marks_of, score
 
@@ -223,3 +224,9 @@ def test_sequential_and_oppo_differ_in_name_and_overlap_only() -> None:
 def test_rank_correlation() -> None:
     assert spearman([1, 2, 30], [4, 5, 6]) == pytest.approx(1)
     assert spearman([1, 2, 30], [6, 5, 4]) == pytest.approx(-1)
+
+
+def test_a_word_without_a_token_is_named_with_its_line(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "odd.jsonl").write_text('{"prompt": "please write a letter about the xylophone"}\n')
+    with pytest.raises(PromptError, match=r"line 1.*xylophone"):
+        read_prompts(tmp_path / "odd.jsonl", "prompt", FileCodec(prepared / "actor"), 16)
