@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 PYTEST := $(BIN)/python -m pytest
 export PYTHON
-# Why: see oppo_core/__main__.py.
-export OMP_WAIT_POLICY ?= passive
+# Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
+test test-full: export OMP_WAIT_POLICY ?= passive
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'

@@ -2,10 +2,11 @@
 
 import os
 
-# Threads of one process that wait for each other must not spin: with anything else running on the machine, a spinning
-# thread keeps the core from the one it waits for (measured on two cores: a training pass 10 times slower). Read by
-# OpenMP when torch is loaded, so it stands before every import; a value that the user set is kept.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Threads of one process that wait for each other spin a little, then sleep. Without a limit a spinning thread keeps the core
+# from the one it waits for as soon as anything else runs; without spinning two threads are slower than one
+# (docs/performance.md). Read by OpenMP when torch is loaded, so it stands before every import; what the user set is kept.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from oppo_core.command import main
 

@@ -7,4 +7,5 @@ DIR` (from a wheel) writes what the specs beside this folder name. The rule itse
 import os
 
 # Before torch is loaded; why: see oppo_core/__main__.py.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
