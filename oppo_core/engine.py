@@ -33,7 +33,7 @@ from oppo_core.trace.recorder import Recorder
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # Below this width a decode step's operations are too small to be worth a second thread (measured: bench/decode_threads.py).
-DECODE_THREADS_FROM_HIDDEN = 256
+DECODE_THREADS_FROM_HIDDEN = 128
 
 
 @dataclass(frozen=True, slots=True)
