@@ -11,6 +11,8 @@ from oppo_contract.spec import MAX_SPEC_BYTES, RunSpec
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 # Wherever a model stands, it takes the same keys; they are listed once.
 LIKE_THE_ACTOR = ("models.reward.model.", "models.reference.", "models.critic.")
+# A part of a reward has the keys of a reward.
+LIKE_THE_REWARD = ("models.reward.parts[].model.", "models.reward.parts[].http.")
 HEAD = f"""\
 # Configuration
 
@@ -39,7 +41,11 @@ Symbols such as B, Δ and C are explained in [algorithm.md](algorithm.md). *empt
 
 def page() -> str:
     """The whole page as Markdown."""
-    notes = [note for note in SpecSchema(RunSpec.model_json_schema()).notes() if not note.path.startswith(LIKE_THE_ACTOR)]
+    notes = [
+        note
+        for note in SpecSchema(RunSpec.model_json_schema()).notes()
+        if not note.path.startswith(LIKE_THE_ACTOR + LIKE_THE_REWARD)
+    ]
     by_section = sorted(enumerate(notes), key=lambda numbered: (_first_line(notes, _section(numbered[1])), numbered[0]))
     parts = [HEAD]
     for section, numbered in groupby(by_section, key=lambda numbered: _section(numbered[1])):
@@ -53,11 +59,11 @@ def _section(note: FieldNote) -> str:
 
 def _first_line(notes: list[FieldNote], section: str) -> int:
     # A section's table stands where the section is first named.
-    return next((number for number, note in enumerate(notes) if note.path == section), -1)
+    return next((number for number, note in enumerate(notes) if note.path == section.removesuffix("[]")), -1)
 
 
 def _table(section: str, fields: list[FieldNote], notes: list[FieldNote]) -> str:
-    meaning = next((note.description for note in notes if note.path == section), "The run as a whole.")
+    meaning = next((note.description for note in notes if note.path == section.removesuffix("[]")), "The run as a whole.")
     rows = [f"| `{note.path.rpartition('.')[2]}` | {_allowed(note)} | {_default(note)} | {note.description} |" for note in fields]
     head = [
         f"## `{section}`" if section else "## The run",
@@ -71,10 +77,14 @@ def _table(section: str, fields: list[FieldNote], notes: list[FieldNote]) -> str
 
 
 def _allowed(note: FieldNote) -> str:
+    if f"{note.path}." in LIKE_THE_REWARD:
+        return f"as `{note.path.replace('parts[].', '')}`, or empty"
     if note.path.startswith("models.") and note.is_section and f"{note.path}." in LIKE_THE_ACTOR:
         words, found, _ = note.allowed.partition(", or a mapping")
         return f"{words}, or as `models.actor`" if found else "as `models.actor`"
     if note.is_section:
+        if note.allowed.startswith("a list"):
+            return f"a list of mappings: [`{note.path}[]`](#{note.path.replace('.', '')})"
         return f"a section: [`{note.path}`](#{note.path.replace('.', '')})"
     return note.allowed.removesuffix(", or null") + (", or empty" if note.allowed.endswith(", or null") else "")
 

@@ -118,12 +118,15 @@ class SpecSchema:
         schema = self.root if schema is None else schema
         for key, field in schema["properties"].items():
             inner = self.resolved(field)
-            sections = [option for option in self.choices(inner) if option.get("type") == "object"]
+            sections, mark = [option for option in self.choices(inner) if option.get("type") == "object"], ""
+            for listed in (option for option in self.choices(inner) if option.get("type") == "array"):
+                sections += [item for item in self.choices(self.resolved(listed["items"])) if item.get("type") == "object"]
+                mark = "[]"
             default = json.dumps(inner["default"]) if "default" in inner else None
             required = key in schema.get("required", [])
             yield FieldNote(prefix + key, self.allowed(inner), default, required, inner.get("description", ""), bool(sections))
             for section in sections:
-                yield from self.notes(section, f"{prefix}{key}.")
+                yield from self.notes(section, f"{prefix}{key}{mark}.")
 
 
 def _is_branch(option: Schema, tried: str) -> bool:

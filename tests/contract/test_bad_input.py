@@ -37,7 +37,7 @@ CASES = [
     ("ppo.gamma", "high", "ppo.gamma", "is not a number", '"high"', "a number, 0 to 1", None),
     ("name", 7, "name", "is not text", "7", "letters", None),
     ("data.shuffle", "yes", "data.shuffle", "is not true or false", '"yes"', "true or false", None),
-    ("ppo", 3, "ppo", "is not a mapping", "3", "a mapping with batch_size", None),
+    ("ppo", 3, "ppo", "is not a mapping", "3", "a mapping with algorithm, batch_size", None),
     ("models.actor", "gpt", "models.actor", "is not a mapping", '"gpt"', "a mapping with path, tiny", None),
     ("overlap.chunk.candidates", 8, "overlap.chunk.candidates", "is not a list", "8", "a list of 2 to 5 items", None),
     ("overlap.chunk.candidates", [8, "x"], "overlap.chunk.candidates.1", WHOLE, '"x"', "a whole number, 1 or more", None),
@@ -52,7 +52,7 @@ CASES = [
     ("name", "", "name", "is too short", '""', "1 to 120", None),
     ("name", "x" * 121, "name", "is too long", None, "1 to 120", None),
     ("name", "né", "name", "holds characters that are not allowed there", '"né"', "letters, digits", None),
-    ("models.reward.rule", "Rule", "models.reward.rule", None, '"Rule"', "module:function", None),
+    ("models.reward.rule", "Rule", "models.reward.rule", None, '"Rule"', "a registered rule", None),
     ("models.actor", {"tiny": {"hidden": 65}}, "models.actor.tiny.hidden", None, "65", "8 to 2048, a multiple of 8", None),
     # Choices, also where a word or a mapping is allowed: one complaint, for what was meant.
     ("overlap.inter_step", "defr", "overlap.inter_step", CHOICE, '"defr"', "one of off, defer", "defer"),
@@ -68,7 +68,7 @@ CASES = [
     ("models.critic", {}, "models.critic", "give exactly one of path and tiny", None, "path or tiny", None),
     # Values that are fine alone but not together.
     ("models.actor", {"path": "a", "tiny": {}}, "models.actor", None, '["path", "tiny"]', "path or tiny", None),
-    ("models.reward", {}, "models.reward", "give exactly one of model and rule", "[]", "model or rule", None),
+    ("models.reward", {}, "models.reward", None, "[]", "model, rule, http or parts", None),
     ("models.actor", {"tiny": {"heads": 5}}, "models.actor.tiny.heads", None, "5", "a divisor of 64", None),
     ("models.actor", {"tiny": {}}, "models.actor.tiny.context", None, "512", "768 or more", None),
     ("ppo.mini_batches", 5, "ppo.mini_batches", None, "5", "a divisor of 16, the nearest is 4", None),

@@ -1,0 +1,172 @@
+"""Where the four roles' weights come from, and what scores an answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from oppo_contract.fields import ALLOWED
+from oppo_contract.problems import Impossible
+from oppo_contract.sections.base import Path, Positive, Section
+
+RULE_WORDS = "the name of a registered rule: lower-case letters, digits and _ . : -"
+URL_WORDS = "an http or https address"
+ENV_WORDS = "the name of an environment variable: capital letters, digits and _"
+
+
+class TinyArchitecture(Section):
+    """Our own small transformer, randomly initialised: for tests, benches and machines without a model folder."""
+
+    hidden: int = Field(64, ge=8, le=2048, multiple_of=8, description="Width of the residual stream, units.")
+    layers: int = Field(2, ge=1, le=64, description="Transformer blocks.")
+    heads: int = Field(4, ge=1, le=64, description="Attention heads; must divide `hidden`.")
+    context: int = Field(512, ge=8, le=131072, description="Longest prompt plus response, tokens.")
+    vocab: int = Field(64, ge=4, le=262144, description="Size of the vocabulary, tokens.")
+
+    @model_validator(mode="after")
+    def heads_divide_hidden(self) -> Self:
+        if self.hidden % self.heads:
+            raise Impossible(
+                "heads",
+                f"hidden {self.hidden} cannot be divided among {self.heads} heads",
+                value=self.heads,
+                allowed=f"a divisor of {self.hidden}",
+            )
+        return self
+
+
+class ModelSpec(Section):
+    """Where a model's weights come from: exactly one of `path` and `tiny`."""
+
+    path: Path | None = Field(
+        None,
+        description="Id in a worker's catalogue, a local folder with config.json and safetensors, or a hub id.",
+    )
+    tiny: TinyArchitecture | None = Field(None, description="A randomly initialised small model instead of a folder.")
+
+    @model_validator(mode="after")
+    def one_source(self) -> Self:
+        if (self.path is None) == (self.tiny is None):
+            given = sorted(self.model_fields_set)
+            raise Impossible("", "give exactly one of path and tiny", value=given, allowed="path or tiny")
+        return self
+
+
+class HttpReward(Section):
+    """A reward service. It gets answers as JSON and returns a number for each (docs/rewards.md)."""
+
+    url: str = Field(
+        pattern=r"^https?://[^\s]+$",
+        max_length=1024,
+        json_schema_extra={ALLOWED: URL_WORDS},
+        description="Where answers are posted; the worker must allow its host (OPPO_REWARD_HOSTS).",
+    )
+    timeout_s: Positive = Field(10.0, le=600, description="Longest wait for one reply, seconds.")
+    attempts: int = Field(3, ge=1, le=10, description="Tries a request, with growing pauses between them.")
+    requests_at_once: int = Field(4, ge=1, le=64, description="Requests under way at the same time.")
+    answers_a_request: int = Field(8, ge=1, le=256, description="Answers sent in one request.")
+    break_after: int = Field(5, ge=1, le=100, description="Failed requests in a row after which the run ends with an error.")
+    token_variable: str | None = Field(
+        None,
+        pattern=r"^[A-Z][A-Z0-9_]*$",
+        max_length=120,
+        json_schema_extra={ALLOWED: ENV_WORDS},
+        description="Worker's environment variable with the service's bearer token; its name starts with OPPO_REWARD_.",
+    )
+
+
+class RewardSource(Section):
+    """One thing that scores a finished answer."""
+
+    model: ModelSpec | None = Field(None, description="A sequence-classification model with one label.")
+    reads: Literal["tokens", "text", "chat"] = Field(
+        "tokens",
+        description="What the model is given: the actor's tokens as they stream; or, where its tokenizer is another, the answer's"
+        " text, tokenised anew when it is finished; or prompt and answer in the model's own chat template.",
+    )
+    rule: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9_]+([.:-][a-z0-9_]+)*$",
+        max_length=200,
+        json_schema_extra={ALLOWED: RULE_WORDS},
+        description="A rule or verifier by its registered name (entry points `oppo.rules`); it gets prompt and response as text.",
+    )
+    http: HttpReward | None = Field(None, description="A reward service.")
+
+    def given(self) -> list[str]:
+        """Which of the sources are named."""
+        return [name for name in ("model", "rule", "http") if getattr(self, name) is not None]
+
+
+class RewardPart(RewardSource):
+    """One of several weighted sources."""
+
+    weight: float = Field(1.0, ge=-1000, le=1000, description="Factor of this part's score in the sum.")
+
+    @model_validator(mode="after")
+    def one_source(self) -> Self:
+        if len(self.given()) != 1:
+            raise Impossible("", "give exactly one of model, rule and http", value=self.given(), allowed="model, rule or http")
+        return self
+
+
+class RewardSpec(RewardSource):
+    """What scores a finished answer: a reward model, a rule, a service, or a weighted sum of these."""
+
+    parts: list[RewardPart] | None = Field(None, min_length=1, max_length=8, description="Several sources; their weighted sum.")
+
+    @model_validator(mode="after")
+    def one_source(self) -> Self:
+        given = self.given() + (["parts"] if self.parts is not None else [])
+        if len(given) != 1:
+            raise Impossible(
+                "", "give exactly one of model, rule, http and parts", value=given, allowed="model, rule, http or parts"
+            )
+        return self
+
+    def sources(self) -> list[RewardPart]:
+        """The parts; a single source is one part of weight 1."""
+        if self.parts is not None:
+            return self.parts
+        return [RewardPart(weight=1.0, model=self.model, reads=self.reads, rule=self.rule, http=self.http)]
+
+
+class Lora(Section):
+    """Low-rank adapters (arXiv 2106.09685) in place of full training."""
+
+    rank: int = Field(16, ge=1, le=1024, description="Rank of the adapters.")
+    alpha: Positive = Field(32.0, description="Scale of the adapters is alpha ÷ rank.")
+    targets: list[Annotated[str, Field(min_length=1, max_length=120)]] | None = Field(
+        None,
+        min_length=1,
+        max_length=32,
+        description="Names of the linear layers to adapt; default: all of a block.",
+    )
+    critic: bool = Field(True, description="Adapt the critic too, or train it whole.")
+
+
+class Models(Section):
+    """The four roles. The reference and the critic default to copies, so that two paths make a run."""
+
+    actor: ModelSpec = Field(description="The policy that is trained: a causal language model.")
+    reward: RewardSpec = Field(description="What scores an answer.")
+    reference: ModelSpec | None = Field(
+        None, description="The frozen policy that KL is measured against; default: the actor at step 0."
+    )
+    critic: Literal["reward", "actor"] | ModelSpec = Field(
+        "actor", description="Where the value model starts: the reward model's or the actor's backbone, or a folder."
+    )
+
+    lora: Lora | None = Field(None, description="Train low-rank adapters instead of all weights; off when empty.")
+
+    @model_validator(mode="after")
+    def critic_has_a_source(self) -> Self:
+        if self.critic == "reward" and self.reward.model is None:
+            raise Impossible(
+                "critic",
+                "starts from the reward model, but the reward is no single model",
+                value="reward",
+                allowed="actor, or a mapping with path or tiny",
+            )
+        return self

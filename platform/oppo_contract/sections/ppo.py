@@ -1,0 +1,122 @@
+"""The PPO step: loss, advantages, rewards, optimizers."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from oppo_contract.problems import Impossible
+from oppo_contract.sections.base import Path, Positive, Section, Share
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+class Kl(Section):
+    """The penalty for leaving the reference policy."""
+
+    coefficient: float = Field(0.05, ge=0, le=100, description="Weight of the KL term; the start value when adaptive.")
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        "k1", description="Per-token estimator: log-ratio, half its square, or the unbiased low-variance one."
+    )
+    placement: Literal["reward", "loss"] = Field(
+        "reward", description="Subtract it from the per-token reward, or add it to the policy loss."
+    )
+    controller: Literal["fixed", "adaptive"] = Field("fixed", description="Keep the coefficient, or steer it towards `target`.")
+    target: Positive = Field(0.1, description="Wanted mean KL per token for the adaptive controller, nats.")
+    horizon: int = Field(10_000, ge=1, description="Sequences over which the adaptive controller corrects.")
+
+
+class Pretraining(Section):
+    """Text mixed into the actor's update, against forgetting (PPO-ptx, arXiv 2203.02155 §3.5)."""
+
+    data: Path = Field(description="Id in a worker's catalogue or a local JSON Lines file of texts.")
+    field: str = Field("text", min_length=1, max_length=120, description="Key of the text in a line.")
+    coefficient: Positive = Field(1.0, le=1000, description="Weight of the mean next-token loss.")
+    sequences: int = Field(8, ge=1, le=65536, description="Texts a PPO step.")
+    max_tokens: int = Field(256, ge=2, le=131072, description="Longest text, tokens; the rest is cut off.")
+
+
+class Ppo(Section):
+    """The PPO step."""
+
+    algorithm: Literal["ppo", "grpo", "rloo"] = Field(
+        "ppo", description="Advantages from a critic (GAE), or from the other answers of the same group, without one."
+    )
+    group_size: int = Field(
+        1, ge=1, le=256, description="G: answers a prompt. GRPO and RLOO need 2 or more; B, Δ and ages then count groups."
+    )
+    batch_size: int = Field(16, ge=1, le=65536, description="B: sequences (with groups: groups) consumed by one step.")
+    epochs: int = Field(1, ge=1, le=64, description="Passes over the batch in one step.")
+    mini_batches: int = Field(1, ge=1, le=1024, description="Optimizer steps a pass; must divide the batch size.")
+    micro_batch_tokens: int = Field(8192, ge=16, description="Most padded tokens in one forward and backward pass.")
+    learning_rate: Positive = Field(1e-6, le=1, description="Actor's learning rate (AdamW).")
+    critic_learning_rate: Positive = Field(1e-5, le=1, description="Critic's learning rate (AdamW).")
+    warmup_steps: int = Field(0, ge=0, description="Steps over which both learning rates rise linearly.")
+    critic_warmup_steps: int | None = Field(None, ge=0, description="The critic's own warm-up; empty: as `warmup_steps`.")
+    schedule: Schedule = Field("constant", description="The actor's learning rate after its warm-up.")
+    critic_schedule: Schedule = Field("constant", description="The critic's learning rate after its warm-up.")
+    final_rate: Share = Field(0.1, description="Share of the learning rate that is left at the last step of a falling schedule.")
+    value_warmup_steps: int = Field(0, ge=0, description="First steps in which only the critic is trained.")
+    weight_decay: float = Field(0.0, ge=0, le=1, description="AdamW's decoupled weight decay.")
+    clip_range: Positive = Field(0.2, le=10, description="ε of the clipped policy ratio.")
+    dual_clip: float | None = Field(None, gt=1, description="Upper bound of the loss for negative advantages; off when empty.")
+    value_clip_range: float | None = Field(0.2, gt=0, description="Clip range of the value loss; off when empty.")
+    gamma: Share = Field(1.0, description="Discount a token.")
+    gae_lambda: Share = Field(0.95, description="λ of generalised advantage estimation.")
+    whiten_advantages: bool = Field(True, description="Normalise advantages over the response tokens of the whole batch.")
+    entropy_coefficient: float = Field(0.0, ge=0, le=10, description="Weight of the entropy bonus.")
+    max_grad_norm: Positive = Field(1.0, description="Gradient clipping, L2 norm.")
+    normalize_advantages_by_std: bool = Field(
+        True, description="GRPO: divide by the group's standard deviation (off: Dr. GRPO, arXiv 2503.20783)."
+    )
+    missing_eos_penalty: float = Field(
+        0.0, ge=0, description="Subtracted from the score of an answer cut off at the length limit."
+    )
+    length_penalty: float = Field(
+        0.0, ge=0, le=1000, description="Subtracted from the score for each token beyond `length_penalty_from`."
+    )
+    length_penalty_from: int = Field(0, ge=0, description="Response tokens that are free of the length penalty.")
+    score_scale: float = Field(1.0, gt=0, le=1000, description="Factor of the raw score, before penalties and clipping.")
+    normalize_scores: Literal["off", "running"] = Field(
+        "off", description="Subtract the running mean of raw scores and divide by their running standard deviation."
+    )
+    whiten_rewards: bool = Field(False, description="Scale per-token rewards to unit variance over the batch, mean kept.")
+    score_clip: float | None = Field(None, gt=0, description="Scores are clipped to ± this; off when empty.")
+    kl: Kl = Field(default_factory=Kl, description="The penalty for leaving the reference policy.")
+    tis: Literal["off", "stale", "all"] = Field("stale", description="Which tokens carry a truncated importance weight.")
+    ema_decay: float | None = Field(
+        None, gt=0, lt=1, description="Keep a moving average of the actor's weights with this decay a step; off when empty."
+    )
+    on_nonfinite: Literal["raise", "skip", "rollback"] = Field(
+        "raise",
+        description="A loss or gradient that is not finite ends the run, skips the step, or goes back to the checkpoint.",
+    )
+    nonfinite_limit: int = Field(3, ge=1, le=1000, description="Such steps in a row before the run ends all the same.")
+    pretraining: Pretraining | None = Field(None, description="Text mixed into the actor's update; off when empty.")
+    tis_cap: float = Field(2.0, ge=1, le=100, description="Upper bound of that weight.")
+
+    @property
+    def rows(self) -> int:
+        """Answers trained by one step: B × G."""
+        return self.batch_size * self.group_size
+
+    @model_validator(mode="after")
+    def groups_fit_the_algorithm(self) -> Self:
+        if (self.algorithm == "ppo") != (self.group_size == 1):
+            wanted = "1" if self.algorithm == "ppo" else "2 or more"
+            raise Impossible("group_size", f"does not fit algorithm {self.algorithm}", value=self.group_size, allowed=wanted)
+        return self
+
+    @model_validator(mode="after")
+    def mini_batches_divide_batch(self) -> Self:
+        if self.batch_size % self.mini_batches:
+            divisors = [d for d in range(1, self.batch_size + 1) if self.batch_size % d == 0]
+            nearest = min(divisors, key=lambda d: abs(d - self.mini_batches))
+            raise Impossible(
+                "mini_batches",
+                f"batch_size {self.batch_size} cannot be divided into {self.mini_batches} mini_batches",
+                value=self.mini_batches,
+                allowed=f"a divisor of {self.batch_size}, the nearest is {nearest}",
+            )
+        return self

@@ -1,0 +1,73 @@
+"""Data, machine, budget, and what a run keeps and tells."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from oppo_contract.sections.base import Path, Section
+
+
+class Data(Section):
+    """The prompts."""
+
+    prompts: Path = Field(
+        description="Id in a worker's catalogue or a local JSON Lines file; each line an object with the prompt's text.",
+    )
+    prompt_field: str = Field("prompt", min_length=1, max_length=120, description="Key of the prompt's text in a line.")
+    shuffle: bool = Field(True, description="Draw the prompts in a new order each epoch, from `seed`.")
+
+
+class Evaluation(Section):
+    """Held-out prompts answered and scored during training."""
+
+    prompts: Path = Field(description="Id in a worker's catalogue or a local JSON Lines file, as `data.prompts`.")
+    prompt_field: str = Field("prompt", min_length=1, max_length=120, description="Key of the prompt's text in a line.")
+    every_steps: int = Field(50, ge=1, description="Steps between two evaluations; the first is before step 1.")
+    count: int = Field(64, ge=1, le=65536, description="Prompts answered each time, from the file's beginning.")
+    greedy: bool = Field(False, description="Take the likeliest token, or sample as in training with numbers of their own.")
+
+
+class Resources(Section):
+    """What the run needs from a node."""
+
+    devices: int = Field(1, ge=1, le=4096, description="GPUs; on a node without GPUs, its one cpu device.")
+    kind: Literal["any", "cpu", "cuda"] = Field("any", description="Which devices will do.")
+    dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="Precision of weights and arithmetic.")
+    cpu_threads: int | None = Field(None, ge=1, le=1024, description="Cores the engine may use; empty: all of the node's.")
+
+
+class Budget(Section):
+    """When to stop, and what to aim for."""
+
+    max_hours: float | None = Field(None, gt=0, description="The run ends with a checkpoint after this many hours of training.")
+    target_reward: float | None = Field(None, description="Drawn into the charts and used for time-to-target.")
+    stop_at_target: bool = Field(
+        False, description="End the run when the mean score (of the evaluation, where there is one) reaches `target_reward`."
+    )
+    max_kl: float | None = Field(
+        None,
+        gt=0,
+        description="End the run when a step's mean KL to the reference exceeds this, nats a sequence.",
+    )
+
+
+class Checkpoints(Section):
+    """When the state is saved."""
+
+    every_steps: int = Field(100, ge=1, description="Steps between two checkpoints; the last step always writes one.")
+    keep: int = Field(2, ge=1, description="Newest checkpoints to keep.")
+    keep_best: int = Field(
+        0,
+        ge=0,
+        le=100,
+        description="Best checkpoints to keep besides, by evaluation score, or else by mean score.",
+    )
+
+
+class Logging(Section):
+    """What a run tells besides its metrics."""
+
+    samples_per_step: int = Field(2, ge=0, le=64, description="Answers recorded a step, as text.")
+    spans_every: int = Field(1, ge=1, description="Record the timeline of every n-th step.")
