@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import load_file
 
 from oppo_contract.spec import RunSpec
 from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.engine import Engine, Progress
 from oppo_core.metrics import Cohorts
-from oppo_core.models.folder import export_model, restore_weights, save_weights
 from oppo_core.rollout.sequence import Sequence
 
 FORMAT = 1
@@ -53,8 +51,7 @@ def save(engine: Engine) -> int:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         engine.scorers.start_save(str(draft))
-        export_model(engine.actor.network, draft / "actor", engine.model_source, engine.codec.eos, engine.codec.pad)
-        save_weights(engine.actor.optimizer.state(), draft / "actor-optimizer.safetensors")
+        engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
         (draft / "state.json").write_text(json.dumps(_state(engine)))
         engine.scorers.wait_save()
         engine.handover.forget_all()
@@ -71,8 +68,7 @@ def save(engine: Engine) -> int:
 def restore(engine: Engine, folder: Path) -> None:
     """Take back everything but the critic, which its process has loaded itself. `verify` has accepted the folder."""
     state = json.loads((folder / "state.json").read_text())
-    restore_weights(engine.actor.network, folder / "actor")
-    engine.actor.optimizer.load_state(load_file(folder / "actor-optimizer.safetensors"))
+    engine.actor.load(folder)
     engine.progress = Progress(**state["progress"])
     engine.overcommit = OvercommitState(**state["overcommit"])
     engine.chunk = ChunkState(**state["chunk"] | {"measured": {int(k): v for k, v in state["chunk"]["measured"].items()}})

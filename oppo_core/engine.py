@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,9 @@ from oppo_core.metrics import Cohorts
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import find, load_model
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.actor import ActorTrainer
+from oppo_core.ppo.actor import Acting, ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
-from oppo_core.rollout.decoder import Decoder, DecodeSettings
+from oppo_core.rollout.decoder import Decoder, DecodeSettings, Decoding
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompts import PromptStream, read_prompts
 from oppo_core.rollout.sequence import Sequence
@@ -76,8 +77,8 @@ class Engine:
     codec: TextCodec
     prompts: PromptStream
     pool: Pool
-    decoder: Decoder
-    actor: ActorTrainer
+    decoder: Decoding
+    actor: Acting
     scorers: Scoring
     journal: Journal
     out: Path
@@ -88,12 +89,25 @@ class Engine:
     chunk: ChunkState
     handover: Handover = field(default_factory=Handover)
     cohorts: Cohorts = field(default_factory=Cohorts)
-    origin: float = 0.0  # time.monotonic() of the `started` event
+    clock: Callable[[], float] = time.monotonic
+    set_threads: Callable[[int], None] = torch.set_num_threads
+    origin: float = 0.0  # `clock()` of the `started` event
 
     def new_sequence(self, sequence_id: int) -> Sequence:
         """A sequence for the next prompt."""
         index = self.prompts.draw()
         return Sequence(sequence_id, index, self.prompts.prompts[index])
+
+    def use_cores(self, count: int) -> None:
+        """Work on `count` cores from now on, and say so in the trace."""
+        self.set_threads(count)
+        self.trace.devices = self.layout.actor_devices[:count]
+
+    def readable(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Those of `sequences` that the scorers may read by now: what was begun, or only what is finished."""
+        if self.spec.overlap.intra_step == "per_chunk":
+            return [s for s in sequences if s.length]
+        return [s for s in sequences if s.finished]
 
 
 def lay_out(spec: RunSpec, threads: int, hidden: int) -> Layout:
@@ -150,7 +164,7 @@ def assemble(
 
 def slots(spec: RunSpec) -> int:
     """Most sequences that can be in flight: B + Δ_max."""
-    return spec.ppo.batch_size + (spec.overlap.overcommit.max if spec.overlap.inter_step == "defer" else 0)
+    return spec.ppo.batch_size + (spec.overlap.overcommit.max if spec.overlap.inter_step != "off" else 0)
 
 
 def available_cores() -> int:

@@ -5,7 +5,6 @@ except through the controllers' decisions for the next step.
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING
 
 from oppo_core.control import Decision, steer_chunk, steer_overcommit
@@ -24,7 +23,7 @@ TAIL_SHARE = 0.25
 
 def started(engine: Engine) -> None:
     """Tell that everything is loaded. The event's time is the origin of all span times."""
-    engine.origin = time.monotonic()
+    engine.origin = engine.clock()
     engine.journal.write(
         "started", devices=engine.layout.devices, lanes=engine.layout.lanes(),
         start_step=engine.progress.step, total_steps=engine.spec.steps,

@@ -6,11 +6,8 @@ trains, and every token remembers under which weights it was sampled (docs/algor
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import torch
 
 from oppo_core import report
 from oppo_core.checkpoint import save
@@ -35,7 +32,7 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
     report.started(engine)
     saved = progress.step
     reason = "all steps are done"
-    window_start = time.monotonic()
+    window_start = engine.clock()
     while progress.step < spec.steps:
         window_start = train_step(engine, window_start)
         if progress.step % spec.checkpoints.every_steps == 0:
@@ -77,7 +74,7 @@ def train_step(engine: Engine, window_start: float) -> float:
         critic_metrics = scorers.wait_critic_update()
     engine.handover.forget(ids)
     progress.step += 1
-    window_end = time.monotonic()
+    window_end = engine.clock()
     with trace.span("actor", "data"):
         report.finish_step(engine, batch, experience, actor_metrics | critic_metrics, (window_start, window_end))
     return window_end
@@ -85,23 +82,23 @@ def train_step(engine: Engine, window_start: float) -> float:
 
 def begin_step(engine: Engine, version: int) -> None:
     """Top up the pool, and bring every cache to the present weights; with streaming, the scorers do theirs meanwhile."""
-    use_cores(engine, len(engine.layout.actor_devices))
+    engine.use_cores(len(engine.layout.actor_devices))
     with engine.trace.span("actor", "data"):
         fresh = engine.pool.top_up(engine.overcommit.overcommit, version, engine.new_sequence)
         engine.cohorts.begin(version, len(fresh))
         if engine.layout.remote:
             # New prompts are read together with their first chunk: a pass over a few tokens costs as much as over many.
-            engine.scorers.begin(engine.handover.news(s for s in engine.pool.sequences if s.length))
+            engine.scorers.begin(engine.handover.news(engine.readable(engine.pool.sequences)))
     with engine.trace.span("actor", "actor-prefill", rows=len(engine.pool.sequences)):
         engine.decoder.begin(engine.pool.unfinished())
 
 
 def decode_batch(engine: Engine, version: int) -> Batch:
     """Decode chunk after chunk until B answers are ready, handing each chunk to the scorers; take the batch out of the pool."""
-    use_cores(engine, engine.layout.decode_threads)
+    engine.use_cores(engine.layout.decode_threads)
     batch, chunk = Batch([]), 0
     finishers: list[Sequence] = []
-    start = time.monotonic()
+    start = engine.clock()
     complete = engine.pool.is_complete(finishers)
     while not complete:
         chunk += 1
@@ -109,14 +106,14 @@ def decode_batch(engine: Engine, version: int) -> Batch:
         with engine.trace.span("actor", "decode", chunk, rows=len(live)):
             done, complete = decode_chunk(engine, version, finishers)
             if engine.layout.remote:
-                engine.scorers.extend(engine.handover.news(live), chunk)
+                engine.scorers.extend(engine.handover.news(engine.readable(live)), chunk)
         finishers += done
-        now = time.monotonic()
+        now = engine.clock()
         batch.ends |= {s.sequence_id: now for s in done}
-    batch.decode = (start, time.monotonic())
+    batch.decode = (start, engine.clock())
     engine.cohorts.finish(finishers)
     batch.sequences = engine.pool.take_batch(finishers)
-    use_cores(engine, len(engine.layout.actor_devices))
+    engine.use_cores(len(engine.layout.actor_devices))
     if not engine.layout.remote:
         engine.scorers.extend(engine.handover.news(batch.sequences), 0)
     return batch
@@ -125,18 +122,14 @@ def decode_batch(engine: Engine, version: int) -> Batch:
 def decode_chunk(engine: Engine, version: int, finishers: list[Sequence]) -> tuple[list[Sequence], bool]:
     """At most C rounds; returns who finished, and whether the batch is complete, at which very token decoding stops."""
     done: list[Sequence] = []
-    for _ in range(engine.chunk.current):
-        finished = engine.decoder.round(version)
+    left = engine.chunk.current
+    while left:
+        finished, used = engine.decoder.advance(left, version)
+        left -= used
         done += finished
         if finished and engine.pool.is_complete(finishers + done):
             return done, True
     return done, False
-
-
-def use_cores(engine: Engine, count: int) -> None:
-    """Work on `count` cores from now on, and say so in the trace."""
-    torch.set_num_threads(count)
-    engine.trace.devices = engine.layout.actor_devices[:count]
 
 
 def critic_order(experience: Experience, ids: list[int], step: int) -> CriticUpdate:

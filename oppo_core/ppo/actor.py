@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor
 
 from oppo_contract.spec import Ppo
+from oppo_core.models.folder import export_model, restore_weights, save_weights
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import mini_batch_rows, ragged_batches, response_states
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.math import kl_estimate, policy_loss
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
+
+WEIGHTS, MOMENTS = "actor", "actor-optimizer.safetensors"
 
 
 @dataclass(slots=True)
@@ -28,6 +34,22 @@ class TokenSums:
     entropy: float = 0.0
 
 
+class Acting(Protocol):
+    """What the training loop asks of the actor's trainer, real or simulated."""
+
+    def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int]) -> list[Tensor]:
+        """Log-prob of each response token under the present weights, a tensor a sequence."""
+
+    def update(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
+        """Train on the batch of PPO step `step` (from 0); returns `actor/*` metrics."""
+
+    def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
+        """Write the actor as a model folder with the tokenizer of `source`, and the optimizer's state, into `folder`."""
+
+    def load(self, folder: Path) -> None:
+        """Take back what `save` wrote."""
+
+
 class ActorTrainer:
     """Trains the policy network on an `Experience`."""
 
@@ -37,6 +59,16 @@ class ActorTrainer:
         self.temperature = temperature
         self.seed = seed
         self.optimizer = Optimizer(network.parameters(), ppo.learning_rate, ppo.weight_decay, ppo.warmup_steps, ppo.max_grad_norm)
+
+    def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
+        """See `Acting.save`."""
+        export_model(self.network, folder / WEIGHTS, source, eos, pad)
+        save_weights(self.optimizer.state(), folder / MOMENTS)
+
+    def load(self, folder: Path) -> None:
+        """See `Acting.load`."""
+        restore_weights(self.network, folder / WEIGHTS)
+        self.optimizer.load_state(load_file(folder / MOMENTS))
 
     @torch.no_grad()
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int]) -> list[Tensor]:

@@ -7,6 +7,7 @@ row takes its slot: the composition of a round depends on which sequences are un
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +29,24 @@ class DecodeSettings:
     max_prompt: int
     max_new: int
     micro_batch_tokens: int
+
+
+class Decoding(Protocol):
+    """What the training loop asks of a decoder, real or simulated."""
+
+    live: list[Sequence]
+    rounds: int
+    decoded: int
+
+    def begin(self, sequences: list[Sequence]) -> int:
+        """A step begins: take over `sequences` under the present weights; returns the tokens prefilled."""
+
+    def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
+        """Decode up to `rounds` tokens a live sequence, but stop at the first round in which one finishes.
+
+        Returns:
+            Who finished, in sequence_id order, and the rounds that were used.
+        """
 
 
 class Decoder:
@@ -66,6 +85,14 @@ class Decoder:
             window = self.cache.fresh_window(torch.tensor(rows), padded.shape[1])
             self.actor.hidden(padded, window.positions_NT, window)
         return sum(self._filled)
+
+    def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
+        """See `Decoding.advance`."""
+        for used in range(1, rounds + 1):
+            finished = self.round(version)
+            if finished:
+                return finished, used
+        return [], rounds
 
     @torch.no_grad()
     def round(self, version: int) -> list[Sequence]:

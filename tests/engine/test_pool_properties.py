@@ -6,6 +6,7 @@ replaced, by a script that says how long each answer is.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -38,6 +39,13 @@ class ScriptedDecoder:
     def begin(self, sequences: list[Sequence]) -> int:
         self.live = list(sequences)
         return 0
+
+    def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
+        for used in range(1, rounds + 1):
+            done = self.round(version)
+            if done:
+                return done, used
+        return [], rounds
 
     def round(self, version: int) -> list[Sequence]:
         assert self.live, "decoding goes on though nothing is left to decode"
@@ -103,7 +111,8 @@ class Simulation:
             pool=Pool(case.batch, case.max_age), decoder=ScriptedDecoder(case.lengths), trace=Recorder(("cpu:0",)),
             scorers=self.listener, handover=Handover(), cohorts=Cohorts(), overcommit=OvercommitState(0),
             chunk=ChunkState(case.chunk), new_sequence=lambda i: Sequence(i, 0, np.asarray([-1, -i - 1])),
-            layout=SimpleNamespace(remote=case.streamed, decode_threads=1, actor_devices=("cpu:0",)),
+            layout=SimpleNamespace(remote=case.streamed, decode_threads=1, actor_devices=("cpu:0",)), clock=time.monotonic,
+            use_cores=lambda count: None, readable=lambda sequences: [s for s in sequences if s.length],
         )  # fmt: skip
 
     @property
