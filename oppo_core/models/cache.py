@@ -1,44 +1,63 @@
 """Slot cache: keys and values of many sequences, each at its own length.
 
 Row s, column j always holds position j of the sequence in slot s, so rows advance unevenly, leave and join without moving
-the others. Columns beyond a row's length hold garbage that no query may see: a query at position p sees columns 0…p.
+the others. Columns beyond a row's length hold garbage that no query may see: a query at position p sees columns 0…p, and in
+a layer that reaches back w tokens only p−w+1…p.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class CacheShape:
-    """What a model needs stored a token: `layers` × `heads` × `head_dim` keys, and as many values."""
+class LayerShape:
+    """What one layer stores a token: `heads` keys of `key_width` numbers, and as many values of `value_width`."""
 
-    layers: int
     heads: int
-    head_dim: int
+    key_width: int
+    value_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What a model stores a token, layer by layer."""
+
+    layers: tuple[LayerShape, ...]
+
+    @classmethod
+    def equal(cls, layers: int, heads: int, head_width: int) -> Self:
+        """The usual case: all layers, keys and values are alike."""
+        return cls((LayerShape(heads, head_width, head_width),) * layers)
+
+    @property
+    def numbers(self) -> int:
+        """Numbers stored a token, all layers together; times the bytes of one, this is what a token costs."""
+        return sum(layer.heads * (layer.key_width + layer.value_width) for layer in self.layers)
 
 
 class SlotCache:
-    """Keys and values [slots, heads, columns, head_dim] a layer."""
+    """Keys and values [slots, heads, columns, width] a layer, of the kind and on the device of `like`."""
 
     def __init__(self, shape: CacheShape, slots: int, columns: int, like: Tensor) -> None:
-        size = (slots, shape.heads, columns, shape.head_dim)
-        self.keys = [like.new_zeros(size) for _ in range(shape.layers)]
-        self.values = [like.new_zeros(size) for _ in range(shape.layers)]
+        self.keys = [like.new_zeros(slots, layer.heads, columns, layer.key_width) for layer in shape.layers]
+        self.values = [like.new_zeros(slots, layer.heads, columns, layer.value_width) for layer in shape.layers]
         self.columns = columns
 
     def window(self, slots: slice | Tensor, positions_NT: Tensor, columns: int) -> CacheWindow:
         """Open `slots` (a leading slice, or indices [N]) for tokens at `positions_NT`; `columns` > every position."""
-        rows_N = torch.arange(slots.stop) if isinstance(slots, slice) else slots
-        mask = torch.arange(columns)[None, None, :] <= positions_NT[:, :, None]
+        device = positions_NT.device
+        rows_N = torch.arange(slots.stop, device=device) if isinstance(slots, slice) else slots
+        mask = torch.arange(columns, device=device)[None, None, :] <= positions_NT[:, :, None]
         return CacheWindow(self, slots, rows_N[:, None], positions_NT, columns, mask[:, None])
 
     def fresh_window(self, slots: Tensor, width: int) -> CacheWindow:
         """Open `slots` [N] for sequences that begin: `width` tokens each from position 0, plainly causal."""
-        positions_NT = torch.arange(width).expand(len(slots), width)
+        positions_NT = torch.arange(width, device=slots.device).expand(len(slots), width)
         return CacheWindow(self, slots, slots[:, None], positions_NT, width, None)
 
     def move(self, source: int, target: int, columns: int) -> None:
@@ -62,8 +81,15 @@ class CacheWindow:
     columns: int
     mask: Tensor | None
 
+    def reaching(self, tokens: int | None) -> Tensor | None:
+        """`mask` for layers in which a query sees itself and the `tokens`−1 positions before it; None: all before it."""
+        if self.mask is None or tokens is None or self.columns <= tokens:
+            return self.mask
+        columns_K = torch.arange(self.columns, device=self.mask.device)
+        return self.mask & (columns_K > self.positions_NT[:, :, None] - tokens)[:, None]
+
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new keys and values [N, heads, T, head_dim]; return all visible ones [N, heads, columns, head_dim]."""
+        """Store new keys and values [N, heads, T, width]; return all visible ones [N, heads, columns, width]."""
         stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
         stored_keys[self.rows_N1, :, self.positions_NT] = keys.transpose(1, 2)
         stored_values[self.rows_N1, :, self.positions_NT] = values.transpose(1, 2)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from oppo_contract.spec import ModelSpec, TinyArchitecture
 from oppo_core.models.errors import ModelFolderError
@@ -19,6 +19,7 @@ from oppo_core.models.protocol import Network
 from oppo_core.models.tiny import Head, TinyTransformer, init_tiny
 
 TINY = "oppo_tiny"
+ADAPTERS = "adapters.safetensors"
 
 
 def find(path: str, roots: list[Path]) -> Path:
@@ -103,11 +104,15 @@ def load_tiny(folder: Path, head: Head) -> TinyTransformer:
 
 def save_model(model: TinyTransformer, folder: Path, tokenizer: Path | None = None, **config: int) -> None:
     """Write our architecture as a model folder; `config` takes eos_token_id, bos_token_id, pad_token_id."""
+    _write_tiny(model, model.state_dict(), folder, tokenizer, **config)
+
+
+def _write_tiny(model: TinyTransformer, weights: dict[str, Tensor], folder: Path, tokenizer: Path | None, **config: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     head = "scalar" if model.head is not None else "lm"
     described = {"model_type": TINY, "head": head, "architecture": model.architecture.model_dump(), **config}
     (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
-    save_weights(model.state_dict(), folder / "model.safetensors")
+    save_weights(weights, folder / "model.safetensors")
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / "tokenizer.json")
 
@@ -120,20 +125,37 @@ def save_weights(weights: dict[str, Tensor], path: Path) -> None:
 def export_model(network: Network, folder: Path, source: Path | None, eos: int, pad: int) -> None:
     """Write a network as a model folder of its own kind, with the tokenizer files of `source`.
 
-    Our architecture keeps our format; a Hugging Face model becomes a folder that `from_pretrained` reads.
+    Our architecture keeps our format; a Hugging Face model becomes a folder that `from_pretrained` reads. Adapters are
+    merged into the weights, and lie beside them in a file of their own, from which `restore_weights` restores exactly.
     """
+    from oppo_core.models.adapters import is_adapted, merged_weights, trained_weights
+
+    assert isinstance(network, nn.Module)
+    weights = merged_weights(network)
     if isinstance(network, TinyTransformer):
         tokenizer = source / "tokenizer.json" if source is not None else None
-        save_model(network, folder, tokenizer, eos_token_id=eos, pad_token_id=pad)
-        return
-    from oppo_core.models.hugging import HuggingNetwork, export_hugging
+        _write_tiny(network, weights, folder, tokenizer, eos_token_id=eos, pad_token_id=pad)
+    else:
+        from oppo_core.models.hugging import HuggingNetwork, export_hugging
 
-    assert isinstance(network, HuggingNetwork)
-    export_hugging(network, folder, source)
+        assert isinstance(network, HuggingNetwork)
+        export_hugging(network, folder, source, weights)
+    if is_adapted(network):
+        save_weights(trained_weights(network), folder / ADAPTERS)
 
 
 def restore_weights(network: Network, folder: Path) -> None:
-    """Take back what `export_model` wrote."""
+    """Take back what `export_model` wrote.
+
+    Raises:
+        ModelFolderError: adapters were trained beside other weights than the network's.
+    """
+    from oppo_core.models.adapters import is_adapted, take_trained
+
+    assert isinstance(network, nn.Module)
+    if is_adapted(network):
+        take_trained(network, load_file(folder / ADAPTERS))
+        return
     if isinstance(network, TinyTransformer):
         network.load_state_dict(load_file(folder / "model.safetensors"))
         return

@@ -1,8 +1,9 @@
 """Any decoder-only Hugging Face model as a `Network`, with our slot cache behind transformers' `Cache` interface.
 
 The stock caches cannot advance rows unevenly. Ours tells each layer the keys of the open window, and the explicit
-position ids and the 4-D mask do the rest. A sequence-classification head's own pooling is not used: it looks at the
-rightmost token of the present ids, which is wrong for chunks.
+position ids and the 4-D masks (one a kind of layer, where a model mixes full and sliding attention) do the rest. A
+sequence-classification head's own pooling is not used: it looks at the rightmost token of the present ids, which is wrong
+for chunks.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ from transformers import (
 )
 from transformers.cache_utils import CacheLayerMixin
 
+from oppo_core.models import supported
 from oppo_core.models.cache import CacheShape, CacheWindow
 from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.prove import cache_shape, prove
 from oppo_core.models.tiny import Head
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
 
 
 class WindowLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -47,7 +52,7 @@ class WindowLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.window.append(self.layer, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(columns, offset) of the mask that we hand over ready-made."""
+        """(columns, offset) of the mask: ready-made, or plainly causal where rows begin."""
         return self.window.columns, 0
 
     def get_seq_length(self) -> int:
@@ -62,40 +67,49 @@ class WindowLayer(CacheLayerMixin):  # type: ignore[misc]
 class HuggingNetwork(nn.Module):
     """A `Network` around a transformers model. `own_head` replaces a head that the folder does not have."""
 
-    def __init__(self, model: nn.Module, config: PretrainedConfig, own_head: nn.Linear | None) -> None:
+    def __init__(self, model: Any, own_head: nn.Linear | None) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
         self.own_head = own_head
-        self.config = config
+        self.config = config = model.config
+        self.context = supported.context_of(config)
+        self.width = int(config.hidden_size)
+        self.reaches = supported.reaches(config)
+        self._additive = model.config._attn_implementation == "eager"
+        self._logit_rule = supported.logit_rule(config)
+        self.cache_shape: CacheShape = cache_shape(self.backbone, config.num_hidden_layers)
 
     @property
-    def context(self) -> int:
-        """Longest sequence, tokens: the model's context, or its attention window where that is shorter."""
-        window = getattr(self.config, "sliding_window", None) if _uses_window(self.config) else None
-        return int(min(self.config.max_position_embeddings, window or self.config.max_position_embeddings))
-
-    @property
-    def cache_shape(self) -> CacheShape:
-        """What a slot cache must hold for it."""
-        c = self.config
-        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-        return CacheShape(c.num_hidden_layers, heads, getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads)
+    def backbone(self) -> nn.Module:
+        """The model without its head."""
+        base: nn.Module = self.model if self.own_head is not None else self.model.base_model
+        return base
 
     def hidden(self, tokens_NT: Tensor, positions_NT: Tensor, window: CacheWindow | None = None) -> Tensor:
         """Last hidden states [N, T, H]."""
         given: dict[str, Any] = {"use_cache": False}
         if window is not None:
-            layers = [WindowLayer(window, layer) for layer in range(self.cache_shape.layers)]
-            given = {"use_cache": True, "past_key_values": Cache(layers=layers), "attention_mask": window.mask}
-        backbone: Any = self.model if self.own_head is not None else self.model.base_model
-        states: Tensor = backbone(input_ids=tokens_NT, position_ids=positions_NT, **given).last_hidden_state
+            layers = [WindowLayer(window, layer) for layer in range(len(self.cache_shape.layers))]
+            given = {"use_cache": True, "past_key_values": Cache(layers=layers), "attention_mask": self._masks(window)}
+        states: Tensor = self.backbone(input_ids=tokens_NT, position_ids=positions_NT, **given).last_hidden_state
         return states
+
+    def _masks(self, window: CacheWindow) -> Tensor | dict[str, Tensor] | None:
+        """What transformers takes for `attention_mask`; None where rows begin: it then builds the same masks itself."""
+        if window.mask is None:
+            return None
+        masks = {}
+        for kind, reach in self.reaches.items():
+            mask = window.reaching(reach)
+            assert mask is not None
+            masks[kind] = _additive(mask, self.model.dtype) if self._additive else mask
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits [..., V]."""
         model: Any = self.model
         logits: Tensor = model.get_output_embeddings()(hidden)
-        return logits
+        return logits if self._logit_rule is None else self._logit_rule(logits)
 
     def scalar(self, hidden: Tensor) -> Tensor:
         """The classification head's one label, or our own head's value [...]."""
@@ -104,38 +118,74 @@ class HuggingNetwork(nn.Module):
         return value
 
 
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a query may look and the least number elsewhere, for attention that adds its mask."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
 def load_hugging(path: str, head: Head, dtype: torch.dtype) -> HuggingNetwork:
     """A local folder or a hub id through `from_pretrained`; safetensors only, no remote code.
 
     Raises:
-        ModelFolderError: transformers cannot load it, or it has not the one label that a reward model needs.
+        ModelFolderError: transformers cannot load it, it cannot be streamed exactly, weights are missing, or it has not the
+            one label that a reward model needs.
     """
-    given = {"dtype": dtype, "attn_implementation": "sdpa", "use_safetensors": True, "trust_remote_code": False}
     try:
-        config = AutoConfig.from_pretrained(path)
-        classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
-        if head == "lm" and classifies:
-            raise ModelFolderError(f"{path} is a sequence classifier; the actor and the reference need a causal language model")
-        if head == "lm":
-            return HuggingNetwork(AutoModelForCausalLM.from_pretrained(path, **given).eval(), config, None)
-        if classifies:
-            if config.num_labels != 1:
-                raise ModelFolderError(f"{path} has {config.num_labels} labels; a reward model has one")
-            return HuggingNetwork(AutoModelForSequenceClassification.from_pretrained(path, **given).eval(), config, None)
-        own_head = nn.Linear(config.hidden_size, 1).to(dtype)
-        nn.init.zeros_(own_head.weight)
-        nn.init.zeros_(own_head.bias)
-        return HuggingNetwork(AutoModel.from_pretrained(path, **given).eval(), config, own_head)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        supported.refuse_unsupported(config, path)
+        network = _load(path, config, head, dtype)
     except (OSError, ValueError) as error:
         if isinstance(error, ModelFolderError):
             raise
-        raise ModelFolderError(f"{path} cannot be loaded: {error}") from error
+        remote = "trust_remote_code" in str(error)
+        reason = (
+            "it needs program code of its own, which is never run; only models that transformers knows are" if remote else error
+        )
+        raise ModelFolderError(f"{path} cannot be loaded: {reason}") from error
+    prove(network, path)
+    return network
 
 
-def export_hugging(network: HuggingNetwork, folder: Path, source: Path | None) -> None:
-    """Write a folder that `from_pretrained` reads, with the tokenizer of `source`."""
+def _load(path: str, config: PretrainedConfig, head: Head, dtype: torch.dtype) -> HuggingNetwork:
+    classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+    if head == "lm" and classifies:
+        raise ModelFolderError(f"{path} is a sequence classifier; the actor and the reference need a causal language model")
+    if head == "lm":
+        return HuggingNetwork(_weights(AutoModelForCausalLM, path, config, dtype), None)
+    if classifies:
+        if config.num_labels != 1:
+            raise ModelFolderError(f"{path} has {config.num_labels} labels; a reward model has one")
+        model = _weights(AutoModelForSequenceClassification, path, config, dtype)
+        if not isinstance(getattr(model, "score", None), nn.Linear):
+            raise ModelFolderError(f"{path} has no linear layer `score`; the head of a {config.model_type} classifier is unknown")
+        return HuggingNetwork(model, None)
+    own_head = nn.Linear(config.hidden_size, 1).to(dtype)
+    nn.init.zeros_(own_head.weight)
+    nn.init.zeros_(own_head.bias)
+    return HuggingNetwork(_weights(AutoModel, path, config, dtype), own_head)
+
+
+def _weights(kind: Any, path: str, config: PretrainedConfig, dtype: torch.dtype) -> nn.Module:
+    """A model with every weight from the folder; transformers would start missing ones at random."""
+    attention = supported.attention_kind(config)
+    given = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+    try:
+        model, told = kind.from_pretrained(path, attn_implementation=attention, **given)
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        model, told = kind.from_pretrained(path, attn_implementation="eager", **given)
+    if told["missing_keys"]:
+        missing = ", ".join(sorted(told["missing_keys"])[:5])
+        raise ModelFolderError(f"{path} lacks the weights {missing}")
+    loaded: nn.Module = model.eval()
+    return loaded
+
+
+def export_hugging(network: HuggingNetwork, folder: Path, source: Path | None, weights: dict[str, Tensor]) -> None:
+    """Write `weights` as a folder that `from_pretrained` reads, with the tokenizer of `source`."""
     model: Any = network.model
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=weights)
     for name in TOKENIZER_FILES:
         if source is not None and (source / name).exists():
             shutil.copyfile(source / name, folder / name)
@@ -145,10 +195,3 @@ def restore_hugging(network: HuggingNetwork, folder: Path) -> None:
     """Take back what `export_hugging` wrote."""
     saved: Any = type(network.model)
     network.model.load_state_dict(saved.from_pretrained(folder, dtype=next(network.parameters()).dtype).state_dict())
-
-
-def _uses_window(config: PretrainedConfig) -> bool:
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return "sliding_attention" in kinds
-    return bool(getattr(config, "use_sliding_window", getattr(config, "sliding_window", None)))

@@ -22,6 +22,10 @@ class Network(Protocol):
         """Longest sequence, tokens."""
 
     @property
+    def width(self) -> int:
+        """Hidden width H."""
+
+    @property
     def cache_shape(self) -> CacheShape:
         """What a slot cache must hold for it."""
 
@@ -37,8 +41,8 @@ class Network(Protocol):
     def parameters(self) -> Iterator[Parameter]:
         """The trainable weights, in a fixed order."""
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """All weights by name."""
+    def state_dict(self, *, keep_vars: bool = False) -> dict[str, Tensor]:
+        """All weights by name; with `keep_vars` the parameters themselves."""
 
     def load_state_dict(self, weights: dict[str, Tensor]) -> object:
         """Take weights back."""

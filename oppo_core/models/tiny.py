@@ -6,6 +6,7 @@ added once at the bottom, so that attention needs no rotation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -18,12 +19,24 @@ from oppo_core.models.cache import CacheShape, CacheWindow
 Head = Literal["lm", "scalar"]
 
 
+def plain(layer: nn.Linear, x: Tensor) -> Tensor:
+    """A linear layer, its weights used directly: calling the module would cost as much again as a small product."""
+    return F.linear(x, layer.weight, layer.bias)
+
+
+def called(layer: nn.Module, x: Tensor) -> Tensor:
+    """Whatever now stands in the layer's place, such as the layer with an adapter beside it."""
+    result: Tensor = layer(x)
+    return result
+
+
 class Block(nn.Module):
     """Attention and a GELU feed-forward layer, each behind a layer norm, added to the residual stream."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        self.linear: Callable[[nn.Linear, Tensor], Tensor] = plain
         self.norm1 = nn.LayerNorm(hidden)
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.out = nn.Linear(hidden, hidden)
@@ -35,17 +48,17 @@ class Block(nn.Module):
         """One block on [N, T, H]."""
         rows, tokens, hidden = x_NTH.shape
         normed = F.layer_norm(x_NTH, (hidden,), self.norm1.weight, self.norm1.bias)
-        qkv = F.linear(normed, self.qkv.weight, self.qkv.bias).view(rows, tokens, 3, self.heads, hidden // self.heads)
+        qkv = self.linear(self.qkv, normed).view(rows, tokens, 3, self.heads, hidden // self.heads)
         query, keys, values = qkv.permute(2, 0, 3, 1, 4)
         if window is not None:
             keys, values = window.append(layer, keys, values)
         mask = window.mask if window is not None else None
         mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=mask is None)
         mixed = mixed.transpose(1, 2).reshape(rows, tokens, hidden)
-        x_NTH = x_NTH + F.linear(mixed, self.out.weight, self.out.bias)
+        x_NTH = x_NTH + self.linear(self.out, mixed)
         normed = F.layer_norm(x_NTH, (hidden,), self.norm2.weight, self.norm2.bias)
-        inner = F.gelu(F.linear(normed, self.up.weight, self.up.bias))
-        return x_NTH + F.linear(inner, self.down.weight, self.down.bias)
+        inner = F.gelu(self.linear(self.up, normed))
+        return x_NTH + self.linear(self.down, inner)
 
 
 class TinyTransformer(nn.Module):
@@ -67,10 +80,21 @@ class TinyTransformer(nn.Module):
         return self.architecture.context
 
     @property
+    def width(self) -> int:
+        """Hidden width H."""
+        return self.architecture.hidden
+
+    @property
     def cache_shape(self) -> CacheShape:
         """What a slot cache must hold for it."""
         a = self.architecture
-        return CacheShape(a.layers, a.heads, a.hidden // a.heads)
+        return CacheShape.equal(a.layers, a.heads, a.hidden // a.heads)
+
+    def call_layers(self) -> None:
+        """From now on linear layers are called as modules, because some have been replaced by others."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.linear = called
 
     def hidden(self, tokens_NT: Tensor, positions_NT: Tensor, window: CacheWindow | None = None) -> Tensor:
         """Last hidden states [N, T, H], normalised."""

@@ -1,0 +1,150 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on any of our networks: W·x becomes W·x + (alpha ÷ rank)·B·A·x, and W stays.
+
+`peft` puts them beside the linear layers. B starts at zero, so that an adapted network begins as the plain one. A checkpoint
+holds the adapters and the scalar head; the frozen weights come from their source again, and a digest makes sure that they
+are the same. The live weights are never merged: W + B·A rounds, and taking B·A off again would not give W back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from oppo_contract.sections.models import Lora
+from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.tiny import TinyTransformer
+
+HEADS = ("head.", "own_head.", "model.score.")  # ours, ours beside a Hugging Face backbone, a classifier's own
+DIGEST = "frozen_digest"
+ADAPTER = "default"  # peft's name for the first one
+
+
+def adapt(network: nn.Module, lora: Lora, seed: int) -> None:
+    """Put adapters beside the layers that `lora` names, and freeze everything else but a scalar head.
+
+    The first factor A is drawn from `seed` in the order of the layers, the second, B, is zero.
+
+    Raises:
+        ModelFolderError: a target is no linear layer of a block.
+    """
+    from peft import LoraConfig, inject_adapter_in_model  # a second to import, and few runs need it
+
+    body = _body(network)
+    chosen = _chosen(linear_layers(body), lora.targets)
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=chosen, lora_dropout=0.0, bias="none",  # type: ignore[arg-type]
+        fan_in_fan_out=any(isinstance(body.get_submodule(name), Conv1D) for name in chosen),
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        inject_adapter_in_model(config, body)
+    for name, weight in network.named_parameters():
+        weight.requires_grad_("lora_" in name or name.startswith(HEADS))
+    _draw(network, seed)
+    if isinstance(network, TinyTransformer):
+        network.call_layers()
+    network.register_buffer(DIGEST, _digest(network), persistent=False)
+
+
+def is_adapted(network: object) -> bool:
+    """Whether `adapt` was called on it."""
+    return hasattr(network, DIGEST)
+
+
+def linear_layers(body: nn.Module) -> list[str]:
+    """Names of the linear layers in a model's blocks; embeddings and heads stand outside of these."""
+    return [
+        name
+        for name, module in body.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and any(part.isdigit() for part in name.split("."))
+    ]
+
+
+def trained_weights(network: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint must hold of a network: all weights; of an adapted one what trains, and the digest of the rest."""
+    if not is_adapted(network):
+        return dict(network.state_dict())
+    trained = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
+    return {DIGEST: network.get_buffer(DIGEST), **trained}
+
+
+@torch.no_grad()
+def take_trained(network: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Take back what `trained_weights` gave.
+
+    Raises:
+        ModelFolderError: the frozen weights are not those beside which the adapters were trained.
+    """
+    if not is_adapted(network):
+        network.load_state_dict(weights)
+        return
+    if DIGEST not in weights or not torch.equal(weights[DIGEST], network.get_buffer(DIGEST).cpu()):
+        raise ModelFolderError("the frozen weights have changed since the adapters were saved; put the model's folder back")
+    trained = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
+    for name, weight in trained.items():
+        weight.copy_(weights[name])
+
+
+@torch.no_grad()
+def merged_weights(network: nn.Module) -> dict[str, Tensor]:
+    """Weights by the names of the plain model, adapters added in. The network itself is left alone."""
+    body = _body(network)
+    if not is_adapted(network):
+        return dict(body.state_dict())
+    merged = {}
+    for name, weight in body.state_dict().items():
+        if ".lora_" in name:
+            continue
+        plain = name.replace(".base_layer.", ".")
+        if name.endswith(".base_layer.weight"):
+            layer: Any = body.get_submodule(name.removesuffix(".base_layer.weight"))
+            weight = weight + layer.get_delta_weight(ADAPTER)
+        merged[plain] = weight
+    return merged
+
+
+def _body(network: nn.Module) -> nn.Module:
+    """The module whose weights a folder holds: ours itself, or the transformers model inside of a `HuggingNetwork`."""
+    return network if isinstance(network, TinyTransformer) else network.get_submodule("model")
+
+
+def _chosen(layers: list[str], targets: Iterable[str] | None) -> list[str]:
+    if targets is None:
+        return layers
+    chosen: list[str] = []
+    for target in targets:
+        meant = [name for name in layers if name == target or name.endswith(f".{target}")]
+        if not meant:
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+            raise ModelFolderError(f"models.lora.targets names {target}, but the model's blocks have the linear layers {known}")
+        chosen += [name for name in meant if name not in chosen]
+    return chosen
+
+
+@torch.no_grad()
+def _draw(network: nn.Module, seed: int) -> None:
+    """Fresh adapters: A as a linear layer's own start, B zero."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in network.named_parameters():
+        if ".lora_A." in name:
+            drawn = torch.empty(weight.shape, dtype=torch.float32)
+            nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
+            weight.copy_(drawn)
+        elif ".lora_B." in name:
+            weight.zero_()
+
+
+@torch.no_grad()
+def _digest(network: nn.Module) -> Tensor:
+    """Digest [32] of the frozen weights, by their sums: any other model has others."""
+    sums = hashlib.sha256()
+    for name, weight in network.named_parameters():
+        if not weight.requires_grad:
+            total, size = (float(part) for part in (weight.sum(dtype=torch.float64), weight.abs().sum(dtype=torch.float64)))
+            sums.update(f"{name} {total!r} {size!r}\n".encode())
+    return torch.frombuffer(bytearray(sums.digest()), dtype=torch.uint8)

@@ -1,0 +1,147 @@
+"""The proof, at loading, that a model can be streamed: reading in parts gives what one pass gives, our head what its own gives.
+
+The refusals in `supported` name what is known not to work. This finds the rest: a model of a kind that nobody has tried is
+used when it passes, and refused with the difference when it does not. It costs a few passes over a dozen tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from oppo_core.models.cache import CacheShape, LayerShape, SlotCache
+from oppo_core.models.errors import ModelFolderError
+
+if TYPE_CHECKING:
+    from oppo_core.models.hugging import HuggingNetwork
+
+PROOF_TOKENS = 12
+# For the proof a sliding window is made so narrow that a few tokens reach beyond it.
+PROOF_WINDOW = 5
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
+ROUGH_TOLERANCE = 0.05
+
+
+class ShapeLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Notes the shapes of the keys and values that a layer would store."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape: LayerShape | None = None
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing is stored."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Note the shapes, give everything back."""
+        self.shape = LayerShape(key_states.shape[1], key_states.shape[-1], value_states.shape[-1])
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The tokens of the present pass only."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Nothing was read before."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """No limit."""
+        return -1
+
+
+@torch.no_grad()
+def cache_shape(backbone: nn.Module, layers: int) -> CacheShape:
+    """What a model stores a token, found by reading one.
+
+    Raises:
+        ModelFolderError: a layer stores no keys and values, or the model does not take such a cache.
+    """
+    probes = [ShapeLayer() for _ in range(layers)]
+    one = torch.zeros(1, 1, dtype=torch.long, device=next(backbone.parameters()).device)
+    try:
+        backbone(input_ids=one, position_ids=one, past_key_values=Cache(layers=probes), use_cache=True)
+    except Exception as error:  # whatever an unknown model raises, the reason is told
+        raise ModelFolderError(f"this model takes no cache of keys and values: {error!r}") from error
+    shapes = [probe.shape for probe in probes if probe.shape is not None]
+    if len(shapes) < layers:
+        raise ModelFolderError(f"{layers - len(shapes)} of the model's {layers} layers store no keys and values of their own")
+    return CacheShape(tuple(shapes))
+
+
+@torch.no_grad()
+def prove(network: HuggingNetwork, path: str) -> None:
+    """Raises ModelFolderError when reading `network` in parts, or through our heads, gives something else than one pass."""
+    tokens_1T = _tokens(network)
+    positions_1T = torch.arange(tokens_1T.shape[1], device=tokens_1T.device)[None]
+    try:
+        with _narrow_window(network):
+            whole = network.hidden(tokens_1T, positions_1T)
+            pairs = [("states", _in_parts(network, tokens_1T, positions_1T), whole), *_heads(network, tokens_1T, whole)]
+    except Exception as error:  # whatever an unknown model raises, the reason is told
+        raise ModelFolderError(f"{path} ({network.config.model_type}) cannot be read in parts: {error!r}") from error
+    for what, ours, theirs in pairs:
+        allowed = TOLERANCE.get(theirs.dtype, ROUGH_TOLERANCE) * max(1.0, float(theirs.abs().max()))
+        difference = float((ours - theirs).abs().max())
+        if not difference <= allowed:
+            raise ModelFolderError(
+                f"{path} ({network.config.model_type}) cannot be streamed exactly: its {what} differ by {difference:.2g}"
+                f" from those of one pass (allowed: {allowed:.2g})"
+            )
+
+
+@contextmanager
+def _narrow_window(network: HuggingNetwork) -> Iterator[None]:
+    """Within it layers that slide see `PROOF_WINDOW` positions, in transformers' masks and in ours."""
+    config, reaches = network.model.config, network.reaches
+    window: Any = config.sliding_window if any(reaches.values()) else None
+    if window is None or window <= PROOF_WINDOW:
+        yield
+        return
+    config.sliding_window = PROOF_WINDOW  # transformers reads it at every pass
+    network.reaches = {kind: reach and PROOF_WINDOW for kind, reach in reaches.items()}
+    try:
+        yield
+    finally:
+        config.sliding_window, network.reaches = window, reaches
+
+
+def _tokens(network: HuggingNetwork) -> Tensor:
+    """Different tokens [1, T], none of them padding."""
+    config = network.config
+    length = min(network.context, PROOF_TOKENS)
+    vocab, pad = int(config.vocab_size), getattr(config, "pad_token_id", None)
+    ids = [number * 7 % vocab for number in range(vocab) if number * 7 % vocab != pad]
+    ids = (ids * (length // len(ids) + 1))[:length]
+    return torch.tensor([ids], device=next(network.parameters()).device)
+
+
+def _in_parts(network: HuggingNetwork, tokens_1T: Tensor, positions_1T: Tensor) -> Tensor:
+    """States [1, T, H] of a begin, a longer part and a last token, through the second slot of a cache."""
+    length = tokens_1T.shape[1]
+    cache = SlotCache(network.cache_shape, 2, length, next(network.parameters()))
+    slot = torch.tensor([1], device=tokens_1T.device)
+    begin = max(1, length // 3)
+    states = [network.hidden(tokens_1T[:, :begin], positions_1T[:, :begin], cache.fresh_window(slot, begin))]
+    for first, end in ((begin, length - 1), (length - 1, length)):
+        if first < end:
+            window = cache.window(slot, positions_1T[:, first:end], end)
+            states.append(network.hidden(tokens_1T[:, first:end], positions_1T[:, first:end], window))
+    return torch.cat(states, dim=1)
+
+
+def _heads(network: HuggingNetwork, tokens_1T: Tensor, whole: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+    """What our use of the head gives, and what the model's own forward pass gives."""
+    if network.own_head is not None:
+        return []
+    theirs = network.model(input_ids=tokens_1T, use_cache=False).logits
+    if theirs.dim() == 2:
+        return [("scores", network.scalar(whole[:, -1]), theirs[:, 0])]
+    return [("logits", network.logits(whole), theirs)]

@@ -1,0 +1,111 @@
+"""Which Hugging Face models can be streamed exactly, told from their configuration before a weight is read.
+
+Exact means: reading a sequence in parts, each part behind the keys and values of the parts before it, gives what one forward
+pass gives. That holds where a token depends on the tokens before it through attention alone, at positions that we name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
+
+from oppo_core.models.errors import ModelFolderError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def refuse_unsupported(config: PretrainedConfig, path: str) -> None:
+    """Raises ModelFolderError, with the reason, for a configuration that cannot be exact."""
+    reason = next((reason for told, reason in _reasons(config) if told), None)
+    if reason is not None:
+        raise ModelFolderError(f"{path} ({config.model_type}) cannot be used: {reason} (docs/models.md)")
+
+
+def _reasons(config: PretrainedConfig) -> list[tuple[bool, str]]:
+    """Pairs of (does it hold for this model, why it is refused)."""
+
+    def given(name: str) -> Any:
+        return getattr(config, name, None)
+
+    kinds = set(given("layer_types") or [FULL])
+    classes = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return [
+        (bool(given("is_encoder_decoder")), "it has an encoder; the four roles need decoder-only models"),
+        (
+            config.get_text_config(decoder=True) is not config,
+            "it wraps a text model together with other modalities; save its text part as a folder of its own",
+        ),
+        (bool(kinds - {FULL, SLIDING}), f"it has layers of kind {', '.join(sorted(kinds - {FULL, SLIDING}))}"),
+        (bool(given("num_kv_shared_layers")), "some of its layers share the keys and values of others"),
+        (bool(given("use_bidirectional_attention")) or given("is_causal") is False, "its attention looks ahead"),
+        (bool(given("add_cross_attention")), "it has cross-attention"),
+        (classes is None, "transformers knows no causal language model of this kind"),
+        (
+            any(getattr(c, "_is_stateful", False) for c in _as_tuple(classes)),
+            "it is recurrent",
+        ),
+        ("dynamic" in rope_types(config), "its rotary frequencies change with the length of what is read (rope_type dynamic)"),
+        (
+            not given("max_position_embeddings"),
+            "its config.json names no max_position_embeddings",
+        ),
+        (given("quantization_config") is not None, "its weights are quantised; they can neither be trained nor compared exactly"),
+    ]
+
+
+def _as_tuple(classes: Any) -> tuple[Any, ...]:
+    return classes if isinstance(classes, tuple) else (classes,)
+
+
+def rope_types(config: PretrainedConfig) -> set[str]:
+    """Names of a model's kinds of rotary positions; they may differ between kinds of layers."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    groups = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    return {str(group["rope_type"]) for group in groups if "rope_type" in group}
+
+
+def context_of(config: PretrainedConfig) -> int:
+    """Longest sequence, tokens.
+
+    With rope_type longrope that is the original context: beyond it all rotary frequencies change, those of cached keys too.
+    """
+    longest = int(config.max_position_embeddings)
+    if "longrope" not in rope_types(config):
+        return longest
+    parameters = config.rope_parameters
+    original = parameters.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    return min(longest, int(original or longest))
+
+
+def reaches(config: PretrainedConfig) -> dict[str, int | None]:
+    """For each kind of attention layer how many positions a query sees, itself included; None: all."""
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and config.model_type != "mistral":  # which reads sliding_window alone
+        return {kind: window if kind == SLIDING else None for kind in sorted(set(kinds))}
+    if window is None or not getattr(config, "use_sliding_window", True):
+        return {FULL: None}
+    return {SLIDING: window}
+
+
+def logit_rule(config: PretrainedConfig) -> Callable[[Tensor], Tensor] | None:
+    """What a model does to its logits after the head; None: nothing."""
+    cap, factor, divisor = (getattr(config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"))
+    if cap is not None:
+        return lambda logits: torch.tanh(logits / cap) * cap
+    if factor is not None:
+        return lambda logits: logits * factor
+    if divisor is not None:
+        return lambda logits: logits / divisor
+    return None
+
+
+def attention_kind(config: PretrainedConfig) -> str:
+    """Name of the attention function: torch's fused one, or ours where logits are capped, which the fused one ignores."""
+    from oppo_core.models.attention import CAPPED
+
+    return CAPPED if getattr(config, "attn_logit_softcapping", None) is not None else "sdpa"
