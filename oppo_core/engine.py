@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from oppo_contract.events import Role
 from oppo_contract.spec import ModelSpec, RunSpec
@@ -28,9 +29,12 @@ from oppo_core.rollout.prompts import PromptStream, read_prompts
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tokens import ByteCodec, FileCodec, TextCodec
 from oppo_core.scoring.handover import Handover
+from oppo_core.scoring.partner import PartnerScorers, in_shared_memory
 from oppo_core.scoring.remote import RemoteScorers
 from oppo_core.scoring.scorers import Networks, ScorerSet, Scoring
+from oppo_core.shares import costs_of
 from oppo_core.trace.recorder import Recorder
+from oppo_core.update import OverlappedUpdate, PlainUpdate, Updating
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # Below this width a decode step's operations are too small to be worth a second thread (measured: bench/decode_threads.py).
@@ -87,6 +91,7 @@ class Engine:
     progress: Progress
     overcommit: OvercommitState
     chunk: ChunkState
+    update: Updating = field(default_factory=PlainUpdate)
     handover: Handover = field(default_factory=Handover)
     cohorts: Cohorts = field(default_factory=Cohorts)
     clock: Callable[[], float] = time.monotonic
@@ -138,21 +143,27 @@ def assemble(
     torch.set_num_threads(threads)
     network, codec, source = _actor(spec, roots)
     check_contexts(spec, network)
-    layout = lay_out(spec, threads, network.cache_shape.heads * network.cache_shape.head_dim)
+    first = network.cache_shape.layers[0]
+    layout = lay_out(spec, threads, first.heads * first.key_width)
     trace = Recorder(layout.actor_devices)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
     r = spec.rollout
     settings = DecodeSettings(
-        spec.seed, codec.eos, r.temperature, r.max_prompt_tokens, r.max_new_tokens, spec.ppo.micro_batch_tokens
-    )
+        spec.seed, codec.eos, r.temperature, r.max_prompt_tokens, r.max_new_tokens, spec.ppo.micro_batch_tokens,
+        rates_stale=spec.overlap.update_overlap,
+    )  # fmt: skip
+    actor = ActorTrainer(network, spec.ppo, spec.rollout.temperature, spec.seed)
+    shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
     engine = Engine(
         spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
         pool=Pool(spec.ppo.batch_size, spec.overlap.max_age), decoder=Decoder(network, settings, slots(spec)),
-        actor=ActorTrainer(network, spec.ppo, spec.rollout.temperature, spec.seed),
-        scorers=_start_scorers(spec, roots, layout, trace, resume), journal=journal, out=out, model_source=source, trace=trace,
+        actor=actor, scorers=_start_scorers(spec, roots, layout, trace, resume, shared),
+        journal=journal, out=out, model_source=source, trace=trace,
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
         chunk=ChunkState(spec.overlap.chunk.size),
     )  # fmt: skip
+    if shared is not None:
+        engine.update = OverlappedUpdate(shared.gradients, costs_of(network, spec.ppo.whiten_advantages))
     if resume is not None:
         try:
             restore(engine, resume)
@@ -160,6 +171,20 @@ def assemble(
             engine.scorers.close()
             raise
     return engine
+
+
+@dataclass(frozen=True, slots=True)
+class SharedActor:
+    """The actor as its partner sees it: weights by name, and where the partner's gradients go, both in shared memory."""
+
+    weights: dict[str, Tensor]
+    gradients: list[Tensor]
+
+
+def share_actor(network: Network, actor: ActorTrainer) -> SharedActor:
+    """Move the actor's weights into shared memory, in place."""
+    weights = {name: in_shared_memory(weight) for name, weight in network.state_dict().items()}
+    return SharedActor(weights, [in_shared_memory(torch.zeros_like(p)) for p in actor.optimizer.parameters])
 
 
 def slots(spec: RunSpec) -> int:
@@ -182,8 +207,10 @@ def check_contexts(spec: RunSpec, network: Network) -> None:
         )
 
 
-def build_scorers(spec: RunSpec, roots: list[Path], resume: Path | None, trace: Recorder) -> ScorerSet:
-    """The three scorers' networks, in the process that calls this.
+def build_scorers(
+    spec: RunSpec, roots: list[Path], resume: Path | None, shared: SharedActor | None, trace: Recorder
+) -> ScorerSet:
+    """The three scorers' networks, in the process that calls this; with `shared` they are the actor's partner too.
 
     Raises:
         ModelFolderError: a model is missing, too short, or its tokenizer differs from the actor's.
@@ -205,7 +232,13 @@ def build_scorers(spec: RunSpec, roots: list[Path], resume: Path | None, trace: 
         trainer.load(resume)
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     networks = Networks(reference, critic, reward, rule)
-    return ScorerSet(networks, trainer, slots(spec), columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
+    given = (networks, trainer, slots(spec), columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
+    if shared is None:
+        return ScorerSet(*given)
+    actor, _, _ = _actor(spec, roots)
+    for name, weight in actor.state_dict(keep_vars=True).items():
+        weight.data = shared.weights[name]
+    return PartnerScorers(*given).join(ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed), shared.gradients)
 
 
 def text_rule(name: str, codec: TextCodec) -> Callable[[list[int], list[int]], float]:
@@ -257,8 +290,10 @@ def _critic_source(spec: RunSpec) -> ModelSpec:
     return spec.models.critic
 
 
-def _start_scorers(spec: RunSpec, roots: list[Path], layout: Layout, trace: Recorder, resume: Path | None) -> Scoring:
-    build = partial(build_scorers, spec, roots, resume)
+def _start_scorers(
+    spec: RunSpec, roots: list[Path], layout: Layout, trace: Recorder, resume: Path | None, shared: SharedActor | None
+) -> Scoring:
+    build = partial(build_scorers, spec, roots, resume, shared)
     if layout.remote:
         return RemoteScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace)
     return build(trace)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from oppo_core import report
 from oppo_core.checkpoint import save
 from oppo_core.engine import Engine
-from oppo_core.ppo.critic import CriticUpdate
-from oppo_core.ppo.experience import Experience, build_experience
 from oppo_core.rollout.sequence import Sequence
 
 
@@ -50,33 +48,15 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
 
 def train_step(engine: Engine, window_start: float) -> float:
     """One PPO step (docs/algorithm.md, "One step"). Its window begins where the last one ended; returns where it ends."""
-    progress, scorers, trace = engine.progress, engine.scorers, engine.trace
-    version = progress.step
+    version = engine.progress.step
     begin_step(engine, version)
     batch = decode_batch(engine, version)
-    trained = batch.sequences
-    ids = [s.sequence_id for s in trained]
-
-    scorers.start_collect(ids)
-    with trace.span("actor", "actor-forward", rows=len(ids)):
-        proximal = engine.actor.logprobs([s.tokens() for s in trained], [len(s.prompt) for s in trained])
-    with trace.wait("score"):
-        scored = scorers.wait_collect()
-    with trace.span("actor", "advantages", rows=len(ids)):
-        scores = [scored[i] for i in ids]
-        experience = build_experience(trained, proximal, scores, engine.spec.ppo, progress.kl_coefficient, version)
-        order = critic_order(experience, ids, version)
-
-    scorers.start_critic_update(order)
-    with trace.span("actor", "update-actor", rows=len(ids)):
-        actor_metrics = engine.actor.update(experience, version, progress.kl_coefficient)
-    with trace.wait("update"):
-        critic_metrics = scorers.wait_critic_update()
-    engine.handover.forget(ids)
-    progress.step += 1
+    experience, metrics = engine.update.learn(engine, batch.sequences, version)
+    engine.handover.forget(s.sequence_id for s in batch.sequences)
+    engine.progress.step += 1
     window_end = engine.clock()
-    with trace.span("actor", "data"):
-        report.finish_step(engine, batch, experience, actor_metrics | critic_metrics, (window_start, window_end))
+    with engine.trace.span("actor", "data"):
+        report.finish_step(engine, batch, experience, metrics, (window_start, window_end))
     return window_end
 
 
@@ -91,6 +71,7 @@ def begin_step(engine: Engine, version: int) -> None:
             engine.scorers.begin(engine.handover.news(engine.readable(engine.pool.sequences)))
     with engine.trace.span("actor", "actor-prefill", rows=len(engine.pool.sequences)):
         engine.decoder.begin(engine.pool.unfinished())
+    engine.update.begin(engine)
 
 
 def decode_batch(engine: Engine, version: int) -> Batch:
@@ -110,6 +91,8 @@ def decode_batch(engine: Engine, version: int) -> Batch:
         finishers += done
         now = engine.clock()
         batch.ends |= {s.sequence_id: now for s in done}
+        if not complete:
+            engine.update.chunk_done(engine, finishers, version)
     batch.decode = (start, engine.clock())
     engine.cohorts.finish(finishers)
     batch.sequences = engine.pool.take_batch(finishers)
@@ -130,11 +113,3 @@ def decode_chunk(engine: Engine, version: int, finishers: list[Sequence]) -> tup
         if finished and engine.pool.is_complete(finishers + done):
             return done, True
     return done, False
-
-
-def critic_order(experience: Experience, ids: list[int], step: int) -> CriticUpdate:
-    """The critic's share of a step, as rows without padding."""
-    lengths = experience.mask.sum(-1).tolist()
-    returns = [row[:n].numpy() for row, n in zip(experience.returns, lengths, strict=True)]
-    values = [row[:n].numpy() for row, n in zip(experience.values, lengths, strict=True)]
-    return CriticUpdate(step, ids, experience.prompt_lengths, returns, values)

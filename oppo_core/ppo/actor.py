@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,8 +16,9 @@ from torch import Tensor
 from oppo_contract.spec import Ppo
 from oppo_core.models.folder import export_model, restore_weights, save_weights
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.batches import mini_batch_rows, ragged_batches, response_states
+from oppo_core.ppo.batches import mini_batch_rows, response_states
 from oppo_core.ppo.experience import Experience
+from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate, policy_loss
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
 
@@ -38,7 +40,10 @@ class Acting(Protocol):
     """What the training loop asks of the actor's trainer, real or simulated."""
 
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int]) -> list[Tensor]:
-        """Log-prob of each response token under the present weights, a tensor a sequence."""
+        """Log-prob of each response token under the present weights, a tensor a sequence.
+
+        `update` may rely on it that the same rows come next: with one optimizer step a batch their graph is kept.
+        """
 
     def update(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
         """Train on the batch of PPO step `step` (from 0); returns `actor/*` metrics."""
@@ -59,6 +64,7 @@ class ActorTrainer:
         self.temperature = temperature
         self.seed = seed
         self.optimizer = Optimizer(network.parameters(), ppo.learning_rate, ppo.weight_decay, ppo.warmup_steps, ppo.max_grad_norm)
+        self._held: HeldForward | None = None
 
     def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
         """See `Acting.save`."""
@@ -70,16 +76,23 @@ class ActorTrainer:
         restore_weights(self.network, folder / WEIGHTS)
         self.optimizer.load_state(load_file(folder / MOMENTS))
 
-    @torch.no_grad()
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int]) -> list[Tensor]:
-        """Log-prob of each response token under the present weights, a tensor a sequence."""
-        result: list[Tensor] = [torch.empty(0)] * len(tokens)
-        for rows in ragged_batches([len(ids) for ids in tokens], self.ppo.micro_batch_tokens):
-            logp, _ = self._forward([tokens[r] for r in rows], [prompt_lengths[r] for r in rows])
-            sizes = [len(tokens[r]) - prompt_lengths[r] for r in rows]
-            for row, part in zip(rows, torch.split(logp, sizes), strict=True):
-                result[row] = part
-        return result
+        """See `Acting.logprobs`."""
+        one_step = self.ppo.epochs * self.ppo.mini_batches == 1
+        held = self.hold(tokens, prompt_lengths, None if one_step else 0)
+        self._held = held if one_step else None
+        return held.first
+
+    def hold(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], kept: int | None = None) -> HeldForward:
+        """Log-probs and entropies of the response tokens; graphs are kept up to `kept` padded tokens, default a micro-batch."""
+
+        def compute(rows: list[int]) -> tuple[Tensor, Tensor]:
+            return self._forward([tokens[r] for r in rows], [prompt_lengths[r] for r in rows])
+
+        lengths = [len(ids) for ids in tokens]
+        sizes = [length - prompt for length, prompt in zip(lengths, prompt_lengths, strict=True)]
+        budget = self.ppo.micro_batch_tokens
+        return HeldForward(compute, lengths, sizes, budget, budget if kept is None else kept)
 
     def update(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
         """All epochs and mini-batches of PPO step `step` (from 0); returns `actor/*` metrics.
@@ -90,8 +103,14 @@ class ActorTrainer:
         sums, norms = TokenSums(), []
         for epoch in range(self.ppo.epochs):
             for rows in mini_batch_rows(len(experience.tokens), self.ppo.mini_batches, self.seed, step, epoch):
-                self._accumulate(experience, rows, kl_coefficient, sums)
+                total = int(experience.mask[rows].sum())
+                self.accumulate(experience, rows, kl_coefficient, total, sums)
+                sums.tokens += total
                 norms.append(self.optimizer.apply(step, "actor"))
+        return self.metrics(sums, step, norms)
+
+    def metrics(self, sums: TokenSums, step: int, norms: list[float]) -> dict[str, float]:
+        """`actor/*` of PPO step `step`, from sums over its tokens and the gradient norms of its optimizer steps."""
         return {
             "actor/pg_loss": sums.loss / sums.tokens,
             "actor/pg_clipfrac": sums.clipped / sums.tokens,
@@ -101,23 +120,37 @@ class ActorTrainer:
             "actor/lr": self.optimizer.rate(step),
         }
 
-    def _accumulate(self, experience: Experience, rows: list[int], kl_coefficient: float, sums: TokenSums) -> None:
-        """Gradients of one mini-batch: the mean over its response tokens, however it is cut into micro-batches."""
-        total = int(experience.mask[rows].sum())
+    def accumulate(self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums) -> None:
+        """Gradients of some of the batch's rows, divided by `total` tokens, however they are cut into micro-batches.
+
+        Takes the graphs that `logprobs` has kept, when it has, for the same rows in the same order.
+        """
         self.optimizer.zero_grad()
-        lengths = [len(experience.tokens[r]) for r in rows]
-        for group in ragged_batches(lengths, self.ppo.micro_batch_tokens):
-            loss = self._loss([rows[i] for i in group], experience, kl_coefficient, sums) / total
+        for group, (logp, entropy) in self._graphs(experience, rows):
+            loss = self._loss([rows[i] for i in group], experience, logp, entropy, kl_coefficient, sums) / total
             if not torch.isfinite(loss):
                 raise NonFiniteError(
                     f"the policy loss is {float(loss.detach())}; look at critic/score/* and objective/kl of the steps before"
                 )
             loss.backward()  # type: ignore[no-untyped-call]
-        sums.tokens += total
 
-    def _loss(self, rows: list[int], experience: Experience, kl_coefficient: float, sums: TokenSums) -> Tensor:
+    def apply_with(self, gradients: list[Tensor], sums: TokenSums, step: int) -> dict[str, float]:
+        """Add `gradients` (one a parameter; zeroed here) to what was accumulated, and take the optimizer's step."""
+        for parameter, gradient in zip(self.optimizer.parameters, gradients, strict=True):
+            parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+            gradient.zero_()
+        return self.metrics(sums, step, [self.optimizer.apply(step, "actor")])
+
+    def _graphs(self, experience: Experience, rows: list[int]) -> Iterator[tuple[list[int], tuple[Tensor, ...]]]:
+        held, self._held = self._held, None
+        if held is None:
+            held = self.hold([experience.tokens[r] for r in rows], [experience.prompt_lengths[r] for r in rows], 0)
+        return held.groups()
+
+    def _loss(
+        self, rows: list[int], experience: Experience, logp: Tensor, entropy: Tensor, kl_coefficient: float, sums: TokenSums
+    ) -> Tensor:
         mask = experience.mask[rows]
-        logp, entropy = self._forward([experience.tokens[r] for r in rows], [experience.prompt_lengths[r] for r in rows])
         proximal, advantages, weights = (
             field[rows][mask].to(logp.dtype) for field in (experience.proximal_logp, experience.advantages, experience.weights)
         )

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
+from torch import Tensor
 
 from oppo_contract.spec import Ppo
 from oppo_core.models.folder import save_weights
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.batches import mini_batch_rows, ragged_batches, response_states
+from oppo_core.ppo.batches import mini_batch_rows, response_states
+from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import value_loss
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
 
@@ -52,10 +54,15 @@ class CriticTrainer:
         count, norms = 0, []
         for epoch in range(self.ppo.epochs):
             for rows in mini_batch_rows(len(tokens), self.ppo.mini_batches, self.seed, order.step, epoch):
-                self.optimizer.zero_grad()
                 total = sum(len(order.returns[r]) for r in rows)
-                for group in ragged_batches([len(tokens[r]) for r in rows], self.ppo.micro_batch_tokens):
-                    loss, clipped = self._backward([rows[i] for i in group], tokens, order, total)
+                self.optimizer.zero_grad()
+                held = self.hold([tokens[r] for r in rows], [order.prompt_lengths[r] for r in rows], 0)
+                for group, (values,) in held.groups():
+                    returns, old = (
+                        torch.from_numpy(np.concatenate([column[rows[i]] for i in group])).to(values.dtype)
+                        for column in (order.returns, order.old_values)
+                    )
+                    loss, clipped = self.backward(values, old, returns, total)
                     loss_sum, clipped_sum = loss_sum + loss, clipped_sum + clipped
                 count += total
                 norms.append(self.optimizer.apply(order.step, "critic"))
@@ -66,19 +73,28 @@ class CriticTrainer:
             "critic/lr": self.optimizer.rate(order.step),
         }
 
-    def _backward(self, rows: list[int], tokens: list[NDArray[np.int64]], order: CriticUpdate, total: int) -> tuple[float, float]:
-        states = response_states(self.network, [tokens[r] for r in rows], [order.prompt_lengths[r] for r in rows])
-        values = self.network.scalar(states)
-        returns, old = (
-            torch.from_numpy(np.concatenate([column[r] for r in rows])).to(values.dtype)
-            for column in (order.returns, order.old_values)
-        )
+    def hold(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], kept: int | None = None) -> HeldForward:
+        """Values of the response tokens; graphs are kept up to `kept` padded tokens (default: a micro-batch)."""
+
+        def compute(rows: list[int]) -> tuple[Tensor]:
+            states = response_states(self.network, [tokens[r] for r in rows], [prompt_lengths[r] for r in rows])
+            return (self.network.scalar(states),)
+
+        lengths = [len(ids) for ids in tokens]
+        sizes = [length - prompt for length, prompt in zip(lengths, prompt_lengths, strict=True)]
+        budget = self.ppo.micro_batch_tokens
+        return HeldForward(compute, lengths, sizes, budget, budget if kept is None else kept)
+
+    def backward(self, values: Tensor, old: Tensor, returns: Tensor, total: int) -> tuple[float, float]:
+        """Add the gradient of the summed value loss ÷ `total`; returns the sum and the number of clipped tokens.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite.
+        """
         losses, clipped = value_loss(values, old, returns, self.ppo.value_clip_range)
         loss = losses.sum()
         if not torch.isfinite(loss):
-            raise NonFiniteError(
-                f"the value loss is {float(loss.detach())} at step {order.step + 1}; lower ppo.critic_learning_rate"
-            )
+            raise NonFiniteError(f"the value loss is {float(loss.detach())}; lower ppo.critic_learning_rate")
         (loss / total).backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), float(clipped.sum())
 

@@ -56,9 +56,15 @@ def gae(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, la
 
 def whiten(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Zero mean, unit (unbiased) variance over all tokens of the batch; one token alone becomes 0."""
+    mean, scale = whitening(values_BT, mask_BT)
+    return (values_BT - mean) * scale * mask_BT
+
+
+def whitening(values_BT: Tensor, mask_BT: Tensor) -> tuple[float, float]:
+    """Mean, and factor to unit variance, of the values that `mask_BT` chooses."""
     chosen = values_BT[mask_BT]
     variance = chosen.var(unbiased=True) if chosen.numel() > 1 else torch.zeros((), dtype=values_BT.dtype)
-    return (values_BT - chosen.mean()) * torch.rsqrt(variance + WHITEN_EPS) * mask_BT
+    return float(chosen.mean()), float(torch.rsqrt(variance + WHITEN_EPS))
 
 
 def importance_weights(proximal_logp: Tensor, behaviour_logp: Tensor, corrected: Tensor, cap: float) -> Tensor:

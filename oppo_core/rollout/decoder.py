@@ -29,6 +29,7 @@ class DecodeSettings:
     max_prompt: int
     max_new: int
     micro_batch_tokens: int
+    rates_stale: bool = False  # whether `begin` notes what the present weights think of earlier tokens (update overlap)
 
 
 class Decoding(Protocol):
@@ -83,8 +84,20 @@ class Decoder:
         for rows in ragged_batches(self._filled, self.settings.micro_batch_tokens):
             padded = right_padded([tokens[row][:-1] for row in rows])
             window = self.cache.fresh_window(torch.tensor(rows), padded.shape[1])
-            self.actor.hidden(padded, window.positions_NT, window)
+            hidden = self.actor.hidden(padded, window.positions_NT, window)
+            if self.settings.rates_stale:
+                self._rate([sequences[row] for row in rows], hidden)
         return sum(self._filled)
+
+    def _rate(self, sequences: list[Sequence], hidden_NTH: Tensor) -> None:
+        """Note the log-probs that the present weights give to the response tokens so far."""
+        for sequence, states in zip(sequences, hidden_NTH, strict=True):
+            if not sequence.length:
+                continue
+            first = len(sequence.prompt) - 1
+            logits = self.actor.logits(states[first : first + sequence.length]) / self.settings.temperature
+            told = torch.tensor(sequence.response, device=logits.device)[:, None]
+            sequence.stale_logprobs = torch.log_softmax(logits, dim=-1).gather(-1, told).squeeze(-1).tolist()
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
         """See `Decoding.advance`."""

@@ -66,6 +66,10 @@ class Pool:
             return False
         return len(self._in_batch_order(finishers)) >= self.batch_size
 
+    def certain(self, finishers: list[Sequence]) -> list[Sequence]:
+        """Finished sequences that will be in this step's batch whatever finishes after `finishers`."""
+        return [s for s in self._in_batch_order(finishers)[: self.batch_size] if s.finished]
+
     def _in_batch_order(self, finishers: list[Sequence]) -> list[Sequence]:
         overdue = self.overdue()
         new = {s.sequence_id for s in finishers} | {s.sequence_id for s in overdue}

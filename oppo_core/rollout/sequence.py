@@ -13,7 +13,8 @@ class Sequence:
     """A prompt and its response so far. Response arrays have one entry a token, its end-of-sequence token included.
 
     `sequence_id` is unique in the run and never reused; sampling randomness hangs on it, so that a repeated prompt gets
-    its own. `age` counts the PPO steps for which the sequence was deferred.
+    its own. `age` counts the PPO steps for which the sequence was deferred. `stale_logprobs` (update overlap only) are the
+    log-probs that this step's weights give to the tokens of earlier steps.
     """
 
     sequence_id: int
@@ -26,11 +27,19 @@ class Sequence:
     cohort: int = 0
     finished: bool = False
     ended_by_eos: bool = False
+    stale_logprobs: list[float] = field(default_factory=list)
 
     @property
     def length(self) -> int:
         """Response tokens so far."""
         return len(self.response)
+
+    def proximal(self) -> list[float]:
+        """Log-probs of the response under the weights of this step, for a sequence that was read anew at its start.
+
+        Tokens of earlier steps have them from that reading (`stale_logprobs`), tokens of this step from their sampling.
+        """
+        return self.stale_logprobs + self.behaviour_logprobs[len(self.stale_logprobs) :]
 
     def tokens(self) -> NDArray[np.int64]:
         """Prompt and response so far, [P + length]."""

@@ -18,6 +18,7 @@ from typing import cast
 import torch
 
 from oppo_core.ppo.critic import CriticUpdate
+from oppo_core.scoring.partner import EarlyOrder, LateUpdate, ShareOrder
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth, ScorerSet, Scoring
 from oppo_core.trace.recorder import Recorder, Span, Wait
@@ -81,6 +82,28 @@ class RemoteScorers(Scoring):
 
     def wait_critic_update(self) -> dict[str, float]:
         """See `Scoring.wait_critic_update`. Raises ScorerError, as `wait_collect` does."""
+        return cast(dict[str, float], self._receive())
+
+    def train_early(self, order: EarlyOrder) -> None:
+        """See `Partnership.train_early`."""
+        self._send("train_early", order)
+
+    def start_share(self, order: ShareOrder) -> None:
+        """See `Partnership.start_share`."""
+        with self._trace.span("actor", "score", rows=len(order.sequence_ids)):
+            self._send("start_share", order)
+
+    def wait_share(self) -> dict[int, Scored]:
+        """See `Partnership.wait_share`. Raises ScorerError, as `wait_collect` does."""
+        return cast(dict[int, Scored], self._receive())
+
+    def start_late_update(self, update: LateUpdate) -> None:
+        """See `Partnership.start_late_update`."""
+        with self._trace.span("actor", "advantages"):
+            self._send("start_late_update", update)
+
+    def wait_late_update(self) -> dict[str, float]:
+        """See `Partnership.wait_late_update`. Raises ScorerError, as `wait_collect` does."""
         return cast(dict[str, float], self._receive())
 
     def wait_save(self) -> None:

@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A finished sequence's scores: one number, and one reference log-prob and one value a response token."""
+    """A finished sequence's scores: one number, and one reference log-prob and one value a response token.
+
+    `proximal_logprobs` where the scorers' process has also computed the actor's (update overlap).
+    """
 
     score: float
     reference_logprobs: NDArray[np.float64]
     values: NDArray[np.float64]
+    proximal_logprobs: NDArray[np.float64] | None = None

@@ -182,6 +182,11 @@ class ScorerSet:
         with self.trace.span("reference", "reference-prefill", chunk=chunk, rows=len(tracks)):
             for i, reading in self.reference.read(tokens, finished).items():
                 tracks[i].reference_logprobs.append(self._logprobs(tracks[i], reading))
+        self._read_critic(tracks, tokens, finished, chunk)
+
+    def _read_critic(
+        self, tracks: dict[int, Track], tokens: dict[int, NDArray[np.int64]], finished: set[int], chunk: int
+    ) -> None:
         with self.trace.span("critic", "critic-prefill", chunk=chunk, rows=len(tracks)):
             for i, reading in self.critic.read(tokens, finished).items():
                 tracks[i].values.append(self.critic.network.scalar(_predicting(tracks[i], reading)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from oppo_core import shares
 from oppo_core.train import train_step
 
 STEPS = 20
@@ -17,12 +19,26 @@ INTER = {
     "off": {"overlap": {"inter_step": "off"}, "ppo": {"epochs": 2, "mini_batches": 2}},
     "defer": {"overlap": {"inter_step": "defer"}, "rollout": {"temperature": 0.8}},
 }
+UPDATE = {"overlap": {"update_overlap": True}}
+# Name → what both runs share, and what the run that overlaps has besides.
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{f"streamed-{name}": (inter, {}) for name, inter in INTER.items()},
+    "whole-answers": (INTER["defer"], {"overlap": {"intra_step": "per_sequence"}}),
+    "update-off": ({"overlap": {"inter_step": "off"}}, UPDATE),
+    "update-defer": (INTER["defer"], UPDATE),
+    "update-per_sequence": (INTER["defer"], {"overlap": {"update_overlap": True, "intra_step": "per_sequence"}}),
+    "update-everything-in-the-loss": (
+        {"ppo": {"entropy_coefficient": 0.01, "kl": {"placement": "loss", "estimator": "k3"}, "tis": "all", "dual_clip": 3.0}},
+        UPDATE,
+    ),
+    "update-unwhitened-in-small-passes": ({"ppo": {"whiten_advantages": False, "micro_batch_tokens": 60}}, UPDATE),
+}
 ROLES = ("actor", "critic")
 
 
 @dataclass(slots=True)
 class Pair:
-    """The same run without streaming, and streaming to a scorer process; weights before step 1 by role."""
+    """The same run without overlap within the step, and with; weights before step 1 by role."""
 
     off: Any
     on: Any
@@ -33,12 +49,15 @@ def spec_of(world: Any, inter: str, intra: str, *changes: Any) -> Any:
     return world.spec({"steps": STEPS, "overlap": {"intra_step": intra}}, INTER[inter], *changes)
 
 
-@pytest.fixture(scope="module", params=sorted(INTER))
+@pytest.fixture(scope="module", params=sorted(PAIRS))
 def pair(request: pytest.FixtureRequest, world: Any, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     out = tmp_path_factory.mktemp(request.param)
-    off, on = (spec_of(world, request.param, intra) for intra in ("off", "per_chunk"))
+    both, on_only = PAIRS[request.param]
+    off = world.spec({"steps": STEPS, "overlap": {"intra_step": "off"}}, both)
+    on = world.spec({"steps": STEPS, "overlap": {"intra_step": "per_chunk"}}, both, on_only)
     first = {role: world.first_weights(off, role) for role in ROLES}
-    return Pair(world.run(off, out / "off", threads=1), world.run(on, out / "on", threads=2), first)
+    with mock.patch.object(shares, "SMALLEST_PASS_TOKENS", 20):  # these answers are few and short
+        return Pair(world.run(off, out / "off", threads=1), world.run(on, out / "on", threads=2), first)
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -63,6 +82,20 @@ def test_the_same_rewards_advantages_and_losses(pair: Pair) -> None:
         for name in ("scores", "rewards", "advantages", "returns", "values", "reference_logp", "proximal_logp", "weights"):
             torch.testing.assert_close(getattr(on.experience, name), getattr(off.experience, name), rtol=1e-8, atol=1e-8)
         assert on.metrics == pytest.approx(off.metrics, rel=1e-7, abs=1e-9)
+
+
+def test_update_overlap_trains_before_decoding_ends(pair: Pair) -> None:
+    """Most steps have critic passes, and some have actor passes, in the scorers' process while the actor decodes."""
+    if not pair.on.engine.spec.overlap.update_overlap:
+        return
+    early: dict[str, set[int]] = {"update-critic": set(), "update-actor": set()}
+    for event in (event for event in pair.on.events if event.kind == "spans"):
+        decoded = max(end for end, phase in zip(event.end_s, event.phase, strict=True) if phase == "decode")
+        for device, phase, start in zip(event.device, event.phase, event.start_s, strict=True):
+            if phase in early and device == "cpu:1" and start < decoded:
+                early[phase].add(event.step)
+    assert len(early["update-critic"]) >= STEPS // 2
+    assert early["update-actor"]
 
 
 @pytest.mark.parametrize("role", ROLES)

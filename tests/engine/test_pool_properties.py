@@ -24,6 +24,7 @@ from oppo_core.scoring.handover import Handover
 from oppo_core.scoring.scorers import Growth
 from oppo_core.trace.recorder import Recorder
 from oppo_core.train import begin_step, decode_batch
+from oppo_core.update import PlainUpdate
 
 LONGEST = 40
 
@@ -112,7 +113,7 @@ class Simulation:
             scorers=self.listener, handover=Handover(), cohorts=Cohorts(), overcommit=OvercommitState(0),
             chunk=ChunkState(case.chunk), new_sequence=lambda i: Sequence(i, 0, np.asarray([-1, -i - 1])),
             layout=SimpleNamespace(remote=case.streamed, decode_threads=1, actor_devices=("cpu:0",)), clock=time.monotonic,
-            use_cores=lambda count: None, readable=lambda sequences: [s for s in sequences if s.length],
+            use_cores=lambda count: None, update=PlainUpdate(), readable=lambda sequences: [s for s in sequences if s.length],
         )  # fmt: skip
 
     @property

@@ -1,0 +1,55 @@
+"""A forward pass whose graph is kept until its backward pass is due.
+
+With one optimizer step a batch the update's forward pass computes what the step needs anyway (proximal log-probs, step-start
+values), so one pass serves both. Graphs are kept up to a number of tokens; what is beyond is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
+
+import torch
+from torch import Tensor
+
+from oppo_core.ppo.batches import ragged_batches
+
+Outputs = tuple[Tensor, ...]
+
+
+class HeldForward:
+    """Groups ragged rows into passes of `compute(rows)`, which returns tensors [M]: M response tokens, row after row.
+
+    What fits into `kept` padded tokens is computed at once with its graph; for the rest the first output alone is computed,
+    when `first` is asked for before `groups`.
+    """
+
+    def __init__(
+        self, compute: Callable[[list[int]], Outputs], lengths: Rows[int], sizes: Rows[int], budget: int, kept: int
+    ) -> None:
+        """`lengths`: tokens a row, prompt included; `sizes`: response tokens a row; `budget`: most padded tokens a pass."""
+        self._compute = compute
+        self._sizes = sizes
+        self._groups: list[tuple[list[int], Outputs | None]] = []
+        held = 0
+        for rows in ragged_batches(lengths, budget):
+            held += len(rows) * max(lengths[row] for row in rows)
+            self._groups.append((rows, compute(rows) if held <= kept else None))
+
+    @property
+    def first(self) -> list[Tensor]:
+        """The first output, detached, a tensor a row."""
+        result: list[Tensor] = [torch.empty(0)] * len(self._sizes)
+        for rows, outputs in self._groups:
+            if outputs is None:
+                with torch.no_grad():
+                    outputs = self._compute(rows)
+            for row, part in zip(rows, torch.split(outputs[0].detach(), [self._sizes[row] for row in rows]), strict=True):
+                result[row] = part
+        return result
+
+    def groups(self) -> Iterator[tuple[list[int], Outputs]]:
+        """Rows and outputs with a graph, group by group; a group is let go of once the next one is asked for."""
+        while self._groups:
+            rows, outputs = self._groups.pop(0)
+            yield rows, outputs if outputs is not None else self._compute(rows)

@@ -1,0 +1,159 @@
+"""The second half of a step: scores, advantages, and both updates; after decoding, or begun while the tail still decodes.
+
+`PlainUpdate` is PPO as everybody knows it. `OverlappedUpdate` computes the same with the scorers' process as a partner: what is
+certain to be in the batch is trained while others still decode, and the rest is shared between the two processes
+(docs/algorithm.md, "Update overlap"). Who does what follows from counted tokens, never from measured time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from oppo_core.ppo.actor import ActorTrainer, TokenSums
+from oppo_core.ppo.critic import CriticUpdate
+from oppo_core.ppo.experience import Experience, build_experience
+from oppo_core.ppo.math import whitening
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.scoring.partner import EarlyOrder, LateUpdate, Partnership, ShareOrder
+from oppo_core.scoring.results import Scored
+from oppo_core.shares import Costs, Ledger
+
+if TYPE_CHECKING:
+    from oppo_core.engine import Engine
+
+
+class Updating(Protocol):
+    """What the training loop asks."""
+
+    def begin(self, engine: Engine) -> None:
+        """The pool is topped up, decoding is about to begin."""
+
+    def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
+        """A chunk was handed over and the batch is not complete; `finishers` are those of this step so far."""
+
+    def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
+        """Train on the complete batch; returns it with everything the loss needed, and `actor/*` and `critic/*` metrics."""
+
+
+class PlainUpdate:
+    """Everything after decoding: proximal log-probs beside the last scores, the actor's update beside the critic's."""
+
+    def begin(self, engine: Engine) -> None:
+        """Nothing to prepare."""
+
+    def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
+        """Nothing is trained early."""
+
+    def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
+        """See `Updating.learn`."""
+        scorers, trace, coefficient = engine.scorers, engine.trace, engine.progress.kl_coefficient
+        ids = [s.sequence_id for s in trained]
+        scorers.start_collect(ids)
+        with trace.span("actor", "actor-forward", rows=len(ids)):
+            proximal = engine.actor.logprobs([s.tokens() for s in trained], [len(s.prompt) for s in trained])
+        with trace.wait("score"):
+            scored = scorers.wait_collect()
+        with trace.span("actor", "advantages", rows=len(ids)):
+            experience = build_experience(trained, proximal, [scored[i] for i in ids], engine.spec.ppo, coefficient, version)
+            order = critic_order(experience, ids, version)
+        scorers.start_critic_update(order)
+        with trace.span("actor", "update-actor", rows=len(ids)):
+            actor_metrics = engine.actor.update(experience, version, coefficient)
+        with trace.wait("update"):
+            critic_metrics = scorers.wait_critic_update()
+        return experience, actor_metrics | critic_metrics
+
+
+def critic_order(experience: Experience, ids: list[int], step: int) -> CriticUpdate:
+    """The critic's share of a step, as rows without padding."""
+    lengths = experience.mask.sum(-1).tolist()
+    returns = [row[:n].numpy() for row, n in zip(experience.returns, lengths, strict=True)]
+    values = [row[:n].numpy() for row, n in zip(experience.values, lengths, strict=True)]
+    return CriticUpdate(step, ids, experience.prompt_lengths, returns, values)
+
+
+@dataclass(slots=True)
+class OverlappedUpdate:
+    """`gradients`: the partner's part of the actor's gradient, in shared memory, one tensor a parameter."""
+
+    gradients: list[Tensor]
+    costs: Costs
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def begin(self, engine: Engine) -> None:
+        """Rate surplus answers of earlier steps under the present weights; the decoder has rated those that go on."""
+        self.ledger = Ledger()
+        surplus = [s for s in engine.pool.sequences if s.finished]
+        with engine.trace.span("actor", "actor-forward", rows=len(surplus)):
+            rated = actor_of(engine).hold([s.tokens() for s in surplus], [len(s.prompt) for s in surplus], 0).first
+        for sequence, logprobs in zip(surplus, rated, strict=True):
+            sequence.stale_logprobs = logprobs.tolist()
+
+    def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
+        """Order the training of answers that are certain to be in the batch, once they are enough for an efficient pass."""
+        self.ledger.decoded(engine.decoder.rounds, engine.decoder.decoded, self.costs)
+        ready = [s for s in engine.pool.certain(finishers) if s.sequence_id not in self.ledger.critic]
+        if not self.ledger.worth_a_pass(ready):
+            return
+        with_actor = self.ledger.partner_is_idle()
+        partner_of(engine).train_early(EarlyOrder(ready, version, engine.progress.kl_coefficient, with_actor))
+        self.ledger.ordered(ready, with_actor, self.costs)
+
+    def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
+        """See `Updating.learn`."""
+        trace, coefficient, actor, partner = engine.trace, engine.progress.kl_coefficient, actor_of(engine), partner_of(engine)
+        ids = [s.sequence_id for s in trained]
+        self.ledger.decoded(engine.decoder.rounds, engine.decoder.decoded, self.costs)
+        mine, theirs = self.ledger.shares(trained, self.costs)
+        partner.start_share(ShareOrder(ids, [trained[row].sequence_id for row in theirs]))
+        with trace.span("actor", "actor-forward", rows=len(mine)):
+            forward = actor.logprobs([trained[row].tokens() for row in mine], [len(trained[row].prompt) for row in mine])
+        with trace.wait("score"):
+            scored = partner.wait_share()
+        with trace.span("actor", "advantages", rows=len(ids)):
+            proximal = proximal_of(trained, scored, dict(zip(mine, forward, strict=True)))
+            experience = build_experience(trained, proximal, [scored[i] for i in ids], engine.spec.ppo, coefficient, version)
+            late = self._late_update(experience, ids, theirs, version, coefficient)
+        partner.start_late_update(late)
+        sums = TokenSums(tokens=late.tokens)
+        with trace.span("actor", "update-actor", rows=len(mine)):
+            actor.accumulate(experience, mine, coefficient, late.tokens, sums)
+        with trace.wait("update"):
+            critic_metrics = partner.wait_late_update()
+        with trace.span("actor", "update-actor"):
+            others = [row for row in range(len(ids)) if row not in set(mine)]
+            sums.loss -= float((experience.weights * experience.advantages)[others].sum())
+            sums.entropy += critic_metrics.pop("entropy")
+            actor_metrics = actor.apply_with(self.gradients, sums, version)
+        return experience, actor_metrics | critic_metrics
+
+    def _late_update(self, e: Experience, ids: list[int], theirs: list[int], step: int, coefficient: float) -> LateUpdate:
+        lengths = e.mask.sum(-1).tolist()
+        mean, scale = whitening(e.raw_advantages, e.mask) if self.costs.whitens else (0.0, 1.0)
+        weighted = e.weights * e.advantages
+        returns = {i: e.returns[row, : lengths[row]].numpy() for row, i in enumerate(ids) if i not in self.ledger.critic}
+        advantages = {ids[row]: weighted[row, : lengths[row]].numpy() for row in theirs}
+        return LateUpdate(step, coefficient, sum(lengths), mean, scale, returns, advantages)
+
+
+def proximal_of(trained: list[Sequence], scored: dict[int, Scored], mine: dict[int, Tensor]) -> list[Tensor]:
+    """Proximal log-probs a row, from whoever ran the forward pass."""
+    rows = []
+    for row, sequence in enumerate(trained):
+        theirs = scored[sequence.sequence_id].proximal_logprobs
+        rows.append(mine[row] if theirs is None else torch.from_numpy(theirs))
+    return rows
+
+
+def actor_of(engine: Engine) -> ActorTrainer:
+    """The real trainer: only that one can share its update."""
+    return cast(ActorTrainer, engine.actor)
+
+
+def partner_of(engine: Engine) -> Partnership:
+    """The scorers as the partner that `assemble` has made them."""
+    return cast(Partnership, engine.scorers)
