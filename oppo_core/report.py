@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from oppo_contract.events import Counter
 from oppo_core.control import Decision, steer_chunk, steer_overcommit
 from oppo_core.metrics import experience_metrics, overlap_metrics
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.math import adapted_kl_coefficient
-from oppo_core.trace.report import StepTrace, deferred_rows
+from oppo_core.trace.report import Samples, StepTrace, deferred_rows, running_total
 
 if TYPE_CHECKING:
     from oppo_core.engine import Engine
@@ -55,9 +56,18 @@ def finish_step(
     )  # fmt: skip
     if progress.step % spec.logging.spans_every == 0:
         carried = deferred_rows(batch.sequences, engine.pool.sequences, batch.ends, batch.decode, engine.origin)
-        engine.journal.write("spans", **trace.event(progress.step, engine.origin, carried))
+        engine.journal.write("spans", **trace.event(progress.step, engine.origin, carried, _counters(engine, batch, window[0])))
     _samples(engine, experience)
     _steer(engine, experience, (window[1] - window[0]) / tokens)
+
+
+def _counters(engine: Engine, batch: Batch, start: float) -> dict[Counter, Samples]:
+    """Δ and C in this step, and the answers that have finished in it."""
+    return {
+        "overcommit": [(start, float(engine.overcommit.overcommit))],
+        "chunk_size": [(start, float(engine.chunk.current))],
+        "finished": running_total([(start, 0.0), *((end, 1.0) for end in batch.ends.values())]),
+    }
 
 
 def _samples(engine: Engine, experience: Experience) -> None:

@@ -1,13 +1,16 @@
 """Busy, bubble and cause, a pure function of spans (docs/metrics.md, "Time and devices").
 
 For a device and a window: busy = length of the union of its work spans; every other second is idle and carries a cause.
+Costs n·log n in the number of spans, once for all devices that did the same.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterable
+from heapq import heappop, heappush
 from itertools import pairwise
+from typing import NamedTuple
 
 from oppo_contract.events import IdleCause, Phase
 from oppo_core.trace.recorder import Span, Wait
@@ -23,8 +26,7 @@ Interval = tuple[float, float]
 Reason = tuple[float, float, IdleCause]
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(NamedTuple):
     """A bubble: `device` did nothing from `start` to `end`, because of `cause`."""
 
     device: str
@@ -33,7 +35,7 @@ class Idle:
     end: float
 
 
-def union(intervals: list[Interval], window: Interval) -> list[Interval]:
+def union(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
     """The intervals within `window`, merged and in order."""
     merged: list[Interval] = []
     for start, end in sorted((max(a, window[0]), min(b, window[1])) for a, b in intervals):
@@ -58,25 +60,24 @@ def idle_times(devices: list[str], spans: list[Span], waits: list[Wait], window:
     A device's own `Wait` decides; else what the other devices' processes did at that moment; else what those waited for
     (an answer on its way). Decoding with at most `tail_rows` rows is `tail`. Adjacent pieces of the same cause are one.
     """
-    work: list[Reason] = [(s.start, s.end, _cause(s, tail_rows)) for s in spans]
-    waited: list[Reason] = [(w.start, w.end, w.cause) for w in waits]
-    found = []
-    for device in devices:
-        own: list[Reason] = [(w.start, w.end, w.cause) for w in waits if device in w.devices]
-        busy = union([(s.start, s.end) for s in spans if device in s.devices], window)
-        for gap in gaps(busy, window):
-            found += _explain(device, gap, [own, work, waited])
+    work = flattened((s.start, s.end, _cause(s, tail_rows)) for s in spans)
+    waited = flattened((w.start, w.end, w.cause) for w in waits)
+    found: list[Idle] = []
+    for alike in _alike(devices, spans, waits):
+        own = flattened((w.start, w.end, w.cause) for w in waits if alike[0] in w.devices)
+        free = gaps(union([(s.start, s.end) for s in spans if alike[0] in s.devices], window), window)
+        pieces = _explained(free, [own, work, waited])
+        found += [Idle(device, cause, start, end) for device in alike for start, end, cause in pieces]
     return found
 
 
-def busy_share(devices: list[str], spans: list[Span], window: Interval) -> dict[str, float]:
-    """busy/{device}: share of `window` in which the device worked, 0 to 1."""
+def busy_shares(idle: list[Idle], devices: list[str], window: Interval) -> dict[str, float]:
+    """busy/{device}: share of `window` in which the device worked, 0 to 1; `idle` is all that `idle_times` found."""
     length = window[1] - window[0]
-    shares = {}
-    for device in devices:
-        busy = union([(s.start, s.end) for s in spans if device in s.devices], window)
-        shares[device] = sum(end - start for start, end in busy) / length if length > 0 else 0.0
-    return shares
+    free = dict.fromkeys(devices, 0.0)
+    for piece in idle:
+        free[piece.device] += piece.end - piece.start
+    return {device: max(0.0, 1 - seconds / length) if length > 0 else 0.0 for device, seconds in free.items()}
 
 
 def idle_by_cause(idle: list[Idle]) -> dict[tuple[str, IdleCause], float]:
@@ -87,20 +88,70 @@ def idle_by_cause(idle: list[Idle]) -> dict[tuple[str, IdleCause], float]:
     return dict(sums)
 
 
+def flattened(reasons: Iterable[Reason]) -> list[Reason]:
+    """The same causes without overlaps and in order; where several cover a moment, the one that was given first counts."""
+    given = [reason for reason in reasons if reason[1] > reason[0]]
+    order = sorted(range(len(given)), key=lambda i: given[i][0])
+    edges = sorted({edge for reason in given for edge in reason[:2]})
+    flat: list[Reason] = []
+    covering: list[int] = []  # a heap of places in `given`
+    following = 0
+    for start, end in pairwise(edges):
+        while following < len(order) and given[order[following]][0] == start:
+            heappush(covering, order[following])
+            following += 1
+        while covering and given[covering[0]][1] <= start:
+            heappop(covering)
+        if covering:
+            flat.append((start, end, given[covering[0]][2]))
+    return flat
+
+
 def _cause(span: Span, tail_rows: int) -> IdleCause:
     return "tail" if span.phase == "decode" and span.rows <= tail_rows else CAUSE_OF[span.phase]
 
 
-def _explain(device: str, gap: Interval, reasons: list[list[Reason]]) -> list[Idle]:
-    """Cut `gap` where causes change; of several lists of reasons the first one that covers a moment decides."""
-    near = [[r for r in several if r[0] < gap[1] and r[1] > gap[0]] for several in reasons]
-    edges = sorted({gap[0], gap[1], *(t for several in near for r in several for t in r[:2] if gap[0] < t < gap[1])})
-    pieces: list[Idle] = []
-    for start, end in pairwise(edges):
-        middle = (start + end) / 2
-        cause: IdleCause = next((c for several in near for a, b, c in several if a <= middle < b), "unknown")
-        if pieces and pieces[-1].cause == cause and pieces[-1].end == start:
-            pieces[-1] = Idle(device, cause, pieces[-1].start, end)
+def _alike(devices: list[str], spans: list[Span], waits: list[Wait]) -> list[list[str]]:
+    """The devices, those that worked and waited at the same times together."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    teams = list({span.devices for span in spans} | {wait.devices for wait in waits})
+    for device in devices:
+        groups.setdefault(tuple(number for number, team in enumerate(teams) if device in team), []).append(device)
+    return list(groups.values())
+
+
+def _explained(free: list[Interval], causes: list[list[Reason]]) -> list[Reason]:
+    """Cut `free` where causes change; the first of the lists in `causes` that covers a moment decides."""
+    pieces: list[Reason] = []
+    for reasons in causes:
+        covered, free = _cover(free, reasons)
+        pieces += covered
+    pieces += [(start, end, "unknown") for start, end in free]
+    joined: list[Reason] = []
+    for piece in sorted(pieces):
+        if joined and joined[-1][2] == piece[2] and joined[-1][1] == piece[0]:
+            joined[-1] = (joined[-1][0], piece[1], piece[2])
         else:
-            pieces.append(Idle(device, cause, start, end))
-    return pieces
+            joined.append(piece)
+    return joined
+
+
+def _cover(free: list[Interval], reasons: list[Reason]) -> tuple[list[Reason], list[Interval]]:
+    """The parts of `free` that `reasons` cover, and those that they leave; all of them in order and without overlaps."""
+    covered: list[Reason] = []
+    left: list[Interval] = []
+    first = 0
+    for start, end in free:
+        while first < len(reasons) and reasons[first][1] <= start:
+            first += 1
+        place, at = first, start
+        while place < len(reasons) and reasons[place][0] < end:
+            begin, finish = max(at, reasons[place][0]), min(end, reasons[place][1])
+            if at < begin:
+                left.append((at, begin))
+            covered.append((begin, finish, reasons[place][2]))
+            at = finish
+            place += 1
+        if at < end:
+            left.append((at, end))
+    return covered, left

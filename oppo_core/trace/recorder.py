@@ -7,16 +7,16 @@ side by side. A CPU "device" is a core: work on n threads occupies n of them (do
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple
 
 from oppo_contract.events import IdleCause, Phase, Role
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Work of `role` in `phase` on `devices`. Times in seconds of the recorder's clock."""
+# Tuples, because they are made and sent between processes at a third of a frozen dataclass's cost (bench/tracing_cost.py).
+class Span(NamedTuple):
+    """Work of `role` in `phase` on `devices`. Times in seconds of the recorder's clock; `chunk` counts from 1 in a step."""
 
     devices: tuple[str, ...]
     role: Role
@@ -27,8 +27,7 @@ class Span:
     rows: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """The process on `devices` stood still, and knows for what."""
 
     devices: tuple[str, ...]
@@ -49,26 +48,49 @@ class Recorder:
         self.spans: list[Span] = []
         self.waits: list[Wait] = []
 
-    @contextmanager
-    def span(self, role: Role, phase: Phase, chunk: int = 0, rows: int = 0) -> Iterator[None]:
-        """Record the enclosed work."""
-        start = self.clock()
-        try:
-            yield
-        finally:
-            self.spans.append(Span(self.devices, role, phase, start, self.clock(), chunk, rows))
+    def span(self, role: Role, phase: Phase, chunk: int = 0, rows: int = 0) -> Recording:
+        """Record the enclosed work, also when it fails."""
+        return Recording(self, role, phase, chunk, rows)
 
-    @contextmanager
-    def wait(self, cause: IdleCause) -> Iterator[None]:
-        """Record the enclosed waiting."""
-        start = self.clock()
-        try:
-            yield
-        finally:
-            self.waits.append(Wait(self.devices, cause, start, self.clock()))
+    def wait(self, cause: IdleCause) -> Waiting:
+        """Record the enclosed waiting, also when it fails."""
+        return Waiting(self, cause)
 
     def take(self) -> tuple[list[Span], list[Wait]]:
         """What was recorded since the last call."""
         taken = self.spans, self.waits
         self.spans, self.waits = [], []
         return taken
+
+
+class Recording:
+    """A span that is under way."""
+
+    __slots__ = ("_chunk", "_phase", "_recorder", "_role", "_rows", "_start")
+
+    def __init__(self, recorder: Recorder, role: Role, phase: Phase, chunk: int, rows: int) -> None:
+        self._recorder, self._role, self._phase, self._chunk, self._rows = recorder, role, phase, chunk, rows
+
+    def __enter__(self) -> None:
+        self._start = self._recorder.clock()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        recorder = self._recorder
+        end = recorder.clock()
+        recorder.spans.append(Span(recorder.devices, self._role, self._phase, self._start, end, self._chunk, self._rows))
+
+
+class Waiting:
+    """A wait that is under way."""
+
+    __slots__ = ("_cause", "_recorder", "_start")
+
+    def __init__(self, recorder: Recorder, cause: IdleCause) -> None:
+        self._recorder, self._cause = recorder, cause
+
+    def __enter__(self) -> None:
+        self._start = self._recorder.clock()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        recorder = self._recorder
+        recorder.waits.append(Wait(recorder.devices, self._cause, self._start, recorder.clock()))

@@ -1,13 +1,15 @@
-"""From spans to what is shown: metrics of a step, and the `spans` event."""
+"""From spans to what is shown: metrics of a step, and the `spans` event with its flows and counters."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, get_args
 
-from oppo_contract.events import IdleCause
+from oppo_contract.events import Counter, IdleCause
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.trace.accounting import Idle, Interval, busy_share, idle_by_cause, idle_times
+from oppo_core.trace.accounting import Idle, Interval, busy_shares, idle_by_cause, idle_times
 from oppo_core.trace.recorder import Span, Wait
 
 TIMING_OF = {
@@ -17,6 +19,8 @@ TIMING_OF = {
 }  # fmt: skip
 
 IDLE_CAUSES: tuple[IdleCause, ...] = get_args(IdleCause)
+READS = {"reward-prefill", "reference-prefill", "critic-prefill"}
+Samples = list[tuple[float, float]]  # (time, value)
 
 
 class StepTrace:
@@ -24,9 +28,9 @@ class StepTrace:
 
     def __init__(self, devices: list[str], spans: list[Span], waits: list[Wait], window: Interval, tail_rows: int) -> None:
         self.devices = devices
-        self.spans = spans
+        self.spans = sorted(spans, key=lambda span: span.start)
         self.window = window
-        self.idle: list[Idle] = idle_times(devices, spans, waits, window, tail_rows)
+        self.idle: list[Idle] = idle_times(devices, self.spans, waits, window, tail_rows)
 
     def metrics(self, tokens: int) -> dict[str, float]:
         """busy, bubble and idle seconds a device, `timing_s/*`, throughput and overlap factor.
@@ -35,17 +39,18 @@ class StepTrace:
         """
         length = self.window[1] - self.window[0]
         metrics: dict[str, float] = {}
-        for device, share in busy_share(self.devices, self.spans, self.window).items():
+        for device, share in busy_shares(self.idle, self.devices, self.window).items():
             metrics |= {f"busy/{device}": share, f"bubble/{device}": 1 - share}
         idle = idle_by_cause(self.idle)
         for device in self.devices:  # zeros too: the newest value of a cause must not be an old step's
             metrics |= {f"idle_s/{device}/{cause}": idle.get((device, cause), 0.0) for cause in IDLE_CAUSES}
         timing: dict[str, float] = defaultdict(float)
+        work = 0.0
         for span in self.spans:
+            work += span.end - span.start
             if span.phase in TIMING_OF:
                 timing[TIMING_OF[span.phase]] += span.end - span.start
         metrics |= {f"timing_s/{name}": seconds for name, seconds in timing.items()}
-        work = sum(span.end - span.start for span in self.spans)
         return metrics | {
             "timing_s/step": length,
             "perf/time_per_step": length,
@@ -54,9 +59,14 @@ class StepTrace:
             "overlap_factor": work / length,
         }
 
-    def event(self, step: int, origin: float, deferred: list[dict[str, Any]]) -> dict[str, Any]:
-        """Payload of a `SpansEvent`, times relative to `origin`."""
-        rows = [(device, span) for span in sorted(self.spans, key=lambda s: s.start) for device in span.devices]
+    def event(
+        self, step: int, origin: float, deferred: list[dict[str, Any]], counters: dict[Counter, Samples] | None = None
+    ) -> dict[str, Any]:
+        """Payload of a `SpansEvent`, times relative to `origin`; `counters` beside those that the spans themselves tell."""
+        spans, pairs = self.spans, handovers(self.spans)
+        counted = {"live_rows": live_rows(spans), "waiting_handovers": waiting_handovers(spans, pairs)} | (counters or {})
+        places = [0, *accumulate(len(span.devices) for span in spans)]
+        rows = [(device, span) for span in spans for device in span.devices]
         return {
             "step": step,
             "window_s": (self.window[0] - origin, self.window[1] - origin),
@@ -69,7 +79,49 @@ class StepTrace:
             "rows": [span.rows for _, span in rows],
             "idle": [(i.device, i.cause, round(i.start - origin, 6), round(i.end - origin, 6)) for i in self.idle],
             "deferred": deferred,
+            "flows": [(places[writer], places[reader]) for writer, reader in pairs],
+            "counters": {name: [(round(t - origin, 6), value) for t, value in samples] for name, samples in counted.items()},
         }
+
+
+def handovers(spans: list[Span]) -> list[tuple[int, int]]:
+    """(writer, reader) places in `spans`: who decoded a chunk, and each scorer's span that read it."""
+    decoded: dict[int, list[int]] = defaultdict(list)
+    for place, span in enumerate(spans):
+        if span.phase == "decode" and span.chunk:
+            decoded[span.chunk].append(place)
+    pairs = []
+    for place, span in enumerate(spans):
+        if span.phase in READS and span.chunk:
+            # A step that decodes twice counts its chunks anew: the later one that was begun before is meant.
+            writers = [writer for writer in decoded[span.chunk] if spans[writer].start <= span.start]
+            pairs += [(max(writers, key=lambda writer: spans[writer].start), place)] if writers else []
+    return pairs
+
+
+def live_rows(spans: list[Span]) -> Samples:
+    """Rows being decoded, told at the beginning of every chunk, and 0 after the last."""
+    decoding = [span for span in spans if span.phase == "decode"]
+    return [(span.start, float(span.rows)) for span in decoding] + [(span.end, 0.0) for span in decoding[-1:]]
+
+
+def waiting_handovers(spans: list[Span], pairs: list[tuple[int, int]]) -> Samples:
+    """Chunks that were handed over and that no scorer has begun to read: the depth of the queue between the processes.
+
+    `pairs` are the `handovers` of `spans`.
+    """
+    begun: dict[int, float] = {}
+    for writer, reader in pairs:
+        begun[writer] = min(spans[reader].start, begun.get(writer, float("inf")))
+    # A scorer may begin before the actor's span, in which the chunk was sent, has ended.
+    sent = [(min(spans[writer].end, start), 1.0) for writer, start in begun.items()]
+    return running_total(sent + [(start, -1.0) for start in begun.values()])
+
+
+def running_total(changes: Iterable[tuple[float, float]]) -> Samples:
+    """(time, change) pairs in any order as (time, sum so far)."""
+    ordered = sorted(changes, key=lambda change: (change[0], -change[1]))
+    return list(zip((t for t, _ in ordered), accumulate(change for _, change in ordered), strict=True))
 
 
 def deferred_rows(

@@ -34,6 +34,7 @@ Phase = Literal[
 ]
 IdleCause = Literal["decode", "tail", "score", "update", "weights", "data", "checkpoint", "eval", "unknown"]
 Role = Literal["actor", "critic", "reward", "reference"]
+Counter = Literal["live_rows", "waiting_handovers", "finished", "overcommit", "chunk_size"]
 
 
 class Wire(BaseModel):
@@ -86,6 +87,12 @@ class SpansEvent(Envelope):
     rows: list[int] = Field(description="Sequences worked on.")
     idle: list[tuple[str, IdleCause, float, float]] = Field(description="(device, cause, start_s, end_s) of every bubble.")
     deferred: list[DeferredSequence] = Field(description="Sequences carried into or out of this step.")
+    flows: list[tuple[int, int]] = Field(
+        default_factory=list, description="(i, j): what span i decoded was handed over and read by span j."
+    )
+    counters: dict[Counter, list[tuple[float, float]]] = Field(
+        default_factory=dict, description="(time, value) pairs in order; a value holds until the next one."
+    )
 
 
 class DeferredSequence(Wire):

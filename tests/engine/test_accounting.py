@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.events import IdleCause, Phase
-from oppo_core.trace.accounting import CAUSE_OF, busy_share, gaps, idle_by_cause, idle_times, union
+from oppo_core.trace.accounting import CAUSE_OF, busy_shares, gaps, idle_by_cause, idle_times, union
 from oppo_core.trace.recorder import Recorder, Span, Wait
 from oppo_core.trace.report import StepTrace
 
@@ -64,12 +64,14 @@ def test_union_and_gaps_part_the_window(pieces: list[tuple[float, float]]) -> No
 @given(work=st.lists(spans(), max_size=10), still=st.lists(waits(), max_size=4))
 def test_busy_and_idle_fill_the_window_of_every_device(work: list[Span], still: list[Wait]) -> None:
     idle = idle_times(DEVICES, work, still, WINDOW, TAIL_ROWS)
-    busy = busy_share(DEVICES, work, WINDOW)
+    shares = busy_shares(idle, DEVICES, WINDOW)
     length = WINDOW[1] - WINDOW[0]
     sums = idle_by_cause(idle)
     for device in DEVICES:
         seconds = sum(s for (d, _), s in sums.items() if d == device)
-        assert busy[device] * length + seconds == pytest.approx(length)
+        busy = sum(b - a for a, b in union([(s.start, s.end) for s in work if device in s.devices], WINDOW))
+        assert busy + seconds == pytest.approx(length)
+        assert shares[device] == pytest.approx(busy / length)
         own = sorted((i.start, i.end) for i in idle if i.device == device)
         assert all(one[1] <= other[0] for one, other in pairwise(own))
         for t in instants():

@@ -163,6 +163,9 @@ def shifted(data: dict[str, Any], by_s: float) -> dict[str, Any]:
         "start_s": later(data["start_s"]),
         "end_s": later(data["end_s"]),
         "idle": [[device, cause, *later(times)] for device, cause, *times in data["idle"]],
+        "counters": {
+            name: [[*later([time]), value] for time, value in samples] for name, samples in data.get("counters", {}).items()
+        },
         "deferred": [
             dict(d, **dict(zip(("start_s", "end_s"), later([d["start_s"], d["end_s"]]), strict=True))) for d in data["deferred"]
         ],
