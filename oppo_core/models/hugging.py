@@ -77,7 +77,8 @@ class HuggingNetwork(nn.Module):
         self.reaches = supported.reaches(config)
         self._additive = model.config._attn_implementation == "eager"
         self._logit_rule = supported.logit_rule(config)
-        self.cache_shape: CacheShape = cache_shape(self.backbone, config.num_hidden_layers)
+        self.name = f"{config.name_or_path} ({config.model_type})"
+        self.cache_shape: CacheShape = cache_shape(self.backbone, config.num_hidden_layers, self.name)
 
     @property
     def backbone(self) -> nn.Module:
@@ -142,7 +143,7 @@ def load_hugging(path: str, head: Head, dtype: torch.dtype) -> HuggingNetwork:
             "it needs program code of its own, which is never run; only models that transformers knows are" if remote else error
         )
         raise ModelFolderError(f"{path} cannot be loaded: {reason}") from error
-    prove(network, path)
+    prove(network)
     return network
 
 
@@ -169,6 +170,8 @@ def _weights(kind: Any, path: str, config: PretrainedConfig, dtype: torch.dtype)
     """A model with every weight from the folder; transformers would start missing ones at random."""
     attention = supported.attention_kind(config)
     given = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+    if dtype == torch.float64:
+        given["experts_implementation"] = "eager"  # the fused products of a mixture of experts know no float64
     try:
         model, told = kind.from_pretrained(path, attn_implementation=attention, **given)
     except ValueError as error:

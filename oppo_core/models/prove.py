@@ -58,8 +58,8 @@ class ShapeLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 @torch.no_grad()
-def cache_shape(backbone: nn.Module, layers: int) -> CacheShape:
-    """What a model stores a token, found by reading one.
+def cache_shape(backbone: nn.Module, layers: int, name: str) -> CacheShape:
+    """What the model called `name` stores a token, found by reading one.
 
     Raises:
         ModelFolderError: a layer stores no keys and values, or the model does not take such a cache.
@@ -69,15 +69,15 @@ def cache_shape(backbone: nn.Module, layers: int) -> CacheShape:
     try:
         backbone(input_ids=one, position_ids=one, past_key_values=Cache(layers=probes), use_cache=True)
     except Exception as error:  # whatever an unknown model raises, the reason is told
-        raise ModelFolderError(f"this model takes no cache of keys and values: {error!r}") from error
+        raise ModelFolderError(f"{name} takes no cache of keys and values: {error!r}") from error
     shapes = [probe.shape for probe in probes if probe.shape is not None]
     if len(shapes) < layers:
-        raise ModelFolderError(f"{layers - len(shapes)} of the model's {layers} layers store no keys and values of their own")
+        raise ModelFolderError(f"{layers - len(shapes)} of the {layers} layers of {name} store no keys and values of their own")
     return CacheShape(tuple(shapes))
 
 
 @torch.no_grad()
-def prove(network: HuggingNetwork, path: str) -> None:
+def prove(network: HuggingNetwork) -> None:
     """Raises ModelFolderError when reading `network` in parts, or through our heads, gives something else than one pass."""
     tokens_1T = _tokens(network)
     positions_1T = torch.arange(tokens_1T.shape[1], device=tokens_1T.device)[None]
@@ -86,13 +86,13 @@ def prove(network: HuggingNetwork, path: str) -> None:
             whole = network.hidden(tokens_1T, positions_1T)
             pairs = [("states", _in_parts(network, tokens_1T, positions_1T), whole), *_heads(network, tokens_1T, whole)]
     except Exception as error:  # whatever an unknown model raises, the reason is told
-        raise ModelFolderError(f"{path} ({network.config.model_type}) cannot be read in parts: {error!r}") from error
+        raise ModelFolderError(f"{network.name} cannot be read in parts: {error!r}") from error
     for what, ours, theirs in pairs:
         allowed = TOLERANCE.get(theirs.dtype, ROUGH_TOLERANCE) * max(1.0, float(theirs.abs().max()))
         difference = float((ours - theirs).abs().max())
         if not difference <= allowed:
             raise ModelFolderError(
-                f"{path} ({network.config.model_type}) cannot be streamed exactly: its {what} differ by {difference:.2g}"
+                f"{network.name} cannot be streamed exactly: its {what} differ by {difference:.2g}"
                 f" from those of one pass (allowed: {allowed:.2g})"
             )
 
@@ -124,15 +124,20 @@ def _tokens(network: HuggingNetwork) -> Tensor:
 
 
 def _in_parts(network: HuggingNetwork, tokens_1T: Tensor, positions_1T: Tensor) -> Tensor:
-    """States [1, T, H] of a begin, a longer part and a last token, through the second slot of a cache."""
+    """States [1, T, H] of a begin, a longer part and a last token, through the second slot of a cache.
+
+    The windows are wider than the row is long, as they are beside longer rows: a model that takes the last column for the
+    newest token is found out.
+    """
     length = tokens_1T.shape[1]
-    cache = SlotCache(network.cache_shape, 2, length, next(network.parameters()))
+    columns = length + 3
+    cache = SlotCache(network.cache_shape, 2, columns, next(network.parameters()))
     slot = torch.tensor([1], device=tokens_1T.device)
     begin = max(1, length // 3)
     states = [network.hidden(tokens_1T[:, :begin], positions_1T[:, :begin], cache.fresh_window(slot, begin))]
     for first, end in ((begin, length - 1), (length - 1, length)):
         if first < end:
-            window = cache.window(slot, positions_1T[:, first:end], end)
+            window = cache.window(slot, positions_1T[:, first:end], columns)
             states.append(network.hidden(tokens_1T[:, first:end], positions_1T[:, first:end], window))
     return torch.cat(states, dim=1)
 
