@@ -38,7 +38,9 @@ class Stream:
         self.budget = budget
         self.columns = columns
         # One column more than the longest sequence: padding that would point past the end is written there.
-        self._cache = SlotCache(network.cache_shape, slots, columns + 1, next(network.parameters()))
+        weight = next(network.parameters())
+        self._device = weight.device
+        self._cache = SlotCache(network.cache_shape, slots, columns + 1, weight)
         self._free = list(range(slots))[::-1]
         self._slot: dict[int, int] = {}
         self._read: dict[int, int] = {}
@@ -72,8 +74,8 @@ class Stream:
     def _read_whole(self, ids: list[int], tokens: dict[int, NDArray[np.int64]]) -> dict[int, Reading]:
         readings = {}
         for rows in ragged_batches([len(tokens[i]) for i in ids], self.budget):
-            padded = right_padded([tokens[ids[row]] for row in rows])
-            hidden = self.network.hidden(padded, torch.arange(padded.shape[1]).expand_as(padded))
+            padded = right_padded([tokens[ids[row]] for row in rows]).to(self._device)
+            hidden = self.network.hidden(padded, torch.arange(padded.shape[1], device=self._device).expand_as(padded))
             for row, states in zip(rows, hidden, strict=True):
                 length = self._read[ids[row]] = len(tokens[ids[row]])
                 readings[ids[row]] = Reading(0, states[:length])
@@ -88,7 +90,7 @@ class Stream:
             lengths, columns = [len(new[row]) for row in chosen], [len(tokens[ids[row]]) for row in chosen]
             for group in ragged_batches(lengths, self.budget, columns):
                 rows = [chosen[position] for position in group]
-                padded = right_padded([new[row] for row in rows])
+                padded = right_padded([new[row] for row in rows]).to(self._device)
                 window = self._window([ids[row] for row in rows], [starts[row] for row in rows], padded.shape[1])
                 hidden = self.network.hidden(padded, window.positions_NT.clamp_max(self.columns - 1), window)
                 for row, states in zip(rows, hidden, strict=True):
@@ -96,11 +98,13 @@ class Stream:
         return readings
 
     def _window(self, ids: list[int], starts: list[int], width: int) -> CacheWindow:
-        slots = torch.tensor([self._slot_of(i) for i in ids])
+        slots = torch.tensor([self._slot_of(i) for i in ids], device=self._device)
         if not starts[0]:
             return self._cache.fresh_window(slots, width)
         # What padding writes is overwritten before anyone may look, or lies in the spare column, where nobody looks.
-        places = (torch.tensor(starts)[:, None] + torch.arange(width)).clamp_max(self.columns)
+        places = (torch.tensor(starts, device=self._device)[:, None] + torch.arange(width, device=self._device)).clamp_max(
+            self.columns
+        )
         return self._cache.window(slots, places, int(places.max()) + 1)
 
     def _note(self, sequence_id: int, start: int, states: Tensor) -> Reading:
