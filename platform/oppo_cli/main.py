@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": "oppo_cli.demo:demo",
     "train": "oppo_cli.train:train",
     "spec": "oppo_cli.spec_commands:spec",
+    "trace": "oppo_cli.trace:trace",
     "admin": "oppo_cli.platform_commands:admin",
     "login-link": "oppo_cli.platform_commands:login_link",
     "manage": "oppo_cli.platform_commands:manage",

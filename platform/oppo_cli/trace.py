@@ -1,0 +1,62 @@
+"""`oppo trace`: a run's timeline for Perfetto."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from oppo_cli.home import Refusal
+
+if TYPE_CHECKING:
+    from oppo_contract.events import Event
+
+
+@click.command()
+@click.argument("events", metavar="EVENTS.jsonl", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option("--from-step", type=click.IntRange(min=1), help="First step drawn. Default: the run's first.")
+@click.option("--to-step", type=click.IntRange(min=1), help="Last step drawn. Default: the run's last.")
+def trace(events: Path, out: Path, from_step: int | None, to_step: int | None) -> None:
+    """Write a run's timeline as Chrome trace JSON; open it at ui.perfetto.dev or chrome://tracing.
+
+    EVENTS.jsonl is the file that `oppo train` or a worker leaves in the run's folder; a run that still trains has one too.
+    """
+    from oppo_core.trace.chrome import chrome_trace
+
+    try:
+        drawn = chrome_trace(_within(_read(events), from_step, to_step))
+    except ValueError as error:
+        raise Refusal(f"{events}: {error}") from None
+    out.write_text(json.dumps(drawn, separators=(",", ":")) + "\n")
+    steps = sum(event["name"].startswith("step ") for event in drawn["traceEvents"] if event["ph"] == "X")
+    click.echo(f"{out}: {len(drawn['traceEvents'])} trace events of {steps} steps")
+
+
+def _read(file: Path) -> Iterator[Event]:
+    """The events of a file; a last line that is still being written is left out.
+
+    Raises:
+        ValueError: a line is not an event.
+    """
+    from oppo_contract.events import parse_event
+
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield parse_event(line)
+            except ValueError as error:
+                raise ValueError(f"line {number} is not an event: {str(error).splitlines()[0]}") from None
+
+
+def _within(events: Iterator[Event], first: int | None, last: int | None) -> Iterator[Event]:
+    """Without what belongs to steps outside `first` … `last`."""
+    for event in events:
+        step = getattr(event, "step", None)
+        if step is None or ((first is None or step >= first) and (last is None or step <= last)):
+            yield event
