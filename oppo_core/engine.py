@@ -23,6 +23,7 @@ from oppo_core.models.folder import find, load_model
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.actor import Acting, ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
+from oppo_core.ppo.experience import Experience, build_experience
 from oppo_core.rollout.decoder import Decoder, DecodeSettings, Decoding
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompts import PromptStream, read_prompts
@@ -96,6 +97,7 @@ class Engine:
     cohorts: Cohorts = field(default_factory=Cohorts)
     clock: Callable[[], float] = time.monotonic
     set_threads: Callable[[int], None] = torch.set_num_threads
+    experience: Callable[..., Experience] = build_experience
     origin: float = 0.0  # `clock()` of the `started` event
 
     def new_sequence(self, sequence_id: int) -> Sequence:
@@ -143,8 +145,7 @@ def assemble(
     torch.set_num_threads(threads)
     network, codec, source = _actor(spec, roots)
     check_contexts(spec, network)
-    first = network.cache_shape.layers[0]
-    layout = lay_out(spec, threads, first.heads * first.key_width)
+    layout = lay_out(spec, threads, network.width)
     trace = Recorder(layout.actor_devices)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
     r = spec.rollout
@@ -222,7 +223,8 @@ def build_scorers(
     if spec.models.reward.model is not None:
         check_same_tokens(spec.models.actor, spec.models.reward.model, roots)
         reward = load_model(spec.models.reward.model, "scalar", roots, dtype, spec.seed + 1)
-    critic = load_model(_critic_source(spec), "scalar", roots, dtype, spec.seed + 2)
+    critic_lora = spec.models.lora if spec.models.lora is not None and spec.models.lora.critic else None
+    critic = load_model(_critic_source(spec), "scalar", roots, dtype, spec.seed + 2, critic_lora)
     for network in (reference, critic, reward):
         if network is not None:
             check_contexts(spec, network)
@@ -276,7 +278,7 @@ def check_same_tokens(actor: ModelSpec, reward: ModelSpec, roots: list[Path]) ->
 
 
 def _actor(spec: RunSpec, roots: list[Path]) -> tuple[Network, TextCodec, Path | None]:
-    network = load_model(spec.models.actor, "lm", roots, DTYPES[spec.resources.dtype], spec.seed)
+    network = load_model(spec.models.actor, "lm", roots, DTYPES[spec.resources.dtype], spec.seed, spec.models.lora)
     path = spec.models.actor.path
     return network, codec_of(spec.models.actor, roots), find(path, roots) if path is not None else None
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oppo_core.ppo.actor import ActorTrainer, TokenSums
 from oppo_core.ppo.critic import CriticUpdate
-from oppo_core.ppo.experience import Experience, build_experience
+from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.math import whitening
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.partner import EarlyOrder, LateUpdate, Partnership, ShareOrder
@@ -58,7 +58,7 @@ class PlainUpdate:
         with trace.wait("score"):
             scored = scorers.wait_collect()
         with trace.span("actor", "advantages", rows=len(ids)):
-            experience = build_experience(trained, proximal, [scored[i] for i in ids], engine.spec.ppo, coefficient, version)
+            experience = engine.experience(trained, proximal, [scored[i] for i in ids], engine.spec.ppo, coefficient, version)
             order = critic_order(experience, ids, version)
         scorers.start_critic_update(order)
         with trace.span("actor", "update-actor", rows=len(ids)):
@@ -116,7 +116,7 @@ class OverlappedUpdate:
             scored = partner.wait_share()
         with trace.span("actor", "advantages", rows=len(ids)):
             proximal = proximal_of(trained, scored, dict(zip(mine, forward, strict=True)))
-            experience = build_experience(trained, proximal, [scored[i] for i in ids], engine.spec.ppo, coefficient, version)
+            experience = engine.experience(trained, proximal, [scored[i] for i in ids], engine.spec.ppo, coefficient, version)
             late = self._late_update(experience, ids, theirs, version, coefficient)
         partner.start_late_update(late)
         sums = TokenSums(tokens=late.tokens)

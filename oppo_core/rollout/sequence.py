@@ -43,4 +43,9 @@ class Sequence:
 
     def tokens(self) -> NDArray[np.int64]:
         """Prompt and response so far, [P + length]."""
-        return np.concatenate([self.prompt, np.asarray(self.response, dtype=np.int64)])
+        return self.tokens_from(0)
+
+    def tokens_from(self, position: int) -> NDArray[np.int64]:
+        """The same without the first `position` tokens, at the cost of what is left."""
+        rest = self.response[max(0, position - len(self.prompt)) :]
+        return np.concatenate([self.prompt[position:], np.asarray(rest, dtype=np.int64)])

@@ -21,7 +21,8 @@ class Handover:
             before, _ = told = self._told.get(sequence.sequence_id, (0, False))
             total = len(sequence.prompt) + sequence.length
             if (total, sequence.finished) != told:
-                growths.append(Growth(sequence.sequence_id, len(sequence.prompt), sequence.tokens()[before:], sequence.finished))
+                new = sequence.tokens_from(before)
+                growths.append(Growth(sequence.sequence_id, len(sequence.prompt), new, sequence.finished))
                 self._told[sequence.sequence_id] = (total, sequence.finished)
         return growths
 
