@@ -1,0 +1,72 @@
+"""The actor's trainer on virtual devices: it moves the clock and learns nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oppo_contract.spec import Ppo
+from oppo_core.ppo.actor import TokenSums
+from oppo_core.ppo.experience import Experience
+from oppo_core.simulation.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """Log-probs a row, as `HeldForward` gives them."""
+
+    first: list[Tensor]
+
+
+class SimulatedActor:
+    """An `Acting`, and what update overlap asks of the actor besides."""
+
+    def __init__(self, machine: Machine, ppo: Ppo) -> None:
+        self._machine = machine
+        self._costs = machine.devices.costs.actor
+        self._ppo = ppo
+        self._held_tokens = 0
+
+    def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int]) -> list[Tensor]:
+        """See `Acting.logprobs`. With one optimizer step a batch the graph of one pass is kept for `update`."""
+        lengths = [len(ids) for ids in tokens]
+        self._machine.work(self._machine.forward_us(self._costs, lengths))
+        one_step = self._ppo.epochs * self._ppo.mini_batches == 1
+        self._held_tokens = min(self._machine.tokens(lengths), self._machine.pass_tokens) if one_step else 0
+        return [torch.zeros(n - prompt) for n, prompt in zip(lengths, prompt_lengths, strict=True)]
+
+    def hold(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], kept: int | None = None) -> Rated:
+        """A forward pass without a graph."""
+        return Rated(self.logprobs(tokens, prompt_lengths))
+
+    def update(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
+        """See `Acting.update`."""
+        rows = list(range(len(experience.tokens)))
+        for _ in range(self._ppo.epochs):
+            self.accumulate(experience, rows, kl_coefficient, 1, TokenSums())
+            self._machine.work(self._ppo.mini_batches * self._costs.optimizer_us)
+        return {}
+
+    def accumulate(self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums) -> None:
+        """Forward, where no graph was kept, and backward over some of the batch's rows."""
+        lengths = [len(experience.tokens[row]) for row in rows]
+        again = max(0, self._machine.tokens(lengths) - self._held_tokens)
+        self._held_tokens = 0
+        self._machine.work(self._machine.forward_us(self._costs, [again]) + self._machine.backward_us(self._costs, lengths))
+
+    def apply_with(self, gradients: list[Tensor], sums: TokenSums, step: int) -> dict[str, float]:
+        """The optimizer's step."""
+        self._machine.work(self._costs.optimizer_us)
+        return {}
+
+    def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
+        """See `Acting.save`: there are no weights, but writing them takes its time."""
+        self._machine.work(self._machine.devices.overheads.checkpoint_us)
+
+    def load(self, folder: Path) -> None:
+        """See `Acting.load`: there is nothing to take back."""

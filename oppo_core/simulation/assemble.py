@@ -1,0 +1,159 @@
+"""An engine on virtual devices: the parts that `oppo_core.engine.assemble` takes, with everything that computes simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oppo_contract.events import Role
+from oppo_contract.spec import RunSpec
+from oppo_core import report
+from oppo_core.control import ChunkState, OvercommitState
+from oppo_core.engine import Engine, Layout, Progress
+from oppo_core.journal import Journal
+from oppo_core.rollout.pool import Pool
+from oppo_core.rollout.prompts import PromptStream
+from oppo_core.rollout.tokens import ByteCodec
+from oppo_core.simulation.actor import SimulatedActor
+from oppo_core.simulation.decoder import SimulatedDecoder
+from oppo_core.simulation.devices import ACTOR_GROUP, READING_ROLES, Devices, DevicesError
+from oppo_core.simulation.experience import SimulatedExperience
+from oppo_core.simulation.lengths import Length, drawn
+from oppo_core.simulation.machine import Machine
+from oppo_core.simulation.partner import SimulatedPartner, ledger_costs
+from oppo_core.simulation.scorers import SimulatedScorers
+from oppo_core.train import train_step
+from oppo_core.update import OverlappedUpdate, PlainUpdate
+
+PROMPTS = 64  # different ones; all are alike to a simulation
+# A text that no simulated answer's placeholder tokens stand for anything in: the smallest vocabulary of bytes.
+VOCABULARY = 259
+
+
+class MemoryJournal(Journal):
+    """Events as (kind, payload), in memory; writing a step's takes its time."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self._machine = machine
+
+    def write(self, kind: str, at: float | None = None, **payload: Any) -> None:
+        """Keep an event."""
+        self.events.append((kind, payload))
+        if kind == "step":
+            self._machine.work(self._machine.devices.overheads.report_us)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    @property
+    def steps(self) -> list[dict[str, float]]:
+        """Metrics of every step so far."""
+        return [payload["metrics"] for kind, payload in self.events if kind == "step"]
+
+
+class PricedPrompts(PromptStream):
+    """A prompt stream that takes its time."""
+
+    def __init__(self, prompts: list[NDArray[np.int64]], seed: int, shuffle: bool, machine: Machine) -> None:
+        super().__init__(prompts, seed, shuffle)
+        self._machine = machine
+
+    def draw(self) -> int:
+        """See `PromptStream.draw`."""
+        self._machine.work(self._machine.devices.overheads.prompt_us)
+        return super().draw()
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualLayout(Layout):
+    """Every scorer where the description places it; `streams` decides who waits for whom."""
+
+    streams: bool
+    places: tuple[tuple[str, Role], ...]
+
+    @property
+    def remote(self) -> bool:
+        """Whether the scorers work beside the actor."""
+        return self.streams
+
+    def lanes(self) -> list[tuple[str, Role]]:
+        """(device, role) pairs in drawing order."""
+        actor: list[tuple[str, Role]] = [(device, "actor") for device in self.actor_devices]
+        return actor + list(self.places)
+
+
+def virtual_layout(devices: Devices, machine: Machine) -> VirtualLayout:
+    """Who uses which devices."""
+    places: list[tuple[str, Role]] = []
+    for role in READING_ROLES:
+        process = machine.beside(role)
+        places += [(device, role) for device in (machine.own if process is None else process.devices)]
+    scorers = tuple(dict.fromkeys(device for device, _ in places))
+    return VirtualLayout(devices.names, machine.own, scorers, len(machine.own), machine.streams, tuple(places))
+
+
+def assemble(
+    spec: RunSpec, devices: Devices, length: Length | None = None, prompts: PromptStream | None = None, out: Path = Path()
+) -> Engine:
+    """An engine that runs `spec` on virtual `devices`.
+
+    Args:
+        length: how long each answer is; default: drawn as the devices' workload says.
+        prompts: default: prompts as long as the workload says.
+        out: where checkpoints go, when any are asked for.
+
+    Raises:
+        DevicesError: update overlap, where the critic has no devices beside the actor's.
+    """
+    streams = spec.overlap.intra_step != "off"
+    machine = Machine(devices, streams, spec.ppo.micro_batch_tokens)
+    most = spec.rollout.max_new_tokens
+    length = length or drawn(spec.seed, devices.workload.lengths, most)
+    layout = virtual_layout(devices, machine)
+    engine = Engine(
+        spec=spec, layout=layout, codec=ByteCodec(VOCABULARY), prompts=prompts or _prompts(spec, devices, machine),
+        pool=Pool(spec.ppo.batch_size, spec.overlap.max_age),
+        decoder=SimulatedDecoder(machine, length, most, spec.overlap.kv_after_update == "keep"),
+        actor=SimulatedActor(machine, spec.ppo), scorers=_scorers(spec, machine), journal=MemoryJournal(machine), out=out,
+        model_source=None, trace=machine.trace, progress=Progress(kl_coefficient=spec.ppo.kl.coefficient),
+        overcommit=OvercommitState(spec.overcommit_start), chunk=ChunkState(spec.overlap.chunk.size),
+        update=_update(spec, devices), clock=machine.timeline, set_threads=machine.use, experience=SimulatedExperience(machine),
+    )  # fmt: skip
+    return engine
+
+
+def steps_of(engine: Engine) -> Iterator[dict[str, float]]:
+    """Train without checkpoints, step by step; gives each step's metrics."""
+    journal = engine.journal
+    assert isinstance(journal, MemoryJournal)
+    report.started(engine)
+    window_start = engine.clock()
+    while engine.progress.step < engine.spec.steps:
+        window_start = train_step(engine, window_start)
+        yield journal.steps[-1]
+
+
+def _prompts(spec: RunSpec, devices: Devices, machine: Machine) -> PromptStream:
+    tokens = min(devices.workload.prompt_tokens, spec.rollout.max_prompt_tokens)
+    return PricedPrompts([np.zeros(tokens, dtype=np.int64)] * PROMPTS, spec.seed, spec.data.shuffle, machine)
+
+
+def _scorers(spec: RunSpec, machine: Machine) -> SimulatedScorers:
+    has_model = spec.models.reward.model is not None
+    if spec.overlap.update_overlap:
+        return SimulatedPartner(machine, spec.seed, has_model)
+    return SimulatedScorers(machine, spec.seed, has_model, spec.ppo.epochs, spec.ppo.mini_batches)
+
+
+def _update(spec: RunSpec, devices: Devices) -> PlainUpdate | OverlappedUpdate:
+    if not spec.overlap.update_overlap:
+        return PlainUpdate()
+    if devices.place["critic"] == ACTOR_GROUP:
+        raise DevicesError("update overlap needs a critic that has devices beside the actor's")
+    return OverlappedUpdate([], ledger_costs(devices, spec.ppo.whiten_advantages))

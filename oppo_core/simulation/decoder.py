@@ -1,0 +1,60 @@
+"""A decoder that knows beforehand how long each answer will be, so that it jumps from finish to finish.
+
+A placeholder token is the policy version it was "sampled" under: enough for the scorers to know how old an answer is.
+"""
+
+from __future__ import annotations
+
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.simulation.lengths import Length
+from oppo_core.simulation.machine import Machine
+
+
+class SimulatedDecoder:
+    """A `Decoding` that moves the clock instead of computing."""
+
+    def __init__(self, machine: Machine, length: Length, most: int, keeps_cache: bool) -> None:
+        """`most`: longest answer, tokens; `keeps_cache`: deferred answers are not read again under new weights."""
+        self.live: list[Sequence] = []
+        self.rounds = 0
+        self.decoded = 0
+        self._machine = machine
+        self._length = length
+        self._most = most
+        self._keeps_cache = keeps_cache
+        self._ends: dict[int, int] = {}
+        self._cached: set[int] = set()
+        self._width = 0
+
+    def begin(self, sequences: list[Sequence]) -> int:
+        """See `Decoding.begin`. Costs the new weights' hand-over and one pass over what must be read."""
+        self.live = list(sequences)
+        self.rounds = self.decoded = 0
+        self._width = len(sequences)
+        self._ends = {s.sequence_id: self._length(s.sequence_id) for s in sequences}
+        read = [s for s in sequences if not (self._keeps_cache and s.sequence_id in self._cached)]
+        self._cached = {s.sequence_id for s in sequences}
+        lengths = [len(s.prompt) + s.length - 1 for s in read]
+        costs = self._machine.devices.costs.actor
+        self._machine.work(self._machine.devices.overheads.weights_us + self._machine.forward_us(costs, lengths))
+        return sum(lengths)
+
+    def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
+        """See `Decoding.advance`; costs the rounds, over all rows that were live at the step's beginning when padded."""
+        used = min([rounds, *(self._ends[s.sequence_id] - s.length for s in self.live)])
+        count = len(self.live)
+        cached = sum(len(s.prompt) + s.length for s in self.live)
+        self._machine.work(self._machine.decode_us(used, count, cached, self._width))
+        self.rounds += used
+        self.decoded += used * count
+        for sequence in self.live:
+            sequence.response += [version] * used
+            sequence.behaviour_logprobs += [0.0] * used
+            sequence.token_versions += [version] * used
+        done = [s for s in self.live if s.length == self._ends[s.sequence_id]]
+        for sequence in done:
+            sequence.finished = True
+            sequence.ended_by_eos = sequence.length < self._most
+        if done:
+            self.live = [s for s in self.live if not s.finished]
+        return sorted(done, key=lambda s: s.sequence_id), used

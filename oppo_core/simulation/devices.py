@@ -1,0 +1,196 @@
+"""What virtual devices are: how many, who lives where, and what everything costs. Read from YAML or JSON.
+
+Times are in microseconds of one device (`…_us`), of one pass, row, token or step as the field says. Costs that can be divided
+over n devices take 1 / (1 + (n − 1) · parallel) of that time on n of them.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from oppo_contract.problems import SpecError
+from oppo_contract.yaml_text import parse_yaml
+
+Cost = Annotated[float, Field(ge=0)]
+Parallel = Annotated[float, Field(ge=0, le=1, description="What each further device adds to the speed of one.")]
+ReadingRole = Literal["reward", "reference", "critic"]
+READING_ROLES: tuple[ReadingRole, ...] = ("reward", "reference", "critic")
+ACTOR_GROUP = "actor"
+
+
+class DevicesError(ValueError):
+    """A description of virtual devices that cannot be used; the message names the field."""
+
+
+class Part(BaseModel):
+    """A part of the description: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Decode(Part):
+    """One decode round over n rows costs round_us + (n · row_us + cached tokens · cached_token_us) ÷ speed."""
+
+    round_us: Cost = Field(description="A round, however few rows it has.")
+    row_us: Cost = Field(description="A row in a round.")
+    cached_token_us: Cost = Field(0.0, description="A cached token that a round attends to.")
+    parallel: Parallel = 1.0
+
+
+class Reading(Part):
+    """A forward pass over n tokens costs pass_us + n · token_us ÷ speed."""
+
+    pass_us: Cost = Field(0.0, description="A pass, however few tokens it has.")
+    token_us: Cost = Field(description="A token.")
+    parallel: Parallel = 1.0
+
+
+class Training(Reading):
+    """A forward pass as `Reading`; a backward pass besides, and an optimizer step."""
+
+    backward_us: Cost = Field(description="Backward pass, a token.")
+    optimizer_us: Cost = Field(0.0, description="One optimizer step.")
+
+
+class Costs(Part):
+    """What the models cost. A rule in place of a reward model costs `overheads.score_us` an answer instead."""
+
+    decode: Decode
+    actor: Training
+    reward: Reading
+    reference: Reading
+    critic: Training
+
+
+class Overheads(Part):
+    """What is no model's work."""
+
+    prompt_us: Cost = Field(0.0, description="Drawing one prompt.")
+    weights_us: Cost = Field(0.0, description="Handing new weights to the decoder, a step.")
+    handover_us: Cost = Field(0.0, description="A hand-over to the scorers, on the actor's side.")
+    handover_row_us: Cost = Field(0.0, description="The same, a sequence.")
+    score_us: Cost = Field(0.0, description="Completing one answer's score.")
+    advantage_us: Cost = Field(0.0, description="Rewards and advantages, a token.")
+    report_us: Cost = Field(0.0, description="Writing a step's events.")
+    checkpoint_us: Cost = Field(0.0, description="Writing a checkpoint.")
+
+
+class LogNormal(Part):
+    """Lengths with median `median` tokens and spread `sigma` of their logarithm, cut at `rollout.max_new_tokens`."""
+
+    kind: Literal["log-normal"] = "log-normal"
+    median: float = Field(gt=0)
+    sigma: float = Field(ge=0)
+
+
+class Listed(Part):
+    """Lengths drawn from a list, each entry as likely as any other."""
+
+    kind: Literal["list"] = "list"
+    values: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
+
+
+class Curve(Part):
+    """Scores: first + (last − first) · (1 − e^(−v / steps)) + noise · N(0, 1), where v is the mean policy version of the answer's
+    tokens. So the Δ controller has a reward that rises, flattens, and lags where tokens are stale."""
+
+    first: float = 0.0
+    last: float = 1.0
+    steps: float = Field(100.0, gt=0)
+    noise: float = Field(0.3, ge=0)
+
+
+class Workload(Part):
+    """What is answered, where the spec does not say."""
+
+    lengths: LogNormal | Listed = Field(LogNormal(median=64, sigma=0.9), discriminator="kind")
+    prompt_tokens: int = Field(16, ge=1, description="Length of every prompt; cut at `rollout.max_prompt_tokens`.")
+    scores: Curve = Curve()
+
+
+class Devices(Part):
+    """Everything that a simulation knows of a machine."""
+
+    name: str
+    description: str = ""
+    kind: str = Field("gpu", pattern=r"^[a-z]+$", description="Devices are called kind:0, kind:1, …")
+    actor: int = Field(ge=1, le=4096, description="Devices of the actor; its decoding and training use all of them.")
+    groups: dict[str, Annotated[int, Field(ge=1, le=4096)]] = Field(
+        default_factory=dict, description="Further groups of devices by name, each with a process of its own."
+    )
+    place: dict[ReadingRole, str] = Field(description="Which group each scorer lives on; `actor` is the actor's own.")
+    without_streaming: Literal["keep", "share"] = Field(
+        "keep", description="With `overlap.intra_step: off`: scorers keep their devices, or every stage uses all devices."
+    )
+    padded: bool = Field(False, description="Finished rows go on decoding as padding, and passes are padded to the longest row.")
+    contention: float = Field(1.0, ge=1, description="How much slower a process is for each other one that works meanwhile.")
+    costs: Costs
+    overheads: Overheads = Overheads()
+    workload: Workload = Workload()
+
+    @model_validator(mode="after")
+    def everyone_has_a_place(self) -> Self:
+        """Every scorer is on a group that exists, and every group has a scorer."""
+        if ACTOR_GROUP in self.groups:
+            raise ValueError(f"groups: {ACTOR_GROUP!r} is the actor's own group; its size is the field `actor`")
+        for role in READING_ROLES:
+            if self.place.get(role) not in (ACTOR_GROUP, *self.groups):
+                raise ValueError(f"place.{role} must be one of {', '.join((ACTOR_GROUP, *self.groups))}")
+        unused = sorted(set(self.groups) - set(self.place.values()))
+        if unused:
+            raise ValueError(f"groups.{unused[0]} has no scorer; name it in `place` or leave it out")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """All devices, the actor's first."""
+        return [f"{self.kind}:{number}" for number in range(self.actor + sum(self.groups.values()))]
+
+    def group(self, name: str) -> tuple[str, ...]:
+        """Devices of a group."""
+        if name == ACTOR_GROUP:
+            return tuple(self.names[: self.actor])
+        before = self.actor
+        for other, count in self.groups.items():
+            if other == name:
+                return tuple(self.names[before : before + count])
+            before += count
+        raise KeyError(name)
+
+
+def speed(devices: int, parallel: float) -> float:
+    """How much faster `devices` are than one."""
+    return 1 + (devices - 1) * parallel
+
+
+def builtin_names() -> list[str]:
+    """Descriptions that come with the engine."""
+    folder = files("oppo_core.simulation") / "machines"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_devices(name: str) -> Devices:
+    """A built-in description by name, or one from a file.
+
+    Raises:
+        DevicesError: there is neither, or the description is not valid; every problem is named.
+    """
+    if name in builtin_names():
+        text = (files("oppo_core.simulation") / "machines" / f"{name}.yaml").read_text(encoding="utf-8")
+    else:
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            known = ", ".join(builtin_names())
+            raise DevicesError(f"{name} is neither a readable file nor one of the built-in devices: {known}") from None
+    try:
+        return Devices.model_validate(parse_yaml(text))
+    except SpecError as error:
+        raise DevicesError(f"{name}: " + "; ".join(str(problem) for problem in error.problems)) from None
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'the description'}: {e['msg']}" for e in error.errors()]
+        raise DevicesError(f"{name}:\n" + "\n".join(f"  {line}" for line in lines)) from None

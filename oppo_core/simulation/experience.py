@@ -1,0 +1,40 @@
+"""A batch as the report and the controllers need it, without a number for every token: nothing is trained on it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import torch
+from torch import Tensor
+
+from oppo_contract.spec import Ppo
+from oppo_core.ppo.experience import Experience, adjusted_scores
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.scoring.results import Scored
+from oppo_core.simulation.machine import Machine
+
+
+class SimulatedExperience:
+    """Takes the place of `build_experience`: true masks, staleness and scores; everything else is zero."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def __call__(
+        self, batch: list[Sequence], proximal: list[Tensor], scored: list[Scored], ppo: Ppo, kl_coefficient: float, version: int
+    ) -> Experience:
+        """See `build_experience`; costs the advantages."""
+        lengths = torch.tensor([s.length for s in batch])
+        self._machine.work(int(lengths.sum()) * self._machine.devices.overheads.advantage_us)
+        place = torch.arange(int(lengths.max()))
+        older = torch.tensor([bisect_left(s.token_versions, version) for s in batch])
+        mask, scores = place < lengths[:, None], adjusted_scores(batch, scored, ppo)
+        zeros = torch.zeros((), dtype=torch.float64).expand(mask.shape)
+        rewards = torch.zeros(mask.shape, dtype=torch.float64)
+        rewards[:, 0] = scores
+        return Experience(
+            sequences=batch, tokens=[s.tokens() for s in batch], prompt_lengths=[len(s.prompt) for s in batch],
+            mask=mask, stale=place < older[:, None], behaviour_logp=zeros, proximal_logp=zeros, reference_logp=zeros,
+            values=zeros, scores=scores, kl=zeros, rewards=rewards, raw_advantages=zeros, advantages=zeros, returns=zeros,
+            weights=zeros + mask,
+        )  # fmt: skip

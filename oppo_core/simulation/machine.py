@@ -1,0 +1,82 @@
+"""Devices at work: costs from the description, time on the timeline, on as many devices as the stage uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+from oppo_contract.events import Phase, Role
+from oppo_core.simulation.devices import ACTOR_GROUP, Devices, Reading, ReadingRole, Training, speed
+from oppo_core.simulation.timeline import Process, Task, Timeline
+from oppo_core.trace.recorder import Recorder
+
+US = 1e-6
+
+
+class Machine:
+    """The loop's own process, and one process for every other group of devices."""
+
+    def __init__(self, devices: Devices, streams: bool, pass_tokens: int) -> None:
+        """`streams`: scorers work beside the actor; `pass_tokens`: most tokens in one pass."""
+        self.devices = devices
+        self.streams = streams
+        self.pass_tokens = pass_tokens
+        self.timeline = Timeline(devices.contention, lambda span: self.trace.spans.append(span))
+        self.shares = not streams and devices.without_streaming == "share"
+        self.own = tuple(devices.names) if self.shares else devices.group(ACTOR_GROUP)
+        self.trace = Recorder(self.own, self.timeline)
+        self._groups = {} if self.shares else {name: Process(devices.group(name)) for name in devices.groups}
+        self.timeline.processes = list(self._groups.values())
+        self.at_work = len(self.own)
+
+    def use(self, count: int) -> None:
+        """The loop's process works on its first `count` devices from now on."""
+        self.at_work = count
+
+    def beside(self, role: ReadingRole) -> Process | None:
+        """The process of a scorer; None when it is the loop's own."""
+        return self._groups.get(self.devices.place[role])
+
+    def work(self, us: float) -> None:
+        """The loop's process works."""
+        self.timeline.work(us * US)
+
+    def order(self, process: Process | None, role: Role, phase: Phase, us: float, chunk: int = 0, rows: int = 0) -> None:
+        """Work for a process beside the loop; with None, or when nothing is streamed, it is done before this returns."""
+        if process is None:
+            with self.trace.span(role, phase, chunk, rows):
+                self.work(us)
+            return
+        self.timeline.give(process, Task(role, phase, us * US, chunk, rows))
+        if not self.streams:
+            self.wait()
+
+    def wait(self) -> None:
+        """The loop's process stands still until everybody else is done."""
+        with self.trace.wait("score"):
+            self.timeline.wait()
+
+    def decode_us(self, rounds: int, rows: int, cached: int, width: int) -> float:
+        """`rounds` rounds over `rows` rows that attend to `cached` tokens in the first of them, and each to one more in the next."""
+        costs = self.devices.costs.decode
+        rows = width if self.devices.padded else rows
+        attended = rounds * cached + rows * rounds * (rounds - 1) / 2
+        shared = rounds * rows * costs.row_us + attended * costs.cached_token_us
+        return rounds * costs.round_us + shared / speed(self.at_work, costs.parallel)
+
+    def forward_us(self, costs: Reading, lengths: Rows[int], process: Process | None = None) -> float:
+        """Forward passes over rows of `lengths` tokens."""
+        return self.passes_us(costs, lengths, costs.token_us, process)
+
+    def backward_us(self, costs: Training, lengths: Rows[int], process: Process | None = None) -> float:
+        """Backward passes over rows of `lengths` tokens."""
+        return self.passes_us(costs, lengths, costs.backward_us, process)
+
+    def passes_us(self, costs: Reading, lengths: Rows[int], token_us: float, process: Process | None) -> float:
+        """Passes over rows of `lengths` tokens at `token_us` a token, with as many tokens in a pass as allowed."""
+        tokens = self.tokens(lengths)
+        devices = self.at_work if process is None else len(process.devices)
+        return -(-tokens // self.pass_tokens) * costs.pass_us + tokens * token_us / speed(devices, costs.parallel)
+
+    def tokens(self, lengths: Rows[int]) -> int:
+        """Tokens of the rows, with padding where the devices pad."""
+        return len(lengths) * max(lengths, default=0) if self.devices.padded else sum(lengths)
