@@ -88,15 +88,16 @@ def decode_batch(engine: Engine, version: int) -> Batch:
             done, complete = decode_chunk(engine, version, finishers)
             if engine.layout.remote:
                 engine.scorers.extend(engine.handover.news(engine.readable(live)), chunk)
-        finishers += done
-        now = engine.clock()
-        batch.ends |= {s.sequence_id: now for s in done}
-        if not complete:
-            engine.update.chunk_done(engine, finishers, version)
+            finishers += done
+            now = engine.clock()
+            batch.ends |= {s.sequence_id: now for s in done}
+            if not complete:
+                engine.update.chunk_done(engine, finishers, version)
     batch.decode = (start, engine.clock())
-    engine.cohorts.finish(finishers)
-    batch.sequences = engine.pool.take_batch(finishers)
     engine.use_cores(len(engine.layout.actor_devices))
+    with engine.trace.span("actor", "data"):
+        engine.cohorts.finish(finishers)
+        batch.sequences = engine.pool.take_batch(finishers)
     if not engine.layout.remote:
         engine.scorers.extend(engine.handover.news(batch.sequences), 0)
     return batch
