@@ -56,7 +56,7 @@ class Machine:
             self.timeline.wait()
 
     def decode_us(self, rounds: int, rows: int, cached: int, width: int) -> float:
-        """`rounds` rounds over `rows` rows that attend to `cached` tokens in the first of them, and each to one more in the next."""
+        """Rounds over `rows` rows that attend to `cached` tokens in the first of them, and each to one more in the next."""
         costs = self.devices.costs.decode
         rows = width if self.devices.padded else rows
         attended = rounds * cached + rows * rounds * (rounds - 1) / 2
