@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from oppo_contract.sections.models import Lora
 from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.protocol import Network
 from oppo_core.models.tiny import TinyTransformer
 
 HEADS = ("head.", "own_head.", "model.score.")  # ours, ours beside a Hugging Face backbone, a classifier's own
@@ -33,7 +33,8 @@ def adapt(network: nn.Module, lora: Lora, seed: int) -> None:
     Raises:
         ModelFolderError: a target is no linear layer of a block.
     """
-    from peft import LoraConfig, inject_adapter_in_model  # a second to import, and few runs need it
+    from peft import LoraConfig, inject_adapter_in_model  # seconds to import, and few runs need it
+    from transformers.pytorch_utils import Conv1D
 
     body = _body(network)
     chosen = _chosen(linear_layers(body), lora.targets)
@@ -58,6 +59,8 @@ def is_adapted(network: object) -> bool:
 
 def linear_layers(body: nn.Module) -> list[str]:
     """Names of the linear layers in a model's blocks; embeddings and heads stand outside of these."""
+    from transformers.pytorch_utils import Conv1D
+
     return [
         name
         for name, module in body.named_modules()
@@ -65,16 +68,17 @@ def linear_layers(body: nn.Module) -> list[str]:
     ]
 
 
-def trained_weights(network: nn.Module) -> dict[str, Tensor]:
+def trained_weights(network: Network) -> dict[str, Tensor]:
     """What a checkpoint must hold of a network: all weights; of an adapted one what trains, and the digest of the rest."""
     if not is_adapted(network):
         return dict(network.state_dict())
+    assert isinstance(network, nn.Module)
     trained = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
     return {DIGEST: network.get_buffer(DIGEST), **trained}
 
 
 @torch.no_grad()
-def take_trained(network: nn.Module, weights: dict[str, Tensor]) -> None:
+def take_trained(network: Network, weights: dict[str, Tensor]) -> None:
     """Take back what `trained_weights` gave.
 
     Raises:
@@ -83,6 +87,7 @@ def take_trained(network: nn.Module, weights: dict[str, Tensor]) -> None:
     if not is_adapted(network):
         network.load_state_dict(weights)
         return
+    assert isinstance(network, nn.Module)
     if DIGEST not in weights or not torch.equal(weights[DIGEST], network.get_buffer(DIGEST).cpu()):
         raise ModelFolderError("the frozen weights have changed since the adapters were saved; put the model's folder back")
     trained = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}

@@ -24,6 +24,15 @@ class LayerShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Band:
+    """Neighbouring rows `start` … `stop`−1, none of which has more than `columns` positions."""
+
+    start: int
+    stop: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
 class CacheShape:
     """What a model stores a token, layer by layer."""
 
@@ -48,12 +57,12 @@ class SlotCache:
         self.values = [like.new_zeros(slots, layer.heads, columns, layer.value_width) for layer in shape.layers]
         self.columns = columns
 
-    def window(self, slots: slice | Tensor, positions_NT: Tensor, columns: int) -> CacheWindow:
+    def window(self, slots: slice | Tensor, positions_NT: Tensor, columns: int, bands: tuple[Band, ...] = ()) -> CacheWindow:
         """Open `slots` (a leading slice, or indices [N]) for tokens at `positions_NT`; `columns` > every position."""
         device = positions_NT.device
         rows_N = torch.arange(slots.stop, device=device) if isinstance(slots, slice) else slots
         mask = torch.arange(columns, device=device)[None, None, :] <= positions_NT[:, :, None]
-        return CacheWindow(self, slots, rows_N[:, None], positions_NT, columns, mask[:, None])
+        return CacheWindow(self, slots, rows_N[:, None], positions_NT, columns, mask[:, None], bands)
 
     def fresh_window(self, slots: Tensor, width: int) -> CacheWindow:
         """Open `slots` [N] for sequences that begin: `width` tokens each from position 0, plainly causal."""
@@ -71,7 +80,8 @@ class CacheWindow:
     """The slots that one forward pass writes and reads.
 
     `mask` [N, 1, T, columns]: True where a query may look; None when rows begin here, so that plain causal attention over
-    the new tokens is all there is to see (half the cost of a mask).
+    the new tokens is all there is to see (half the cost of a mask). `bands` cut a leading slice of slots into rows of like
+    length, so that attention need not look at the longest row's columns for all (a network may ignore them).
     """
 
     cache: SlotCache
@@ -80,6 +90,7 @@ class CacheWindow:
     positions_NT: Tensor
     columns: int
     mask: Tensor | None
+    bands: tuple[Band, ...] = ()
 
     def reaching(self, tokens: int | None) -> Tensor | None:
         """`mask` for layers in which a query sees itself and the `tokens`−1 positions before it; None: all before it."""

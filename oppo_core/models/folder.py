@@ -8,15 +8,21 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec, TinyArchitecture
+from oppo_core.models.adapters import adapt, is_adapted, merged_weights, take_trained, trained_weights
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny import Head, TinyTransformer, init_tiny
+
+if TYPE_CHECKING:
+    from oppo_core.models.hugging import HuggingNetwork
 
 TINY = "oppo_tiny"
 ADAPTERS = "adapters.safetensors"
@@ -39,15 +45,24 @@ def find(path: str, roots: list[Path]) -> Path:
     raise ModelFolderError(f"{path} does not exist here (looked in: {looked})")
 
 
-def load_model(spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, seed: int) -> Network:
+def load_model(
+    spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, seed: int, lora: Lora | None = None
+) -> Network:
     """The network that a `ModelSpec` names, in `dtype`, in evaluation mode, dropout off.
 
     A folder with another head than asked for gives its backbone, and the asked-for head starts at zero (scalar). `seed`
-    initialises a built-in architecture.
+    initialises a built-in architecture, and the low-rank adapters that `lora` asks for.
 
     Raises:
-        ModelFolderError: no such folder, no config.json, or weights that do not fit it.
+        ModelFolderError: no such folder, no config.json, weights that do not fit it, or adapters for layers it does not have.
     """
+    network = _load(spec, head, roots, dtype, seed)
+    if lora is not None:
+        adapt(network, lora, seed)
+    return network
+
+
+def _load(spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, seed: int) -> TinyTransformer | HuggingNetwork:
     if spec.tiny is not None:
         return init_tiny(spec.tiny, head, seed).to(dtype).eval()
     assert spec.path is not None
@@ -56,14 +71,16 @@ def load_model(spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtyp
     except ModelFolderError:
         if "/" not in spec.path or spec.path.count("/") > 1 or spec.path.startswith((".", "/")):
             raise
-        from oppo_core.models.hugging import load_hugging  # owner/name may be a hub id, which transformers resolves
-
-        return load_hugging(spec.path, head, dtype)
+        return _hugging(spec.path, head, dtype)  # owner/name may be a hub id, which transformers resolves
     if model_type(folder) == TINY:
         return load_tiny(folder, head).to(dtype).eval()
-    from oppo_core.models.hugging import load_hugging
+    return _hugging(str(folder), head, dtype)
 
-    return load_hugging(str(folder), head, dtype)
+
+def _hugging(path: str, head: Head, dtype: torch.dtype) -> HuggingNetwork:
+    from oppo_core.models.hugging import load_hugging  # transformers takes seconds to import
+
+    return load_hugging(path, head, dtype)
 
 
 def read_config(folder: Path) -> dict[str, object]:
@@ -96,7 +113,7 @@ def load_tiny(folder: Path, head: Head) -> TinyTransformer:
     elif head == "scalar":
         backbone |= {"head.weight": torch.zeros(1, architecture.hidden), "head.bias": torch.zeros(1)}
     try:
-        model.load_state_dict(backbone)
+        model.load_state_dict(backbone, assign=True)  # in the file's precision
     except RuntimeError as error:
         raise ModelFolderError(f"the weights in {folder} do not fit its config.json: {error}") from None
     return model
@@ -128,8 +145,6 @@ def export_model(network: Network, folder: Path, source: Path | None, eos: int, 
     Our architecture keeps our format; a Hugging Face model becomes a folder that `from_pretrained` reads. Adapters are
     merged into the weights, and lie beside them in a file of their own, from which `restore_weights` restores exactly.
     """
-    from oppo_core.models.adapters import is_adapted, merged_weights, trained_weights
-
     assert isinstance(network, nn.Module)
     weights = merged_weights(network)
     if isinstance(network, TinyTransformer):
@@ -150,9 +165,6 @@ def restore_weights(network: Network, folder: Path) -> None:
     Raises:
         ModelFolderError: adapters were trained beside other weights than the network's.
     """
-    from oppo_core.models.adapters import is_adapted, take_trained
-
-    assert isinstance(network, nn.Module)
     if is_adapted(network):
         take_trained(network, load_file(folder / ADAPTERS))
         return

@@ -30,6 +30,24 @@ def called(layer: nn.Module, x: Tensor) -> Tensor:
     return result
 
 
+def attend(query: Tensor, keys: Tensor, values: Tensor, window: CacheWindow | None) -> Tensor:
+    """Attention [N, heads, T, width]: causal over whole rows, or over what `window` lets a query see, band by band."""
+    if window is None or window.mask is None:
+        return F.scaled_dot_product_attention(query, keys, values, is_causal=True)
+    mask = window.mask
+    if len(window.bands) < 2:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+    parts = []
+    for band in window.bands:
+        rows, seen = slice(band.start, band.stop), slice(0, band.columns)
+        parts.append(
+            F.scaled_dot_product_attention(
+                query[rows], keys[rows, :, seen], values[rows, :, seen], attn_mask=mask[rows, :, :, seen]
+            )
+        )
+    return torch.cat(parts)
+
+
 class Block(nn.Module):
     """Attention and a GELU feed-forward layer, each behind a layer norm, added to the residual stream."""
 
@@ -52,8 +70,7 @@ class Block(nn.Module):
         query, keys, values = qkv.permute(2, 0, 3, 1, 4)
         if window is not None:
             keys, values = window.append(layer, keys, values)
-        mask = window.mask if window is not None else None
-        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=mask is None)
+        mixed = attend(query, keys, values, window)
         mixed = mixed.transpose(1, 2).reshape(rows, tokens, hidden)
         x_NTH = x_NTH + self.linear(self.out, mixed)
         normed = F.layer_norm(x_NTH, (hidden,), self.norm2.weight, self.norm2.bias)

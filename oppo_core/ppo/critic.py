@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from oppo_contract.spec import Ppo
+from oppo_core.models.adapters import take_trained, trained_weights
 from oppo_core.models.folder import save_weights
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import mini_batch_rows, response_states
@@ -100,10 +101,10 @@ class CriticTrainer:
 
     def save(self, folder: str) -> None:
         """Write weights and optimizer into `folder`."""
-        save_weights(self.network.state_dict(), Path(folder) / WEIGHTS)
+        save_weights(trained_weights(self.network), Path(folder) / WEIGHTS)
         save_weights(self.optimizer.state(), Path(folder) / MOMENTS)
 
     def load(self, folder: Path) -> None:
         """Take back what `save` wrote."""
-        self.network.load_state_dict(load_file(folder / WEIGHTS))
+        take_trained(self.network, load_file(folder / WEIGHTS))
         self.optimizer.load_state(load_file(folder / MOMENTS))
