@@ -56,7 +56,9 @@ def finish_step(
     )  # fmt: skip
     if progress.step % spec.logging.spans_every == 0:
         carried = deferred_rows(batch.sequences, engine.pool.sequences, batch.ends, batch.decode, engine.origin)
-        engine.journal.write("spans", **trace.event(progress.step, engine.origin, carried, _counters(engine, batch, window[0])))
+        trained = [(s.sequence_id, len(s.prompt), s.length) for s in batch.sequences]
+        told = trace.event(progress.step, engine.origin, carried, _counters(engine, batch, window[0]))
+        engine.journal.write("spans", **told, trained=trained)
     _samples(engine, experience)
     _steer(engine, experience, (window[1] - window[0]) / tokens)
 

@@ -93,6 +93,9 @@ class SpansEvent(Envelope):
     counters: dict[Counter, list[tuple[float, float]]] = Field(
         default_factory=dict, description="(time, value) pairs in order; a value holds until the next one."
     )
+    trained: list[tuple[int, int, int]] = Field(
+        default_factory=list, description="(sequence_id, prompt tokens, response tokens) of every answer trained in this step."
+    )
 
 
 class DeferredSequence(Wire):
