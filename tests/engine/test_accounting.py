@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.events import IdleCause, Phase
-from oppo_core.trace.accounting import CAUSE_OF, busy_shares, gaps, idle_by_cause, idle_times, union
+from oppo_core.trace.accounting import CAUSE_OF, busy_shares, flattened, gaps, idle_by_cause, idle_times, union
 from oppo_core.trace.recorder import Recorder, Span, Wait
-from oppo_core.trace.report import StepTrace
+from oppo_core.trace.report import StepTrace, handovers, live_rows, waiting_handovers
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 WINDOW = (10.0, 30.0)
@@ -125,6 +125,55 @@ def test_a_recorder_tells_which_cores_worked_even_when_the_work_fails() -> None:
     assert [(w.devices, w.cause) for w in still] == [(("cpu:0",), "score")]
     assert work[0].start <= work[0].end <= still[0].start <= still[0].end
     assert trace.take() == ([], [])
+
+
+@MANY
+@given(reasons=st.lists(st.tuples(TIME, TIME, st.sampled_from(get_args(IdleCause))), max_size=10))
+def test_of_several_causes_the_first_one_given_counts(reasons: list[tuple[float, float, IdleCause]]) -> None:
+    flat = flattened(reasons)
+    assert all(a < b for a, b, _ in flat)
+    assert all(one[1] <= other[0] for one, other in pairwise(flat))
+    for t in instants():
+        first = next((cause for a, b, cause in reasons if a <= t < b), None)
+        assert next((cause for a, b, cause in flat if a <= t < b), None) == first
+
+
+def test_many_devices_are_explained_like_each_of_them_alone() -> None:
+    devices = [f"cpu:{n}" for n in range(64)]
+    actor, scorers = tuple(devices[:32]), tuple(devices[32:])
+    work = [Span(actor, "actor", "decode", 10, 20, rows=9), Span(scorers, "reward", "reward-prefill", 18, 25)]
+    still = [Wait(actor, "score", 20, 26)]
+    together = idle_times(devices, work, still, WINDOW, TAIL_ROWS)
+    assert sorted(together) == sorted(i for d in devices for i in idle_times([d], work, still, WINDOW, TAIL_ROWS))
+
+
+def test_a_recorder_runs_on_the_clock_that_it_is_given() -> None:
+    ticks = iter([1.0, 2.5, 7.0, 7.25])
+    trace = Recorder(("cpu:0",), clock=lambda: next(ticks))
+    with trace.span("actor", "decode"):
+        pass
+    with trace.wait("update"):
+        pass
+    assert trace.take() == ([Span(("cpu:0",), "actor", "decode", 1.0, 2.5)], [Wait(("cpu:0",), "update", 7.0, 7.25)])
+
+
+def test_a_chunk_waits_until_the_first_scorer_begins_to_read_it() -> None:
+    actor, scorer = ("cpu:0",), ("cpu:1",)
+    work = [
+        Span(actor, "actor", "decode", 0, 2, chunk=1, rows=5),
+        Span(actor, "actor", "decode", 2, 4, chunk=2, rows=3),
+        Span(scorer, "reward", "reward-prefill", 2, 5, chunk=1, rows=5),
+        Span(scorer, "critic", "critic-prefill", 5, 6, chunk=1, rows=5),
+        Span(scorer, "reward", "reward-prefill", 6, 7, chunk=2, rows=3),
+        Span(actor, "actor", "decode", 10, 12, chunk=1, rows=1),  # the step decodes a second time
+        Span(scorer, "reward", "reward-prefill", 11, 12, chunk=1, rows=1),
+        Span(scorer, "reference", "reference-prefill", 13, 14, chunk=0, rows=9),
+    ]
+    pairs = handovers(work)
+    assert pairs == [(0, 2), (0, 3), (1, 4), (5, 6)]
+    # The last reading began before the actor's span was over: what it read had been sent by then.
+    assert waiting_handovers(work, pairs) == [(2, 1), (2, 0), (4, 1), (6, 0), (11, 1), (11, 0)]
+    assert live_rows(work) == [(0, 5), (2, 3), (10, 1), (12, 0)]
 
 
 def test_overlap_factor_counts_work_done_at_the_same_time() -> None:
