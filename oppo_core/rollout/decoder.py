@@ -1,22 +1,26 @@
 """Continuous batching: every live sequence advances one token a round; finished ones leave the batch at once.
 
-Live rows are kept in the cache's first slots, in order, so that a round reads a plain slice. When a row leaves, the last
-row takes its slot: the composition of a round depends on which sequences are unfinished, never on timing.
+Live rows are kept in the cache's first slots, longest first, so that a round reads plain slices, one a band of rows of like
+length. When a row leaves, others move up: the composition of a round depends on which sequences are unfinished, never on timing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from oppo_core.models.cache import SlotCache
+from oppo_core.models.cache import Band, SlotCache
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import ragged_batches, right_padded
 from oppo_core.rollout.sampling import sample, uniforms
 from oppo_core.rollout.sequence import Sequence
+
+# One more attention call a layer costs about as much as looking at this many cached tokens (measured: hidden 128 and 256).
+BAND_PAYS_CELLS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,11 @@ class Decoder:
         self.rounds = 0  # since `begin`
         self.decoded = 0  # tokens since `begin`
         self._filled: list[int] = []  # tokens of each live row whose keys and values are cached
-        self._last: Tensor = torch.empty(0, dtype=torch.long)
-        self._uniform = torch.empty(slots, settings.max_new, dtype=torch.float64)
+        self._device = weight.device
+        self._last: Tensor = torch.empty(0, dtype=torch.long, device=self._device)
+        self._uniform = torch.empty(slots, settings.max_new, dtype=torch.float64, device=self._device)
+        self._rows = torch.arange(slots, device=self._device)
+        self._stops: list[int] = []  # where bands of rows of like length end
 
     @torch.no_grad()
     def begin(self, sequences: list[Sequence]) -> int:
@@ -73,17 +80,18 @@ class Decoder:
         """
         if len(sequences) > self._uniform.shape[0]:
             raise ValueError(f"{len(sequences)} sequences for {self._uniform.shape[0]} slots")
-        self.live = list(sequences)
+        self.live = sequences = sorted(sequences, key=lambda s: -len(s.prompt) - s.length)
         self.rounds = self.decoded = 0
         tokens = [s.tokens() for s in sequences]
         self._filled = [len(t) - 1 for t in tokens]
-        self._last = torch.tensor([int(t[-1]) for t in tokens])
+        self._stops = self._bands()
+        self._last = torch.tensor([int(t[-1]) for t in tokens], device=self._device)
         for row, sequence in enumerate(sequences):
             numbers = uniforms(self.settings.seed, sequence.sequence_id, self.settings.max_new)
             self._uniform[row] = torch.from_numpy(numbers)
         for rows in ragged_batches(self._filled, self.settings.micro_batch_tokens):
-            padded = right_padded([tokens[row][:-1] for row in rows])
-            window = self.cache.fresh_window(torch.tensor(rows), padded.shape[1])
+            padded = right_padded([tokens[row][:-1] for row in rows]).to(self._device)
+            window = self.cache.fresh_window(self._rows[rows], padded.shape[1])
             hidden = self.actor.hidden(padded, window.positions_NT, window)
             if self.settings.rates_stale:
                 self._rate([sequences[row] for row in rows], hidden)
@@ -113,11 +121,13 @@ class Decoder:
         count = len(self.live)
         self.rounds += 1
         self.decoded += count
-        positions_N1 = torch.tensor(self._filled)[:, None]
-        window = self.cache.window(slice(0, count), positions_N1, max(self._filled) + 1)
+        positions_N1 = torch.tensor(self._filled, device=self._device)[:, None]
+        starts = [0, *self._stops]
+        bands = tuple(Band(a, b, max(self._filled[a:b]) + 1) for a, b in pairwise(starts))
+        window = self.cache.window(slice(0, count), positions_N1, max(self._filled) + 1, bands)
         hidden_N1H = self.actor.hidden(self._last[:, None], positions_N1, window)
-        offsets = torch.tensor([s.length for s in self.live])
-        uniform_N = self._uniform[torch.arange(count), offsets]
+        offsets = torch.tensor([s.length for s in self.live], device=self._device)
+        uniform_N = self._uniform[self._rows[:count], offsets]
         self._last, logp_N = sample(self.actor.logits(hidden_N1H[:, 0]), uniform_N, self.settings.temperature)
         return self._record(self._last.tolist(), logp_N.tolist(), version)
 
@@ -128,23 +138,49 @@ class Decoder:
             sequence.behaviour_logprobs.append(logprob)
             sequence.token_versions.append(version)
             self._filled[row] += 1
-            if token == self.settings.eos or sequence.length == self.settings.max_new:
-                sequence.finished = True
-                sequence.ended_by_eos = token == self.settings.eos
+            if self._ends(sequence, token):
                 done_rows.append(row)
+        if not done_rows:
+            return []
         done = [self.live[row] for row in done_rows]
         for row in reversed(done_rows):
             self._leave(row)
+        self._stops = self._bands()
         return sorted(done, key=lambda s: s.sequence_id)
 
+    def _ends(self, sequence: Sequence, token: int) -> bool:
+        """Whether `token`, which `sequence` has just got, is its last; notes why."""
+        sequence.ended_by_eos = token == self.settings.eos
+        sequence.finished = sequence.ended_by_eos or sequence.length == self.settings.max_new
+        return sequence.finished
+
     def _leave(self, row: int) -> None:
-        last = len(self.live) - 1
-        if row != last:
-            self.cache.move(last, row, self._filled[last])
-            self._uniform[row] = self._uniform[last]
-            self._last[row] = self._last[last]
-            self.live[row] = self.live[last]
-            self._filled[row] = self._filled[last]
+        """Close the hole: the last row of its band moves there, the last one of the next band into its place, and so on."""
+        hole = row
+        for number, stop in enumerate(self._stops):
+            if stop <= row:
+                continue
+            if hole != stop - 1:
+                self._move(stop - 1, hole)
+            hole = stop - 1
+            self._stops[number] -= 1
         self.live.pop()
         self._filled.pop()
-        self._last = self._last[:last]
+        self._last = self._last[: len(self.live)]
+
+    def _move(self, source: int, target: int) -> None:
+        self.cache.move(source, target, self._filled[source])
+        self._uniform[target] = self._uniform[source]
+        self._last[target] = self._last[source]
+        self.live[target] = self.live[source]
+        self._filled[target] = self._filled[source]
+
+    def _bands(self) -> list[int]:
+        """Where to cut the rows, longest first, so that attention over the cells saved pays for another call."""
+        longest = list(accumulate(reversed(self._filled), max))[::-1]
+        stops, first = [], 0
+        for row in range(1, len(longest)) if self._device.type == "cpu" else ():
+            if (longest[first] - longest[row]) * (len(longest) - row) >= BAND_PAYS_CELLS:
+                stops.append(row)
+                first = row
+        return [*stops, len(longest)]

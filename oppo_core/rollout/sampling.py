@@ -23,8 +23,8 @@ def sample(logits_NV: Tensor, uniform_N: Tensor, temperature: float) -> tuple[Te
         tokens [N] and their log-probs [N] under the tempered distribution, in the logits' dtype.
     """
     logp_NV = torch.log_softmax(logits_NV / temperature, dim=-1)
-    cumulative_NV = logp_NV.double().exp().cumsum(-1)
+    cumulative_NV = logp_NV.exp().cumsum(-1, dtype=torch.float64)
     # Scaled by the total, so that rounding can never leave the last token out of reach.
     threshold_N1 = uniform_N[:, None] * cumulative_NV[:, -1:]
-    tokens_N = (cumulative_NV <= threshold_N1).sum(-1).clamp_max(logits_NV.shape[-1] - 1)
+    tokens_N = torch.searchsorted(cumulative_NV, threshold_N1, right=True).squeeze(-1).clamp_max(logits_NV.shape[-1] - 1)
     return tokens_N, logp_NV.gather(-1, tokens_N[:, None]).squeeze(-1)
