@@ -39,7 +39,7 @@ def adapt(network: nn.Module, lora: Lora, seed: int) -> None:
     body = _body(network)
     chosen = _chosen(linear_layers(body), lora.targets)
     config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=chosen, lora_dropout=0.0, bias="none",  # type: ignore[arg-type]
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=chosen, lora_dropout=0.0, bias="none",
         fan_in_fan_out=any(isinstance(body.get_submodule(name), Conv1D) for name in chosen),
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):

@@ -21,6 +21,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     Cache,
     PretrainedConfig,
+    logging,
 )
 from transformers.cache_utils import CacheLayerMixin
 
@@ -33,6 +34,11 @@ from oppo_core.models.tiny import Head
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
+
+
+# What it would report, we raise (missing weights) or mean (a head that is left out).
+logging.set_verbosity_error()
+logging.disable_progress_bar()
 
 
 class WindowLayer(CacheLayerMixin):  # type: ignore[misc]

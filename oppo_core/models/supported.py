@@ -40,6 +40,7 @@ def _reasons(config: PretrainedConfig) -> list[tuple[bool, str]]:
             "it wraps a text model together with other modalities; save its text part as a folder of its own",
         ),
         (bool(kinds - {FULL, SLIDING}), f"it has layers of kind {', '.join(sorted(kinds - {FULL, SLIDING}))}"),
+        ("local" in (given("attention_layers") or []), "its local layers take the last column for the newest token"),
         (bool(given("num_kv_shared_layers")), "some of its layers share the keys and values of others"),
         (bool(given("use_bidirectional_attention")) or given("is_causal") is False, "its attention looks ahead"),
         (bool(given("add_cross_attention")), "it has cross-attention"),
@@ -48,7 +49,10 @@ def _reasons(config: PretrainedConfig) -> list[tuple[bool, str]]:
             any(getattr(c, "_is_stateful", False) for c in _as_tuple(classes)),
             "it is recurrent",
         ),
-        ("dynamic" in rope_types(config), "its rotary frequencies change with the length of what is read (rope_type dynamic)"),
+        (
+            any(group["rope_type"] == "dynamic" for group in _rope_groups(config)),
+            "its rotary frequencies change with the length read (rope_type dynamic)",
+        ),
         (
             not given("max_position_embeddings"),
             "its config.json names no max_position_embeddings",
@@ -61,11 +65,11 @@ def _as_tuple(classes: Any) -> tuple[Any, ...]:
     return classes if isinstance(classes, tuple) else (classes,)
 
 
-def rope_types(config: PretrainedConfig) -> set[str]:
-    """Names of a model's kinds of rotary positions; they may differ between kinds of layers."""
+def _rope_groups(config: PretrainedConfig) -> list[dict[str, Any]]:
+    """Settings of a model's rotary positions, by kind of layer where they differ."""
     parameters = getattr(config, "rope_parameters", None) or {}
     groups = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    return {str(group["rope_type"]) for group in groups if "rope_type" in group}
+    return [group for group in groups if "rope_type" in group]
 
 
 def context_of(config: PretrainedConfig) -> int:
@@ -73,12 +77,8 @@ def context_of(config: PretrainedConfig) -> int:
 
     With rope_type longrope that is the original context: beyond it all rotary frequencies change, those of cached keys too.
     """
-    longest = int(config.max_position_embeddings)
-    if "longrope" not in rope_types(config):
-        return longest
-    parameters = config.rope_parameters
-    original = parameters.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-    return min(longest, int(original or longest))
+    originals = [g["original_max_position_embeddings"] for g in _rope_groups(config) if g["rope_type"] == "longrope"]
+    return int(min([config.max_position_embeddings, *originals]))
 
 
 def reaches(config: PretrainedConfig) -> dict[str, int | None]:
