@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from oppo_contract.spec import ModelSpec, Ppo
-from oppo_core.models.folder import load_model
+from oppo_core.models.folder import export_model, load_model, restore_weights
 from oppo_core.models.hugging import HuggingNetwork
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
@@ -127,3 +127,39 @@ def test_decoding_gives_the_log_probs_of_one_pass(folders: Folders, name: str) -
         logp = torch.log_softmax(logits[first - 1 : -1] / TEMPERATURE, -1).gather(-1, told)[:, 0]
         np.testing.assert_allclose(sequence.behaviour_logprobs, logp.numpy(), rtol=0, atol=1e-10)
     assert max(len(row) for row in rows) > 2 * WINDOW
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_weights_train_and_come_back(folders: Folders, tmp_path: Path, name: str) -> None:
+    """The actor through a plain folder, the critic, started from the actor or the reward model, through its checkpoint."""
+    folder, row = folders(name), torch.from_numpy(some_tokens()[0])[None]
+    places = torch.arange(row.shape[1])[None]
+    actor = load(folder, "actor", "lm", torch.float64)
+    torch.log_softmax(actor.logits(actor.hidden(row, places)), -1)[..., 3].sum().backward()
+    step_along_the_gradient(actor)
+    export_model(actor, tmp_path / "actor", folder / "actor", 2, 0)
+    again = load(folder, "actor", "lm", torch.float64)
+    restore_weights(again, tmp_path / "actor")
+    plain = plain_actor(tmp_path, torch.float64)([some_tokens()[0]], False, "logits")[0]
+    with torch.no_grad():
+        assert torch.equal(again.logits(again.hidden(row, places)), actor.logits(actor.hidden(row, places)))
+        torch.testing.assert_close(actor.logits(actor.hidden(row, places))[0], plain, rtol=0, atol=1e-10)
+    for start in ("actor", "reward")[: 1 if name in WITHOUT_CLASSIFIER else 2]:
+        critic, copy = (load(folder, start, "scalar", torch.float64) for _ in range(2))
+        critic.scalar(critic.hidden(row, places)).sum().backward()
+        step_along_the_gradient(critic)
+        CriticTrainer(critic, Ppo(batch_size=4), 0).save(str(tmp_path))
+        CriticTrainer(copy, Ppo(batch_size=4), 0).load(tmp_path)
+        with torch.no_grad():
+            assert torch.equal(copy.hidden(row, places), critic.hidden(row, places))
+            assert torch.equal(copy.scalar(copy.hidden(row, places)), critic.scalar(critic.hidden(row, places)))
+
+
+@torch.no_grad()
+def step_along_the_gradient(network: HuggingNetwork) -> None:
+    """Every weight that has a gradient moves, and there are many that have one."""
+    moved = [weight for weight in network.parameters() if weight.grad is not None and weight.grad.any()]
+    assert moved
+    for weight in moved:
+        assert weight.grad is not None
+        weight.add_(weight.grad.sign() * 1e-3)
