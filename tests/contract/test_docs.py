@@ -13,7 +13,7 @@ from typing import get_args
 
 import pytest
 
-from oppo_contract.events import Event, IdleCause, Phase
+from oppo_contract.events import Counter, Event, IdleCause, Phase
 from oppo_contract.states import RunState
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,8 +81,8 @@ def test_the_configuration_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -
     assert configuration_page.PAGE.read_text(encoding="utf-8") == configuration_page.page(), "run `make docs`"
 
 
-@pytest.mark.parametrize("word", [*get_args(Phase), *get_args(IdleCause)])
-def test_every_phase_and_idle_cause_is_explained(word: str) -> None:
+@pytest.mark.parametrize("word", [*get_args(Phase), *get_args(IdleCause), *get_args(Counter)])
+def test_every_phase_idle_cause_and_counter_is_explained(word: str) -> None:
     assert f"`{word}`" in text_of("docs/metrics.md").partition("### Phases")[2]
 
 

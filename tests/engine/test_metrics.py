@@ -18,9 +18,9 @@ ROW = re.compile(r"^\|(?P<names>[^|]+)\|[^|]+\|[^|]+\|$")
 
 
 def documented() -> dict[str, re.Pattern[str]]:
-    """Names in the first column of the page's metric tables, braces expanded, as patterns."""
+    """Names in the first column of the page's metric tables, braces expanded, as patterns; what a step emits stands first."""
     patterns = {}
-    for line in PAGE.read_text().splitlines():
+    for line in PAGE.read_text().partition("### Phases")[0].splitlines():
         row = ROW.match(line)
         for name in re.findall(r"`([^`]+)`", row["names"]) if row else []:
             for plain in expanded(name):

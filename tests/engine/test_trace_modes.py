@@ -14,7 +14,7 @@ from oppo_core.trace.chrome import chrome_trace
 
 # Enough work a step that the interpreter's own time between two stages does not count.
 WORK: dict[str, Any] = {
-    "steps": 8, "ppo": {"batch_size": 12, "micro_batch_tokens": 4000}, "checkpoints": {"every_steps": 4},
+    "steps": 6, "ppo": {"batch_size": 12, "micro_batch_tokens": 4000}, "checkpoints": {"every_steps": 3},
     "resources": {"dtype": "float32"}, "overlap": {"overcommit": {"initial": 4, "max": 6}}, "logging": {"samples_per_step": 0},
 }  # fmt: skip
 MODES: dict[str, dict[str, Any]] = {
