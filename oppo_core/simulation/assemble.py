@@ -62,11 +62,11 @@ class PricedPrompts(PromptStream):
 
     def __init__(self, prompts: list[NDArray[np.int64]], seed: int, shuffle: bool, machine: Machine) -> None:
         super().__init__(prompts, seed, shuffle)
-        self._machine = machine
+        self.machine = machine
 
     def draw(self) -> int:
         """See `PromptStream.draw`."""
-        self._machine.work(self._machine.devices.overheads.prompt_us)
+        self.machine.work(self.machine.devices.overheads.prompt_us)
         return super().draw()
 
 
@@ -95,7 +95,8 @@ def virtual_layout(devices: Devices, machine: Machine) -> VirtualLayout:
         process = machine.beside(role)
         places += [(device, role) for device in (machine.own if process is None else process.devices)]
     scorers = tuple(dict.fromkeys(device for device, _ in places))
-    return VirtualLayout(devices.names, machine.own, scorers, len(machine.own), machine.streams, tuple(places))
+    decoding = len(machine.own) if devices.costs.decode.parallel else 1  # a second device that adds nothing stays idle
+    return VirtualLayout(devices.names, machine.own, scorers, decoding, machine.streams, tuple(places))
 
 
 def assemble(
@@ -111,7 +112,7 @@ def assemble(
     Raises:
         DevicesError: update overlap, where the critic has no devices beside the actor's.
     """
-    streams = spec.overlap.intra_step != "off"
+    streams = spec.overlap.intra_step != "off" and bool(devices.groups)
     machine = Machine(devices, streams, spec.ppo.micro_batch_tokens)
     most = spec.rollout.max_new_tokens
     length = length or drawn(spec.seed, devices.workload.lengths, most)

@@ -11,10 +11,10 @@ from oppo_contract.problems import SpecError
 from oppo_contract.spec import RunSpec
 from oppo_core.simulation.assemble import assemble, steps_of
 from oppo_core.simulation.devices import Devices, DevicesError
-from oppo_core.simulation.lengths import Length
 from oppo_core.simulation.schedules import SCHEDULES, variant
 
 BASELINE = "sequential"
+Told = Callable[[str, int], None]  # of (what, its step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,18 @@ def plan(
     devices: Devices,
     target: Target,
     steps: int,
+    overcommits: Iterable[int] = (),
     schedules: Iterable[str] = tuple(SCHEDULES),
-    length: Length | None = None,
-    progress: Callable[[str, int], None] = lambda schedule, step: None,
+    progress: Told = lambda what, step: None,
 ) -> list[Row]:
-    """One row a schedule; `progress(schedule, steps done)` is told of every step.
+    """One row a schedule, and one for `both` with each fixed Δ of `overcommits`; `progress` is told of every step.
 
     `speedup` is the baseline's time to the target ÷ this one's, by time a trained token: what favours short answers in a run's
     first steps is no speed.
     """
-    rows = [_row(spec, devices, target, steps, schedule, length, progress) for schedule in schedules]
-    return with_speedups(rows)
+    wanted: list[tuple[str, str, int | None]] = [(name, name, None) for name in schedules]
+    wanted += [(f"both, Δ = {overcommit}", "both", overcommit) for overcommit in overcommits]
+    return with_speedups([_row(spec, devices, target, steps, *one, progress=progress) for one in wanted])
 
 
 def with_speedups(rows: list[Row]) -> list[Row]:
@@ -93,25 +94,19 @@ def with_speedups(rows: list[Row]) -> list[Row]:
 
 
 def _row(
-    spec: RunSpec,
-    devices: Devices,
-    target: Target,
-    steps: int,
-    schedule: str,
-    length: Length | None,
-    progress: Callable[[str, int], None],
+    spec: RunSpec, devices: Devices, target: Target, steps: int, label: str, schedule: str, overcommit: int | None, progress: Told
 ) -> Row:
     try:
-        engine = assemble(variant(spec, schedule, steps), devices, length)
+        engine = assemble(variant(spec, schedule, steps, overcommit), devices)
     except SpecError as error:
-        return Row(schedule, problem="; ".join(str(problem) for problem in error.problems))
+        return Row(label, problem="; ".join(str(problem) for problem in error.problems))
     except DevicesError as error:
-        return Row(schedule, problem=str(error))
+        return Row(label, problem=str(error))
     metrics = []
     for step in steps_of(engine):
         metrics.append(step)
-        progress(schedule, len(metrics))
-    return summary(schedule, metrics[warm_up(spec, steps) :], devices, target)
+        progress(label, len(metrics))
+    return summary(label, metrics[warm_up(spec, steps) :], devices, target)
 
 
 def warm_up(spec: RunSpec, steps: int) -> int:

@@ -19,25 +19,26 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 DEFAULT_OVERCOMMIT_SHARE = 4  # Δ = B ÷ 4 where the spec defers nothing and so says nothing of Δ
 
 
-def variant(spec: RunSpec, schedule: str, steps: int | None = None, **overlap: Any) -> RunSpec:
-    """`spec` with another schedule, without the timeline and the samples that nobody looks at.
+def variant(spec: RunSpec, schedule: str, steps: int | None = None, overcommit: int | None = None) -> RunSpec:
+    """`spec` with another schedule, without the timeline and the samples that nobody looks at; `overcommit`: a fixed Δ.
 
     Raises:
         SpecError: the spec's other settings do not allow this schedule; the message names them.
     """
     tree = spec.model_dump(mode="json")
-    tree["overlap"] |= SCHEDULES[schedule] | overlap
+    tree["overlap"] |= SCHEDULES[schedule]
     if tree["overlap"]["inter_step"] != "off":
-        tree["overlap"]["overcommit"] = _overcommit(spec)
+        tree["overlap"]["overcommit"] = _overcommit(spec, overcommit)
     tree["logging"] |= {"samples_per_step": 0, "spans_every": 10**9}
     tree["steps"] = steps or spec.steps
     return load_spec(tree)
 
 
-def _overcommit(spec: RunSpec) -> dict[str, Any]:
-    """The spec's Δ; where it defers nothing, a fixed quarter of B."""
+def _overcommit(spec: RunSpec, chosen: int | None) -> dict[str, Any]:
+    """A fixed Δ, or the spec's; where that defers nothing, a fixed quarter of B."""
     settings = spec.overlap.overcommit.model_dump(mode="json")
-    if spec.overlap.inter_step != "off":
+    if chosen is None and spec.overlap.inter_step != "off":
         return settings
-    chosen = max(1, spec.ppo.batch_size // DEFAULT_OVERCOMMIT_SHARE)
+    if chosen is None:
+        chosen = max(1, spec.ppo.batch_size // DEFAULT_OVERCOMMIT_SHARE)
     return settings | {"controller": "fixed", "initial": chosen, "min": 0, "max": chosen}

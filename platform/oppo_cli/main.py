@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "oppo_cli.train:train",
     "spec": "oppo_cli.spec_commands:spec",
     "trace": "oppo_cli.trace:trace",
+    "simulate": "oppo_cli.simulate:simulate",
     "admin": "oppo_cli.platform_commands:admin",
     "login-link": "oppo_cli.platform_commands:login_link",
     "manage": "oppo_cli.platform_commands:manage",

@@ -1,0 +1,116 @@
+"""`oppo simulate`: what a run would cost on virtual devices, or what a recorded run would have cost under another schedule."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oppo_cli.home import Failure, Refusal
+from oppo_cli.spec_files import read_spec
+
+if TYPE_CHECKING:
+    from oppo_contract import RunSpec
+    from oppo_core.simulation.devices import Devices
+
+STEPS = 60
+
+
+@click.command()
+@click.argument("spec_file", metavar="[SPEC.yaml]", required=False, type=click.Path(path_type=Path))
+@click.option("--devices", "devices_name", metavar="NAME|FILE", help="Virtual devices: a built-in name or a YAML or JSON file.")
+@click.option("--list", "list_devices", is_flag=True, help="List the built-in devices and end.")
+@click.option("--steps", type=click.IntRange(3, 100_000), help=f"Steps to simulate a schedule. Default: {STEPS}, or as recorded.")
+@click.option("--target-steps", type=click.IntRange(min=1), help="Sequential steps to the target. Default: the spec's steps.")
+@click.option(
+    "--staleness-cost", type=click.FloatRange(min=0), default=0.0, show_default=True,
+    help="Further share of the steps when every token is stale; 0: a stale token teaches as much as a fresh one.",
+)  # fmt: skip
+@click.option(
+    "--overcommit",
+    "overcommits",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Both overlaps with this Δ as well; may be repeated.",
+)
+@click.option("--from-events", "events_file", type=click.Path(path_type=Path), help="Replay a run: its events.jsonl.")
+@click.option("--paper", is_flag=True, help="The lay-outs of the OPPO paper, and how they depend on each assumption.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write everything as JSON as well.")
+def simulate(
+    spec_file: Path | None,
+    devices_name: str | None,
+    list_devices: bool,
+    steps: int | None,
+    target_steps: int | None,
+    staleness_cost: float,
+    overcommits: tuple[int, ...],
+    events_file: Path | None,
+    paper: bool,
+    json_file: Path | None,
+) -> None:
+    """Plan a run: time a step, bubbles and device hours of every schedule, on devices that need not exist.
+
+    The engine's own loop, controllers and accounting run on a virtual clock; what costs time is a model (docs/simulation.md).
+    With --from-events the costs are fitted to a recorded run, and the table says what that run would have taken.
+    """
+    if list_devices:
+        _list()
+    elif paper:
+        from oppo_cli.simulate_paper import paper_report
+
+        _write(json_file, paper_report(steps))
+    elif events_file is not None:
+        from oppo_cli.simulate_events import events_report
+
+        spec = read_spec(spec_file) if spec_file else None
+        _write(json_file, events_report(events_file, spec, overcommits, target_steps, staleness_cost))
+    else:
+        if spec_file is None or devices_name is None:
+            raise Refusal("Give a spec and --devices, or --from-events, --paper or --list; `oppo simulate --help` says more.")
+        spec = read_spec(spec_file)
+        target = (target_steps or spec.steps, staleness_cost)
+        _write(json_file, _plan(spec, devices_called(devices_name), steps or STEPS, target, overcommits))
+
+
+def devices_called(name: str) -> Devices:
+    """Built-in devices or those of a file. Raises Refusal with every complaint."""
+    from oppo_core.simulation.devices import DevicesError, load_devices
+
+    try:
+        return load_devices(name)
+    except DevicesError as error:
+        raise Refusal(str(error)) from None
+
+
+def _plan(spec: RunSpec, devices: Devices, steps: int, goal: tuple[int, float], overcommits: tuple[int, ...]) -> dict[str, Any]:
+    from oppo_cli.simulate_tables import Progress, console, print_plan
+    from oppo_core.simulation.plan import Target, plan
+    from oppo_core.simulation.schedules import SCHEDULES
+
+    screen = console()
+    target = Target(*goal)
+    with Progress(screen, (len(SCHEDULES) + len(overcommits)) * steps) as progress:
+        rows = plan(spec, devices, target, steps, overcommits, progress=progress.show)
+    print_plan(screen, spec, devices, target, steps, rows)
+    return {
+        "simulate": spec.name, "devices": devices.model_dump(mode="json"), "steps": steps, "target_steps": target.steps,
+        "staleness_cost": target.staleness_cost, "rows": [row.as_json() for row in rows],
+    }  # fmt: skip
+
+
+def _list() -> None:
+    from oppo_core.simulation.devices import builtin_names, load_devices
+
+    for name in builtin_names():
+        click.echo(f"{name:20} {load_devices(name).description}")
+
+
+def _write(file: Path | None, document: dict[str, Any]) -> None:
+    if file is None:
+        return
+    try:
+        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"{file} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,122 @@
+"""What `oppo simulate` shows in the terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from oppo_contract import RunSpec
+    from oppo_core.simulation.devices import Devices
+    from oppo_core.simulation.plan import Row, Target
+
+PLAIN_LINE_EVERY_S = 10.0
+WIDTH_OF_A_FILE = 130
+
+
+def console() -> Console:
+    """The terminal; wide enough for the tables where there is none."""
+    on_screen = Console()
+    return on_screen if on_screen.is_terminal else Console(width=WIDTH_OF_A_FILE)
+
+
+class Progress:
+    """Schedule by schedule, step by step; a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._bars = Bars(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, transient=True)
+        self._total = total
+        self._done = 0
+        self._next_line = time.monotonic() + PLAIN_LINE_EVERY_S
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._bars.start()
+            self._task = self._bars.add_task("simulating", total=self._total)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._console.is_terminal:
+            self._bars.stop()
+
+    def show(self, what: str, step: int) -> None:
+        """One more step of `what` is done."""
+        self._done += 1
+        if self._console.is_terminal:
+            self._bars.update(self._task, completed=self._done, description=f"simulating {what}")
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + PLAIN_LINE_EVERY_S
+            self._console.print(f"simulating {what}: step {step}, {self._done} of {self._total} in all")
+
+
+def print_plan(console: Console, spec: RunSpec, devices: Devices, target: Target, steps: int, rows: list[Row]) -> None:
+    """The table of a plan, with what it assumes."""
+    title = f"{spec.name} on {devices.name}: B {spec.ppo.batch_size}, {len(devices.names)} devices"
+    console.print(plan_table(title, devices, rows), highlight=False)
+    for row in rows:
+        if row.problem:
+            console.print(f"{row.schedule} is left out: {row.problem}", highlight=False)
+    console.print(assumptions(spec, devices, target, steps), highlight=False, style="dim")
+
+
+def plan_table(title: str, devices: Devices, rows: list[Row]) -> Table:
+    """A line a schedule, idle shares by group of devices."""
+    groups = {span(names): names for names in (devices.group(name) for name in ("actor", *devices.groups))}
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("schedule", no_wrap=True)
+    bubbles = [f"idle {names}" for names in groups]
+    for heading in ("a step", "µs a token", *bubbles, "rows", "stale", "to target", "device time", "speed-up"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        if row.problem:
+            table.add_row(row.schedule, *["–"] * (7 + len(groups)))
+            continue
+        idle = [percent(fmean((row.bubble or {})[name] for name in names)) for names in groups.values()]
+        table.add_row(
+            row.schedule, duration(row.step_s), f"{row.us_per_token:,.0f}", *idle, percent(row.occupancy),
+            percent(row.stale_share), duration(row.hours_to_target * 3600), duration(row.device_hours * 3600),
+            f"{row.speedup:.2f} ×" if row.speedup else "–",
+        )  # fmt: skip
+    return table
+
+
+def span(names: Sequence[str]) -> str:
+    """`gpu:0–6` for seven devices, `gpu:7` for one."""
+    last = names[-1].rpartition(":")[2]
+    return f"{names[0]}–{last}" if len(names) > 1 else names[0]
+
+
+def assumptions(spec: RunSpec, devices: Devices, target: Target, steps: int) -> str:
+    """In words, what the figures rest on."""
+    lengths = devices.workload.lengths
+    told = f"log-normal, median {lengths.median:g}, σ {lengths.sigma:g}" if lengths.kind == "log-normal" else "from a list"
+    cost = f", {target.staleness_cost:g} × the stale share more" if target.staleness_cost else ", stale tokens count in full"
+    return (
+        f"Answers: {told}, cut at {spec.rollout.max_new_tokens:,} tokens. Target: {target.steps:,} steps{cost}. Means of {steps}"
+        f" simulated steps, the first {min(spec.overlap.max_age + 1, steps - 1)} left out. rows: mean rows that decode ÷ (B+Δ);"
+        " stale: trained tokens that were sampled under older weights; speed-up: by time a trained token."
+    )
+
+
+def percent(share: float) -> str:
+    """A share of 1 in per cent."""
+    return f"{100 * share:.0f} %"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that reads best."""
+    if seconds < 1:
+        return f"{1000 * seconds:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.2f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:,.1f} h"
