@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 # Named here because they are only told when there is something to tell: what a bubble was due to, and a step after a checkpoint.
 ONLY_SOMETIMES = re.compile(r"idle_s/|timing_s/save_checkpoint$|oppo/behaviour_prox_kl/|oppo/length_bias$")
+# Named, but not in a checkout: what stands in a wheel only, and what must never be there.
+ELSEWHERE = {"oppo_platform/_templates", "platform/__init__.py"}
 # As a whole string: "OPPO_HOME" is read, "OPPO_" is a prefix.
 VARIABLE = re.compile(r"""["'](OPPO_[A-Z0-9_]*[A-Z0-9]|DATABASE_URL|REDIS_URL)["']""")
 TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "context": 64, "vocab": 64}}
@@ -101,6 +103,31 @@ def test_every_environment_variable_is_explained() -> None:
     read = {name for path in sources for name in VARIABLE.findall(path.read_text(encoding="utf-8"))}
     explained = set(re.findall(r"`([A-Z_]+)`", text_of("docs/operations.md") + text_of("docs/environment.md")))
     assert sorted(read - explained) == []
+
+
+def named_paths(page: str) -> set[tuple[str, str]]:
+    """(path, name within it or "") of everything that a page quotes as `folder/file` or `folder/file.py::name`."""
+    quoted = re.findall(r"`((?:[\w-]+/)+(?:[\w.-]+\.\w+)?)(?:::(\w+)(?:\.\w+)*)?`", text_of(page))
+    return {(path, name) for path, name in quoted if path not in ELSEWHERE}
+
+
+@pytest.mark.parametrize(("path", "name"), sorted(named_paths("ARCHITECTURE.md")))
+def test_what_the_architecture_page_names_is_there(path: str, name: str) -> None:
+    found = [
+        folder / path for folder in (ROOT, ROOT / "platform", ROOT / "platform" / "oppo_platform") if (folder / path).exists()
+    ]
+    assert found, f"there is no {path}"
+    defined = rf"^\s*(?:async )?(?:def|class) {name}\b"
+    assert not name or re.search(defined, found[0].read_text(encoding="utf-8"), re.MULTILINE), f"{path} defines no {name}"
+
+
+def test_the_folders_of_the_architecture_page_hold_what_it_says() -> None:
+    block = text_of("ARCHITECTURE.md").rpartition("## Folders")[2].split("```")[1]
+    for line in filter(None, block.splitlines()):
+        folders, _, content = line.partition("  ")
+        assert [folder for folder in folders.split() if not (ROOT / folder).is_dir()] == []
+        names = re.findall(r"\b\w+(?:\.py\b|/)", content)
+        assert [name for name in names if not any((ROOT / folder / name).exists() for folder in folders.split())] == []
 
 
 def anchor(heading: str) -> str:
