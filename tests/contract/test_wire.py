@@ -55,6 +55,13 @@ def test_there_is_an_example_of_every_event() -> None:
     assert {kind.model_fields["kind"].default for kind in get_args(union)} == set(EXAMPLES)
 
 
+def test_what_newer_engines_add_to_a_timeline_may_be_missing() -> None:
+    older = parse_event(line("spans"))
+    assert (older.flows, older.counters, older.trained) == ([], {}, [])
+    newer = parse_event(line("spans", flows=[[0, 0]], counters={"live_rows": [[0.0, 4.0]]}, trained=[[3, 5, 8]]))
+    assert (newer.flows, newer.counters, newer.trained) == ([(0, 0)], {"live_rows": [(0.0, 4.0)]}, [(3, 5, 8)])
+
+
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_an_event_survives_its_line(kind: str) -> None:
     event = parse_event(line(kind))
@@ -95,6 +102,7 @@ def test_numbers_start_at_one_and_are_whole(seq: object) -> None:
         ("spans", {"phase": ["dreaming"]}),
         ("spans", {"role": ["director"]}),
         ("spans", {"idle": [["cpu:0", "tired", 0.0, 1.0]]}),
+        ("spans", {"counters": {"sheep": [[0.0, 1.0]]}}),
         ("finished", {"outcome": "maybe"}),
         ("log", {"producer": "stranger"}),
         ("started", {"total_steps": 0}),

@@ -10,6 +10,7 @@ from oppo_platform.runs.models import Run
 from oppo_platform.telemetry import selectors
 from oppo_platform.telemetry.comparison import compare
 from oppo_platform.telemetry.downsample import shown_indices
+from oppo_platform.telemetry.models import SpanBatch
 from oppo_platform.telemetry.packing import pack_steps, pack_values, unpack_steps, unpack_values
 
 
@@ -83,6 +84,7 @@ def spans_event(seq, step, start):
     columns = {"device": ["cpu:0"], "role": ["actor"], "phase": ["decode"], "start_s": [start], "end_s": [start + 1]}
     idle = [["cpu:1", "tail", start, start + 1]]
     more = {"window_s": [start, start + 1.0], "chunk": [1], "rows": [2], "idle": idle, "deferred": []}
+    more |= {"flows": [], "counters": {"live_rows": [[start, 2.0], [start + 1, 0.0]]}, "trained": []}
     return {"kind": "spans", "producer": "engine", "seq": seq, "time": 1.0, "step": step, **columns, **more}
 
 
@@ -94,9 +96,20 @@ def test_the_timelines_of_attempts_lie_on_one_line(resumed, events):
     assert (told["first_step"], told["last_step"], told["devices"]) == (3, 5, ["cpu:0", "cpu:1"])
     assert [step["start_s"] for step in told["steps"]] == [[10.0], [510.0]]
     assert told["steps"][1]["idle"] == [["cpu:1", "tail", 510.0, 511.0]]
+    assert told["steps"][1]["counters"] == {"live_rows": [[510.0, 2.0], [511.0, 0.0]]}
     assert told["steps"][0].keys() == spans_event(1, 3, 10.0).keys() - {"kind", "producer", "seq", "time"}
     assert [step["step"] for step in selectors.timeline(run, from_step=4)["steps"]] == [5]
     assert selectors.timeline(run, to_step=2)["steps"] == []
+
+
+def test_a_timeline_that_was_stored_before_counters_came_is_shown(resumed, events):
+    worker, run, _, second = resumed
+    worker.send_events(second, [events.started(1, 4, time=1500.0), events.step(2, 5, m=1.0), spans_event(3, 5, 10.0)])
+    stored = SpanBatch.objects.get()
+    stored.data = {key: value for key, value in stored.data.items() if key not in ("flows", "counters", "trained")}
+    stored.save()
+    (step,) = selectors.timeline(run)["steps"]
+    assert (step["start_s"], step["counters"]) == ([510.0], {})
 
 
 def test_axes_and_increments_over_http(world, events):
