@@ -25,6 +25,7 @@ from oppo_core.ppo.actor import Acting, ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import Experience, build_experience
 from oppo_core.rollout.decoder import Decoder, DecodeSettings, Decoding
+from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompts import PromptStream, read_prompts
 from oppo_core.rollout.sequence import Sequence
@@ -157,7 +158,7 @@ def assemble(
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
     engine = Engine(
         spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
-        pool=Pool(spec.ppo.batch_size, spec.overlap.max_age), decoder=Decoder(network, settings, slots(spec)),
+        pool=Pool(spec.ppo.batch_size, spec.overlap.max_age), decoder=Decoder(network, settings, slots(spec), drafter_of(spec)),
         actor=actor, scorers=_start_scorers(spec, roots, layout, trace, resume, shared),
         journal=journal, out=out, model_source=source, trace=trace,
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
@@ -172,6 +173,12 @@ def assemble(
             engine.scorers.close()
             raise
     return engine
+
+
+def drafter_of(spec: RunSpec) -> Drafter | None:
+    """What speeds up the tail, when it is switched on."""
+    drafter = spec.overlap.drafter
+    return Drafter(drafter.max_rows, drafter.tokens, drafter.match) if drafter.max_rows else None
 
 
 @dataclass(frozen=True, slots=True)

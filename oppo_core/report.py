@@ -49,6 +49,8 @@ def finish_step(
     if engine.decoder.rounds:
         places = engine.decoder.rounds * (spec.ppo.batch_size + engine.overcommit.overcommit)
         metrics["decode_occupancy"] = engine.decoder.decoded / places
+    if engine.decoder.guessed:
+        metrics["oppo/draft_acceptance"] = engine.decoder.confirmed / engine.decoder.guessed
     metrics |= trace.metrics(tokens)
     engine.journal.write(
         "step", step=progress.step, elapsed_s=progress.elapsed_s, generated_tokens=progress.generated_tokens,

@@ -62,8 +62,8 @@ def train_step(engine: Engine, window_start: float) -> float:
 
 def begin_step(engine: Engine, version: int) -> None:
     """Top up the pool, and bring every cache to the present weights; with streaming, the scorers do theirs meanwhile."""
-    engine.use_cores(len(engine.layout.actor_devices))
     with engine.trace.span("actor", "data"):
+        engine.use_cores(len(engine.layout.actor_devices))
         fresh = engine.pool.top_up(engine.overcommit.overcommit, version, engine.new_sequence)
         engine.cohorts.begin(version, len(fresh))
         if engine.layout.remote:
@@ -94,8 +94,8 @@ def decode_batch(engine: Engine, version: int) -> Batch:
             if not complete:
                 engine.update.chunk_done(engine, finishers, version)
     batch.decode = (start, engine.clock())
-    engine.use_cores(len(engine.layout.actor_devices))
     with engine.trace.span("actor", "data"):
+        engine.use_cores(len(engine.layout.actor_devices))
         engine.cohorts.finish(finishers)
         batch.sequences = engine.pool.take_batch(finishers)
     if not engine.layout.remote:

@@ -63,7 +63,7 @@ class CriticTrainer:
                         torch.from_numpy(np.concatenate([column[rows[i]] for i in group])).to(values.dtype)
                         for column in (order.returns, order.old_values)
                     )
-                    loss, clipped = self.backward(values, old, returns, total)
+                    loss, clipped = self.backward(values, old, returns, total, order.step)
                     loss_sum, clipped_sum = loss_sum + loss, clipped_sum + clipped
                 count += total
                 norms.append(self.optimizer.apply(order.step, "critic"))
@@ -86,8 +86,8 @@ class CriticTrainer:
         budget = self.ppo.micro_batch_tokens
         return HeldForward(compute, lengths, sizes, budget, budget if kept is None else kept)
 
-    def backward(self, values: Tensor, old: Tensor, returns: Tensor, total: int) -> tuple[float, float]:
-        """Add the gradient of the summed value loss ÷ `total`; returns the sum and the number of clipped tokens.
+    def backward(self, values: Tensor, old: Tensor, returns: Tensor, total: int, step: int) -> tuple[float, float]:
+        """Add the gradient of the summed value loss of PPO step `step` ÷ `total`; returns the sum and the clipped tokens.
 
         Raises:
             NonFiniteError: the loss is NaN or infinite.
@@ -95,7 +95,7 @@ class CriticTrainer:
         losses, clipped = value_loss(values, old, returns, self.ppo.value_clip_range)
         loss = losses.sum()
         if not torch.isfinite(loss):
-            raise NonFiniteError(f"the value loss is {float(loss.detach())}; lower ppo.critic_learning_rate")
+            raise NonFiniteError(f"the value loss is {float(loss.detach())} at step {step + 1}; lower ppo.critic_learning_rate")
         (loss / total).backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), float(clipped.sum())
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from oppo_core.models.cache import Band, SlotCache
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import ragged_batches, right_padded
+from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.sampling import sample, uniforms
 from oppo_core.rollout.sequence import Sequence
 
@@ -42,6 +44,8 @@ class Decoding(Protocol):
     live: list[Sequence]
     rounds: int
     decoded: int
+    guessed: int
+    confirmed: int
 
     def begin(self, sequences: list[Sequence]) -> int:
         """A step begins: take over `sequences` under the present weights; returns the tokens prefilled."""
@@ -57,20 +61,23 @@ class Decoding(Protocol):
 class Decoder:
     """Advances sequences token by token and writes tokens, log-probs and versions into them."""
 
-    def __init__(self, actor: Network, settings: DecodeSettings, slots: int) -> None:
+    def __init__(self, actor: Network, settings: DecodeSettings, slots: int, drafter: Drafter | None = None) -> None:
         self.actor = actor
         self.settings = settings
+        self.drafter = drafter
         weight = next(actor.parameters())
         self.cache = SlotCache(actor.cache_shape, slots, settings.max_prompt + settings.max_new, weight)
         self.live: list[Sequence] = []
         self.rounds = 0  # since `begin`
         self.decoded = 0  # tokens since `begin`
+        self.guessed = self.confirmed = 0  # tokens that the drafter guessed since `begin`, and those that came true
         self._filled: list[int] = []  # tokens of each live row whose keys and values are cached
         self._device = weight.device
         self._last: Tensor = torch.empty(0, dtype=torch.long, device=self._device)
         self._uniform = torch.empty(slots, settings.max_new, dtype=torch.float64, device=self._device)
         self._rows = torch.arange(slots, device=self._device)
         self._stops: list[int] = []  # where bands of rows of like length end
+        self._ahead: list[list[tuple[int, float]]] = []  # tokens and log-probs that a row has drawn ahead of the others
 
     @torch.no_grad()
     def begin(self, sequences: list[Sequence]) -> int:
@@ -81,10 +88,13 @@ class Decoder:
         if len(sequences) > self._uniform.shape[0]:
             raise ValueError(f"{len(sequences)} sequences for {self._uniform.shape[0]} slots")
         self.live = sequences = sorted(sequences, key=lambda s: -len(s.prompt) - s.length)
-        self.rounds = self.decoded = 0
+        self.rounds = self.decoded = self.guessed = self.confirmed = 0
         tokens = [s.tokens() for s in sequences]
         self._filled = [len(t) - 1 for t in tokens]
         self._stops = self._bands()
+        self._ahead = [[] for _ in sequences]
+        if self.drafter is not None:
+            self.drafter.forget()
         self._last = torch.tensor([int(t[-1]) for t in tokens], device=self._device)
         for row, sequence in enumerate(sequences):
             numbers = uniforms(self.settings.seed, sequence.sequence_id, self.settings.max_new)
@@ -118,9 +128,15 @@ class Decoder:
     @torch.no_grad()
     def round(self, version: int) -> list[Sequence]:
         """Decode one token for every live sequence; returns those that finished, in sequence_id order."""
-        count = len(self.live)
         self.rounds += 1
-        self.decoded += count
+        self.decoded += len(self.live)
+        if self.drafter is not None and len(self.live) <= self.drafter.max_rows:
+            return self._record(*self._speculate(self.drafter), version)
+        return self._record(*self._sample(), version)
+
+    def _sample(self) -> tuple[list[int], list[float]]:
+        """The next token of every live row, and its log-prob, by one forward pass."""
+        count = len(self.live)
         positions_N1 = torch.tensor(self._filled, device=self._device)[:, None]
         starts = [0, *self._stops]
         bands = tuple(Band(a, b, max(self._filled[a:b]) + 1) for a, b in pairwise(starts))
@@ -129,7 +145,44 @@ class Decoder:
         offsets = torch.tensor([s.length for s in self.live], device=self._device)
         uniform_N = self._uniform[self._rows[:count], offsets]
         self._last, logp_N = sample(self.actor.logits(hidden_N1H[:, 0]), uniform_N, self.settings.temperature)
-        return self._record(self._last.tolist(), logp_N.tolist(), version)
+        return self._last.tolist(), logp_N.tolist()
+
+    def _speculate(self, drafter: Drafter) -> tuple[list[int], list[float]]:
+        """The same as `_sample`; rows whose guesses came true draw several tokens in one pass and wait for the others."""
+        due = [row for row, ahead in enumerate(self._ahead) if not ahead]
+        if due:
+            drafts = [drafter.guess(self.live[row], self.settings.max_new - self.live[row].length - 1) for row in due]
+            tokens, logprobs = self._draw(due, drafts)
+            for row, draft, drawn, rated in zip(due, drafts, tokens, logprobs, strict=True):
+                true = next((n for n, guess in enumerate(draft) if drawn[n] != guess), len(draft))
+                self.guessed += len(draft)
+                self.confirmed += true
+                self._ahead[row] = list(zip(drawn[: true + 1], rated[: true + 1], strict=True))
+        pairs = [ahead.pop(0) for ahead in self._ahead]
+        self._last = torch.tensor([token for token, _ in pairs], device=self._device)
+        return [token for token, _ in pairs], [logprob for _, logprob in pairs]
+
+    def _draw(self, rows: list[int], drafts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+        """Tokens and log-probs [row][t] drawn after the last token of each row and after each token of its draft.
+
+        Keys and values of drafts that do not come true are overwritten before anyone looks; padding writes into the last
+        column, which no token ever needs.
+        """
+        width = 1 + max(len(draft) for draft in drafts)
+        given = [np.asarray([int(self._last[row]), *draft]) for row, draft in zip(rows, drafts, strict=True)]
+        steps = self._arange(width)
+        positions_NT = torch.tensor([self._filled[row] for row in rows], device=self._device)[:, None] + steps
+        positions_NT = positions_NT.clamp_max(self.cache.columns - 1)
+        slots = slice(0, len(rows)) if len(rows) == len(self.live) else self._rows[rows]
+        window = self.cache.window(slots, positions_NT, int(positions_NT.max()) + 1)
+        hidden_NTH = self.actor.hidden(right_padded(given).to(self._device), positions_NT, window)
+        offsets = torch.tensor([self.live[row].length for row in rows], device=self._device)[:, None] + steps
+        uniform_NT = self._uniform[self._rows[rows][:, None], offsets.clamp_max(self.settings.max_new - 1)]
+        drawn, rated = sample(self.actor.logits(hidden_NTH.flatten(0, 1)), uniform_NT.flatten(), self.settings.temperature)
+        return drawn.view(len(rows), width).tolist(), rated.view(len(rows), width).tolist()
+
+    def _arange(self, count: int) -> Tensor:
+        return torch.arange(count, device=self._device)
 
     def _record(self, tokens: list[int], logprobs: list[float], version: int) -> list[Sequence]:
         done_rows = []
@@ -166,14 +219,16 @@ class Decoder:
             self._stops[number] -= 1
         self.live.pop()
         self._filled.pop()
+        self._ahead.pop()
         self._last = self._last[: len(self.live)]
 
     def _move(self, source: int, target: int) -> None:
-        self.cache.move(source, target, self._filled[source])
+        self.cache.move(source, target, self._filled[source] + len(self._ahead[source]))
         self._uniform[target] = self._uniform[source]
         self._last[target] = self._last[source]
         self.live[target] = self.live[source]
         self._filled[target] = self._filled[source]
+        self._ahead[target] = self._ahead[source]
 
     def _bands(self) -> list[int]:
         """Where to cut the rows, longest first, so that attention over the cells saved pays for another call."""

@@ -134,7 +134,8 @@ class PartnerScorers(ScorerSet):
             proximal = [torch.tensor(s.proximal(), dtype=torch.float64) for s in order.sequences]
             experience = build_experience(order.sequences, proximal, scored, self.ppo, order.kl_coefficient, order.version)
             lengths = [s.length for s in order.sequences]
-            self._critic_backward(held, ids, {i: experience.returns[n, : lengths[n]].numpy() for n, i in enumerate(ids)})
+            returns = {i: experience.returns[n, : lengths[n]].numpy() for n, i in enumerate(ids)}
+            self._critic_backward(held, ids, returns, order.version)
             self.step.early_values |= {i: row.values for i, row in zip(ids, scored, strict=True)}
         if order.actor:
             with self.trace.span("actor", "update-actor", rows=len(ids)):
@@ -171,7 +172,7 @@ class PartnerScorers(ScorerSet):
         assert step.late_critic is not None
         assert step.late_actor is not None
         with self.trace.span("critic", "update-critic", rows=len(step.late)):
-            self._critic_backward(step.late_critic, step.late, update.returns)
+            self._critic_backward(step.late_critic, step.late, update.returns, update.step)
             for parameter in trainer.optimizer.parameters:
                 if parameter.grad is not None:
                     parameter.grad /= update.tokens
@@ -210,11 +211,11 @@ class PartnerScorers(ScorerSet):
     def _actor_forward(self, ids: list[int]) -> HeldForward:
         return self.actor.hold(*self._rows(ids))
 
-    def _critic_backward(self, held: HeldForward, ids: list[int], returns: dict[int, NDArray[np.float64]]) -> None:
+    def _critic_backward(self, held: HeldForward, ids: list[int], returns: dict[int, NDArray[np.float64]], number: int) -> None:
         """Add the gradients of the summed value loss; they are divided by the batch's tokens before the optimizer steps."""
         for rows, (values,) in held.groups():
             targets = torch.from_numpy(np.concatenate([returns[ids[r]] for r in rows])).to(values.dtype)
-            loss, clipped = self.trainer.backward(values, values.detach(), targets, 1)
+            loss, clipped = self.trainer.backward(values, values.detach(), targets, 1, number)
             self.step.critic_loss += loss
             self.step.critic_clipped += clipped
 

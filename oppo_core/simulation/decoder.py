@@ -18,6 +18,7 @@ class SimulatedDecoder:
         self.live: list[Sequence] = []
         self.rounds = 0
         self.decoded = 0
+        self.guessed = self.confirmed = 0  # nothing is drafted
         self._machine = machine
         self._length = length
         self._most = most

@@ -304,6 +304,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         for number in range(10):
             ids = torch.randint(3, VOCAB, (1 + number * 11 // 9,), generator=generator).tolist()
             prompts.write(json.dumps({"prompt": ids}) + "\n")
+    with (folder / "echo.jsonl").open("w") as prompts:  # the same words again and again, which a drafter can guess
+        for number in range(5):
+            ids = torch.randint(3, VOCAB, (3,), generator=generator).tolist()
+            prompts.write(json.dumps({"prompt": (ids * 4)[: 8 + number]}) + "\n")
     world = World(folder)
     yield world
     for started in world.started:

@@ -20,6 +20,7 @@ INTER = {
     "defer": {"overlap": {"inter_step": "defer"}, "rollout": {"temperature": 0.8}},
 }
 UPDATE = {"overlap": {"update_overlap": True}}
+DRAFT = {"overlap": {"drafter": {"max_rows": 5, "tokens": 4, "match": 1}}}
 # Name → what both runs share, and what the run that overlaps has besides.
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"streamed-{name}": (inter, {}) for name, inter in INTER.items()},
@@ -32,6 +33,8 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         UPDATE,
     ),
     "update-unwhitened-in-small-passes": ({"ppo": {"whiten_advantages": False, "micro_batch_tokens": 60}}, UPDATE),
+    "drafted-tail": ({"overlap": {"inter_step": "off"}, "data": {"prompts": "echo.jsonl"}}, DRAFT),
+    "drafted-defer": ({"data": {"prompts": "echo.jsonl"}}, DRAFT),
 }
 ROLES = ("actor", "critic")
 
@@ -96,6 +99,12 @@ def test_update_overlap_trains_before_decoding_ends(pair: Pair) -> None:
                 early[phase].add(event.step)
     assert len(early["update-critic"]) >= STEPS // 2
     assert early["update-actor"]
+
+
+def test_the_drafter_guesses_right_now_and_then(pair: Pair) -> None:
+    if pair.on.engine.spec.overlap.drafter.max_rows:
+        shares = [event.metrics.get("oppo/draft_acceptance", 0.0) for event in pair.on.events if event.kind == "step"]
+        assert 0 < max(shares) < 1
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -40,8 +40,11 @@ def expanded(name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def emitted(sequential_run: Any, oppo_run: Any) -> set[str]:
-    return {name for run in (sequential_run, oppo_run) for e in run.events if e.kind == "step" for name in e.metrics}
+def emitted(world: Any, sequential_run: Any, oppo_run: Any, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    changes = {"steps": 2, "data": {"prompts": "echo.jsonl"}, "overlap": {"drafter": {"max_rows": 4, "match": 1}}}
+    drafted = world.run(world.spec(changes), tmp_path_factory.mktemp("drafted"), threads=1)
+    runs = (sequential_run, oppo_run, drafted)
+    return {name for run in runs for e in run.events if e.kind == "step" for name in e.metrics}
 
 
 def test_every_emitted_metric_is_documented(emitted: set[str]) -> None:
