@@ -81,13 +81,14 @@ def _stop_when_asked() -> threading.Event:
 def _failed(error: Exception, step: int, journal: Journal) -> int:
     """Say why on stderr and in the last event; with a traceback when the cause is none that we name ourselves."""
     from oppo_core.checkpoint import CheckpointError
+    from oppo_core.layout import LayoutError
     from oppo_core.models.errors import ModelFolderError
     from oppo_core.ppo.optimizer import NonFiniteError
     from oppo_core.rollout.prompts import PromptError
     from oppo_core.scoring.remote import ScorerError
 
     reason = f"{type(error).__name__}: {error}"
-    if isinstance(error, (ModelFolderError, PromptError, CheckpointError, NonFiniteError, ScorerError, OSError)):
+    if isinstance(error, (LayoutError, ModelFolderError, PromptError, CheckpointError, NonFiniteError, ScorerError, OSError)):
         print(reason, file=sys.stderr)
     else:
         traceback.print_exception(error)

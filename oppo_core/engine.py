@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oppo_contract.events import Role
 from oppo_contract.spec import ModelSpec, RunSpec
 from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.journal import Journal
+from oppo_core.layout import Layout, available_cores, device_of, lay_out
 from oppo_core.metrics import Cohorts
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import find, load_model
@@ -34,34 +33,12 @@ from oppo_core.scoring.handover import Handover
 from oppo_core.scoring.partner import PartnerScorers, in_shared_memory
 from oppo_core.scoring.remote import RemoteScorers
 from oppo_core.scoring.scorers import Networks, ScorerSet, Scoring
+from oppo_core.scoring.side_stream import SideStreamScorers
 from oppo_core.shares import costs_of
 from oppo_core.trace.recorder import Recorder
 from oppo_core.update import OverlappedUpdate, PlainUpdate, Updating
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-# Below this width a decode step's operations are too small to be worth a second thread (measured: bench/decode_threads.py).
-DECODE_THREADS_FROM_HIDDEN = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Which cores do what. In sequential PPO one process has them all; streaming gives the scorers a process and cores."""
-
-    devices: list[str]
-    actor_devices: tuple[str, ...]
-    scorer_devices: tuple[str, ...]
-    decode_threads: int
-
-    @property
-    def remote(self) -> bool:
-        """Whether the scorers have a process of their own."""
-        return self.scorer_devices != self.actor_devices
-
-    def lanes(self) -> list[tuple[str, Role]]:
-        """(device, role) pairs in drawing order."""
-        actor: list[tuple[str, Role]] = [(device, "actor") for device in self.actor_devices]
-        scorers: list[Role] = ["reward", "reference", "critic"]
-        return actor + [(device, role) for device in self.scorer_devices for role in scorers]
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
 @dataclass(slots=True)
@@ -118,17 +95,6 @@ class Engine:
         return [s for s in sequences if s.finished]
 
 
-def lay_out(spec: RunSpec, threads: int, hidden: int) -> Layout:
-    """Give `threads` cores to the actor and the scorers."""
-    devices = [f"cpu:{core}" for core in range(threads)]
-    everything = tuple(devices)
-    if spec.overlap.intra_step == "off":
-        return Layout(devices, everything, everything, threads if hidden >= DECODE_THREADS_FROM_HIDDEN else 1)
-    split = max(1, threads - threads // 2)
-    scorers = everything[split:] or everything[:1]
-    return Layout(devices, everything[:split], scorers, split)
-
-
 def assemble(
     spec: RunSpec, roots: list[Path], out: Path, journal: Journal, threads: int | None = None, resume: Path | None = None
 ) -> Engine:
@@ -137,6 +103,7 @@ def assemble(
     Raises:
         ModelFolderError, PromptError: something that the spec names is missing or does not fit.
         CheckpointError: `resume` is damaged, or of a run that computes something else.
+        LayoutError: the machine does not have what the spec asks for.
     """
     from oppo_core.checkpoint import restore, verify
 
@@ -144,9 +111,10 @@ def assemble(
         verify(resume, spec)
     threads = min(threads or available_cores(), spec.resources.cpu_threads or available_cores())
     torch.set_num_threads(threads)
-    network, codec, source = _actor(spec, roots)
+    device = device_of(spec)
+    network, codec, source = _actor(spec, roots, device)
     check_contexts(spec, network)
-    layout = lay_out(spec, threads, network.width)
+    layout = lay_out(spec, device, threads, network.width)
     trace = Recorder(layout.actor_devices)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
     r = spec.rollout
@@ -159,7 +127,7 @@ def assemble(
     engine = Engine(
         spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
         pool=Pool(spec.ppo.batch_size, spec.overlap.max_age), decoder=Decoder(network, settings, slots(spec), drafter_of(spec)),
-        actor=actor, scorers=_start_scorers(spec, roots, layout, trace, resume, shared),
+        actor=actor, scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared),
         journal=journal, out=out, model_source=source, trace=trace,
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
         chunk=ChunkState(spec.overlap.chunk.size),
@@ -200,11 +168,6 @@ def slots(spec: RunSpec) -> int:
     return spec.ppo.batch_size + (spec.overlap.overcommit.max if spec.overlap.inter_step != "off" else 0)
 
 
-def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def check_contexts(spec: RunSpec, network: Network) -> None:
     """Raises ModelFolderError when the longest prompt and answer do not fit the network."""
     longest = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
@@ -216,7 +179,7 @@ def check_contexts(spec: RunSpec, network: Network) -> None:
 
 
 def build_scorers(
-    spec: RunSpec, roots: list[Path], resume: Path | None, shared: SharedActor | None, trace: Recorder
+    spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None, trace: Recorder
 ) -> ScorerSet:
     """The three scorers' networks, in the process that calls this; with `shared` they are the actor's partner too.
 
@@ -225,13 +188,13 @@ def build_scorers(
     """
     dtype = DTYPES[spec.resources.dtype]
     reference_spec = spec.models.reference or spec.models.actor
-    reference = load_model(reference_spec, "lm", roots, dtype, spec.seed)
+    reference = load_model(reference_spec, "lm", roots, dtype, spec.seed, device=device)
     reward = None
     if spec.models.reward.model is not None:
         check_same_tokens(spec.models.actor, spec.models.reward.model, roots)
-        reward = load_model(spec.models.reward.model, "scalar", roots, dtype, spec.seed + 1)
+        reward = load_model(spec.models.reward.model, "scalar", roots, dtype, spec.seed + 1, device=device)
     critic_lora = spec.models.lora if spec.models.lora is not None and spec.models.lora.critic else None
-    critic = load_model(_critic_source(spec), "scalar", roots, dtype, spec.seed + 2, critic_lora)
+    critic = load_model(_critic_source(spec), "scalar", roots, dtype, spec.seed + 2, critic_lora, device)
     for network in (reference, critic, reward):
         if network is not None:
             check_contexts(spec, network)
@@ -244,7 +207,7 @@ def build_scorers(
     given = (networks, trainer, slots(spec), columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
     if shared is None:
         return ScorerSet(*given)
-    actor, _, _ = _actor(spec, roots)
+    actor, _, _ = _actor(spec, roots, device)
     for name, weight in actor.state_dict(keep_vars=True).items():
         weight.data = shared.weights[name]
     return PartnerScorers(*given).join(ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed), shared.gradients)
@@ -284,8 +247,8 @@ def check_same_tokens(actor: ModelSpec, reward: ModelSpec, roots: list[Path]) ->
         raise ModelFolderError("the reward model's tokenizer differs from the actor's; both must read the same tokens")
 
 
-def _actor(spec: RunSpec, roots: list[Path]) -> tuple[Network, TextCodec, Path | None]:
-    network = load_model(spec.models.actor, "lm", roots, DTYPES[spec.resources.dtype], spec.seed, spec.models.lora)
+def _actor(spec: RunSpec, roots: list[Path], device: torch.device) -> tuple[Network, TextCodec, Path | None]:
+    network = load_model(spec.models.actor, "lm", roots, DTYPES[spec.resources.dtype], spec.seed, spec.models.lora, device)
     path = spec.models.actor.path
     return network, codec_of(spec.models.actor, roots), find(path, roots) if path is not None else None
 
@@ -300,9 +263,12 @@ def _critic_source(spec: RunSpec) -> ModelSpec:
 
 
 def _start_scorers(
-    spec: RunSpec, roots: list[Path], layout: Layout, trace: Recorder, resume: Path | None, shared: SharedActor | None
-) -> Scoring:
-    build = partial(build_scorers, spec, roots, resume, shared)
+    spec: RunSpec, roots: list[Path], layout: Layout, device: torch.device, trace: Recorder, resume: Path | None,
+    shared: SharedActor | None,
+) -> Scoring:  # fmt: skip
+    build = partial(build_scorers, spec, roots, device, resume, shared)
+    if layout.remote and device.type == "cuda":
+        return SideStreamScorers(build(trace), device)
     if layout.remote:
         return RemoteScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace)
     return build(trace)

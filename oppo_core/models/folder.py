@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 TINY = "oppo_tiny"
 ADAPTERS = "adapters.safetensors"
+CPU = torch.device("cpu")
 
 
 def find(path: str, roots: list[Path]) -> Path:
@@ -46,9 +47,15 @@ def find(path: str, roots: list[Path]) -> Path:
 
 
 def load_model(
-    spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, seed: int, lora: Lora | None = None
+    spec: ModelSpec,
+    head: Head,
+    roots: list[Path],
+    dtype: torch.dtype,
+    seed: int,
+    lora: Lora | None = None,
+    device: torch.device = CPU,
 ) -> Network:
-    """The network that a `ModelSpec` names, in `dtype`, in evaluation mode, dropout off.
+    """The network that a `ModelSpec` names, in `dtype` on `device`, in evaluation mode, dropout off.
 
     A folder with another head than asked for gives its backbone, and the asked-for head starts at zero (scalar). `seed`
     initialises a built-in architecture, and the low-rank adapters that `lora` asks for.
@@ -59,7 +66,7 @@ def load_model(
     network = _load(spec, head, roots, dtype, seed)
     if lora is not None:
         adapt(network, lora, seed)
-    return network
+    return network.to(device)
 
 
 def _load(spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, seed: int) -> TinyTransformer | HuggingNetwork:

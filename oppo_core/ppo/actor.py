@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oppo_contract.spec import Ppo
 from oppo_core.models.folder import export_model, restore_weights, save_weights
+from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import mini_batch_rows, response_states
 from oppo_core.ppo.experience import Experience
@@ -152,14 +153,14 @@ class ActorTrainer:
     ) -> Tensor:
         mask = experience.mask[rows]
         proximal, advantages, weights = (
-            field[rows][mask].to(logp.dtype) for field in (experience.proximal_logp, experience.advantages, experience.weights)
+            field[rows][mask].to(logp) for field in (experience.proximal_logp, experience.advantages, experience.weights)
         )
         losses, clipped = policy_loss(logp, proximal, advantages, weights, self.ppo.clip_range, self.ppo.dual_clip)
         loss = losses.sum()
         if self.ppo.entropy_coefficient:
             loss = loss - self.ppo.entropy_coefficient * entropy.sum()
         if self.ppo.kl.placement == "loss":
-            reference = experience.reference_logp[rows][mask].to(logp.dtype)
+            reference = experience.reference_logp[rows][mask].to(logp)
             loss = loss + kl_coefficient * kl_estimate(logp, reference, self.ppo.kl.estimator).sum()
         sums.loss += float(losses.detach().sum())
         sums.clipped += float(clipped.sum())
@@ -169,11 +170,11 @@ class ActorTrainer:
 
     def _forward(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int]) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [M] of the response tokens, rows one after the other."""
-        logits = self.network.logits(response_states(self.network, tokens, prompt_lengths)) / self.temperature
+        logits = precise(self.network.logits(response_states(self.network, tokens, prompt_lengths))) / self.temperature
         logp_MV = torch.log_softmax(logits, dim=-1)
         told = torch.from_numpy(np.concatenate([ids[p:] for ids, p in zip(tokens, prompt_lengths, strict=True)]))
         entropy = -(logp_MV.exp() * logp_MV).sum(-1) if self.ppo.entropy_coefficient else _entropy(logp_MV)
-        return logp_MV.gather(-1, told[:, None]).squeeze(-1), entropy
+        return logp_MV.gather(-1, told.to(logp_MV.device)[:, None]).squeeze(-1), entropy
 
 
 @torch.no_grad()

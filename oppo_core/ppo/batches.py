@@ -69,12 +69,13 @@ def response_states(network: Network, tokens: list[NDArray[np.int64]], prompt_le
 
     A response token at position p is predicted from position p−1. One forward pass over the rows, right-padded.
     """
-    padded = right_padded(tokens)
-    hidden = network.hidden(padded, torch.arange(padded.shape[1]).expand_as(padded))
+    device = next(network.parameters()).device
+    padded = right_padded(tokens).to(device)
+    hidden = network.hidden(padded, torch.arange(padded.shape[1], device=device).expand_as(padded))
     wanted = np.concatenate(
         [
             row * padded.shape[1] + np.arange(prompt - 1, len(ids) - 1)
             for row, (ids, prompt) in enumerate(zip(tokens, prompt_lengths, strict=True))
         ]
     )
-    return hidden.flatten(0, 1).index_select(0, torch.from_numpy(wanted))
+    return hidden.flatten(0, 1).index_select(0, torch.from_numpy(wanted).to(device))

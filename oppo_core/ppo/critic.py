@@ -14,6 +14,7 @@ from torch import Tensor
 from oppo_contract.spec import Ppo
 from oppo_core.models.adapters import take_trained, trained_weights
 from oppo_core.models.folder import save_weights
+from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import mini_batch_rows, response_states
 from oppo_core.ppo.held import HeldForward
@@ -60,7 +61,7 @@ class CriticTrainer:
                 held = self.hold([tokens[r] for r in rows], [order.prompt_lengths[r] for r in rows], 0)
                 for group, (values,) in held.groups():
                     returns, old = (
-                        torch.from_numpy(np.concatenate([column[rows[i]] for i in group])).to(values.dtype)
+                        torch.from_numpy(np.concatenate([column[rows[i]] for i in group])).to(values)
                         for column in (order.returns, order.old_values)
                     )
                     loss, clipped = self.backward(values, old, returns, total, order.step)
@@ -79,7 +80,7 @@ class CriticTrainer:
 
         def compute(rows: list[int]) -> tuple[Tensor]:
             states = response_states(self.network, [tokens[r] for r in rows], [prompt_lengths[r] for r in rows])
-            return (self.network.scalar(states),)
+            return (precise(self.network.scalar(states)),)
 
         lengths = [len(ids) for ids in tokens]
         sizes = [length - prompt for length, prompt in zip(lengths, prompt_lengths, strict=True)]

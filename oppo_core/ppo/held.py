@@ -44,7 +44,7 @@ class HeldForward:
             if outputs is None:
                 with torch.no_grad():
                     outputs = self._compute(rows)
-            for row, part in zip(rows, torch.split(outputs[0].detach(), [self._sizes[row] for row in rows]), strict=True):
+            for row, part in zip(rows, torch.split(outputs[0].detach().cpu(), [self._sizes[row] for row in rows]), strict=True):
                 result[row] = part
         return result
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+MASTER = "master"
+
 
 class NonFiniteError(RuntimeError):
     """A loss or a gradient is NaN or infinite: training stops before the weights are harmed."""
@@ -20,11 +22,13 @@ class Optimizer:
         self, parameters: Iterable[Parameter], learning_rate: float, weight_decay: float, warmup_steps: int, max_norm: float
     ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
+        # A small step is lost on a bfloat16 weight, which has eight bits: those are kept in float32 here, and rounded for use.
+        self._masters = [p if p.dtype.itemsize > 2 else Parameter(p.detach().float()) for p in self.parameters]
         self.learning_rate = learning_rate
         self.warmup_steps = warmup_steps
         self.max_norm = max_norm
         self._adamw = torch.optim.AdamW(
-            self.parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=weight_decay, foreach=True
+            self._masters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=weight_decay, foreach=True
         )
 
     def rate(self, step: int) -> float:
@@ -33,11 +37,15 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Forget gradients."""
-        self._adamw.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def apply(self, step: int, role: str) -> float:
         """Clip, step, and return the gradient's norm before clipping. Raises NonFiniteError when that is not finite."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm))
+        for parameter, master in zip(self.parameters, self._masters, strict=True):
+            if master is not parameter:
+                master.grad = None if parameter.grad is None else parameter.grad.float()
+        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self.max_norm))
         if not norm < float("inf"):
             raise NonFiniteError(
                 f"the {role}'s gradient norm is {norm} at step {step + 1}; lower its learning rate or look at the rewards"
@@ -45,11 +53,20 @@ class Optimizer:
         for group in self._adamw.param_groups:
             group["lr"] = self.rate(step)
         self._adamw.step()
+        with torch.no_grad():
+            for parameter, master in zip(self.parameters, self._masters, strict=True):
+                if master is not parameter:
+                    parameter.copy_(master)
         return norm
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and step counts by weight number."""
-        return {
+        """Moments and step counts by weight number, and weights that are kept more precisely than they are used."""
+        kept = {
+            f"{number}.{MASTER}": master
+            for number, (parameter, master) in enumerate(zip(self.parameters, self._masters, strict=True))
+            if master is not parameter
+        }
+        return kept | {
             f"{number}.{name}": torch.as_tensor(value)
             for number, entry in self._adamw.state_dict()["state"].items()
             for name, value in entry.items()
@@ -60,5 +77,8 @@ class Optimizer:
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             number, name = key.split(".", 1)
+            if name == MASTER:
+                self._masters[int(number)].data.copy_(value)
+                continue
             state.setdefault(int(number), {})[name] = value
         self._adamw.load_state_dict({"state": state, "param_groups": self._adamw.state_dict()["param_groups"]})

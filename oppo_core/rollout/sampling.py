@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oppo_core.models.precision import precise
+
 
 def uniforms(seed: int, sequence_id: int, count: int) -> NDArray[np.float64]:
     """The numbers in [0, 1) that sequence `sequence_id` will use for its first `count` response tokens.
@@ -20,9 +22,9 @@ def sample(logits_NV: Tensor, uniform_N: Tensor, temperature: float) -> tuple[Te
     """Draw one token a row by inverting the distribution's cumulative sum.
 
     Returns:
-        tokens [N] and their log-probs [N] under the tempered distribution, in the logits' dtype.
+        tokens [N] and their log-probs [N] under the tempered distribution, in the logits' dtype, float32 at least.
     """
-    logp_NV = torch.log_softmax(logits_NV / temperature, dim=-1)
+    logp_NV = torch.log_softmax(precise(logits_NV) / temperature, dim=-1)
     cumulative_NV = logp_NV.exp().cumsum(-1, dtype=torch.float64)
     # Scaled by the total, so that rounding can never leave the last token out of reach.
     threshold_N1 = uniform_N[:, None] * cumulative_NV[:, -1:]

@@ -214,7 +214,7 @@ class PartnerScorers(ScorerSet):
     def _critic_backward(self, held: HeldForward, ids: list[int], returns: dict[int, NDArray[np.float64]], number: int) -> None:
         """Add the gradients of the summed value loss; they are divided by the batch's tokens before the optimizer steps."""
         for rows, (values,) in held.groups():
-            targets = torch.from_numpy(np.concatenate([returns[ids[r]] for r in rows])).to(values.dtype)
+            targets = torch.from_numpy(np.concatenate([returns[ids[r]] for r in rows])).to(values)
             loss, clipped = self.trainer.backward(values, values.detach(), targets, 1, number)
             self.step.critic_loss += loss
             self.step.critic_clipped += clipped
@@ -230,7 +230,7 @@ class PartnerScorers(ScorerSet):
         held = self._actor_forward(ids)
         self.step.early_proximal |= {i: row.double().numpy() for i, row in zip(ids, held.first, strict=True)}
         for rows, (logp, entropy) in held.groups():
-            weighted_M, weights_M = (torch.cat([column[r] for r in rows]).to(logp.dtype) for column in (weighted, weights))
+            weighted_M, weights_M = (torch.cat([column[r] for r in rows]).to(logp) for column in (weighted, weights))
             advantage = -(weighted_M * logp).sum()
             plain = -(weights_M * logp).sum()
             _accumulate(gathered.advantage, torch.autograd.grad(advantage, parameters, retain_graph=True))
@@ -246,7 +246,7 @@ class PartnerScorers(ScorerSet):
         if self.ppo.entropy_coefficient:
             rest = -self.ppo.entropy_coefficient * entropy.sum()
         if self.ppo.kl.placement == "loss":
-            reference = torch.cat([torch.cat(self.tracks[i].reference_logprobs) for i in ids]).to(logp.dtype)
+            reference = torch.cat([torch.cat(self.tracks[i].reference_logprobs) for i in ids]).to(logp)
             penalty = kl_coefficient * kl_estimate(logp, reference, self.ppo.kl.estimator).sum()
             rest = penalty if rest is None else rest + penalty
         return rest
@@ -254,7 +254,7 @@ class PartnerScorers(ScorerSet):
     def _actor_backward(self, held: HeldForward, update: LateUpdate) -> None:
         for rows, (logp, entropy) in held.groups():
             ids = [self.step.theirs[r] for r in rows]
-            weighted = torch.from_numpy(np.concatenate([update.advantages[i] for i in ids])).to(logp.dtype)
+            weighted = torch.from_numpy(np.concatenate([update.advantages[i] for i in ids])).to(logp)
             loss = -(weighted * logp).sum()
             rest = self._rest(ids, logp, entropy, update.kl_coefficient)
             _accumulate(

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
 from oppo_core.scoring.results import Scored
@@ -189,7 +190,7 @@ class ScorerSet:
     ) -> None:
         with self.trace.span("critic", "critic-prefill", chunk=chunk, rows=len(tracks)):
             for i, reading in self.critic.read(tokens, finished).items():
-                tracks[i].values.append(self.critic.network.scalar(_predicting(tracks[i], reading)))
+                tracks[i].values.append(precise(self.critic.network.scalar(_predicting(tracks[i], reading))))
 
     def _read_reward(self, tokens: dict[int, NDArray[np.int64]], finished: set[int]) -> None:
         if self.reward is not None:
@@ -207,16 +208,16 @@ class ScorerSet:
         """Log-probs of the response tokens that this reading lets the reference predict."""
         states = _predicting(track, reading)
         first = max(reading.first + 1, track.prompt_length)
-        told = torch.from_numpy(track.tokens[first : first + len(states)])
-        logits = self.reference.network.logits(states) / self.temperature
+        told = torch.from_numpy(track.tokens[first : first + len(states)]).to(states.device)
+        logits = precise(self.reference.network.logits(states)) / self.temperature
         return torch.log_softmax(logits, dim=-1).gather(-1, told[:, None]).squeeze(-1)
 
     @staticmethod
     def _scored(track: Track) -> Scored:
         return Scored(
             track.score,
-            torch.cat(track.reference_logprobs).double().numpy(),
-            torch.cat(track.values).double().numpy(),
+            torch.cat(track.reference_logprobs).double().cpu().numpy(),
+            torch.cat(track.values).double().cpu().numpy(),
         )
 
 

@@ -14,8 +14,9 @@ from oppo_contract.events import Role
 from oppo_contract.spec import RunSpec
 from oppo_core import report
 from oppo_core.control import ChunkState, OvercommitState
-from oppo_core.engine import Engine, Layout, Progress
+from oppo_core.engine import Engine, Progress
 from oppo_core.journal import Journal
+from oppo_core.layout import Layout
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompts import PromptStream
 from oppo_core.rollout.tokens import ByteCodec
@@ -72,15 +73,9 @@ class PricedPrompts(PromptStream):
 
 @dataclass(frozen=True, slots=True)
 class VirtualLayout(Layout):
-    """Every scorer where the description places it; `streams` decides who waits for whom."""
+    """Every scorer where the description places it."""
 
-    streams: bool
     places: tuple[tuple[str, Role], ...]
-
-    @property
-    def remote(self) -> bool:
-        """Whether the scorers work beside the actor."""
-        return self.streams
 
     def lanes(self) -> list[tuple[str, Role]]:
         """(device, role) pairs in drawing order."""

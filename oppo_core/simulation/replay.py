@@ -28,7 +28,7 @@ SCORERS = "scorers"
 
 def devices_like(recording: Recording) -> Devices:
     """The devices on which a run was recorded, with every cost a second. Of n devices that all did everything, n − n ÷ 2 are the
-    actor's when scorers are streamed, as in `oppo_core.engine.lay_out`."""
+    actor's when scorers are streamed, as in `oppo_core.layout.lay_out`."""
     actor, scorers = recording.devices_of("actor"), recording.devices_of("critic")
     everything = recording.started.devices
     beside = [device for device in scorers if device not in actor]

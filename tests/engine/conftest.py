@@ -30,8 +30,9 @@ from oppo_contract.events import Event, parse_event
 from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture, load_spec
 from oppo_core import report
 from oppo_core.command import main as engine_main
-from oppo_core.engine import DTYPES, Engine, Layout, assemble
+from oppo_core.engine import DTYPES, Engine, assemble
 from oppo_core.journal import Journal
+from oppo_core.layout import Layout
 from oppo_core.models.folder import load_model, save_model
 from oppo_core.models.tiny import TinyTransformer, init_tiny
 from oppo_core.ppo.experience import Experience
@@ -247,7 +248,7 @@ class World:
 
     def inline_streaming(self) -> Layout:
         """The layout of a streamed run, for an engine whose scorers were built in its own process."""
-        return Layout(["cpu:0", "cpu:1"], ("cpu:0",), ("cpu:1",), 1)
+        return Layout(["cpu:0", "cpu:1"], ("cpu:0",), ("cpu:1",), 1, remote=True)
 
     def first_weights(self, spec: RunSpec, role: str) -> dict[str, Tensor]:
         """Weights before step 1."""

@@ -1,0 +1,75 @@
+"""Who works on which device. On a CPU a device is a core; on a GPU all four roles share one, each side on a stream of its own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from oppo_contract.events import Role
+from oppo_contract.spec import RunSpec
+
+# Below this width a decode step's operations are too small to be worth a second thread (measured: bench/decode_threads.py).
+DECODE_THREADS_FROM_HIDDEN = 128
+
+
+class LayoutError(ValueError):
+    """The machine does not have what the spec asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which devices do what. `remote`: the scorers work beside the actor, in a process or on a stream of their own."""
+
+    devices: list[str]
+    actor_devices: tuple[str, ...]
+    scorer_devices: tuple[str, ...]
+    decode_threads: int
+    remote: bool
+
+    def lanes(self) -> list[tuple[str, Role]]:
+        """(device, role) pairs in drawing order."""
+        actor: list[tuple[str, Role]] = [(device, "actor") for device in self.actor_devices]
+        scorers: list[Role] = ["reward", "reference", "critic"]
+        return actor + [(device, role) for device in self.scorer_devices for role in scorers]
+
+
+def device_of(spec: RunSpec) -> torch.device:
+    """Where the run's tensors live.
+
+    Raises:
+        LayoutError: the spec wants a GPU and there is none, or a switch that works on CPUs only.
+    """
+    found = torch.cuda.is_available()
+    if spec.resources.kind == "cuda" and not found:
+        raise LayoutError("resources.kind is cuda, but torch sees no GPU here; choose cpu, or another node")
+    if spec.resources.kind == "cpu" or not found:
+        return torch.device("cpu")
+    if spec.overlap.update_overlap:
+        raise LayoutError("overlap.update_overlap shares the update between two processes on CPUs; on a GPU switch it off")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def lay_out(spec: RunSpec, device: torch.device, threads: int, hidden: int) -> Layout:
+    """Give the GPU, or `threads` cores, to the actor and the scorers.
+
+    In sequential PPO one process has all cores; streaming gives the scorers a process and cores. With one core they run in the
+    actor's process, and nothing is streamed.
+    """
+    if device.type == "cuda":
+        one = (str(device),)
+        return Layout([*one], one, one, threads, remote=spec.overlap.intra_step != "off")
+    devices = [f"cpu:{core}" for core in range(threads)]
+    everything = tuple(devices)
+    if spec.overlap.intra_step == "off":
+        decoding = threads if hidden >= DECODE_THREADS_FROM_HIDDEN else 1
+        return Layout(devices, everything, everything, decoding, remote=False)
+    split = max(1, threads - threads // 2)
+    scorers = everything[split:] or everything[:1]
+    return Layout(devices, everything[:split], scorers, split, remote=scorers != everything[:split])
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

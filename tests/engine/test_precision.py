@@ -1,0 +1,59 @@
+"""Weights in bfloat16: steps too small for one of them add up all the same, and a resumed run goes on with the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oppo_core.layout import LayoutError, device_of
+from oppo_core.ppo.optimizer import Optimizer
+from oppo_core.scoring.side_stream import SideStreamScorers
+from oppo_core.train import train
+
+HALF = {"resources": {"dtype": "bfloat16"}, "steps": 4, "checkpoints": {"every_steps": 2, "keep": 9}}
+
+
+def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_steps_below_a_weights_resolution_add_up() -> None:
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = Optimizer([weight], 1e-4, 0.0, 0, 10.0)
+    for step in range(200):
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.apply(step, "actor")
+    assert torch.allclose(weight.float(), torch.full((3,), 0.98), atol=1 / 256)
+
+
+def test_a_run_in_bfloat16_learns_and_resumes_with_the_same_bits(world: Any, tmp_path: Path) -> None:
+    spec = world.spec(HALF)
+    whole = world.run(spec, tmp_path / "whole")
+    resumed = world.run(spec, tmp_path / "resumed", resume=tmp_path / "whole" / "checkpoints" / "step-00000002")
+    for role in ("actor", "critic"):
+        assert same_bits(whole.weights(role), resumed.weights(role))
+        assert not same_bits(whole.weights(role), world.first_weights(spec, role))
+
+
+def test_scorers_on_a_side_stream_give_the_same(world: Any, tmp_path: Path) -> None:
+    """On a CPU there are no streams; the order of the work is the GPU's."""
+    spec = world.spec({"steps": 3})
+    plain = world.run(spec, tmp_path / "plain", inline=True)
+    engine = world.assemble(spec, tmp_path / "aside")
+    engine.layout = world.inline_streaming()
+    engine.scorers = SideStreamScorers(engine.scorers, torch.device("cpu"))
+    train(engine, lambda: False)
+    engine.scorers.close()
+    for role in ("actor", "critic"):
+        assert same_bits(plain.weights(role), world.weights(tmp_path / "aside", role))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named(world: Any) -> None:
+    with pytest.raises(LayoutError, match="no GPU"):
+        device_of(world.spec({"resources": {"kind": "cuda"}}))
+    assert device_of(world.spec({"resources": {"kind": "any"}})).type == "cpu"
