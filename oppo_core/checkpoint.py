@@ -22,7 +22,7 @@ from oppo_core.engine import Engine, Progress
 from oppo_core.metrics import Cohorts
 from oppo_core.rollout.sequence import Sequence
 
-FORMAT = 1
+FORMAT = 2
 # What a resumed run may change: how long it goes on and what it writes, not what it computes.
 MAY_DIFFER = {"name", "steps", "budget", "checkpoints", "logging"}
 SEQUENCE_FIELDS = (
@@ -76,6 +76,7 @@ def restore(engine: Engine, folder: Path) -> None:
     engine.prompts.drawn = state["prompts_drawn"]
     engine.pool.started = state["sequences_started"]
     engine.pool.sequences = [_sequence(row, engine) for row in state["pool"]]
+    engine.pool.queue = [_sequence(row, engine) for row in state["queue"]]
 
 
 def verify(folder: Path, spec: RunSpec) -> None:
@@ -110,8 +111,13 @@ def _state(engine: Engine) -> dict[str, Any]:
         "cohorts": asdict(engine.cohorts),
         "prompts_drawn": engine.prompts.drawn,
         "sequences_started": engine.pool.started,
-        "pool": [{name: getattr(s, name) for name in SEQUENCE_FIELDS} for s in engine.pool.sequences],
+        "pool": [_row(s) for s in engine.pool.sequences],
+        "queue": [_row(s) for s in engine.pool.queue],
     }
+
+
+def _row(sequence: Sequence) -> dict[str, Any]:
+    return {name: getattr(sequence, name) for name in SEQUENCE_FIELDS}
 
 
 def _sequence(row: dict[str, Any], engine: Engine) -> Sequence:

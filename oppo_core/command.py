@@ -62,7 +62,7 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
             engine.scorers.close()
     step = engine.progress.step
     outcome = "stopped" if stop.is_set() and step < spec.steps else "succeeded"
-    journal.write("finished", outcome=outcome, step=step, reason=reason, unconsumed=len(engine.pool.sequences))
+    journal.write("finished", outcome=outcome, step=step, reason=reason, unconsumed=engine.pool.unconsumed)
     return OK
 
 

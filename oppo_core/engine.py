@@ -28,6 +28,7 @@ from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompts import PromptStream, read_prompts
 from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.tail_batch import TailBatchPool
 from oppo_core.rollout.tokens import ByteCodec, FileCodec, TextCodec
 from oppo_core.scoring.handover import Handover
 from oppo_core.scoring.partner import PartnerScorers, in_shared_memory
@@ -78,10 +79,19 @@ class Engine:
     experience: Callable[..., Experience] = build_experience
     origin: float = 0.0  # `clock()` of the `started` event
 
-    def new_sequence(self, sequence_id: int) -> Sequence:
-        """A sequence for the next prompt."""
+    def new_group(self, sequence_ids: Iterable[int]) -> list[Sequence]:
+        """Sequences for the next prompt."""
         index = self.prompts.draw()
-        return Sequence(sequence_id, index, self.prompts.prompts[index])
+        return [Sequence(sequence_id, index, self.prompts.prompts[index]) for sequence_id in sequence_ids]
+
+    def settled(self, finishers: Iterable[Sequence]) -> list[Sequence]:
+        """Those of `finishers` whose length stands: what was discarded will be written anew."""
+        discarded = {s.sequence_id for s in self.pool.discarded}
+        return [s for s in finishers if s.sequence_id not in discarded]
+
+    def let_go(self, discarded: Iterable[Sequence]) -> None:
+        """The scorers need not know these any more."""
+        self.scorers.release(self.handover.forget(s.sequence_id for s in discarded))
 
     def use_cores(self, count: int) -> None:
         """Work on `count` cores from now on, and say so in the trace."""
@@ -126,7 +136,7 @@ def assemble(
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
     engine = Engine(
         spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
-        pool=Pool(spec.ppo.batch_size, spec.overlap.max_age), decoder=Decoder(network, settings, slots(spec), drafter_of(spec)),
+        pool=pool_of(spec), decoder=Decoder(network, settings, slots(spec), drafter_of(spec)),
         actor=actor, scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared),
         journal=journal, out=out, model_source=source, trace=trace,
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
@@ -163,9 +173,16 @@ def share_actor(network: Network, actor: ActorTrainer) -> SharedActor:
     return SharedActor(weights, [in_shared_memory(torch.zeros_like(p)) for p in actor.optimizer.parameters])
 
 
+def pool_of(spec: RunSpec) -> Pool:
+    """An empty pool, by what is done with unfinished answers."""
+    kind = TailBatchPool if spec.overlap.inter_step == "tail_batch" else Pool
+    return kind(spec.ppo.batch_size, spec.overlap.max_age, spec.ppo.group_size)
+
+
 def slots(spec: RunSpec) -> int:
-    """Most sequences that can be in flight: B + Δ_max."""
-    return spec.ppo.batch_size + (spec.overlap.overcommit.max if spec.overlap.inter_step != "off" else 0)
+    """Most sequences that can be in flight: (B + Δ_max)·G."""
+    extra = spec.overlap.overcommit.max if spec.overlap.inter_step != "off" else 0
+    return (spec.ppo.batch_size + extra) * spec.ppo.group_size
 
 
 def check_contexts(spec: RunSpec, network: Network) -> None:

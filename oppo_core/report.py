@@ -40,15 +40,14 @@ def finish_step(
     progress.elapsed_s += window[1] - window[0]
     progress.generated_tokens += tokens
     spans, waits = engine.trace.take()
-    tail_rows = max(1, int(TAIL_SHARE * (spec.ppo.batch_size + engine.overcommit.overcommit)))
+    tail_rows = max(1, int(TAIL_SHARE * engine.pool.places))
     trace = StepTrace(engine.layout.devices, spans, waits, window, tail_rows)
     metrics = metrics | experience_metrics(experience, progress.kl_coefficient, spec.rollout.max_new_tokens)
     metrics |= overlap_metrics(
-        experience, engine.overcommit.overcommit, engine.chunk.current, len(engine.pool.sequences), engine.cohorts
+        experience, engine.pool.overcommit, engine.chunk.current, len(engine.pool.sequences), engine.cohorts
     )
     if engine.decoder.rounds:
-        places = engine.decoder.rounds * (spec.ppo.batch_size + engine.overcommit.overcommit)
-        metrics["decode_occupancy"] = engine.decoder.decoded / places
+        metrics["decode_occupancy"] = engine.decoder.decoded / (engine.decoder.rounds * engine.pool.places)
     if engine.decoder.guessed:
         metrics["oppo/draft_acceptance"] = engine.decoder.confirmed / engine.decoder.guessed
     metrics |= trace.metrics(tokens)
@@ -68,7 +67,7 @@ def finish_step(
 def _counters(engine: Engine, batch: Batch, start: float) -> dict[Counter, Samples]:
     """Δ and C in this step, and the answers that have finished in it."""
     return {
-        "overcommit": [(start, float(engine.overcommit.overcommit))],
+        "overcommit": [(start, float(engine.pool.overcommit))],
         "chunk_size": [(start, float(engine.chunk.current))],
         "finished": running_total([(start, 0.0), *((end, 1.0) for end in batch.ends.values())]),
     }
@@ -101,7 +100,7 @@ def _steer(engine: Engine, experience: Experience, seconds_per_token: float) -> 
     if spec.ppo.kl.controller == "adaptive":
         per_token = float(experience.kl[experience.mask].mean())
         progress.kl_coefficient = adapted_kl_coefficient(
-            progress.kl_coefficient, per_token, spec.ppo.kl.target, spec.ppo.batch_size, spec.ppo.kl.horizon
+            progress.kl_coefficient, per_token, spec.ppo.kl.target, spec.ppo.rows, spec.ppo.kl.horizon
         )
 
 

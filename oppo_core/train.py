@@ -64,7 +64,7 @@ def begin_step(engine: Engine, version: int) -> None:
     """Top up the pool, and bring every cache to the present weights; with streaming, the scorers do theirs meanwhile."""
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))
-        fresh = engine.pool.top_up(engine.overcommit.overcommit, version, engine.new_sequence)
+        fresh = engine.pool.top_up(engine.overcommit.overcommit, version, engine.new_group)
         engine.cohorts.begin(version, len(fresh))
         if engine.layout.remote:
             # New prompts are read together with their first chunk: a pass over a few tokens costs as much as over many.
@@ -96,8 +96,9 @@ def decode_batch(engine: Engine, version: int) -> Batch:
     batch.decode = (start, engine.clock())
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))
-        engine.cohorts.finish(finishers)
         batch.sequences = engine.pool.take_batch(finishers)
+        engine.cohorts.finish(engine.settled(finishers))
+        engine.let_go(engine.pool.discarded)
     if not engine.layout.remote:
         engine.scorers.extend(engine.handover.news(batch.sequences), 0)
     return batch

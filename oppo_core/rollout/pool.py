@@ -1,5 +1,8 @@
 """The pool: which sequences are in flight, which make up the batch, which are deferred. Pure bookkeeping, no tensors.
 
+Its unit is the group: the G answers to one prompt, which are started, trained and deferred together (G = 1 in PPO; GRPO and RLOO
+need more). Group g holds the sequences g·G to g·G + G − 1. B, Δ, ages and the order of finishing count groups.
+
 Law: every sequence ever started is in exactly one place: in the pool, in one trained batch, or (at the end of the run) in
 the final checkpoint. docs/algorithm.md, steps 1, 3 and 5; the paper's inter-step overlap (arXiv 2509.25762, §3.2).
 """
@@ -11,25 +14,53 @@ from dataclasses import dataclass, field
 
 from oppo_core.rollout.sequence import Sequence
 
+Group = list[Sequence]
+NewGroup = Callable[[range], Group]  # answers to one prompt, by their sequence_ids
+
 
 @dataclass(slots=True)
 class Pool:
-    """Sequences in flight in FIFO order: oldest first, ties by sequence_id."""
+    """Sequences in flight in FIFO order: oldest group first, by sequence_id.
+
+    `started` counts sequences. `overcommit` is the Δ that the present step was filled for. `queue` and `discarded` are used by
+    tail batching alone (`oppo_core/rollout/tail_batch.py`).
+    """
 
     batch_size: int
     max_age: int
+    group_size: int = 1
     sequences: list[Sequence] = field(default_factory=list)
     started: int = 0
+    overcommit: int = 0
+    queue: list[Sequence] = field(default_factory=list)
+    discarded: list[Sequence] = field(default_factory=list)
 
-    def top_up(self, overcommit: int, version: int, new: Callable[[int], Sequence]) -> list[Sequence]:
-        """Fill up to B+Δ with sequences made by `new(sequence_id)`; returns the new ones. A lowered Δ evicts nothing."""
-        fresh = []
-        while len(self.sequences) < self.batch_size + overcommit:
-            sequence = new(self.started)
-            sequence.cohort = version
-            self.started += 1
-            self.sequences.append(sequence)
-            fresh.append(sequence)
+    @property
+    def rows(self) -> int:
+        """Answers trained by one step, B·G."""
+        return self.batch_size * self.group_size
+
+    @property
+    def places(self) -> int:
+        """Answers that the present step was filled for, (B+Δ)·G."""
+        return self.rows + self.overcommit * self.group_size
+
+    @property
+    def unconsumed(self) -> int:
+        """Answers that were started and not trained."""
+        return len(self.sequences) + len(self.queue)
+
+    def top_up(self, overcommit: int, version: int, new: NewGroup) -> list[Sequence]:
+        """Fill up to B+Δ groups made by `new(sequence_ids)`; returns the new sequences. A lowered Δ evicts nothing."""
+        self.overcommit = overcommit
+        fresh: list[Sequence] = []
+        while len(self.sequences) < self.places:
+            group = new(range(self.started, self.started + self.group_size))
+            for sequence in group:
+                sequence.cohort = version
+            self.started += self.group_size
+            self.sequences += group
+            fresh += group
         return fresh
 
     def unfinished(self) -> list[Sequence]:
@@ -41,7 +72,7 @@ class Pool:
         return [s for s in self.sequences if s.age >= self.max_age]
 
     def take_batch(self, finishers: list[Sequence]) -> list[Sequence]:
-        """Remove and return this step's batch of B, in sequence_id order, and age what stays.
+        """Remove and return this step's batch of B groups, in sequence_id order, and age what stays.
 
         Args:
             finishers: the sequences that finished in this step, in order of (decode step, sequence_id).
@@ -50,9 +81,9 @@ class Pool:
             RuntimeError: fewer than B are ready, or an overdue one is unfinished: the decoder stopped too early.
         """
         ready = self._in_batch_order(finishers)
-        batch = ready[: self.batch_size]
-        if len(batch) < self.batch_size or any(not s.finished for s in batch):
-            raise RuntimeError(f"the batch of {self.batch_size} is not complete: {sum(s.finished for s in ready)} are ready")
+        batch = [s for group in ready[: self.batch_size] for s in group]
+        if len(batch) < self.rows or any(not s.finished for s in batch):
+            raise RuntimeError(f"the batch of {self.batch_size} is not complete: {sum(map(_finished, ready))} are ready")
         taken = {s.sequence_id for s in batch}
         self.sequences = [s for s in self.sequences if s.sequence_id not in taken]
         for sequence in self.sequences:
@@ -61,18 +92,26 @@ class Pool:
 
     def is_complete(self, finishers: list[Sequence]) -> bool:
         """Whether `take_batch(finishers)` would succeed."""
-        overdue = self.overdue()
-        if any(not s.finished for s in overdue):
+        if any(not s.finished for s in self.overdue()):
             return False
         return len(self._in_batch_order(finishers)) >= self.batch_size
 
     def certain(self, finishers: list[Sequence]) -> list[Sequence]:
         """Finished sequences that will be in this step's batch whatever finishes after `finishers`."""
-        return [s for s in self._in_batch_order(finishers)[: self.batch_size] if s.finished]
+        return [s for group in self._in_batch_order(finishers)[: self.batch_size] for s in group if s.finished]
 
-    def _in_batch_order(self, finishers: list[Sequence]) -> list[Sequence]:
-        overdue = self.overdue()
-        new = {s.sequence_id for s in finishers} | {s.sequence_id for s in overdue}
-        surplus = [s for s in self.sequences if s.finished and s.sequence_id not in new]
-        late = {s.sequence_id for s in overdue}
-        return overdue + surplus + [s for s in finishers if s.sequence_id not in late]
+    def _in_batch_order(self, finishers: list[Sequence]) -> list[Group]:
+        """Overdue groups, then finished surplus, both oldest first, then those whose last member is among `finishers`."""
+        groups: dict[int, Group] = {}
+        for sequence in self.sequences:
+            groups.setdefault(sequence.sequence_id // self.group_size, []).append(sequence)
+        # The order in which the last member of each has finished: the first mention from the end.
+        ended = list(dict.fromkeys(s.sequence_id // self.group_size for s in reversed(finishers)))[::-1]
+        late = {number for number, group in groups.items() if group[0].age >= self.max_age}
+        surplus = groups.keys() - late - set(ended)
+        order = [n for n in groups if n in late] + [n for n in groups if n in surplus and _finished(groups[n])]
+        return [groups[n] for n in order + [n for n in ended if n not in late and _finished(groups[n])]]
+
+
+def _finished(group: Group) -> bool:
+    return all(s.finished for s in group)

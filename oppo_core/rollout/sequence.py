@@ -34,6 +34,10 @@ class Sequence:
         """Response tokens so far."""
         return len(self.response)
 
+    def anew(self) -> Sequence:
+        """The same sequence before its first token: it will use the same random numbers."""
+        return Sequence(self.sequence_id, self.prompt_index, self.prompt, cohort=self.cohort)
+
     def proximal(self) -> list[float]:
         """Log-probs of the response under the weights of this step, for a sequence that was read anew at its start.
 

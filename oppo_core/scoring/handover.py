@@ -26,10 +26,9 @@ class Handover:
                 self._told[sequence.sequence_id] = (total, sequence.finished)
         return growths
 
-    def forget(self, sequence_ids: Iterable[int]) -> None:
-        """The scorers have let go of these."""
-        for sequence_id in sequence_ids:
-            self._told.pop(sequence_id, None)
+    def forget(self, sequence_ids: Iterable[int]) -> list[int]:
+        """The scorers let go of these; returns those that they had been told of."""
+        return [sequence_id for sequence_id in sequence_ids if self._told.pop(sequence_id, None) is not None]
 
     def forget_all(self) -> None:
         """The scorers hold nothing any more."""

@@ -72,6 +72,11 @@ class RemoteScorers(Scoring):
         with self._trace.span("actor", "advantages", rows=len(update.sequence_ids)):
             self._send("start_critic_update", update)
 
+    def release(self, sequence_ids: list[int]) -> None:
+        """See `Scoring.release`; returns at once."""
+        if sequence_ids:
+            self._send("release", sequence_ids)
+
     def start_save(self, folder: str) -> None:
         """See `Scoring.start_save`."""
         self._send("start_save", folder)

@@ -54,6 +54,9 @@ class Scoring(Protocol):
     def wait_critic_update(self) -> dict[str, float]:
         """The critic's metrics."""
 
+    def release(self, sequence_ids: list[int]) -> None:
+        """Let go of sequences that nobody will ask for again."""
+
     def start_save(self, folder: str) -> None:
         """Write the critic and its optimizer into `folder`. Every sequence is forgotten, and told again later."""
 
@@ -142,6 +145,11 @@ class ScorerSet:
         with self.trace.span("critic", "update-critic", rows=len(tokens)):
             self._metrics = self.trainer.update(tokens, update)
         for sequence_id in update.sequence_ids:
+            self._drop(sequence_id)
+
+    def release(self, sequence_ids: list[int]) -> None:
+        """See `Scoring.release`."""
+        for sequence_id in sequence_ids:
             self._drop(sequence_id)
 
     def start_save(self, folder: str) -> None:

@@ -14,10 +14,9 @@ from oppo_contract.events import Role
 from oppo_contract.spec import RunSpec
 from oppo_core import report
 from oppo_core.control import ChunkState, OvercommitState
-from oppo_core.engine import Engine, Progress
+from oppo_core.engine import Engine, Progress, pool_of
 from oppo_core.journal import Journal
 from oppo_core.layout import Layout
-from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompts import PromptStream
 from oppo_core.rollout.tokens import ByteCodec
 from oppo_core.simulation.actor import SimulatedActor
@@ -114,7 +113,7 @@ def assemble(
     layout = virtual_layout(devices, machine)
     engine = Engine(
         spec=spec, layout=layout, codec=ByteCodec(VOCABULARY), prompts=prompts or _prompts(spec, devices, machine),
-        pool=Pool(spec.ppo.batch_size, spec.overlap.max_age),
+        pool=pool_of(spec),
         decoder=SimulatedDecoder(machine, length, most, spec.overlap.kv_after_update == "keep"),
         actor=SimulatedActor(machine, spec.ppo), scorers=_scorers(spec, machine), journal=MemoryJournal(machine), out=out,
         model_source=None, trace=machine.trace, progress=Progress(kl_coefficient=spec.ppo.kl.coefficient),

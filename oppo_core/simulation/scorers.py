@@ -85,6 +85,10 @@ class SimulatedScorers:
         self._machine.timeline.wait()
         return {}
 
+    def release(self, sequence_ids: list[int]) -> None:
+        """See `Scoring.release`."""
+        self._forget(sequence_ids)
+
     def start_save(self, folder: str) -> None:
         """See `Scoring.start_save`."""
         us = self._machine.devices.overheads.checkpoint_us

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_core.control import ChunkState, OvercommitState
+from oppo_core.engine import Engine
 from oppo_core.metrics import Cohorts
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.tail_batch import TailBatchPool
 from oppo_core.scoring.handover import Handover
 from oppo_core.scoring.scorers import Growth
 from oppo_core.trace.recorder import Recorder
@@ -81,6 +86,11 @@ class Listener:
             if growth.finished:
                 self.ended.add(growth.sequence_id)
 
+    def release(self, sequence_ids: list[int]) -> None:
+        for sequence_id in sequence_ids:
+            del self.heard[sequence_id]
+            self.ended.discard(sequence_id)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -92,6 +102,16 @@ class Case:
     max_age: int
     chunk: int = 5
     streamed: bool = True
+    group: int = 1
+
+    def length(self, sequence_id: int) -> int:
+        """How long an answer will be."""
+        return self.lengths[sequence_id % len(self.lengths)]
+
+    @property
+    def rows(self) -> int:
+        """Answers a step trains."""
+        return self.batch * self.group
 
 
 @st.composite
@@ -99,22 +119,24 @@ def cases(draw: st.DrawFn) -> Case:
     batch = draw(st.integers(1, 6))
     lengths = draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=30))
     overcommits = draw(st.lists(st.integers(0, batch), min_size=1, max_size=8))
-    return Case(lengths, batch, overcommits, draw(st.integers(1, 4)), draw(st.integers(1, 50)), draw(st.booleans()))
+    group = draw(st.sampled_from([1, 1, 2, 3, 5]))
+    return Case(lengths, batch, overcommits, draw(st.integers(1, 4)), draw(st.integers(1, 50)), draw(st.booleans()), group)
 
 
 class Simulation:
     """An engine whose decoder is scripted and whose training only forgets."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, kind: type[Pool] = Pool) -> None:
         self.case = case
         self.listener = Listener()
         self.engine: Any = SimpleNamespace(
-            pool=Pool(case.batch, case.max_age), decoder=ScriptedDecoder(case.lengths), trace=Recorder(("cpu:0",)),
+            pool=kind(case.batch, case.max_age, case.group), decoder=ScriptedDecoder(case.lengths), trace=Recorder(("cpu:0",)),
             scorers=self.listener, handover=Handover(), cohorts=Cohorts(), overcommit=OvercommitState(0),
-            chunk=ChunkState(case.chunk), new_sequence=lambda i: Sequence(i, 0, np.asarray([-1, -i - 1])),
+            chunk=ChunkState(case.chunk), new_group=lambda ids: [Sequence(i, 0, np.asarray([-1, -i - 1])) for i in ids],
             layout=SimpleNamespace(remote=case.streamed, decode_threads=1, actor_devices=("cpu:0",)), clock=time.monotonic,
             use_cores=lambda count: None, update=PlainUpdate(), readable=lambda sequences: [s for s in sequences if s.length],
         )  # fmt: skip
+        self.engine.settled, self.engine.let_go = partial(Engine.settled, self.engine), partial(Engine.let_go, self.engine)
 
     @property
     def pool(self) -> Pool:
@@ -137,14 +159,20 @@ class Simulation:
 def expected_batch(before: list[Sequence], case: Case) -> tuple[set[int], int]:
     """docs/algorithm.md step (3), written anew: who is in the batch, and after how many rounds it is complete.
 
-    The script tells when each sequence ends; overdue first, then finished surplus in FIFO order, then by (round, id).
+    The script tells when each sequence ends, and a group ends with its last member; overdue first, then finished surplus in
+    FIFO order, then by (round, group).
     """
-    left = {s.sequence_id: case.lengths[s.sequence_id % len(case.lengths)] - s.length for s in before}
-    overdue = [s.sequence_id for s in before if s.age >= case.max_age]
-    surplus = [s.sequence_id for s in before if s.finished and s.sequence_id not in overdue]
-    others = sorted((left[s.sequence_id], s.sequence_id) for s in before if not s.finished and s.sequence_id not in overdue)
-    chosen = (overdue + surplus + [i for _, i in others])[: case.batch]
-    return set(chosen), max(left[i] for i in chosen)
+    left: dict[int, int] = defaultdict(int)
+    ages = {}
+    for s in before:
+        group = s.sequence_id // case.group
+        left[group], ages[group] = max(left[group], case.length(s.sequence_id) - s.length), s.age
+    overdue = [group for group, age in ages.items() if age >= case.max_age]
+    surplus = [group for group in ages if left[group] == 0 and group not in overdue]
+    others = sorted((left[group], group) for group in ages if left[group] > 0 and group not in overdue)
+    chosen = (overdue + surplus + [group for _, group in others])[: case.batch]
+    ids = {group * case.group + member for group in chosen for member in range(case.group)}
+    return ids, max(left[group] for group in chosen)
 
 
 @settings(max_examples=300, deadline=None)
@@ -157,8 +185,8 @@ def test_every_step_trains_exactly_the_right_sequences(case: Case) -> None:
         wanted, needed = expected_batch(before, case)
         assert set(ids) == wanted
         assert rounds == needed, "decoding must stop at the very round at which the batch is complete"
-        assert len(ids) == case.batch == len(set(ids))
-        assert all(s.finished and s.length == case.lengths[s.sequence_id % len(case.lengths)] for s in batch)
+        assert len(ids) == case.rows == len(set(ids))
+        assert all(s.finished and s.length == case.length(s.sequence_id) for s in batch)
         assert all(s.age <= case.max_age for s in batch), "older than allowed"
         assert not trained & set(ids), "trained twice"
         assert {s.sequence_id for s in before if s.age == case.max_age} <= set(ids), "an overdue sequence was left out"
@@ -189,7 +217,7 @@ def test_lowering_overcommit_stops_refilling_and_evicts_nothing(case: Case) -> N
         before, batch, _ = simulation.step(version)
         ids = [s.sequence_id for s in before]
         assert ids[: len(left)] == left, "an old sequence went missing"
-        assert len(ids) == max(len(left), case.batch + overcommit)
+        assert len(ids) == max(len(left), case.rows + overcommit * case.group)
         left = [i for i in ids if i not in {s.sequence_id for s in batch}]
 
 
@@ -223,6 +251,61 @@ def test_each_token_is_told_exactly_once(case: Case) -> None:
                 heard = simulation.listener.heard[sequence.sequence_id]
                 assert heard == sequence.tokens().tolist() or (heard == [] and sequence.length == 0)
         simulation.listener.chunks.clear()
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=cases())
+def test_what_is_certain_is_in_the_batch_whatever_else_finishes(case: Case) -> None:
+    simulation, certain = Simulation(case), list[set[int]]()
+    plain = simulation.pool.is_complete
+
+    def is_complete(finishers: list[Sequence]) -> bool:
+        certain.append({s.sequence_id for s in simulation.pool.certain(finishers)})
+        return plain(finishers)
+
+    simulation.engine.pool = Watched(simulation.pool, is_complete)
+    for version in range(len(case.overcommits)):
+        certain.clear()
+        _, batch, _ = simulation.step(version)
+        assert all(before <= after for before, after in pairwise([*certain, {s.sequence_id for s in batch}]))
+
+
+class Watched:
+    """A pool that somebody listens to."""
+
+    def __init__(self, pool: Pool, is_complete: Callable[[list[Sequence]], bool]) -> None:
+        self._pool, self.is_complete = pool, is_complete
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=cases())
+def test_tail_batching_trains_every_prompt_once_and_only_with_the_newest_weights(case: Case) -> None:
+    simulation, trained = Simulation(case, TailBatchPool), list[int]()
+    pool, waiting = simulation.pool, list[int]()
+    for version, overcommit in enumerate(case.overcommits):
+        queued = len(waiting) >= case.rows
+        before, batch, rounds = simulation.step(version)
+        started = [s.sequence_id for s in before]
+        assert started == (waiting[: case.rows] if queued else list(range(pool.started - pool.places, pool.started)))
+        assert pool.overcommit == (0 if queued else overcommit)
+        wanted, needed = expected_batch(before, replace(case, max_age=10**9))
+        assert {s.sequence_id for s in batch} == wanted
+        assert rounds == needed
+        assert all(set(s.token_versions) == {version} and s.age == 0 for s in batch), "a stale token"
+        wasted = [min(case.length(s.sequence_id), rounds) for s in pool.discarded]
+        assert [s.length for s in pool.discarded] == wasted
+        assert not pool.sequences, "an answer lives on"
+        trained += [s.sequence_id for s in batch]
+        waiting = [i for i in waiting if i not in trained] + [i for i in started if i not in {*waiting, *trained}]
+        assert [s.sequence_id for s in pool.queue] == waiting
+        assert all(s.length == 0 and not s.finished for s in pool.queue)
+        assert pool.unconsumed == len(waiting)
+        assert sorted(trained + waiting) == list(range(pool.started)), "lost, or trained twice"
+        assert simulation.listener.heard.keys() <= set(trained), "the scorers keep what was discarded"
+        assert len(simulation.engine.cohorts.started) <= version + 1
 
 
 def test_tokens_keep_the_version_they_were_sampled_under() -> None:
