@@ -53,6 +53,11 @@ class SideStreamScorers(Scoring):
         """See `Scoring.wait_critic_update`."""
         return self.scorers.wait_critic_update()
 
+    def release(self, sequence_ids: list[int]) -> None:
+        """See `Scoring.release`."""
+        with self._aside():
+            self.scorers.release(sequence_ids)
+
     def start_save(self, folder: str) -> None:
         """See `Scoring.start_save`."""
         with self._aside():
