@@ -21,6 +21,7 @@ from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.engine import Engine, Progress
 from oppo_core.metrics import Cohorts
 from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.support import load_supports, save_supports
 
 FORMAT = 2
 # What a resumed run may change: how long it goes on and what it writes, not what it computes.
@@ -52,6 +53,7 @@ def save(engine: Engine) -> int:
         draft.mkdir(parents=True)
         engine.scorers.start_save(str(draft))
         engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
+        save_supports(engine.pool.sequences, draft)
         (draft / "state.json").write_text(json.dumps(_state(engine)))
         engine.scorers.wait_save()
         engine.handover.forget_all()
@@ -77,6 +79,7 @@ def restore(engine: Engine, folder: Path) -> None:
     engine.pool.started = state["sequences_started"]
     engine.pool.sequences = [_sequence(row, engine) for row in state["pool"]]
     engine.pool.queue = [_sequence(row, engine) for row in state["queue"]]
+    load_supports(engine.pool.sequences, folder)
 
 
 def verify(folder: Path, spec: RunSpec) -> None:

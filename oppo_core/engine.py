@@ -27,6 +27,7 @@ from oppo_core.rollout.decoder import Decoder, DecodeSettings, Decoding
 from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompts import PromptStream, read_prompts
+from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tail_batch import TailBatchPool
 from oppo_core.rollout.tokens import ByteCodec, FileCodec, TextCodec
@@ -130,7 +131,7 @@ def assemble(
     r = spec.rollout
     settings = DecodeSettings(
         spec.seed, codec.eos, r.temperature, r.max_prompt_tokens, r.max_new_tokens, spec.ppo.micro_batch_tokens,
-        rates_stale=spec.overlap.update_overlap,
+        rates_stale=spec.overlap.update_overlap, filters=filters_of(spec),
     )  # fmt: skip
     actor = ActorTrainer(network, spec.ppo, spec.rollout.temperature, spec.seed)
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
@@ -151,6 +152,12 @@ def assemble(
             engine.scorers.close()
             raise
     return engine
+
+
+def filters_of(spec: RunSpec) -> Filters | None:
+    """Which tokens may be sampled, when that is restricted."""
+    r = spec.rollout
+    return Filters(r.top_k, r.top_p, r.min_p) if r.filters else None
 
 
 def drafter_of(spec: RunSpec) -> Drafter | None:

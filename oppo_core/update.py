@@ -10,14 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from oppo_core.ppo.actor import ActorTrainer, TokenSums
 from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.math import whitening
-from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.sequence import Sequence, Support
 from oppo_core.scoring.partner import EarlyOrder, LateUpdate, Partnership, ShareOrder
 from oppo_core.scoring.results import Scored
 from oppo_core.shares import Costs, Ledger
@@ -54,7 +56,7 @@ class PlainUpdate:
         ids = [s.sequence_id for s in trained]
         scorers.start_collect(ids)
         with trace.span("actor", "actor-forward", rows=len(ids)):
-            proximal = engine.actor.logprobs([s.tokens() for s in trained], [len(s.prompt) for s in trained])
+            proximal = engine.actor.logprobs(*rows_of(trained))
         with trace.wait("score"):
             scored = scorers.wait_collect()
         with trace.span("actor", "advantages", rows=len(ids)):
@@ -66,6 +68,11 @@ class PlainUpdate:
         with trace.wait("update"):
             critic_metrics = scorers.wait_critic_update()
         return experience, actor_metrics | critic_metrics
+
+
+def rows_of(sequences: list[Sequence]) -> tuple[list[NDArray[np.int64]], list[int], list[Support]]:
+    """What the actor's forward pass needs: tokens, prompt lengths, and what each response token was sampled among."""
+    return [s.tokens() for s in sequences], [len(s.prompt) for s in sequences], [s.support for s in sequences]
 
 
 def critic_order(experience: Experience, ids: list[int], step: int) -> CriticUpdate:
@@ -89,7 +96,8 @@ class OverlappedUpdate:
         self.ledger = Ledger()
         surplus = [s for s in engine.pool.sequences if s.finished]
         with engine.trace.span("actor", "actor-forward", rows=len(surplus)):
-            rated = actor_of(engine).hold([s.tokens() for s in surplus], [len(s.prompt) for s in surplus], 0).first
+            tokens, prompts, supports = rows_of(surplus)
+            rated = actor_of(engine).hold(tokens, prompts, 0, supports).first
         for sequence, logprobs in zip(surplus, rated, strict=True):
             sequence.stale_logprobs = logprobs.tolist()
 
@@ -111,7 +119,7 @@ class OverlappedUpdate:
         mine, theirs = self.ledger.shares(trained, self.costs)
         partner.start_share(ShareOrder(ids, [trained[row].sequence_id for row in theirs]))
         with trace.span("actor", "actor-forward", rows=len(mine)):
-            forward = actor.logprobs([trained[row].tokens() for row in mine], [len(trained[row].prompt) for row in mine])
+            forward = actor.logprobs(*rows_of([trained[row] for row in mine]))
         with trace.wait("score"):
             scored = partner.wait_share()
         with trace.span("actor", "advantages", rows=len(ids)):

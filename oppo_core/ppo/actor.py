@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +23,8 @@ from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate, policy_loss
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
+from oppo_core.rollout.sequence import Support
+from oppo_core.rollout.support import joined, restricted
 
 WEIGHTS, MOMENTS = "actor", "actor-optimizer.safetensors"
 
@@ -40,9 +43,10 @@ class TokenSums:
 class Acting(Protocol):
     """What the training loop asks of the actor's trainer, real or simulated."""
 
-    def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int]) -> list[Tensor]:
+    def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
         """Log-prob of each response token under the present weights, a tensor a sequence.
 
+        `supports`: what the tokens were sampled among, a sequence each; none where nothing was filtered.
         `update` may rely on it that the same rows come next: with one optimizer step a batch their graph is kept.
         """
 
@@ -77,18 +81,25 @@ class ActorTrainer:
         restore_weights(self.network, folder / WEIGHTS)
         self.optimizer.load_state(load_file(folder / MOMENTS))
 
-    def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int]) -> list[Tensor]:
+    def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
         """See `Acting.logprobs`."""
         one_step = self.ppo.epochs * self.ppo.mini_batches == 1
-        held = self.hold(tokens, prompt_lengths, None if one_step else 0)
+        held = self.hold(tokens, prompt_lengths, None if one_step else 0, supports)
         self._held = held if one_step else None
         return held.first
 
-    def hold(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], kept: int | None = None) -> HeldForward:
+    def hold(
+        self,
+        tokens: list[NDArray[np.int64]],
+        prompt_lengths: list[int],
+        kept: int | None = None,
+        supports: Rows[Support] = (),
+    ) -> HeldForward:
         """Log-probs and entropies of the response tokens; graphs are kept up to `kept` padded tokens, default a micro-batch."""
 
         def compute(rows: list[int]) -> tuple[Tensor, Tensor]:
-            return self._forward([tokens[r] for r in rows], [prompt_lengths[r] for r in rows])
+            support = joined(supports[r] for r in rows) if supports else []
+            return self._forward([tokens[r] for r in rows], [prompt_lengths[r] for r in rows], support)
 
         lengths = [len(ids) for ids in tokens]
         sizes = [length - prompt for length, prompt in zip(lengths, prompt_lengths, strict=True)]
@@ -145,7 +156,8 @@ class ActorTrainer:
     def _graphs(self, experience: Experience, rows: list[int]) -> Iterator[tuple[list[int], tuple[Tensor, ...]]]:
         held, self._held = self._held, None
         if held is None:
-            held = self.hold([experience.tokens[r] for r in rows], [experience.prompt_lengths[r] for r in rows], 0)
+            tokens, prompts = [experience.tokens[r] for r in rows], [experience.prompt_lengths[r] for r in rows]
+            held = self.hold(tokens, prompts, 0, [experience.sequences[r].support for r in rows])
         return held.groups()
 
     def _loss(
@@ -168,10 +180,10 @@ class ActorTrainer:
         sums.entropy += float(entropy.detach().sum())
         return loss
 
-    def _forward(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int]) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [M] of the response tokens, rows one after the other."""
+    def _forward(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], support: Support) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [M] of the response tokens among their support, rows one after the other."""
         logits = precise(self.network.logits(response_states(self.network, tokens, prompt_lengths))) / self.temperature
-        logp_MV = torch.log_softmax(logits, dim=-1)
+        logp_MV = torch.log_softmax(restricted(logits, support), dim=-1)
         told = torch.from_numpy(np.concatenate([ids[p:] for ids, p in zip(tokens, prompt_lengths, strict=True)]))
         entropy = -(logp_MV.exp() * logp_MV).sum(-1) if self.ppo.entropy_coefficient else _entropy(logp_MV)
         return logp_MV.gather(-1, told.to(logp_MV.device)[:, None]).squeeze(-1), entropy

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from oppo_core.models.cache import Band, SlotCache
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import ragged_batches, right_padded
 from oppo_core.rollout.drafter import Drafter
-from oppo_core.rollout.sampling import sample, uniforms
-from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.sampling import Filters, sample, sample_among, uniforms
+from oppo_core.rollout.sequence import Sequence, Support
+from oppo_core.rollout.support import recorded, restricted
 
 # One more attention call a layer costs about as much as looking at this many cached tokens (measured: hidden 128 and 256).
 BAND_PAYS_CELLS = 600
@@ -36,6 +37,15 @@ class DecodeSettings:
     max_new: int
     micro_batch_tokens: int
     rates_stale: bool = False  # whether `begin` notes what the present weights think of earlier tokens (update overlap)
+    filters: Filters | None = None  # which tokens may be sampled; their choice is recorded a token
+
+
+class Choice(NamedTuple):
+    """A sampled token, its log-prob, and what it was chosen among: empty, or one entry."""
+
+    token: int
+    logprob: float
+    among: Support
 
 
 class Decoding(Protocol):
@@ -77,7 +87,7 @@ class Decoder:
         self._uniform = torch.empty(slots, settings.max_new, dtype=torch.float64, device=self._device)
         self._rows = torch.arange(slots, device=self._device)
         self._stops: list[int] = []  # where bands of rows of like length end
-        self._ahead: list[list[tuple[int, float]]] = []  # tokens and log-probs that a row has drawn ahead of the others
+        self._ahead: list[list[Choice]] = []  # what a row has drawn ahead of the others
 
     @torch.no_grad()
     def begin(self, sequences: list[Sequence]) -> int:
@@ -114,6 +124,7 @@ class Decoder:
                 continue
             first = len(sequence.prompt) - 1
             logits = self.actor.logits(states[first : first + sequence.length]) / self.settings.temperature
+            logits = restricted(logits, sequence.support)
             told = torch.tensor(sequence.response, device=logits.device)[:, None]
             sequence.stale_logprobs = torch.log_softmax(logits, dim=-1).gather(-1, told).squeeze(-1).tolist()
 
@@ -131,11 +142,11 @@ class Decoder:
         self.rounds += 1
         self.decoded += len(self.live)
         if self.drafter is not None and len(self.live) <= self.drafter.max_rows:
-            return self._record(*self._speculate(self.drafter), version)
-        return self._record(*self._sample(), version)
+            return self._record(self._speculate(self.drafter), version)
+        return self._record(self._sample(), version)
 
-    def _sample(self) -> tuple[list[int], list[float]]:
-        """The next token of every live row, and its log-prob, by one forward pass."""
+    def _sample(self) -> list[Choice]:
+        """The next token of every live row, by one forward pass."""
         count = len(self.live)
         positions_N1 = torch.tensor(self._filled, device=self._device)[:, None]
         starts = [0, *self._stops]
@@ -144,26 +155,35 @@ class Decoder:
         hidden_N1H = self.actor.hidden(self._last[:, None], positions_N1, window)
         offsets = torch.tensor([s.length for s in self.live], device=self._device)
         uniform_N = self._uniform[self._rows[:count], offsets]
-        self._last, logp_N = sample(self.actor.logits(hidden_N1H[:, 0]), uniform_N, self.settings.temperature)
-        return self._last.tolist(), logp_N.tolist()
+        self._last, choices = self._choose(self.actor.logits(hidden_N1H[:, 0]), uniform_N)
+        return choices
 
-    def _speculate(self, drafter: Drafter) -> tuple[list[int], list[float]]:
+    def _choose(self, logits_NV: Tensor, uniform_N: Tensor) -> tuple[Tensor, list[Choice]]:
+        """A token a row, as a tensor [N] and with what is recorded of it."""
+        if self.settings.filters is None:
+            tokens_N, logp_N = sample(logits_NV, uniform_N, self.settings.temperature)
+            support: list[Support] = [[]] * len(tokens_N)
+        else:
+            tokens_N, logp_N, allowed_NV = sample_among(logits_NV, uniform_N, self.settings.temperature, self.settings.filters)
+            support = [[left] for left in recorded(allowed_NV)]
+        return tokens_N, list(map(Choice, tokens_N.tolist(), logp_N.tolist(), support))
+
+    def _speculate(self, drafter: Drafter) -> list[Choice]:
         """The same as `_sample`; rows whose guesses came true draw several tokens in one pass and wait for the others."""
         due = [row for row, ahead in enumerate(self._ahead) if not ahead]
         if due:
             drafts = [drafter.guess(self.live[row], self.settings.max_new - self.live[row].length - 1) for row in due]
-            tokens, logprobs = self._draw(due, drafts)
-            for row, draft, drawn, rated in zip(due, drafts, tokens, logprobs, strict=True):
-                true = next((n for n, guess in enumerate(draft) if drawn[n] != guess), len(draft))
+            for row, draft, drawn in zip(due, drafts, self._draw(due, drafts), strict=True):
+                true = next((n for n, guess in enumerate(draft) if drawn[n].token != guess), len(draft))
                 self.guessed += len(draft)
                 self.confirmed += true
-                self._ahead[row] = list(zip(drawn[: true + 1], rated[: true + 1], strict=True))
-        pairs = [ahead.pop(0) for ahead in self._ahead]
-        self._last = torch.tensor([token for token, _ in pairs], device=self._device)
-        return [token for token, _ in pairs], [logprob for _, logprob in pairs]
+                self._ahead[row] = drawn[: true + 1]
+        choices = [ahead.pop(0) for ahead in self._ahead]
+        self._last = torch.tensor([choice.token for choice in choices], device=self._device)
+        return choices
 
-    def _draw(self, rows: list[int], drafts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
-        """Tokens and log-probs [row][t] drawn after the last token of each row and after each token of its draft.
+    def _draw(self, rows: list[int], drafts: list[list[int]]) -> list[list[Choice]]:
+        """What [row][t] is drawn after the last token of each row and after each token of its draft.
 
         Keys and values of drafts that do not come true are overwritten before anyone looks; padding writes into the last
         column, which no token ever needs.
@@ -178,17 +198,18 @@ class Decoder:
         hidden_NTH = self.actor.hidden(right_padded(given).to(self._device), positions_NT, window)
         offsets = torch.tensor([self.live[row].length for row in rows], device=self._device)[:, None] + steps
         uniform_NT = self._uniform[self._rows[rows][:, None], offsets.clamp_max(self.settings.max_new - 1)]
-        drawn, rated = sample(self.actor.logits(hidden_NTH.flatten(0, 1)), uniform_NT.flatten(), self.settings.temperature)
-        return drawn.view(len(rows), width).tolist(), rated.view(len(rows), width).tolist()
+        _, choices = self._choose(self.actor.logits(hidden_NTH.flatten(0, 1)), uniform_NT.flatten())
+        return [choices[first : first + width] for first in range(0, len(choices), width)]
 
     def _arange(self, count: int) -> Tensor:
         return torch.arange(count, device=self._device)
 
-    def _record(self, tokens: list[int], logprobs: list[float], version: int) -> list[Sequence]:
+    def _record(self, choices: list[Choice], version: int) -> list[Sequence]:
         done_rows = []
-        for row, (sequence, token, logprob) in enumerate(zip(self.live, tokens, logprobs, strict=True)):
+        for row, (sequence, (token, logprob, among)) in enumerate(zip(self.live, choices, strict=True)):
             sequence.response.append(token)
             sequence.behaviour_logprobs.append(logprob)
+            sequence.support += among
             sequence.token_versions.append(version)
             self._filled[row] += 1
             if self._ends(sequence, token):

@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+# What each token was sampled among (oppo_core/rollout/support.py): sorted ids, or bits; empty where nothing is filtered.
+Support = list[NDArray[np.int32] | NDArray[np.uint8]]
+
 
 @dataclass(slots=True)
 class Sequence:
     """A prompt and its response so far. Response arrays have one entry a token, its end-of-sequence token included.
 
     `sequence_id` is unique in the run and never reused; sampling randomness hangs on it, so that a repeated prompt gets
-    its own. `age` counts the PPO steps for which the sequence was deferred. `stale_logprobs` (update overlap only) are the
+    its own. `age` counts the PPO steps for which the sequence was deferred. `support` has one entry a token where sampling
+    filters are on, and none where they are off. `stale_logprobs` (update overlap only) are the
     log-probs that this step's weights give to the tokens of earlier steps.
     """
 
@@ -27,6 +31,7 @@ class Sequence:
     cohort: int = 0
     finished: bool = False
     ended_by_eos: bool = False
+    support: Support = field(default_factory=list)
     stale_logprobs: list[float] = field(default_factory=list)
 
     @property

@@ -22,7 +22,8 @@ class Handover:
             total = len(sequence.prompt) + sequence.length
             if (total, sequence.finished) != told:
                 new = sequence.tokens_from(before)
-                growths.append(Growth(sequence.sequence_id, len(sequence.prompt), new, sequence.finished))
+                support = sequence.support[max(0, before - len(sequence.prompt)) :]
+                growths.append(Growth(sequence.sequence_id, len(sequence.prompt), new, sequence.finished, support))
                 self._told[sequence.sequence_id] = (total, sequence.finished)
         return growths
 

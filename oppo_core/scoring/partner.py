@@ -209,7 +209,7 @@ class PartnerScorers(ScorerSet):
         return self.trainer.hold(*self._rows(ids))
 
     def _actor_forward(self, ids: list[int]) -> HeldForward:
-        return self.actor.hold(*self._rows(ids))
+        return self.actor.hold(*self._rows(ids), supports=[self.tracks[i].support for i in ids])
 
     def _critic_backward(self, held: HeldForward, ids: list[int], returns: dict[int, NDArray[np.float64]], number: int) -> None:
         """Add the gradients of the summed value loss; they are divided by the batch's tokens before the optimizer steps."""

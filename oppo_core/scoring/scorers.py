@@ -14,6 +14,8 @@ from torch import Tensor
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
+from oppo_core.rollout.sequence import Support
+from oppo_core.rollout.support import restricted
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.stream import Reading, Stream
 from oppo_core.trace.recorder import Recorder
@@ -21,12 +23,16 @@ from oppo_core.trace.recorder import Recorder
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """News of one sequence: `tokens` follow what was told before. The first time they begin with the prompt."""
+    """News of one sequence: `tokens` follow what was told before. The first time they begin with the prompt.
+
+    `support`: what the response tokens among them were sampled among, where sampling filters are on.
+    """
 
     sequence_id: int
     prompt_length: int
     tokens: NDArray[np.int64]
     finished: bool
+    support: Support = field(default_factory=list)
 
 
 class Scoring(Protocol):
@@ -74,6 +80,7 @@ class Track:
     prompt_length: int
     tokens: NDArray[np.int64]
     finished: bool = False
+    support: Support = field(default_factory=list)
     score: float = float("nan")
     reference_logprobs: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
@@ -132,6 +139,7 @@ class ScorerSet:
             if track is None:
                 track = self.tracks[growth.sequence_id] = Track(growth.prompt_length, np.empty(0, dtype=np.int64))
             track.tokens = np.concatenate([track.tokens, growth.tokens])
+            track.support += growth.support
             track.finished = growth.finished
 
     def start_collect(self, sequence_ids: list[int]) -> None:
@@ -213,11 +221,13 @@ class ScorerSet:
             track.score = self.rule(ids[: track.prompt_length], ids[track.prompt_length :])
 
     def _logprobs(self, track: Track, reading: Reading) -> Tensor:
-        """Log-probs of the response tokens that this reading lets the reference predict."""
+        """Log-probs of the response tokens that this reading lets the reference predict, among what they were sampled among."""
         states = _predicting(track, reading)
         first = max(reading.first + 1, track.prompt_length)
         told = torch.from_numpy(track.tokens[first : first + len(states)]).to(states.device)
         logits = precise(self.reference.network.logits(states)) / self.temperature
+        since = first - track.prompt_length
+        logits = restricted(logits, track.support[since : since + len(states)])
         return torch.log_softmax(logits, dim=-1).gather(-1, told[:, None]).squeeze(-1)
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.actor import TokenSums
 from oppo_core.ppo.experience import Experience
+from oppo_core.rollout.sequence import Support
 from oppo_core.simulation.machine import Machine
 
 
@@ -32,7 +34,7 @@ class SimulatedActor:
         self._ppo = ppo
         self._held_tokens = 0
 
-    def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int]) -> list[Tensor]:
+    def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
         """See `Acting.logprobs`. With one optimizer step a batch the graph of one pass is kept for `update`."""
         lengths = [len(ids) for ids in tokens]
         self._machine.work(self._machine.forward_us(self._costs, lengths))
@@ -40,7 +42,13 @@ class SimulatedActor:
         self._held_tokens = min(self._machine.tokens(lengths), self._machine.pass_tokens) if one_step else 0
         return [torch.zeros(n - prompt) for n, prompt in zip(lengths, prompt_lengths, strict=True)]
 
-    def hold(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], kept: int | None = None) -> Rated:
+    def hold(
+        self,
+        tokens: list[NDArray[np.int64]],
+        prompt_lengths: list[int],
+        kept: int | None = None,
+        supports: Rows[Support] = (),
+    ) -> Rated:
         """A forward pass without a graph."""
         return Rated(self.logprobs(tokens, prompt_lengths))
 

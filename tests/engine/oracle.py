@@ -49,6 +49,26 @@ def states(weights: Weights, tokens: list[int], heads: int) -> Tensor:
     return norm(x, weights, "norm")
 
 
+def left_by(rollout: Any, logits: list[float]) -> list[int]:
+    """Ids that top-k, top-p and min-p leave of tempered logits, likeliest first, equal ones by id."""
+    order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    shares = [math.exp(logits[token] - logits[order[0]]) for token in order]
+    if rollout.top_k is not None:
+        order, shares = order[: rollout.top_k], shares[: rollout.top_k]
+    fewest = len(order)
+    if rollout.top_p is not None:
+        fewest = min(n for n in range(1, len(order) + 1) if sum(shares[:n]) / sum(shares) >= rollout.top_p or n == len(order))
+    if rollout.min_p is not None:
+        fewest = min(fewest, sum(share >= rollout.min_p for share in shares))
+    return order[:fewest]
+
+
+def only(logits_V: Tensor, ids: list[int]) -> Tensor:
+    """Log-probs [V] when only `ids` are possible; far below any float's range where they are not."""
+    chosen = torch.log_softmax(logits_V[ids], -1)
+    return torch.full_like(logits_V, -1.7e308).index_put((torch.tensor(ids),), chosen)
+
+
 @dataclass(slots=True)
 class Answer:
     """A trained answer as the oracle sees it: its tokens, and under which version each was sampled."""
@@ -58,6 +78,7 @@ class Answer:
     response: list[int]
     versions: list[int]
     ended_by_eos: bool
+    support: list[list[int]] = field(default_factory=list)  # ids that each token was chosen among; empty: all
 
     @property
     def tokens(self) -> list[int]:
@@ -154,11 +175,17 @@ class Oracle:
         """Next-token logits [T, V] at the spec's temperature."""
         return states(weights, tokens, self.heads) @ weights["embedding.weight"].T / self.spec.rollout.temperature
 
+    def log_tables(self, weights: Weights, answer: Answer) -> list[Tensor]:
+        """Before each response token: log-probs [V], what the token was not chosen among shut out."""
+        rows = self.logits(weights, answer.tokens)[len(answer.prompt) - 1 : -1]
+        if not answer.support:
+            return list(torch.log_softmax(rows, -1))
+        return [only(row, ids) for row, ids in zip(rows, answer.support, strict=True)]
+
     def logprobs(self, weights: Weights, answer: Answer) -> Tensor:
         """Log-prob of each response token."""
-        table = torch.log_softmax(self.logits(weights, answer.tokens), -1)
-        first = len(answer.prompt)
-        return torch.stack([table[first + t - 1, token] for t, token in enumerate(answer.response)])
+        tables = self.log_tables(weights, answer)
+        return torch.stack([table[token] for table, token in zip(tables, answer.response, strict=True)])
 
     def scalars(self, weights: Weights, tokens: list[int]) -> Tensor:
         """The scalar head's value at every position."""
@@ -170,7 +197,8 @@ class Oracle:
 
     def draw(self, weights: Weights, sequence_id: int, prefix: list[int], position: int) -> tuple[int, float]:
         """Token number `position` of a response by inverting the cumulative distribution, and its log-prob."""
-        logp = torch.log_softmax(self.logits(weights, prefix)[-1], -1)
+        logits = self.logits(weights, prefix)[-1]
+        logp = only(logits, left_by(self.spec.rollout, logits.tolist()))
         number = np.random.Generator(np.random.Philox(key=[self.spec.seed, sequence_id])).random(position + 1)[position]
         cumulative = 0.0
         for token, probability in enumerate(logp.exp().tolist()):
@@ -253,9 +281,7 @@ class Oracle:
     def _policy_loss(self, weights: Weights, rows: list[tuple[Answer, int]], told: Told) -> tuple[Tensor, Any]:
         ppo, terms, sums = self.ppo, list[Tensor](), np.zeros(5)
         for answer, row in rows:
-            table = torch.log_softmax(self.logits(weights, answer.tokens), -1)
-            for t, token in enumerate(answer.response):
-                at = table[len(answer.prompt) + t - 1]
+            for t, (token, at) in enumerate(zip(answer.response, self.log_tables(weights, answer), strict=True)):
                 advantage, log_ratio = told.advantages[row][t], at[token] - told.proximal[row][t]
                 ratio = torch.exp(log_ratio.clamp(-20, 20))
                 plain, clipped = -advantage * ratio, -advantage * ratio.clamp(1 - ppo.clip_range, 1 + ppo.clip_range)
@@ -263,7 +289,8 @@ class Oracle:
                 if ppo.dual_clip is not None and advantage < 0 and float(term.detach()) > -advantage * ppo.dual_clip:
                     term = term * 0 - advantage * ppo.dual_clip
                 term = term * told.weights[row][t]
-                entropy = -(at.exp() * at).sum()
+                possible = at[at > -1e300]
+                entropy = -(possible.exp() * possible).sum()
                 sums += np.asarray([float(x) for x in (term.detach(), clipped > plain, -log_ratio.detach(), entropy.detach(), 1)])
                 if ppo.kl.placement == "loss":
                     term = term + self.kl_coefficient * kl_of(at[token] - told.reference[row][t], ppo.kl.estimator)

@@ -21,6 +21,7 @@ INTER = {
 }
 UPDATE = {"overlap": {"update_overlap": True}}
 DRAFT = {"overlap": {"drafter": {"max_rows": 5, "tokens": 4, "match": 1}}}
+FILTERED = {"top_k": 35, "top_p": 0.97, "min_p": 0.001}
 # Name → what both runs share, and what the run that overlaps has besides.
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"streamed-{name}": (inter, {}) for name, inter in INTER.items()},
@@ -33,6 +34,9 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         UPDATE,
     ),
     "update-unwhitened-in-small-passes": ({"ppo": {"whiten_advantages": False, "micro_batch_tokens": 60}}, UPDATE),
+    "filtered-streamed": ({"rollout": FILTERED}, {}),
+    "filtered-update": ({"rollout": FILTERED, "ppo": {"entropy_coefficient": 0.01}}, UPDATE),
+    "filtered-drafted": ({"rollout": FILTERED, "data": {"prompts": "echo.jsonl"}}, DRAFT),
     "drafted-tail": ({"overlap": {"inter_step": "off"}, "data": {"prompts": "echo.jsonl"}}, DRAFT),
     "drafted-defer": ({"data": {"prompts": "echo.jsonl"}}, DRAFT),
 }

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.folder import load_model
-from tests.engine.oracle import Answer, Oracle
+from oppo_core.rollout.support import unpacked
+from tests.engine.conftest import VOCAB
+from tests.engine.oracle import Answer, Oracle, left_by
 
 STEPS, TOLERANCE = 5, 1e-9
 SMALL = {"steps": STEPS, "rollout": {"max_new_tokens": 40}}
@@ -35,6 +38,12 @@ DEFER: dict[str, dict[str, Any]] = {
     "stale tokens weighted": {"ppo": {"tis": "stale", "tis_cap": 1.1}},
     "all tokens weighted": {"ppo": {"tis": "all", "epochs": 2}, "overlap": {"intra_step": "per_chunk"}},
     "none weighted": {"ppo": {"tis": "off"}},
+    "filtered, KL in the loss, entropy": {
+        "rollout": {"top_k": 30, "top_p": 0.9, "min_p": 0.002, "temperature": 1.2},
+        "ppo": {"entropy_coefficient": 0.02, "epochs": 2, "kl": {"coefficient": 0.2, "estimator": "k3", "placement": "loss"}},
+        "overlap": {"intra_step": "per_chunk"},
+    },
+    "filtered, one pass": {"rollout": {"top_p": 0.97, "temperature": 1.5}},
 }
 FIELDS = {
     "scores": "scores", "rewards": "rewards", "advantages": "advantages", "returns": "returns", "values": "values",
@@ -50,9 +59,14 @@ def oracle_for(world: Any, spec: Any) -> Oracle:
 
 def answers(step: Any) -> list[Answer]:
     return [
-        Answer(s.sequence_id, s.prompt.tolist(), list(s.response), list(s.token_versions), s.ended_by_eos)
+        Answer(s.sequence_id, s.prompt.tolist(), list(s.response), list(s.token_versions), s.ended_by_eos, left(s.support))
         for s in step.experience.sequences
     ]
+
+
+def left(support: Any) -> list[list[int]]:
+    """Ids that each token was chosen among."""
+    return [np.flatnonzero(row).tolist() for row in unpacked(support, VOCAB)]
 
 
 def agree(step: Any, told: Any) -> None:
@@ -83,6 +97,9 @@ def check_sampling(oracle: Oracle, batch: list[Answer], behaviour: list[list[flo
             weights = oracle.history[answer.versions[t]]
             with torch.no_grad():
                 token, _ = oracle.draw(weights, answer.sequence_id, answer.prompt + answer.response[:t], t)
+                logits = oracle.logits(weights, answer.prompt + answer.response[:t])[-1].tolist()
+            if answer.support:
+                assert answer.support[t] == sorted(left_by(oracle.spec.rollout, logits))
             assert token == answer.response[t]
         assert eos not in answer.response[:-1]
         assert answer.ended_by_eos == (answer.response[-1] == eos)
