@@ -6,8 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import Protocol
 
+from oppo_contract.spec import ModelSpec
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import read_config
+from oppo_core.models.folder import find, read_config
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -73,6 +74,14 @@ class FileCodec:
     def decode(self, ids: list[int]) -> str:
         """Text, special tokens left out."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def codec_of(model: ModelSpec, roots: list[Path]) -> TextCodec:
+    """The tokenizer that belongs to a model."""
+    if model.tiny is not None:
+        return ByteCodec(model.tiny.vocab)
+    assert model.path is not None
+    return FileCodec(find(model.path, roots))
 
 
 def _token_id(folder: Path, key: str, default: int | None = None) -> int:

@@ -95,13 +95,12 @@ class RunSpec(Section):
         return self
 
     def tiny_models(self) -> list[tuple[str, TinyArchitecture]]:
-        """The roles that use a built-in architecture, as (field path, architecture)."""
+        """The roles that read the actor's tokens with a built-in architecture, as (field path, architecture)."""
         roles = {
             "models.actor": self.models.actor,
             "models.reference": self.models.reference,
-            "models.reward.model": self.models.reward.model,
             "models.critic": self.models.critic,
-        }
+        } | {path: source.model for path, source in self.models.reward.sources_by_path() if source.reads == "tokens"}
         return [(path, m.tiny) for path, m in roles.items() if isinstance(m, ModelSpec) and m.tiny is not None]
 
     @property

@@ -12,7 +12,7 @@ from oppo_contract.sections.base import Path, Positive, Section
 
 RULE_WORDS = "the name of a registered rule: lower-case letters, digits and _ . : -"
 URL_WORDS = "an http or https address"
-ENV_WORDS = "the name of an environment variable: capital letters, digits and _"
+ENV_WORDS = "the name of an environment variable that begins with OPPO_REWARD_: capital letters, digits and _"
 
 
 class TinyArchitecture(Section):
@@ -69,11 +69,12 @@ class HttpReward(Section):
     break_after: int = Field(5, ge=1, le=100, description="Failed requests in a row after which the run ends with an error.")
     token_variable: str | None = Field(
         None,
-        pattern=r"^[A-Z][A-Z0-9_]*$",
+        pattern=r"^OPPO_REWARD_[A-Z0-9_]+$",
         max_length=120,
         json_schema_extra={ALLOWED: ENV_WORDS},
-        description="Worker's environment variable with the service's bearer token; its name starts with OPPO_REWARD_.",
+        description="Worker's environment variable with the service's bearer token.",
     )
+    send_line: bool = Field(False, description="Send the prompt's whole line along, with a right answer, say.")
 
 
 class RewardSource(Section):
@@ -125,6 +126,12 @@ class RewardSpec(RewardSource):
             )
         return self
 
+    def sources_by_path(self) -> list[tuple[str, RewardPart]]:
+        """The parts, each with the path of its field `model`."""
+        if self.parts is None:
+            return [("models.reward.model", *self.sources())]
+        return [(f"models.reward.parts.{number}.model", part) for number, part in enumerate(self.parts)]
+
     def sources(self) -> list[RewardPart]:
         """The parts; a single source is one part of weight 1."""
         if self.parts is not None:
@@ -166,6 +173,13 @@ class Models(Section):
             raise Impossible(
                 "critic",
                 "starts from the reward model, but the reward is no single model",
+                value="reward",
+                allowed="actor, or a mapping with path or tiny",
+            )
+        if self.critic == "reward" and self.reward.reads != "tokens":
+            raise Impossible(
+                "critic",
+                "starts from the reward model, but that reads other tokens than the actor's",
                 value="reward",
                 allowed="actor, or a mapping with path or tiny",
             )

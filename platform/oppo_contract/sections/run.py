@@ -35,6 +35,9 @@ class Resources(Section):
     devices: int = Field(1, ge=1, le=4096, description="GPUs; on a node without GPUs, its one cpu device.")
     kind: Literal["any", "cpu", "cuda"] = Field("any", description="Which devices will do.")
     dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="Precision of weights and arithmetic.")
+    longest_silence_s: float = Field(
+        600.0, ge=1, le=86400, description="A process of the run that gives no sign of life for so long counts as hung, seconds."
+    )
     cpu_threads: int | None = Field(None, ge=1, le=1024, description="Cores the engine may use; empty: all of the node's.")
 
 

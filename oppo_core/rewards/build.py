@@ -1,0 +1,108 @@
+"""From `models.reward` of a spec to the parts that score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from oppo_contract.spec import ModelSpec, RewardPart, RunSpec
+from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.folder import find, load_model
+from oppo_core.models.protocol import Network
+from oppo_core.rewards.answers import FinishedReward
+from oppo_core.rewards.errors import RewardError
+from oppo_core.rewards.lines import PromptLines
+from oppo_core.rewards.parts import Part, Rewards
+from oppo_core.rewards.registry import find_rule
+from oppo_core.rewards.rule import RuleReward, asks_for_line
+from oppo_core.rewards.text_model import MESSAGES, Encode, TextModelReward, chat_encoder, text_encoder
+from oppo_core.rollout.tokens import TextCodec, codec_of
+
+APART = 1009
+
+
+@dataclass
+class RewardBuilder:
+    """What all parts need. `check_context` raises when a network that reads the actor's tokens is too short for the run."""
+
+    spec: RunSpec
+    roots: list[Path]
+    dtype: torch.dtype
+    check_context: Callable[[Network], None]
+    codec: TextCodec = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.codec = codec_of(self.spec.models.actor, self.roots)
+
+    def rewards(self) -> Rewards:
+        """Every part of the run's reward, ready to score.
+
+        Raises:
+            RewardError, ModelFolderError: a part cannot be had or does not fit.
+        """
+        sources = self.spec.models.reward.sources()
+        parts: list[Part] = []
+        try:
+            for number, source in enumerate(sources):
+                parts.append(self._part(source, number))
+        except Exception:
+            for part in parts:
+                if part.finished is not None:
+                    part.finished.close()
+            raise
+        return Rewards(parts, self.codec)
+
+    def _part(self, source: RewardPart, number: int) -> Part:
+        if source.model is None:
+            return Part(source.weight, finished=self._judge(source))
+        if source.reads == "tokens":
+            check_same_tokens(self.spec.models.actor, source.model, self.roots)
+        # A built-in model's seed: the first part's is the next after the actor's, the others' are far from every role's.
+        network = load_model(source.model, "scalar", self.roots, self.dtype, self.spec.seed + 1 + APART * number)
+        if source.reads == "tokens":
+            self.check_context(network)
+            return Part(source.weight, network)
+        encoder = self._encoder(source.model, source.reads)
+        return Part(source.weight, finished=TextModelReward(network, encoder, self.spec.ppo.micro_batch_tokens))
+
+    def _judge(self, source: RewardPart) -> FinishedReward:
+        if source.rule is not None:
+            rule = find_rule(source.rule)
+            return RuleReward(source.rule, rule, self.lines() if asks_for_line(source.rule, rule) else None)
+        from oppo_core.rewards.service import ServiceReward  # the only part that needs an HTTP library
+
+        assert source.http is not None  # the spec's own validator saw to it
+        return ServiceReward(source.http, self.spec.seed, self.lines() if source.http.send_line else None)
+
+    def _encoder(self, model: ModelSpec, reads: str) -> Encode:
+        if model.tiny is not None:
+            if reads == "chat":
+                raise RewardError("a built-in reward model has no chat template; let it read: text, or tokens")
+            encode = codec_of(model, self.roots).encode
+            return lambda answer: encode(answer.whole)
+        assert model.path is not None
+        try:
+            source: Path | str = find(model.path, self.roots)
+        except ModelFolderError:
+            source = model.path  # a hub id: the network was loaded by it
+        return text_encoder(source) if reads == "text" else chat_encoder(source, self.lines((MESSAGES,)))
+
+    def lines(self, keys: tuple[str, ...] | None = None) -> PromptLines:
+        """The lines of the run's prompts, held-out ones too."""
+        lines, longest = PromptLines(keys), self.spec.rollout.max_prompt_tokens
+        for data in (self.spec.data, self.spec.evaluation):
+            if data is not None:
+                lines.read(find(data.prompts, self.roots), data.prompt_field, self.codec, longest)
+        return lines
+
+
+def check_same_tokens(actor: ModelSpec, reward: ModelSpec, roots: list[Path]) -> None:
+    """Raises ModelFolderError when the two do not read the same token ids as the same text."""
+    if codec_of(actor, roots).digest != codec_of(reward, roots).digest:
+        raise ModelFolderError(
+            "the reward model's tokenizer differs from the actor's, so it would read other words than the actor wrote; let it"
+            " read: text (or chat, for a model with a chat template) instead of tokens"
+        )

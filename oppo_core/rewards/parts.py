@@ -1,0 +1,117 @@
+"""All parts of a reward at work: streamed networks read along, finished answers go to the others, scores are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oppo_core.models.protocol import Network
+from oppo_core.rewards.answers import Answer, FinishedReward
+from oppo_core.rollout.tokens import TextCodec
+from oppo_core.scoring.stream import Stream
+
+# So often whoever waits for a service says that it is alive, seconds.
+SIGN_OF_LIFE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One weighted source: a network that reads the actor's tokens as they stream, or what scores finished answers."""
+
+    weight: float
+    network: Network | None = None
+    finished: FinishedReward | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """The reward of a run, before it is put to work. `codec` turns answers into text."""
+
+    parts: list[Part]
+    codec: TextCodec | None = None
+
+
+class RewardReader:
+    """Feeds the parts with answers, in the process of the scorers."""
+
+    def __init__(self, rewards: Rewards, slots: int, columns: int, budget: int) -> None:
+        self._codec = rewards.codec
+        self._weights = [part.weight for part in rewards.parts]
+        self.streams: dict[int, Stream] = {}
+        self.finished: dict[int, FinishedReward] = {}
+        for number, part in enumerate(rewards.parts):
+            if part.network is not None:
+                self.streams[number] = Stream(part.network, slots, columns, budget)
+            if part.finished is not None:
+                self.finished[number] = part.finished
+        self._streamed: dict[tuple[int, int], float] = {}
+        self._started: set[int] = set()
+
+    def read(self, tokens: dict[int, NDArray[np.int64]], prompt_lengths: dict[int, int], finished: set[int]) -> None:
+        """Read what is new of each sequence; `tokens` holds whole sequences, prompt first. Returns before services answer.
+
+        Raises:
+            RewardError: a part failed.
+        """
+        self._start([i for i in sorted(finished) if i not in self._started], tokens, prompt_lengths)
+        for number, stream in self.streams.items():
+            for i, reading in stream.read(tokens, finished).items():
+                if i in finished:
+                    self._streamed[number, i] = float(stream.network.scalar(reading.hidden[-1]))
+
+    def _start(self, ids: list[int], tokens: dict[int, NDArray[np.int64]], prompt_lengths: dict[int, int]) -> None:
+        if not ids:
+            return
+        self._started |= set(ids)
+        if not self.finished:
+            return
+        assert self._codec is not None
+        answers = []
+        for i in ids:
+            row, prompt = tokens[i].tolist(), prompt_lengths[i]
+            answers.append(Answer(i, row[:prompt], row[prompt:], self._codec))
+        # Services first: they work while those that compute here do.
+        for part in sorted(self.finished.values(), key=lambda part: not part.elsewhere):
+            part.start(answers)
+
+    def settled(self, ids: list[int]) -> bool:
+        """Whether every part has scored these. Raises RewardError when a part has failed."""
+        return all(part.wait(ids, 0.0) for part in self.finished.values())
+
+    def wait(self, ids: list[int], alive: Callable[[], None]) -> None:
+        """Returns when every part has scored these finished sequences; calls `alive` meanwhile, every two seconds or so.
+
+        Bounded by the services' circuit breakers. Raises RewardError when a part has failed.
+        """
+        for part in self.finished.values():
+            while not part.wait(ids, SIGN_OF_LIFE_S):
+                alive()
+
+    def scores(self, sequence_id: int) -> tuple[float, ...]:
+        """Each part's raw score of a sequence that has been waited for."""
+        finished = self.finished
+        return tuple(
+            finished[number].score(sequence_id) if number in finished else self._streamed[number, sequence_id]
+            for number in range(len(self._weights))
+        )
+
+    def total(self, scores: tuple[float, ...]) -> float:
+        """The weighted sum."""
+        return sum(weight * score for weight, score in zip(self._weights, scores, strict=True))
+
+    def forget(self, sequence_id: int) -> None:
+        """Drop everything of a sequence; it may be told again."""
+        self._started.discard(sequence_id)
+        for number, stream in self.streams.items():
+            stream.forget(sequence_id)
+            self._streamed.pop((number, sequence_id), None)
+        for part in self.finished.values():
+            part.forget(sequence_id)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for part in self.finished.values():
+            part.close()

@@ -1,0 +1,47 @@
+"""What a reward service may answer: {"scores": [one number an answer, in their order]}. Anything else is told, not guessed."""
+
+from __future__ import annotations
+
+import json
+
+LARGEST_SCORE = 1e6
+SHOWN = 200
+
+
+class BadReplyError(Exception):
+    """A reply that is no list of scores."""
+
+
+def scores_in(body: bytes, count: int) -> list[float]:
+    """The scores of `count` answers.
+
+    Raises:
+        BadReplyError: no JSON, another shape, another count, or a score that is no number, or not within ±1,000,000.
+    """
+    try:
+        reply = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadReplyError(f"no JSON ({type(error).__name__})") from None
+    scores = reply.get("scores") if isinstance(reply, dict) else None
+    if not isinstance(scores, list):
+        raise BadReplyError('not {"scores": […]}')
+    if len(scores) != count:
+        raise BadReplyError(f"{len(scores)} scores for {count} answers")
+    return [_score(position, score) for position, score in enumerate(scores)]
+
+
+def _score(position: int, score: object) -> float:
+    where = f"scores[{position}]"
+    if isinstance(score, bool) or not isinstance(score, (int, float)):
+        raise BadReplyError(f"{where} is a {type(score).__name__}, not a number")
+    if not abs(score) <= LARGEST_SCORE:  # NaN is not less than anything either
+        raise BadReplyError(f"{where} is {score!r:.40}; a score must lie within ±{LARGEST_SCORE:,.0f}")
+    return float(score)
+
+
+def shown(body: bytes, secret: str | None) -> str:
+    """The first bytes of a reply for an error's text, without the token, should the service repeat it."""
+    text = body.decode(errors="replace")
+    if secret:
+        text = text.replace(secret, "[token]")
+    return repr(text[:SHOWN]) if text else "nothing"

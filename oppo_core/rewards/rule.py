@@ -1,0 +1,72 @@
+"""A rule or verifier: a plain function of texts, which gets what its parameters ask for (docs/rewards.md, "Rules")."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+from oppo_core.rewards.answers import Answer, ScoredAtOnce
+from oppo_core.rewards.errors import RewardError
+from oppo_core.rewards.lines import PromptLines
+
+MAY_ASK: dict[str, Callable[[Answer], object]] = {
+    "ended": lambda answer: answer.ended,
+    "length": lambda answer: len(answer.response_ids),
+}
+LINE = "line"
+
+
+class RuleReward(ScoredAtOnce):
+    """`rule(prompt, response, …)` on every finished answer."""
+
+    def __init__(self, name: str, rule: Callable[..., Any], lines: PromptLines | None) -> None:
+        """`lines` is needed only by a rule that asks for the prompt's line (`asks_for_line`).
+
+        Raises:
+            RewardError: the function asks for something that no rule is told.
+        """
+        super().__init__()
+        self._name, self._rule, self._lines = name, rule, lines
+        self._asked = asked_of(name, rule)
+
+    def start(self, answers: list[Answer]) -> None:
+        """See `FinishedReward.start`. Raises RewardError when the rule raises, or returns what is no finite number."""
+        for answer in answers:
+            self._scores[answer.sequence_id] = self._score(answer)
+
+    def _score(self, answer: Answer) -> float:
+        told = {name: MAY_ASK[name](answer) for name in self._asked if name != LINE}
+        if LINE in self._asked:
+            assert self._lines is not None
+            told[LINE] = self._lines.line(answer.prompt_ids)
+        where = f"the rule {self._name}, asked about sequence {answer.sequence_id},"
+        try:
+            score = self._rule(answer.prompt, answer.response, **told)
+        except Exception as error:  # noqa: BLE001 - a rule is somebody else's code, and the run's owner must read what it said
+            raise RewardError(f"{where} raised {type(error).__name__}: {error}") from error
+        if not isinstance(score, Real):
+            raise RewardError(f"{where} returned {score!r:.200}, which is a {type(score).__name__} and no number")
+        if not math.isfinite(score):
+            raise RewardError(f"{where} returned {float(score)}; a score must be finite")
+        return float(score)
+
+
+def asks_for_line(name: str, rule: Callable[..., Any]) -> bool:
+    """Whether the rule wants the prompt's line of the prompts file. Raises RewardError as `RuleReward` does."""
+    return LINE in asked_of(name, rule)
+
+
+def asked_of(name: str, rule: Callable[..., Any]) -> list[str]:
+    """What the rule's signature asks for besides prompt and response. Raises RewardError as `RuleReward` does."""
+    parameters = list(inspect.signature(rule).parameters.values())
+    told = ["prompt", "response"]
+    if [p.name for p in parameters[:2]] != told or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise RewardError(f"the rule {name} must take (prompt, response, …), it takes {inspect.signature(rule)}")
+    known = [*MAY_ASK, LINE]
+    unknown = [p.name for p in parameters[2:] if p.name not in known and p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if unknown:
+        raise RewardError(f"the rule {name} asks for {', '.join(unknown)}; a rule may ask for {', '.join(known)}")
+    return [p.name for p in parameters[2:] if p.name in known]

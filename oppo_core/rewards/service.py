@@ -1,0 +1,164 @@
+"""A reward service over HTTP: requests leave when answers finish, and go on while the other scorers read (docs/rewards.md).
+
+An event loop in a thread of its own does the talking; the scorers' thread starts requests, and waits for scores only when it
+needs them. Nothing here waits for ever: every try has its time, tries are counted, and the circuit breaker ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from itertools import count
+
+import httpx
+
+from oppo_contract.spec import HttpReward
+from oppo_core.rewards.answers import Answer
+from oppo_core.rewards.errors import RewardError
+from oppo_core.rewards.hosts import allowed_url, place_of, token_of
+from oppo_core.rewards.lines import PromptLines
+from oppo_core.rewards.request import Post, Request, TryFailedError
+
+WIRE_VERSION = 1
+OPENED_WITHIN_S = 60.0
+CLOSED_WITHIN_S = 5.0
+
+
+class ServiceReward:
+    """A `FinishedReward` that asks a service. What a request holds follows from hand-over and sequence_id, never from timing."""
+
+    elsewhere = True
+
+    def __init__(self, http: HttpReward, seed: int, lines: PromptLines | None) -> None:
+        """`lines` is needed only for `send_line`.
+
+        Raises:
+            RewardError: this process may not talk to that host, or lacks the token.
+        """
+        self._http, self._seed, self._lines = http, seed, lines
+        self._url, self._token = allowed_url(http.url), token_of(http)
+        self._place = place_of(self._url)
+        self._numbers = count(1)
+        self._news = threading.Condition()
+        self._scores: dict[int, float] = {}
+        self._under_way: dict[int, Request] = {}
+        self._failure: RewardError | None = None
+        self._failed_in_a_row = 0
+        self._opened = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._talk()), name="reward-service", daemon=True)
+        self._thread.start()
+        if not self._opened.wait(OPENED_WITHIN_S):
+            raise RewardError("the thread that asks the reward service did not start; its traceback stands in the log")
+
+    def start(self, answers: list[Answer]) -> None:
+        """See `FinishedReward.start`; returns at once. Raises RewardError when the service has failed meanwhile."""
+        self._raise_failure()
+        for request in self._requests(answers):
+            with self._news:
+                self._under_way |= dict.fromkeys(request.sequence_ids, request)
+            asyncio.run_coroutine_threadsafe(self._ask(request), self._loop)
+
+    def wait(self, sequence_ids: list[int], timeout_s: float) -> bool:
+        """See `FinishedReward.wait`."""
+        with self._news:
+            answered = self._news.wait_for(lambda: self._failure is not None or self._has(sequence_ids), timeout_s)
+        self._raise_failure()
+        return answered
+
+    def score(self, sequence_id: int) -> float:
+        """See `FinishedReward.score`."""
+        return self._scores[sequence_id]
+
+    def forget(self, sequence_id: int) -> None:
+        """See `FinishedReward.forget`. A reply that is still on its way is not looked at."""
+        with self._news:
+            self._scores.pop(sequence_id, None)
+            self._under_way.pop(sequence_id, None)
+
+    def close(self) -> None:
+        """Drop what is under way, and end the thread."""
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(CLOSED_WITHIN_S)
+
+    def _has(self, sequence_ids: list[int]) -> bool:
+        return all(i in self._scores for i in sequence_ids)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _requests(self, answers: list[Answer]) -> Iterator[Request]:
+        size = self._http.answers_a_request
+        for first in range(0, len(answers), size):
+            chosen = answers[first : first + size]
+            body = {"version": WIRE_VERSION, "answers": [self._told(answer) for answer in chosen]}
+            yield Request(next(self._numbers), [answer.sequence_id for answer in chosen], json.dumps(body).encode())
+
+    def _told(self, answer: Answer) -> dict[str, object]:
+        told = {"id": str(answer.sequence_id), "prompt": answer.prompt, "response": answer.response, "ended": answer.ended}
+        return told if self._lines is None else told | {"line": self._lines.line(answer.prompt_ids)}
+
+    async def _talk(self) -> None:
+        """Body of the thread: the client lives here, until `close`."""
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        self._slots = asyncio.Semaphore(self._http.requests_at_once)
+        # The environment's proxies are not asked: a proxy would be one more host that nobody has allowed.
+        async with httpx.AsyncClient(
+            timeout=self._http.timeout_s, follow_redirects=False, trust_env=False, verify=ssl.create_default_context(),
+            limits=httpx.Limits(max_connections=self._http.requests_at_once),
+        ) as client:  # fmt: skip
+            self._post = Post(client, self._url, self._token, self._http, self._seed)
+            self._opened.set()
+            await self._end.wait()
+            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+    async def _ask(self, request: Request) -> None:
+        async with self._slots:
+            try:
+                await self._until_answered(request)
+            except Exception as error:  # noqa: BLE001 - nobody looks at this task: whoever waits must hear of it
+                self._fail(f"{type(error).__name__}: {error}")
+
+    async def _until_answered(self, request: Request) -> None:
+        """Ask until there are scores, nobody wants them any more, or the breaker opens."""
+        failed = 0
+        while self._failure is None and self._wanted(request):
+            tries = failed * self._http.attempts
+            try:
+                self._deliver(request, await self._post.scores(request, tries))
+                return
+            except TryFailedError as failure:
+                failed += 1
+                self._failed_in_a_row += 1
+                # One request that fails again and again must end it too, although others succeed in between.
+                in_a_row = max(failed, self._failed_in_a_row)
+                if failure.final:
+                    self._fail(str(failure))
+                elif in_a_row >= self._http.break_after:
+                    self._fail(f"{in_a_row} requests in a row failed, {self._http.attempts} attempts each; the last: {failure}")
+                else:
+                    await asyncio.sleep(self._post.pause_s(request, tries + self._http.attempts, failure))
+
+    def _wanted(self, request: Request) -> bool:
+        with self._news:
+            return any(self._under_way.get(i) is request for i in request.sequence_ids)
+
+    def _deliver(self, request: Request, scores: list[float]) -> None:
+        self._failed_in_a_row = 0
+        with self._news:
+            for sequence_id, score in zip(request.sequence_ids, scores, strict=True):
+                if self._under_way.get(sequence_id) is request:
+                    del self._under_way[sequence_id]
+                    self._scores[sequence_id] = score
+            self._news.notify_all()
+
+    def _fail(self, reason: str) -> None:
+        with self._news:
+            self._failure = self._failure or RewardError(f"the reward service {self._place} failed: {reason}")
+            self._news.notify_all()

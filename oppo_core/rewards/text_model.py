@@ -1,0 +1,99 @@
+"""A reward model that reads text: its tokenizer, or its chat template, is another than the actor's.
+
+Its tokens are not the actor's, so there is nothing to stream: a finished answer is decoded, tokenised anew and read whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from oppo_core.models.protocol import Network
+from oppo_core.ppo.batches import ragged_batches, right_padded
+from oppo_core.rewards.answers import Answer, ScoredAtOnce
+from oppo_core.rewards.errors import RewardError
+from oppo_core.rewards.lines import PromptLines
+
+MESSAGES = "messages"
+Encode = Callable[[Answer], list[int]]
+
+
+class TextModelReward(ScoredAtOnce):
+    """A network and how it reads an answer."""
+
+    def __init__(self, network: Network, encode: Encode, budget: int) -> None:
+        """`budget`: padded tokens a forward pass."""
+        super().__init__()
+        self._network, self._encode, self._budget = network, encode, budget
+
+    @torch.no_grad()
+    def start(self, answers: list[Answer]) -> None:
+        """See `FinishedReward.start`. Raises RewardError when an answer is longer than the model's context."""
+        rows = [self._tokens(answer) for answer in answers]
+        device = next(self._network.parameters()).device
+        for group in ragged_batches([len(row) for row in rows], self._budget):
+            padded = right_padded([rows[number] for number in group]).to(device)
+            hidden = self._network.hidden(padded, torch.arange(padded.shape[1], device=device).expand_as(padded))
+            for states, number in zip(hidden, group, strict=True):
+                score = self._network.scalar(states[len(rows[number]) - 1])
+                self._scores[answers[number].sequence_id] = float(score)
+
+    def _tokens(self, answer: Answer) -> NDArray[np.int64]:
+        tokens = np.asarray(self._encode(answer), dtype=np.int64)
+        if not 0 < len(tokens) <= self._network.context:
+            raise RewardError(
+                f"sequence {answer.sequence_id}, {len(answer.prompt_ids)} + {len(answer.response_ids)} tokens of the actor, has"
+                f" {len(tokens)} in the reward model's tokenizer; its context is {self._network.context}. Lower"
+                " rollout.max_prompt_tokens or rollout.max_new_tokens, or take a reward model with more context"
+            )
+        return tokens
+
+
+def text_encoder(source: Path | str) -> Encode:
+    """Prompt and response as one text, with the special tokens that the folder's tokenizer adds by itself.
+
+    Raises:
+        RewardError: there is no tokenizer that can be read.
+    """
+    tokenizer = _tokenizer(source)
+    return lambda answer: list(tokenizer(answer.whole)["input_ids"])
+
+
+def chat_encoder(source: Path | str, lines: PromptLines) -> Encode:
+    """The chat template's rendering of the conversation, the response as the assistant's last word.
+
+    The conversation before is the list `messages` of the prompt's line where it has one (a prompt that is already rendered in the
+    actor's own template should), or else the prompt as the user's only message. The template runs in transformers' sandbox.
+
+    Raises:
+        RewardError: there is no tokenizer that can be read, or it has no chat template.
+    """
+    tokenizer = _tokenizer(source)
+    if not tokenizer.chat_template:
+        raise RewardError(f"{source} has no chat template, so the reward cannot read: chat; read: text needs none")
+
+    def encode(answer: Answer) -> list[int]:
+        before = lines.line(answer.prompt_ids).get(MESSAGES) or [{"role": "user", "content": answer.prompt}]
+        conversation = [*before, {"role": "assistant", "content": answer.response}]
+        try:
+            return list(tokenizer.apply_chat_template(conversation, tokenize=True)["input_ids"])
+        except Exception as error:  # noqa: BLE001 - templates are programs of the folder's, and raise what they like
+            raise RewardError(
+                f"the chat template of {source} refuses sequence {answer.sequence_id}: {type(error).__name__}: {error}"
+            ) from error
+
+    return encode
+
+
+def _tokenizer(source: Path | str) -> Any:
+    from transformers import AutoTokenizer  # takes seconds to import
+
+    try:
+        return AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise RewardError(f"the reward model's tokenizer in {source} cannot be read: {error}") from None
