@@ -84,11 +84,13 @@ def _failed(error: Exception, step: int, journal: Journal) -> int:
     from oppo_core.layout import LayoutError
     from oppo_core.models.errors import ModelFolderError
     from oppo_core.ppo.optimizer import NonFiniteError
+    from oppo_core.rewards.errors import RewardError
     from oppo_core.rollout.prompts import PromptError
     from oppo_core.scoring.remote import ScorerError
 
     reason = f"{type(error).__name__}: {error}"
-    if isinstance(error, (LayoutError, ModelFolderError, PromptError, CheckpointError, NonFiniteError, ScorerError, OSError)):
+    named = (LayoutError, ModelFolderError, PromptError, CheckpointError, NonFiniteError, RewardError, ScorerError, OSError)
+    if isinstance(error, named):
         print(reason, file=sys.stderr)
     else:
         traceback.print_exception(error)

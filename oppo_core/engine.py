@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from oppo_core.models.protocol import Network
 from oppo_core.ppo.actor import Acting, ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import Experience, build_experience
+from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rollout.decoder import Decoder, DecodeSettings, Decoding
 from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.pool import Pool
@@ -30,7 +30,7 @@ from oppo_core.rollout.prompts import PromptStream, read_prompts
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tail_batch import TailBatchPool
-from oppo_core.rollout.tokens import ByteCodec, FileCodec, TextCodec
+from oppo_core.rollout.tokens import TextCodec, codec_of
 from oppo_core.scoring.handover import Handover
 from oppo_core.scoring.partner import PartnerScorers, in_shared_memory
 from oppo_core.scoring.remote import RemoteScorers
@@ -209,25 +209,21 @@ def build_scorers(
 
     Raises:
         ModelFolderError: a model is missing, too short, or its tokenizer differs from the actor's.
+        RewardError: a rule is not registered, or a reward service is not allowed.
     """
     dtype = DTYPES[spec.resources.dtype]
+    rewards = RewardBuilder(spec, roots, dtype, device, partial(check_contexts, spec)).rewards()
     reference_spec = spec.models.reference or spec.models.actor
     reference = load_model(reference_spec, "lm", roots, dtype, spec.seed, device=device)
-    reward = None
-    if spec.models.reward.model is not None:
-        check_same_tokens(spec.models.actor, spec.models.reward.model, roots)
-        reward = load_model(spec.models.reward.model, "scalar", roots, dtype, spec.seed + 1, device=device)
     critic_lora = spec.models.lora if spec.models.lora is not None and spec.models.lora.critic else None
     critic = load_model(_critic_source(spec), "scalar", roots, dtype, spec.seed + 2, critic_lora, device)
-    for network in (reference, critic, reward):
-        if network is not None:
-            check_contexts(spec, network)
-    rule = text_rule(spec.models.reward.rule, codec_of(spec.models.actor, roots)) if spec.models.reward.rule else None
+    for network in (reference, critic):
+        check_contexts(spec, network)
     trainer = CriticTrainer(critic, spec.ppo, spec.seed)
     if resume is not None:
         trainer.load(resume)
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
-    networks = Networks(reference, critic, reward, rule)
+    networks = Networks(reference, critic, rewards)
     given = (networks, trainer, slots(spec), columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
     if shared is None:
         return ScorerSet(*given)
@@ -235,40 +231,6 @@ def build_scorers(
     for name, weight in actor.state_dict(keep_vars=True).items():
         weight.data = shared.weights[name]
     return PartnerScorers(*given).join(ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed), shared.gradients)
-
-
-def text_rule(name: str, codec: TextCodec) -> Callable[[list[int], list[int]], float]:
-    """The rule `module:function` of `oppo_core.rules`, on token ids.
-
-    Raises:
-        ModelFolderError: there is no such rule. Only that package is searched: a spec must not name arbitrary code.
-    """
-    module_name, function_name = name.split(":")
-    try:
-        rule = getattr(importlib.import_module(f"oppo_core.rules.{module_name}"), function_name)
-    except (ImportError, AttributeError):
-        raise ModelFolderError(
-            f"there is no rule {name}; rules are functions in oppo_core/rules, named as module:function"
-        ) from None
-
-    def scored(prompt: list[int], response: list[int]) -> float:
-        return float(rule(codec.decode(prompt), codec.decode(response)))
-
-    return scored
-
-
-def codec_of(model: ModelSpec, roots: list[Path]) -> TextCodec:
-    """The tokenizer that belongs to a model."""
-    if model.tiny is not None:
-        return ByteCodec(model.tiny.vocab)
-    assert model.path is not None
-    return FileCodec(find(model.path, roots))
-
-
-def check_same_tokens(actor: ModelSpec, reward: ModelSpec, roots: list[Path]) -> None:
-    """Raises ModelFolderError when the two do not read the same token ids as the same text."""
-    if codec_of(actor, roots).digest != codec_of(reward, roots).digest:
-        raise ModelFolderError("the reward model's tokenizer differs from the actor's; both must read the same tokens")
 
 
 def _actor(spec: RunSpec, roots: list[Path], device: torch.device) -> tuple[Network, TextCodec, Path | None]:
@@ -294,5 +256,6 @@ def _start_scorers(
     if layout.remote and device.type == "cuda":
         return SideStreamScorers(build(trace), device)
     if layout.remote:
-        return RemoteScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace)
+        silence = spec.resources.longest_silence_s
+        return RemoteScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace, silence)
     return build(trace)

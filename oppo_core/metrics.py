@@ -13,6 +13,7 @@ from torch import Tensor
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.math import effective_sample_share
 from oppo_core.rollout.sequence import Sequence
+from oppo_core.scoring.results import Scored
 
 
 @dataclass(slots=True)
@@ -68,6 +69,18 @@ def experience_metrics(experience: Experience, kl_coefficient: float, max_new_to
         "objective/scores": float(e.scores.mean()),
         "objective/rlhf_reward": float(e.rewards.sum(-1).mean()),
         "objective/non_score_reward": float((e.rewards.sum(-1) - e.scores).mean()),
+    }
+
+
+def part_metrics(scored: list[Scored]) -> dict[str, float]:
+    """Raw scores of each source, where the reward is a sum of several; they are numbered as in the spec, from 0."""
+    columns = list(zip(*(row.parts for row in scored), strict=True))
+    if len(columns) < 2:
+        return {}
+    return {
+        name: value
+        for number, column in enumerate(columns)
+        for name, value in spread(f"critic/score_part/{number}", np.asarray(column, dtype=np.float64)).items()
     }
 
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oppo_core.metrics import part_metrics
 from oppo_core.ppo.actor import ActorTrainer, TokenSums
 from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.ppo.experience import Experience
@@ -67,7 +68,7 @@ class PlainUpdate:
             actor_metrics = engine.actor.update(experience, version, coefficient)
         with trace.wait("update"):
             critic_metrics = scorers.wait_critic_update()
-        return experience, actor_metrics | critic_metrics
+        return experience, actor_metrics | critic_metrics | part_metrics([scored[i] for i in ids])
 
 
 def rows_of(sequences: list[Sequence]) -> tuple[list[NDArray[np.int64]], list[int], list[Support]]:
@@ -137,7 +138,7 @@ class OverlappedUpdate:
             sums.loss -= float((experience.weights * experience.advantages)[others].sum())
             sums.entropy += critic_metrics.pop("entropy")
             actor_metrics = actor.apply_with(self.gradients, sums, version)
-        return experience, actor_metrics | critic_metrics
+        return experience, actor_metrics | critic_metrics | part_metrics([scored[i] for i in ids])
 
     def _late_update(self, e: Experience, ids: list[int], theirs: list[int], step: int, coefficient: float) -> LateUpdate:
         lengths = e.mask.sum(-1).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -46,8 +47,8 @@ class FinishedReward(Protocol):
     def elsewhere(self) -> bool:
         """Whether the work is done elsewhere, while this process goes on."""
 
-    def start(self, answers: list[Answer]) -> None:
-        """Take over answers, in sequence_id order. Returns at once where somebody else does the work."""
+    def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
+        """Take over answers, in sequence_id order. Returns at once where others do the work; else calls `alive` in it."""
 
     def wait(self, sequence_ids: list[int], timeout_s: float) -> bool:
         """Returns whether all of these have a score, after so many seconds at most. Raises RewardError when the reward failed."""

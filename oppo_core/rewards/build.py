@@ -31,6 +31,7 @@ class RewardBuilder:
     spec: RunSpec
     roots: list[Path]
     dtype: torch.dtype
+    device: torch.device
     check_context: Callable[[Network], None]
     codec: TextCodec = field(init=False)
 
@@ -61,7 +62,8 @@ class RewardBuilder:
         if source.reads == "tokens":
             check_same_tokens(self.spec.models.actor, source.model, self.roots)
         # A built-in model's seed: the first part's is the next after the actor's, the others' are far from every role's.
-        network = load_model(source.model, "scalar", self.roots, self.dtype, self.spec.seed + 1 + APART * number)
+        seed = self.spec.seed + 1 + APART * number
+        network = load_model(source.model, "scalar", self.roots, self.dtype, seed, device=self.device)
         if source.reads == "tokens":
             self.check_context(network)
             return Part(source.weight, network)
@@ -71,7 +73,8 @@ class RewardBuilder:
     def _judge(self, source: RewardPart) -> FinishedReward:
         if source.rule is not None:
             rule = find_rule(source.rule)
-            return RuleReward(source.rule, rule, self.lines() if asks_for_line(source.rule, rule) else None)
+            lines = self.lines() if asks_for_line(source.rule, rule) else None
+            return RuleReward(source.rule, rule, lines, self.spec.resources.longest_silence_s)
         from oppo_core.rewards.service import ServiceReward  # the only part that needs an HTTP library
 
         assert source.http is not None  # the spec's own validator saw to it

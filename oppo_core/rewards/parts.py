@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from oppo_core.models.protocol import Network
 from oppo_core.rewards.answers import Answer, FinishedReward
@@ -47,22 +48,37 @@ class RewardReader:
                 self.streams[number] = Stream(part.network, slots, columns, budget)
             if part.finished is not None:
                 self.finished[number] = part.finished
-        self._streamed: dict[tuple[int, int], float] = {}
+        # Tensors until they are asked for: on a GPU, looking at one waits for everything queued before.
+        self._streamed: dict[tuple[int, int], Tensor] = {}
         self._started: set[int] = set()
 
-    def read(self, tokens: dict[int, NDArray[np.int64]], prompt_lengths: dict[int, int], finished: set[int]) -> None:
+    def read(
+        self,
+        tokens: dict[int, NDArray[np.int64]],
+        prompt_lengths: dict[int, int],
+        finished: set[int],
+        alive: Callable[[], None],
+    ) -> None:
         """Read what is new of each sequence; `tokens` holds whole sequences, prompt first. Returns before services answer.
+
+        `alive` is called now and then by parts that compute for long.
 
         Raises:
             RewardError: a part failed.
         """
-        self._start([i for i in sorted(finished) if i not in self._started], tokens, prompt_lengths)
+        self._start([i for i in sorted(finished) if i not in self._started], tokens, prompt_lengths, alive)
         for number, stream in self.streams.items():
             for i, reading in stream.read(tokens, finished).items():
                 if i in finished:
-                    self._streamed[number, i] = float(stream.network.scalar(reading.hidden[-1]))
+                    self._streamed[number, i] = stream.network.scalar(reading.hidden[-1])
 
-    def _start(self, ids: list[int], tokens: dict[int, NDArray[np.int64]], prompt_lengths: dict[int, int]) -> None:
+    def _start(
+        self,
+        ids: list[int],
+        tokens: dict[int, NDArray[np.int64]],
+        prompt_lengths: dict[int, int],
+        alive: Callable[[], None],
+    ) -> None:
         if not ids:
             return
         self._started |= set(ids)
@@ -75,7 +91,7 @@ class RewardReader:
             answers.append(Answer(i, row[:prompt], row[prompt:], self._codec))
         # Services first: they work while those that compute here do.
         for part in sorted(self.finished.values(), key=lambda part: not part.elsewhere):
-            part.start(answers)
+            part.start(answers, alive)
 
     def settled(self, ids: list[int]) -> bool:
         """Whether every part has scored these. Raises RewardError when a part has failed."""
@@ -94,7 +110,7 @@ class RewardReader:
         """Each part's raw score of a sequence that has been waited for."""
         finished = self.finished
         return tuple(
-            finished[number].score(sequence_id) if number in finished else self._streamed[number, sequence_id]
+            finished[number].score(sequence_id) if number in finished else float(self._streamed[number, sequence_id])
             for number in range(len(self._weights))
         )
 

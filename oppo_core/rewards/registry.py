@@ -36,7 +36,7 @@ def find_rule(name: str) -> Callable[..., Any]:
 def _loaded(name: str, point: EntryPoint) -> Callable[..., Any]:
     try:
         rule = point.load()
-    except Exception as error:  # noqa: BLE001 - another package's module may raise anything when it is imported
+    except Exception as error:
         raise RewardError(f"the rule {name} ({point.value}) cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(rule):
         raise RewardError(f"the rule {name} ({point.value}) is a {type(rule).__name__}, not a function")

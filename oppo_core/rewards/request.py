@@ -62,7 +62,7 @@ class Post:
         """Seconds before the next try: doubling, times 0.5 to 1.5 drawn from (seed, request, tries), within limits."""
         drawn = float(np.random.Generator(np.random.Philox(key=[self._seed, (request.number << 16) + tries])).random())
         pause = FIRST_PAUSE_S * 2 ** min(tries - 1, 16) * (0.5 + drawn)
-        return min(max(pause, failure.pause_s), LONGEST_PAUSE_S)
+        return float(min(max(pause, failure.pause_s), LONGEST_PAUSE_S))
 
     async def _try(self, request: Request) -> list[float]:
         headers = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}

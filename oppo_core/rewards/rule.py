@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import inspect
 import math
 from collections.abc import Callable
@@ -22,20 +23,28 @@ LINE = "line"
 class RuleReward(ScoredAtOnce):
     """`rule(prompt, response, …)` on every finished answer."""
 
-    def __init__(self, name: str, rule: Callable[..., Any], lines: PromptLines | None) -> None:
+    def __init__(self, name: str, rule: Callable[..., Any], lines: PromptLines | None, longest_s: float = 600.0) -> None:
         """`lines` is needed only by a rule that asks for the prompt's line (`asks_for_line`).
+
+        A rule that does not return within `longest_s` seconds ends the process.
 
         Raises:
             RewardError: the function asks for something that no rule is told.
         """
         super().__init__()
-        self._name, self._rule, self._lines = name, rule, lines
+        self._name, self._rule, self._lines, self._longest_s = name, rule, lines, longest_s
         self._asked = asked_of(name, rule)
 
-    def start(self, answers: list[Answer]) -> None:
+    def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
         """See `FinishedReward.start`. Raises RewardError when the rule raises, or returns what is no finite number."""
         for answer in answers:
-            self._scores[answer.sequence_id] = self._score(answer)
+            # A watchdog outside Python: even a regular expression that never ends is ended, its stack on stderr.
+            faulthandler.dump_traceback_later(self._longest_s, exit=True)
+            try:
+                self._scores[answer.sequence_id] = self._score(answer)
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+            alive()
 
     def _score(self, answer: Answer) -> float:
         told = {name: MAY_ASK[name](answer) for name in self._asked if name != LINE}
@@ -45,7 +54,7 @@ class RuleReward(ScoredAtOnce):
         where = f"the rule {self._name}, asked about sequence {answer.sequence_id},"
         try:
             score = self._rule(answer.prompt, answer.response, **told)
-        except Exception as error:  # noqa: BLE001 - a rule is somebody else's code, and the run's owner must read what it said
+        except Exception as error:
             raise RewardError(f"{where} raised {type(error).__name__}: {error}") from error
         if not isinstance(score, Real):
             raise RewardError(f"{where} returned {score!r:.200}, which is a {type(score).__name__} and no number")

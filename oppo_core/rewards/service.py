@@ -10,7 +10,7 @@ import asyncio
 import json
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import httpx
@@ -53,7 +53,7 @@ class ServiceReward:
         if not self._opened.wait(OPENED_WITHIN_S):
             raise RewardError("the thread that asks the reward service did not start; its traceback stands in the log")
 
-    def start(self, answers: list[Answer]) -> None:
+    def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
         """See `FinishedReward.start`; returns at once. Raises RewardError when the service has failed meanwhile."""
         self._raise_failure()
         for request in self._requests(answers):
@@ -66,6 +66,8 @@ class ServiceReward:
         with self._news:
             answered = self._news.wait_for(lambda: self._failure is not None or self._has(sequence_ids), timeout_s)
         self._raise_failure()
+        if not answered and not self._thread.is_alive():
+            raise RewardError(f"the thread that asks the reward service {self._place} has ended; its traceback stands in the log")
         return answered
 
     def score(self, sequence_id: int) -> float:

@@ -32,7 +32,7 @@ class TextModelReward(ScoredAtOnce):
         self._network, self._encode, self._budget = network, encode, budget
 
     @torch.no_grad()
-    def start(self, answers: list[Answer]) -> None:
+    def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
         """See `FinishedReward.start`. Raises RewardError when an answer is longer than the model's context."""
         rows = [self._tokens(answer) for answer in answers]
         device = next(self._network.parameters()).device
@@ -42,6 +42,7 @@ class TextModelReward(ScoredAtOnce):
             for states, number in zip(hidden, group, strict=True):
                 score = self._network.scalar(states[len(rows[number]) - 1])
                 self._scores[answers[number].sequence_id] = float(score)
+            alive()
 
     def _tokens(self, answer: Answer) -> NDArray[np.int64]:
         tokens = np.asarray(self._encode(answer), dtype=np.int64)
@@ -82,7 +83,7 @@ def chat_encoder(source: Path | str, lines: PromptLines) -> Encode:
         conversation = [*before, {"role": "assistant", "content": answer.response}]
         try:
             return list(tokenizer.apply_chat_template(conversation, tokenize=True)["input_ids"])
-        except Exception as error:  # noqa: BLE001 - templates are programs of the folder's, and raise what they like
+        except Exception as error:
             raise RewardError(
                 f"the chat template of {source} refuses sequence {answer.sequence_id}: {type(error).__name__}: {error}"
             ) from error

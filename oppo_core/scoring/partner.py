@@ -128,9 +128,10 @@ class PartnerScorers(ScorerSet):
     def train_early(self, order: EarlyOrder) -> None:
         """Train on finished answers whose tokens have all been handed over."""
         ids = [s.sequence_id for s in order.sequences]
+        self._await_rewards(ids)
         with self.trace.span("critic", "update-critic", rows=len(ids)):
             held = self._critic_forward(ids)
-            scored = [self._scored_with(i, values) for i, values in zip(ids, held.first, strict=True)]
+            scored = [self._scored(i, values) for i, values in zip(ids, held.first, strict=True)]
             proximal = [torch.tensor(s.proximal(), dtype=torch.float64) for s in order.sequences]
             experience = build_experience(order.sequences, proximal, scored, self.ppo, order.kl_coefficient, order.version)
             lengths = [s.length for s in order.sequences]
@@ -158,9 +159,8 @@ class PartnerScorers(ScorerSet):
         proximal = step.early_proximal | {
             i: row.double().numpy() for i, row in zip(step.theirs, step.late_actor.first, strict=True)
         }
-        self._scores = {
-            i: Scored(self.tracks[i].score, self._reference(i), values[i], proximal.get(i)) for i in order.sequence_ids
-        }
+        self._await_rewards(order.sequence_ids)
+        self._scores = {i: self._shared(i, values[i], proximal.get(i)) for i in order.sequence_ids}
 
     def wait_share(self) -> dict[int, Scored]:
         """See `Partnership.wait_share`."""
@@ -196,11 +196,9 @@ class PartnerScorers(ScorerSet):
         """See `Partnership.wait_late_update`."""
         return self._metrics
 
-    def _scored_with(self, sequence_id: int, values: Tensor) -> Scored:
-        return Scored(self.tracks[sequence_id].score, self._reference(sequence_id), values.double().numpy())
-
-    def _reference(self, sequence_id: int) -> NDArray[np.float64]:
-        return torch.cat(self.tracks[sequence_id].reference_logprobs).double().numpy()
+    def _shared(self, sequence_id: int, values: NDArray[np.float64], proximal: NDArray[np.float64] | None) -> Scored:
+        parts = self.reward.scores(sequence_id)
+        return Scored(self.reward.total(parts), self._reference(sequence_id), values, proximal, parts)
 
     def _rows(self, ids: list[int]) -> tuple[list[NDArray[np.int64]], list[int]]:
         return [self.tracks[i].tokens for i in ids], [self.tracks[i].prompt_length for i in ids]

@@ -2,18 +2,28 @@
 
 A process, not a thread: two processes of one pinned thread each overlap at 1.5 to 2 ×, two threads of one process at 1.4 to
 1.65 × (measured on two cores). The pipe ends with either side, so neither outlives the other.
+
+The queue between them is bounded: with `ORDERS_AHEAD` orders unfinished the actor waits, and is held up until one is done. Every
+wait on this side ends: with the answer, with the process's death, or when it has shown no sign of life for too long. A sign of
+life is an order begun or ended, and `alive()` in the middle of a long one, while a reward service is waited for, say.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
+import os
 import signal
+import socket
+import struct
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import cast
+from multiprocessing.context import SpawnContext
+from multiprocessing.synchronize import Semaphore
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -23,7 +33,10 @@ from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth, ScorerSet, Scoring
 from oppo_core.trace.recorder import Recorder, Span, Wait
 
-LONGEST_SILENCE_S = 600.0
+# Orders that may be unfinished: about as many as a step has chunks, so that a scorer which catches up in the end costs nothing.
+ORDERS_AHEAD = 32
+# Loading large models from a slow disk is silent; whatever the spec allows, so long it may take.
+LOADED_WITHIN_S = 600.0
 POLL_S = 1.0
 
 
@@ -41,18 +54,53 @@ class Reply:
     waits: list[Wait]
 
 
+class Line:
+    """What connects the two processes beside the pipe: free places in the queue, and the other side's last sign of life."""
+
+    def __init__(self, context: SpawnContext) -> None:
+        self.places: Semaphore = context.Semaphore(ORDERS_AHEAD)
+        self._pulse: Any = context.RawValue("d", 0.0)
+
+    def alive(self) -> None:
+        """Give a sign of life. `time.monotonic` is one clock for both."""
+        self._pulse.value = time.monotonic()
+
+    @property
+    def pulse(self) -> float:
+        """`time.monotonic()` of the last sign of life."""
+        return float(self._pulse.value)
+
+
 class RemoteScorers(Scoring):
     """A `Scoring` whose work happens in a child process, in the order in which it was asked for."""
 
-    def __init__(self, build: Callable[[Recorder], ScorerSet], devices: tuple[str, ...], threads: int, trace: Recorder) -> None:
-        """Start the process; `build` runs there and must be picklable."""
+    def __init__(
+        self,
+        build: Callable[[Recorder], ScorerSet],
+        devices: tuple[str, ...],
+        threads: int,
+        trace: Recorder,
+        longest_silence_s: float,
+    ) -> None:
+        """Start the process; `build` runs there and must be picklable.
+
+        Raises:
+            ScorerError: it failed, died, or did not load within `LOADED_WITHIN_S` or `longest_silence_s`.
+        """
         context = multiprocessing.get_context("spawn")
+        self._line = Line(context)
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, build, devices, threads), name="oppo-scorers", daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(theirs, self._line, build, devices, threads), name="oppo-scorers", daemon=True
+        )
         self._process.start()
         theirs.close()
         self._trace = trace
+        self._sent = time.monotonic()
+        self._longest_silence_s = max(longest_silence_s, LOADED_WITHIN_S)
         self._receive()
+        self._longest_silence_s = longest_silence_s
+        _limit_blocking(self._connection, longest_silence_s)
 
     def begin(self, growths: list[Growth]) -> None:
         """See `Scoring.begin`; returns at once."""
@@ -82,7 +130,7 @@ class RemoteScorers(Scoring):
         self._send("start_save", folder)
 
     def wait_collect(self) -> dict[int, Scored]:
-        """See `Scoring.wait_collect`. Raises ScorerError when the process failed, died, or was silent for ten minutes."""
+        """See `Scoring.wait_collect`. Raises ScorerError when the process failed, died, or fell silent."""
         return cast(dict[int, Scored], self._receive())
 
     def wait_critic_update(self) -> dict[str, float]:
@@ -124,46 +172,95 @@ class RemoteScorers(Scoring):
             self._process.join()
 
     def _send(self, name: str, *arguments: object) -> None:
+        self._take_place()
+        self._sent = time.monotonic()
         try:
             self._connection.send((name, arguments))
         except (BrokenPipeError, ConnectionResetError):
-            self._receive()  # the error that ended it is still in the pipe
-            raise ScorerError("the scorer process closed its pipe") from None
+            self._end()
+        except BlockingIOError:
+            raise self._silent() from None
+
+    def _take_place(self) -> None:
+        """Returns once there is room in the queue."""
+        if self._line.places.acquire(block=False):
+            return
+        start = self._trace.clock()
+        while not self._line.places.acquire(timeout=POLL_S):
+            if not self._process.is_alive():
+                self._end()
+            self._check_pulse()
+        self._trace.held_up("score", start)
 
     def _receive(self) -> object:
-        deadline = time.monotonic() + LONGEST_SILENCE_S
         while not self._connection.poll(POLL_S):
             if not self._process.is_alive() and not self._connection.poll():
-                raise ScorerError(f"the scorer process died with status {self._process.exitcode}")
-            if time.monotonic() > deadline:
-                raise ScorerError(f"the scorer process did not answer for {LONGEST_SILENCE_S:.0f} s")
+                raise self._dead()
+            self._check_pulse()
         try:
             reply: Reply = self._connection.recv()
         except (EOFError, ConnectionResetError):
-            self._process.join(timeout=5)
-            raise ScorerError(f"the scorer process died with status {self._process.exitcode}") from None
+            raise self._dead() from None
+        except BlockingIOError:
+            raise self._silent() from None
         self._trace.spans += reply.spans
         self._trace.waits += reply.waits
         if reply.error is not None:
             raise ScorerError(reply.error)
         return reply.result
 
+    def _end(self) -> NoReturn:
+        """The process takes nothing more: raises the error that ended it, which is still in the pipe, if it told one."""
+        self._receive()
+        raise ScorerError("the scorer process closed its pipe")
 
-def _serve(connection: Connection, build: Callable[[Recorder], ScorerSet], devices: tuple[str, ...], threads: int) -> None:
+    def _check_pulse(self) -> None:
+        if time.monotonic() - max(self._sent, self._line.pulse) > self._longest_silence_s:
+            raise self._silent()
+
+    def _dead(self) -> ScorerError:
+        self._process.join(timeout=5)
+        return ScorerError(f"the scorer process died with status {self._process.exitcode}")
+
+    def _silent(self) -> ScorerError:
+        if self._process.pid is not None and self._process.is_alive():
+            os.kill(self._process.pid, signal.SIGUSR1)  # it writes its stack to stderr
+        return ScorerError(
+            f"the scorer process gave no sign of life for {self._longest_silence_s:g} s (resources.longest_silence_s), so it is"
+            " taken for hung; where it stands is written to the log"
+        )
+
+
+def _limit_blocking(connection: Connection, seconds: float) -> None:
+    """No read or write on the pipe blocks for longer, should the other side stop in the middle of a message."""
+    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
+        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+
+def _serve(
+    connection: Connection, line: Line, build: Callable[[Recorder], ScorerSet], devices: tuple[str, ...], threads: int
+) -> None:
     """Body of the process: messages in order, an answer to the first (ready) and to every `start_…`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the engine decides what it means
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(threads)
     trace = Recorder(devices)
     try:
         scorers = build(trace)
+        scorers.alive = line.alive
         connection.send(Reply(None, None, *trace.take()))
         while True:
             name, arguments = connection.recv()
+            line.alive()
             getattr(scorers, name)(*arguments)
             if name.startswith("start_"):
                 result = getattr(scorers, name.replace("start_", "wait_"))()
                 connection.send(Reply(result, None, *trace.take()))
+            line.places.release()
+            line.alive()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the engine closed the pipe or died
     except Exception as error:  # noqa: BLE001 - whatever it was, the engine must hear of it and stop

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 class Scored:
     """A finished sequence's scores: one number, and one reference log-prob and one value a response token.
 
+    `score` is the weighted sum of `parts`, the raw scores of the reward's sources in the spec's order.
     `proximal_logprobs` where the scorers' process has also computed the actor's (update overlap).
     """
 
@@ -19,3 +20,4 @@ class Scored:
     reference_logprobs: NDArray[np.float64]
     values: NDArray[np.float64]
     proximal_logprobs: NDArray[np.float64] | None = None
+    parts: tuple[float, ...] = ()

@@ -14,6 +14,7 @@ from torch import Tensor
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
+from oppo_core.rewards.parts import RewardReader, Rewards
 from oppo_core.rollout.sequence import Support
 from oppo_core.rollout.support import restricted
 from oppo_core.scoring.results import Scored
@@ -81,23 +82,28 @@ class Track:
     tokens: NDArray[np.int64]
     finished: bool = False
     support: Support = field(default_factory=list)
-    score: float = float("nan")
     reference_logprobs: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The scorers' weights. Without a reward network `rule` scores (prompt, response) token ids."""
+    """The scorers' weights, and what the reward is made of."""
 
     reference: Network
     critic: Network
-    reward: Network | None
-    rule: Callable[[list[int], list[int]], float] | None
+    rewards: Rewards
+
+
+def nobody_asks() -> None:
+    """What a scorer in the engine's own process says while it waits: nothing."""
 
 
 class ScorerSet:
-    """Reward, reference and critic in this process. Also a `Scoring` whose `start_…` do their work on the spot."""
+    """Reward, reference and critic in this process. Also a `Scoring` whose `start_…` do their work on the spot.
+
+    `alive` is called while something takes long: a process of its own says by it that it has not hung.
+    """
 
     def __init__(
         self,
@@ -112,10 +118,10 @@ class ScorerSet:
         self.trainer = trainer
         self.trace = trace
         self.temperature = temperature
-        self.rule = networks.rule
         self.reference = Stream(networks.reference, slots, columns, budget)
         self.critic = Stream(networks.critic, slots, columns, budget)
-        self.reward = Stream(networks.reward, slots, columns, budget) if networks.reward is not None else None
+        self.reward = RewardReader(networks.rewards, slots, columns, budget)
+        self.alive: Callable[[], None] = nobody_asks
         self.tracks: dict[int, Track] = {}
         self._scores: dict[int, Scored] = {}
         self._metrics: dict[str, float] = {}
@@ -144,8 +150,9 @@ class ScorerSet:
 
     def start_collect(self, sequence_ids: list[int]) -> None:
         """Scores of finished sequences, as `Scored`."""
+        self._await_rewards(sequence_ids)
         with self.trace.span("reward", "score", rows=len(sequence_ids)):
-            self._scores = {i: self._scored(self.tracks[i]) for i in sequence_ids}
+            self._scores = {i: self._scored(i, torch.cat(self.tracks[i].values)) for i in sequence_ids}
 
     def start_critic_update(self, update: CriticUpdate) -> None:
         """Train the critic and let go of the batch."""
@@ -179,13 +186,13 @@ class ScorerSet:
         """Everything is written."""
 
     def close(self) -> None:
-        """Nothing to end in this process."""
+        """The reward's services are let go."""
+        self.reward.close()
 
     def _drop(self, sequence_id: int) -> None:
         del self.tracks[sequence_id]
-        for stream in (self.reference, self.critic, self.reward):
-            if stream is not None:
-                stream.forget(sequence_id)
+        for reader in (self.reference, self.critic, self.reward):
+            reader.forget(sequence_id)
 
     @torch.no_grad()
     def _advance(self, sequence_ids: set[int], chunk: int) -> None:
@@ -195,7 +202,7 @@ class ScorerSet:
         tokens = {i: track.tokens for i, track in tracks.items()}
         finished = {i for i, track in tracks.items() if track.finished}
         with self.trace.span("reward", "reward-prefill", chunk=chunk, rows=len(tracks)):
-            self._read_reward(tokens, finished)
+            self.reward.read(tokens, {i: track.prompt_length for i, track in tracks.items()}, finished, self.alive)
         with self.trace.span("reference", "reference-prefill", chunk=chunk, rows=len(tracks)):
             for i, reading in self.reference.read(tokens, finished).items():
                 tracks[i].reference_logprobs.append(self._logprobs(tracks[i], reading))
@@ -208,17 +215,12 @@ class ScorerSet:
             for i, reading in self.critic.read(tokens, finished).items():
                 tracks[i].values.append(precise(self.critic.network.scalar(_predicting(tracks[i], reading))))
 
-    def _read_reward(self, tokens: dict[int, NDArray[np.int64]], finished: set[int]) -> None:
-        if self.reward is not None:
-            for i, reading in self.reward.read(tokens, finished).items():
-                if i in finished:
-                    self.tracks[i].score = float(self.reward.network.scalar(reading.hidden[-1]))
+    def _await_rewards(self, sequence_ids: list[int]) -> None:
+        """Returns when the reward services have answered for these finished sequences."""
+        if self.reward.settled(sequence_ids):
             return
-        assert self.rule is not None
-        for i in sorted(finished):
-            track = self.tracks[i]
-            ids = track.tokens.tolist()
-            track.score = self.rule(ids[: track.prompt_length], ids[track.prompt_length :])
+        with self.trace.wait("score"):
+            self.reward.wait(sequence_ids, self.alive)
 
     def _logprobs(self, track: Track, reading: Reading) -> Tensor:
         """Log-probs of the response tokens that this reading lets the reference predict, among what they were sampled among."""
@@ -230,13 +232,12 @@ class ScorerSet:
         logits = restricted(logits, track.support[since : since + len(states)])
         return torch.log_softmax(logits, dim=-1).gather(-1, told[:, None]).squeeze(-1)
 
-    @staticmethod
-    def _scored(track: Track) -> Scored:
-        return Scored(
-            track.score,
-            torch.cat(track.reference_logprobs).double().cpu().numpy(),
-            torch.cat(track.values).double().cpu().numpy(),
-        )
+    def _scored(self, sequence_id: int, values: Tensor) -> Scored:
+        parts = self.reward.scores(sequence_id)
+        return Scored(self.reward.total(parts), self._reference(sequence_id), values.double().cpu().numpy(), parts=parts)
+
+    def _reference(self, sequence_id: int) -> NDArray[np.float64]:
+        return torch.cat(self.tracks[sequence_id].reference_logprobs).double().cpu().numpy()
 
 
 def _predicting(track: Track, reading: Reading) -> Tensor:

@@ -140,7 +140,7 @@ def _prompts(spec: RunSpec, devices: Devices, machine: Machine) -> PromptStream:
 
 
 def _scorers(spec: RunSpec, machine: Machine) -> SimulatedScorers:
-    has_model = spec.models.reward.model is not None
+    has_model = any(source.model is not None for source in spec.models.reward.sources())
     if spec.overlap.update_overlap:
         return SimulatedPartner(machine, spec.seed, has_model)
     return SimulatedScorers(machine, spec.seed, has_model, spec.ppo.epochs, spec.ppo.mini_batches)

@@ -47,6 +47,7 @@ class Recorder:
         self.clock = clock
         self.spans: list[Span] = []
         self.waits: list[Wait] = []
+        self._held_up: list[tuple[float, float]] = []
 
     def span(self, role: Role, phase: Phase, chunk: int = 0, rows: int = 0) -> Recording:
         """Record the enclosed work, also when it fails."""
@@ -56,10 +57,23 @@ class Recorder:
         """Record the enclosed waiting, also when it fails."""
         return Waiting(self, cause)
 
+    def held_up(self, cause: IdleCause, start: float) -> None:
+        """The span under way stood still from `start` until now: that time is a wait and no work of its."""
+        end = self.clock()
+        self.waits.append(Wait(self.devices, cause, start, end))
+        self._held_up.append((start, end))
+
+    def worked(self, start: float, end: float) -> list[tuple[float, float]]:
+        """From `start` to `end` without the times for which it was held up."""
+        if not self._held_up:
+            return [(start, end)]
+        within = [pause for pause in self._held_up if pause[0] >= start]
+        return list(zip([start, *(p[1] for p in within)], [*(p[0] for p in within), end], strict=True))
+
     def take(self) -> tuple[list[Span], list[Wait]]:
         """What was recorded since the last call."""
         taken = self.spans, self.waits
-        self.spans, self.waits = [], []
+        self.spans, self.waits, self._held_up = [], [], []
         return taken
 
 
@@ -76,8 +90,8 @@ class Recording:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         recorder = self._recorder
-        end = recorder.clock()
-        recorder.spans.append(Span(recorder.devices, self._role, self._phase, self._start, end, self._chunk, self._rows))
+        for start, end in recorder.worked(self._start, recorder.clock()):
+            recorder.spans.append(Span(recorder.devices, self._role, self._phase, start, end, self._chunk, self._rows))
 
 
 class Waiting:

@@ -14,6 +14,7 @@ from oppo_contract.spec import ModelSpec, Ppo
 from oppo_core.models.folder import export_model, load_model, restore_weights
 from oppo_core.models.hugging import HuggingNetwork
 from oppo_core.ppo.critic import CriticTrainer
+from oppo_core.rewards.parts import Part, Rewards
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.scorers import Growth, Networks, ScorerSet
@@ -69,8 +70,8 @@ def streamed(folder: Path, name: str, rows: list[Tokens], dtype: torch.dtype) ->
     with torch.no_grad():
         critic.own_head.weight.copy_(torch.linspace(-1, 1, critic.width)[None])
     classifies = name not in WITHOUT_CLASSIFIER
-    reward = load(folder, "reward", "scalar", dtype) if classifies else None
-    networks = Networks(load(folder, "actor", "lm", dtype), critic, reward, None if classifies else lambda prompt, answer: 0.0)
+    rewards = Rewards([Part(1.0, load(folder, "reward", "scalar", dtype))] if classifies else [])
+    networks = Networks(load(folder, "actor", "lm", dtype), critic, rewards)
     trainer = CriticTrainer(critic, Ppo(batch_size=4), 0)
     scorers = ScorerSet(networks, trainer, len(rows), CONTEXT, 60, TEMPERATURE, Recorder(("cpu:0",)))
     for turn in range(max(len(ends) for _, ends in SCHEDULES)):

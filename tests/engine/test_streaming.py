@@ -17,6 +17,7 @@ from oppo_contract.spec import ModelSpec
 from oppo_core.models.folder import load_model
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.critic import CriticTrainer
+from oppo_core.rewards.parts import Part, Rewards
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth, Networks, ScorerSet
 from oppo_core.scoring.stream import Stream
@@ -104,20 +105,20 @@ def scorer_set(world: Any, dtype: torch.dtype, budget: int) -> ScorerSet:
     with torch.no_grad():
         for weight in critic.parameters():
             weight.mul_(0.9)
-    networks = Networks(network(world, "lm", dtype), critic, network(world, "scalar", dtype), None)
+    networks = Networks(network(world, "lm", dtype), critic, Rewards([Part(1.0, network(world, "scalar", dtype))]))
     return ScorerSet(networks, CriticTrainer(critic, ppo, 0), SLOTS, COLUMNS, budget, 0.8, Recorder(("cpu:0",)))
 
 
 @torch.no_grad()
 def plain_scores(scorers: ScorerSet, sequence: Growing) -> Scored:
     """Score, reference log-probs and values from one forward pass a network."""
-    assert scorers.reward is not None
+    reward = scorers.reward.streams[0].network
     first = sequence.prompt - 1
     logits = scorers.reference.network.logits(plain(scorers.reference.network, sequence.tokens)[first:-1]) / 0.8
     told = torch.from_numpy(sequence.tokens[sequence.prompt :])[:, None]
     logp = torch.log_softmax(logits, -1).gather(-1, told)[:, 0]
     values = scorers.critic.network.scalar(plain(scorers.critic.network, sequence.tokens)[first:-1])
-    score = scorers.reward.network.scalar(plain(scorers.reward.network, sequence.tokens)[-1])
+    score = reward.scalar(plain(reward, sequence.tokens)[-1])
     return Scored(float(score), logp.double().numpy(), values.double().numpy())
 
 

@@ -129,7 +129,7 @@ class RewardSpec(RewardSource):
     def sources_by_path(self) -> list[tuple[str, RewardPart]]:
         """The parts, each with the path of its field `model`."""
         if self.parts is None:
-            return [("models.reward.model", *self.sources())]
+            return [("models.reward.model", self.sources()[0])]
         return [(f"models.reward.parts.{number}.model", part) for number, part in enumerate(self.parts)]
 
     def sources(self) -> list[RewardPart]:
