@@ -24,9 +24,16 @@ from worker.folders import AttemptFolder, NodeIdentity
 ENGINE_COMMAND = "OPPO_ENGINE_COMMAND"
 # What the engine must not see: it needs no access to anything but its files.
 KEPT_FROM_ENGINE = ("DATABASE_URL", "REDIS_URL", "OPPO_", "DJANGO_")
+# But for these: which reward services it may talk to, and their tokens.
+MEANT_FOR_ENGINE = "OPPO_REWARD_"
 PATIENT_S = 24 * 3600.0
 GONE_WITHIN_S = 30.0
 LOOK_AGAIN_S = 0.05
+
+
+def is_for_engine(variable: str) -> bool:
+    """Whether the engine, which runs models and rules of others, gets to see an environment variable."""
+    return variable.startswith(MEANT_FOR_ENGINE) or not variable.startswith(KEPT_FROM_ENGINE)
 
 
 def engine_command(claimed: Claimed, folder: AttemptFolder, node: NodeIdentity) -> list[str]:
@@ -56,7 +63,7 @@ class EngineProcess:
 
     def __init__(self, command: list[str], folder: AttemptFolder, device_indices: list[int], on_end: Callable[[], None]) -> None:
         self._lifeline = Lifeline()
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(KEPT_FROM_ENGINE)}
+        environment = {key: value for key, value in os.environ.items() if is_for_engine(key)}
         environment |= {"PYTHONUNBUFFERED": "1", **engine_environment(device_indices)}
         with folder.log_file("stdout").open("ab") as output, folder.log_file("stderr").open("ab") as errors:
             self._guard = start_guarded(

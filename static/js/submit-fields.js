@@ -32,8 +32,10 @@
     const SHOW = {
       actor(input, value) { options(input, [...named(models("causal_lm")), ...(value && value.tiny ? [["tiny:", "built-in, random weights"]] : [])], pathOrTiny(value)); },
       reward(input, value) {
-        const rule = Boolean(value && value.rule !== undefined && value.rule !== null), current = rule ? "rule:" : pathOrTiny(value && value.model);
-        options(input, [...named(models("sequence_classification")), ...(value && value.model && value.model.tiny ? [["tiny:", "built-in, random weights"]] : []), ["rule:", "a rule …"]], current);
+        const given = (key) => Boolean(value && value[key] !== undefined && value[key] !== null), rule = given("rule");
+        const kept = given("parts") ? "several sources, as in the YAML" : given("http") ? "a service, as in the YAML" : given("reads") && value.reads !== "tokens" ? "a model that reads text, as in the YAML" : "";
+        const current = rule ? "rule:" : kept ? "kept:" : pathOrTiny(value && value.model);
+        options(input, [...named(models("sequence_classification")), ...(value && value.model && value.model.tiny ? [["tiny:", "built-in, random weights"]] : []), ["rule:", "a rule …"], ...(kept ? [["kept:", kept]] : [])], current);
         const box = $(`${input.id}-rule`);
         box.hidden = !rule;
         if (rule && document.activeElement !== box) box.value = value.rule;
@@ -47,7 +49,7 @@
     const keepTiny = (spec, path, then) => (S.get(spec, `${path}.tiny`) ? S.get(spec, path) : then);
     const READ = {
       actor: (input, spec) => (input.value === "tiny:" ? keepTiny(spec, "models.actor", null) : { path: input.value }),
-      reward: (input, spec) => (input.value === "rule:" ? { rule: $(`${input.id}-rule`).value } : input.value === "tiny:" ? keepTiny(spec, "models.reward", S.get(spec, "models.reward")) : { model: { path: input.value } }),
+      reward: (input, spec) => (input.value === "rule:" ? { rule: $(`${input.id}-rule`).value } : ["tiny:", "kept:"].includes(input.value) ? S.get(spec, "models.reward") : { model: { path: input.value } }),
       critic: (input, spec) => (input.value.startsWith("path:") ? { path: input.value.slice(5) } : input.value === "tiny:" ? S.get(spec, "models.critic") : input.value),
       prompts: (input) => input.value,
     };

@@ -34,11 +34,12 @@ class NodeOffer:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A model that the spec names: the field's path, the id, and what it must be able to do."""
+    """A model that the spec names: the field's path, the id, its task, and whether it reads the actor's tokens."""
 
     path: str
     id: str
     task: str
+    same_tokens: bool = True
 
 
 def wanted_models(spec: RunSpec) -> list[Wanted]:
@@ -46,12 +47,12 @@ def wanted_models(spec: RunSpec) -> list[Wanted]:
     models = spec.models
     critic = models.critic if isinstance(models.critic, ModelSpec) else None
     roles = [
-        ("models.actor", models.actor, "causal_lm"),
-        ("models.reward.model", models.reward.model, "sequence_classification"),
-        ("models.reference", models.reference, "causal_lm"),
-        ("models.critic", critic, ""),
+        ("models.actor", models.actor, "causal_lm", True),
+        *((path, r.model, "sequence_classification", r.reads == "tokens") for path, r in models.reward.sources_by_path()),
+        ("models.reference", models.reference, "causal_lm", True),
+        ("models.critic", critic, "", True),
     ]
-    return [Wanted(f"{path}.path", model.path, task) for path, model, task in roles if model is not None and model.path]
+    return [Wanted(f"{path}.path", m.path, task, tokens) for path, m, task, tokens in roles if m is not None and m.path]
 
 
 def problems_on(spec: RunSpec, offers: Sequence[NodeOffer]) -> list[SpecProblem]:
@@ -103,7 +104,7 @@ def _unfit(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
             continue
         if wanted.task and facts.task and facts.task != wanted.task:
             yield SpecProblem(wanted.path, f"is a {facts.task} model", wanted.id, f"a {wanted.task} model")
-        if facts.context and facts.context < longest:
+        if wanted.same_tokens and facts.context and facts.context < longest:
             yield SpecProblem(
                 wanted.path,
                 f"holds {facts.context} tokens, less than rollout.max_prompt_tokens + rollout.max_new_tokens = {longest}",
@@ -117,7 +118,7 @@ def _other_tokenizer(spec: RunSpec, known: Mapping[str, ModelFacts]) -> Iterator
     actor = known.get(spec.models.actor.path or "")
     for wanted in wanted_models(spec):
         facts = known.get(wanted.id)
-        if actor is None or facts is None or not actor.tokenizer_digest or not facts.tokenizer_digest:
+        if not wanted.same_tokens or actor is None or facts is None or not actor.tokenizer_digest or not facts.tokenizer_digest:
             continue
         if facts.tokenizer_digest != actor.tokenizer_digest:
             yield SpecProblem(
