@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oppo_contract.spec import load_spec
 from oppo_core.metrics import Cohorts
 from oppo_core.rollout.sequence import Sequence
 
@@ -24,7 +25,12 @@ def documented() -> dict[str, re.Pattern[str]]:
         row = ROW.match(line)
         for name in re.findall(r"`([^`]+)`", row["names"]) if row else []:
             for plain in expanded(name):
-                pattern = re.escape(plain).replace(r"\{device\}", r"[a-z]+:\d+").replace(r"\{cause\}", "[a-z]+")
+                pattern = (
+                    re.escape(plain)
+                    .replace(r"\{device\}", r"[a-z]+:\d+")
+                    .replace(r"\{cause\}", "[a-z]+")
+                    .replace(r"\{n\}", "[0-9]+")
+                )
                 patterns[plain] = re.compile(pattern)
     return patterns
 
@@ -42,7 +48,9 @@ def expanded(name: str) -> list[str]:
 @pytest.fixture(scope="module")
 def emitted(world: Any, sequential_run: Any, oppo_run: Any, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     changes = {"steps": 2, "data": {"prompts": "echo.jsonl"}, "overlap": {"drafter": {"max_rows": 4, "match": 1}}}
-    drafted = world.run(world.spec(changes), tmp_path_factory.mktemp("drafted"), threads=1)
+    tree = world.tree(changes, {"models": {"critic": "actor"}})
+    tree["models"]["reward"] = {"parts": [{"model": {"path": "reward"}, "weight": weight} for weight in (1.0, 0.5)]}
+    drafted = world.run(load_spec(tree), tmp_path_factory.mktemp("drafted"), threads=1)
     runs = (sequential_run, oppo_run, drafted)
     return {name for run in runs for e in run.events if e.kind == "step" for name in e.metrics}
 
