@@ -38,7 +38,7 @@ from oppo_core.scoring.scorers import Networks, ScorerSet, Scoring
 from oppo_core.scoring.side_stream import SideStreamScorers
 from oppo_core.shares import costs_of
 from oppo_core.trace.recorder import Recorder
-from oppo_core.update import OverlappedUpdate, PlainUpdate, Updating
+from oppo_core.update import CriticFreeUpdate, OverlappedUpdate, PlainUpdate, Updating
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -143,6 +143,8 @@ def assemble(
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
         chunk=ChunkState(spec.overlap.chunk.size),
     )  # fmt: skip
+    if not spec.ppo.has_critic:
+        engine.update = CriticFreeUpdate()
     if shared is not None:
         engine.update = OverlappedUpdate(shared.gradients, costs_of(network, spec.ppo.whiten_advantages))
     if resume is not None:
@@ -215,12 +217,12 @@ def build_scorers(
     rewards = RewardBuilder(spec, roots, dtype, device, partial(check_contexts, spec)).rewards()
     reference_spec = spec.models.reference or spec.models.actor
     reference = load_model(reference_spec, "lm", roots, dtype, spec.seed, device=device)
-    critic_lora = spec.models.lora if spec.models.lora is not None and spec.models.lora.critic else None
-    critic = load_model(_critic_source(spec), "scalar", roots, dtype, spec.seed + 2, critic_lora, device)
+    critic = _critic(spec, roots, device) if spec.ppo.has_critic else None
     for network in (reference, critic):
-        check_contexts(spec, network)
-    trainer = CriticTrainer(critic, spec.ppo, spec.seed)
-    if resume is not None:
+        if network is not None:
+            check_contexts(spec, network)
+    trainer = CriticTrainer(critic, spec.ppo, spec.seed) if critic is not None else None
+    if trainer is not None and resume is not None:
         trainer.load(resume)
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     networks = Networks(reference, critic, rewards)
@@ -237,6 +239,11 @@ def _actor(spec: RunSpec, roots: list[Path], device: torch.device) -> tuple[Netw
     network = load_model(spec.models.actor, "lm", roots, DTYPES[spec.resources.dtype], spec.seed, spec.models.lora, device)
     path = spec.models.actor.path
     return network, codec_of(spec.models.actor, roots), find(path, roots) if path is not None else None
+
+
+def _critic(spec: RunSpec, roots: list[Path], device: torch.device) -> Network:
+    lora = spec.models.lora if spec.models.lora is not None and spec.models.lora.critic else None
+    return load_model(_critic_source(spec), "scalar", roots, DTYPES[spec.resources.dtype], spec.seed + 2, lora, device)
 
 
 def _critic_source(spec: RunSpec) -> ModelSpec:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from oppo_contract.events import Counter
 from oppo_core.control import Decision, steer_chunk, steer_overcommit
-from oppo_core.metrics import experience_metrics, overlap_metrics
+from oppo_core.metrics import experience_metrics, overlap_metrics, tail_batch_metrics, value_metrics
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.math import adapted_kl_coefficient
 from oppo_core.trace.report import Samples, StepTrace, deferred_rows, running_total
@@ -46,6 +46,10 @@ def finish_step(
     metrics |= overlap_metrics(
         experience, engine.pool.overcommit, engine.chunk.current, len(engine.pool.sequences), engine.cohorts
     )
+    if spec.ppo.has_critic:
+        metrics |= value_metrics(experience)
+    if spec.overlap.inter_step == "tail_batch":
+        metrics |= tail_batch_metrics(engine.pool)
     if engine.decoder.rounds:
         metrics["decode_occupancy"] = engine.decoder.decoded / (engine.decoder.rounds * engine.pool.places)
     if engine.decoder.guessed:
@@ -92,7 +96,7 @@ def _samples(engine: Engine, experience: Experience) -> None:
 
 def _steer(engine: Engine, experience: Experience, seconds_per_token: float) -> None:
     spec, progress = engine.spec, engine.progress
-    scores = experience.scores
+    scores = experience.scores.view(-1, spec.ppo.group_size).mean(-1)  # answers of one group are not independent
     if spec.overlap.inter_step == "defer":
         error = float(scores.std(unbiased=True)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
         _decided(engine, "overcommit", steer_overcommit(engine.overcommit, spec.overlap.overcommit, float(scores.mean()), error))

@@ -1,8 +1,9 @@
 """The second half of a step: scores, advantages, and both updates; after decoding, or begun while the tail still decodes.
 
-`PlainUpdate` is PPO as everybody knows it. `OverlappedUpdate` computes the same with the scorers' process as a partner: what is
-certain to be in the batch is trained while others still decode, and the rest is shared between the two processes
-(docs/algorithm.md, "Update overlap"). Who does what follows from counted tokens, never from measured time.
+`PlainUpdate` is PPO as everybody knows it, `CriticFreeUpdate` is GRPO and RLOO. `OverlappedUpdate` computes the same as
+`PlainUpdate`, with the scorers' process as a partner: what is certain to be in the batch is trained while others still decode,
+and the rest is shared between the two processes (docs/algorithm.md, "Update overlap"). Who does what follows from counted tokens,
+never from measured time.
 """
 
 from __future__ import annotations
@@ -55,25 +56,47 @@ class PlainUpdate:
         """See `Updating.learn`."""
         scorers, trace, coefficient = engine.scorers, engine.trace, engine.progress.kl_coefficient
         ids = [s.sequence_id for s in trained]
-        scorers.start_collect(ids)
-        with trace.span("actor", "actor-forward", rows=len(ids)):
-            proximal = engine.actor.logprobs(*rows_of(trained))
-        with trace.wait("score"):
-            scored = scorers.wait_collect()
+        experience, parts = experience_of(engine, trained, version)
         with trace.span("actor", "advantages", rows=len(ids)):
-            experience = engine.experience(trained, proximal, [scored[i] for i in ids], engine.spec.ppo, coefficient, version)
             order = critic_order(experience, ids, version)
         scorers.start_critic_update(order)
         with trace.span("actor", "update-actor", rows=len(ids)):
             actor_metrics = engine.actor.update(experience, version, coefficient)
         with trace.wait("update"):
             critic_metrics = scorers.wait_critic_update()
-        return experience, actor_metrics | critic_metrics | part_metrics([scored[i] for i in ids])
+        return experience, actor_metrics | critic_metrics | parts
 
 
 def rows_of(sequences: list[Sequence]) -> tuple[list[NDArray[np.int64]], list[int], list[Support]]:
     """What the actor's forward pass needs: tokens, prompt lengths, and what each response token was sampled among."""
     return [s.tokens() for s in sequences], [len(s.prompt) for s in sequences], [s.support for s in sequences]
+
+
+class CriticFreeUpdate(PlainUpdate):
+    """GRPO and RLOO: after the scores there is only the actor to train."""
+
+    def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
+        """See `Updating.learn`."""
+        experience, parts = experience_of(engine, trained, version)
+        engine.scorers.release([s.sequence_id for s in trained])
+        with engine.trace.span("actor", "update-actor", rows=len(trained)):
+            metrics = engine.actor.update(experience, version, engine.progress.kl_coefficient)
+        return experience, metrics | parts
+
+
+def experience_of(engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
+    """Proximal log-probs of the complete batch beside its last scores, then rewards and advantages; with the scores' parts."""
+    scorers, trace = engine.scorers, engine.trace
+    ids = [s.sequence_id for s in trained]
+    scorers.start_collect(ids)
+    with trace.span("actor", "actor-forward", rows=len(ids)):
+        proximal = engine.actor.logprobs(*rows_of(trained))
+    with trace.wait("score"):
+        scored = scorers.wait_collect()
+    with trace.span("actor", "advantages", rows=len(ids)):
+        rows = [scored[i] for i in ids]
+        experience = engine.experience(trained, proximal, rows, engine.spec.ppo, engine.progress.kl_coefficient, version)
+    return experience, part_metrics(rows)
 
 
 def critic_order(experience: Experience, ids: list[int], step: int) -> CriticUpdate:

@@ -114,12 +114,15 @@ class ActorTrainer:
         """
         sums, norms = TokenSums(), []
         for epoch in range(self.ppo.epochs):
-            for rows in mini_batch_rows(len(experience.tokens), self.ppo.mini_batches, self.seed, step, epoch):
+            for rows in self._mini_batches(len(experience.tokens), step, epoch):
                 total = int(experience.mask[rows].sum())
                 self.accumulate(experience, rows, kl_coefficient, total, sums)
                 sums.tokens += total
                 norms.append(self.optimizer.apply(step, "actor"))
         return self.metrics(sums, step, norms)
+
+    def _mini_batches(self, batch: int, step: int, epoch: int) -> list[list[int]]:
+        return mini_batch_rows(batch, self.ppo.mini_batches, self.seed, step, epoch, self.ppo.group_size)
 
     def metrics(self, sums: TokenSums, step: int, norms: list[float]) -> dict[str, float]:
         """`actor/*` of PPO step `step`, from sums over its tokens and the gradient norms of its optimizer steps."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.actor import ActorTrainer
+from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import build_experience
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate
@@ -111,6 +112,7 @@ class PartnerScorers(ScorerSet):
     """
 
     actor: ActorTrainer
+    trainer: CriticTrainer
     gradients: list[Tensor]
     ppo: Ppo
     step: StepState

@@ -91,7 +91,7 @@ class Networks:
     """The scorers' weights, and what the reward is made of."""
 
     reference: Network
-    critic: Network
+    critic: Network | None
     rewards: Rewards
 
 
@@ -108,7 +108,7 @@ class ScorerSet:
     def __init__(
         self,
         networks: Networks,
-        trainer: CriticTrainer,
+        trainer: CriticTrainer | None,
         slots: int,
         columns: int,
         budget: int,
@@ -119,7 +119,7 @@ class ScorerSet:
         self.trace = trace
         self.temperature = temperature
         self.reference = Stream(networks.reference, slots, columns, budget)
-        self.critic = Stream(networks.critic, slots, columns, budget)
+        self.critic = Stream(networks.critic, slots, columns, budget) if networks.critic is not None else None
         self.reward = RewardReader(networks.rewards, slots, columns, budget)
         self.alive: Callable[[], None] = nobody_asks
         self.tracks: dict[int, Track] = {}
@@ -128,9 +128,10 @@ class ScorerSet:
 
     def begin(self, growths: list[Growth]) -> None:
         """The critic re-reads every sequence held; see `Scoring.begin`."""
-        for sequence_id, track in self.tracks.items():
-            self.critic.forget(sequence_id)
-            track.values = []
+        if self.critic is not None:
+            for sequence_id, track in self.tracks.items():
+                self.critic.forget(sequence_id)
+                track.values = []
         self._take(growths)
         self._advance(set(self.tracks), chunk=0)
 
@@ -152,10 +153,11 @@ class ScorerSet:
         """Scores of finished sequences, as `Scored`."""
         self._await_rewards(sequence_ids)
         with self.trace.span("reward", "score", rows=len(sequence_ids)):
-            self._scores = {i: self._scored(i, torch.cat(self.tracks[i].values)) for i in sequence_ids}
+            self._scores = {i: self._scored(i, torch.cat(self.tracks[i].values or [torch.empty(0)])) for i in sequence_ids}
 
     def start_critic_update(self, update: CriticUpdate) -> None:
         """Train the critic and let go of the batch."""
+        assert self.trainer is not None, "there is no critic to train"
         tokens = [self.tracks[i].tokens for i in update.sequence_ids]
         with self.trace.span("critic", "update-critic", rows=len(tokens)):
             self._metrics = self.trainer.update(tokens, update)
@@ -169,8 +171,9 @@ class ScorerSet:
 
     def start_save(self, folder: str) -> None:
         """Write the critic; forget every sequence, so that a resumed run and this one go on from the same state."""
-        with self.trace.span("critic", "checkpoint"):
-            self.trainer.save(folder)
+        if self.trainer is not None:
+            with self.trace.span("critic", "checkpoint"):
+                self.trainer.save(folder)
         for sequence_id in list(self.tracks):
             self._drop(sequence_id)
 
@@ -192,7 +195,8 @@ class ScorerSet:
     def _drop(self, sequence_id: int) -> None:
         del self.tracks[sequence_id]
         for reader in (self.reference, self.critic, self.reward):
-            reader.forget(sequence_id)
+            if reader is not None:
+                reader.forget(sequence_id)
 
     @torch.no_grad()
     def _advance(self, sequence_ids: set[int], chunk: int) -> None:
@@ -211,6 +215,8 @@ class ScorerSet:
     def _read_critic(
         self, tracks: dict[int, Track], tokens: dict[int, NDArray[np.int64]], finished: set[int], chunk: int
     ) -> None:
+        if self.critic is None:
+            return
         with self.trace.span("critic", "critic-prefill", chunk=chunk, rows=len(tracks)):
             for i, reading in self.critic.read(tokens, finished).items():
                 tracks[i].values.append(precise(self.critic.network.scalar(_predicting(tracks[i], reading))))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from oppo_contract.events import Phase
+from oppo_contract.spec import Ppo
 from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth
@@ -39,13 +40,15 @@ class SimulatedScorers:
 
     streamed: tuple[ReadingRole, ...] = READING_ROLES
 
-    def __init__(self, machine: Machine, seed: int, has_reward_model: bool, epochs: int, mini_batches: int) -> None:
+    def __init__(self, machine: Machine, seed: int, has_reward_model: bool, ppo: Ppo) -> None:
         self.tracks: dict[int, Track] = {}
         self._machine = machine
         self._seed = seed
         self._curve: Curve = machine.devices.workload.scores
-        self._passes, self._optimizer_steps = epochs, epochs * mini_batches
-        self._roles = [role for role in self.streamed if role != "reward" or has_reward_model]
+        self._passes, self._optimizer_steps = ppo.epochs, ppo.epochs * ppo.mini_batches
+        left_out = {name for name, there in (("reward", has_reward_model), ("critic", ppo.has_critic)) if not there}
+        self._has_critic = ppo.has_critic
+        self._roles = [role for role in self.streamed if role not in left_out]
         self._asked: list[int] = []
 
     def begin(self, growths: list[Growth]) -> None:
@@ -91,8 +94,9 @@ class SimulatedScorers:
 
     def start_save(self, folder: str) -> None:
         """See `Scoring.start_save`."""
-        us = self._machine.devices.overheads.checkpoint_us
-        self._machine.order(self._machine.beside("critic"), "critic", "checkpoint", us)
+        if self._has_critic:
+            us = self._machine.devices.overheads.checkpoint_us
+            self._machine.order(self._machine.beside("critic"), "critic", "checkpoint", us)
         self._forget(list(self.tracks))
 
     def wait_save(self) -> None:

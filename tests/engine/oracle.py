@@ -135,6 +135,15 @@ def double_sum_gae(rewards: list[float], values: list[float], gamma: float, lam:
     return [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
 
 
+def against_the_group(rewards: list[float], group: list[float], ppo: Any) -> list[float]:
+    """GRPO's and RLOO's advantage of each answer of one group, straight from their papers' formulas."""
+    mean = sum(group) / len(group)
+    if ppo.algorithm == "rloo":
+        return [r - (sum(group) - r) / (len(group) - 1) for r in rewards]
+    deviation = math.sqrt(sum((r - mean) ** 2 for r in group) / (len(group) - 1)) + 1e-6
+    return [(r - mean) / (deviation if ppo.normalize_advantages_by_std else 1.0) for r in rewards]
+
+
 def whitened(rows: list[list[float]]) -> list[list[float]]:
     """Zero mean, unit unbiased variance over all tokens of the batch."""
     flat = [a for row in rows for a in row]
@@ -162,10 +171,10 @@ class Told:
 class Oracle:
     """The four roles and the two optimizers. `history[v]` are the actor's weights after v steps."""
 
-    def __init__(self, spec: Any, actor: Weights, critic: Weights, reward: Weights, heads: int) -> None:
+    def __init__(self, spec: Any, actor: Weights, critic: Weights | None, reward: Weights, heads: int) -> None:
         ppo = spec.ppo
         self.spec, self.ppo, self.heads = spec, ppo, heads
-        self.reference, self.reward, self.critic = actor, reward, critic
+        self.reference, self.reward, self.critic = actor, reward, critic or {}
         self.history = [actor]
         self.kl_coefficient = ppo.kl.coefficient
         shared = (ppo.weight_decay, ppo.warmup_steps, ppo.max_grad_norm)
@@ -213,7 +222,7 @@ class Oracle:
         with torch.no_grad():
             told = self._experience(batch, version)
         told.metrics |= self._train_actor(batch, told, version)
-        told.metrics |= self._train_critic(batch, told, version)
+        told.metrics |= self._train_critic(batch, told, version) if self.critic else {}
         if self.ppo.kl.controller == "adaptive":
             kl = [k for row in told.kl for k in row]
             error = clamp(sum(kl) / len(kl) / self.ppo.kl.target - 1, -0.2, 0.2)
@@ -231,20 +240,36 @@ class Oracle:
             score = score if ppo.score_clip is None else clamp(score, -ppo.score_clip, ppo.score_clip)
             rewards = [-self.kl_coefficient * k if ppo.kl.placement == "reward" else 0.0 for k in kl]
             rewards[-1] += score
-            values = self.values(self.critic, answer).tolist()
-            advantages = double_sum_gae(rewards, values, ppo.gamma, ppo.gae_lambda)
             told.scores.append(score)
             told.rewards.append(rewards)
             told.kl.append(kl)
-            told.values.append(values)
-            told.advantages.append(advantages)
-            told.returns.append([a + v for a, v in zip(advantages, values, strict=True)])
             told.proximal.append(proximal.tolist())
             told.reference.append(reference.tolist())
             told.weights.append(self._importance(answer, told.proximal[-1], version))
-        if ppo.whiten_advantages:
-            told.advantages = whitened(told.advantages)
+        if self.critic:
+            self._judge_by_critic(batch, told)
+        else:
+            self._judge_by_group(batch, told)
         return told
+
+    def _judge_by_critic(self, batch: list[Answer], told: Told) -> None:
+        for answer, rewards in zip(batch, told.rewards, strict=True):
+            values = self.values(self.critic, answer).tolist()
+            advantages = double_sum_gae(rewards, values, self.ppo.gamma, self.ppo.gae_lambda)
+            told.values.append(values)
+            told.advantages.append(advantages)
+            told.returns.append([a + v for a, v in zip(advantages, values, strict=True)])
+        if self.ppo.whiten_advantages:
+            told.advantages = whitened(told.advantages)
+
+    def _judge_by_group(self, batch: list[Answer], told: Told) -> None:
+        for answer, rewards in zip(batch, told.rewards, strict=True):
+            same = [
+                sum(row) for other, row in zip(batch, told.rewards, strict=True)
+                if other.sequence_id // self.ppo.group_size == answer.sequence_id // self.ppo.group_size
+            ]  # fmt: skip
+            assert len(same) == self.ppo.group_size, "a group was split"
+            told.advantages.append(against_the_group([sum(rewards)], same, self.ppo) * len(rewards))
 
     def behaviour(self, answer: Answer) -> list[float]:
         """Log-prob of each token under the weights it was sampled with, its whole prefix read under those same weights."""
@@ -259,11 +284,12 @@ class Oracle:
         return weights
 
     def _mini_batches(self, size: int, step: int, epoch: int) -> list[list[int]]:
-        rows = np.arange(size)
+        groups = np.arange(size // self.ppo.group_size)
         if self.ppo.mini_batches > 1:
-            np.random.Generator(np.random.Philox(key=[self.spec.seed, (step << 16) + epoch])).shuffle(rows)
+            np.random.Generator(np.random.Philox(key=[self.spec.seed, (step << 16) + epoch])).shuffle(groups)
+        rows = [int(group) * self.ppo.group_size + member for group in groups for member in range(self.ppo.group_size)]
         share = size // self.ppo.mini_batches
-        return [rows[k : k + share].tolist() for k in range(0, size, share)]
+        return [rows[k : k + share] for k in range(0, size, share)]
 
     def _train_actor(self, batch: list[Answer], told: Told, step: int) -> dict[str, float]:
         weights, sums, norms = self.history[-1], np.zeros(5), []

@@ -45,6 +45,15 @@ DEFER: dict[str, dict[str, Any]] = {
     },
     "filtered, one pass": {"rollout": {"top_p": 0.97, "temperature": 1.5}},
 }
+CRITIC_FREE = {"models": {"critic": "actor"}, "ppo": {"critic_learning_rate": 1e-5, "batch_size": 4, "group_size": 3}}
+GROUPS: dict[str, dict[str, Any]] = {
+    "GRPO, KL in the loss": {"ppo": {"algorithm": "grpo", "kl": {"placement": "loss", "estimator": "k3", "coefficient": 0.1}}},
+    "GRPO in mini-batches, KL in the reward": {
+        "ppo": {"algorithm": "grpo", "epochs": 2, "mini_batches": 2, "clip_range": 0.02, "kl": {"coefficient": 0.1}},
+    },
+    "Dr. GRPO": {"ppo": {"algorithm": "grpo", "normalize_advantages_by_std": False, "missing_eos_penalty": 0.4}},
+    "RLOO": {"ppo": {"algorithm": "rloo", "kl": {"coefficient": 0.1, "controller": "adaptive", "target": 0.01, "horizon": 40}}},
+}  # fmt: skip
 FIELDS = {
     "scores": "scores", "rewards": "rewards", "advantages": "advantages", "returns": "returns", "values": "values",
     "proximal_logp": "proximal", "reference_logp": "reference", "kl": "kl", "weights": "weights",
@@ -52,7 +61,8 @@ FIELDS = {
 
 
 def oracle_for(world: Any, spec: Any) -> Oracle:
-    actor, critic = (dict(world.first_weights(spec, role)) for role in ("actor", "critic"))
+    actor = dict(world.first_weights(spec, "actor"))
+    critic = dict(world.first_weights(spec, "critic")) if spec.ppo.has_critic else None
     reward = load_model(ModelSpec(path="reward"), "scalar", [world.folder], torch.float64, 0).state_dict()
     return Oracle(spec, actor, critic, dict(reward), heads=2)
 
@@ -71,7 +81,8 @@ def left(support: Any) -> list[list[int]]:
 
 def agree(step: Any, told: Any) -> None:
     lengths = step.experience.mask.sum(-1).tolist()
-    for name, attribute in FIELDS.items():
+    critic = () if told.values else ("returns", "values")
+    for name, attribute in ((name, attribute) for name, attribute in FIELDS.items() if name not in critic):
         ours, wanted = getattr(step.experience, name), getattr(told, attribute)
         rows = ours.tolist() if name == "scores" else [row[:n].tolist() for row, n in zip(ours, lengths, strict=True)]
         flat = rows if name == "scores" else [x for row in rows for x in row]
@@ -82,7 +93,7 @@ def agree(step: Any, told: Any) -> None:
 
 
 def same_weights(run: Any, oracle: Oracle, world: Any) -> None:
-    for role, wanted in (("actor", oracle.history[-1]), ("critic", oracle.critic)):
+    for role, wanted in [("actor", oracle.history[-1])] + [("critic", oracle.critic)] * bool(oracle.critic):
         ours, first = run.weights(role), world.first_weights(oracle.spec, role)
         for name, weight in wanted.items():
             torch.testing.assert_close(ours[name], weight, rtol=0, atol=TOLERANCE, msg=lambda m, n=f"{role} {name}": f"{n}: {m}")
@@ -124,13 +135,26 @@ def test_a_deferring_run_replayed_by_the_oracle(world: Any, tmp_path: Any, name:
     assert float(weights.max()) <= spec.ppo.tis_cap
 
 
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("inter", ["off", "defer", "tail_batch"])
+def test_without_a_critic_too(world: Any, tmp_path: Any, name: str, inter: str) -> None:
+    overlap = {"overlap": {"inter_step": inter, "intra_step": "off" if inter == "off" else "per_chunk"}}
+    spec = world.spec(SMALL, CRITIC_FREE, overlap, GROUPS[name])
+    run = world.run(spec, tmp_path, inline=inter != "off")
+    assert replay(world, spec, run) == STEPS
+    ages = [s.age for step in run.steps for s in step.experience.sequences]
+    assert (max(ages) > 0) == (inter == "defer")
+    assert not list(tmp_path.rglob("critic*")), "a critic was saved"
+
+
 def replay(world: Any, spec: Any, run: Any) -> int:
     """The oracle trains on the very answers of the run, step by step, and must agree all the way; returns the steps."""
     oracle = oracle_for(world, spec)
     for version, step in enumerate(run.steps):
         batch = answers(step)
         check_sampling(oracle, batch, [s.behaviour_logprobs for s in step.experience.sequences], 2, spec.rollout.max_new_tokens)
-        assert all(s.age == version - s.cohort == version - s.token_versions[0] for s in step.experience.sequences)
+        assert all(s.age == version - s.token_versions[0] for s in step.experience.sequences)
+        assert all(s.age == version - s.cohort for s in step.experience.sequences) or spec.overlap.inter_step == "tail_batch"
         stale = [[v < version for v in answer.versions] for answer in batch]
         mask = step.experience.mask
         assert [row[m].tolist() for row, m in zip(step.experience.stale, mask, strict=True)] == stale
