@@ -42,7 +42,9 @@ class Rollout(Section):
 class Overcommit(Section):
     """Δ, the extra sequences in flight, and the controller that moves it."""
 
-    controller: Literal["fixed", "slope"] = Field("slope", description="Keep Δ at `initial`, or follow the slope of the reward.")
+    controller: Literal["fixed", "slope"] = Field(
+        "slope", description="Keep Δ at `initial`, or follow the slope of the reward (`inter_step: defer` only)."
+    )
     initial: int = Field(4, ge=0, description="Δ at the first step, sequences.")
     min: int = Field(0, ge=0, description="Lower bound of Δ, sequences.")
     max: int = Field(8, ge=0, description="Upper bound of Δ, sequences; at most the batch size.")
