@@ -194,7 +194,7 @@ def test_spread() -> None:
 
 def test_the_command_writes_its_figures(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    asked = ["bench", "engine", "--quick", "--reps", "1", "--steps", "1", "--max-age", "1", "--batches", "2"]
+    asked = ["bench", "engine", "--quick", "--reps", "1", "--steps", "1", "--max-age", "1", "--batches", "2", "--threads", "1"]
     done = CliRunner().invoke(main, [*asked, "--variants", "padded,sequential", "--json", str(file)])
     assert done.exit_code == 0, done.output
     names = {row["name"] for row in json.loads(file.read_text())["results"]}
