@@ -7,6 +7,8 @@ from oppo_core.engine import Engine, slots
 from oppo_core.rollout.decoder import Decoder
 from oppo_core.rollout.sequence import Sequence
 
+PADDING = -1  # sequence_id of a row that has finished
+
 
 class ImposedDecoder(Decoder):
     """Ends each answer, as if by its end-of-sequence token, at the length imposed on its sequence_id."""
@@ -28,22 +30,23 @@ class PaddedDecoder(ImposedDecoder):
     Only for runs without deferral: all rows begin together.
     """
 
+    def round(self, version: int) -> list[Sequence]:
+        """See `Decoder.round`; padding is not counted among the tokens decoded."""
+        padding = sum(s.sequence_id == PADDING for s in self.live)
+        done = super().round(version)
+        self.decoded -= padding
+        return done
+
+    def _ends(self, sequence: Sequence, token: int) -> bool:
+        return sequence.sequence_id != PADDING and super()._ends(sequence, token)
+
+    def _leave(self, row: int) -> None:
+        """The row goes on, and nobody reads what it writes."""
+        left = self.live[row]
+        self.live[row] = Sequence(PADDING, left.prompt_index, left.prompt)
+
     def _bands(self) -> list[int]:
         return [len(self._filled)]
-
-    def _record(self, tokens: list[int], logprobs: list[float], version: int) -> list[Sequence]:
-        done = []
-        for row, (sequence, token, logprob) in enumerate(zip(self.live, tokens, logprobs, strict=True)):
-            self._filled[row] += 1
-            if sequence.finished:
-                self.decoded -= 1  # padding
-                continue
-            sequence.response.append(token)
-            sequence.behaviour_logprobs.append(logprob)
-            sequence.token_versions.append(version)
-            if self._ends(sequence, token):
-                done.append(sequence)
-        return sorted(done, key=lambda s: s.sequence_id)
 
 
 def impose(engine: Engine, lengths: Lengths, kind: type[ImposedDecoder] = ImposedDecoder) -> None:

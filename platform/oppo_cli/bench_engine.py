@@ -78,12 +78,16 @@ def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
     from oppo_bench.engine import race, results_of
     from oppo_bench.quiet import Watch
     from oppo_bench.tables import case_table, console, floor_line
+    from oppo_core.layout import LayoutError
 
     screen, watch, results = console(), Watch(), []
     for load in loads:
         case = load.case
         with screen.status(case) as status:
-            measured = race(load, plan, watch, lambda text, case=case: status.update(f"{case}: {text}"))
+            try:
+                measured = race(load, plan, watch, lambda text, case=case: status.update(f"{case}: {text}"))
+            except LayoutError as error:
+                raise Refusal(str(error)) from None
         told = results_of(measured)
         results += told
         screen.print(case_table(case, [*plan.variants], told), highlight=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from click.testing import CliRunner
 
 from oppo_bench import workload
@@ -207,3 +208,10 @@ def test_what_does_not_exist_is_refused(asked: list[str]) -> None:
     done = CliRunner().invoke(main, ["bench", "engine", *asked])
     assert done.exit_code == 2
     assert "There is no" in done.output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_missing_gpu_is_said_in_words() -> None:
+    done = CliRunner().invoke(main, ["bench", "engine", "--device", "cuda", "--sizes", "S", "--variants", "sequential"])
+    assert done.exit_code == 2
+    assert "no GPU" in done.output
