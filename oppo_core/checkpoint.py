@@ -36,6 +36,8 @@ SEQUENCE_FIELDS = (
     "cohort",
     "finished",
     "ended_by_eos",
+    "stopped",
+    "kept_version",
 )
 
 
@@ -54,6 +56,7 @@ def save(engine: Engine) -> int:
         engine.scorers.start_save(str(draft))
         engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
         save_supports(engine.pool.sequences, draft)
+        engine.decoder.save(draft)
         (draft / "state.json").write_text(json.dumps(_state(engine)))
         engine.scorers.wait_save()
         engine.handover.forget_all()
@@ -80,6 +83,7 @@ def restore(engine: Engine, folder: Path) -> None:
     engine.pool.sequences = [_sequence(row, engine) for row in state["pool"]]
     engine.pool.queue = [_sequence(row, engine) for row in state["queue"]]
     load_supports(engine.pool.sequences, folder)
+    engine.decoder.load(folder, engine.pool.sequences)
 
 
 def verify(folder: Path, spec: RunSpec) -> None:

@@ -29,6 +29,7 @@ from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompts import PromptStream, read_prompts
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.stops import StopConditions
 from oppo_core.rollout.tail_batch import TailBatchPool
 from oppo_core.rollout.tokens import TextCodec, codec_of
 from oppo_core.scoring.handover import Handover
@@ -132,12 +133,13 @@ def assemble(
     settings = DecodeSettings(
         spec.seed, codec.eos, r.temperature, r.max_prompt_tokens, r.max_new_tokens, spec.ppo.micro_batch_tokens,
         rates_stale=spec.overlap.update_overlap, filters=filters_of(spec),
+        keeps_cache=spec.overlap.kv_after_update == "keep",
     )  # fmt: skip
     actor = ActorTrainer(network, spec.ppo, spec.rollout.temperature, spec.seed)
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
     engine = Engine(
         spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
-        pool=pool_of(spec), decoder=Decoder(network, settings, slots(spec), drafter_of(spec)),
+        pool=pool_of(spec), decoder=Decoder(network, settings, slots(spec), drafter_of(spec), stops_of(spec, codec)),
         actor=actor, scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared),
         journal=journal, out=out, model_source=source, trace=trace,
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
@@ -160,6 +162,19 @@ def filters_of(spec: RunSpec) -> Filters | None:
     """Which tokens may be sampled, when that is restricted."""
     r = spec.rollout
     return Filters(r.top_k, r.top_p, r.min_p) if r.filters else None
+
+
+def stops_of(spec: RunSpec, codec: TextCodec) -> StopConditions | None:
+    """What ends an answer beside the end-of-sequence token, when anything does.
+
+    Raises:
+        ModelFolderError: a stop token is outside the vocabulary.
+    """
+    r = spec.rollout
+    beyond = [token for token in r.stop_tokens if token >= codec.vocab]
+    if beyond:
+        raise ModelFolderError(f"rollout.stop_tokens: {beyond} are outside the actor's vocabulary, 0 to {codec.vocab - 1}")
+    return StopConditions(r.stop_tokens, r.stop_texts, codec) if r.stop_tokens or r.stop_texts else None
 
 
 def drafter_of(spec: RunSpec) -> Drafter | None:

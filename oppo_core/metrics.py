@@ -57,8 +57,10 @@ def experience_metrics(experience: Experience, kl_coefficient: float, max_new_to
     metrics |= spread("critic/advantages", _chosen(e.advantages, mask))
     metrics |= spread("response_length", lengths) | spread("prompt_length", prompts)
     metrics |= {f"response_length/p{q}": float(np.percentile(lengths, q)) for q in (10, 25, 50, 75, 90)}
+    endings = [s.ending for s in e.sequences]
     return metrics | {
         "response_length/clip_ratio": float((lengths >= max_new_tokens).mean()),
+        **{f"response_ended/{how}": endings.count(how) / len(endings) for how in ("eos", "stop", "length")},
         "objective/kl": float(kl_B.mean()),
         "objective/kl_per_token": float(e.kl[mask].mean()),
         "objective/kl_coefficient": kl_coefficient,

@@ -86,6 +86,7 @@ def _samples(engine: Engine, experience: Experience) -> None:
                 "sequence_id": sequence.sequence_id, "prompt": engine.codec.decode(sequence.prompt.tolist()),
                 "response": engine.codec.decode(sequence.response),
                 "stale_response": engine.codec.decode(sequence.response[:stale]),
+                "ending": sequence.ending,
                 "score": float(experience.scores[index]), "kl": float(experience.kl[index].sum()), "length": sequence.length,
                 "age": sequence.age, "versions": (sequence.token_versions[0], sequence.token_versions[-1]),
             }

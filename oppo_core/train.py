@@ -70,7 +70,7 @@ def begin_step(engine: Engine, version: int) -> None:
             # New prompts are read together with their first chunk: a pass over a few tokens costs as much as over many.
             engine.scorers.begin(engine.handover.news(engine.readable(engine.pool.sequences)))
     with engine.trace.span("actor", "actor-prefill", rows=len(engine.pool.sequences)):
-        engine.decoder.begin(engine.pool.unfinished())
+        engine.decoder.begin(engine.pool.unfinished(), version)
     engine.update.begin(engine)
 
 

@@ -128,7 +128,9 @@ class OverlappedUpdate:
     def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
         """Order the training of answers that are certain to be in the batch, once they are enough for an efficient pass."""
         self.ledger.decoded(engine.decoder.rounds, engine.decoder.decoded, self.costs)
-        ready = [s for s in engine.pool.certain(finishers) if s.sequence_id not in self.ledger.critic]
+        # What was sampled after a kept cache has no log-probs under these weights yet: it is trained with the rest.
+        certain = [s for s in engine.pool.certain(finishers) if not s.reads_stale(version)]
+        ready = [s for s in certain if s.sequence_id not in self.ledger.critic]
         if not self.ledger.worth_a_pass(ready):
             return
         with_actor = self.ledger.partner_is_idle()

@@ -27,7 +27,7 @@ class Experience:
     tokens: list[NDArray[np.int64]]
     prompt_lengths: list[int]
     mask: Tensor  # bool
-    stale: Tensor  # bool: sampled under older weights
+    stale: Tensor  # bool: sampled under older weights, or after a cache of older weights
     behaviour_logp: Tensor
     proximal_logp: Tensor
     reference_logp: Tensor
@@ -63,8 +63,7 @@ def build_experience(
     reference_logp, values = padded([s.reference_logprobs for s in scored]), padded([s.values for s in scored])
     lengths = torch.tensor([s.length for s in batch])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    versions = padded([[float(v) for v in s.token_versions] for s in batch])
-    stale = mask & (versions < version)
+    stale = torch.arange(mask.shape[1]) < torch.tensor([s.stale_tokens(version) for s in batch])[:, None]
     kl = kl_estimate(proximal_logp, reference_logp, ppo.kl.estimator) * mask
     scores = adjusted_scores(batch, scored, ppo)
     rewards = shape_rewards(scores, kl, mask, kl_coefficient if ppo.kl.placement == "reward" else 0.0)

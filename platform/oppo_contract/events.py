@@ -132,6 +132,9 @@ class Sample(Wire):
     length: int
     age: int
     versions: tuple[int, int]
+    ending: Literal["eos", "stop", "length"] | None = Field(
+        None, description="What ended it: end-of-sequence, a stop condition, or the length limit; unknown in older runs."
+    )
 
 
 class SamplesEvent(Envelope):

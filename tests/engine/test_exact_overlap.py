@@ -22,6 +22,7 @@ INTER = {
 UPDATE = {"overlap": {"update_overlap": True}}
 DRAFT = {"overlap": {"drafter": {"max_rows": 5, "tokens": 4, "match": 1}}}
 FILTERED = {"top_k": 35, "top_p": 0.97, "min_p": 0.001}
+KEPT = {"kv_after_update": "keep"}
 FREE: dict[str, Any] = {  # of a critic
     "models": {"critic": "actor"}, "ppo": {"critic_learning_rate": 1e-5, "batch_size": 4, "group_size": 2},
     "overlap": {"overcommit": {"initial": 2, "max": 3}},
@@ -43,6 +44,9 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "filtered-streamed": ({"rollout": FILTERED}, {}),
     "filtered-update": ({"rollout": FILTERED, "ppo": {"entropy_coefficient": 0.01}}, UPDATE),
     "filtered-drafted": ({"rollout": FILTERED, "data": {"prompts": "echo.jsonl"}}, DRAFT),
+    "kept-streamed": ({"overlap": KEPT}, {}),
+    "kept-update": ({"overlap": KEPT, "rollout": FILTERED}, UPDATE),
+    "kept-drafted": ({"overlap": KEPT, "data": {"prompts": "echo.jsonl"}}, DRAFT),
     "drafted-tail": ({"overlap": {"inter_step": "off"}, "data": {"prompts": "echo.jsonl"}}, DRAFT),
     "grpo": (GRPO, {}),
     "rloo": (RLOO | {"overlap": {"inter_step": "off"}}, {}),

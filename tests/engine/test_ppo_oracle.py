@@ -43,6 +43,12 @@ DEFER: dict[str, dict[str, Any]] = {
         "ppo": {"entropy_coefficient": 0.02, "epochs": 2, "kl": {"coefficient": 0.2, "estimator": "k3", "placement": "loss"}},
         "overlap": {"intra_step": "per_chunk"},
     },
+    "caches kept": {"overlap": {"kv_after_update": "keep"}},
+    "caches kept, filtered, streamed, all weighted": {
+        "overlap": {"kv_after_update": "keep", "intra_step": "per_chunk"},
+        "rollout": {"top_p": 0.97, "temperature": 1.5},
+        "ppo": {"tis": "all"},
+    },
     "filtered, one pass": {"rollout": {"top_p": 0.97, "temperature": 1.5}},
 }
 CRITIC_FREE = {"models": {"critic": "actor"}, "ppo": {"critic_learning_rate": 1e-5, "batch_size": 4, "group_size": 3}}
@@ -69,7 +75,15 @@ def oracle_for(world: Any, spec: Any) -> Oracle:
 
 def answers(step: Any) -> list[Answer]:
     return [
-        Answer(s.sequence_id, s.prompt.tolist(), list(s.response), list(s.token_versions), s.ended_by_eos, left(s.support))
+        Answer(
+            s.sequence_id,
+            s.prompt.tolist(),
+            list(s.response),
+            list(s.token_versions),
+            s.ended_by_eos,
+            left(s.support),
+            s.kept_version,
+        )
         for s in step.experience.sequences
     ]
 
@@ -104,13 +118,12 @@ def check_sampling(oracle: Oracle, batch: list[Answer], behaviour: list[list[flo
     """Each token is the one that (seed, sequence_id, position) draws under the weights of its version, until the end."""
     for answer, recorded in zip(batch, behaviour, strict=True):
         assert recorded == pytest.approx(oracle.behaviour(answer), abs=TOLERANCE)
+        with torch.no_grad():
+            tables = oracle.sampled_from(answer)
         for t in {0, 1, len(answer.response) // 2, len(answer.response) - 1} & set(range(len(answer.response))):
-            weights = oracle.history[answer.versions[t]]
-            with torch.no_grad():
-                token, _ = oracle.draw(weights, answer.sequence_id, answer.prompt + answer.response[:t], t)
-                logits = oracle.logits(weights, answer.prompt + answer.response[:t])[-1].tolist()
+            token, _ = oracle.draw(tables[t], answer.sequence_id, t)
             if answer.support:
-                assert answer.support[t] == sorted(left_by(oracle.spec.rollout, logits))
+                assert answer.support[t] == sorted(left_by(oracle.spec.rollout, tables[t].tolist()))
             assert token == answer.response[t]
         assert eos not in answer.response[:-1]
         assert answer.ended_by_eos == (answer.response[-1] == eos)
@@ -155,7 +168,9 @@ def replay(world: Any, spec: Any, run: Any) -> int:
         check_sampling(oracle, batch, [s.behaviour_logprobs for s in step.experience.sequences], 2, spec.rollout.max_new_tokens)
         assert all(s.age == version - s.token_versions[0] for s in step.experience.sequences)
         assert all(s.age == version - s.cohort for s in step.experience.sequences) or spec.overlap.inter_step == "tail_batch"
-        stale = [[v < version for v in answer.versions] for answer in batch]
+        kept = spec.overlap.kv_after_update == "keep"
+        assert all((s.kept_version is not None) == kept for s in step.experience.sequences)
+        stale = [[v < version or (kept and s.cohort < version) for v in s.token_versions] for s in step.experience.sequences]
         mask = step.experience.mask
         assert [row[m].tolist() for row, m in zip(step.experience.stale, mask, strict=True)] == stale
         assert step.kl_coefficient == pytest.approx(oracle.kl_coefficient, rel=TOLERANCE)
