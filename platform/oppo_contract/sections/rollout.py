@@ -109,8 +109,8 @@ class Overlap(Section):
     chunk: Chunk = Field(default_factory=Chunk, description="C, the tokens between two hand-overs.")
     kv_after_update: Literal["recompute", "keep"] = Field(
         "recompute",
-        description="What becomes of a deferred answer's cached keys and values when the actor's weights change. With `keep` all its"
-        " tokens are stale.",
+        description="What becomes of a deferred answer's cached keys and values when the actor's weights change."
+        " With `keep` all its tokens are stale.",
     )
     update_overlap: bool = Field(
         False, description="Start the update of finished answers while the tail decodes. Exact; needs one optimizer step a batch."
