@@ -1,1 +1,0 @@
-"""The benches behind `oppo bench`: each interleaves its variants in one run and writes one format (docs/performance.md)."""
