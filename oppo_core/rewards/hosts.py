@@ -54,8 +54,10 @@ def allowed_places(environment: Mapping[str, str] = os.environ) -> set[str]:
     for entry in environment.get(HOSTS_VARIABLE, "").replace(",", " ").split():
         try:
             url = httpx.URL(f"http://{entry}")
-        except httpx.InvalidURL as error:
-            raise RewardError(f"{HOSTS_VARIABLE} has an entry that is no host or host:port: {entry!r} ({error})") from None
+        except httpx.InvalidURL:
+            url = None
+        if url is None or not url.host or "/" in entry or url.userinfo:
+            raise RewardError(f"{HOSTS_VARIABLE} has an entry that is no host or host:port: {entry!r}")
         # httpx reads :80 as no port, since it is http's own.
         ports = [url.port] if url.port else [80] if entry.endswith(":80") else list(PORTS.values())
         places |= {f"{url.host}:{port}" for port in ports}

@@ -92,8 +92,9 @@ class ServiceReward:
 
     def close(self) -> None:
         """Drop what is under way, and end the thread."""
-        self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(CLOSED_WITHIN_S)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+            self._thread.join(CLOSED_WITHIN_S)
 
     def _has(self, sequence_ids: list[int]) -> bool:
         return all(i in self._scores for i in sequence_ids)
