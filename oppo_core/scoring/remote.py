@@ -38,6 +38,8 @@ ORDERS_AHEAD = 32
 # Loading large models from a slow disk is silent; whatever the spec allows, so long it may take.
 LOADED_WITHIN_S = 600.0
 POLL_S = 1.0
+ENDS_WITHIN_S = 5.0
+HUNG_ENDS_WITHIN_S = 0.5  # time to write its stack
 
 
 class ScorerError(RuntimeError):
@@ -97,6 +99,7 @@ class RemoteScorers(Scoring):
         theirs.close()
         self._trace = trace
         self._sent = time.monotonic()
+        self._is_hung = False
         self._longest_silence_s = max(longest_silence_s, LOADED_WITHIN_S)
         self.saves_bytes = cast(int, self._receive())
         self._longest_silence_s = longest_silence_s
@@ -178,7 +181,7 @@ class RemoteScorers(Scoring):
     def close(self) -> None:
         """End the process."""
         self._connection.close()
-        self._process.join(timeout=5)
+        self._process.join(timeout=HUNG_ENDS_WITHIN_S if self._is_hung else ENDS_WITHIN_S)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
@@ -231,10 +234,11 @@ class RemoteScorers(Scoring):
             raise self._silent()
 
     def _dead(self) -> ScorerError:
-        self._process.join(timeout=5)
+        self._process.join(timeout=ENDS_WITHIN_S)
         return ScorerError(f"the scorer process died with status {self._process.exitcode}")
 
     def _silent(self) -> ScorerError:
+        self._is_hung = True
         if self._process.pid is not None and self._process.is_alive():
             os.kill(self._process.pid, signal.SIGUSR1)  # it writes its stack to stderr
         return ScorerError(

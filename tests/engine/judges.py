@@ -41,6 +41,7 @@ class Judge:
         self.asked: list[Asked] = []
         self.headers: list[dict[str, str]] = []
         self.released = threading.Event()
+        self.gone = False
         self.behave: Callable[[Asked, int], Told] = lambda asked, number: scored(asked)
         self._lock = threading.Lock()
         judge = self
@@ -66,7 +67,8 @@ class Judge:
         self.released.wait(60)
 
     def close(self) -> None:
-        """Stop listening; whoever is held is let go."""
+        """Stop listening and answering; whoever is held is let go."""
+        self.gone = True
         self.released.set()
         self.server.shutdown()
         self.server.server_close()
@@ -79,6 +81,9 @@ class Judge:
             self.headers.append({name.lower(): value for name, value in handler.headers.items()})
             number = len(self.asked)
         told = self.behave(asked, number)
+        if self.gone:
+            handler.close_connection = True
+            return
         try:
             handler.send_response(told.status)
             for name, value in {"content-length": str(len(told.body)), **told.headers}.items():
