@@ -48,8 +48,8 @@ class SimulatedDecoder:
         """See `Decoding.advance`; costs the rounds, over all rows that were live at the step's beginning when padded."""
         used = min([rounds, *(self._ends[s.sequence_id] - s.length for s in self.live)])
         count = len(self.live)
-        cached = sum(len(s.prompt) + s.length for s in self.live)
-        self._machine.work(self._machine.decode_us(used, count, cached, self._width))
+        cached = [len(s.prompt) + s.length for s in self.live]
+        self._machine.work(self._machine.decode_us(used, cached, self._width))
         self.rounds += used
         self.decoded += used * count
         for sequence in self.live:

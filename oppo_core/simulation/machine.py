@@ -55,11 +55,12 @@ class Machine:
         with self.trace.wait("score"):
             self.timeline.wait()
 
-    def decode_us(self, rounds: int, rows: int, cached: int, width: int) -> float:
-        """Rounds over `rows` rows that attend to `cached` tokens in the first of them, and each to one more in the next."""
+    def decode_us(self, rounds: int, cached: Rows[int], width: int) -> float:
+        """Rounds over live rows with `cached` tokens each, one more in every round; over `width` rows as long as the longest when
+        padded."""
         costs = self.devices.costs.decode
-        rows = width if self.devices.padded else rows
-        attended = rounds * cached + rows * rounds * (rounds - 1) / 2
+        rows, tokens = (width, width * max(cached, default=0)) if self.devices.padded else (len(cached), sum(cached))
+        attended = rounds * tokens + rows * rounds * (rounds - 1) / 2
         shared = rounds * rows * costs.row_us + attended * costs.cached_token_us
         return rounds * costs.round_us + shared / speed(self.at_work, costs.parallel)
 

@@ -53,6 +53,8 @@ class Row:
     hours_to_target: float = 0.0
     device_hours: float = 0.0
     speedup: float = 0.0
+    decode_share: float = 0.0  # of the step's time
+    deferred_age: float = 0.0  # mean age of the answers that had been deferred
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -129,4 +131,6 @@ def summary(schedule: str, metrics: list[dict[str, float]], devices: Devices, ta
         schedule, None, seconds / len(metrics), 1e6 * seconds / tokens, tokens / seconds, bubble, 1 - fmean(bubble.values()),
         mean("overlap_factor"), mean("decode_occupancy"), mean("oppo/overcommit"), mean("oppo/deferred_share"), stale,
         max(step["oppo/age_max"] for step in metrics), mean("response_length/mean"), hours, hours * len(devices.names),
+        decode_share=mean("timing_s/gen") * len(metrics) / seconds,
+        deferred_age=mean("oppo/age_mean") / mean("oppo/deferred_share") if mean("oppo/deferred_share") else 0.0,
     )  # fmt: skip

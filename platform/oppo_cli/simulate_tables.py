@@ -96,14 +96,19 @@ def span(names: Sequence[str]) -> str:
 
 def assumptions(spec: RunSpec, devices: Devices, target: Target, steps: int) -> str:
     """In words, what the figures rest on."""
-    lengths = devices.workload.lengths
-    told = f"log-normal, median {lengths.median:g}, σ {lengths.sigma:g}" if lengths.kind == "log-normal" else "from a list"
     cost = f", {target.staleness_cost:g} × the stale share more" if target.staleness_cost else ", stale tokens count in full"
+    left_out = min(spec.overlap.max_age + 1, steps - 1)
     return (
-        f"Answers: {told}, cut at {spec.rollout.max_new_tokens:,} tokens. Target: {target.steps:,} steps{cost}. Means of {steps}"
-        f" simulated steps, the first {min(spec.overlap.max_age + 1, steps - 1)} left out. rows: mean rows that decode ÷ (B+Δ);"
+        f"Answers: {lengths_told(devices)}, cut at {spec.rollout.max_new_tokens:,} tokens. Target: {target.steps:,} steps{cost}."
+        f" Means of {steps} simulated steps, the first {left_out} left out. rows: mean rows that decode ÷ (B+Δ);"
         " stale: trained tokens that were sampled under older weights; speed-up: by time a trained token."
     )
+
+
+def lengths_told(devices: Devices) -> str:
+    """The workload's answer lengths in words."""
+    lengths = devices.workload.lengths
+    return f"log-normal, median {lengths.median:g}, σ {lengths.sigma:g}" if lengths.kind == "log-normal" else "from a list"
 
 
 def percent(share: float) -> str:
