@@ -14,6 +14,7 @@ COPY pyproject.toml README.md LICENSE manage.py ./
 COPY platform platform
 COPY worker worker
 COPY oppo_core oppo_core
+COPY bench bench
 COPY templates templates
 COPY static static
 COPY examples examples

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from oppo_contract.spec import ModelSpec, RunSpec
-from oppo_core.changes import Change
 from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.journal import Journal
 from oppo_core.layout import Layout, available_cores, device_of, lay_out
@@ -24,13 +23,13 @@ from oppo_core.ppo.actor import Acting, ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import Experience, build_experience
 from oppo_core.rewards.build import RewardBuilder
-from oppo_core.rollout.batch import Batch
 from oppo_core.rollout.decoder import Decoder, DecodeSettings, Decoding
 from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompts import PromptStream, read_prompts
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.stops import StopConditions
 from oppo_core.rollout.tail_batch import TailBatchPool
 from oppo_core.rollout.tokens import TextCodec, codec_of
 from oppo_core.scoring.handover import Handover
@@ -39,9 +38,8 @@ from oppo_core.scoring.remote import RemoteScorers
 from oppo_core.scoring.scorers import Networks, ScorerSet, Scoring
 from oppo_core.scoring.side_stream import SideStreamScorers
 from oppo_core.shares import costs_of
-from oppo_core.standing import Standing
 from oppo_core.trace.recorder import Recorder
-from oppo_core.update import OverlappedUpdate, PlainUpdate, Updating
+from oppo_core.update import CriticFreeUpdate, OverlappedUpdate, PlainUpdate, Updating
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -78,10 +76,6 @@ class Engine:
     update: Updating = field(default_factory=PlainUpdate)
     handover: Handover = field(default_factory=Handover)
     cohorts: Cohorts = field(default_factory=Cohorts)
-    standing: Standing = field(default_factory=Standing)
-    batch: Batch | None = None  # a step that was begun and has not been trained yet
-    saved: str | None = None  # name of the checkpoint that holds the present state
-    changes: list[Change] = field(default_factory=list)  # what the spec has changed since the checkpoint that was resumed
     clock: Callable[[], float] = time.monotonic
     set_threads: Callable[[int], None] = torch.set_num_threads
     experience: Callable[..., Experience] = build_experience
@@ -125,7 +119,8 @@ def assemble(
     """
     from oppo_core.checkpoint import restore, verify
 
-    changes = verify(resume, spec) if resume is not None else []
+    if resume is not None:
+        verify(resume, spec)
     threads = min(threads or available_cores(), spec.resources.cpu_threads or available_cores())
     torch.set_num_threads(threads)
     device = device_of(spec)
@@ -138,22 +133,25 @@ def assemble(
     settings = DecodeSettings(
         spec.seed, codec.eos, r.temperature, r.max_prompt_tokens, r.max_new_tokens, spec.ppo.micro_batch_tokens,
         rates_stale=spec.overlap.update_overlap, filters=filters_of(spec),
+        keeps_cache=spec.overlap.kv_after_update == "keep",
     )  # fmt: skip
     actor = ActorTrainer(network, spec.ppo, spec.rollout.temperature, spec.seed)
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
     engine = Engine(
         spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
-        pool=pool_of(spec), decoder=Decoder(network, settings, slots(spec), drafter_of(spec)),
+        pool=pool_of(spec), decoder=Decoder(network, settings, slots(spec), drafter_of(spec), stops_of(spec, codec)),
         actor=actor, scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared),
         journal=journal, out=out, model_source=source, trace=trace,
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
         chunk=ChunkState(spec.overlap.chunk.size),
     )  # fmt: skip
+    if not spec.ppo.has_critic:
+        engine.update = CriticFreeUpdate()
     if shared is not None:
         engine.update = OverlappedUpdate(shared.gradients, costs_of(network, spec.ppo.whiten_advantages))
     if resume is not None:
         try:
-            restore(engine, resume, changes)
+            restore(engine, resume)
         except Exception:
             engine.scorers.close()
             raise
@@ -164,6 +162,19 @@ def filters_of(spec: RunSpec) -> Filters | None:
     """Which tokens may be sampled, when that is restricted."""
     r = spec.rollout
     return Filters(r.top_k, r.top_p, r.min_p) if r.filters else None
+
+
+def stops_of(spec: RunSpec, codec: TextCodec) -> StopConditions | None:
+    """What ends an answer beside the end-of-sequence token, when anything does.
+
+    Raises:
+        ModelFolderError: a stop token is outside the vocabulary.
+    """
+    r = spec.rollout
+    beyond = [token for token in r.stop_tokens if token >= codec.vocab]
+    if beyond:
+        raise ModelFolderError(f"rollout.stop_tokens: {beyond} are outside the actor's vocabulary, 0 to {codec.vocab - 1}")
+    return StopConditions(r.stop_tokens, r.stop_texts, codec) if r.stop_tokens or r.stop_texts else None
 
 
 def drafter_of(spec: RunSpec) -> Drafter | None:
@@ -221,12 +232,12 @@ def build_scorers(
     rewards = RewardBuilder(spec, roots, dtype, device, partial(check_contexts, spec)).rewards()
     reference_spec = spec.models.reference or spec.models.actor
     reference = load_model(reference_spec, "lm", roots, dtype, spec.seed, device=device)
-    critic_lora = spec.models.lora if spec.models.lora is not None and spec.models.lora.critic else None
-    critic = load_model(_critic_source(spec), "scalar", roots, dtype, spec.seed + 2, critic_lora, device)
+    critic = _critic(spec, roots, device) if spec.ppo.has_critic else None
     for network in (reference, critic):
-        check_contexts(spec, network)
-    trainer = CriticTrainer(critic, spec.ppo, spec.seed)
-    if resume is not None:
+        if network is not None:
+            check_contexts(spec, network)
+    trainer = CriticTrainer(critic, spec.ppo, spec.seed) if critic is not None else None
+    if trainer is not None and resume is not None:
         trainer.load(resume)
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     networks = Networks(reference, critic, rewards)
@@ -243,6 +254,11 @@ def _actor(spec: RunSpec, roots: list[Path], device: torch.device) -> tuple[Netw
     network = load_model(spec.models.actor, "lm", roots, DTYPES[spec.resources.dtype], spec.seed, spec.models.lora, device)
     path = spec.models.actor.path
     return network, codec_of(spec.models.actor, roots), find(path, roots) if path is not None else None
+
+
+def _critic(spec: RunSpec, roots: list[Path], device: torch.device) -> Network:
+    lora = spec.models.lora if spec.models.lora is not None and spec.models.lora.critic else None
+    return load_model(_critic_source(spec), "scalar", roots, DTYPES[spec.resources.dtype], spec.seed + 2, lora, device)
 
 
 def _critic_source(spec: RunSpec) -> ModelSpec:

@@ -27,12 +27,17 @@ class Layout:
     scorer_devices: tuple[str, ...]
     decode_threads: int
     remote: bool
+    scorers: tuple[Role, ...] = ("reward", "reference", "critic")
 
     def lanes(self) -> list[tuple[str, Role]]:
         """(device, role) pairs in drawing order."""
         actor: list[tuple[str, Role]] = [(device, "actor") for device in self.actor_devices]
-        scorers: list[Role] = ["reward", "reference", "critic"]
-        return actor + [(device, role) for device in self.scorer_devices for role in scorers]
+        return actor + [(device, role) for device in self.scorer_devices for role in self.scorers]
+
+
+def scorers_of(spec: RunSpec) -> tuple[Role, ...]:
+    """Who reads the answers."""
+    return ("reward", "reference", "critic") if spec.ppo.has_critic else ("reward", "reference")
 
 
 def device_of(spec: RunSpec) -> torch.device:
@@ -59,15 +64,15 @@ def lay_out(spec: RunSpec, device: torch.device, threads: int, hidden: int) -> L
     """
     if device.type == "cuda":
         one = (str(device),)
-        return Layout([*one], one, one, threads, remote=spec.overlap.intra_step != "off")
+        return Layout([*one], one, one, threads, spec.overlap.intra_step != "off", scorers_of(spec))
     devices = [f"cpu:{core}" for core in range(threads)]
     everything = tuple(devices)
     if spec.overlap.intra_step == "off":
         decoding = threads if hidden >= DECODE_THREADS_FROM_HIDDEN else 1
-        return Layout(devices, everything, everything, decoding, remote=False)
+        return Layout(devices, everything, everything, decoding, False, scorers_of(spec))
     split = max(1, threads - threads // 2)
     scorers = everything[split:] or everything[:1]
-    return Layout(devices, everything[:split], scorers, split, remote=scorers != everything[:split])
+    return Layout(devices, everything[:split], scorers, split, scorers != everything[:split], scorers_of(spec))
 
 
 def available_cores() -> int:

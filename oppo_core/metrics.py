@@ -12,6 +12,7 @@ from torch import Tensor
 
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.math import effective_sample_share
+from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.results import Scored
 
@@ -53,16 +54,13 @@ def experience_metrics(experience: Experience, kl_coefficient: float, max_new_to
     prompts = np.asarray(e.prompt_lengths, dtype=np.float64)
     kl_B = e.kl.sum(-1)
     metrics = spread("critic/score", e.scores.numpy()) | spread("critic/rewards", e.rewards.sum(-1).numpy())
-    metrics |= spread("critic/advantages", _chosen(e.advantages, mask)) | spread("critic/returns", _chosen(e.returns, mask))
-    metrics |= spread("critic/values", _chosen(e.values, mask))
+    metrics |= spread("critic/advantages", _chosen(e.advantages, mask))
     metrics |= spread("response_length", lengths) | spread("prompt_length", prompts)
     metrics |= {f"response_length/p{q}": float(np.percentile(lengths, q)) for q in (10, 25, 50, 75, 90)}
-    variance = e.returns[mask].var(unbiased=False)
+    endings = [s.ending for s in e.sequences]
     return metrics | {
         "response_length/clip_ratio": float((lengths >= max_new_tokens).mean()),
-        "critic/vf_explained_var": float(1 - (e.returns - e.values)[mask].var(unbiased=False) / variance)
-        if variance > 0
-        else float("nan"),
+        **{f"response_ended/{how}": endings.count(how) / len(endings) for how in ("eos", "stop", "length")},
         "objective/kl": float(kl_B.mean()),
         "objective/kl_per_token": float(e.kl[mask].mean()),
         "objective/kl_coefficient": kl_coefficient,
@@ -82,6 +80,21 @@ def part_metrics(scored: list[Scored]) -> dict[str, float]:
         for number, column in enumerate(columns)
         for name, value in spread(f"critic/score_part/{number}", np.asarray(column, dtype=np.float64)).items()
     }
+
+
+def value_metrics(experience: Experience) -> dict[str, float]:
+    """What the critic foretold and what came; only where there is one."""
+    returns, values = (column[experience.mask] for column in (experience.returns, experience.values))
+    variance = returns.var(unbiased=False)
+    explained = float(1 - (returns - values).var(unbiased=False) / variance) if variance > 0 else float("nan")
+    metrics = spread("critic/returns", returns.double().numpy()) | spread("critic/values", values.double().numpy())
+    return metrics | {"critic/vf_explained_var": explained}
+
+
+def tail_batch_metrics(pool: Pool) -> dict[str, float]:
+    """What tail batching threw away in this step, and what it still owes."""
+    wasted = sum(sequence.length for sequence in pool.discarded)
+    return {"oppo/wasted_tokens": float(wasted), "oppo/queued": float(len(pool.queue))}
 
 
 def overlap_metrics(

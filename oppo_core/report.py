@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from oppo_contract.events import Counter
 from oppo_core.control import Decision, steer_chunk, steer_overcommit
-from oppo_core.metrics import experience_metrics, overlap_metrics
+from oppo_core.metrics import experience_metrics, overlap_metrics, tail_batch_metrics, value_metrics
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.math import adapted_kl_coefficient
 from oppo_core.trace.report import Samples, StepTrace, deferred_rows, running_total
 
 if TYPE_CHECKING:
     from oppo_core.engine import Engine
-    from oppo_core.rollout.batch import Batch
+    from oppo_core.train import Batch
 
 # Decoding with at most this share of B+Δ rows is the tail.
 TAIL_SHARE = 0.25
@@ -29,9 +29,6 @@ def started(engine: Engine) -> None:
         "started", devices=engine.layout.devices, lanes=engine.layout.lanes(),
         start_step=engine.progress.step, total_steps=engine.spec.steps,
     )  # fmt: skip
-    if engine.changes:
-        lines = ["Resumed with other settings than the checkpoint's:", *map(str, engine.changes)]
-        engine.journal.write("log", stream="stdout", lines=lines)
 
 
 def finish_step(
@@ -49,12 +46,15 @@ def finish_step(
     metrics |= overlap_metrics(
         experience, engine.pool.overcommit, engine.chunk.current, len(engine.pool.sequences), engine.cohorts
     )
+    if spec.ppo.has_critic:
+        metrics |= value_metrics(experience)
+    if spec.overlap.inter_step == "tail_batch":
+        metrics |= tail_batch_metrics(engine.pool)
     if engine.decoder.rounds:
         metrics["decode_occupancy"] = engine.decoder.decoded / (engine.decoder.rounds * engine.pool.places)
     if engine.decoder.guessed:
         metrics["oppo/draft_acceptance"] = engine.decoder.confirmed / engine.decoder.guessed
     metrics |= trace.metrics(tokens)
-    engine.standing.note(metrics["critic/score/mean"], metrics["objective/kl"])
     engine.journal.write(
         "step", step=progress.step, elapsed_s=progress.elapsed_s, generated_tokens=progress.generated_tokens,
         device_seconds=progress.elapsed_s * spec.resources.devices, metrics=metrics,
@@ -86,6 +86,7 @@ def _samples(engine: Engine, experience: Experience) -> None:
                 "sequence_id": sequence.sequence_id, "prompt": engine.codec.decode(sequence.prompt.tolist()),
                 "response": engine.codec.decode(sequence.response),
                 "stale_response": engine.codec.decode(sequence.response[:stale]),
+                "ending": sequence.ending,
                 "score": float(experience.scores[index]), "kl": float(experience.kl[index].sum()), "length": sequence.length,
                 "age": sequence.age, "versions": (sequence.token_versions[0], sequence.token_versions[-1]),
             }
@@ -96,7 +97,7 @@ def _samples(engine: Engine, experience: Experience) -> None:
 
 def _steer(engine: Engine, experience: Experience, seconds_per_token: float) -> None:
     spec, progress = engine.spec, engine.progress
-    scores = experience.scores
+    scores = experience.scores.view(-1, spec.ppo.group_size).mean(-1)  # answers of one group are not independent
     if spec.overlap.inter_step == "defer":
         error = float(scores.std(unbiased=True)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
         _decided(engine, "overcommit", steer_overcommit(engine.overcommit, spec.overlap.overcommit, float(scores.mean()), error))

@@ -1,14 +1,15 @@
 """The second half of a step: scores, advantages, and both updates; after decoding, or begun while the tail still decodes.
 
-`PlainUpdate` is PPO as everybody knows it. `OverlappedUpdate` computes the same with the scorers' process as a partner: what is
-certain to be in the batch is trained while others still decode, and the rest is shared between the two processes
-(docs/algorithm.md, "Update overlap"). Who does what follows from counted tokens, never from measured time.
+`PlainUpdate` is PPO as everybody knows it, `CriticFreeUpdate` is GRPO and RLOO. `OverlappedUpdate` computes the same as
+`PlainUpdate`, with the scorers' process as a partner: what is certain to be in the batch is trained while others still decode,
+and the rest is shared between the two processes (docs/algorithm.md, "Update overlap"). Who does what follows from counted tokens,
+never from measured time.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
@@ -38,12 +39,6 @@ class Updating(Protocol):
     def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
         """A chunk was handed over and the batch is not complete; `finishers` are those of this step so far."""
 
-    def suspend(self) -> dict[str, Any]:
-        """What was done in the step so far, as plain data."""
-
-    def resume(self, engine: Engine, state: dict[str, Any]) -> None:
-        """Go on, in place of `begin`, where `suspend` left off; `engine` has everything else back."""
-
     def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         """Train on the complete batch; returns it with everything the loss needed, and `actor/*` and `critic/*` metrics."""
 
@@ -57,36 +52,51 @@ class PlainUpdate:
     def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
         """Nothing is trained early."""
 
-    def suspend(self) -> dict[str, Any]:
-        """Nothing was done."""
-        return {}
-
-    def resume(self, engine: Engine, state: dict[str, Any]) -> None:
-        """Nothing was done."""
-
     def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         """See `Updating.learn`."""
         scorers, trace, coefficient = engine.scorers, engine.trace, engine.progress.kl_coefficient
         ids = [s.sequence_id for s in trained]
-        scorers.start_collect(ids)
-        with trace.span("actor", "actor-forward", rows=len(ids)):
-            proximal = engine.actor.logprobs(*rows_of(trained))
-        with trace.wait("score"):
-            scored = scorers.wait_collect()
+        experience, parts = experience_of(engine, trained, version)
         with trace.span("actor", "advantages", rows=len(ids)):
-            experience = engine.experience(trained, proximal, [scored[i] for i in ids], engine.spec.ppo, coefficient, version)
             order = critic_order(experience, ids, version)
         scorers.start_critic_update(order)
         with trace.span("actor", "update-actor", rows=len(ids)):
             actor_metrics = engine.actor.update(experience, version, coefficient)
         with trace.wait("update"):
             critic_metrics = scorers.wait_critic_update()
-        return experience, actor_metrics | critic_metrics | part_metrics([scored[i] for i in ids])
+        return experience, actor_metrics | critic_metrics | parts
 
 
 def rows_of(sequences: list[Sequence]) -> tuple[list[NDArray[np.int64]], list[int], list[Support]]:
     """What the actor's forward pass needs: tokens, prompt lengths, and what each response token was sampled among."""
     return [s.tokens() for s in sequences], [len(s.prompt) for s in sequences], [s.support for s in sequences]
+
+
+class CriticFreeUpdate(PlainUpdate):
+    """GRPO and RLOO: after the scores there is only the actor to train."""
+
+    def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
+        """See `Updating.learn`."""
+        experience, parts = experience_of(engine, trained, version)
+        engine.scorers.release([s.sequence_id for s in trained])
+        with engine.trace.span("actor", "update-actor", rows=len(trained)):
+            metrics = engine.actor.update(experience, version, engine.progress.kl_coefficient)
+        return experience, metrics | parts
+
+
+def experience_of(engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
+    """Proximal log-probs of the complete batch beside its last scores, then rewards and advantages; with the scores' parts."""
+    scorers, trace = engine.scorers, engine.trace
+    ids = [s.sequence_id for s in trained]
+    scorers.start_collect(ids)
+    with trace.span("actor", "actor-forward", rows=len(ids)):
+        proximal = engine.actor.logprobs(*rows_of(trained))
+    with trace.wait("score"):
+        scored = scorers.wait_collect()
+    with trace.span("actor", "advantages", rows=len(ids)):
+        rows = [scored[i] for i in ids]
+        experience = engine.experience(trained, proximal, rows, engine.spec.ppo, engine.progress.kl_coefficient, version)
+    return experience, part_metrics(rows)
 
 
 def critic_order(experience: Experience, ids: list[int], step: int) -> CriticUpdate:
@@ -104,11 +114,10 @@ class OverlappedUpdate:
     gradients: list[Tensor]
     costs: Costs
     ledger: Ledger = field(default_factory=Ledger)
-    orders: list[tuple[list[int], bool]] = field(default_factory=list)  # this step's: sequence_ids, and whether the actor too
 
     def begin(self, engine: Engine) -> None:
         """Rate surplus answers of earlier steps under the present weights; the decoder has rated those that go on."""
-        self.ledger, self.orders = Ledger(), []
+        self.ledger = Ledger()
         surplus = [s for s in engine.pool.sequences if s.finished]
         with engine.trace.span("actor", "actor-forward", rows=len(surplus)):
             tokens, prompts, supports = rows_of(surplus)
@@ -119,28 +128,14 @@ class OverlappedUpdate:
     def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
         """Order the training of answers that are certain to be in the batch, once they are enough for an efficient pass."""
         self.ledger.decoded(engine.decoder.rounds, engine.decoder.decoded, self.costs)
-        ready = [s for s in engine.pool.certain(finishers) if s.sequence_id not in self.ledger.critic]
+        # What was sampled after a kept cache has no log-probs under these weights yet: it is trained with the rest.
+        certain = [s for s in engine.pool.certain(finishers) if not s.reads_stale(version)]
+        ready = [s for s in certain if s.sequence_id not in self.ledger.critic]
         if not self.ledger.worth_a_pass(ready):
             return
         with_actor = self.ledger.partner_is_idle()
         partner_of(engine).train_early(EarlyOrder(ready, version, engine.progress.kl_coefficient, with_actor))
         self.ledger.ordered(ready, with_actor, self.costs)
-        self.orders.append(([s.sequence_id for s in ready], with_actor))
-
-    def suspend(self) -> dict[str, Any]:
-        """Who was trained early, in which passes. Their gradients are not saved: the same passes give the same bits again."""
-        ledger = asdict(self.ledger) | {"critic": sorted(self.ledger.critic), "actor": sorted(self.ledger.actor)}
-        return {"ledger": ledger, "orders": self.orders}
-
-    def resume(self, engine: Engine, state: dict[str, Any]) -> None:
-        """Order the same passes again."""
-        known = state["ledger"]
-        self.ledger = Ledger(**known | {"critic": set(known["critic"]), "actor": set(known["actor"])})
-        self.orders = [(ids, with_actor) for ids, with_actor in state["orders"]]
-        sequences = {s.sequence_id: s for s in engine.pool.sequences}
-        for ids, with_actor in self.orders:
-            order = EarlyOrder([sequences[i] for i in ids], engine.progress.step, engine.progress.kl_coefficient, with_actor)
-            partner_of(engine).train_early(order)
 
     def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         """See `Updating.learn`."""

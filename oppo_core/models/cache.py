@@ -69,22 +69,32 @@ class SlotCache:
         positions_NT = torch.arange(width, device=slots.device).expand(len(slots), width)
         return CacheWindow(self, slots, slots[:, None], positions_NT, width, None)
 
+    def rearrange(self, sources: list[int], targets: list[int], columns: int) -> None:
+        """Copy the first `columns` of each slot of `sources` into the slot of `targets`, all at once."""
+        for store in (*self.keys, *self.values):
+            store[targets, :, :columns] = store[sources, :, :columns]
+
+    def cut(self, names: list[int], lengths: list[int]) -> dict[str, Tensor]:
+        """Keys and values of the first slots, as many columns of each as `lengths` says, under `names`."""
+        return {
+            f"{name}.{kind}.{layer}": store[slot, :, :length].contiguous().cpu()
+            for slot, (name, length) in enumerate(zip(names, lengths, strict=True))
+            for kind, stores in (("keys", self.keys), ("values", self.values))
+            for layer, store in enumerate(stores)
+        }
+
+    def paste(self, names: list[int], tensors: dict[str, Tensor]) -> None:
+        """Fill the first slots with what `cut` gave."""
+        for slot, name in enumerate(names):
+            for kind, stores in (("keys", self.keys), ("values", self.values)):
+                for layer, store in enumerate(stores):
+                    told = tensors[f"{name}.{kind}.{layer}"]
+                    store[slot, :, : told.shape[1]] = told.to(store.device)
+
     def move(self, source: int, target: int, columns: int) -> None:
         """Copy the first `columns` of slot `source` over slot `target`: how a hole is filled when a row leaves."""
         for store in (*self.keys, *self.values):
             store[target, :, :columns] = store[source, :, :columns]
-
-    def cut(self, slots: list[int], columns: int) -> dict[str, Tensor]:
-        """Copies of the first `columns` of `slots`, to be written to a file."""
-        stores = {"keys": self.keys, "values": self.values}
-        return {f"{kind}.{n}": store[slots, :, :columns] for kind, layers in stores.items() for n, store in enumerate(layers)}
-
-    def paste(self, slots: list[int], cut: dict[str, Tensor]) -> None:
-        """Put back what `cut` gave."""
-        for name, part in cut.items():
-            kind, layer = name.split(".")
-            store = (self.keys if kind == "keys" else self.values)[int(layer)]
-            store[slots, :, : part.shape[2]] = part.to(store.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from oppo_core.ppo.batches import mini_batch_rows, response_states
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate, policy_loss
-from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
+from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
 from oppo_core.rollout.sequence import Support
 from oppo_core.rollout.support import joined, restricted
 
@@ -59,10 +59,6 @@ class Acting(Protocol):
     def load(self, folder: Path) -> None:
         """Take back what `save` wrote."""
 
-    @property
-    def saves_bytes(self) -> int:
-        """About how much `save` writes."""
-
 
 class ActorTrainer:
     """Trains the policy network on an `Experience`."""
@@ -84,11 +80,6 @@ class ActorTrainer:
         """See `Acting.load`."""
         restore_weights(self.network, folder / WEIGHTS)
         self.optimizer.load_state(load_file(folder / MOMENTS))
-
-    @property
-    def saves_bytes(self) -> int:
-        """See `Acting.saves_bytes`: the weights, and what the optimizer keeps of each that is trained."""
-        return size_of(self.network.parameters()) + self.optimizer.saves_bytes
 
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
         """See `Acting.logprobs`."""
@@ -123,12 +114,15 @@ class ActorTrainer:
         """
         sums, norms = TokenSums(), []
         for epoch in range(self.ppo.epochs):
-            for rows in mini_batch_rows(len(experience.tokens), self.ppo.mini_batches, self.seed, step, epoch):
+            for rows in self._mini_batches(len(experience.tokens), step, epoch):
                 total = int(experience.mask[rows].sum())
                 self.accumulate(experience, rows, kl_coefficient, total, sums)
                 sums.tokens += total
                 norms.append(self.optimizer.apply(step, "actor"))
         return self.metrics(sums, step, norms)
+
+    def _mini_batches(self, batch: int, step: int, epoch: int) -> list[list[int]]:
+        return mini_batch_rows(batch, self.ppo.mini_batches, self.seed, step, epoch, self.ppo.group_size)
 
     def metrics(self, sums: TokenSums, step: int, norms: list[float]) -> dict[str, float]:
         """`actor/*` of PPO step `step`, from sums over its tokens and the gradient norms of its optimizer steps."""

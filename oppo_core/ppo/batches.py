@@ -56,12 +56,18 @@ def right_padded(rows: list[NDArray[np.int64]], fill: int = 0) -> Tensor:
     return torch.from_numpy(padded)
 
 
-def mini_batch_rows(batch: int, mini_batches: int, seed: int, step: int, epoch: int) -> list[list[int]]:
-    """Split rows 0…batch−1 into equal mini-batches; shuffled by (seed, step, epoch) when there is more than one."""
-    order = np.arange(batch)
+def mini_batch_rows(batch: int, mini_batches: int, seed: int, step: int, epoch: int, group: int = 1) -> list[list[int]]:
+    """Split rows 0…batch−1 into equal mini-batches; shuffled by (seed, step, epoch) when there is more than one.
+
+    `group` rows that follow each other stay together.
+    """
+    order = np.arange(batch // group)
     if mini_batches > 1:
         np.random.Generator(np.random.Philox(key=[seed, (step << 16) + epoch])).shuffle(order)
-    return [sorted(part.tolist()) for part in np.split(order, mini_batches)]
+    return [
+        [number * group + member for number in sorted(part.tolist()) for member in range(group)]
+        for part in np.split(order, mini_batches)
+    ]
 
 
 def response_states(network: Network, tokens: list[NDArray[np.int64]], prompt_lengths: list[int]) -> Tensor:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oppo_contract.spec import Ppo
+from oppo_core.ppo.groups import group_advantages
 from oppo_core.ppo.math import gae, importance_weights, kl_estimate, shape_rewards, whiten
 from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.rollout.sequence import Sequence
@@ -26,17 +27,17 @@ class Experience:
     tokens: list[NDArray[np.int64]]
     prompt_lengths: list[int]
     mask: Tensor  # bool
-    stale: Tensor  # bool: sampled under older weights
+    stale: Tensor  # bool: sampled under older weights, or after a cache of older weights
     behaviour_logp: Tensor
     proximal_logp: Tensor
     reference_logp: Tensor
-    values: Tensor
+    values: Tensor  # [B, 0] without a critic
     scores: Tensor  # [B], after clipping and penalties
     kl: Tensor
     rewards: Tensor
     raw_advantages: Tensor
     advantages: Tensor
-    returns: Tensor
+    returns: Tensor  # [B, 0] without a critic
     weights: Tensor
 
 
@@ -62,20 +63,26 @@ def build_experience(
     reference_logp, values = padded([s.reference_logprobs for s in scored]), padded([s.values for s in scored])
     lengths = torch.tensor([s.length for s in batch])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    versions = padded([[float(v) for v in s.token_versions] for s in batch])
-    stale = mask & (versions < version)
+    stale = torch.arange(mask.shape[1]) < torch.tensor([s.stale_tokens(version) for s in batch])[:, None]
     kl = kl_estimate(proximal_logp, reference_logp, ppo.kl.estimator) * mask
     scores = adjusted_scores(batch, scored, ppo)
     rewards = shape_rewards(scores, kl, mask, kl_coefficient if ppo.kl.placement == "reward" else 0.0)
-    raw, returns = gae(rewards, values, mask, ppo.gamma, ppo.gae_lambda)
+    raw, returns = advantages_and_returns(rewards, values, mask, ppo)
     corrected = {"off": torch.zeros_like(mask), "stale": stale, "all": mask}[ppo.tis]
     return Experience(
         sequences=batch, tokens=[s.tokens() for s in batch], prompt_lengths=[len(s.prompt) for s in batch],
         mask=mask, stale=stale, behaviour_logp=behaviour_logp, proximal_logp=proximal_logp, reference_logp=reference_logp,
         values=values, scores=scores, kl=kl, rewards=rewards, raw_advantages=raw,
-        advantages=whiten(raw, mask) if ppo.whiten_advantages else raw, returns=returns,
+        advantages=whiten(raw, mask) if ppo.has_critic and ppo.whiten_advantages else raw, returns=returns,
         weights=importance_weights(proximal_logp, behaviour_logp, corrected, ppo.tis_cap) * mask,
     )  # fmt: skip
+
+
+def advantages_and_returns(rewards: Tensor, values: Tensor, mask: Tensor, ppo: Ppo) -> tuple[Tensor, Tensor]:
+    """Advantages [B, T] and the critic's targets; without a critic an answer has one advantage, and no targets."""
+    if ppo.has_critic:
+        return gae(rewards, values, mask, ppo.gamma, ppo.gae_lambda)
+    return group_advantages(rewards.sum(-1), ppo)[:, None] * mask, torch.zeros_like(values)
 
 
 def adjusted_scores(batch: list[Sequence], scored: list[Scored], ppo: Ppo) -> Tensor:

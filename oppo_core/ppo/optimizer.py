@@ -15,11 +15,6 @@ class NonFiniteError(RuntimeError):
     """A loss or a gradient is NaN or infinite: training stops before the weights are harmed."""
 
 
-def size_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes that they hold together."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
 class Optimizer:
     """AdamW over a network's weights. `learning_rate` is reached after `warmup_steps` PPO steps."""
 
@@ -39,12 +34,6 @@ class Optimizer:
     def rate(self, step: int) -> float:
         """Learning rate of PPO step `step`, counted from 0."""
         return self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup_steps))
-
-    @property
-    def saves_bytes(self) -> int:
-        """About how much `state` holds: two moments of each weight, and weights that are kept apart."""
-        apart = [m for p, m in zip(self.parameters, self._masters, strict=True) if m is not p]
-        return 2 * size_of(self._masters) + size_of(apart)
 
     def zero_grad(self) -> None:
         """Forget gradients."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from oppo_core.models.cache import Band, SlotCache
@@ -20,12 +22,12 @@ from oppo_core.ppo.batches import ragged_batches, right_padded
 from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.sampling import Filters, sample, sample_among, uniforms
 from oppo_core.rollout.sequence import Sequence, Support
-from oppo_core.rollout.support import from_plain, plain, recorded, restricted
+from oppo_core.rollout.stops import StopConditions
+from oppo_core.rollout.support import recorded, restricted
 
 # One more attention call a layer costs about as much as looking at this many cached tokens (measured: hidden 128 and 256).
 BAND_PAYS_CELLS = 600
-# What a decoder remembers from round to round, besides tokens, keys and values.
-SUSPENDED = ("rounds", "decoded", "guessed", "confirmed", "_filled", "_stops")
+KEPT = "kept-cache.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class DecodeSettings:
     micro_batch_tokens: int
     rates_stale: bool = False  # whether `begin` notes what the present weights think of earlier tokens (update overlap)
     filters: Filters | None = None  # which tokens may be sampled; their choice is recorded a token
+    keeps_cache: bool = False  # whether keys and values of deferred sequences outlive an update
 
 
 class Choice(NamedTuple):
@@ -59,8 +62,8 @@ class Decoding(Protocol):
     guessed: int
     confirmed: int
 
-    def begin(self, sequences: list[Sequence]) -> int:
-        """A step begins: take over `sequences` under the present weights; returns the tokens prefilled."""
+    def begin(self, sequences: list[Sequence], version: int = 0) -> int:
+        """A step begins: take over `sequences` under the weights of `version`; returns the tokens prefilled."""
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
         """Decode up to `rounds` tokens a live sequence, but stop at the first round in which one finishes.
@@ -69,20 +72,28 @@ class Decoding(Protocol):
             Who finished, in sequence_id order, and the rounds that were used.
         """
 
-    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What the rest of the step depends on besides the sequences themselves: plain data and tensors."""
+    def save(self, folder: Path) -> None:
+        """Write what must outlive an interruption between two steps: keys and values, where they outlive an update."""
 
-    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
-        """Go on, in place of `begin`, with what `suspend` gave; `sequences` by sequence_id."""
+    def load(self, folder: Path, sequences: list[Sequence]) -> None:
+        """Take back what `save` wrote of `sequences`; `begin` comes next."""
 
 
 class Decoder:
     """Advances sequences token by token and writes tokens, log-probs and versions into them."""
 
-    def __init__(self, actor: Network, settings: DecodeSettings, slots: int, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        actor: Network,
+        settings: DecodeSettings,
+        slots: int,
+        drafter: Drafter | None = None,
+        stops: StopConditions | None = None,
+    ) -> None:
         self.actor = actor
         self.settings = settings
         self.drafter = drafter
+        self.stops = stops
         weight = next(actor.parameters())
         self.cache = SlotCache(actor.cache_shape, slots, settings.max_prompt + settings.max_new, weight)
         self.live: list[Sequence] = []
@@ -98,14 +109,16 @@ class Decoder:
         self._ahead: list[list[Choice]] = []  # what a row has drawn ahead of the others
 
     @torch.no_grad()
-    def begin(self, sequences: list[Sequence]) -> int:
-        """Take over `sequences`, recompute every cached prefix under the current weights; returns the tokens computed.
+    def begin(self, sequences: list[Sequence], version: int = 0) -> int:
+        """Take over `sequences`, compute cached prefixes under the current weights; returns the tokens computed.
 
-        All but the last token of each sequence are prefilled; the last one is the next round's input.
+        All but the last token of each sequence are prefilled, unless its cache is kept; the last one is the next round's input.
         """
         if len(sequences) > self._uniform.shape[0]:
             raise ValueError(f"{len(sequences)} sequences for {self._uniform.shape[0]} slots")
-        self.live = sequences = sorted(sequences, key=lambda s: -len(s.prompt) - s.length)
+        sequences = sorted(sequences, key=lambda s: -len(s.prompt) - s.length)
+        kept = self._keep(sequences, version) if self.settings.keeps_cache else set()
+        self.live = sequences
         self.rounds = self.decoded = self.guessed = self.confirmed = 0
         tokens = [s.tokens() for s in sequences]
         self._filled = [len(t) - 1 for t in tokens]
@@ -114,37 +127,42 @@ class Decoder:
         if self.drafter is not None:
             self.drafter.forget()
         self._last = torch.tensor([int(t[-1]) for t in tokens], device=self._device)
-        self._draw_numbers()
-        for rows in ragged_batches(self._filled, self.settings.micro_batch_tokens):
+        for row, sequence in enumerate(sequences):
+            numbers = uniforms(self.settings.seed, sequence.sequence_id, self.settings.max_new)
+            self._uniform[row] = torch.from_numpy(numbers)
+        lacking = [0 if row in kept else length for row, length in enumerate(self._filled)]
+        for rows in ragged_batches(lacking, self.settings.micro_batch_tokens):
             padded = right_padded([tokens[row][:-1] for row in rows]).to(self._device)
             window = self.cache.fresh_window(self._rows[rows], padded.shape[1])
             hidden = self.actor.hidden(padded, window.positions_NT, window)
             if self.settings.rates_stale:
                 self._rate([sequences[row] for row in rows], hidden)
-        return sum(self._filled)
+        return sum(lacking)
 
-    def _draw_numbers(self) -> None:
-        for row, sequence in enumerate(self.live):
-            numbers = uniforms(self.settings.seed, sequence.sequence_id, self.settings.max_new)
-            self._uniform[row] = torch.from_numpy(numbers)
+    def _keep(self, sequences: list[Sequence], version: int) -> set[int]:
+        """Bring caches of sequences that were live to their new rows, and return these; note who is read anew under `version`."""
+        before = {id(sequence): row for row, sequence in enumerate(self.live)}
+        rows = [row for row, sequence in enumerate(sequences) if id(sequence) in before]
+        if rows:
+            sources = [before[id(sequences[row])] for row in rows]
+            self.cache.rearrange(sources, rows, max(self._filled[row] for row in sources))
+        for row in set(range(len(sequences))) - set(rows):
+            sequences[row].kept_version = version
+        return set(rows)
 
-    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """See `Decoding.suspend`. The keys and values too: computed again in one pass they would round otherwise."""
-        columns = max((n + len(ahead) for n, ahead in zip(self._filled, self._ahead, strict=True)), default=0)
-        state = {name: getattr(self, name) for name in SUSPENDED}
-        ahead = [[[token, logprob, plain(among)] for token, logprob, among in row] for row in self._ahead]
-        state |= {"live": [s.sequence_id for s in self.live], "last": self._last.tolist(), "ahead": ahead}
-        return state, self.cache.cut(list(range(len(self.live))), columns)
+    def save(self, folder: Path) -> None:
+        """See `Decoding.save`."""
+        if self.settings.keeps_cache and self.live:
+            ids = [s.sequence_id for s in self.live]
+            save_file(self.cache.cut(ids, self._filled), folder / KEPT)
 
-    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
-        """See `Decoding.resume`."""
-        for name in SUSPENDED:
-            setattr(self, name, state[name])
-        self._ahead = [[Choice(token, logprob, from_plain(among)) for token, logprob, among in row] for row in state["ahead"]]
-        self.live = [sequences[i] for i in state["live"]]
-        self._last = torch.tensor(state["last"], dtype=torch.long, device=self._device)
-        self._draw_numbers()
-        self.cache.paste(list(range(len(self.live))), tensors)
+    def load(self, folder: Path, sequences: list[Sequence]) -> None:
+        """See `Decoding.load`."""
+        if not (folder / KEPT).exists():
+            return
+        self.live = [s for s in sequences if not s.finished]
+        self._filled = [len(s.prompt) + s.length - 1 for s in self.live]
+        self.cache.paste([s.sequence_id for s in self.live], load_file(folder / KEPT))
 
     def _rate(self, sequences: list[Sequence], hidden_NTH: Tensor) -> None:
         """Note the log-probs that the present weights give to the response tokens so far."""
@@ -254,6 +272,8 @@ class Decoder:
     def _ends(self, sequence: Sequence, token: int) -> bool:
         """Whether `token`, which `sequence` has just got, is its last; notes why."""
         sequence.ended_by_eos = token == self.settings.eos
+        if self.stops is not None and not sequence.ended_by_eos:
+            sequence.stopped = sequence.ended_by_eos = self.stops.reached(sequence)
         sequence.finished = sequence.ended_by_eos or sequence.length == self.settings.max_new
         return sequence.finished
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 # What each token was sampled among (oppo_core/rollout/support.py): sorted ids, or bits; empty where nothing is filtered.
 Support = list[NDArray[np.int32] | NDArray[np.uint8]]
+Ending = Literal["eos", "stop", "length"]
 
 
 @dataclass(slots=True)
@@ -16,9 +19,11 @@ class Sequence:
     """A prompt and its response so far. Response arrays have one entry a token, its end-of-sequence token included.
 
     `sequence_id` is unique in the run and never reused; sampling randomness hangs on it, so that a repeated prompt gets
-    its own. `age` counts the PPO steps for which the sequence was deferred. `support` has one entry a token where sampling
-    filters are on, and none where they are off. `stale_logprobs` (update overlap only) are the
-    log-probs that this step's weights give to the tokens of earlier steps.
+    its own. `age` counts the PPO steps for which the sequence was deferred. `ended_by_eos`: it ended by itself and not at the
+    length limit, with the end-of-sequence token or, then it is `stopped` too, by a stop condition. `support` has one entry a
+    token where sampling filters are on, and none where they are off. `stale_logprobs` (update overlap only) are the log-probs
+    that this step's weights give to the tokens of earlier steps. `kept_version`: the policy version that computed the first of
+    its cached keys and values, where these outlive an update (`kv_after_update: keep`); None where they are recomputed.
     """
 
     sequence_id: int
@@ -31,6 +36,8 @@ class Sequence:
     cohort: int = 0
     finished: bool = False
     ended_by_eos: bool = False
+    stopped: bool = False
+    kept_version: int | None = None
     support: Support = field(default_factory=list)
     stale_logprobs: list[float] = field(default_factory=list)
 
@@ -39,12 +46,29 @@ class Sequence:
         """Response tokens so far."""
         return len(self.response)
 
+    @property
+    def ending(self) -> Ending | None:
+        """What ended the answer; None while it goes on."""
+        if not self.finished:
+            return None
+        if self.stopped:
+            return "stop"
+        return "eos" if self.ended_by_eos else "length"
+
+    def reads_stale(self, version: int) -> bool:
+        """Whether keys and values of weights older than `version` are among those that its tokens are sampled with."""
+        return self.kept_version is not None and self.kept_version < version
+
+    def stale_tokens(self, version: int) -> int:
+        """How many tokens, counted from the first, were sampled under weights older than `version` or after such a cache."""
+        return self.length if self.reads_stale(version) else bisect_left(self.token_versions, version)
+
     def anew(self) -> Sequence:
         """The same sequence before its first token: it will use the same random numbers."""
         return Sequence(self.sequence_id, self.prompt_index, self.prompt, cohort=self.cohort)
 
     def proximal(self) -> list[float]:
-        """Log-probs of the response under the weights of this step, for a sequence that was read anew at its start.
+        """Log-probs of the response under the weights of this step, for a sequence whose cache is of this step.
 
         Tokens of earlier steps have them from that reading (`stale_logprobs`), tokens of this step from their sampling.
         """

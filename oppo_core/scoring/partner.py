@@ -17,13 +17,13 @@ from torch import Tensor
 
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.actor import ActorTrainer
+from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import build_experience
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.results import Scored
-from oppo_core.scoring.scorers import ScorerSet
-from oppo_core.scoring.track import Track
+from oppo_core.scoring.scorers import ScorerSet, Track
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,7 @@ class PartnerScorers(ScorerSet):
     """
 
     actor: ActorTrainer
+    trainer: CriticTrainer
     gradients: list[Tensor]
     ppo: Ppo
     step: StepState

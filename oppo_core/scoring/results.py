@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A finished sequence's scores: one number, and one reference log-prob and one value a response token.
+    """A finished sequence's scores: one number, and one reference log-prob and one value a response token;
+    no values without a critic.
 
     `score` is the weighted sum of `parts`, the raw scores of the reward's sources in the spec's order.
     `proximal_logprobs` where the scorers' process has also computed the actor's (update overlap).

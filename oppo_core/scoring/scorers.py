@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -18,10 +17,8 @@ from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
 from oppo_core.rewards.parts import RewardReader, Rewards
 from oppo_core.rollout.sequence import Support
 from oppo_core.rollout.support import restricted
-from oppo_core.scoring import suspended
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.stream import Reading, Stream
-from oppo_core.scoring.track import Track
 from oppo_core.trace.recorder import Recorder
 
 
@@ -45,8 +42,6 @@ class Scoring(Protocol):
     `start_…` returns at once when they live beside the actor; the `wait_…` of the same name returns its result. Only one may
     be outstanding.
     """
-
-    saves_bytes: int  # about how much `start_save` writes
 
     def begin(self, growths: list[Growth]) -> None:
         """A step begins: take over new tokens, and read again what the critic, whose weights have changed, had read."""
@@ -75,17 +70,20 @@ class Scoring(Protocol):
     def wait_save(self) -> None:
         """Returns when everything is written."""
 
-    def start_suspend(self, folder: str) -> None:
-        """Write the critic, and besides everything that is held of every sequence, so that nothing need be told again."""
-
-    def wait_suspend(self) -> None:
-        """Returns when everything is written."""
-
-    def resume(self, folder: str) -> None:
-        """Take back what `start_suspend` has written of every sequence; the critic was loaded before."""
-
     def close(self) -> None:
         """End them."""
+
+
+@dataclass(slots=True)
+class Track:
+    """A sequence as the scorers know it."""
+
+    prompt_length: int
+    tokens: NDArray[np.int64]
+    finished: bool = False
+    support: Support = field(default_factory=list)
+    reference_logprobs: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ class Networks:
     """The scorers' weights, and what the reward is made of."""
 
     reference: Network
-    critic: Network
+    critic: Network | None
     rewards: Rewards
 
 
@@ -110,7 +108,7 @@ class ScorerSet:
     def __init__(
         self,
         networks: Networks,
-        trainer: CriticTrainer,
+        trainer: CriticTrainer | None,
         slots: int,
         columns: int,
         budget: int,
@@ -118,11 +116,10 @@ class ScorerSet:
         trace: Recorder,
     ) -> None:
         self.trainer = trainer
-        self.saves_bytes = trainer.saves_bytes
         self.trace = trace
         self.temperature = temperature
         self.reference = Stream(networks.reference, slots, columns, budget)
-        self.critic = Stream(networks.critic, slots, columns, budget)
+        self.critic = Stream(networks.critic, slots, columns, budget) if networks.critic is not None else None
         self.reward = RewardReader(networks.rewards, slots, columns, budget)
         self.alive: Callable[[], None] = nobody_asks
         self.tracks: dict[int, Track] = {}
@@ -131,9 +128,10 @@ class ScorerSet:
 
     def begin(self, growths: list[Growth]) -> None:
         """The critic re-reads every sequence held; see `Scoring.begin`."""
-        for sequence_id, track in self.tracks.items():
-            self.critic.forget(sequence_id)
-            track.values = []
+        if self.critic is not None:
+            for sequence_id, track in self.tracks.items():
+                self.critic.forget(sequence_id)
+                track.values = []
         self._take(growths)
         self._advance(set(self.tracks), chunk=0)
 
@@ -155,10 +153,11 @@ class ScorerSet:
         """Scores of finished sequences, as `Scored`."""
         self._await_rewards(sequence_ids)
         with self.trace.span("reward", "score", rows=len(sequence_ids)):
-            self._scores = {i: self._scored(i, torch.cat(self.tracks[i].values)) for i in sequence_ids}
+            self._scores = {i: self._scored(i, torch.cat(self.tracks[i].values or [torch.empty(0)])) for i in sequence_ids}
 
     def start_critic_update(self, update: CriticUpdate) -> None:
         """Train the critic and let go of the batch."""
+        assert self.trainer is not None, "there is no critic to train"
         tokens = [self.tracks[i].tokens for i in update.sequence_ids]
         with self.trace.span("critic", "update-critic", rows=len(tokens)):
             self._metrics = self.trainer.update(tokens, update)
@@ -172,8 +171,9 @@ class ScorerSet:
 
     def start_save(self, folder: str) -> None:
         """Write the critic; forget every sequence, so that a resumed run and this one go on from the same state."""
-        with self.trace.span("critic", "checkpoint"):
-            self.trainer.save(folder)
+        if self.trainer is not None:
+            with self.trace.span("critic", "checkpoint"):
+                self.trainer.save(folder)
         for sequence_id in list(self.tracks):
             self._drop(sequence_id)
 
@@ -185,36 +185,18 @@ class ScorerSet:
         """The critic's metrics."""
         return self._metrics
 
-    def start_suspend(self, folder: str) -> None:
-        """See `Scoring.start_suspend`."""
-        with self.trace.span("critic", "checkpoint"):
-            self.trainer.save(folder)
-            suspended.write(Path(folder), self.tracks, self._readers())
-
-    def resume(self, folder: str) -> None:
-        """See `Scoring.resume`."""
-        self.tracks = suspended.read(Path(folder), self._readers(), next(self.trainer.network.parameters()).device)
-        finished = {i: track for i, track in self.tracks.items() if track.finished}
-        prompts = {i: track.prompt_length for i, track in finished.items()}
-        self.reward.start_missing({i: track.tokens for i, track in finished.items()}, prompts, self.alive)
-
     def wait_save(self) -> None:
-        """Everything is written."""
-
-    def wait_suspend(self) -> None:
         """Everything is written."""
 
     def close(self) -> None:
         """The reward's services are let go."""
         self.reward.close()
 
-    def _readers(self) -> suspended.Readers:
-        return {"reference": self.reference, "critic": self.critic, "reward": self.reward}
-
     def _drop(self, sequence_id: int) -> None:
         del self.tracks[sequence_id]
-        for reader in self._readers().values():
-            reader.forget(sequence_id)
+        for reader in (self.reference, self.critic, self.reward):
+            if reader is not None:
+                reader.forget(sequence_id)
 
     @torch.no_grad()
     def _advance(self, sequence_ids: set[int], chunk: int) -> None:
@@ -233,6 +215,8 @@ class ScorerSet:
     def _read_critic(
         self, tracks: dict[int, Track], tokens: dict[int, NDArray[np.int64]], finished: set[int], chunk: int
     ) -> None:
+        if self.critic is None:
+            return
         with self.trace.span("critic", "critic-prefill", chunk=chunk, rows=len(tracks)):
             for i, reading in self.critic.read(tokens, finished).items():
                 tracks[i].values.append(precise(self.critic.network.scalar(_predicting(tracks[i], reading))))

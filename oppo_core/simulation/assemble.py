@@ -16,7 +16,7 @@ from oppo_core import report
 from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.engine import Engine, Progress, pool_of
 from oppo_core.journal import Journal
-from oppo_core.layout import Layout
+from oppo_core.layout import Layout, scorers_of
 from oppo_core.rollout.prompts import PromptStream
 from oppo_core.rollout.tokens import ByteCodec
 from oppo_core.simulation.actor import SimulatedActor
@@ -28,7 +28,7 @@ from oppo_core.simulation.machine import Machine
 from oppo_core.simulation.partner import SimulatedPartner, ledger_costs
 from oppo_core.simulation.scorers import SimulatedScorers
 from oppo_core.train import train_step
-from oppo_core.update import OverlappedUpdate, PlainUpdate
+from oppo_core.update import CriticFreeUpdate, OverlappedUpdate, PlainUpdate
 
 PROMPTS = 64  # different ones; all are alike to a simulation
 # A text that no simulated answer's placeholder tokens stand for anything in: the smallest vocabulary of bytes.
@@ -74,7 +74,7 @@ class PricedPrompts(PromptStream):
 class VirtualLayout(Layout):
     """Every scorer where the description places it."""
 
-    places: tuple[tuple[str, Role], ...]
+    places: tuple[tuple[str, Role], ...] = ()
 
     def lanes(self) -> list[tuple[str, Role]]:
         """(device, role) pairs in drawing order."""
@@ -82,15 +82,15 @@ class VirtualLayout(Layout):
         return actor + list(self.places)
 
 
-def virtual_layout(devices: Devices, machine: Machine) -> VirtualLayout:
+def virtual_layout(spec: RunSpec, devices: Devices, machine: Machine) -> VirtualLayout:
     """Who uses which devices."""
     places: list[tuple[str, Role]] = []
-    for role in READING_ROLES:
+    for role in (role for role in READING_ROLES if role in scorers_of(spec)):
         process = machine.beside(role)
         places += [(device, role) for device in (machine.own if process is None else process.devices)]
     scorers = tuple(dict.fromkeys(device for device, _ in places))
     decoding = len(machine.own) if devices.costs.decode.parallel else 1  # a second device that adds nothing stays idle
-    return VirtualLayout(devices.names, machine.own, scorers, decoding, machine.streams, tuple(places))
+    return VirtualLayout(devices.names, machine.own, scorers, decoding, machine.streams, places=tuple(places))
 
 
 def assemble(
@@ -110,7 +110,7 @@ def assemble(
     machine = Machine(devices, streams, spec.ppo.micro_batch_tokens)
     most = spec.rollout.max_new_tokens
     length = length or drawn(spec.seed, devices.workload.lengths, most)
-    layout = virtual_layout(devices, machine)
+    layout = virtual_layout(spec, devices, machine)
     engine = Engine(
         spec=spec, layout=layout, codec=ByteCodec(VOCABULARY), prompts=prompts or _prompts(spec, devices, machine),
         pool=pool_of(spec),
@@ -141,12 +141,13 @@ def _prompts(spec: RunSpec, devices: Devices, machine: Machine) -> PromptStream:
 
 def _scorers(spec: RunSpec, machine: Machine) -> SimulatedScorers:
     has_model = any(source.model is not None for source in spec.models.reward.sources())
-    if spec.overlap.update_overlap:
-        return SimulatedPartner(machine, spec.seed, has_model)
-    return SimulatedScorers(machine, spec.seed, has_model, spec.ppo.epochs, spec.ppo.mini_batches)
+    kind = SimulatedPartner if spec.overlap.update_overlap else SimulatedScorers
+    return kind(machine, spec.seed, has_model, spec.ppo)
 
 
 def _update(spec: RunSpec, devices: Devices) -> PlainUpdate | OverlappedUpdate:
+    if not spec.ppo.has_critic:
+        return CriticFreeUpdate()
     if not spec.overlap.update_overlap:
         return PlainUpdate()
     if devices.place["critic"] == ACTOR_GROUP:

@@ -5,9 +5,7 @@ A placeholder token is the policy version it was "sampled" under: enough for the
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
+from pathlib import Path
 
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.simulation.lengths import Length
@@ -31,18 +29,27 @@ class SimulatedDecoder:
         self._cached: set[int] = set()
         self._width = 0
 
-    def begin(self, sequences: list[Sequence]) -> int:
+    def begin(self, sequences: list[Sequence], version: int = 0) -> int:
         """See `Decoding.begin`. Costs the new weights' hand-over and one pass over what must be read."""
         self.live = list(sequences)
         self.rounds = self.decoded = 0
         self._width = len(sequences)
         self._ends = {s.sequence_id: self._length(s.sequence_id) for s in sequences}
         read = [s for s in sequences if not (self._keeps_cache and s.sequence_id in self._cached)]
+        for sequence in read if self._keeps_cache else ():
+            sequence.kept_version = version
         self._cached = {s.sequence_id for s in sequences}
         lengths = [len(s.prompt) + s.length - 1 for s in read]
         costs = self._machine.devices.costs.actor
         self._machine.work(self._machine.devices.overheads.weights_us + self._machine.forward_us(costs, lengths))
         return sum(lengths)
+
+    def save(self, folder: Path) -> None:
+        """See `Decoding.save`: there are no keys and values."""
+
+    def load(self, folder: Path, sequences: list[Sequence]) -> None:
+        """See `Decoding.load`: what goes on is taken for cached."""
+        self._cached = {s.sequence_id for s in sequences if not s.finished}
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
         """See `Decoding.advance`; costs the rounds, over all rows that were live at the step's beginning when padded."""
@@ -63,16 +70,3 @@ class SimulatedDecoder:
         if done:
             self.live = [s for s in self.live if not s.finished]
         return sorted(done, key=lambda s: s.sequence_id), used
-
-    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """See `Decoding.suspend`."""
-        live = [s.sequence_id for s in self.live]
-        state = {"live": live, "rounds": self.rounds, "decoded": self.decoded, "width": self._width}
-        return state | {"cached": sorted(self._cached)}, {}
-
-    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
-        """See `Decoding.resume`."""
-        self.live = [sequences[i] for i in state["live"]]
-        self.rounds, self.decoded, self._width = state["rounds"], state["decoded"], state["width"]
-        self._cached = set(state["cached"])
-        self._ends = {s.sequence_id: self._length(s.sequence_id) for s in self.live}

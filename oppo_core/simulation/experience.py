@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 import torch
 from torch import Tensor
 
@@ -27,7 +25,7 @@ class SimulatedExperience:
         lengths = torch.tensor([s.length for s in batch])
         self._machine.work(int(lengths.sum()) * self._machine.devices.overheads.advantage_us)
         place = torch.arange(int(lengths.max()))
-        older = torch.tensor([bisect_left(s.token_versions, version) for s in batch])
+        older = torch.tensor([s.stale_tokens(version) for s in batch])
         mask, scores = place < lengths[:, None], adjusted_scores(batch, scored, ppo)
         zeros = torch.zeros((), dtype=torch.float64).expand(mask.shape)
         rewards = torch.zeros(mask.shape, dtype=torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from oppo_contract.spec import Ppo
 from oppo_core.scoring.partner import EarlyOrder, LateUpdate, ShareOrder
 from oppo_core.scoring.results import Scored
 from oppo_core.shares import Costs
@@ -17,8 +18,8 @@ class SimulatedPartner(SimulatedScorers):
 
     streamed = ("reward", "reference")
 
-    def __init__(self, machine: Machine, seed: int, has_reward_model: bool) -> None:
-        super().__init__(machine, seed, has_reward_model, epochs=1, mini_batches=1)
+    def __init__(self, machine: Machine, seed: int, has_reward_model: bool, ppo: Ppo) -> None:
+        super().__init__(machine, seed, has_reward_model, ppo)
         self._process = machine.beside("critic")
         self._early: set[int] = set()
         self._early_actor: set[int] = set()

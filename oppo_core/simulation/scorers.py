@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from oppo_contract.events import Phase
+from oppo_contract.spec import Ppo
 from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth
@@ -40,15 +39,16 @@ class SimulatedScorers:
     """A `Scoring`. Roles on devices of their own read what they are told, those on the actor's read when asked for scores."""
 
     streamed: tuple[ReadingRole, ...] = READING_ROLES
-    saves_bytes = 0
 
-    def __init__(self, machine: Machine, seed: int, has_reward_model: bool, epochs: int, mini_batches: int) -> None:
+    def __init__(self, machine: Machine, seed: int, has_reward_model: bool, ppo: Ppo) -> None:
         self.tracks: dict[int, Track] = {}
         self._machine = machine
         self._seed = seed
         self._curve: Curve = machine.devices.workload.scores
-        self._passes, self._optimizer_steps = epochs, epochs * mini_batches
-        self._roles = [role for role in self.streamed if role != "reward" or has_reward_model]
+        self._passes, self._optimizer_steps = ppo.epochs, ppo.epochs * ppo.mini_batches
+        left_out = {name for name, there in (("reward", has_reward_model), ("critic", ppo.has_critic)) if not there}
+        self._has_critic = ppo.has_critic
+        self._roles = [role for role in self.streamed if role not in left_out]
         self._asked: list[int] = []
 
     def begin(self, growths: list[Growth]) -> None:
@@ -94,29 +94,14 @@ class SimulatedScorers:
 
     def start_save(self, folder: str) -> None:
         """See `Scoring.start_save`."""
-        us = self._machine.devices.overheads.checkpoint_us
-        self._machine.order(self._machine.beside("critic"), "critic", "checkpoint", us)
+        if self._has_critic:
+            us = self._machine.devices.overheads.checkpoint_us
+            self._machine.order(self._machine.beside("critic"), "critic", "checkpoint", us)
         self._forget(list(self.tracks))
 
     def wait_save(self) -> None:
         """See `Scoring.wait_save`."""
         self._machine.timeline.wait()
-
-    def start_suspend(self, folder: str) -> None:
-        """See `Scoring.start_suspend`."""
-        us = self._machine.devices.overheads.checkpoint_us
-        self._machine.order(self._machine.beside("critic"), "critic", "checkpoint", us)
-        tracks = {sequence_id: asdict(track) for sequence_id, track in self.tracks.items()}
-        (Path(folder) / "scorers.json").write_text(json.dumps(tracks))
-
-    def wait_suspend(self) -> None:
-        """See `Scoring.wait_suspend`."""
-        self._machine.timeline.wait()
-
-    def resume(self, folder: str) -> None:
-        """See `Scoring.resume`."""
-        tracks = json.loads((Path(folder) / "scorers.json").read_text())
-        self.tracks = {int(sequence_id): Track(**track) for sequence_id, track in tracks.items()}
 
     def close(self) -> None:
         """Nothing to end."""

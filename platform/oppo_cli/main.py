@@ -17,6 +17,7 @@ COMMANDS = {
     "spec": "oppo_cli.spec_commands:spec",
     "trace": "oppo_cli.trace:trace",
     "simulate": "oppo_cli.simulate:simulate",
+    "bench": "oppo_cli.bench:bench",
     "admin": "oppo_cli.platform_commands:admin",
     "login-link": "oppo_cli.platform_commands:login_link",
     "manage": "oppo_cli.platform_commands:manage",

@@ -76,6 +76,18 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def critic_is_wanted(self) -> Self:
+        if not self.ppo.has_critic and self.models.critic != "actor":
+            critic = self.models.critic
+            raise Impossible(
+                "models.critic",
+                f"means nothing to ppo.algorithm {self.ppo.algorithm}, which has no critic",
+                value=critic if isinstance(critic, str) else critic.model_dump(exclude_none=True),
+                allowed="actor, its default",
+            )
+        return self
+
+    @model_validator(mode="after")
     def stopping_at_the_target_needs_one(self) -> Self:
         if self.budget.stop_at_target and self.budget.target_reward is None:
             raise Impossible("budget.stop_at_target", "needs budget.target_reward", value=True, allowed="false, or with a target")

@@ -164,11 +164,12 @@ def post(url: str, token: str, message: wire.Wire) -> dict[str, Any]:
 
 
 def test_it_runs_from_the_wheel_and_not_from_the_checkout(installed: Installation) -> None:
-    code = "import sys, oppo_core, oppo_platform as p, worker; print(*sys.path, p.__file__, oppo_core.__file__, worker.__file__)"
-    used = installed.run("python", "-c", code).split()
+    parts = ("oppo_platform", "oppo_core", "worker", "oppo_bench.engine")
+    files = ", ".join(f"{part}.__file__" for part in parts)
+    used = installed.run("python", "-c", f"import sys, {', '.join(parts)}; print(*sys.path, {files})").split()
     assert str(ROOT) not in used
     assert str(ROOT / "platform") not in used
-    assert all(path.startswith(str(installed.python.parents[1])) for path in used[-3:])
+    assert all(path.startswith(str(installed.python.parents[1])) for path in used[-len(parts) :])
 
 
 def test_its_examples_are_valid_specs(installed: Installation) -> None:

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from torch import Tensor
 
 from oppo_contract.events import Event, parse_event
 from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture, load_spec
-from oppo_core import engine as engine_module
 from oppo_core import report
 from oppo_core.command import main as engine_main
 from oppo_core.engine import DTYPES, Engine, assemble
@@ -139,20 +137,6 @@ class EngineProcess:
         self.lifeline = -1
 
 
-# The layout of a streamed run, for an engine whose scorers are built in its own process.
-INLINE = Layout(["cpu:0", "cpu:1"], ("cpu:0",), ("cpu:1",), 1, remote=True)
-
-
-@contextmanager
-def streaming_inline() -> Iterator[None]:
-    """Within it, engines stream to scorers in their own process: the same calls in the same order, without the pipe."""
-    with (
-        mock.patch.object(engine_module, "lay_out", return_value=INLINE),
-        mock.patch.object(engine_module, "RemoteScorers", lambda build, devices, threads, trace, silence: build(trace)),
-    ):
-        yield
-
-
 class recorded:
     """Within it, every step's `Experience` and metrics are collected as the loop reports them."""
 
@@ -207,14 +191,14 @@ class World:
         resume: Path | None = None,
         inline: bool = False,
         stop_after: int = 10**9,
-        should_stop: Callable[[], bool] | None = None,
     ) -> Run:
         """Train in this process, asked to stop after `stop_after` steps; `inline` streams to scorers in this process too."""
-        with streaming_inline() if inline else nullcontext():
-            engine = self.assemble(spec, out, threads, resume)
+        engine = self.assemble(spec, out, threads, resume)
+        if inline:
+            engine.layout = self.inline_streaming()
         try:
             with recorded() as steps:
-                reason = train(engine, should_stop or (lambda: engine.progress.step >= stop_after))
+                reason = train(engine, lambda: engine.progress.step >= stop_after)
         finally:
             engine.scorers.close()
             engine.journal.close()
@@ -263,8 +247,8 @@ class World:
         return recorded()
 
     def inline_streaming(self) -> Layout:
-        """See `INLINE`."""
-        return INLINE
+        """The layout of a streamed run, for an engine whose scorers were built in its own process."""
+        return Layout(["cpu:0", "cpu:1"], ("cpu:0",), ("cpu:1",), 1, remote=True)
 
     def first_weights(self, spec: RunSpec, role: str) -> dict[str, Tensor]:
         """Weights before step 1."""

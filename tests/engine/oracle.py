@@ -69,6 +69,34 @@ def only(logits_V: Tensor, ids: list[int]) -> Tensor:
     return torch.full_like(logits_V, -1.7e308).index_put((torch.tensor(ids),), chosen)
 
 
+def grown_states(weights: list[Weights], tokens: list[int], heads: int) -> Tensor:
+    """Hidden states [T, H] of one sequence read token by token, the one at position p with `weights[p]`.
+
+    Keys and values stay as they were computed: what was cached under older weights is looked at by newer ones.
+    """
+    cache: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    return torch.stack([grown_state(w, token, p, heads, cache) for p, (w, token) in enumerate(zip(weights, tokens, strict=True))])
+
+
+def grown_state(w: Weights, token: int, position: int, heads: int, cache: dict[str, list[tuple[Tensor, Tensor]]]) -> Tensor:
+    """The next hidden state [H]; its keys and values join `cache`."""
+    x = w["embedding.weight"][token] + w["position.weight"][position]
+    for number in range(sum(name.endswith("qkv.weight") for name in w)):
+        block = f"blocks.{number}"
+        qkv = norm(x, w, f"{block}.norm1") @ w[f"{block}.qkv.weight"].T + w[f"{block}.qkv.bias"]
+        query, key, value = (part.view(heads, -1) for part in qkv.chunk(3))
+        past = cache.setdefault(block, [])
+        past.append((key, value))
+        mixed = []
+        for head in range(heads):
+            scores = torch.stack([query[head] @ k[head] for k, _ in past]) / math.sqrt(key.shape[1])
+            mixed.append(torch.softmax(scores, -1) @ torch.stack([v[head] for _, v in past]))
+        x = x + torch.cat(mixed) @ w[f"{block}.out.weight"].T + w[f"{block}.out.bias"]
+        inner = norm(x, w, f"{block}.norm2") @ w[f"{block}.up.weight"].T + w[f"{block}.up.bias"]
+        x = x + 0.5 * inner * (1 + torch.erf(inner / math.sqrt(2))) @ w[f"{block}.down.weight"].T + w[f"{block}.down.bias"]
+    return norm(x, w, "norm")
+
+
 @dataclass(slots=True)
 class Answer:
     """A trained answer as the oracle sees it: its tokens, and under which version each was sampled."""
@@ -79,6 +107,7 @@ class Answer:
     versions: list[int]
     ended_by_eos: bool
     support: list[list[int]] = field(default_factory=list)  # ids that each token was chosen among; empty: all
+    kept_since: int | None = None  # the version that its prompt was cached under, when caches outlive updates
 
     @property
     def tokens(self) -> list[int]:
@@ -135,6 +164,15 @@ def double_sum_gae(rewards: list[float], values: list[float], gamma: float, lam:
     return [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
 
 
+def against_the_group(rewards: list[float], group: list[float], ppo: Any) -> list[float]:
+    """GRPO's and RLOO's advantage of each answer of one group, straight from their papers' formulas."""
+    mean = sum(group) / len(group)
+    if ppo.algorithm == "rloo":
+        return [r - (sum(group) - r) / (len(group) - 1) for r in rewards]
+    deviation = math.sqrt(sum((r - mean) ** 2 for r in group) / (len(group) - 1)) + 1e-6
+    return [(r - mean) / (deviation if ppo.normalize_advantages_by_std else 1.0) for r in rewards]
+
+
 def whitened(rows: list[list[float]]) -> list[list[float]]:
     """Zero mean, unit unbiased variance over all tokens of the batch."""
     flat = [a for row in rows for a in row]
@@ -162,10 +200,10 @@ class Told:
 class Oracle:
     """The four roles and the two optimizers. `history[v]` are the actor's weights after v steps."""
 
-    def __init__(self, spec: Any, actor: Weights, critic: Weights, reward: Weights, heads: int) -> None:
+    def __init__(self, spec: Any, actor: Weights, critic: Weights | None, reward: Weights, heads: int) -> None:
         ppo = spec.ppo
         self.spec, self.ppo, self.heads = spec, ppo, heads
-        self.reference, self.reward, self.critic = actor, reward, critic
+        self.reference, self.reward, self.critic = actor, reward, critic or {}
         self.history = [actor]
         self.kl_coefficient = ppo.kl.coefficient
         shared = (ppo.weight_decay, ppo.warmup_steps, ppo.max_grad_norm)
@@ -177,7 +215,9 @@ class Oracle:
 
     def log_tables(self, weights: Weights, answer: Answer) -> list[Tensor]:
         """Before each response token: log-probs [V], what the token was not chosen among shut out."""
-        rows = self.logits(weights, answer.tokens)[len(answer.prompt) - 1 : -1]
+        return self._tables(self.logits(weights, answer.tokens)[len(answer.prompt) - 1 : -1], answer)
+
+    def _tables(self, rows: Tensor, answer: Answer) -> list[Tensor]:
         if not answer.support:
             return list(torch.log_softmax(rows, -1))
         return [only(row, ids) for row, ids in zip(rows, answer.support, strict=True)]
@@ -195,9 +235,20 @@ class Oracle:
         """The value predicted before each response token."""
         return self.scalars(weights, answer.tokens)[len(answer.prompt) - 1 : -1]
 
-    def draw(self, weights: Weights, sequence_id: int, prefix: list[int], position: int) -> tuple[int, float]:
+    def sampled_from(self, answer: Answer) -> Tensor:
+        """Tempered logits [T, V] that each response token was sampled from: of its version, after the prefix as it was cached."""
+        first = len(answer.prompt) - 1
+        if answer.kept_since is None:
+            by_version = {v: self.logits(self.history[v], answer.tokens) for v in sorted(set(answer.versions))}
+            return torch.stack([by_version[v][first + t] for t, v in enumerate(answer.versions)])
+        weights = [self.history[v] for v in [answer.kept_since] * first + answer.versions]
+        rows = [
+            w["embedding.weight"] @ h for w, h in zip(weights, grown_states(weights, answer.tokens[:-1], self.heads), strict=True)
+        ]
+        return torch.stack(rows[first:]) / self.spec.rollout.temperature
+
+    def draw(self, logits: Tensor, sequence_id: int, position: int) -> tuple[int, float]:
         """Token number `position` of a response by inverting the cumulative distribution, and its log-prob."""
-        logits = self.logits(weights, prefix)[-1]
         logp = only(logits, left_by(self.spec.rollout, logits.tolist()))
         number = np.random.Generator(np.random.Philox(key=[self.spec.seed, sequence_id])).random(position + 1)[position]
         cumulative = 0.0
@@ -213,7 +264,7 @@ class Oracle:
         with torch.no_grad():
             told = self._experience(batch, version)
         told.metrics |= self._train_actor(batch, told, version)
-        told.metrics |= self._train_critic(batch, told, version)
+        told.metrics |= self._train_critic(batch, told, version) if self.critic else {}
         if self.ppo.kl.controller == "adaptive":
             kl = [k for row in told.kl for k in row]
             error = clamp(sum(kl) / len(kl) / self.ppo.kl.target - 1, -0.2, 0.2)
@@ -231,39 +282,57 @@ class Oracle:
             score = score if ppo.score_clip is None else clamp(score, -ppo.score_clip, ppo.score_clip)
             rewards = [-self.kl_coefficient * k if ppo.kl.placement == "reward" else 0.0 for k in kl]
             rewards[-1] += score
-            values = self.values(self.critic, answer).tolist()
-            advantages = double_sum_gae(rewards, values, ppo.gamma, ppo.gae_lambda)
             told.scores.append(score)
             told.rewards.append(rewards)
             told.kl.append(kl)
-            told.values.append(values)
-            told.advantages.append(advantages)
-            told.returns.append([a + v for a, v in zip(advantages, values, strict=True)])
             told.proximal.append(proximal.tolist())
             told.reference.append(reference.tolist())
             told.weights.append(self._importance(answer, told.proximal[-1], version))
-        if ppo.whiten_advantages:
-            told.advantages = whitened(told.advantages)
+        if self.critic:
+            self._judge_by_critic(batch, told)
+        else:
+            self._judge_by_group(batch, told)
         return told
 
+    def _judge_by_critic(self, batch: list[Answer], told: Told) -> None:
+        for answer, rewards in zip(batch, told.rewards, strict=True):
+            values = self.values(self.critic, answer).tolist()
+            advantages = double_sum_gae(rewards, values, self.ppo.gamma, self.ppo.gae_lambda)
+            told.values.append(values)
+            told.advantages.append(advantages)
+            told.returns.append([a + v for a, v in zip(advantages, values, strict=True)])
+        if self.ppo.whiten_advantages:
+            told.advantages = whitened(told.advantages)
+
+    def _judge_by_group(self, batch: list[Answer], told: Told) -> None:
+        for answer, rewards in zip(batch, told.rewards, strict=True):
+            same = [
+                sum(row) for other, row in zip(batch, told.rewards, strict=True)
+                if other.sequence_id // self.ppo.group_size == answer.sequence_id // self.ppo.group_size
+            ]  # fmt: skip
+            assert len(same) == self.ppo.group_size, "a group was split"
+            told.advantages.append(against_the_group([sum(rewards)], same, self.ppo) * len(rewards))
+
     def behaviour(self, answer: Answer) -> list[float]:
-        """Log-prob of each token under the weights it was sampled with, its whole prefix read under those same weights."""
-        by_version = {v: self.logprobs(self.history[v], answer).tolist() for v in sorted(set(answer.versions))}
-        return [by_version[v][t] for t, v in enumerate(answer.versions)]
+        """Log-prob of each token under the weights it was sampled with, its prefix read under those same weights, or kept."""
+        tables = self._tables(self.sampled_from(answer), answer)
+        return [float(table[token]) for table, token in zip(tables, answer.response, strict=True)]
 
     def _importance(self, answer: Answer, proximal: list[float], version: int) -> list[float]:
         weights = []
         for logp, old, sampled in zip(proximal, self.behaviour(answer), answer.versions, strict=True):
-            corrected = {"off": False, "stale": sampled < version, "all": True}[self.ppo.tis]
+            stale = sampled < version or (answer.kept_since is not None and answer.kept_since < version)
+            corrected = {"off": False, "stale": stale, "all": True}[self.ppo.tis]
             weights.append(min(math.exp(clamp(logp - old, -20, 20)), self.ppo.tis_cap) if corrected else 1.0)
         return weights
 
     def _mini_batches(self, size: int, step: int, epoch: int) -> list[list[int]]:
-        rows = np.arange(size)
+        groups = np.arange(size // self.ppo.group_size)
         if self.ppo.mini_batches > 1:
-            np.random.Generator(np.random.Philox(key=[self.spec.seed, (step << 16) + epoch])).shuffle(rows)
+            np.random.Generator(np.random.Philox(key=[self.spec.seed, (step << 16) + epoch])).shuffle(groups)
+        rows = [int(group) * self.ppo.group_size + member for group in groups for member in range(self.ppo.group_size)]
         share = size // self.ppo.mini_batches
-        return [rows[k : k + share].tolist() for k in range(0, size, share)]
+        return [rows[k : k + share] for k in range(0, size, share)]
 
     def _train_actor(self, batch: list[Answer], told: Told, step: int) -> dict[str, float]:
         weights, sums, norms = self.history[-1], np.zeros(5), []

@@ -15,6 +15,9 @@ from oppo_core.metrics import Cohorts
 from oppo_core.rollout.sequence import Sequence
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+VALUES = {f"critic/{name}/{kind}" for name in ("returns", "values") for kind in ("mean", "max", "min")} | {
+    "critic/vf_explained_var"
+}
 ROW = re.compile(r"^\|(?P<names>[^|]+)\|[^|]+\|[^|]+\|$")
 
 
@@ -51,7 +54,8 @@ def emitted(world: Any, sequential_run: Any, oppo_run: Any, tmp_path_factory: py
     tree = world.tree(changes, {"models": {"critic": "actor"}})
     tree["models"]["reward"] = {"parts": [{"model": {"path": "reward"}, "weight": weight} for weight in (1.0, 0.5)]}
     drafted = world.run(load_spec(tree), tmp_path_factory.mktemp("drafted"), threads=1)
-    runs = (sequential_run, oppo_run, drafted)
+    tail = world.run(world.spec({"steps": 2, "overlap": {"inter_step": "tail_batch"}}), tmp_path_factory.mktemp("tail"))
+    runs = (sequential_run, oppo_run, drafted, tail)
     return {name for run in runs for e in run.events if e.kind == "step" for name in e.metrics}
 
 
@@ -81,6 +85,23 @@ def test_the_figures_of_a_step_fit_each_other(oppo_run: Any) -> None:
         assert 0 < metrics["oppo/ess"] <= 1 + 1e-12
         assert 0 < metrics["decode_occupancy"] < 1.5, "above 1 only while Δ has just been lowered"
     assert [e.generated_tokens for e in steps] == np.cumsum([e.metrics["perf/total_num_tokens"] for e in steps]).tolist()
+
+
+def test_without_a_critic_nothing_tells_of_one(world: Any, tmp_path: Path) -> None:
+    changes = {"ppo": {"algorithm": "grpo", "group_size": 2, "critic_learning_rate": 1e-5}, "models": {"critic": "actor"}}
+    run = world.run(world.spec({"steps": 2}, changes), tmp_path, inline=True)
+    told = {name for e in run.events if e.kind == "step" for name in e.metrics}
+    marked = VALUES | {"critic/vf_loss", "critic/vf_clipfrac", "critic/grad_norm", "critic/lr"}
+    assert not marked & told
+    assert {"critic/score/mean", "critic/rewards/mean", "critic/advantages/mean"} <= told
+    assert {name for name in documented() if "*PPO*" in row_of(name)} == marked
+    assert not any(role == "critic" for e in run.events if e.kind == "spans" for role in e.role)
+
+
+def row_of(name: str) -> str:
+    """The page's row about a metric."""
+    rows = (line for line in PAGE.read_text().splitlines() if ROW.match(line))
+    return next(row for row in rows if any(name in expanded(told) for told in re.findall(r"`([^`]+)`", row.split("|")[1])))
 
 
 def test_length_bias_compares_with_the_newest_cohort_that_is_complete() -> None:

@@ -43,8 +43,23 @@ DEFER: dict[str, dict[str, Any]] = {
         "ppo": {"entropy_coefficient": 0.02, "epochs": 2, "kl": {"coefficient": 0.2, "estimator": "k3", "placement": "loss"}},
         "overlap": {"intra_step": "per_chunk"},
     },
+    "caches kept": {"overlap": {"kv_after_update": "keep"}},
+    "caches kept, filtered, streamed, all weighted": {
+        "overlap": {"kv_after_update": "keep", "intra_step": "per_chunk"},
+        "rollout": {"top_p": 0.97, "temperature": 1.5},
+        "ppo": {"tis": "all"},
+    },
     "filtered, one pass": {"rollout": {"top_p": 0.97, "temperature": 1.5}},
 }
+CRITIC_FREE = {"models": {"critic": "actor"}, "ppo": {"critic_learning_rate": 1e-5, "batch_size": 4, "group_size": 3}}
+GROUPS: dict[str, dict[str, Any]] = {
+    "GRPO, KL in the loss": {"ppo": {"algorithm": "grpo", "kl": {"placement": "loss", "estimator": "k3", "coefficient": 0.1}}},
+    "GRPO in mini-batches, KL in the reward": {
+        "ppo": {"algorithm": "grpo", "epochs": 2, "mini_batches": 2, "clip_range": 0.02, "kl": {"coefficient": 0.1}},
+    },
+    "Dr. GRPO": {"ppo": {"algorithm": "grpo", "normalize_advantages_by_std": False, "missing_eos_penalty": 0.4}},
+    "RLOO": {"ppo": {"algorithm": "rloo", "kl": {"coefficient": 0.1, "controller": "adaptive", "target": 0.01, "horizon": 40}}},
+}  # fmt: skip
 FIELDS = {
     "scores": "scores", "rewards": "rewards", "advantages": "advantages", "returns": "returns", "values": "values",
     "proximal_logp": "proximal", "reference_logp": "reference", "kl": "kl", "weights": "weights",
@@ -52,14 +67,23 @@ FIELDS = {
 
 
 def oracle_for(world: Any, spec: Any) -> Oracle:
-    actor, critic = (dict(world.first_weights(spec, role)) for role in ("actor", "critic"))
+    actor = dict(world.first_weights(spec, "actor"))
+    critic = dict(world.first_weights(spec, "critic")) if spec.ppo.has_critic else None
     reward = load_model(ModelSpec(path="reward"), "scalar", [world.folder], torch.float64, 0).state_dict()
     return Oracle(spec, actor, critic, dict(reward), heads=2)
 
 
 def answers(step: Any) -> list[Answer]:
     return [
-        Answer(s.sequence_id, s.prompt.tolist(), list(s.response), list(s.token_versions), s.ended_by_eos, left(s.support))
+        Answer(
+            s.sequence_id,
+            s.prompt.tolist(),
+            list(s.response),
+            list(s.token_versions),
+            s.ended_by_eos,
+            left(s.support),
+            s.kept_version,
+        )
         for s in step.experience.sequences
     ]
 
@@ -71,7 +95,8 @@ def left(support: Any) -> list[list[int]]:
 
 def agree(step: Any, told: Any) -> None:
     lengths = step.experience.mask.sum(-1).tolist()
-    for name, attribute in FIELDS.items():
+    critic = () if told.values else ("returns", "values")
+    for name, attribute in ((name, attribute) for name, attribute in FIELDS.items() if name not in critic):
         ours, wanted = getattr(step.experience, name), getattr(told, attribute)
         rows = ours.tolist() if name == "scores" else [row[:n].tolist() for row, n in zip(ours, lengths, strict=True)]
         flat = rows if name == "scores" else [x for row in rows for x in row]
@@ -82,7 +107,7 @@ def agree(step: Any, told: Any) -> None:
 
 
 def same_weights(run: Any, oracle: Oracle, world: Any) -> None:
-    for role, wanted in (("actor", oracle.history[-1]), ("critic", oracle.critic)):
+    for role, wanted in [("actor", oracle.history[-1])] + [("critic", oracle.critic)] * bool(oracle.critic):
         ours, first = run.weights(role), world.first_weights(oracle.spec, role)
         for name, weight in wanted.items():
             torch.testing.assert_close(ours[name], weight, rtol=0, atol=TOLERANCE, msg=lambda m, n=f"{role} {name}": f"{n}: {m}")
@@ -93,13 +118,12 @@ def check_sampling(oracle: Oracle, batch: list[Answer], behaviour: list[list[flo
     """Each token is the one that (seed, sequence_id, position) draws under the weights of its version, until the end."""
     for answer, recorded in zip(batch, behaviour, strict=True):
         assert recorded == pytest.approx(oracle.behaviour(answer), abs=TOLERANCE)
+        with torch.no_grad():
+            tables = oracle.sampled_from(answer)
         for t in {0, 1, len(answer.response) // 2, len(answer.response) - 1} & set(range(len(answer.response))):
-            weights = oracle.history[answer.versions[t]]
-            with torch.no_grad():
-                token, _ = oracle.draw(weights, answer.sequence_id, answer.prompt + answer.response[:t], t)
-                logits = oracle.logits(weights, answer.prompt + answer.response[:t])[-1].tolist()
+            token, _ = oracle.draw(tables[t], answer.sequence_id, t)
             if answer.support:
-                assert answer.support[t] == sorted(left_by(oracle.spec.rollout, logits))
+                assert answer.support[t] == sorted(left_by(oracle.spec.rollout, tables[t].tolist()))
             assert token == answer.response[t]
         assert eos not in answer.response[:-1]
         assert answer.ended_by_eos == (answer.response[-1] == eos)
@@ -124,14 +148,29 @@ def test_a_deferring_run_replayed_by_the_oracle(world: Any, tmp_path: Any, name:
     assert float(weights.max()) <= spec.ppo.tis_cap
 
 
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("inter", ["off", "defer", "tail_batch"])
+def test_without_a_critic_too(world: Any, tmp_path: Any, name: str, inter: str) -> None:
+    overlap = {"overlap": {"inter_step": inter, "intra_step": "off" if inter == "off" else "per_chunk"}}
+    spec = world.spec(SMALL, CRITIC_FREE, overlap, GROUPS[name])
+    run = world.run(spec, tmp_path, inline=inter != "off")
+    assert replay(world, spec, run) == STEPS
+    ages = [s.age for step in run.steps for s in step.experience.sequences]
+    assert (max(ages) > 0) == (inter == "defer")
+    assert not list(tmp_path.rglob("critic*")), "a critic was saved"
+
+
 def replay(world: Any, spec: Any, run: Any) -> int:
     """The oracle trains on the very answers of the run, step by step, and must agree all the way; returns the steps."""
     oracle = oracle_for(world, spec)
     for version, step in enumerate(run.steps):
         batch = answers(step)
         check_sampling(oracle, batch, [s.behaviour_logprobs for s in step.experience.sequences], 2, spec.rollout.max_new_tokens)
-        assert all(s.age == version - s.cohort == version - s.token_versions[0] for s in step.experience.sequences)
-        stale = [[v < version for v in answer.versions] for answer in batch]
+        assert all(s.age == version - s.token_versions[0] for s in step.experience.sequences)
+        assert all(s.age == version - s.cohort for s in step.experience.sequences) or spec.overlap.inter_step == "tail_batch"
+        kept = spec.overlap.kv_after_update == "keep"
+        assert all((s.kept_version is not None) == kept for s in step.experience.sequences)
+        stale = [[v < version or (kept and s.cohort < version) for v in s.token_versions] for s in step.experience.sequences]
         mask = step.experience.mask
         assert [row[m].tolist() for row, m in zip(step.experience.stale, mask, strict=True)] == stale
         assert step.kl_coefficient == pytest.approx(oracle.kl_coefficient, rel=TOLERANCE)

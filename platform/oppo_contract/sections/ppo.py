@@ -9,6 +9,11 @@ from pydantic import Field, model_validator
 from oppo_contract.problems import Impossible
 from oppo_contract.sections.base import Path, Positive, Section, Share
 
+# What concerns the critic, or the per-token rewards and discounts that only a critic makes use of.
+CRITIC_SETTINGS = (
+    "critic_learning_rate", "critic_warmup_steps", "critic_schedule", "value_warmup_steps", "value_clip_range", "gamma",
+    "gae_lambda", "whiten_rewards",
+)  # fmt: skip
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -48,7 +53,9 @@ class Ppo(Section):
     )
     batch_size: int = Field(16, ge=1, le=65536, description="B: sequences (with groups: groups) consumed by one step.")
     epochs: int = Field(1, ge=1, le=64, description="Passes over the batch in one step.")
-    mini_batches: int = Field(1, ge=1, le=1024, description="Optimizer steps a pass; must divide the batch size.")
+    mini_batches: int = Field(
+        1, ge=1, le=1024, description="Optimizer steps a pass; must divide the batch size. A group is never split."
+    )
     micro_batch_tokens: int = Field(8192, ge=16, description="Most padded tokens in one forward and backward pass.")
     learning_rate: Positive = Field(1e-6, le=1, description="Actor's learning rate (AdamW).")
     critic_learning_rate: Positive = Field(1e-5, le=1, description="Critic's learning rate (AdamW).")
@@ -64,7 +71,10 @@ class Ppo(Section):
     value_clip_range: float | None = Field(0.2, gt=0, description="Clip range of the value loss; off when empty.")
     gamma: Share = Field(1.0, description="Discount a token.")
     gae_lambda: Share = Field(0.95, description="λ of generalised advantage estimation.")
-    whiten_advantages: bool = Field(True, description="Normalise advantages over the response tokens of the whole batch.")
+    whiten_advantages: bool = Field(
+        True,
+        description="PPO: normalise advantages over the response tokens of the whole batch. Those of GRPO and RLOO never are.",
+    )
     entropy_coefficient: float = Field(0.0, ge=0, le=10, description="Weight of the entropy bonus.")
     max_grad_norm: Positive = Field(1.0, description="Gradient clipping, L2 norm.")
     normalize_advantages_by_std: bool = Field(
@@ -101,11 +111,31 @@ class Ppo(Section):
         """Answers trained by one step: B × G."""
         return self.batch_size * self.group_size
 
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value model is trained: with PPO, not with GRPO and RLOO."""
+        return self.algorithm == "ppo"
+
     @model_validator(mode="after")
     def groups_fit_the_algorithm(self) -> Self:
         if (self.algorithm == "ppo") != (self.group_size == 1):
             wanted = "1" if self.algorithm == "ppo" else "2 or more"
             raise Impossible("group_size", f"does not fit algorithm {self.algorithm}", value=self.group_size, allowed=wanted)
+        return self
+
+    @model_validator(mode="after")
+    def settings_have_a_meaning(self) -> Self:
+        """What would change nothing is refused, so that nobody waits for its effect."""
+        without = () if self.has_critic else CRITIC_SETTINGS
+        for name in (*without, *(() if self.algorithm == "grpo" else ("normalize_advantages_by_std",))):
+            default = type(self).model_fields[name].default
+            if getattr(self, name) != default:
+                raise Impossible(
+                    name,
+                    f"means nothing to algorithm {self.algorithm}",
+                    value=getattr(self, name),
+                    allowed=f"{default}, its default",
+                )
         return self
 
     @model_validator(mode="after")

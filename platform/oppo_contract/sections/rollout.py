@@ -18,7 +18,11 @@ class Rollout(Section):
         256, ge=1, le=131072, description="Longest prompt, tokens; a longer one is refused before the run starts."
     )
     temperature: float = Field(1.0, gt=0, le=10, description="Divides the logits, in sampling and in training.")
-    top_k: int | None = Field(None, ge=1, description="Sample among the k likeliest tokens only; off when empty.")
+    top_k: int | None = Field(
+        None,
+        ge=1,
+        description="Sample among the k likeliest tokens only; off when empty. The choice is recorded and applied in training.",
+    )
     top_p: float | None = Field(None, gt=0, lt=1, description="Sample among the likeliest tokens of this mass; off when empty.")
     min_p: float | None = Field(
         None,
@@ -30,7 +34,7 @@ class Rollout(Section):
         default_factory=list, max_length=32, description="Token ids that end an answer, beside the end-of-sequence token."
     )
     stop_texts: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
-        default_factory=list, max_length=8, description="Texts that end an answer as soon as they appear in it."
+        default_factory=list, max_length=8, description="Texts that end an answer as soon as they appear in it, as its last part."
     )
 
     @property
@@ -42,7 +46,9 @@ class Rollout(Section):
 class Overcommit(Section):
     """Δ, the extra sequences in flight, and the controller that moves it."""
 
-    controller: Literal["fixed", "slope"] = Field("slope", description="Keep Δ at `initial`, or follow the slope of the reward.")
+    controller: Literal["fixed", "slope"] = Field(
+        "slope", description="Keep Δ at `initial`, or follow the slope of the reward (`inter_step: defer` only)."
+    )
     initial: int = Field(4, ge=0, description="Δ at the first step, sequences.")
     min: int = Field(0, ge=0, description="Lower bound of Δ, sequences.")
     max: int = Field(8, ge=0, description="Upper bound of Δ, sequences; at most the batch size.")
@@ -102,7 +108,9 @@ class Overlap(Section):
     max_age: int = Field(2, ge=1, le=1000, description="Steps for which an answer may be deferred before the batch waits for it.")
     chunk: Chunk = Field(default_factory=Chunk, description="C, the tokens between two hand-overs.")
     kv_after_update: Literal["recompute", "keep"] = Field(
-        "recompute", description="What becomes of a deferred answer's cached keys and values when the actor's weights change."
+        "recompute",
+        description="What becomes of a deferred answer's cached keys and values when the actor's weights change."
+        " With `keep` all its tokens are stale.",
     )
     update_overlap: bool = Field(
         False, description="Start the update of finished answers while the tail decodes. Exact; needs one optimizer step a batch."

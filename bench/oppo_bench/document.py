@@ -1,0 +1,65 @@
+"""The one format that every bench writes, and the figures in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from oppo_bench.quiet import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One measured figure: its name, its unit, and its spread over `n` repetitions."""
+
+    name: str
+    unit: str
+    median: float
+    min: float
+    max: float
+    n: int
+
+    @classmethod
+    def of(cls, name: str, unit: str, values: Sequence[float]) -> Self:
+        """The figure over its repetitions, of which there is at least one."""
+        return cls(name, unit, median(values), min(values), max(values), len(values))
+
+
+def document(bench: str, machine: Machine, settings: dict[str, Any], results: list[Result]) -> dict[str, Any]:
+    """What `--json` writes."""
+    return {
+        "bench": bench, "commit": commit(), "machine": asdict(machine), "settings": settings,
+        "results": [asdict(result) for result in results],
+    }  # fmt: skip
+
+
+def write(file: Path, document: dict[str, Any]) -> None:
+    """Write a document. Raises OSError."""
+    file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def commit() -> str:
+    """The checkout's commit, with a + when files differ from it; the package's version when installed from a wheel."""
+    from importlib.metadata import version
+
+    checkout = Path(__file__).parents[2]
+    if not (checkout / ".git").exists():
+        return version("oppo-platform")
+    told = [
+        subprocess.run(["git", "-C", str(checkout), *asked], capture_output=True, text=True, check=False)
+        for asked in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+    ]
+    if any(done.returncode for done in told):
+        return version("oppo-platform")
+    return told[0].stdout.strip() + ("+" if told[1].stdout.strip() else "")
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,65 @@
+"""Decoders whose answers end where the bench says. Every token is still drawn, recorded and scored."""
+
+from __future__ import annotations
+
+from oppo_bench.workload import Lengths
+from oppo_core.engine import Engine, slots
+from oppo_core.rollout.decoder import Decoder
+from oppo_core.rollout.sequence import Sequence
+
+PADDING = -1  # sequence_id of a row that has finished
+
+
+class ImposedDecoder(Decoder):
+    """Ends each answer, as if by its end-of-sequence token, at the length imposed on its sequence_id."""
+
+    lengths: Lengths
+    ends: dict[int, int]
+
+    def _ends(self, sequence: Sequence, token: int) -> bool:
+        end = self.ends.get(sequence.sequence_id)
+        if end is None:
+            end = self.ends[sequence.sequence_id] = self.lengths.of(sequence.sequence_id)
+        sequence.finished = sequence.ended_by_eos = sequence.length >= end
+        return sequence.finished
+
+
+class PaddedDecoder(ImposedDecoder):
+    """Rows that have finished stay in the batch until the last one has, as in the `generate` of transformers.
+
+    Only for runs without deferral: all rows begin together.
+    """
+
+    def round(self, version: int) -> list[Sequence]:
+        """See `Decoder.round`; padding is not counted among the tokens decoded."""
+        padding = sum(s.sequence_id == PADDING for s in self.live)
+        done = super().round(version)
+        self.decoded -= padding
+        return done
+
+    def _ends(self, sequence: Sequence, token: int) -> bool:
+        return sequence.sequence_id != PADDING and super()._ends(sequence, token)
+
+    def _leave(self, row: int) -> None:
+        """The row goes on, and nobody reads what it writes."""
+        left = self.live[row]
+        self.live[row] = Sequence(PADDING, left.prompt_index, left.prompt)
+
+    def _bands(self) -> list[int]:
+        return [len(self._filled)]
+
+
+def impose(engine: Engine, lengths: Lengths, kind: type[ImposedDecoder] = ImposedDecoder) -> None:
+    """Put a decoder of `kind` in the place of the engine's own, before its first step."""
+    own = engine.decoder
+    assert isinstance(own, Decoder)
+    decoder = kind(own.actor, own.settings, slots(engine.spec), own.drafter)
+    decoder.lengths, decoder.ends = lengths, {}
+    engine.decoder = decoder
+
+
+class EndlessDecoder(ImposedDecoder):
+    """Never ends an answer: for measuring decoding with every row live."""
+
+    def _ends(self, sequence: Sequence, token: int) -> bool:
+        return False

@@ -1,0 +1,49 @@
+"""What the benches show in the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from oppo_bench.document import Result
+
+WIDTH_OF_A_FILE = 130
+
+
+def console() -> Console:
+    """The terminal; wide enough for the tables where there is none."""
+    on_screen = Console()
+    return on_screen if on_screen.is_terminal else Console(width=WIDTH_OF_A_FILE)
+
+
+def case_table(case: str, variants: list[str], results: list[Result]) -> Table:
+    """A line a variant: time a trained token with its spread, time a step, ratios and shares (docs/performance.md)."""
+    named = {result.name: result for result in results}
+    table = Table(title=case, title_justify="left", box=None, pad_edge=False)
+    table.add_column("variant", no_wrap=True)
+    for heading in ("µs a token", "min–max", "ms a step", "speed-up", "to floor", "bubble", "overlap", "rows", "deferred"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for variant in variants:
+        token = named.get(f"{case}/{variant}/us_per_token")
+        if token is None:
+            continue
+        told = {key: named.get(f"{case}/{variant}/{key}") for key in _SHAPES}
+        cells = [shape.format(result.median * scale) if (result := told[key]) else "–" for key, (shape, scale) in _SHAPES.items()]
+        table.add_row(variant, f"{token.median:,.1f}", f"{token.min:,.1f}–{token.max:,.1f}", *cells)
+    return table
+
+
+_SHAPES = {
+    "us_per_step": ("{:,.0f}", 1e-3), "speedup": ("{:.2f} ×", 1.0), "to_floor": ("{:.2f} ×", 1.0), "bubble": ("{:.0f} %", 100.0),
+    "overlap_factor": ("{:.2f}", 1.0), "decode_occupancy": ("{:.0f} %", 100.0), "deferred_share": ("{:.0f} %", 100.0),
+}  # fmt: skip
+
+
+def floor_line(case: str, results: list[Result]) -> str:
+    """The floor's stages in one line."""
+    stages = [
+        f"{result.name.split('/')[3]} {result.median:,.1f}"
+        for result in results
+        if result.name.startswith(f"{case}/floor/") and result.name.count("/") == 4
+    ]
+    return f"floor, µs a token: {', '.join(stages)}" if stages else ""

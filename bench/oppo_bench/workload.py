@@ -1,0 +1,143 @@
+"""What the engine bench trains: sizes, imposed answer lengths, and the spec of every variant."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oppo_contract.spec import RunSpec, load_spec
+
+VOCAB, PROMPT_TOKENS, PROMPTS, LONGEST = 2048, 8, 64, 512
+CONTEXT = LONGEST + 2 * PROMPT_TOKENS
+# A whole padded batch of 16 is one pass.
+MICRO_BATCH_TOKENS = 16 * CONTEXT
+DRAFT_ROWS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A network's shape: our own architecture, or a transformers model type with that shape (`model_type`)."""
+
+    hidden: int
+    layers: int
+    heads: int
+    key_heads: int
+    inner: int
+    vocab: int
+    model_type: str = "oppo_tiny"
+    dtype: str = "float32"
+
+    @classmethod
+    def tiny(cls, hidden: int, layers: int, heads: int) -> Size:
+        """Our own architecture, whose feed-forward layer is four times as wide as the residual stream."""
+        return cls(hidden, layers, heads, heads, 4 * hidden, VOCAB)
+
+
+SIZES = {
+    "S": Size.tiny(128, 2, 4),
+    "M": Size.tiny(256, 4, 8),
+    "L": Size.tiny(512, 8, 8),
+    # The shapes of Qwen2.5-0.5B and Qwen2.5-1.5B, as their config.json files give them.
+    "G1": Size(896, 24, 14, 2, 4864, 151936, "qwen2", "bfloat16"),
+    "G2": Size(1536, 28, 12, 2, 8960, 151936, "qwen2", "bfloat16"),
+}
+
+OFF = {"intra_step": "off", "inter_step": "off"}
+BOTH = {"intra_step": "per_chunk", "inter_step": "defer"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "padded": OFF,
+    "sequential": OFF,
+    "per_sequence": {"intra_step": "per_sequence", "inter_step": "off"},
+    "intra": {"intra_step": "per_chunk", "inter_step": "off"},
+    "inter": {"intra_step": "off", "inter_step": "defer"},
+    "both": BOTH,
+    "both_update": BOTH | {"update_overlap": True},
+    "all": BOTH | {"update_overlap": True, "drafter": {"max_rows": DRAFT_ROWS}},
+}
+FLOOR = "floor"
+# The update is shared between processes, which a GPU's one process has not.
+CPU_ONLY = ("both_update",)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long answer `sequence_id` is, whatever the weights say: log-normal, cut to 1 … `longest` tokens."""
+
+    seed: int
+    median: float = 64.0
+    sigma: float = 0.9
+    longest: int = LONGEST
+
+    def of(self, sequence_id: int) -> int:
+        """Response tokens, the end-of-sequence token included; the same for the same seed."""
+        normal = np.random.Generator(np.random.Philox(key=[self.seed, sequence_id])).normal()
+        return int(np.clip(round(self.median * np.exp(self.sigma * normal)), 1, self.longest))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One case of the bench: what is trained, apart from how the work overlaps."""
+
+    name: str
+    size: Size
+    batch: int
+    lengths: Lengths
+    device: str = "cpu"
+    max_age: int = 3
+    chunk: int = 32
+
+    @property
+    def case(self) -> str:
+        """How its figures are named."""
+        return f"{self.name}/B{self.batch}"
+
+    @property
+    def overcommit(self) -> int:
+        """Δ of the variants that defer."""
+        return self.batch // 2
+
+    @property
+    def left_out(self) -> int:
+        """Steps at the beginning that are not measured: the pool fills, and nothing was deferred long enough."""
+        return self.max_age + 1
+
+
+def write_prompts(folder: Path, seed: int) -> Path:
+    """Random prompts of equal length as token ids, which every vocabulary holds."""
+    drawn = np.random.Generator(np.random.Philox(key=[seed, 2**32])).integers(3, VOCAB, (PROMPTS, PROMPT_TOKENS))
+    file = folder / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in drawn.tolist()))
+    return file
+
+
+def spec_of(load: Load, overlap: dict[str, Any], model: dict[str, Any], prompts: Path) -> RunSpec:
+    """The spec of one variant; its four roles start from `model`. Every setting but those that overlap is the same for all."""
+    given = dict(overlap)
+    if load.device == "cuda":
+        given.pop("update_overlap", None)
+    changes = {
+        "max_age": load.max_age, "chunk": {"size": load.chunk},
+        "overcommit": {"controller": "fixed", "initial": load.overcommit, "max": load.overcommit},
+    }  # fmt: skip
+    return load_spec(
+        {
+            "name": "bench", "seed": load.lengths.seed, "steps": 10_000_000,
+            "models": {"actor": model, "reward": {"model": model}, "critic": "reward"},
+            "data": {"prompts": str(prompts)},
+            "ppo": {"batch_size": load.batch, "micro_batch_tokens": MICRO_BATCH_TOKENS, "learning_rate": 1e-6},
+            "rollout": {"max_new_tokens": LONGEST, "max_prompt_tokens": CONTEXT - LONGEST},
+            "overlap": given | changes,
+            "resources": {"kind": load.device, "dtype": load.size.dtype},
+            "checkpoints": {"every_steps": 10_000_000},
+        }
+    )  # fmt: skip
+
+
+def tiny_model(size: Size) -> dict[str, Any]:
+    """A `ModelSpec` of our own architecture."""
+    shape = {"hidden": size.hidden, "layers": size.layers, "heads": size.heads, "context": CONTEXT, "vocab": size.vocab}
+    return {"tiny": shape}

@@ -1,0 +1,16 @@
+"""`oppo bench`: the benches, each in a module that is imported when it is used."""
+
+from __future__ import annotations
+
+import click
+
+from oppo_cli.main import LazyGroup
+
+BENCHES = {
+    "engine": "oppo_cli.bench_engine:engine",
+}
+
+
+@click.group(cls=LazyGroup, lazy=BENCHES)
+def bench() -> None:
+    """Measure. Every bench runs its variants in turn within one run and writes one format (docs/performance.md)."""

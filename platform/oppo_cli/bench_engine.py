@@ -1,0 +1,127 @@
+"""`oppo bench engine`: the ways to overlap a PPO step, raced against each other."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oppo_cli.home import Failure, Refusal
+
+if TYPE_CHECKING:
+    from oppo_bench.engine import Plan
+    from oppo_bench.workload import Load
+
+DEFAULT_SIZES = {"cpu": "S,M", "cuda": "G1,G2"}
+DEFAULT_BATCHES = {"cpu": "16", "cuda": "32"}
+# Repetitions and steps in each; a GPU's sizes must be done within six minutes.
+AMOUNT = {"cpu": (5, 4), "cuda": (3, 2)}
+QUICK = (3, 2)
+
+
+@click.command()
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures as JSON as well.")
+@click.option("--quick", is_flag=True, help=f"Size S only, {QUICK[0]} repetitions of {QUICK[1]} steps, unless told otherwise.")
+@click.option("--sizes", help="S, M, L (own architecture), G1, G2 (Qwen2.5-0.5B and 1.5B shapes). Default: S,M; on cuda G1,G2.")
+@click.option("--batches", help="B, for instance 8,16,32. Default: 16; on cuda 32.")
+@click.option("--variants", help="Which of them, by name; default: all that the device can run, and the floor.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of everything drawn.")
+@click.option("--reps", type=click.IntRange(min=1), help="Repetitions.")
+@click.option("--steps", type=click.IntRange(min=1), help="PPO steps a variant in each repetition.")
+@click.option("--max-age", type=click.IntRange(1, 100), default=3, show_default=True, help="Steps an answer may be deferred.")
+@click.option("--chunk", type=click.IntRange(1, 512), default=32, show_default=True, help="C, tokens between two hand-overs.")
+@click.option("--threads", type=click.IntRange(min=1), help="Cores that every variant may use. Default: all.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+def engine(
+    json_file: Path | None, quick: bool, sizes: str | None, batches: str | None, variants: str | None, seed: int,
+    reps: int | None, steps: int | None, max_age: int, chunk: int, threads: int | None, device: str,
+) -> None:  # fmt: skip
+    """Time a trained token and a step of every way to overlap PPO, and their distance from the floor.
+
+    The engine itself runs, in its own processes and with its own threads; only the lengths of the answers are imposed, so that
+    every variant does the same work. Variants take turns step by step.
+    """
+    from oppo_bench.threads import wait_as_the_engine_does
+
+    wait_as_the_engine_does()  # before torch is imported
+    try:
+        from oppo_bench.engine import Plan
+        from oppo_bench.workload import FLOOR, SIZES, VARIANTS, Lengths, Load
+    except ImportError as error:
+        raise Refusal(f"The engine is not installed here: {error}. README, “Choosing torch”, says how to install it.") from error
+
+    from oppo_bench.document import cores
+
+    amount = QUICK if quick else AMOUNT[device]
+    chosen = tuple(_listed(variants, "variant", [*VARIANTS, FLOOR])) if variants else (*VARIANTS, FLOOR)
+    plan = Plan(reps or amount[0], steps or amount[1], threads or cores(), chosen)
+    named = _listed(sizes or ("S" if quick and device == "cpu" else DEFAULT_SIZES[device]), "size", list(SIZES))
+    counts = [int(text) for text in _listed(batches or DEFAULT_BATCHES[device], "batch", [str(n) for n in range(2, 257)])]
+    loads = [Load(size, SIZES[size], batch, Lengths(seed), device, max_age, chunk) for size in named for batch in counts]
+    _measure(loads, plan, json_file)
+
+
+def _listed(text: str, what: str, known: list[str]) -> list[str]:
+    """The parts of a list with commas. Raises Refusal for one that is not known."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if part not in known:
+            some = ", ".join(known) if len(known) < 20 else f"{known[0]} to {known[-1]}"
+            raise Refusal(f"There is no {what} {part}; choose from {some}.")
+    return parts
+
+
+def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
+    from oppo_bench.document import document, write
+    from oppo_bench.engine import race, results_of
+    from oppo_bench.quiet import Watch
+    from oppo_bench.tables import case_table, console, floor_line
+    from oppo_core.layout import LayoutError
+
+    screen, watch, results = console(), Watch(), []
+    for load in loads:
+        case = load.case
+        with screen.status(case) as status:
+            try:
+                measured = race(load, plan, watch, lambda text, case=case: status.update(f"{case}: {text}"))
+            except LayoutError as error:
+                raise Refusal(str(error)) from None
+        told = results_of(measured)
+        results += told
+        screen.print(case_table(case, [*plan.variants], told), highlight=False)
+        screen.print(floor_line(case, told), "", sep="\n", highlight=False)
+    machine = watch.machine()
+    screen.print(_explained(loads[0], plan, machine.load, machine.other_cores), highlight=False, style="dim")
+    if machine.complaint:
+        screen.print(machine.complaint, style="bold", highlight=False)
+    if json_file is not None:
+        try:
+            write(json_file, document("engine", machine, settings_of(loads, plan), results))
+        except OSError as error:
+            raise Failure(f"{json_file} cannot be written: {error.strerror}.") from error
+
+
+def settings_of(loads: list[Load], plan: Plan) -> dict[str, Any]:
+    """Everything that the figures depend on besides the machine."""
+    from importlib.metadata import version
+
+    from oppo_bench.threads import thread_settings
+
+    first = loads[0]
+    return {
+        "seed": first.lengths.seed, "lengths": {"median": first.lengths.median, "sigma": first.lengths.sigma,
+        "longest": first.lengths.longest}, "repetitions": plan.repetitions, "steps": plan.steps, "left_out": first.left_out,
+        "threads": plan.threads, "environment": thread_settings(), "torch": version("torch"), "device": first.device,
+        "max_age": first.max_age, "chunk": first.chunk, "overcommit": {str(load.batch): load.overcommit for load in loads},
+        "sizes": {load.name: asdict(load.size) for load in loads},
+    }  # fmt: skip
+
+
+def _explained(load: Load, plan: Plan, before: float, others: float | None) -> str:
+    told = "" if others is None else f", other programs used {others:.2f} cores meanwhile"
+    return (
+        f"{plan.repetitions} repetitions of {plan.steps} steps, variants in turn, the first {load.left_out} steps left out, on"
+        f" {plan.threads} threads; median of the repetitions. Load before: {before:.2f}{told}."
+    )

@@ -1,0 +1,217 @@
+"""`oppo bench engine` measures what it says: the same work for every variant, imposed lengths, the format that others read."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from click.testing import CliRunner
+
+from oppo_bench import workload
+from oppo_bench.contestant import Contestant
+from oppo_bench.document import Result, document
+from oppo_bench.engine import Measured, Plan, race, results_of
+from oppo_bench.floor import STAGES
+from oppo_bench.models import model_of
+from oppo_bench.padding import GROUPING, in_order, unsorted
+from oppo_bench.quiet import Machine, Watch
+from oppo_bench.workload import FLOOR, VARIANTS, Lengths, Load, Size, spec_of, write_prompts
+from oppo_cli.main import main
+from oppo_core.ppo.batches import ragged_batches
+from oppo_core.rollout.sequence import Sequence
+
+LOAD = Load("T", Size.tiny(16, 1, 2), 4, Lengths(seed=3, median=6, longest=24), max_age=1, chunk=4)
+# Names that DESIGN §6 promises to whoever reads the file.
+PROMISED = {"padded", "sequential", "per_sequence", "intra", "inter", "both", "all", "floor"}
+# One of each kind: processes take seconds to start.
+RACED = ("padded", "sequential", "inter", "all", "floor")
+
+
+def contestant(name: str, folder: Path, load: Load = LOAD) -> Contestant:
+    """A variant, assembled in this process."""
+    model, prompts = model_of(load.size, folder, load.lengths.seed), write_prompts(folder, load.lengths.seed)
+    return Contestant(name, spec_of(load, VARIANTS[name], model, prompts), load.lengths, folder / name, 2)
+
+
+def trained_in(variant: Contestant, steps: int) -> list[Sequence]:
+    """The answers that the next `steps` steps train, in order."""
+    trained: list[Sequence] = []
+    own = variant.engine.experience
+
+    def build(sequences: list[Sequence], *given: object) -> object:
+        trained.extend(sequences)
+        return own(sequences, *given)
+
+    variant.engine.experience = build
+    for _ in range(steps):
+        variant.step()
+    return trained
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measured:
+    """One small race."""
+    said: list[str] = []
+    result = race(LOAD, Plan(2, 1, 2, RACED), Watch(), said.append)
+    assert said
+    return result
+
+
+def test_everything_promised_is_measured(measured: Measured) -> None:
+    assert set(Plan(1, 1, 1).variants) >= PROMISED
+    assert {*Plan(1, 1, 1).variants_on("cpu"), FLOOR} >= PROMISED
+    named = {result.name: result for result in results_of(measured)}
+    for variant in RACED:
+        result = named[f"T/B4/{variant}/us_per_token"]
+        assert result.unit == "us"
+        assert result.n == 2
+        assert 0 < result.min <= result.median <= result.max
+    for variant in measured.blocks:
+        assert 0 <= named[f"T/B4/{variant}/bubble"].median < 1
+        assert 0 < named[f"T/B4/{variant}/decode_occupancy"].median <= 1
+        assert named[f"T/B4/{variant}/us_per_step"].min > named[f"T/B4/{variant}/us_per_token"].min
+    assert named["T/B4/sequential/speedup"].min == named["T/B4/sequential/speedup"].max == 1
+
+
+def test_only_deferral_defers(measured: Measured) -> None:
+    for name, blocks in measured.blocks.items():
+        shares = [block.mean("deferred_share") for block in blocks]
+        assert (max(shares) > 0) == (VARIANTS[name]["inter_step"] == "defer")
+
+
+def test_without_deferral_what_is_decoded_is_trained(measured: Measured) -> None:
+    for name in ("padded", "sequential"):
+        assert [block.decoded_share for block in measured.blocks[name]] == [1.0, 1.0]
+
+
+def test_the_floor_has_every_stage(measured: Measured) -> None:
+    assert [set(costs) for costs in measured.floor] == [set(STAGES)] * 2
+    assert min(cost for costs in measured.floor for cost in costs.values()) > 0
+
+
+def test_the_document_is_what_others_read(measured: Measured, tmp_path: Path) -> None:
+    written = json.loads(json.dumps(document("engine", Machine(2, 0.4, None), {"seed": 3}, results_of(measured))))
+    assert set(written) == {"bench", "commit", "machine", "settings", "results"}
+    assert written["machine"]["cpus"] == 2
+    assert all(set(row) == {"name", "unit", "median", "min", "max", "n"} for row in written["results"])
+    assert len({row["name"] for row in written["results"]}) == len(written["results"])
+
+
+@pytest.mark.parametrize("name", ["padded", "sequential", "all"])
+def test_imposed_lengths_are_honoured_exactly(name: str, tmp_path: Path) -> None:
+    variant = contestant(name, tmp_path)
+    try:
+        trained = trained_in(variant, 6)
+    finally:
+        variant.close()
+    assert len(trained) == 6 * LOAD.batch
+    assert len({s.sequence_id for s in trained}) == len(trained)
+    assert {s.sequence_id: s.length for s in trained} == {s.sequence_id: LOAD.lengths.of(s.sequence_id) for s in trained}
+    assert all(s.ended_by_eos for s in trained)
+
+
+def test_padding_changes_no_token(tmp_path: Path) -> None:
+    written = []
+    for name in ("padded", "sequential"):
+        variant = contestant(name, tmp_path)
+        written.append({s.sequence_id: s.response for s in trained_in(variant, 4)})
+        variant.close()
+    assert written[0] == written[1]
+
+
+def test_padded_rows_stay_until_the_longest_ends(tmp_path: Path) -> None:
+    variant = contestant("padded", tmp_path)
+    trained = trained_in(variant, 1)
+    variant.close()
+    longest = max(s.length for s in trained)
+    assert variant.engine.decoder.rounds == longest
+    assert variant.engine.decoder.decoded == sum(s.length for s in trained)
+    assert len(variant.engine.decoder.live) == LOAD.batch
+
+
+def test_engines_that_wait_use_no_processor(tmp_path: Path) -> None:
+    before = set(multiprocessing.active_children())
+    waiting = contestant("both", tmp_path)
+    working = contestant("sequential", tmp_path)
+    waiting.step()
+    (process,) = set(multiprocessing.active_children()) - before
+    used = psutil.Process(process.pid).cpu_times()
+    for _ in range(5):
+        working.step()
+    now = psutil.Process(process.pid).cpu_times()
+    working.close()
+    waiting.close()
+    # Two of the clock's ticks.
+    assert now.user + now.system - used.user - used.system <= 2 / os.sysconf("SC_CLK_TCK")
+
+
+def test_lengths_depend_on_seed_and_sequence_alone() -> None:
+    lengths = Lengths(seed=5)
+    drawn = [lengths.of(number) for number in range(2000)]
+    assert drawn == [Lengths(seed=5).of(number) for number in range(2000)]
+    assert drawn != [Lengths(seed=6).of(number) for number in range(2000)]
+    assert min(drawn) >= 1
+    assert max(drawn) == 512
+    assert 58 <= sorted(drawn)[1000] <= 70
+
+
+def test_in_order_keeps_order_and_budget() -> None:
+    assert in_order([5, 0, 3, 4, 1], budget=10) == [[0, 2], [3, 4]]
+    assert in_order([5, 3], budget=2) == [[0], [1]]
+    assert in_order([], budget=8) == []
+
+
+def test_unsorted_ends_with_its_block() -> None:
+    with unsorted():
+        assert all(module.ragged_batches is in_order for module in GROUPING)
+    assert all(module.ragged_batches is ragged_batches for module in GROUPING)
+
+
+def test_every_size_and_variant_is_a_valid_spec(tmp_path: Path) -> None:
+    for name, size in workload.SIZES.items():
+        for device in ("cpu", "cuda"):
+            for overlap in VARIANTS.values():
+                spec = spec_of(
+                    Load(name, size, 16, Lengths(0), device), overlap, {"path": "somewhere"}, tmp_path / "prompts.jsonl"
+                )
+                assert spec.overlap.overcommit.max <= spec.ppo.batch_size // 2
+
+
+def test_a_busy_machine_is_named() -> None:
+    assert Machine(2, 0.1, 0.05).complaint is None
+    assert "0.50 of 2" in str(Machine(2, 0.1, 0.5).complaint)
+    assert Machine(2, 1.5, None).complaint is not None
+    assert Watch().machine().cpus >= 1
+
+
+def test_spread() -> None:
+    assert Result.of("a", "us", [3.0, 1.0, 2.0]) == Result("a", "us", 2.0, 1.0, 3.0, 3)
+
+
+def test_the_command_writes_its_figures(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    asked = ["bench", "engine", "--quick", "--reps", "1", "--steps", "1", "--max-age", "1", "--batches", "2", "--threads", "1"]
+    done = CliRunner().invoke(main, [*asked, "--variants", "padded,sequential", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    names = {row["name"] for row in json.loads(file.read_text())["results"]}
+    assert {"S/B2/sequential/us_per_token", "S/B2/padded/us_per_token"} <= names
+    assert "sequential" in done.output
+
+
+@pytest.mark.parametrize("asked", [["--sizes", "XL"], ["--variants", "fast"], ["--batches", "many"]])
+def test_what_does_not_exist_is_refused(asked: list[str]) -> None:
+    done = CliRunner().invoke(main, ["bench", "engine", *asked])
+    assert done.exit_code == 2
+    assert "There is no" in done.output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_missing_gpu_is_said_in_words() -> None:
+    done = CliRunner().invoke(main, ["bench", "engine", "--device", "cuda", "--sizes", "S", "--variants", "sequential"])
+    assert done.exit_code == 2
+    assert "no GPU" in done.output
