@@ -37,6 +37,7 @@ from oppo_core.scoring.partner import PartnerScorers, in_shared_memory
 from oppo_core.scoring.remote import RemoteScorers
 from oppo_core.scoring.scorers import Networks, ScorerSet, Scoring
 from oppo_core.scoring.side_stream import SideStreamScorers
+from oppo_core.scoring.whole import WholeScorers
 from oppo_core.shares import costs_of
 from oppo_core.trace.recorder import Recorder
 from oppo_core.update import CriticFreeUpdate, OverlappedUpdate, PlainUpdate, Updating
@@ -243,7 +244,8 @@ def build_scorers(
     networks = Networks(reference, critic, rewards)
     given = (networks, trainer, slots(spec), columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
     if shared is None:
-        return ScorerSet(*given)
+        reads_once = trainer is not None and trainer.ppo.optimizer_steps == 1 and spec.overlap.intra_step == "off"
+        return (WholeScorers if reads_once else ScorerSet)(*given)
     actor, _, _ = _actor(spec, roots, device)
     for name, weight in actor.state_dict(keep_vars=True).items():
         weight.data = shared.weights[name]

@@ -83,7 +83,7 @@ class ActorTrainer:
 
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
         """See `Acting.logprobs`."""
-        one_step = self.ppo.epochs * self.ppo.mini_batches == 1
+        one_step = self.ppo.optimizer_steps == 1
         held = self.hold(tokens, prompt_lengths, None if one_step else 0, supports)
         self._held = held if one_step else None
         return held.first

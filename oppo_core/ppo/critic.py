@@ -46,8 +46,10 @@ class CriticTrainer:
             network.parameters(), ppo.critic_learning_rate, ppo.weight_decay, ppo.warmup_steps, ppo.max_grad_norm
         )
 
-    def update(self, tokens: list[NDArray[np.int64]], order: CriticUpdate) -> dict[str, float]:
+    def update(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> dict[str, float]:
         """All epochs and mini-batches of one PPO step; returns `critic/vf_*`, `critic/grad_norm` and `critic/lr`.
+
+        `held`: the forward pass over the same rows, when there is one optimizer step and it has been computed already.
 
         Raises:
             NonFiniteError: the loss or its gradient is NaN or infinite.
@@ -58,8 +60,8 @@ class CriticTrainer:
             for rows in mini_batch_rows(len(tokens), self.ppo.mini_batches, self.seed, order.step, epoch):
                 total = sum(len(order.returns[r]) for r in rows)
                 self.optimizer.zero_grad()
-                held = self.hold([tokens[r] for r in rows], [order.prompt_lengths[r] for r in rows], 0)
-                for group, (values,) in held.groups():
+                forward = held or self.hold([tokens[r] for r in rows], [order.prompt_lengths[r] for r in rows], 0)
+                for group, (values,) in forward.groups():
                     returns, old = (
                         torch.from_numpy(np.concatenate([column[rows[i]] for i in group])).to(values)
                         for column in (order.returns, order.old_values)

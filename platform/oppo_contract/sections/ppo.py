@@ -116,6 +116,11 @@ class Ppo(Section):
         """Whether a value model is trained: with PPO, not with GRPO and RLOO."""
         return self.algorithm == "ppo"
 
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps that one PPO step takes, of the actor as of the critic."""
+        return self.epochs * self.mini_batches
+
     @model_validator(mode="after")
     def groups_fit_the_algorithm(self) -> Self:
         if (self.algorithm == "ppo") != (self.group_size == 1):
