@@ -20,6 +20,7 @@ from oppo_contract.spec import RunSpec
 from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.engine import Engine, Progress
 from oppo_core.metrics import Cohorts
+from oppo_core.ppo.shaping import ScoreMoments
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.support import load_supports, save_supports
 
@@ -78,6 +79,7 @@ def restore(engine: Engine, folder: Path) -> None:
     engine.overcommit = OvercommitState(**state["overcommit"])
     engine.chunk = ChunkState(**state["chunk"] | {"measured": {int(k): v for k, v in state["chunk"]["measured"].items()}})
     engine.cohorts = Cohorts(**_with_int_keys(state["cohorts"]))
+    engine.moments = ScoreMoments(**state["score_moments"])
     engine.prompts.drawn = state["prompts_drawn"]
     engine.pool.started = state["sequences_started"]
     engine.pool.sequences = [_sequence(row, engine) for row in state["pool"]]
@@ -116,6 +118,7 @@ def _state(engine: Engine) -> dict[str, Any]:
         "overcommit": asdict(engine.overcommit),
         "chunk": asdict(engine.chunk),
         "cohorts": asdict(engine.cohorts),
+        "score_moments": asdict(engine.moments),
         "prompts_drawn": engine.prompts.drawn,
         "sequences_started": engine.pool.started,
         "pool": [_row(s) for s in engine.pool.sequences],
@@ -139,6 +142,11 @@ def _with_int_keys(cohorts: dict[str, Any]) -> dict[str, Any]:
 def _refuse_changes(saved: RunSpec, asked: RunSpec) -> None:
     before, after = saved.model_dump(mode="json"), asked.model_dump(mode="json")
     changed = [key for key in before if before[key] != after[key] and key not in MAY_DIFFER]
+    if saved.steps != asked.steps and {saved.ppo.schedule, saved.ppo.critic_schedule} != {"constant"}:
+        raise CheckpointError(
+            f"steps is {asked.steps} instead of {saved.steps}, and with it every learning rate of a falling ppo.schedule changes;"
+            f" keep {saved.steps}, or start a new run from the checkpoint's actor"
+        )
     if changed:
         raise CheckpointError(
             f"the checkpoint was made with another {', '.join(changed)}; only {', '.join(sorted(MAY_DIFFER))} may change"

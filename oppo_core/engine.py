@@ -22,6 +22,7 @@ from oppo_core.models.protocol import Network
 from oppo_core.ppo.actor import Acting, ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import Experience, build_experience
+from oppo_core.ppo.shaping import ScoreMoments
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rollout.decoder import Decoder, DecodeSettings, Decoding
 from oppo_core.rollout.drafter import Drafter
@@ -80,6 +81,7 @@ class Engine:
     clock: Callable[[], float] = time.monotonic
     set_threads: Callable[[int], None] = torch.set_num_threads
     experience: Callable[..., Experience] = build_experience
+    moments: ScoreMoments = field(default_factory=ScoreMoments)
     origin: float = 0.0  # `clock()` of the `started` event
 
     def new_group(self, sequence_ids: Iterable[int]) -> list[Sequence]:
@@ -136,7 +138,7 @@ def assemble(
         rates_stale=spec.overlap.update_overlap, filters=filters_of(spec),
         keeps_cache=spec.overlap.kv_after_update == "keep",
     )  # fmt: skip
-    actor = ActorTrainer(network, spec.ppo, spec.rollout.temperature, spec.seed)
+    actor = ActorTrainer(network, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps)
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
     engine = Engine(
         spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
@@ -237,7 +239,7 @@ def build_scorers(
     for network in (reference, critic):
         if network is not None:
             check_contexts(spec, network)
-    trainer = CriticTrainer(critic, spec.ppo, spec.seed) if critic is not None else None
+    trainer = CriticTrainer(critic, spec.ppo, spec.seed, spec.steps) if critic is not None else None
     if trainer is not None and resume is not None:
         trainer.load(resume)
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
@@ -249,7 +251,8 @@ def build_scorers(
     actor, _, _ = _actor(spec, roots, device)
     for name, weight in actor.state_dict(keep_vars=True).items():
         weight.data = shared.weights[name]
-    return PartnerScorers(*given).join(ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed), shared.gradients)
+    trained = ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps)
+    return PartnerScorers(*given).join(trained, shared.gradients)
 
 
 def _actor(spec: RunSpec, roots: list[Path], device: torch.device) -> tuple[Network, TextCodec, Path | None]:

@@ -53,7 +53,9 @@ def experience_metrics(experience: Experience, kl_coefficient: float, max_new_to
     lengths = mask.sum(-1).double().numpy()
     prompts = np.asarray(e.prompt_lengths, dtype=np.float64)
     kl_B = e.kl.sum(-1)
-    metrics = spread("critic/score", e.scores.numpy()) | spread("critic/rewards", e.rewards.sum(-1).numpy())
+    metrics = spread("critic/raw_score", e.raw_scores.numpy())
+    metrics |= {"critic/raw_score/running_mean": e.moments.mean, "critic/raw_score/running_std": e.moments.deviation}
+    metrics |= spread("critic/score", e.scores.numpy()) | spread("critic/rewards", e.rewards.sum(-1).numpy())
     metrics |= spread("critic/advantages", _chosen(e.advantages, mask))
     metrics |= spread("response_length", lengths) | spread("prompt_length", prompts)
     metrics |= {f"response_length/p{q}": float(np.percentile(lengths, q)) for q in (10, 25, 50, 75, 90)}

@@ -37,6 +37,7 @@ def finish_step(
     """Account for the step that just ended and let the controllers choose the next step's Δ, C and KL coefficient."""
     progress, spec = engine.progress, engine.spec
     tokens = int(experience.mask.sum())
+    engine.moments = experience.moments
     progress.elapsed_s += window[1] - window[0]
     progress.generated_tokens += tokens
     spans, waits = engine.trace.take()
@@ -97,7 +98,8 @@ def _samples(engine: Engine, experience: Experience) -> None:
 
 def _steer(engine: Engine, experience: Experience, seconds_per_token: float) -> None:
     spec, progress = engine.spec, engine.progress
-    scores = experience.scores.view(-1, spec.ppo.group_size).mean(-1)  # answers of one group are not independent
+    # Normalised scores would have no slope, and the answers of one group are not independent.
+    scores = experience.raw_scores.view(-1, spec.ppo.group_size).mean(-1)
     if spec.overlap.inter_step == "defer":
         error = float(scores.std(unbiased=True)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
         _decided(engine, "overcommit", steer_overcommit(engine.overcommit, spec.overlap.overcommit, float(scores.mean()), error))

@@ -54,14 +54,14 @@ class PlainUpdate:
 
     def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         """See `Updating.learn`."""
-        scorers, trace, coefficient = engine.scorers, engine.trace, engine.progress.kl_coefficient
+        scorers, trace = engine.scorers, engine.trace
         ids = [s.sequence_id for s in trained]
         experience, parts = experience_of(engine, trained, version)
         with trace.span("actor", "advantages", rows=len(ids)):
             order = critic_order(experience, ids, version)
         scorers.start_critic_update(order)
         with trace.span("actor", "update-actor", rows=len(ids)):
-            actor_metrics = engine.actor.update(experience, version, coefficient)
+            actor_metrics = engine.actor.update(experience, version, engine.progress.kl_coefficient)
         with trace.wait("update"):
             critic_metrics = scorers.wait_critic_update()
         return experience, actor_metrics | critic_metrics | parts
@@ -95,8 +95,13 @@ def experience_of(engine: Engine, trained: list[Sequence], version: int) -> tupl
         scored = scorers.wait_collect()
     with trace.span("actor", "advantages", rows=len(ids)):
         rows = [scored[i] for i in ids]
-        experience = engine.experience(trained, proximal, rows, engine.spec.ppo, engine.progress.kl_coefficient, version)
+        experience = judged(engine, trained, proximal, rows, version)
     return experience, part_metrics(rows)
+
+
+def judged(engine: Engine, trained: list[Sequence], proximal: list[Tensor], rows: list[Scored], version: int) -> Experience:
+    """The batch with everything that the loss needs."""
+    return engine.experience(trained, proximal, rows, engine.spec.ppo, engine.progress.kl_coefficient, version, engine.moments)
 
 
 def critic_order(experience: Experience, ids: list[int], step: int) -> CriticUpdate:
@@ -133,7 +138,7 @@ class OverlappedUpdate:
         ready = [s for s in certain if s.sequence_id not in self.ledger.critic]
         if not self.ledger.worth_a_pass(ready):
             return
-        with_actor = self.ledger.partner_is_idle()
+        with_actor = self.ledger.partner_is_idle() and not actor_of(engine).rests(version)
         partner_of(engine).train_early(EarlyOrder(ready, version, engine.progress.kl_coefficient, with_actor))
         self.ledger.ordered(ready, with_actor, self.costs)
 
@@ -142,7 +147,7 @@ class OverlappedUpdate:
         trace, coefficient, actor, partner = engine.trace, engine.progress.kl_coefficient, actor_of(engine), partner_of(engine)
         ids = [s.sequence_id for s in trained]
         self.ledger.decoded(engine.decoder.rounds, engine.decoder.decoded, self.costs)
-        mine, theirs = self.ledger.shares(trained, self.costs)
+        mine, theirs = (list(range(len(ids))), []) if actor.rests(version) else self.ledger.shares(trained, self.costs)
         partner.start_share(ShareOrder(ids, [trained[row].sequence_id for row in theirs]))
         with trace.span("actor", "actor-forward", rows=len(mine)):
             forward = actor.logprobs(*rows_of([trained[row] for row in mine]))
@@ -150,20 +155,31 @@ class OverlappedUpdate:
             scored = partner.wait_share()
         with trace.span("actor", "advantages", rows=len(ids)):
             proximal = proximal_of(trained, scored, dict(zip(mine, forward, strict=True)))
-            experience = engine.experience(trained, proximal, [scored[i] for i in ids], engine.spec.ppo, coefficient, version)
+            experience = judged(engine, trained, proximal, [scored[i] for i in ids], version)
             late = self._late_update(experience, ids, theirs, version, coefficient)
         partner.start_late_update(late)
-        sums = TokenSums(tokens=late.tokens)
-        with trace.span("actor", "update-actor", rows=len(mine)):
-            actor.accumulate(experience, mine, coefficient, late.tokens, sums)
-        with trace.wait("update"):
-            critic_metrics = partner.wait_late_update()
-        with trace.span("actor", "update-actor"):
-            others = [row for row in range(len(ids)) if row not in set(mine)]
+        metrics = (self._rest if actor.rests(version) else self._train)(engine, experience, mine, late)
+        return experience, metrics | part_metrics([scored[i] for i in ids])
+
+    def _train(self, engine: Engine, experience: Experience, mine: list[int], late: LateUpdate) -> dict[str, float]:
+        """The actor's update on `mine`, joined with the partner's."""
+        actor, sums = actor_of(engine), TokenSums(tokens=late.tokens)
+        with engine.trace.span("actor", "update-actor", rows=len(mine)):
+            actor.accumulate(experience, mine, late.kl_coefficient, late.tokens, sums)
+        with engine.trace.wait("update"):
+            critic_metrics = partner_of(engine).wait_late_update()
+        with engine.trace.span("actor", "update-actor"):
+            others = [row for row in range(len(experience.tokens)) if row not in set(mine)]
             sums.loss -= float((experience.weights * experience.advantages)[others].sum())
             sums.entropy += critic_metrics.pop("entropy")
-            actor_metrics = actor.apply_with(self.gradients, sums, version)
-        return experience, actor_metrics | critic_metrics | part_metrics([scored[i] for i in ids])
+            return actor.apply_with(self.gradients, sums, late.step) | critic_metrics
+
+    def _rest(self, engine: Engine, experience: Experience, mine: list[int], late: LateUpdate) -> dict[str, float]:
+        """Only the critic is trained."""
+        with engine.trace.wait("update"):
+            critic_metrics = partner_of(engine).wait_late_update()
+        critic_metrics.pop("entropy")
+        return actor_of(engine).rest(late.step) | critic_metrics
 
     def _late_update(self, e: Experience, ids: list[int], theirs: list[int], step: int, coefficient: float) -> LateUpdate:
         lengths = e.mask.sum(-1).tolist()

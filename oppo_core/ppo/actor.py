@@ -23,6 +23,7 @@ from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate, policy_loss
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
+from oppo_core.ppo.schedule import actor_rates
 from oppo_core.rollout.sequence import Support
 from oppo_core.rollout.support import joined, restricted
 
@@ -63,12 +64,13 @@ class Acting(Protocol):
 class ActorTrainer:
     """Trains the policy network on an `Experience`."""
 
-    def __init__(self, network: Network, ppo: Ppo, temperature: float, seed: int) -> None:
+    def __init__(self, network: Network, ppo: Ppo, temperature: float, seed: int, steps: int) -> None:
+        """`steps`: of the whole run, over which the learning rate falls."""
         self.network = network
         self.ppo = ppo
         self.temperature = temperature
         self.seed = seed
-        self.optimizer = Optimizer(network.parameters(), ppo.learning_rate, ppo.weight_decay, ppo.warmup_steps, ppo.max_grad_norm)
+        self.optimizer = Optimizer(network.parameters(), actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm)
         self._held: HeldForward | None = None
 
     def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
@@ -112,6 +114,8 @@ class ActorTrainer:
         Raises:
             NonFiniteError: the loss or its gradient is NaN or infinite.
         """
+        if self.rests(step):
+            return self.rest(step)
         sums, norms = TokenSums(), []
         for epoch in range(self.ppo.epochs):
             for rows in self._mini_batches(len(experience.tokens), step, epoch):
@@ -120,6 +124,15 @@ class ActorTrainer:
                 sums.tokens += total
                 norms.append(self.optimizer.apply(step, "actor"))
         return self.metrics(sums, step, norms)
+
+    def rests(self, step: int) -> bool:
+        """Whether only the critic is trained in PPO step `step`."""
+        return step < self.ppo.value_warmup_steps
+
+    def rest(self, step: int) -> dict[str, float]:
+        """Metrics of a step without training."""
+        self._held = None
+        return {"actor/lr": self.optimizer.rates.at(step)}
 
     def _mini_batches(self, batch: int, step: int, epoch: int) -> list[list[int]]:
         return mini_batch_rows(batch, self.ppo.mini_batches, self.seed, step, epoch, self.ppo.group_size)
@@ -132,7 +145,7 @@ class ActorTrainer:
             "actor/ppo_kl": -sums.log_ratio / sums.tokens,
             "actor/entropy": sums.entropy / sums.tokens,
             "actor/grad_norm": float(np.mean(norms)),
-            "actor/lr": self.optimizer.rate(step),
+            "actor/lr": self.optimizer.rates.at(step),
         }
 
     def accumulate(self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums) -> None:

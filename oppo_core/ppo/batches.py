@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oppo_core.models.protocol import Network
+from oppo_core.randomness import Use, generator
 
 # A forward pass costs about as much as this many tokens before its first token (measured: hidden 64, one thread).
 PASS_COST_TOKENS = 96
@@ -63,7 +64,7 @@ def mini_batch_rows(batch: int, mini_batches: int, seed: int, step: int, epoch: 
     """
     order = np.arange(batch // group)
     if mini_batches > 1:
-        np.random.Generator(np.random.Philox(key=[seed, (step << 16) + epoch])).shuffle(order)
+        generator(seed, Use.MINI_BATCHES, (step << 16) + epoch).shuffle(order)
     return [
         [number * group + member for number in sorted(part.tolist()) for member in range(group)]
         for part in np.split(order, mini_batches)

@@ -20,6 +20,7 @@ from oppo_core.ppo.batches import mini_batch_rows, response_states
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import value_loss
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
+from oppo_core.ppo.schedule import critic_rates
 
 WEIGHTS, MOMENTS = "critic.safetensors", "critic-optimizer.safetensors"
 
@@ -38,13 +39,12 @@ class CriticUpdate:
 class CriticTrainer:
     """Trains the value network."""
 
-    def __init__(self, network: Network, ppo: Ppo, seed: int) -> None:
+    def __init__(self, network: Network, ppo: Ppo, seed: int, steps: int) -> None:
+        """`steps`: of the whole run, over which the learning rate falls."""
         self.network = network
         self.ppo = ppo
         self.seed = seed
-        self.optimizer = Optimizer(
-            network.parameters(), ppo.critic_learning_rate, ppo.weight_decay, ppo.warmup_steps, ppo.max_grad_norm
-        )
+        self.optimizer = Optimizer(network.parameters(), critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm)
 
     def update(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> dict[str, float]:
         """All epochs and mini-batches of one PPO step; returns `critic/vf_*`, `critic/grad_norm` and `critic/lr`.
@@ -74,7 +74,7 @@ class CriticTrainer:
             "critic/vf_loss": loss_sum / count,
             "critic/vf_clipfrac": clipped_sum / count,
             "critic/grad_norm": float(np.mean(norms)),
-            "critic/lr": self.optimizer.rate(order.step),
+            "critic/lr": self.optimizer.rates.at(order.step),
         }
 
     def hold(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], kept: int | None = None) -> HeldForward:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.groups import group_advantages
-from oppo_core.ppo.math import gae, importance_weights, kl_estimate, shape_rewards, whiten
-from oppo_core.ppo.optimizer import NonFiniteError
+from oppo_core.ppo.math import gae, importance_weights, kl_estimate, scaled, shape_rewards, whiten
+from oppo_core.ppo.shaping import ScoreMoments, raw_scores, shaped_scores
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.results import Scored
 
@@ -32,7 +31,9 @@ class Experience:
     proximal_logp: Tensor
     reference_logp: Tensor
     values: Tensor  # [B, 0] without a critic
-    scores: Tensor  # [B], after clipping and penalties
+    raw_scores: Tensor  # [B], as the reward model or rule gave them
+    moments: ScoreMoments  # of all raw scores so far, these included
+    scores: Tensor  # [B], normalised, scaled, less penalties, clipped
     kl: Tensor
     rewards: Tensor
     raw_advantages: Tensor
@@ -51,13 +52,23 @@ def padded(rows: Rows[list[float] | NDArray[np.float64] | Tensor]) -> Tensor:
 
 
 def build_experience(
-    batch: list[Sequence], proximal: list[Tensor], scored: list[Scored], ppo: Ppo, kl_coefficient: float, version: int
+    batch: list[Sequence],
+    proximal: list[Tensor],
+    scored: list[Scored],
+    ppo: Ppo,
+    kl_coefficient: float,
+    version: int,
+    before: ScoreMoments,
 ) -> Experience:
     """Shape rewards and estimate advantages for a complete batch (docs/algorithm.md, step 4).
 
     Args:
         proximal: log-probs of each response under the weights at the start of the step.
         version: the policy version that the actor holds; older tokens are stale.
+        before: moments of all raw scores of earlier steps.
+
+    Raises:
+        NonFiniteError: a score is NaN or infinite.
     """
     proximal_logp, behaviour_logp = padded(proximal), padded([s.behaviour_logprobs for s in batch])
     reference_logp, values = padded([s.reference_logprobs for s in scored]), padded([s.values for s in scored])
@@ -65,14 +76,17 @@ def build_experience(
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     stale = torch.arange(mask.shape[1]) < torch.tensor([s.stale_tokens(version) for s in batch])[:, None]
     kl = kl_estimate(proximal_logp, reference_logp, ppo.kl.estimator) * mask
-    scores = adjusted_scores(batch, scored, ppo)
+    raw_B = raw_scores(batch, scored)
+    moments = before.after(raw_B)
+    scores = shaped_scores(raw_B, batch, ppo, moments)
     rewards = shape_rewards(scores, kl, mask, kl_coefficient if ppo.kl.placement == "reward" else 0.0)
+    rewards = scaled(rewards, mask) if ppo.whiten_rewards else rewards
     raw, returns = advantages_and_returns(rewards, values, mask, ppo)
     corrected = {"off": torch.zeros_like(mask), "stale": stale, "all": mask}[ppo.tis]
     return Experience(
         sequences=batch, tokens=[s.tokens() for s in batch], prompt_lengths=[len(s.prompt) for s in batch],
         mask=mask, stale=stale, behaviour_logp=behaviour_logp, proximal_logp=proximal_logp, reference_logp=reference_logp,
-        values=values, scores=scores, kl=kl, rewards=rewards, raw_advantages=raw,
+        values=values, raw_scores=raw_B, moments=moments, scores=scores, kl=kl, rewards=rewards, raw_advantages=raw,
         advantages=whiten(raw, mask) if ppo.has_critic and ppo.whiten_advantages else raw, returns=returns,
         weights=importance_weights(proximal_logp, behaviour_logp, corrected, ppo.tis_cap) * mask,
     )  # fmt: skip
@@ -83,17 +97,3 @@ def advantages_and_returns(rewards: Tensor, values: Tensor, mask: Tensor, ppo: P
     if ppo.has_critic:
         return gae(rewards, values, mask, ppo.gamma, ppo.gae_lambda)
     return group_advantages(rewards.sum(-1), ppo)[:, None] * mask, torch.zeros_like(values)
-
-
-def adjusted_scores(batch: list[Sequence], scored: list[Scored], ppo: Ppo) -> Tensor:
-    """Scores [B] float64: less `missing_eos_penalty` where the length limit cut the answer off, then clipped.
-
-    Raises:
-        NonFiniteError: a score is NaN or infinite.
-    """
-    for sequence, row in zip(batch, scored, strict=True):
-        if not math.isfinite(row.score):
-            raise NonFiniteError(f"the score of sequence {sequence.sequence_id} is {row.score}; look at the reward model or rule")
-    cut = torch.tensor([not s.ended_by_eos for s in batch], dtype=torch.float64)
-    scores = torch.tensor([s.score for s in scored], dtype=torch.float64) - ppo.missing_eos_penalty * cut
-    return scores if ppo.score_clip is None else scores.clamp(-ppo.score_clip, ppo.score_clip)

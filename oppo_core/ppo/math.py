@@ -37,6 +37,12 @@ def shape_rewards(scores_B: Tensor, kl_BT: Tensor, mask_BT: Tensor, coefficient:
     return rewards
 
 
+def scaled(rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Unit (unbiased) variance over all tokens of the batch about their mean, which stays; as it is where masked."""
+    mean, scale = whitening(rewards_BT, mask_BT)
+    return torch.where(mask_BT, (rewards_BT - mean) * scale + mean, rewards_BT)
+
+
 def gae(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation, no bootstrap beyond the last token.
 

@@ -1,4 +1,4 @@
-"""AdamW with gradient clipping and a linear warm-up, and its state as plain tensors."""
+"""AdamW with gradient clipping and a scheduled learning rate, and its state as plain tensors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from oppo_core.ppo.schedule import Rates
+
 MASTER = "master"
 
 
@@ -16,24 +18,15 @@ class NonFiniteError(RuntimeError):
 
 
 class Optimizer:
-    """AdamW over a network's weights. `learning_rate` is reached after `warmup_steps` PPO steps."""
+    """AdamW over a network's weights."""
 
-    def __init__(
-        self, parameters: Iterable[Parameter], learning_rate: float, weight_decay: float, warmup_steps: int, max_norm: float
-    ) -> None:
+    def __init__(self, parameters: Iterable[Parameter], rates: Rates, weight_decay: float, max_norm: float) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         # A small step is lost on a bfloat16 weight, which has eight bits: those are kept in float32 here, and rounded for use.
         self._masters = [p if p.dtype.itemsize > 2 else Parameter(p.detach().float()) for p in self.parameters]
-        self.learning_rate = learning_rate
-        self.warmup_steps = warmup_steps
+        self.rates = rates
         self.max_norm = max_norm
-        self._adamw = torch.optim.AdamW(
-            self._masters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=weight_decay, foreach=True
-        )
-
-    def rate(self, step: int) -> float:
-        """Learning rate of PPO step `step`, counted from 0."""
-        return self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup_steps))
+        self._adamw = torch.optim.AdamW(self._masters, lr=rates.peak, betas=(0.9, 0.95), weight_decay=weight_decay, foreach=True)
 
     def zero_grad(self) -> None:
         """Forget gradients."""
@@ -51,7 +44,7 @@ class Optimizer:
                 f"the {role}'s gradient norm is {norm} at step {step + 1}; lower its learning rate or look at the rewards"
             )
         for group in self._adamw.param_groups:
-            group["lr"] = self.rate(step)
+            group["lr"] = self.rates.at(step)
         self._adamw.step()
         with torch.no_grad():
             for parameter, master in zip(self.parameters, self._masters, strict=True):

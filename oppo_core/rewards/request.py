@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass
 
 import httpx
-import numpy as np
 
 from oppo_contract.spec import HttpReward
+from oppo_core.randomness import Use, generator
 from oppo_core.rewards.reply import BadReplyError, scores_in, shown
 
 FIRST_PAUSE_S = 0.25
@@ -60,7 +60,7 @@ class Post:
 
     def pause_s(self, request: Request, tries: int, failure: TryFailedError) -> float:
         """Seconds before the next try: doubling, times 0.5 to 1.5 drawn from (seed, request, tries), within limits."""
-        drawn = float(np.random.Generator(np.random.Philox(key=[self._seed, (request.number << 16) + tries])).random())
+        drawn = float(generator(self._seed, Use.RETRIES, (request.number << 16) + tries).random())
         pause = FIRST_PAUSE_S * 2 ** min(tries - 1, 16) * (0.5 + drawn)
         return float(min(max(pause, failure.pause_s), LONGEST_PAUSE_S))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from oppo_core.randomness import Use, generator
 from oppo_core.rollout.tokens import TextCodec, UnknownWordError
 
 
@@ -71,6 +72,6 @@ class PromptStream:
         if self._order[0] != epoch:
             order = np.arange(len(self.prompts))
             if self.shuffle:
-                np.random.Generator(np.random.Philox(key=[self.seed, epoch])).shuffle(order)
+                generator(self.seed, Use.SHUFFLING, epoch).shuffle(order)
             self._order = (epoch, order)
         return self._order[1]

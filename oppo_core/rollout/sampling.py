@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oppo_core.models.precision import precise
+from oppo_core.randomness import Use, generator
 
 # Most of the mass nearly always lies in so few tokens; where it does not, the whole vocabulary is sorted.
 FIRST_LOOK = 256
@@ -21,7 +22,7 @@ def uniforms(seed: int, sequence_id: int, count: int) -> NDArray[np.float64]:
 
     Philox is a counter-based generator: entry t depends on (seed, sequence_id, t) alone.
     """
-    return np.random.Generator(np.random.Philox(key=[seed, sequence_id])).random(count)
+    return generator(seed, Use.SAMPLING, sequence_id).random(count)
 
 
 def sample(logits_NV: Tensor, uniform_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

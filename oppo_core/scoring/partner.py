@@ -21,6 +21,7 @@ from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import build_experience
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate
+from oppo_core.ppo.shaping import ScoreMoments
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import ScorerSet, Track
@@ -135,7 +136,9 @@ class PartnerScorers(ScorerSet):
             held = self._critic_forward(ids)
             scored = [self._scored(i, values) for i, values in zip(ids, held.first, strict=True)]
             proximal = [torch.tensor(s.proximal(), dtype=torch.float64) for s in order.sequences]
-            experience = build_experience(order.sequences, proximal, scored, self.ppo, order.kl_coefficient, order.version)
+            experience = build_experience(
+                order.sequences, proximal, scored, self.ppo, order.kl_coefficient, order.version, ScoreMoments()
+            )  # fmt: skip
             lengths = [s.length for s in order.sequences]
             returns = {i: experience.returns[n, : lengths[n]].numpy() for n, i in enumerate(ids)}
             self._critic_backward(held, ids, returns, order.version)
@@ -187,7 +190,7 @@ class PartnerScorers(ScorerSet):
             "critic/vf_loss": step.critic_loss / update.tokens,
             "critic/vf_clipfrac": step.critic_clipped / update.tokens,
             "critic/grad_norm": norm,
-            "critic/lr": trainer.optimizer.rate(update.step),
+            "critic/lr": trainer.optimizer.rates.at(update.step),
             "entropy": step.entropy,
         }
         for sequence_id in [*step.early_values, *step.late]:

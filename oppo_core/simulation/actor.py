@@ -54,10 +54,21 @@ class SimulatedActor:
 
     def update(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
         """See `Acting.update`."""
+        if self.rests(step):
+            return self.rest(step)
         rows = list(range(len(experience.tokens)))
         for _ in range(self._ppo.epochs):
             self.accumulate(experience, rows, kl_coefficient, 1, TokenSums())
             self._machine.work(self._ppo.mini_batches * self._costs.optimizer_us)
+        return {}
+
+    def rests(self, step: int) -> bool:
+        """Whether only the critic is trained in PPO step `step`."""
+        return step < self._ppo.value_warmup_steps
+
+    def rest(self, step: int) -> dict[str, float]:
+        """A step without training: a kept graph is let go of."""
+        self._held_tokens = 0
         return {}
 
     def accumulate(self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums) -> None:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from oppo_contract.spec import Ppo
-from oppo_core.ppo.experience import Experience, adjusted_scores
+from oppo_core.ppo.experience import Experience
+from oppo_core.ppo.shaping import ScoreMoments, raw_scores, shaped_scores
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.results import Scored
 from oppo_core.simulation.machine import Machine
@@ -19,20 +20,30 @@ class SimulatedExperience:
         self._machine = machine
 
     def __call__(
-        self, batch: list[Sequence], proximal: list[Tensor], scored: list[Scored], ppo: Ppo, kl_coefficient: float, version: int
+        self,
+        batch: list[Sequence],
+        proximal: list[Tensor],
+        scored: list[Scored],
+        ppo: Ppo,
+        kl_coefficient: float,
+        version: int,
+        before: ScoreMoments,
     ) -> Experience:
         """See `build_experience`; costs the advantages."""
         lengths = torch.tensor([s.length for s in batch])
         self._machine.work(int(lengths.sum()) * self._machine.devices.overheads.advantage_us)
         place = torch.arange(int(lengths.max()))
         older = torch.tensor([s.stale_tokens(version) for s in batch])
-        mask, scores = place < lengths[:, None], adjusted_scores(batch, scored, ppo)
+        mask, raw = place < lengths[:, None], raw_scores(batch, scored)
+        moments = before.after(raw)
+        scores = shaped_scores(raw, batch, ppo, moments)
         zeros = torch.zeros((), dtype=torch.float64).expand(mask.shape)
         rewards = torch.zeros(mask.shape, dtype=torch.float64)
         rewards[:, 0] = scores
         return Experience(
             sequences=batch, tokens=[s.tokens() for s in batch], prompt_lengths=[len(s.prompt) for s in batch],
             mask=mask, stale=place < older[:, None], behaviour_logp=zeros, proximal_logp=zeros, reference_logp=zeros,
-            values=zeros, scores=scores, kl=zeros, rewards=rewards, raw_advantages=zeros, advantages=zeros, returns=zeros,
+            values=zeros, raw_scores=raw, moments=moments,
+            scores=scores, kl=zeros, rewards=rewards, raw_advantages=zeros, advantages=zeros, returns=zeros,
             weights=zeros + mask,
         )  # fmt: skip

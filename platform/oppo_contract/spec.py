@@ -66,7 +66,9 @@ class RunSpec(Section):
         reasons = [
             (self.ppo.epochs > 1, "ppo.epochs", self.ppo.epochs, "1"),
             (self.ppo.mini_batches > 1, "ppo.mini_batches", self.ppo.mini_batches, "1"),
-            (self.ppo.whiten_rewards, "ppo.whiten_rewards", True, "false"),
+            (self.ppo.whiten_rewards, "ppo.whiten_rewards", True, "false: they need the whole batch before a gradient"),
+            (self.ppo.normalize_scores != "off", "ppo.normalize_scores", "running", "off: it needs the whole batch as well"),
+            (self.ppo.on_nonfinite != "raise", "ppo.on_nonfinite", self.ppo.on_nonfinite, "raise"),
             (self.ppo.algorithm != "ppo", "ppo.algorithm", self.ppo.algorithm, "ppo"),
             (self.overlap.intra_step == "off", "overlap.intra_step", "off", "per_sequence or per_chunk"),
         ]

@@ -131,6 +131,20 @@ def test_one_clear_complaint(
         assert part in str(problem)
 
 
+INEXACT = [
+    ("ppo.epochs", 2), ("ppo.mini_batches", 2), ("ppo.whiten_rewards", True), ("ppo.normalize_scores", "running"),
+    ("ppo.on_nonfinite", "skip"), ("ppo.on_nonfinite", "rollback"), ("overlap.intra_step", "off"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value"), INEXACT)
+def test_update_overlap_is_refused_where_it_would_not_be_exact(minimal: dict[str, Any], path: str, value: Any) -> None:
+    (problem,) = refused(change(change(minimal, "overlap.update_overlap", True), path, value))
+    assert (problem.path, problem.message) == (path, "does not go with overlap.update_overlap")
+    assert problem.allowed
+    load_spec(change(minimal, path, value))
+
+
 @pytest.mark.parametrize("key", ["name", "steps", "models", "data"])
 def test_a_missing_key_is_named_with_what_belongs_there(minimal: dict[str, Any], key: str) -> None:
     del minimal[key]

@@ -7,6 +7,8 @@ Weights are dictionaries of float64 tensors. Gradients come from autograd, AdamW
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,11 @@ from torch import Tensor
 
 Weights = dict[str, Tensor]
 BETAS, EPS = (0.9, 0.95), 1e-8
+
+
+def philox(seed: int, use: int, index: int) -> np.random.Generator:
+    """Random numbers of one use (0 sampling, 2 mini-batches, 4 pretraining) and one index."""
+    return np.random.Generator(np.random.Philox(key=[seed, use * 2**56 + index]))
 
 
 def norm(x: Tensor, weights: Weights, name: str) -> Tensor:
@@ -119,9 +126,8 @@ class Answer:
 class Adam:
     """AdamW by hand, with the gradient clipped by its global norm first."""
 
-    rate: float
+    rate: Callable[[int], float]
     decay: float
-    warmup: int
     max_norm: float
     count: int = 0
     first: Weights = field(default_factory=dict)
@@ -133,7 +139,7 @@ class Adam:
         gradients = {name: torch.zeros_like(weights[name]) if g is None else g for name, g in gradients.items()}
         length = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
         shrink = min(1.0, self.max_norm / (length + 1e-6))
-        rate = self.rate * min(1.0, (step + 1) / max(1, self.warmup))
+        rate = self.rate(step)
         self.count += 1
         updated = {}
         for name, weight in weights.items():
@@ -144,6 +150,18 @@ class Adam:
             decayed = weight.detach() * (1 - rate * self.decay)
             updated[name] = decayed - rate * m_hat / (v_hat.sqrt() + EPS)
         return updated, length
+
+
+def rate(peak: float, warmup: int, kind: str, final: float, steps: int, step: int) -> float:
+    """Learning rate of trained step `step` of `steps`: up to the peak in `warmup`, then down to `final` of it at the end."""
+    top = max(warmup, 1) - 1
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if kind == "constant":
+        return peak
+    fallen = (step - top) / (steps - 1 - top)
+    low = peak * final
+    return peak + (low - peak) * fallen if kind == "linear" else low + (peak - low) * math.cos(math.pi * fallen / 2) ** 2
 
 
 def clamp(x: float, low: float, high: float) -> float:
@@ -185,6 +203,7 @@ def whitened(rows: list[list[float]]) -> list[list[float]]:
 class Told:
     """What the oracle says of one step, a list a sequence."""
 
+    raw: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     rewards: list[list[float]] = field(default_factory=list)
     advantages: list[list[float]] = field(default_factory=list)
@@ -206,8 +225,16 @@ class Oracle:
         self.reference, self.reward, self.critic = actor, reward, critic or {}
         self.history = [actor]
         self.kl_coefficient = ppo.kl.coefficient
-        shared = (ppo.weight_decay, ppo.warmup_steps, ppo.max_grad_norm)
-        self.actor_adam, self.critic_adam = Adam(ppo.learning_rate, *shared), Adam(ppo.critic_learning_rate, *shared)
+        self.raw: list[float] = []
+        late, slow = ppo.value_warmup_steps, ppo.warmup_steps if ppo.critic_warmup_steps is None else ppo.critic_warmup_steps
+        self.actor_adam = Adam(
+            lambda step: rate(ppo.learning_rate, ppo.warmup_steps, ppo.schedule, ppo.final_rate, spec.steps - late, step - late),
+            ppo.weight_decay, ppo.max_grad_norm,
+        )  # fmt: skip
+        self.critic_adam = Adam(
+            lambda step: rate(ppo.critic_learning_rate, slow, ppo.critic_schedule, ppo.final_rate, spec.steps, step),
+            ppo.weight_decay, ppo.max_grad_norm,
+        )  # fmt: skip
 
     def logits(self, weights: Weights, tokens: list[int]) -> Tensor:
         """Next-token logits [T, V] at the spec's temperature."""
@@ -250,7 +277,7 @@ class Oracle:
     def draw(self, logits: Tensor, sequence_id: int, position: int) -> tuple[int, float]:
         """Token number `position` of a response by inverting the cumulative distribution, and its log-prob."""
         logp = only(logits, left_by(self.spec.rollout, logits.tolist()))
-        number = np.random.Generator(np.random.Philox(key=[self.spec.seed, sequence_id])).random(position + 1)[position]
+        number = philox(self.spec.seed, 0, sequence_id).random(position + 1)[position]
         cumulative = 0.0
         for token, probability in enumerate(logp.exp().tolist()):
             cumulative += probability
@@ -273,13 +300,13 @@ class Oracle:
 
     def _experience(self, batch: list[Answer], version: int) -> Told:
         told, ppo = Told(), self.ppo
-        for answer in batch:
+        told.raw = [float(self.scalars(self.reward, answer.tokens)[-1]) for answer in batch]
+        self.raw += told.raw
+        for answer, raw in zip(batch, told.raw, strict=True):
             proximal = self.logprobs(self.history[version], answer)
             reference = self.logprobs(self.reference, answer)
             kl = kl_of(proximal - reference, ppo.kl.estimator).tolist()
-            score = float(self.scalars(self.reward, answer.tokens)[-1])
-            score -= 0.0 if answer.ended_by_eos else ppo.missing_eos_penalty
-            score = score if ppo.score_clip is None else clamp(score, -ppo.score_clip, ppo.score_clip)
+            score = self.shaped(raw, answer)
             rewards = [-self.kl_coefficient * k if ppo.kl.placement == "reward" else 0.0 for k in kl]
             rewards[-1] += score
             told.scores.append(score)
@@ -295,6 +322,9 @@ class Oracle:
         return told
 
     def _judge_by_critic(self, batch: list[Answer], told: Told) -> None:
+        if self.ppo.whiten_rewards:
+            mean = statistics.fmean(r for row in told.rewards for r in row)
+            told.rewards = [[r + mean for r in row] for row in whitened(told.rewards)]
         for answer, rewards in zip(batch, told.rewards, strict=True):
             values = self.values(self.critic, answer).tolist()
             advantages = double_sum_gae(rewards, values, self.ppo.gamma, self.ppo.gae_lambda)
@@ -313,6 +343,17 @@ class Oracle:
             assert len(same) == self.ppo.group_size, "a group was split"
             told.advantages.append(against_the_group([sum(rewards)], same, self.ppo) * len(rewards))
 
+    def shaped(self, score: float, answer: Answer) -> float:
+        """What stands on the last token of an answer whose raw score is `score`; all raw scores so far are in `self.raw`."""
+        ppo = self.ppo
+        if ppo.normalize_scores == "running":
+            score = (score - statistics.fmean(self.raw)) / math.sqrt(statistics.variance(self.raw) + 1e-8)
+        score *= ppo.score_scale
+        if not answer.ended_by_eos:
+            score -= ppo.missing_eos_penalty
+        score -= ppo.length_penalty * sum(1 for t in range(len(answer.response)) if t >= ppo.length_penalty_from)
+        return score if ppo.score_clip is None else clamp(score, -ppo.score_clip, ppo.score_clip)
+
     def behaviour(self, answer: Answer) -> list[float]:
         """Log-prob of each token under the weights it was sampled with, its prefix read under those same weights, or kept."""
         tables = self._tables(self.sampled_from(answer), answer)
@@ -329,13 +370,16 @@ class Oracle:
     def _mini_batches(self, size: int, step: int, epoch: int) -> list[list[int]]:
         groups = np.arange(size // self.ppo.group_size)
         if self.ppo.mini_batches > 1:
-            np.random.Generator(np.random.Philox(key=[self.spec.seed, (step << 16) + epoch])).shuffle(groups)
+            philox(self.spec.seed, 2, 65536 * step + epoch).shuffle(groups)
         rows = [int(group) * self.ppo.group_size + member for group in groups for member in range(self.ppo.group_size)]
         share = size // self.ppo.mini_batches
         return [rows[k : k + share] for k in range(0, size, share)]
 
     def _train_actor(self, batch: list[Answer], told: Told, step: int) -> dict[str, float]:
         weights, sums, norms = self.history[-1], np.zeros(5), []
+        if step < self.ppo.value_warmup_steps:
+            self.history.append(weights)
+            return {"actor/lr": 0.0}
         for epoch in range(self.ppo.epochs):
             for rows in self._mini_batches(len(batch), step, epoch):
                 weights = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
@@ -345,7 +389,8 @@ class Oracle:
                 norms.append(length)
         self.history.append({name: weight.detach() for name, weight in weights.items()})
         names = ("actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl", "actor/entropy")
-        return {"actor/grad_norm": float(np.mean(norms))} | dict(zip(names, sums[:4] / sums[4], strict=True))
+        told_too = {"actor/grad_norm": float(np.mean(norms)), "actor/lr": self.actor_adam.rate(step)}
+        return told_too | dict(zip(names, sums[:4] / sums[4], strict=True))
 
     def _policy_loss(self, weights: Weights, rows: list[tuple[Answer, int]], told: Told) -> tuple[Tensor, Any]:
         ppo, terms, sums = self.ppo, list[Tensor](), np.zeros(5)
@@ -382,7 +427,8 @@ class Oracle:
                 norms.append(length)
         self.critic = {name: weight.detach() for name, weight in weights.items()}
         names = ("critic/vf_loss", "critic/vf_clipfrac", "critic/grad_norm")
-        return dict(zip(names, (float(np.mean(x)) for x in (losses, clips, norms)), strict=True))
+        told_too = {"critic/lr": self.critic_adam.rate(step)}
+        return told_too | dict(zip(names, (float(np.mean(x)) for x in (losses, clips, norms)), strict=True))
 
     def _value_loss(self, value: Tensor, old: float, target: float) -> tuple[Tensor, bool]:
         plain, moved = (value - target) ** 2, float(value.detach()) - old

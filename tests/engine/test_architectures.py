@@ -72,7 +72,7 @@ def streamed(folder: Path, name: str, rows: list[Tokens], dtype: torch.dtype) ->
     classifies = name not in WITHOUT_CLASSIFIER
     rewards = Rewards([Part(1.0, load(folder, "reward", "scalar", dtype))] if classifies else [])
     networks = Networks(load(folder, "actor", "lm", dtype), critic, rewards)
-    trainer = CriticTrainer(critic, Ppo(batch_size=4), 0)
+    trainer = CriticTrainer(critic, Ppo(batch_size=4), 0, 1)
     scorers = ScorerSet(networks, trainer, len(rows), CONTEXT, 60, TEMPERATURE, Recorder(("cpu:0",)))
     for turn in range(max(len(ends) for _, ends in SCHEDULES)):
         growths = []
@@ -149,8 +149,8 @@ def test_weights_train_and_come_back(folders: Folders, tmp_path: Path, name: str
         critic, copy = (load(folder, start, "scalar", torch.float64) for _ in range(2))
         critic.scalar(critic.hidden(row, places)).sum().backward()
         step_along_the_gradient(critic)
-        CriticTrainer(critic, Ppo(batch_size=4), 0).save(str(tmp_path))
-        CriticTrainer(copy, Ppo(batch_size=4), 0).load(tmp_path)
+        CriticTrainer(critic, Ppo(batch_size=4), 0, 1).save(str(tmp_path))
+        CriticTrainer(copy, Ppo(batch_size=4), 0, 1).load(tmp_path)
         with torch.no_grad():
             assert torch.equal(copy.hidden(row, places), critic.hidden(row, places))
             assert torch.equal(copy.scalar(copy.hidden(row, places)), critic.scalar(critic.hidden(row, places)))

@@ -29,6 +29,12 @@ FREE: dict[str, Any] = {  # of a critic
 }  # fmt: skip
 GRPO = FREE | {"ppo": FREE["ppo"] | {"algorithm": "grpo", "epochs": 2, "mini_batches": 2, "kl": {"placement": "loss"}}}
 RLOO = FREE | {"ppo": FREE["ppo"] | {"algorithm": "rloo"}}
+SHAPED = {
+    "ppo": {
+        "schedule": "cosine", "critic_schedule": "linear", "warmup_steps": 2, "value_warmup_steps": 3, "score_scale": 1.5,
+        "length_penalty": 0.02, "length_penalty_from": 5, "score_clip": 2.0,
+    },
+}  # fmt: skip
 # Name → what both runs share, and what the run that overlaps has besides.
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"streamed-{name}": (inter, {}) for name, inter in INTER.items()},
@@ -47,6 +53,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "kept-streamed": ({"overlap": KEPT}, {}),
     "kept-update": ({"overlap": KEPT, "rollout": FILTERED}, UPDATE),
     "kept-drafted": ({"overlap": KEPT, "data": {"prompts": "echo.jsonl"}}, DRAFT),
+    "update-scheduled-critic-first": (SHAPED, UPDATE),
     "drafted-tail": ({"overlap": {"inter_step": "off"}, "data": {"prompts": "echo.jsonl"}}, DRAFT),
     "grpo": (GRPO, {}),
     "rloo": (RLOO | {"overlap": {"inter_step": "off"}}, {}),

@@ -20,8 +20,10 @@ from oppo_core.journal import Journal
 
 STEPS, EVERY = 16, 4
 COMMON = {"steps": STEPS, "checkpoints": {"every_steps": EVERY, "keep": 2}, "resources": {"dtype": "float32"}}
+# State that a checkpoint must hold besides weights, moments and the pool.
+CARRIED = {"normalize_scores": "running", "schedule": "cosine", "value_warmup_steps": 2}
 MODES: dict[str, tuple[dict[str, Any], int]] = {
-    "sequential": ({"overlap": {"intra_step": "off", "inter_step": "off"}, "ppo": {"epochs": 2, "mini_batches": 2}}, 1),
+    "sequential": ({"overlap": {"intra_step": "off", "inter_step": "off"}, "ppo": {"epochs": 2, "mini_batches": 2} | CARRIED}, 1),
     "groups": (
         {
             "ppo": {"algorithm": "grpo", "group_size": 3, "batch_size": 2, "critic_learning_rate": 1e-5},

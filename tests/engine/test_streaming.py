@@ -106,7 +106,7 @@ def scorer_set(world: Any, dtype: torch.dtype, budget: int) -> ScorerSet:
         for weight in critic.parameters():
             weight.mul_(0.9)
     networks = Networks(network(world, "lm", dtype), critic, Rewards([Part(1.0, network(world, "scalar", dtype))]))
-    return ScorerSet(networks, CriticTrainer(critic, ppo, 0), SLOTS, COLUMNS, budget, 0.8, Recorder(("cpu:0",)))
+    return ScorerSet(networks, CriticTrainer(critic, ppo, 0, 1), SLOTS, COLUMNS, budget, 0.8, Recorder(("cpu:0",)))
 
 
 @torch.no_grad()

@@ -64,7 +64,9 @@ class Ppo(Section):
     schedule: Schedule = Field("constant", description="The actor's learning rate after its warm-up.")
     critic_schedule: Schedule = Field("constant", description="The critic's learning rate after its warm-up.")
     final_rate: Share = Field(0.1, description="Share of the learning rate that is left at the last step of a falling schedule.")
-    value_warmup_steps: int = Field(0, ge=0, description="First steps in which only the critic is trained.")
+    value_warmup_steps: int = Field(
+        0, ge=0, description="First steps in which only the critic is trained; the actor's schedule begins after them."
+    )
     weight_decay: float = Field(0.0, ge=0, le=1, description="AdamW's decoupled weight decay.")
     clip_range: Positive = Field(0.2, le=10, description="ε of the clipped policy ratio.")
     dual_clip: float | None = Field(None, gt=1, description="Upper bound of the loss for negative advantages; off when empty.")
@@ -87,9 +89,9 @@ class Ppo(Section):
         0.0, ge=0, le=1000, description="Subtracted from the score for each token beyond `length_penalty_from`."
     )
     length_penalty_from: int = Field(0, ge=0, description="Response tokens that are free of the length penalty.")
-    score_scale: float = Field(1.0, gt=0, le=1000, description="Factor of the raw score, before penalties and clipping.")
+    score_scale: float = Field(1.0, gt=0, le=1000, description="Factor of the (normalised) score, before penalties and clipping.")
     normalize_scores: Literal["off", "running"] = Field(
-        "off", description="Subtract the running mean of raw scores and divide by their running standard deviation."
+        "off", description="Subtract the running mean of raw scores, this batch included, and divide by their standard deviation."
     )
     whiten_rewards: bool = Field(False, description="Scale per-token rewards to unit variance over the batch, mean kept.")
     score_clip: float | None = Field(None, gt=0, description="Scores are clipped to ± this; off when empty.")
