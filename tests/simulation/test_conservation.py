@@ -45,12 +45,12 @@ class Case:
 
 
 @st.composite
-def overlaps(draw: st.DrawFn, batch: int) -> dict[str, Any]:
+def overlaps(draw: st.DrawFn, batch: int, has_critic: bool) -> dict[str, Any]:
     low, middle, high = sorted(draw(st.lists(st.integers(0, batch), min_size=3, max_size=3)))
     intra = draw(st.sampled_from(["off", "per_sequence", "per_chunk"]))
     return {
         "intra_step": intra, "inter_step": draw(st.sampled_from(INTER_STEPS)), "max_age": draw(st.integers(1, 4)),
-        "update_overlap": intra != "off" and draw(st.booleans()),
+        "update_overlap": has_critic and intra != "off" and draw(st.booleans()),
         "kv_after_update": draw(st.sampled_from(["recompute", "keep"])),
         "overcommit": {
             "controller": draw(st.sampled_from(["fixed", "slope"])), "initial": middle, "min": low, "max": high, "window": 2,
@@ -63,16 +63,19 @@ def overlaps(draw: st.DrawFn, batch: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-INTER_STEPS = ["off", "defer"]
+INTER_STEPS = ["off", "defer", "defer", "tail_batch"]
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     batch, steps = draw(st.integers(1, 6)), draw(st.integers(1, 8))
+    algorithm = draw(st.sampled_from(["ppo", "ppo", "grpo", "rloo"]))
+    ppo = {"batch_size": batch, "algorithm": algorithm, "group_size": 1 if algorithm == "ppo" else draw(st.integers(2, 4))}
     spec = load_spec({
         "name": "conserved", "seed": draw(st.integers(0, 3)), "steps": steps, "data": {"prompts": "none"},
-        "models": {"actor": {"path": "none"}, "reward": {"model": {"path": "none"}}}, "ppo": {"batch_size": batch},
-        "rollout": {"max_new_tokens": LONGEST, "max_prompt_tokens": 4}, "overlap": draw(overlaps(batch)),
+        "models": {"actor": {"path": "none"}, "reward": {"model": {"path": "none"}}}, "ppo": ppo,
+        "rollout": {"max_new_tokens": LONGEST, "max_prompt_tokens": 4},
+        "overlap": draw(overlaps(batch, algorithm == "ppo")),
         "checkpoints": {"every_steps": draw(st.integers(1, 4)), "keep": 2}, "logging": {"samples_per_step": 0},
     })  # fmt: skip
     lengths = draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=30))
@@ -137,22 +140,34 @@ def assert_conserved(case: Case, history: History) -> None:
     engine = history.engine
     assert engine is not None
     ids = [row[0] for batch in history.trained.values() for row in batch]
-    left = [s.sequence_id for s in engine.pool.sequences]
+    left = [s.sequence_id for s in (*engine.pool.sequences, *engine.pool.queue)]
     assert sorted(history.trained) == list(range(case.spec.steps)), "a step is missing"
     assert len(ids) == len(set(ids)), "trained twice"
     assert sorted(ids + left) == list(range(engine.pool.started)), "lost, or in two places"
-    assert len(ids) == case.spec.steps * case.spec.ppo.batch_size
+    assert len(ids) == case.spec.steps * case.spec.ppo.rows
+    assert engine.pool.unconsumed == len(left)
+    on_policy = case.spec.overlap.inter_step != "defer"
     for step, batch in history.trained.items():
+        assert_whole_groups(batch, case.spec.ppo.group_size)
         for sequence_id, _, age, cohort, response, versions in batch:
             assert len(response) == len(versions) == case.length(sequence_id), "trained before it was finished"
-            assert age == step - cohort <= case.spec.overlap.max_age
-            assert versions == sorted(versions)
+            assert versions == ([step] * len(versions) if on_policy else sorted(versions)), "a stale token"
             assert cohort <= versions[0] <= versions[-1] <= step
+            assert age == (0 if on_policy else step - cohort) <= case.spec.overlap.max_age
+
+
+def assert_whole_groups(batch: list[tuple[Any, ...]], size: int) -> None:
+    """All members of a group, and nobody else, answer its prompt in this batch."""
+    ids = [row[0] for row in batch]
+    assert ids == [first + member for first in ids[::size] for member in range(size)]
+    assert all(first % size == 0 for first in ids[::size])
+    assert all(len({row[1] for row in batch[at : at + size]}) == 1 for at in range(0, len(batch), size))
 
 
 def check(case: Case) -> None:
     """A run with crashes conserves every sequence and trains what a run without them trains."""
-    event(f"{case.spec.overlap.intra_step}, {case.spec.overlap.inter_step}, update overlap {case.spec.overlap.update_overlap}")
+    overlap, ppo = case.spec.overlap, case.spec.ppo
+    event(f"{overlap.intra_step}, {overlap.inter_step}, {ppo.algorithm}, update overlap {overlap.update_overlap}")
     with tempfile.TemporaryDirectory() as folder:
         plain = run(case, Path(folder) / "plain", ())
         crashed = run(case, Path(folder) / "crashed", case.crashes)
@@ -168,6 +183,7 @@ def decisions(engine: Engine | None) -> tuple[Any, ...]:
     assert engine is not None
     assert isinstance(engine.journal, MemoryJournal)
     progress = engine.progress
+    assert engine.prompts.drawn * engine.spec.ppo.group_size == engine.pool.started
     return repr(engine.overcommit), repr(engine.cohorts), progress.step, progress.generated_tokens, engine.prompts.drawn
 
 
