@@ -18,6 +18,7 @@ from oppo_contract.yaml_text import load_yaml, parse_yaml
 CHOICE = "is not one of the choices"
 WHOLE = "is not a whole number"
 
+GRPO, RLOO = ({"algorithm": name, "group_size": 4} for name in ("grpo", "rloo"))
 # (path of the change, the value put there, complaint's path, message, shown value, allowed (a part of it), suggestion)
 CASES = [
     # Unknown keys: at every level, in any case, with the nearest valid key.
@@ -72,6 +73,15 @@ CASES = [
     ("models.actor", {"tiny": {"heads": 5}}, "models.actor.tiny.heads", None, "5", "a divisor of 64", None),
     ("models.actor", {"tiny": {}}, "models.actor.tiny.context", None, "512", "768 or more", None),
     ("ppo.mini_batches", 5, "ppo.mini_batches", None, "5", "a divisor of 16, the nearest is 4", None),
+    ("ppo.algorithm", "grpo", "ppo.group_size", "does not fit algorithm grpo", "1", "2 or more", None),
+    ("ppo.group_size", 4, "ppo.group_size", "does not fit algorithm ppo", "4", "1", None),
+    ("ppo.normalize_advantages_by_std", False, "ppo.normalize_advantages_by_std", None, "false", "true, its", None),
+    ("ppo", {**GRPO, "critic_learning_rate": 1e-3}, "ppo.critic_learning_rate", None, "0.001", "1e-05, its", None),
+    ("ppo", {**GRPO, "gamma": 0.9}, "ppo.gamma", "means nothing to algorithm grpo", "0.9", "1.0, its default", None),
+    ("ppo", {**GRPO, "value_clip_range": None}, "ppo.value_clip_range", None, "null", "0.2, its default", None),
+    ("ppo", {**GRPO, "whiten_rewards": True}, "ppo.whiten_rewards", None, "true", "false, its default", None),
+    ("ppo", {**RLOO, "normalize_advantages_by_std": False}, "ppo.normalize_advantages_by_std", None, "false", "true, its", None),
+    ("ppo", {**GRPO, "batch_size": 6, "mini_batches": 4}, "ppo.mini_batches", None, "4", "a divisor of 6", None),
     ("overlap.overcommit.max", 17, "overlap.overcommit.max", "is above ppo.batch_size", "17", "at most 16", None),
     ("overlap.overcommit.initial", 9, "overlap.overcommit.initial", None, "9", "0 to 8", None),
     ("overlap.overcommit.min", 9, "overlap.overcommit.min", None, "9", "at most max, 8", None),

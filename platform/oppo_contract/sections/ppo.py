@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -141,7 +142,7 @@ class Ppo(Section):
                     name,
                     f"means nothing to algorithm {self.algorithm}",
                     value=getattr(self, name),
-                    allowed=f"{default}, its default",
+                    allowed=f"{json.dumps(default)}, its default",
                 )
         return self
 
