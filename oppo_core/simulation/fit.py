@@ -168,7 +168,10 @@ def _refuse(recording: Recording) -> None:
     reasons = {
         "overlap.update_overlap (who trained what, and when, is not recorded)": spec.overlap.update_overlap,
         "overlap.drafter (how many guesses were right is not recorded)": spec.overlap.drafter.max_rows > 0,
-        "ppo.algorithm other than ppo": spec.ppo.algorithm != "ppo",
+        "overlap.inter_step tail_batch (how long discarded answers would have become is not recorded)": (
+            spec.overlap.inter_step == "tail_batch"
+        ),
+        "ppo.algorithm other than ppo (a replay knows neither groups nor the lack of a critic)": spec.ppo.algorithm != "ppo",
     }
     used = [name for name, applies in reasons.items() if applies]
     if used:

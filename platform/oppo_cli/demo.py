@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oppo_cli.examples import EXAMPLES, example_text, prepare_command
+from oppo_cli.examples import DEMO, example_text, prepare_command
 from oppo_cli.home import Failure, Home
 from oppo_cli.processes import last_lines, start_logged
 from oppo_cli.stack import Prepared, Stack
@@ -126,7 +126,7 @@ class _Demo:
         return pair if all(run is not None and run["state"] not in ("failed", "cancelled") for run in runs) else None
 
     def _submit_pair(self) -> list[int]:
-        pair = [self._submit(example_text(name)) for name in EXAMPLES]
+        pair = [self._submit(example_text(name)) for name in DEMO]
         self.kept.write_text(json.dumps({"runs": pair}))
         return pair
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-EXAMPLES = ("sequential", "oppo")
+DEMO = ("sequential", "oppo")
+EXAMPLES = (*DEMO, "rule", "grpo")
 _PACKED = Path(__file__).parent / "_examples"
 _CHECKOUT = Path(__file__).parents[2]
 

@@ -167,7 +167,7 @@ def test_odd_answers_cover_what_a_policy_could_try() -> None:
 
 
 def test_preparing_makes_models_that_fit_each_other_and_the_specs(prepared: Path) -> None:
-    for name in ("sequential", "oppo", "rule"):
+    for name in ("sequential", "oppo", "rule", "grpo"):
         spec = load_yaml((EXAMPLES / f"{name}.yaml").read_text())
         assert (prepared.parent / spec.data.prompts).exists()
         for model in (spec.models.actor, spec.models.reward.model):

@@ -152,6 +152,33 @@ def test_overheads_are_told_as_what_they_are(virtual: Virtual, even: Callable[..
     assert windows(engine) == pytest.approx([scored + 8 * 2 + 1500, 60 + scored + 8 * 2 + 1500])
 
 
+def test_tail_batching_throws_the_third_away_and_trains_it_later(virtual: Virtual) -> None:
+    engine = virtual({"inter_step": "tail_batch"}, [3, 5, 4, 2, 6, 9], {"steps": 3})
+    # Answers 0 and 2 after four rounds, 3 and 4 after six (5 is cut off at six of nine); then 1 and 5 from nothing, Δ = 0.
+    trained = [(3, 4), (2, 6), (5, 9)]
+    decoded = [4 * 1000 + 11 * 100, 6 * 1000 + 14 * 100, 9 * 1000 + 14 * 100]
+    rest = [(sum(lengths) + 2) * (3 * 50 + 50 + 150 + 100) for lengths in trained]
+    assert windows(engine) == pytest.approx([d + r for d, r in zip(decoded, rest, strict=True)])
+    steps = engine.journal.steps  # type: ignore[attr-defined]
+    assert [step["oppo/wasted_tokens"] for step in steps] == [4, 6, 0]
+    assert [step["oppo/queued"] for step in steps] == [1, 2, 0]
+    assert [step["oppo/overcommit"] for step in steps] == [1, 1, 0]
+    assert {step["oppo/deferred_token_share"] for step in steps} == {0}
+
+
+def test_without_a_critic_its_device_reads_and_trains_nothing(virtual: Virtual) -> None:
+    grpo = {"ppo": {"algorithm": "grpo", "group_size": 2, "batch_size": 1}, "overlap": {"overcommit": {"initial": 1, "max": 1}}}
+    engine = virtual(DEFER, [5, 3, 2, 4], {"steps": 2}, grpo)
+    # Group 1 (2 and 4 tokens) is done after four rounds, before group 0 (5 and 3), which needs one round more.
+    first = 1000 * 4 + 100 * (4 + 3 + 2 + 4) + (6 + 2) * (2 * 50 + 50 + 100)
+    assert windows(engine)[0] == pytest.approx(first)
+    metrics = engine.journal.steps  # type: ignore[attr-defined]
+    assert [step["oppo/deferred"] for step in metrics] == [2, 2]
+    assert metrics[1]["response_length/mean"] == 4
+    assert metrics[0]["decode_occupancy"] == pytest.approx(13 / (4 * 4))
+    assert not [span for span in spans(engine) if "critic" in span[1]]
+
+
 @pytest.mark.parametrize("overlap", [{}, {"intra_step": "per_sequence"}, PER_CHUNK, DEFER, DEFER | PER_CHUNK])
 def test_nothing_is_unknown(overlap: dict[str, Any], virtual: Virtual) -> None:
     engine = virtual(overlap, [3, 50, 4, 20, 6, 11], {"steps": 5, "overlap": {"max_age": 1}})
