@@ -89,11 +89,6 @@ class Engine:
         index = self.prompts.draw()
         return [Sequence(sequence_id, index, self.prompts.prompts[index]) for sequence_id in sequence_ids]
 
-    def settled(self, finishers: Iterable[Sequence]) -> list[Sequence]:
-        """Those of `finishers` whose length stands: what was discarded will be written anew."""
-        discarded = {s.sequence_id for s in self.pool.discarded}
-        return [s for s in finishers if s.sequence_id not in discarded]
-
     def let_go(self, discarded: Iterable[Sequence]) -> None:
         """The scorers need not know these any more."""
         self.scorers.release(self.handover.forget(s.sequence_id for s in discarded))

@@ -97,7 +97,7 @@ def decode_batch(engine: Engine, version: int) -> Batch:
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))
         batch.sequences = engine.pool.take_batch(finishers)
-        engine.cohorts.finish(engine.settled(finishers))
+        engine.cohorts.finish(engine.pool.settled(finishers, batch.sequences))
         engine.let_go(engine.pool.discarded)
     if not engine.layout.remote:
         engine.scorers.extend(engine.handover.news(batch.sequences), 0)

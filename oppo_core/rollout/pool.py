@@ -90,6 +90,10 @@ class Pool:
             sequence.age += 1
         return sorted(batch, key=lambda s: s.sequence_id)
 
+    def settled(self, finishers: list[Sequence], batch: list[Sequence]) -> list[Sequence]:
+        """Answers whose length stands from now on, given who has finished and the `batch` that was taken."""
+        return finishers
+
     def is_complete(self, finishers: list[Sequence]) -> bool:
         """Whether `take_batch(finishers)` would succeed."""
         if any(not s.finished for s in self.overdue()):

@@ -18,7 +18,12 @@ class TailBatchPool(Pool):
     """A pool that is empty between two steps; `queue` holds what was put off, in the order of submission."""
 
     def top_up(self, overcommit: int, version: int, new: NewGroup) -> list[Sequence]:
-        """Fill with B queued groups when there are as many, else with B+Δ new ones; returns the new sequences."""
+        """Fill with B queued groups when there are as many, else with B+Δ new ones; returns the new sequences.
+
+        Where a step is begun again half-way, after a resume with other settings, it goes on with what it had.
+        """
+        if self.sequences:
+            return super().top_up(len(self.sequences) // self.group_size - self.batch_size, version, new)
         if len(self.queue) < self.rows:
             return super().top_up(overcommit, version, new)
         self.overcommit = 0
@@ -30,4 +35,8 @@ class TailBatchPool(Pool):
         batch = super().take_batch(finishers)
         self.discarded, self.sequences = self.sequences, []
         self.queue += [s.anew() for s in self.discarded]
+        return batch
+
+    def settled(self, finishers: list[Sequence], batch: list[Sequence]) -> list[Sequence]:
+        """See `Pool.settled`: only what is trained will not be written anew."""
         return batch

@@ -35,7 +35,7 @@ class SimulatedDecoder:
         self.rounds = self.decoded = 0
         self._width = len(sequences)
         self._ends = {s.sequence_id: self._length(s.sequence_id) for s in sequences}
-        read = [s for s in sequences if not (self._keeps_cache and s.sequence_id in self._cached)]
+        read = [s for s in sequences if not (self._keeps_cache and s.length and s.sequence_id in self._cached)]
         for sequence in read if self._keeps_cache else ():
             sequence.kept_version = version
         self._cached = {s.sequence_id for s in sequences}

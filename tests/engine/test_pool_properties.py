@@ -42,7 +42,7 @@ class ScriptedDecoder:
     live: list[Sequence] = field(default_factory=list)
     rounds: int = 0
 
-    def begin(self, sequences: list[Sequence]) -> int:
+    def begin(self, sequences: list[Sequence], version: int = 0) -> int:
         self.live = list(sequences)
         return 0
 
@@ -136,7 +136,7 @@ class Simulation:
             layout=SimpleNamespace(remote=case.streamed, decode_threads=1, actor_devices=("cpu:0",)), clock=time.monotonic,
             use_cores=lambda count: None, update=PlainUpdate(), readable=lambda sequences: [s for s in sequences if s.length],
         )  # fmt: skip
-        self.engine.settled, self.engine.let_go = partial(Engine.settled, self.engine), partial(Engine.let_go, self.engine)
+        self.engine.let_go = partial(Engine.let_go, self.engine)
 
     @property
     def pool(self) -> Pool:
@@ -306,6 +306,24 @@ def test_tail_batching_trains_every_prompt_once_and_only_with_the_newest_weights
         assert sorted(trained + waiting) == list(range(pool.started)), "lost, or trained twice"
         assert simulation.listener.heard.keys() <= set(trained), "the scorers keep what was discarded"
         assert len(simulation.engine.cohorts.started) <= version + 1
+
+
+def test_a_step_of_tail_batching_that_begins_again_goes_on_with_what_it_had() -> None:
+    """Half-way through a step a run may resume with other settings; its own and the queued prompts all stay."""
+    simulation = Simulation(Case([30, 5, 7, 9, 4, 6], batch=2, overcommits=[2, 2], max_age=2), TailBatchPool)
+    pool = simulation.pool
+    simulation.step(0)
+    assert [s.sequence_id for s in pool.queue] == [0, 3]
+    begin_step(simulation.engine, 1)
+    simulation.engine.decoder.advance(4, 1)
+    before = [(s.sequence_id, s.length, s.finished) for s in pool.sequences]
+    assert before == [(0, 4, False), (3, 4, False)]
+    begin_step(simulation.engine, 1)
+    assert [(s.sequence_id, s.length, s.finished) for s in pool.sequences] == before
+    assert pool.overcommit == 0
+    batch = decode_batch(simulation.engine, 1).sequences
+    assert [(s.sequence_id, s.length) for s in batch] == [(0, 30), (3, 9)]
+    assert pool.unconsumed == 0
 
 
 def test_tokens_keep_the_version_they_were_sampled_under() -> None:
