@@ -59,7 +59,8 @@ class Progress:
 
 def print_plan(console: Console, spec: RunSpec, devices: Devices, target: Target, steps: int, rows: list[Row]) -> None:
     """The table of a plan, with what it assumes."""
-    title = f"{spec.name} on {devices.name}: B {spec.ppo.batch_size}, {len(devices.names)} devices"
+    groups = f" groups of {spec.ppo.group_size}" if spec.ppo.group_size > 1 else ""
+    title = f"{spec.name} on {devices.name}: B {spec.ppo.batch_size}{groups}, {len(devices.names)} devices"
     console.print(plan_table(title, devices, rows), highlight=False)
     for row in rows:
         if row.problem:
