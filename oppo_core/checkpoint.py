@@ -74,6 +74,11 @@ def save(engine: Engine) -> int:
 def restore(engine: Engine, folder: Path) -> None:
     """Take back everything but the critic, which its process has loaded itself. `verify` has accepted the folder."""
     state = json.loads((folder / "state.json").read_text())
+    if state["prompts_sha256"] != engine.prompts.digest:
+        raise CheckpointError(
+            f"{engine.spec.data.prompts} does not hold the prompts that the checkpoint was made with (or the actor's tokenizer"
+            " reads them otherwise); bring the file back, or start a new run from the checkpoint's actor"
+        )
     engine.actor.load(folder)
     engine.progress = Progress(**state["progress"])
     engine.overcommit = OvercommitState(**state["overcommit"])
@@ -120,6 +125,7 @@ def _state(engine: Engine) -> dict[str, Any]:
         "cohorts": asdict(engine.cohorts),
         "score_moments": asdict(engine.moments),
         "prompts_drawn": engine.prompts.drawn,
+        "prompts_sha256": engine.prompts.digest,
         "sequences_started": engine.pool.started,
         "pool": [_row(s) for s in engine.pool.sequences],
         "queue": [_row(s) for s in engine.pool.queue],

@@ -14,11 +14,11 @@ from oppo_core.models.folder import find, load_model
 from oppo_core.models.protocol import Network
 from oppo_core.rewards.answers import FinishedReward
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.lines import PromptLines
+from oppo_core.rewards.lines import MESSAGES, PromptLines
 from oppo_core.rewards.parts import Part, Rewards
 from oppo_core.rewards.registry import find_rule
 from oppo_core.rewards.rule import RuleReward, asks_for_line
-from oppo_core.rewards.text_model import MESSAGES, Encode, TextModelReward, chat_encoder, text_encoder
+from oppo_core.rewards.text_model import Encode, TextModelReward, chat_encoder, text_encoder
 from oppo_core.rollout.tokens import TextCodec, codec_of
 
 APART = 1009

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from oppo_core.rewards.errors import RewardError
+from oppo_core.rollout.chat import is_conversation
 from oppo_core.rollout.prompts import read_prompts
 from oppo_core.rollout.tokens import TextCodec
 
+MESSAGES = "messages"
 Line = Mapping[str, Any]
 
 
@@ -36,7 +38,7 @@ class PromptLines:
         """
         prompts = read_prompts(path, prompt_field, codec, longest)
         with path.open(encoding="utf-8") as file:
-            rows = [(number, json.loads(row)) for number, row in enumerate(file, start=1) if row.strip()]
+            rows = [(number, _whole(json.loads(row), prompt_field)) for number, row in enumerate(file, start=1) if row.strip()]
         for ids, (number, row) in zip(prompts, rows, strict=True):
             key, where = ids.tobytes(), f"{path.name}, line {number}"
             kept = row if self._keys is None else {name: row[name] for name in self._keys if name in row}
@@ -50,3 +52,8 @@ class PromptLines:
     def line(self, prompt_ids: list[int]) -> Line:
         """The line of a prompt: its JSON object."""
         return self._lines[np.asarray(prompt_ids, dtype=np.int64).tobytes()]
+
+
+def _whole(line: dict[str, Any], prompt_field: str) -> dict[str, Any]:
+    """The line; a prompt that is a conversation is its `messages`, unless it has others."""
+    return {MESSAGES: line[prompt_field]} | line if is_conversation(line[prompt_field]) else line

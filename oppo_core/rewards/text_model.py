@@ -17,9 +17,8 @@ from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import ragged_batches, right_padded
 from oppo_core.rewards.answers import Answer, ScoredAtOnce
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.lines import PromptLines
+from oppo_core.rewards.lines import MESSAGES, PromptLines
 
-MESSAGES = "messages"
 Encode = Callable[[Answer], list[int]]
 
 

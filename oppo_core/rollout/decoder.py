@@ -117,7 +117,7 @@ class Decoder:
         if len(sequences) > self._uniform.shape[0]:
             raise ValueError(f"{len(sequences)} sequences for {self._uniform.shape[0]} slots")
         sequences = sorted(sequences, key=lambda s: -len(s.prompt) - s.length)
-        kept = self._keep(sequences, version) if self.settings.keeps_cache else set()
+        kept = self._keep(sequences, version) if self.settings.keeps_cache else self._recompute(sequences)
         self.live = sequences
         self.rounds = self.decoded = self.guessed = self.confirmed = 0
         tokens = [s.tokens() for s in sequences]
@@ -149,6 +149,13 @@ class Decoder:
         for row in set(range(len(sequences))) - set(rows):
             sequences[row].kept_version = version
         return set(rows)
+
+    @staticmethod
+    def _recompute(sequences: list[Sequence]) -> set[int]:
+        """No cache is kept, also where one was before the run's settings were changed."""
+        for sequence in sequences:
+            sequence.kept_version = None
+        return set()
 
     def save(self, folder: Path) -> None:
         """See `Decoding.save`."""

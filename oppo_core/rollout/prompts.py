@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oppo_core.randomness import Use, generator
+from oppo_core.rollout.chat import ChatError, is_conversation
 from oppo_core.rollout.tokens import TextCodec, UnknownWordError
 
 
@@ -17,13 +21,14 @@ class PromptError(ValueError):
 
 
 def read_prompts(path: Path, key: str, codec: TextCodec, longest: int) -> list[NDArray[np.int64]]:
-    """The prompts of a JSON Lines file as token ids; a value is text or a list of token ids.
+    """The prompts of a JSON Lines file as token ids; a value is text, a list of {role, content} messages, or of token ids.
 
     Raises:
-        PromptError: broken JSON, a missing key, an empty or too long prompt, a token outside the vocabulary, no prompt.
+        PromptError: broken JSON, a missing key, an empty or too long prompt, a token outside the vocabulary, messages without
+            role or content, or for which there is no chat template; no prompt at all.
     """
     prompts: list[NDArray[np.int64]] = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 prompts.append(_prompt(line, key, codec, longest, f"{path.name}, line {number}"))
@@ -32,24 +37,45 @@ def read_prompts(path: Path, key: str, codec: TextCodec, longest: int) -> list[N
     return prompts
 
 
-def _prompt(line: str, key: str, codec: TextCodec, longest: int, where: str) -> NDArray[np.int64]:
+def _prompt(line: bytes, key: str, codec: TextCodec, longest: int, where: str) -> NDArray[np.int64]:
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{where}: not UTF-8: {error}") from None
     except json.JSONDecodeError as error:
         raise PromptError(f"{where}: not JSON: {error}") from None
     if not isinstance(row, dict) or key not in row:
         keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
         raise PromptError(f"{where}: has no {key!r} (data.prompt_field); it has {keys}")
-    value = row[key]
-    try:
-        ids = codec.encode(value) if isinstance(value, str) else value
-    except UnknownWordError as error:
-        raise PromptError(f"{where}: the actor's tokenizer cannot read {value!r}: {error}") from None
-    if not isinstance(ids, list) or not ids or not all(isinstance(i, int) and 0 <= i < codec.vocab for i in ids):
-        raise PromptError(f"{where}: {key!r} must be text, or a list of token ids from 0 to {codec.vocab - 1}, and not empty")
+    ids = _ids(row[key], codec, where)
+    if not isinstance(ids, list) or not ids or not all(type(i) is int and 0 <= i < codec.vocab for i in ids):
+        raise PromptError(
+            f"{where}: {key!r} must be text, a list of messages with role and content, or a list of token ids from 0 to"
+            f" {codec.vocab - 1}, and not empty"
+        )
     if len(ids) > longest:
         raise PromptError(f"{where}: the prompt has {len(ids)} tokens, rollout.max_prompt_tokens is {longest}")
     return np.asarray(ids, dtype=np.int64)
+
+
+def _ids(value: Any, codec: TextCodec, where: str) -> Any:
+    """Token ids of a text or a conversation; anything else as it is."""
+    try:
+        if is_conversation(value):
+            return codec.chat(value)
+        return codec.encode(value) if isinstance(value, str) else value
+    except UnknownWordError as error:
+        raise PromptError(f"{where}: the actor's tokenizer cannot read {textwrap.shorten(str(value), 200)!r}: {error}") from None
+    except ChatError as error:
+        raise PromptError(f"{where}: {error}") from None
+
+
+def digest(prompts: list[NDArray[np.int64]]) -> str:
+    """SHA-256 of the prompts as the run reads them: their tokens, in the file's order."""
+    told = hashlib.sha256()
+    for ids in prompts:
+        told.update(np.asarray(len(ids), dtype="<i8").tobytes() + ids.astype("<i8").tobytes())
+    return told.hexdigest()
 
 
 class PromptStream:
@@ -60,6 +86,7 @@ class PromptStream:
         self.seed = seed
         self.shuffle = shuffle
         self.drawn = 0
+        self.digest = digest(prompts)
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, dtype=np.int64))
 
     def draw(self) -> int:

@@ -9,6 +9,7 @@ from typing import Protocol
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import find, read_config
+from oppo_core.rollout.chat import ChatError, ChatTemplate, Message
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -31,6 +32,9 @@ class TextCodec(Protocol):
     def decode(self, ids: list[int]) -> str:
         """Readable text of token ids, special tokens left out."""
 
+    def chat(self, messages: list[Message]) -> list[int]:
+        """Token ids of a conversation, up to where the assistant's answer begins. Raises ChatError."""
+
 
 class ByteCodec:
     """UTF-8 bytes behind three special tokens, for a built-in architecture; vocabularies below 259 wrap around."""
@@ -48,6 +52,12 @@ class ByteCodec:
         text = bytes((i - 3) % 256 for i in ids if i >= 3).decode(errors="replace")
         return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
+    def chat(self, messages: list[Message]) -> list[int]:
+        """Raises ChatError: bytes have no roles."""
+        raise ChatError(
+            "the actor is a built-in architecture that reads bytes and has no chat template; give the prompts as text"
+        )
+
 
 class FileCodec:
     """A `tokenizers` file. The end-of-sequence id stands in config.json or generation_config.json."""
@@ -61,6 +71,7 @@ class FileCodec:
         self._tokenizer = Tokenizer.from_file(str(path))
         self.vocab = int(self._tokenizer.get_vocab_size())
         self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        self._template = ChatTemplate(folder)
         self.eos = _token_id(folder, "eos_token_id")
         self.pad = _token_id(folder, "pad_token_id", default=self.eos)
 
@@ -74,6 +85,15 @@ class FileCodec:
     def decode(self, ids: list[int]) -> str:
         """Text, special tokens left out."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def chat(self, messages: list[Message]) -> list[int]:
+        """Token ids of the rendered conversation, to which nothing is added: the template writes out what it wants."""
+        try:
+            return list(self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids)
+        except ChatError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the library raises nothing more exact
+            raise UnknownWordError(str(error)) from None
 
 
 def codec_of(model: ModelSpec, roots: list[Path]) -> TextCodec:

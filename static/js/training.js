@@ -102,7 +102,7 @@
     const rest = s.response.startsWith(head) ? s.response.slice(head.length) : s.response;
     const [from, to] = s.versions;
     return el("article", { class: "card sample" },
-      el("div", { class: "facts" }, fact("reward", f.fixed(s.score, 2)), fact("KL", f.fixed(s.kl, 2)), fact("length", f.whole(s.length)), fact("age", s.age),
+      el("div", { class: "facts" }, fact("reward", f.fixed(s.score, 2)), fact("KL", f.fixed(s.kl, 2)), fact("length", f.whole(s.length)), fact("age", s.age), s.ending ? fact("ended by", s.ending) : null,
         fact("versions", from === to ? from : `${from} → ${to}`), fact("sequence", `#${f.whole(s.sequence_id)}`), fact("step", f.whole(s.step))),
       el("p", { class: "text prompt" }, s.prompt),
       el("p", { class: "text" }, head && s.response.startsWith(head) ? el("span", { class: "v-old" }, head) : null, rest));

@@ -13,9 +13,14 @@ class Data(Section):
     """The prompts."""
 
     prompts: Path = Field(
-        description="Id in a worker's catalogue or a local JSON Lines file; each line an object with the prompt's text.",
+        description="Id in a worker's catalogue or a local JSON Lines file; each line an object with a prompt.",
     )
-    prompt_field: str = Field("prompt", min_length=1, max_length=120, description="Key of the prompt's text in a line.")
+    prompt_field: str = Field(
+        "prompt",
+        min_length=1,
+        max_length=120,
+        description="Key of the prompt in a line: text, or a list of {role, content} messages for the actor's chat template.",
+    )
     shuffle: bool = Field(True, description="Draw the prompts in a new order each epoch, from `seed`.")
 
 
