@@ -83,6 +83,24 @@ def test_yaml_and_form_are_two_views_of_one_spec(visit, platform):
     assert page.locator("#custom").is_visible()
 
 
+def test_a_reward_in_parts_goes_through_the_form_unchanged(visit, platform):
+    page = open_form(visit)
+    page.click("[data-view=yaml]")
+    parts = "  reward:\n    parts:\n      - rule: letters:score\n      - model: {path: letters/reward}\n"
+    text = re.sub(r"  reward:\n(?:    .*\n)+", parts, page.input_value("#yaml"))
+    page.fill("#yaml", text.replace("critic: reward", "critic: actor").replace("\nsteps: ", "\nsteps: 7"))
+    page.wait_for_function("() => document.querySelector('#plan-answers').textContent === '115,200'")
+    page.wait_for_selector(READY)
+    page.click("[data-view=form]")
+    chosen = page.locator("[data-path='models.reward']")
+    assert "several sources" in chosen.evaluate("select => select.selectedOptions[0].textContent")
+    page.fill("[data-path=steps]", "79")
+    page.wait_for_selector(READY)
+    page.click("[data-view=yaml]")
+    assert "rule: letters:score" in page.input_value("#yaml")
+    assert "\nsteps: 79\n" in page.input_value("#yaml")
+
+
 def test_broken_yaml_is_told_live_with_place_and_remedy(visit, platform):
     page = open_form(visit)
     page.click("[data-view=yaml]")

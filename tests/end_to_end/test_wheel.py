@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import time
 import venv
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,6 +171,14 @@ def test_it_runs_from_the_wheel_and_not_from_the_checkout(installed: Installatio
     assert str(ROOT) not in used
     assert str(ROOT / "platform") not in used
     assert all(path.startswith(str(installed.python.parents[1])) for path in used[-len(parts) :])
+
+
+def test_it_registers_the_built_in_rules(wheel: Path, installed: Installation) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (listed,) = [name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt")]
+        assert "[oppo.rules]\nletters:score = oppo_core.rules.letters:score" in archive.read(listed).decode()
+    code = "from oppo_core.rewards.registry import find_rule; print(find_rule('letters:score').__module__)"
+    assert installed.run("python", "-c", code).split() == ["oppo_core.rules.letters"]
 
 
 def test_its_examples_are_valid_specs(installed: Installation) -> None:

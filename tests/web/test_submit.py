@@ -105,6 +105,23 @@ def test_a_reward_model_with_another_tokenizer(world, browser, make_spec, make_e
     assert "another tokenizer than the actor" in told["message"]
 
 
+def test_a_reward_in_parts_is_checked_part_by_part(world, browser, make_spec, make_entry, base_catalogue):
+    far = make_entry("rewards/b", task="sequence_classification", tokenizer_digest="b" * 64, context=64)
+    world.worker(catalogue=[*base_catalogue, far])
+
+    def parts(**second):
+        listed = [{"rule": "letters:score"}, {"model": {"path": "rewards/b"}, **second}, {"http": {"url": "https://judge"}}]
+        return make_spec(models={"actor": {"path": "actors/small"}, "reward": {"parts": listed}})
+
+    told = browser.post("/api/v1/runs/validate", {"spec": parts()}, content_type="application/json").json()["problems"]
+    assert {problem["path"] for problem in told} == {"models.reward.parts.1.model.path"}
+    assert any("another tokenizer" in problem["message"] for problem in told)
+    missing = {"model": {"path": "rewards/c"}}
+    assert complaint(browser, spec=parts(**missing))["path"] == "models.reward.parts.1.model.path"
+    # What reads text may have a tokenizer and a context of its own.
+    assert send(browser, spec=parts(reads="text")).status_code == 201
+
+
 def test_a_model_of_the_wrong_task_or_too_small_a_context(world, browser, make_spec, make_entry, base_catalogue):
     world.worker(catalogue=[*base_catalogue, make_entry("actors/short", task="causal_lm", context=100)])
     assert complaint(browser, spec=make_spec(models=models(actor="rewards/small")))["allowed"] == "a causal_lm model"

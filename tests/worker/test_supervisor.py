@@ -10,6 +10,7 @@ import pytest
 
 from oppo_contract.wire import HEARTBEAT_S, CheckpointRef
 from worker import supervisor
+from worker.engine_process import is_for_engine
 
 
 def steps_of(attempt: Any) -> list[int]:
@@ -30,6 +31,12 @@ def test_a_run_is_claimed_trained_shipped_and_reported(bench) -> None:
     said = [line for event in attempt.kinds("log", "supervisor") for line in event["lines"] if event["stream"] == "stdout"]
     assert said == [f"step {step} line 0" for step in range(1, 26)]
     assert not bench.folder.attempt(1).path.exists()
+
+
+def test_the_engine_sees_which_rewards_it_may_ask_and_no_secrets_of_the_platform() -> None:
+    seen = ("OPPO_REWARD_HOSTS", "OPPO_REWARD_JUDGE", "HF_HOME", "PATH", "CUDA_VISIBLE_DEVICES")
+    kept = ("OPPO_SECRET_KEY", "OPPO_JOIN_TOKEN", "OPPO_REWARDS", "DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")
+    assert [variable for variable in (*seen, *kept) if is_for_engine(variable)] == list(seen)
 
 
 def test_a_duplicate_order_starts_no_second_engine(bench, tools) -> None:
