@@ -82,6 +82,8 @@ class SimulatedPartner(SimulatedScorers):
 
 
 def ledger_costs(devices: Devices, whitens: bool) -> Costs:
-    """What the ledger of update overlap believes, in units of one token's forward pass of the actor."""
-    actor = devices.costs.actor
-    return Costs(devices.costs.decode.round_us / actor.token_us if actor.token_us else 0.0, 0.0, whitens)
+    """What the ledger of update overlap believes, in units of one token's forward pass without a head: the critic's."""
+    actor, unit = devices.costs.actor.token_us, devices.costs.critic.token_us or devices.costs.actor.token_us
+    if not unit:
+        return Costs(0.0, 0.0, whitens)
+    return Costs(devices.costs.decode.round_us / unit, max(0.0, actor / unit - 1), whitens)
