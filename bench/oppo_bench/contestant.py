@@ -75,7 +75,7 @@ class Block:
 
     def mean(self, name: str) -> float:
         """A share that every step tells, weighted by the step's time."""
-        return sum(getattr(step, name) * step.seconds for step in self.steps) / self.seconds
+        return float(sum(getattr(step, name) * step.seconds for step in self.steps) / self.seconds)
 
 
 class Contestant:
@@ -94,8 +94,7 @@ class Contestant:
         with unsorted() if self._padded else nullcontext():
             start = time.perf_counter()
             train_step(self.engine, self.engine.clock())
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
+            finish_queued_work(self.engine)
             seconds = time.perf_counter() - start
         metrics: dict[str, float] = self.journal.newest["step"]["metrics"]
         return StepCost(
@@ -109,3 +108,9 @@ class Contestant:
         """End its processes."""
         self.engine.scorers.close()
         self.journal.close()
+
+
+def finish_queued_work(engine: Engine) -> None:
+    """Return when everything that a GPU was given is done."""
+    if engine.layout.devices[0].startswith("cuda"):
+        torch.cuda.synchronize()

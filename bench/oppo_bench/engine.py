@@ -13,7 +13,7 @@ from pathlib import Path
 from oppo_bench.contestant import Block, Contestant, StepCost
 from oppo_bench.document import Result
 from oppo_bench.floor import Costs, Floor
-from oppo_bench.models import model_of
+from oppo_bench.models import models_of
 from oppo_bench.quiet import Watch
 from oppo_bench.workload import CPU_ONLY, FLOOR, VARIANTS, Load, spec_of, write_prompts
 
@@ -76,17 +76,17 @@ def race(load: Load, plan: Plan, watch: Watch, tell: Tell) -> Measured:
 def _assemble(load: Load, plan: Plan, scratch: Path, stack: ExitStack, tell: Tell) -> tuple[list[Contestant], Floor | None]:
     """Every engine of a case; `stack` closes them."""
     tell("preparing weights and prompts")
-    model, prompts = model_of(load.size, scratch, load.lengths.seed), write_prompts(scratch, load.lengths.seed)
+    models, prompts = models_of(load.size, scratch, load.lengths.seed), write_prompts(scratch, load.lengths.seed)
     contestants = []
     for name in plan.variants_on(load.device):
         tell(f"assembling {name}")
-        contestant = Contestant(name, spec_of(load, VARIANTS[name], model, prompts), load.lengths, scratch / name, plan.threads)
+        contestant = Contestant(name, spec_of(load, VARIANTS[name], models, prompts), load.lengths, scratch / name, plan.threads)
         stack.callback(contestant.close)
         contestants.append(contestant)
     if FLOOR not in plan.variants:
         return contestants, None
     tell("assembling the floor's measurement")
-    floor = Floor(spec_of(load, VARIANTS["sequential"], model, prompts), load, scratch / FLOOR, plan.threads)
+    floor = Floor(spec_of(load, VARIANTS["sequential"], models, prompts), load, scratch / FLOOR, plan.threads)
     stack.callback(floor.close)
     floor.measure()  # warm
     return contestants, floor

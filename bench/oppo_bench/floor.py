@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from oppo_bench.contestant import Listener
-from oppo_bench.imposed import EndlessDecoder, impose
-from oppo_bench.workload import LONGEST, Lengths, Load
+from oppo_bench.contestant import Listener, finish_queued_work
+from oppo_bench.imposed import EndlessDecoder, ImposedDecoder, impose
+from oppo_bench.workload import LONGEST, VOCAB, Load
 from oppo_contract.spec import RunSpec
 from oppo_core import report
 from oppo_core.engine import Engine, assemble
-from oppo_core.rollout.decoder import Decoder
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.train import train_step
 
@@ -40,27 +39,22 @@ STAGES = ("decode", *dict.fromkeys(STAGE_OF.values()))
 Costs = dict[str, float]  # stage → microseconds a token
 
 
-class GivenAnswers:
-    """A `Decoding` that costs nothing: answers of the imposed lengths, made of random tokens, are simply there."""
+class GivenAnswers(ImposedDecoder):
+    """A decoder that costs nothing: answers of the imposed lengths, made of random tokens, are simply there."""
 
-    def __init__(self, lengths: Lengths, batch: int, vocab: int) -> None:
-        self.live: list[Sequence] = []
-        self.rounds = self.decoded = self.guessed = self.confirmed = 0
-        self._lengths, self._period, self._vocab = lengths, BATCHES * batch, vocab
-
-    def begin(self, sequences: list[Sequence]) -> int:
+    def begin(self, sequences: list[Sequence], version: int = 0) -> int:
         """See `Decoding.begin`."""
         self.live = list(sequences)
         return 0
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
-        """See `Decoding.advance`; every answer is complete at once."""
+        """See `Decoding.advance`; every answer is complete at once, the same ones every `BATCHES` steps."""
         for sequence in self.live:
-            number = sequence.sequence_id % self._period
-            count = self._lengths.of(number)
-            drawn = np.random.Generator(np.random.Philox(key=[self._lengths.seed + 1, number]))
-            sequence.response = drawn.integers(3, self._vocab, count).tolist()
-            sequence.behaviour_logprobs = [-float(np.log(self._vocab))] * count
+            number = sequence.sequence_id % (BATCHES * len(self.live))
+            count = self.lengths.of(number)
+            drawn = np.random.Generator(np.random.Philox(key=[self.lengths.seed + 1, number]))
+            sequence.response = drawn.integers(3, VOCAB, count).tolist()
+            sequence.behaviour_logprobs = [-float(np.log(VOCAB))] * count
             sequence.token_versions = [version] * count
             sequence.finished = sequence.ended_by_eos = True
         done, self.live = self.live, []
@@ -74,10 +68,8 @@ class Meter:
         self._journal = Listener(out / "events.jsonl")
         self._engine: Engine = assemble(spec, [], out, self._journal, threads)
         self._threads, self._load = threads, load
-        impose(self._engine, load.lengths, EndlessDecoder)
-        assert isinstance(self._engine.decoder, Decoder)
-        self._decoder = self._engine.decoder
-        self._engine.decoder = GivenAnswers(load.lengths, load.batch, self._engine.codec.vocab)
+        self._decoder = impose(self._engine, load.lengths, EndlessDecoder)
+        impose(self._engine, load.lengths, GivenAnswers)
         report.started(self._engine)
 
     def measure(self) -> Costs:
@@ -95,11 +87,11 @@ class Meter:
     def _decode_s(self) -> float:
         torch.set_num_threads(self._threads)
         self._decoder.begin([self._half_written(row) for row in range(self._load.batch)])
-        _finish_queued_work()
+        finish_queued_work(self._engine)
         start = time.perf_counter()
         for _ in range(ROUNDS):
             self._decoder.round(0)
-        _finish_queued_work()
+        finish_queued_work(self._engine)
         return time.perf_counter() - start
 
     def _half_written(self, row: int) -> Sequence:
@@ -109,7 +101,7 @@ class Meter:
         written = int(drawn.choice(lengths, p=lengths / lengths.sum()) * drawn.random())
         written = min(written, LONGEST - ROUNDS)
         sequence = Sequence(row, 0, self._engine.prompts.prompts[row % len(self._engine.prompts.prompts)])
-        sequence.response = drawn.integers(3, self._engine.codec.vocab, written).tolist()
+        sequence.response = drawn.integers(3, VOCAB, written).tolist()
         sequence.behaviour_logprobs, sequence.token_versions = [0.0] * written, [0] * written
         return sequence
 
@@ -124,11 +116,6 @@ def _spans(told: dict[str, Any]) -> list[tuple[str, float]]:
     first = told["device"][0]
     rows = zip(told["device"], told["phase"], told["start_s"], told["end_s"], strict=True)
     return [(STAGE_OF[phase], end - start) for device, phase, start, end in rows if device == first and phase in STAGE_OF]
-
-
-def _finish_queued_work() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 @dataclass(frozen=True, slots=True)

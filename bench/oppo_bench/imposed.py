@@ -49,13 +49,14 @@ class PaddedDecoder(ImposedDecoder):
         return [len(self._filled)]
 
 
-def impose(engine: Engine, lengths: Lengths, kind: type[ImposedDecoder] = ImposedDecoder) -> None:
-    """Put a decoder of `kind` in the place of the engine's own, before its first step."""
+def impose(engine: Engine, lengths: Lengths, kind: type[ImposedDecoder] = ImposedDecoder) -> ImposedDecoder:
+    """Put a decoder of `kind` in the place of the engine's own, before its first step, and return it."""
     own = engine.decoder
     assert isinstance(own, Decoder)
     decoder = kind(own.actor, own.settings, slots(engine.spec), own.drafter)
     decoder.lengths, decoder.ends = lengths, {}
     engine.decoder = decoder
+    return decoder
 
 
 class EndlessDecoder(ImposedDecoder):

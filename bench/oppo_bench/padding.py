@@ -12,6 +12,7 @@ from oppo_core.scoring import stream
 
 # Who groups rows into passes.
 GROUPING = (held, stream, decoder)
+NAME = "ragged_batches"
 
 
 def in_order(lengths: Rows[int], budget: int, columns: Rows[int] | None = None) -> list[list[int]]:
@@ -24,11 +25,11 @@ def in_order(lengths: Rows[int], budget: int, columns: Rows[int] | None = None) 
 @contextmanager
 def unsorted() -> Iterator[None]:
     """Until the end of the block this process makes its passes by `in_order`."""
-    kept = [module.ragged_batches for module in GROUPING]
+    kept = [getattr(module, NAME) for module in GROUPING]
     try:
         for module in GROUPING:
-            module.ragged_batches = in_order
+            setattr(module, NAME, in_order)
         yield
     finally:
         for module, function in zip(GROUPING, kept, strict=True):
-            module.ragged_batches = function
+            setattr(module, NAME, function)

@@ -36,10 +36,14 @@ class Watch:
     def __init__(self) -> None:
         self.load = os.getloadavg()[0]
         self._start = time.monotonic()
-        self._ended = 0.0
         self._own: dict[int, float] = {}
+        self._followed: list[int] = []
         self._busy = _all_busy_s()
         self._first = self._own_s()
+
+    def follow(self, pid: int) -> None:
+        """Count a process as ours that `multiprocessing` did not start."""
+        self._followed.append(pid)
 
     def look(self) -> None:
         """Remember what our processes have used so far; call it before one of them ends."""
@@ -54,7 +58,8 @@ class Watch:
         return Machine(os.cpu_count() or 1, self.load, max(0.0, others / (time.monotonic() - self._start)))
 
     def _own_s(self) -> float:
-        pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid is not None)]
+        children = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+        pids = [os.getpid(), *self._followed, *children]
         self._own |= {pid: used for pid in pids if (used := _used_s(pid)) is not None}
         return sum(self._own.values())
 

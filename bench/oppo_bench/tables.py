@@ -47,3 +47,19 @@ def floor_line(case: str, results: list[Result]) -> str:
         if result.name.startswith(f"{case}/floor/") and result.name.count("/") == 4
     ]
     return f"floor, µs a token: {', '.join(stages)}" if stages else ""
+
+
+def peer_table(case: str, results: list[Result]) -> Table:
+    """A line a trainer: time a trained token with its spread, time a step, and how many times faster than TRL."""
+    named = {result.name: result for result in results}
+    table = Table(title=case, title_justify="left", box=None, pad_edge=False)
+    table.add_column("trainer", no_wrap=True)
+    for heading in ("µs a token", "min–max", "ms a step", "TRL ÷ this", "min–max"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in dict.fromkeys(result.name.split("/")[2] for result in results):
+        token, step, ratio = (named[f"{case}/{name}/{key}"] for key in ("us_per_token", "us_per_step", "speedup"))
+        table.add_row(
+            name, f"{token.median:,.1f}", f"{token.min:,.1f}–{token.max:,.1f}", f"{step.median / 1e3:,.0f}",
+            f"{ratio.median:.2f} ×", f"{ratio.min:.2f}–{ratio.max:.2f}",
+        )  # fmt: skip
+    return table

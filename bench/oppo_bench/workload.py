@@ -114,8 +114,8 @@ def write_prompts(folder: Path, seed: int) -> Path:
     return file
 
 
-def spec_of(load: Load, overlap: dict[str, Any], model: dict[str, Any], prompts: Path) -> RunSpec:
-    """The spec of one variant; its four roles start from `model`. Every setting but those that overlap is the same for all."""
+def spec_of(load: Load, overlap: dict[str, Any], models: dict[str, Any], prompts: Path) -> RunSpec:
+    """The spec of one variant; `models` is its section of that name. Every setting but those that overlap is the same for all."""
     given = dict(overlap)
     if load.device == "cuda":
         given.pop("update_overlap", None)
@@ -126,7 +126,7 @@ def spec_of(load: Load, overlap: dict[str, Any], model: dict[str, Any], prompts:
     return load_spec(
         {
             "name": "bench", "seed": load.lengths.seed, "steps": 10_000_000,
-            "models": {"actor": model, "reward": {"model": model}, "critic": "reward"},
+            "models": models,
             "data": {"prompts": str(prompts)},
             "ppo": {"batch_size": load.batch, "micro_batch_tokens": MICRO_BATCH_TOKENS, "learning_rate": 1e-6},
             "rollout": {"max_new_tokens": LONGEST, "max_prompt_tokens": CONTEXT - LONGEST},
@@ -135,9 +135,3 @@ def spec_of(load: Load, overlap: dict[str, Any], model: dict[str, Any], prompts:
             "checkpoints": {"every_steps": 10_000_000},
         }
     )  # fmt: skip
-
-
-def tiny_model(size: Size) -> dict[str, Any]:
-    """A `ModelSpec` of our own architecture."""
-    shape = {"hidden": size.hidden, "layers": size.layers, "heads": size.heads, "context": CONTEXT, "vocab": size.vocab}
-    return {"tiny": shape}

@@ -8,6 +8,7 @@ from oppo_cli.main import LazyGroup
 
 BENCHES = {
     "engine": "oppo_cli.bench_engine:engine",
+    "trl": "oppo_cli.bench_trl:trl",
 }
 
 

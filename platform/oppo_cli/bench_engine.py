@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from oppo_cli.home import Failure, Refusal
+from oppo_cli.bench_report import explain, keep, settings_of
+from oppo_cli.home import Refusal
 
 if TYPE_CHECKING:
     from oppo_bench.engine import Plan
@@ -74,7 +74,6 @@ def _listed(text: str, what: str, known: list[str]) -> list[str]:
 
 
 def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
-    from oppo_bench.document import document, write
     from oppo_bench.engine import race, results_of
     from oppo_bench.quiet import Watch
     from oppo_bench.tables import case_table, console, floor_line
@@ -82,46 +81,14 @@ def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
 
     screen, watch, results = console(), Watch(), []
     for load in loads:
-        case = load.case
-        with screen.status(case) as status:
+        with screen.status(load.case) as status:
             try:
-                measured = race(load, plan, watch, lambda text, case=case: status.update(f"{case}: {text}"))
+                measured = race(load, plan, watch, lambda text, case=load.case: status.update(f"{case}: {text}"))
             except LayoutError as error:
                 raise Refusal(str(error)) from None
         told = results_of(measured)
         results += told
-        screen.print(case_table(case, [*plan.variants], told), highlight=False)
-        screen.print(floor_line(case, told), "", sep="\n", highlight=False)
-    machine = watch.machine()
-    screen.print(_explained(loads[0], plan, machine.load, machine.other_cores), highlight=False, style="dim")
-    if machine.complaint:
-        screen.print(machine.complaint, style="bold", highlight=False)
-    if json_file is not None:
-        try:
-            write(json_file, document("engine", machine, settings_of(loads, plan), results))
-        except OSError as error:
-            raise Failure(f"{json_file} cannot be written: {error.strerror}.") from error
-
-
-def settings_of(loads: list[Load], plan: Plan) -> dict[str, Any]:
-    """Everything that the figures depend on besides the machine."""
-    from importlib.metadata import version
-
-    from oppo_bench.threads import thread_settings
-
-    first = loads[0]
-    return {
-        "seed": first.lengths.seed, "lengths": {"median": first.lengths.median, "sigma": first.lengths.sigma,
-        "longest": first.lengths.longest}, "repetitions": plan.repetitions, "steps": plan.steps, "left_out": first.left_out,
-        "threads": plan.threads, "environment": thread_settings(), "torch": version("torch"), "device": first.device,
-        "max_age": first.max_age, "chunk": first.chunk, "overcommit": {str(load.batch): load.overcommit for load in loads},
-        "sizes": {load.name: asdict(load.size) for load in loads},
-    }  # fmt: skip
-
-
-def _explained(load: Load, plan: Plan, before: float, others: float | None) -> str:
-    told = "" if others is None else f", other programs used {others:.2f} cores meanwhile"
-    return (
-        f"{plan.repetitions} repetitions of {plan.steps} steps, variants in turn, the first {load.left_out} steps left out, on"
-        f" {plan.threads} threads; median of the repetitions. Load before: {before:.2f}{told}."
-    )
+        screen.print(case_table(load.case, [*plan.variants], told), highlight=False)
+        screen.print(floor_line(load.case, told), "", sep="\n", highlight=False)
+        keep("engine", watch.machine(), settings_of(loads, plan), results, json_file)
+    explain(screen, watch.machine(), loads[0], plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from oppo_bench.contestant import Contestant
 from oppo_bench.document import Result, document
 from oppo_bench.engine import Measured, Plan, race, results_of
 from oppo_bench.floor import STAGES
-from oppo_bench.models import model_of
+from oppo_bench.models import models_of, roles
 from oppo_bench.padding import GROUPING, in_order, unsorted
 from oppo_bench.quiet import Machine, Watch
 from oppo_bench.workload import FLOOR, VARIANTS, Lengths, Load, Size, spec_of, write_prompts
@@ -34,8 +35,8 @@ RACED = ("padded", "sequential", "inter", "all", "floor")
 
 def contestant(name: str, folder: Path, load: Load = LOAD) -> Contestant:
     """A variant, assembled in this process."""
-    model, prompts = model_of(load.size, folder, load.lengths.seed), write_prompts(folder, load.lengths.seed)
-    return Contestant(name, spec_of(load, VARIANTS[name], model, prompts), load.lengths, folder / name, 2)
+    models, prompts = models_of(load.size, folder, load.lengths.seed), write_prompts(folder, load.lengths.seed)
+    return Contestant(name, spec_of(load, VARIANTS[name], models, prompts), load.lengths, folder / name, 2)
 
 
 def trained_in(variant: Contestant, steps: int) -> list[Sequence]:
@@ -173,13 +174,11 @@ def test_unsorted_ends_with_its_block() -> None:
 
 
 def test_every_size_and_variant_is_a_valid_spec(tmp_path: Path) -> None:
-    for name, size in workload.SIZES.items():
-        for device in ("cpu", "cuda"):
-            for overlap in VARIANTS.values():
-                spec = spec_of(
-                    Load(name, size, 16, Lengths(0), device), overlap, {"path": "somewhere"}, tmp_path / "prompts.jsonl"
-                )
-                assert spec.overlap.overcommit.max <= spec.ppo.batch_size // 2
+    for (name, size), device in product(workload.SIZES.items(), ("cpu", "cuda")):
+        load = Load(name, size, 16, Lengths(0), device)
+        for overlap in VARIANTS.values():
+            spec = spec_of(load, overlap, roles({"path": "actor"}, {"path": "reward"}), tmp_path / "prompts.jsonl")
+            assert spec.overlap.overcommit.max <= spec.ppo.batch_size // 2
 
 
 def test_a_busy_machine_is_named() -> None:

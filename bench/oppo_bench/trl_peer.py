@@ -1,0 +1,135 @@
+"""TRL's side of `oppo bench trl`: its PPOTrainer, one step at a time, in TRL's own environment.
+
+Started by path as `python trl_peer.py CONFIG.json`; imports nothing of ours. A line on stdin asks for one step; a line of
+JSON on stdout answers it. Each answer's end-of-sequence token is forced where its imposed length ends and forbidden before, by a
+logits processor, so that generation really stops when the longest answer of the batch is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LogitsProcessor,
+    LogitsProcessorList,
+    TrainerCallback,
+)
+from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+
+class ImposedEnds(LogitsProcessor):  # type: ignore[misc]
+    """Forces the end-of-sequence token as token number `ends_B` of each row (from 1), and no sooner; never a pad token."""
+
+    def __init__(self, ends_B: torch.Tensor, context: int, eos: int, pad: int) -> None:
+        self.ends_B, self.context, self.eos, self.pad = ends_B, context, eos, pad
+
+    def __call__(self, input_ids: torch.Tensor, scores_BV: torch.Tensor) -> torch.Tensor:
+        """Scores of the next token, in place."""
+        due_B = self.ends_B <= input_ids.shape[1] - self.context + 1
+        scores_BV[:, [self.eos, self.pad]] = -torch.inf
+        scores_BV[due_B] = -torch.inf
+        scores_BV[due_B, self.eos] = 0.0
+        return scores_BV
+
+
+class Work:
+    """Which lengths come next, and what the last batch was."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.lengths: list[int] = config["lengths"]
+        self.batch: int = config["batch"]
+        self.used = 0
+        self.tokens = 0
+
+    def impose(self, model: Any, eos: int, pad: int) -> None:
+        """Let `model.generate` end each answer at its imposed length."""
+        own = model.generate
+
+        def generate(input_ids: torch.Tensor, **given: Any) -> Any:
+            ends = self.lengths[self.used : self.used + self.batch]
+            self.used += self.batch
+            processors = LogitsProcessorList([ImposedEnds(torch.tensor(ends), input_ids.shape[1], eos, pad)])
+            made = own(input_ids=input_ids, **given, logits_processor=processors, eos_token_id=eos, pad_token_id=pad)
+            self.tokens = self._checked(made.sequences[:, input_ids.shape[1] :], ends, eos)
+            return made
+
+        model.generate = generate
+
+    @staticmethod
+    def _checked(responses: torch.Tensor, ends: list[int], eos: int) -> int:
+        """Response tokens of a batch. Raises RuntimeError when an answer has another length than imposed."""
+        written = (responses == eos).int().argmax(1) + 1
+        if written.tolist() != ends or responses.shape[1] != max(ends):
+            raise RuntimeError(f"lengths {ends} were imposed, but {written.tolist()} came out in {responses.shape[1]} rounds")
+        return sum(ends)
+
+
+class TurnByTurn(TrainerCallback):  # type: ignore[misc]
+    """Waits before every step until somebody asks for it, and answers when it is done."""
+
+    def __init__(self, work: Work, asked: TextIO, answers: TextIO) -> None:
+        self.work, self.asked, self.answers = work, asked, answers
+        self.start = 0.0
+
+    def on_train_begin(self, *given: Any, **named: Any) -> None:
+        """Everything is loaded."""
+        self._tell({"ready": True})
+        self._wait()
+
+    def on_step_end(self, *given: Any, **named: Any) -> None:
+        """A step is done but for letting go of its tensors, which the next one's time includes."""
+        self._tell({"seconds": time.perf_counter() - self.start, "tokens": self.work.tokens})
+        self._wait()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        print(json.dumps(message), file=self.answers, flush=True)
+
+    def _wait(self) -> None:
+        if not self.asked.readline():
+            os._exit(0)
+        self.start = time.perf_counter()
+
+
+def trainer_of(config: dict[str, Any], work: Work, callback: TurnByTurn) -> PPOTrainer:
+    """TRL's trainer for the same work: full precision, no gradient checkpointing, one pass a batch."""
+    tokenizer = AutoTokenizer.from_pretrained(config["actor"])
+    policy, reference = (AutoModelForCausalLM.from_pretrained(config["actor"], dtype=torch.float32) for _ in range(2))
+    reward, value = (AutoModelForSequenceClassification.from_pretrained(config["reward"], dtype=torch.float32) for _ in range(2))
+    work.impose(policy, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    passes = config["batch"] // config["rows_a_pass"]
+    args = PPOConfig(
+        output_dir=config["out"], use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], disable_tqdm=True,
+        save_strategy="no", num_sample_generations=0, seed=config["seed"], learning_rate=1e-6, temperature=1.0,
+        per_device_train_batch_size=config["rows_a_pass"], gradient_accumulation_steps=passes, num_mini_batches=1,
+        local_rollout_forward_batch_size=config["batch"], num_ppo_epochs=1, response_length=config["longest"],
+        stop_token="eos", total_episodes=len(work.lengths),
+    )  # fmt: skip
+    data = Dataset.from_list([{"input_ids": prompt} for prompt in config["prompts"]])
+    return PPOTrainer(
+        args, tokenizer, model=policy, ref_model=reference, reward_model=reward, value_model=value,
+        train_dataset=data, eval_dataset=data, callbacks=[callback],
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Train as many steps as there are lengths, each when asked for."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the libraries print is no answer
+    config = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(config["threads"])
+    work = Work(config)
+    trainer_of(config, work, TurnByTurn(work, sys.stdin, answers)).train()
+
+
+if __name__ == "__main__":
+    main()

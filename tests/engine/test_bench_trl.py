@@ -1,0 +1,69 @@
+"""`oppo bench trl`: what can be tested without TRL, which lives in an environment of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from oppo_bench.against_trl import Peer, PeerError, Turn, results_of
+from oppo_bench.models import models_of, peer_models_of
+from oppo_bench.trl_environment import PINS, READY, TORCH, PeerEnvironmentError, python_of
+from oppo_bench.workload import SIZES, Size
+from oppo_contract.spec import ModelSpec
+from oppo_core.models.folder import load_model
+from oppo_core.rollout.tokens import FileCodec
+
+SMALL = Size.tiny(16, 1, 2)
+
+
+def parameters(model: ModelSpec, head: str = "lm") -> int:
+    """How many weights a model has."""
+    return sum(weight.numel() for weight in load_model(model, head, [], torch.float32, 0).parameters())
+
+
+@pytest.mark.parametrize("size", [SMALL, SIZES["M"]])
+def test_the_shared_checkpoint_has_the_size_of_our_own_architecture(size: Size, tmp_path: Path) -> None:
+    own, shared = models_of(size, tmp_path, 0), peer_models_of(size, tmp_path, 0)
+    actor = ModelSpec.model_validate(shared["actor"])
+    assert parameters(actor) == parameters(ModelSpec.model_validate(own["actor"]))
+    folders = [Path(shared["actor"]["path"]), Path(shared["reward"]["model"]["path"])]
+    assert FileCodec(folders[0]).digest == FileCodec(folders[1]).digest
+
+
+def test_the_shared_reward_model_scores(tmp_path: Path) -> None:
+    reward = ModelSpec.model_validate(peer_models_of(SMALL, tmp_path, 0)["reward"]["model"])
+    network = load_model(reward, "scalar", [], torch.float32, 0)
+    tokens = torch.tensor([[3, 4, 5]])
+    scores = network.scalar(network.hidden(tokens, torch.arange(3)[None]))
+    assert scores.shape == (1, 3)
+    assert scores.abs().max() > 0
+
+
+def test_figures_are_taken_repetition_by_repetition() -> None:
+    blocks = {"trl": [[Turn(4.0, 100), Turn(2.0, 100)], [Turn(8.0, 100)]], "oppo": [[Turn(1.0, 200)], [Turn(1.0, 100)]]}
+    named = {result.name: result for result in results_of("M/B16", blocks)}
+    assert (named["M/B16/trl/us_per_token"].min, named["M/B16/trl/us_per_token"].max) == (30_000, 80_000)
+    assert named["M/B16/trl/us_per_step"].min == 3_000_000
+    assert (named["M/B16/oppo/speedup"].min, named["M/B16/oppo/speedup"].max) == (6, 8)
+
+
+def test_a_peer_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    # This environment has no TRL.
+    with pytest.raises(PeerError, match="No module named"):
+        Peer(Path(sys.executable), {}, tmp_path / "peer")
+
+
+def test_a_finished_environment_is_used_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / READY).write_text("\n".join((TORCH, *PINS)))
+    assert python_of(tmp_path, print) == tmp_path / "bin" / "python"
+
+
+def test_an_environment_that_cannot_be_made_is_not_taken_for_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(PeerEnvironmentError, match="torch"):
+        python_of(tmp_path / "environment", print)
+    assert not (tmp_path / "environment" / READY).exists()
