@@ -1,32 +1,40 @@
 """Checkpoints: a folder that is complete or not there, from which a run goes on exactly as if it had never stopped.
 
-Weights and optimizer states are safetensors, the rest is JSON. Caches are not saved: after every checkpoint the scorers are
-told everything again, in interrupted and uninterrupted runs alike, so that both compute the same from there on.
+Weights and optimizer states are safetensors, the rest is JSON. Those written on schedule hold no caches: after each of them the
+scorers are told everything again, in interrupted and uninterrupted runs alike, so that both compute the same from there on. A
+run that is stopped elsewhere, be it in the middle of a step, is *suspended*: keys and values and what the scorers hold are
+written too, and it goes on with the very same bits.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.torch import load_file
 
 from oppo_contract.spec import RunSpec
+from oppo_core import changes
+from oppo_core.changes import Change
 from oppo_core.control import ChunkState, OvercommitState
+from oppo_core.durable import MANIFEST, draft_of, heal, publish, sha256
 from oppo_core.engine import Engine, Progress
 from oppo_core.metrics import Cohorts
+from oppo_core.models.folder import save_weights
 from oppo_core.ppo.shaping import ScoreMoments
+from oppo_core.rollout.batch import Batch
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.support import load_supports, save_supports
+from oppo_core.standing import ALL_DONE, Standing, best_rule, superfluous
 
-FORMAT = 2
-# What a resumed run may change: how long it goes on and what it writes, not what it computes.
-MAY_DIFFER = {"name", "steps", "budget", "checkpoints", "logging"}
+FORMAT = 3
+DECODER = "decoder.safetensors"
 SEQUENCE_FIELDS = (
     "sequence_id",
     "prompt_index",
@@ -39,6 +47,7 @@ SEQUENCE_FIELDS = (
     "ended_by_eos",
     "stopped",
     "kept_version",
+    "stale_logprobs",
 )
 
 
@@ -46,32 +55,56 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be resumed, with the reason."""
 
 
-def save(engine: Engine) -> int:
-    """Write `checkpoints/step-…`, tell of it, delete older ones beyond `checkpoints.keep`; returns the step."""
-    step = engine.progress.step
-    folder = engine.out / "checkpoints" / f"step-{step:08d}"
-    draft = folder.with_name(f".{folder.name}.draft")
-    with engine.trace.span("actor", "checkpoint"):
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+def save_when_due(engine: Engine) -> None:
+    """Write a checkpoint when a step has just ended after which one is due."""
+    if engine.batch is None and engine.progress.step % engine.spec.checkpoints.every_steps == 0:
+        save(engine)
+
+
+def save_at_the_end(engine: Engine, reason: str, window_start: float) -> None:
+    """Write the run's last checkpoint, unless this state is saved; `window_start`: of the step under way."""
+    if engine.batch is not None:
+        engine.progress.elapsed_s += engine.clock() - window_start
+    if engine.saved == _name(engine):
+        return
+    if reason == ALL_DONE:
+        save(engine)
+    else:
+        suspend(engine)
+
+
+def save(engine: Engine) -> None:
+    """Write `checkpoints/step-…` between two steps; every cache is dropped, here and in a run that resumes.
+
+    Raises:
+        DiskFullError: there is no room for it; the checkpoints before are untouched.
+    """
+
+    def fill(draft: Path) -> None:
         engine.scorers.start_save(str(draft))
-        engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
-        save_supports(engine.pool.sequences, draft)
-        engine.decoder.save(draft)
-        (draft / "state.json").write_text(json.dumps(_state(engine)))
+        _write(engine, draft, {})
         engine.scorers.wait_save()
         engine.handover.forget_all()
-        digest, size = _seal(draft)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(draft, folder)
-        told = str(folder.relative_to(engine.out))
-        engine.journal.write("checkpoint", step=step, folder=told, manifest_sha256=digest, bytes=size)
-        for old in sorted(folder.parent.glob("step-*"))[: -engine.spec.checkpoints.keep]:
-            shutil.rmtree(old)
-    return step
+
+    _keep(engine, fill)
 
 
-def restore(engine: Engine, folder: Path) -> None:
+def suspend(engine: Engine) -> None:
+    """Write a checkpoint wherever the run is, with everything that is in flight. The engine ends after it.
+
+    Raises:
+        DiskFullError: there is no room for it; the checkpoints before are untouched.
+    """
+
+    def fill(draft: Path) -> None:
+        engine.scorers.start_suspend(str(draft))
+        _write(engine, draft, {"remote": engine.layout.remote, "told": engine.handover.told, "batch": _half_step(engine, draft)})
+        engine.scorers.wait_suspend()
+
+    _keep(engine, fill)
+
+
+def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
     """Take back everything but the critic, which its process has loaded itself. `verify` has accepted the folder."""
     state = json.loads((folder / "state.json").read_text())
     if state["prompts_sha256"] != engine.prompts.digest:
@@ -85,34 +118,113 @@ def restore(engine: Engine, folder: Path) -> None:
     engine.chunk = ChunkState(**state["chunk"] | {"measured": {int(k): v for k, v in state["chunk"]["measured"].items()}})
     engine.cohorts = Cohorts(**_with_int_keys(state["cohorts"]))
     engine.moments = ScoreMoments(**state["score_moments"])
+    engine.standing = Standing(**state["standing"])
     engine.prompts.drawn = state["prompts_drawn"]
     engine.pool.started = state["sequences_started"]
     engine.pool.sequences = [_sequence(row, engine) for row in state["pool"]]
     engine.pool.queue = [_sequence(row, engine) for row in state["queue"]]
     load_supports(engine.pool.sequences, folder)
     engine.decoder.load(folder, engine.pool.sequences)
+    engine.changes = list(changed)
+    changes.apply(changed, engine)
+    if state["suspended"] is not None:
+        _go_on(engine, folder, state["suspended"], exact=not changes.disturbs(changed))
+    engine.saved = _name(engine)
 
 
-def verify(folder: Path, spec: RunSpec) -> None:
-    """Check a checkpoint before anything is loaded from it.
+def _go_on(engine: Engine, folder: Path, suspended: dict[str, Any], exact: bool) -> None:
+    """Take back what was in flight. When the run computes otherwise now, caches are built anew and the step begins again."""
+    sequences = {s.sequence_id: s for s in engine.pool.sequences}
+    half = suspended["batch"]
+    finishers = [sequences[i] for i in half["finishers"]] if half is not None else []
+    if not exact or suspended["remote"] != engine.layout.remote:
+        engine.cohorts.finish(engine.pool.settled(finishers, []))
+        return
+    engine.scorers.resume(str(folder))
+    engine.handover.resume({int(i): (count, ended) for i, (count, ended) in suspended["told"].items()})
+    if half is not None:
+        engine.decoder.resume(half["decoder"], load_file(folder / DECODER), sequences)
+        engine.update.resume(engine, half["update"])
+        engine.pool.overcommit = half["overcommit"]
+        engine.batch = Batch(finishers, half["chunk"])
+
+
+def verify(folder: Path, spec: RunSpec) -> list[Change]:
+    """Check a checkpoint before anything is loaded from it; returns what `spec` has changed since.
 
     Raises:
-        CheckpointError: incomplete, damaged, of another format, or of a spec that computes something else.
+        CheckpointError: incomplete, damaged, of another format, or of a spec that has changed what cannot be changed.
     """
+    heal(folder)
     try:
-        manifest: dict[str, dict[str, Any]] = json.loads((folder / "manifest.json").read_text())
+        manifest: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no manifest.json: it is not a complete checkpoint") from None
+        raise CheckpointError(f"{folder} has no {MANIFEST}: it is not a complete checkpoint") from None
     except ValueError:
-        raise CheckpointError(f"{folder / 'manifest.json'} is damaged; resume from another checkpoint") from None
+        raise CheckpointError(f"{folder / MANIFEST} is damaged; resume from another checkpoint") from None
     for name, entry in manifest.items():
         path = folder / name
-        if not path.is_file() or _sha256(path) != entry["sha256"]:
+        if not path.is_file() or sha256(path) != entry["sha256"]:
             raise CheckpointError(f"{path} is missing or damaged; resume from another checkpoint")
     state = json.loads((folder / "state.json").read_text())
     if state["format"] != FORMAT:
         raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {FORMAT}")
-    _refuse_changes(RunSpec.model_validate(state["spec"]), spec)
+    changed = changes.between(RunSpec.model_validate(state["spec"]), spec)
+    refused = changes.refusals(changed, len(state["pool"]), spec)
+    if refused:
+        raise CheckpointError("the checkpoint cannot be resumed with this spec: " + "; ".join(refused))
+    return changed
+
+
+def _keep(engine: Engine, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write a draft, publish it, tell of it, and delete what need not be kept any more."""
+    folder = engine.out / "checkpoints" / _name(engine)
+    keep = engine.spec.checkpoints
+    with engine.trace.span("actor", "checkpoint"):
+        score = engine.standing.judge(folder.name)
+        with draft_of(folder, needed_bytes(engine)) as draft:
+            fill(draft)
+            seal = publish(draft, folder)
+        engine.journal.write(
+            "checkpoint", step=engine.progress.step, folder=str(folder.relative_to(engine.out)),
+            manifest_sha256=seal.digest, bytes=seal.size, score=score, chunk=engine.batch.chunk if engine.batch else 0,
+        )  # fmt: skip
+        engine.saved = folder.name
+        names = [path.name for path in folder.parent.glob("step-*")]
+        for name in superfluous(names, folder.name, engine.standing.checkpoints, keep.keep, keep.keep_best):
+            shutil.rmtree(folder.with_name(name))
+
+
+def needed_bytes(engine: Engine) -> int:
+    """What a checkpoint takes on disk, as far as it can be known before it is written."""
+    return engine.actor.saves_bytes + engine.scorers.saves_bytes
+
+
+def _name(engine: Engine) -> str:
+    """The checkpoint's folder, so that names sort by age."""
+    half = f"-chunk-{engine.batch.chunk:06d}" if engine.batch is not None else ""
+    return f"step-{engine.progress.step:08d}{half}"
+
+
+def _write(engine: Engine, draft: Path, suspended: dict[str, Any]) -> None:
+    engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
+    save_supports(engine.pool.sequences, draft)
+    engine.decoder.save(draft)
+    state = _state(engine) | {"suspended": suspended or None}
+    (draft / "state.json").write_text(json.dumps(state))
+
+
+def _half_step(engine: Engine, draft: Path) -> dict[str, Any] | None:
+    """The step under way, its keys and values in a file of their own; None between two steps."""
+    if engine.batch is None:
+        return None
+    state, tensors = engine.decoder.suspend()
+    save_weights(tensors, draft / DECODER)
+    finishers = [s.sequence_id for s in engine.batch.finishers]
+    return {
+        "finishers": finishers, "chunk": engine.batch.chunk, "overcommit": engine.pool.overcommit,
+        "decoder": state, "update": engine.update.suspend(),
+    }  # fmt: skip
 
 
 def _state(engine: Engine) -> dict[str, Any]:
@@ -124,6 +236,8 @@ def _state(engine: Engine) -> dict[str, Any]:
         "chunk": asdict(engine.chunk),
         "cohorts": asdict(engine.cohorts),
         "score_moments": asdict(engine.moments),
+        "standing": asdict(engine.standing),
+        "best_rule": best_rule(engine.spec),
         "prompts_drawn": engine.prompts.drawn,
         "prompts_sha256": engine.prompts.digest,
         "sequences_started": engine.pool.started,
@@ -143,30 +257,3 @@ def _sequence(row: dict[str, Any], engine: Engine) -> Sequence:
 def _with_int_keys(cohorts: dict[str, Any]) -> dict[str, Any]:
     # JSON has text keys only.
     return cohorts | {name: {int(k): v for k, v in cohorts[name].items()} for name in ("started", "finished")}
-
-
-def _refuse_changes(saved: RunSpec, asked: RunSpec) -> None:
-    before, after = saved.model_dump(mode="json"), asked.model_dump(mode="json")
-    changed = [key for key in before if before[key] != after[key] and key not in MAY_DIFFER]
-    if saved.steps != asked.steps and {saved.ppo.schedule, saved.ppo.critic_schedule} != {"constant"}:
-        raise CheckpointError(
-            f"steps is {asked.steps} instead of {saved.steps}, and with it every learning rate of a falling ppo.schedule changes;"
-            f" keep {saved.steps}, or start a new run from the checkpoint's actor"
-        )
-    if changed:
-        raise CheckpointError(
-            f"the checkpoint was made with another {', '.join(changed)}; only {', '.join(sorted(MAY_DIFFER))} may change"
-        )
-
-
-def _seal(draft: Path) -> tuple[str, int]:
-    """Write the manifest; returns its digest and the size of all files in bytes."""
-    files = sorted(path for path in draft.rglob("*") if path.is_file())
-    manifest = {str(path.relative_to(draft)): {"sha256": _sha256(path), "bytes": path.stat().st_size} for path in files}
-    (draft / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    return _sha256(draft / "manifest.json"), sum(entry["bytes"] for entry in manifest.values())  # type: ignore[misc]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

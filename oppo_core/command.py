@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
     from oppo_core.engine import assemble
+    from oppo_core.standing import ASKED_TO_STOP
     from oppo_core.train import train
 
     stop = _stop_when_asked()
@@ -60,14 +61,14 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
     finally:
         if engine is not None:
             engine.scorers.close()
-    step = engine.progress.step
-    outcome = "stopped" if stop.is_set() and step < spec.steps else "succeeded"
-    journal.write("finished", outcome=outcome, step=step, reason=reason, unconsumed=engine.pool.unconsumed)
+    outcome = "stopped" if reason == ASKED_TO_STOP else "succeeded"
+    unconsumed = engine.pool.unconsumed
+    journal.write("finished", outcome=outcome, step=engine.progress.step, reason=reason, unconsumed=unconsumed)
     return OK
 
 
 def _stop_when_asked() -> threading.Event:
-    """Set by SIGTERM and SIGINT: the step under way is finished first."""
+    """Set by SIGTERM and SIGINT: the chunk under way is finished first."""
     stop = threading.Event()
 
     def ask_to_stop(number: int, frame: FrameType | None) -> None:
@@ -81,6 +82,7 @@ def _stop_when_asked() -> threading.Event:
 def _failed(error: Exception, step: int, journal: Journal) -> int:
     """Say why on stderr and in the last event; with a traceback when the cause is none that we name ourselves."""
     from oppo_core.checkpoint import CheckpointError
+    from oppo_core.durable import DiskFullError
     from oppo_core.layout import LayoutError
     from oppo_core.models.errors import ModelFolderError
     from oppo_core.ppo.optimizer import NonFiniteError
@@ -89,7 +91,10 @@ def _failed(error: Exception, step: int, journal: Journal) -> int:
     from oppo_core.scoring.remote import ScorerError
 
     reason = f"{type(error).__name__}: {error}"
-    named = (LayoutError, ModelFolderError, PromptError, CheckpointError, NonFiniteError, RewardError, ScorerError, OSError)
+    named = (
+        LayoutError, ModelFolderError, PromptError, CheckpointError, DiskFullError, NonFiniteError, RewardError, ScorerError,
+        OSError,
+    )  # fmt: skip
     if isinstance(error, named):
         print(reason, file=sys.stderr)
     else:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from oppo_contract.spec import ModelSpec, RunSpec
+from oppo_core.changes import Change
 from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.journal import Journal
 from oppo_core.layout import Layout, available_cores, device_of, lay_out
@@ -24,6 +25,7 @@ from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import Experience, build_experience
 from oppo_core.ppo.shaping import ScoreMoments
 from oppo_core.rewards.build import RewardBuilder
+from oppo_core.rollout.batch import Batch
 from oppo_core.rollout.decoder import Decoder, DecodeSettings, Decoding
 from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.pool import Pool
@@ -40,6 +42,7 @@ from oppo_core.scoring.scorers import Networks, ScorerSet, Scoring
 from oppo_core.scoring.side_stream import SideStreamScorers
 from oppo_core.scoring.whole import WholeScorers
 from oppo_core.shares import costs_of
+from oppo_core.standing import Standing
 from oppo_core.trace.recorder import Recorder
 from oppo_core.update import CriticFreeUpdate, OverlappedUpdate, PlainUpdate, Updating
 
@@ -78,6 +81,10 @@ class Engine:
     update: Updating = field(default_factory=PlainUpdate)
     handover: Handover = field(default_factory=Handover)
     cohorts: Cohorts = field(default_factory=Cohorts)
+    standing: Standing = field(default_factory=Standing)
+    batch: Batch | None = None  # a step that was begun and has not been trained yet
+    saved: str | None = None  # name of the checkpoint that holds the present state
+    changes: list[Change] = field(default_factory=list)  # what the spec has changed since the checkpoint that was resumed
     clock: Callable[[], float] = time.monotonic
     set_threads: Callable[[int], None] = torch.set_num_threads
     experience: Callable[..., Experience] = build_experience
@@ -117,8 +124,7 @@ def assemble(
     """
     from oppo_core.checkpoint import restore, verify
 
-    if resume is not None:
-        verify(resume, spec)
+    changes = verify(resume, spec) if resume is not None else []
     threads = min(threads or available_cores(), spec.resources.cpu_threads or available_cores())
     torch.set_num_threads(threads)
     device = device_of(spec)
@@ -149,7 +155,7 @@ def assemble(
         engine.update = OverlappedUpdate(shared.gradients, costs_of(network, spec.ppo.whiten_advantages))
     if resume is not None:
         try:
-            restore(engine, resume)
+            restore(engine, resume, changes)
         except Exception:
             engine.scorers.close()
             raise

@@ -16,7 +16,7 @@ from oppo_core.trace.report import Samples, StepTrace, deferred_rows, running_to
 
 if TYPE_CHECKING:
     from oppo_core.engine import Engine
-    from oppo_core.train import Batch
+    from oppo_core.rollout.batch import Batch
 
 # Decoding with at most this share of B+Δ rows is the tail.
 TAIL_SHARE = 0.25
@@ -29,6 +29,9 @@ def started(engine: Engine) -> None:
         "started", devices=engine.layout.devices, lanes=engine.layout.lanes(),
         start_step=engine.progress.step, total_steps=engine.spec.steps,
     )  # fmt: skip
+    if engine.changes:
+        lines = ["Resumed with other settings than the checkpoint's:", *map(str, engine.changes)]
+        engine.journal.write("log", stream="stdout", lines=lines)
 
 
 def finish_step(
@@ -56,6 +59,7 @@ def finish_step(
     if engine.decoder.guessed:
         metrics["oppo/draft_acceptance"] = engine.decoder.confirmed / engine.decoder.guessed
     metrics |= trace.metrics(tokens)
+    engine.standing.note(metrics["critic/score/mean"], metrics["objective/kl"])
     engine.journal.write(
         "step", step=progress.step, elapsed_s=progress.elapsed_s, generated_tokens=progress.generated_tokens,
         device_seconds=progress.elapsed_s * spec.resources.devices, metrics=metrics,

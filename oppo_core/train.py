@@ -7,50 +7,42 @@ trains, and every token remembers under which weights it was sampled (docs/algor
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from oppo_core import report
-from oppo_core.checkpoint import save
+from oppo_core.checkpoint import save_at_the_end, save_when_due
 from oppo_core.engine import Engine
+from oppo_core.rollout.batch import Batch
 from oppo_core.rollout.sequence import Sequence
-
-
-@dataclass(slots=True)
-class Batch:
-    """What decoding gave: the B answers to train, when each finished, and from when to when it decoded."""
-
-    sequences: list[Sequence]
-    ends: dict[int, float] = field(default_factory=dict)
-    decode: tuple[float, float] = (0.0, 0.0)
+from oppo_core.standing import ASKED_TO_STOP, reason_to_end
 
 
 def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
-    """Train until the last step, the time budget, or `should_stop`; returns the reason. Always ends on a checkpoint."""
-    spec, progress = engine.spec, engine.progress
+    """Train until there is a reason to end, or `should_stop` is true at the end of a chunk; returns the reason.
+
+    Always ends on a checkpoint, be it in the middle of a step.
+    """
     report.started(engine)
-    saved = progress.step
-    reason = "all steps are done"
     window_start = engine.clock()
-    while progress.step < spec.steps:
-        window_start = train_step(engine, window_start)
-        if progress.step % spec.checkpoints.every_steps == 0:
-            saved = save(engine)
+    while (reason := reason_to_end(engine)) is None:
+        window_start = train_step(engine, window_start, should_stop)
+        save_when_due(engine)
         if should_stop():
-            reason = "asked to stop"
+            reason = ASKED_TO_STOP
             break
-        if spec.budget.max_hours is not None and progress.elapsed_s > spec.budget.max_hours * 3600:
-            reason = f"the time budget of {spec.budget.max_hours:g} h is used up"
-            break
-    if saved != progress.step:
-        save(engine)
+    save_at_the_end(engine, reason, window_start)
     return reason
 
 
-def train_step(engine: Engine, window_start: float) -> float:
-    """One PPO step (docs/algorithm.md, "One step"). Its window begins where the last one ended; returns where it ends."""
+def train_step(engine: Engine, window_start: float, should_stop: Callable[[], bool] = lambda: False) -> float:
+    """One PPO step (docs/algorithm.md, "One step"). Its window begins where the last one ended; returns where it ends.
+
+    A step that is stopped half-way stays in `engine.batch`, where the next call, in this process or in another, goes on.
+    """
     version = engine.progress.step
-    begin_step(engine, version)
-    batch = decode_batch(engine, version)
+    batch = engine.batch = engine.batch or begin_step(engine, version)
+    if not decode_batch(engine, batch, version, should_stop):
+        return window_start
+    engine.batch = None
     experience, metrics = engine.update.learn(engine, batch.sequences, version)
     engine.handover.forget(s.sequence_id for s in batch.sequences)
     engine.progress.step += 1
@@ -60,7 +52,7 @@ def train_step(engine: Engine, window_start: float) -> float:
     return window_end
 
 
-def begin_step(engine: Engine, version: int) -> None:
+def begin_step(engine: Engine, version: int) -> Batch:
     """Top up the pool, and bring every cache to the present weights; with streaming, the scorers do theirs meanwhile."""
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))
@@ -72,36 +64,41 @@ def begin_step(engine: Engine, version: int) -> None:
     with engine.trace.span("actor", "actor-prefill", rows=len(engine.pool.sequences)):
         engine.decoder.begin(engine.pool.unfinished(), version)
     engine.update.begin(engine)
+    return Batch()
 
 
-def decode_batch(engine: Engine, version: int) -> Batch:
-    """Decode chunk after chunk until B answers are ready, handing each chunk to the scorers; take the batch out of the pool."""
+def decode_batch(engine: Engine, batch: Batch, version: int, should_stop: Callable[[], bool]) -> bool:
+    """Decode chunk after chunk until B answers are ready, handing each chunk to the scorers; take the batch out of the pool.
+
+    Returns False when `should_stop` was true after a chunk, before the batch was complete.
+    """
     engine.use_cores(engine.layout.decode_threads)
-    batch, chunk = Batch([]), 0
-    finishers: list[Sequence] = []
     start = engine.clock()
-    complete = engine.pool.is_complete(finishers)
+    batch.ends = {s.sequence_id: start for s in batch.finishers}
+    complete = engine.pool.is_complete(batch.finishers)
     while not complete:
-        chunk += 1
+        batch.chunk += 1
         live = list(engine.decoder.live)
-        with engine.trace.span("actor", "decode", chunk, rows=len(live)):
-            done, complete = decode_chunk(engine, version, finishers)
+        with engine.trace.span("actor", "decode", batch.chunk, rows=len(live)):
+            done, complete = decode_chunk(engine, version, batch.finishers)
             if engine.layout.remote:
-                engine.scorers.extend(engine.handover.news(engine.readable(live)), chunk)
-            finishers += done
+                engine.scorers.extend(engine.handover.news(engine.readable(live)), batch.chunk)
+            batch.finishers += done
             now = engine.clock()
             batch.ends |= {s.sequence_id: now for s in done}
             if not complete:
-                engine.update.chunk_done(engine, finishers, version)
+                engine.update.chunk_done(engine, batch.finishers, version)
+        if not complete and should_stop():
+            return False
     batch.decode = (start, engine.clock())
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))
-        batch.sequences = engine.pool.take_batch(finishers)
-        engine.cohorts.finish(engine.pool.settled(finishers, batch.sequences))
+        batch.sequences = engine.pool.take_batch(batch.finishers)
+        engine.cohorts.finish(engine.pool.settled(batch.finishers, batch.sequences))
         engine.let_go(engine.pool.discarded)
     if not engine.layout.remote:
         engine.scorers.extend(engine.handover.news(batch.sequences), 0)
-    return batch
+    return True
 
 
 def decode_chunk(engine: Engine, version: int, finishers: list[Sequence]) -> tuple[list[Sequence], bool]:

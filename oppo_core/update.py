@@ -8,8 +8,8 @@ never from measured time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, cast
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -39,6 +39,12 @@ class Updating(Protocol):
     def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
         """A chunk was handed over and the batch is not complete; `finishers` are those of this step so far."""
 
+    def suspend(self) -> dict[str, Any]:
+        """What was done in the step so far, as plain data."""
+
+    def resume(self, engine: Engine, state: dict[str, Any]) -> None:
+        """Go on, in place of `begin`, where `suspend` left off; `engine` has everything else back."""
+
     def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         """Train on the complete batch; returns it with everything the loss needed, and `actor/*` and `critic/*` metrics."""
 
@@ -51,6 +57,13 @@ class PlainUpdate:
 
     def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
         """Nothing is trained early."""
+
+    def suspend(self) -> dict[str, Any]:
+        """Nothing was done."""
+        return {}
+
+    def resume(self, engine: Engine, state: dict[str, Any]) -> None:
+        """Nothing was done."""
 
     def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         """See `Updating.learn`."""
@@ -119,10 +132,11 @@ class OverlappedUpdate:
     gradients: list[Tensor]
     costs: Costs
     ledger: Ledger = field(default_factory=Ledger)
+    orders: list[tuple[list[int], bool]] = field(default_factory=list)  # this step's: sequence_ids, and whether the actor too
 
     def begin(self, engine: Engine) -> None:
         """Rate surplus answers of earlier steps under the present weights; the decoder has rated those that go on."""
-        self.ledger = Ledger()
+        self.ledger, self.orders = Ledger(), []
         surplus = [s for s in engine.pool.sequences if s.finished]
         with engine.trace.span("actor", "actor-forward", rows=len(surplus)):
             tokens, prompts, supports = rows_of(surplus)
@@ -141,6 +155,22 @@ class OverlappedUpdate:
         with_actor = self.ledger.partner_is_idle() and not actor_of(engine).rests(version)
         partner_of(engine).train_early(EarlyOrder(ready, version, engine.progress.kl_coefficient, with_actor))
         self.ledger.ordered(ready, with_actor, self.costs)
+        self.orders.append(([s.sequence_id for s in ready], with_actor))
+
+    def suspend(self) -> dict[str, Any]:
+        """Who was trained early, in which passes. Their gradients are not saved: the same passes give the same bits again."""
+        ledger = asdict(self.ledger) | {"critic": sorted(self.ledger.critic), "actor": sorted(self.ledger.actor)}
+        return {"ledger": ledger, "orders": self.orders}
+
+    def resume(self, engine: Engine, state: dict[str, Any]) -> None:
+        """Order the same passes again."""
+        known = state["ledger"]
+        self.ledger = Ledger(**known | {"critic": set(known["critic"]), "actor": set(known["actor"])})
+        self.orders = [(ids, with_actor) for ids, with_actor in state["orders"]]
+        sequences = {s.sequence_id: s for s in engine.pool.sequences}
+        for ids, with_actor in self.orders:
+            order = EarlyOrder([sequences[i] for i in ids], engine.progress.step, engine.progress.kl_coefficient, with_actor)
+            partner_of(engine).train_early(order)
 
     def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         """See `Updating.learn`."""

@@ -92,7 +92,7 @@ class EngineProcess:
         return code if code >= 0 else 128 - code
 
     def ask_to_stop(self) -> None:
-        """SIGTERM: finish the step, write a checkpoint, leave."""
+        """SIGTERM: finish the chunk, write a checkpoint, leave."""
         self._guard.terminate()
 
     def kill(self) -> None:

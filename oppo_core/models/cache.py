@@ -96,6 +96,18 @@ class SlotCache:
         for store in (*self.keys, *self.values):
             store[target, :, :columns] = store[source, :, :columns]
 
+    def copied(self, slots: list[int], columns: int) -> dict[str, Tensor]:
+        """Copies of the first `columns` of `slots`, to be written to a file."""
+        stores = {"keys": self.keys, "values": self.values}
+        return {f"{kind}.{n}": store[slots, :, :columns] for kind, layers in stores.items() for n, store in enumerate(layers)}
+
+    def put_back(self, slots: list[int], copies: dict[str, Tensor]) -> None:
+        """Take back what `copied` gave."""
+        for name, part in copies.items():
+            kind, layer = name.split(".")
+            store = (self.keys if kind == "keys" else self.values)[int(layer)]
+            store[slots, :, : part.shape[2]] = part.to(store.device)
+
 
 @dataclass(frozen=True, slots=True)
 class CacheWindow:

@@ -22,7 +22,7 @@ from oppo_core.ppo.batches import mini_batch_rows, response_states
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate, policy_loss
-from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
+from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
 from oppo_core.ppo.schedule import actor_rates
 from oppo_core.rollout.sequence import Support
 from oppo_core.rollout.support import joined, restricted
@@ -60,6 +60,10 @@ class Acting(Protocol):
     def load(self, folder: Path) -> None:
         """Take back what `save` wrote."""
 
+    @property
+    def saves_bytes(self) -> int:
+        """About how much `save` writes."""
+
 
 class ActorTrainer:
     """Trains the policy network on an `Experience`."""
@@ -82,6 +86,11 @@ class ActorTrainer:
         """See `Acting.load`."""
         restore_weights(self.network, folder / WEIGHTS)
         self.optimizer.load_state(load_file(folder / MOMENTS))
+
+    @property
+    def saves_bytes(self) -> int:
+        """See `Acting.saves_bytes`: the weights, and what the optimizer keeps of each that is trained."""
+        return size_of(self.network.parameters()) + self.optimizer.saves_bytes
 
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
         """See `Acting.logprobs`."""

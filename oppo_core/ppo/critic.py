@@ -19,7 +19,7 @@ from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import mini_batch_rows, response_states
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import value_loss
-from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
+from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
 from oppo_core.ppo.schedule import critic_rates
 
 WEIGHTS, MOMENTS = "critic.safetensors", "critic-optimizer.safetensors"
@@ -106,6 +106,11 @@ class CriticTrainer:
         """Write weights and optimizer into `folder`."""
         save_weights(trained_weights(self.network), Path(folder) / WEIGHTS)
         save_weights(self.optimizer.state(), Path(folder) / MOMENTS)
+
+    @property
+    def saves_bytes(self) -> int:
+        """About how much `save` writes."""
+        return size_of(self.optimizer.parameters) + self.optimizer.saves_bytes
 
     def load(self, folder: Path) -> None:
         """Take back what `save` wrote."""

@@ -17,6 +17,11 @@ class NonFiniteError(RuntimeError):
     """A loss or a gradient is NaN or infinite: training stops before the weights are harmed."""
 
 
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes that they hold together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 class Optimizer:
     """AdamW over a network's weights."""
 
@@ -27,6 +32,12 @@ class Optimizer:
         self.rates = rates
         self.max_norm = max_norm
         self._adamw = torch.optim.AdamW(self._masters, lr=rates.peak, betas=(0.9, 0.95), weight_decay=weight_decay, foreach=True)
+
+    @property
+    def saves_bytes(self) -> int:
+        """About how much `state` holds: two moments of each weight, and weights that are kept apart."""
+        apart = [m for p, m in zip(self.parameters, self._masters, strict=True) if m is not p]
+        return 2 * size_of(self._masters) + size_of(apart)
 
     def zero_grad(self) -> None:
         """Forget gradients."""

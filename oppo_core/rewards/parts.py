@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from torch import Tensor
 from oppo_core.models.protocol import Network
 from oppo_core.rewards.answers import Answer, FinishedReward
 from oppo_core.rollout.tokens import TextCodec
-from oppo_core.scoring.stream import Stream
+from oppo_core.scoring.stream import Stream, below
 
 # So often whoever waits for a service says that it is alive, seconds.
 SIGN_OF_LIFE_S = 0.5
@@ -84,14 +85,15 @@ class RewardReader:
         self._started |= set(ids)
         if not self.finished:
             return
-        assert self._codec is not None
-        answers = []
-        for i in ids:
-            row, prompt = tokens[i].tolist(), prompt_lengths[i]
-            answers.append(Answer(i, row[:prompt], row[prompt:], self._codec))
+        answers = self._answers(ids, tokens, prompt_lengths)
         # Services first: they work while those that compute here do.
         for part in sorted(self.finished.values(), key=lambda part: not part.elsewhere):
             part.start(answers, alive)
+
+    def _answers(self, ids: list[int], tokens: dict[int, NDArray[np.int64]], prompt_lengths: dict[int, int]) -> list[Answer]:
+        assert self._codec is not None
+        rows = {i: tokens[i].tolist() for i in ids}
+        return [Answer(i, row[: prompt_lengths[i]], row[prompt_lengths[i] :], self._codec) for i, row in rows.items()]
 
     def settled(self, ids: list[int]) -> bool:
         """Whether every part has scored these. Raises RewardError when a part has failed."""
@@ -126,6 +128,37 @@ class RewardReader:
             self._streamed.pop((number, sequence_id), None)
         for part in self.finished.values():
             part.forget(sequence_id)
+
+    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Everything that further scoring depends on: plain data and tensors. What services still owe is left out."""
+        state: dict[str, Any] = {"streams": {}, "scores": {}}
+        tensors = {f"streamed.{number}.{i}": score for (number, i), score in self._streamed.items()}
+        for number, stream in self.streams.items():
+            state["streams"][number], held = stream.suspend()
+            tensors |= {f"{number}.{name}": tensor for name, tensor in held.items()}
+        for number, part in self.finished.items():
+            state["scores"][number] = {i: part.score(i) for i in sorted(self._started) if part.has(i)}
+        return state, tensors
+
+    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Take back what `suspend` gave."""
+        for name, score in below("streamed.", tensors).items():
+            number, i = map(int, name.split("."))
+            self._streamed[number, i] = score
+        for key, held in state["streams"].items():
+            self.streams[int(key)].resume(held, below(f"{key}.", tensors))
+        for key, scores in state["scores"].items():
+            for i, score in scores.items():
+                self.finished[int(key)].remember(int(i), score)
+
+    def start_missing(
+        self, tokens: dict[int, NDArray[np.int64]], prompt_lengths: dict[int, int], alive: Callable[[], None]
+    ) -> None:
+        """After `resume`: these are finished; parts that have not scored some of them are asked again."""
+        self._started = set(tokens)
+        for part in self.finished.values():
+            missing = [i for i in sorted(tokens) if not part.has(i)]
+            part.start(self._answers(missing, tokens, prompt_lengths), alive)
 
     def close(self) -> None:
         """Let go of everything."""

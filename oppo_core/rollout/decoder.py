@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,11 +23,13 @@ from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.sampling import Filters, sample, sample_among, uniforms
 from oppo_core.rollout.sequence import Sequence, Support
 from oppo_core.rollout.stops import StopConditions
-from oppo_core.rollout.support import recorded, restricted
+from oppo_core.rollout.support import from_plain, plain, recorded, restricted
 
 # One more attention call a layer costs about as much as looking at this many cached tokens (measured: hidden 128 and 256).
 BAND_PAYS_CELLS = 600
 KEPT = "kept-cache.safetensors"
+# What a decoder remembers from round to round, besides tokens, keys and values.
+SUSPENDED = ("rounds", "decoded", "guessed", "confirmed", "_filled", "_stops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,12 @@ class Decoding(Protocol):
     def load(self, folder: Path, sequences: list[Sequence]) -> None:
         """Take back what `save` wrote of `sequences`; `begin` comes next."""
 
+    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What the rest of the step depends on besides the sequences themselves: plain data and tensors."""
+
+    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
+        """Go on, in place of `begin`, with what `suspend` gave; `sequences` by sequence_id."""
+
 
 class Decoder:
     """Advances sequences token by token and writes tokens, log-probs and versions into them."""
@@ -127,9 +135,7 @@ class Decoder:
         if self.drafter is not None:
             self.drafter.forget()
         self._last = torch.tensor([int(t[-1]) for t in tokens], device=self._device)
-        for row, sequence in enumerate(sequences):
-            numbers = uniforms(self.settings.seed, sequence.sequence_id, self.settings.max_new)
-            self._uniform[row] = torch.from_numpy(numbers)
+        self._draw_numbers()
         lacking = [0 if row in kept else length for row, length in enumerate(self._filled)]
         for rows in ragged_batches(lacking, self.settings.micro_batch_tokens):
             padded = right_padded([tokens[row][:-1] for row in rows]).to(self._device)
@@ -170,6 +176,29 @@ class Decoder:
         self.live = [s for s in sequences if not s.finished]
         self._filled = [len(s.prompt) + s.length - 1 for s in self.live]
         self.cache.paste([s.sequence_id for s in self.live], load_file(folder / KEPT))
+
+    def _draw_numbers(self) -> None:
+        for row, sequence in enumerate(self.live):
+            numbers = uniforms(self.settings.seed, sequence.sequence_id, self.settings.max_new)
+            self._uniform[row] = torch.from_numpy(numbers)
+
+    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """See `Decoding.suspend`. The keys and values too: computed again in one pass they would round otherwise."""
+        columns = max((n + len(ahead) for n, ahead in zip(self._filled, self._ahead, strict=True)), default=0)
+        state = {name: getattr(self, name) for name in SUSPENDED}
+        ahead = [[[token, logprob, plain(among)] for token, logprob, among in row] for row in self._ahead]
+        state |= {"live": [s.sequence_id for s in self.live], "last": self._last.tolist(), "ahead": ahead}
+        return state, self.cache.copied(list(range(len(self.live))), columns)
+
+    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
+        """See `Decoding.resume`."""
+        for name in SUSPENDED:
+            setattr(self, name, state[name])
+        self._ahead = [[Choice(token, logprob, from_plain(among)) for token, logprob, among in row] for row in state["ahead"]]
+        self.live = [sequences[i] for i in state["live"]]
+        self._last = torch.tensor(state["last"], dtype=torch.long, device=self._device)
+        self._draw_numbers()
+        self.cache.put_back(list(range(len(self.live))), tensors)
 
     def _rate(self, sequences: list[Sequence], hidden_NTH: Tensor) -> None:
         """Note the log-probs that the present weights give to the response tokens so far."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from oppo_core.rollout.sequence import Sequence, Support
 IDS_PAY_UP_TO = 1 / 32
 KINDS = (np.int32, np.uint8)
 FILE = "pool-support.safetensors"
+Arrays = dict[str, NDArray[Any]]
 
 
 def recorded(allowed_NV: Tensor) -> Support:
@@ -63,32 +65,54 @@ def joined(supports: Iterable[Support]) -> Support:
     return [left for support in supports for left in support]
 
 
-def save_supports(sequences: list[Sequence], folder: Path) -> None:
-    """Write what `load_supports` takes back; nothing when nothing was filtered.
+def plain(support: Support) -> list[list[Any]]:
+    """As (kind, numbers) a token, for JSON; `from_plain` takes it back."""
+    return [[str(left.dtype), left.tolist()] for left in support]
+
+
+def from_plain(rows: list[list[Any]]) -> Support:
+    """See `plain`."""
+    return [np.asarray(numbers, dtype=kind) for kind, numbers in rows]
+
+
+def laid_out(supports: dict[int, Support]) -> Arrays:
+    """Supports by sequence_id as few arrays, for a file; sequences without any are left out.
 
     A sequence's arrays are laid end to end by kind; `sizes` says how long each is, bits as negative numbers.
     """
-    arrays: dict[str, NDArray[np.int32] | NDArray[np.int64] | NDArray[np.uint8]] = {}
-    for sequence in sequences:
-        if sequence.support:
-            sizes = [len(left) if left.dtype == np.int32 else -len(left) for left in sequence.support]
-            arrays[f"{sequence.sequence_id}.sizes"] = np.asarray(sizes, dtype=np.int64)
+    arrays: Arrays = {}
+    for sequence_id, support in supports.items():
+        if support:
+            sizes = [len(left) if left.dtype == np.int32 else -len(left) for left in support]
+            arrays[f"{sequence_id}.sizes"] = np.asarray(sizes, dtype=np.int64)
             for kind in KINDS:
-                parts = [left for left in sequence.support if left.dtype == kind]
-                arrays[f"{sequence.sequence_id}.{np.dtype(kind)}"] = np.concatenate([np.empty(0, dtype=kind), *parts])
+                parts = [left for left in support if left.dtype == kind]
+                arrays[f"{sequence_id}.{np.dtype(kind)}"] = np.concatenate([np.empty(0, dtype=kind), *parts])
+    return arrays
+
+
+def taken_apart(arrays: Arrays) -> dict[int, Support]:
+    """What `laid_out` was given."""
+    supports: dict[int, Support] = {}
+    for sequence_id in [int(name.removesuffix(".sizes")) for name in arrays if name.endswith(".sizes")]:
+        parts = {kind: arrays[f"{sequence_id}.{np.dtype(kind)}"] for kind in KINDS}
+        support = supports[sequence_id] = []
+        for size in arrays[f"{sequence_id}.sizes"].tolist():
+            kind = np.int32 if size > 0 else np.uint8
+            left, parts[kind] = parts[kind][: abs(size)], parts[kind][abs(size) :]
+            support.append(left)
+    return supports
+
+
+def save_supports(sequences: list[Sequence], folder: Path) -> None:
+    """Write what `load_supports` takes back; nothing when nothing was filtered."""
+    arrays = laid_out({s.sequence_id: s.support for s in sequences})
     if arrays:
         save_file(arrays, folder / FILE)
 
 
 def load_supports(sequences: list[Sequence], folder: Path) -> None:
     """Give `sequences` the supports that were written for them."""
-    arrays = load_file(folder / FILE) if (folder / FILE).exists() else {}
+    supports = taken_apart(load_file(folder / FILE)) if (folder / FILE).exists() else {}
     for sequence in sequences:
-        sizes = arrays.get(f"{sequence.sequence_id}.sizes")
-        if sizes is not None:
-            parts = {kind: arrays[f"{sequence.sequence_id}.{np.dtype(kind)}"] for kind in KINDS}
-            sequence.support = []
-            for size in sizes.tolist():
-                kind = np.int32 if size > 0 else np.uint8
-                left, parts[kind] = parts[kind][: abs(size)], parts[kind][abs(size) :]
-                sequence.support.append(left)
+        sequence.support = supports.get(sequence.sequence_id, [])

@@ -24,7 +24,8 @@ from oppo_core.ppo.math import kl_estimate
 from oppo_core.ppo.shaping import ScoreMoments
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.results import Scored
-from oppo_core.scoring.scorers import ScorerSet, Track
+from oppo_core.scoring.scorers import ScorerSet
+from oppo_core.scoring.track import Track
 
 
 @dataclass(frozen=True, slots=True)

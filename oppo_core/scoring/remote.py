@@ -101,7 +101,7 @@ class RemoteScorers(Scoring):
         self._sent = time.monotonic()
         self._is_hung = False
         self._longest_silence_s = max(longest_silence_s, LOADED_WITHIN_S)
-        self._receive()
+        self.saves_bytes = cast(int, self._receive())
         self._longest_silence_s = longest_silence_s
         _limit_blocking(self._connection, longest_silence_s)
 
@@ -131,6 +131,14 @@ class RemoteScorers(Scoring):
     def start_save(self, folder: str) -> None:
         """See `Scoring.start_save`."""
         self._send("start_save", folder)
+
+    def start_suspend(self, folder: str) -> None:
+        """See `Scoring.start_suspend`."""
+        self._send("start_suspend", folder)
+
+    def resume(self, folder: str) -> None:
+        """See `Scoring.resume`; returns at once."""
+        self._send("resume", folder)
 
     def wait_collect(self) -> dict[int, Scored]:
         """See `Scoring.wait_collect`. Raises ScorerError when the process failed, died, or fell silent."""
@@ -164,6 +172,10 @@ class RemoteScorers(Scoring):
 
     def wait_save(self) -> None:
         """See `Scoring.wait_save`. Raises ScorerError, as `wait_collect` does."""
+        self._receive()
+
+    def wait_suspend(self) -> None:
+        """See `Scoring.wait_suspend`. Raises ScorerError, as `wait_collect` does."""
         self._receive()
 
     def close(self) -> None:
@@ -255,7 +267,7 @@ def _serve(
     try:
         scorers = build(trace)
         scorers.alive = line.alive
-        connection.send(Reply(None, None, *trace.take()))
+        connection.send(Reply(scorers.saves_bytes, None, *trace.take()))
         while True:
             name, arguments = connection.recv()
             line.alive()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +18,10 @@ from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
 from oppo_core.rewards.parts import RewardReader, Rewards
 from oppo_core.rollout.sequence import Support
 from oppo_core.rollout.support import restricted
+from oppo_core.scoring import suspended
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.stream import Reading, Stream
+from oppo_core.scoring.track import Track
 from oppo_core.trace.recorder import Recorder
 
 
@@ -42,6 +45,8 @@ class Scoring(Protocol):
     `start_…` returns at once when they live beside the actor; the `wait_…` of the same name returns its result. Only one may
     be outstanding.
     """
+
+    saves_bytes: int  # about how much `start_save` writes
 
     def begin(self, growths: list[Growth]) -> None:
         """A step begins: take over new tokens, and read again what the critic, whose weights have changed, had read."""
@@ -70,20 +75,17 @@ class Scoring(Protocol):
     def wait_save(self) -> None:
         """Returns when everything is written."""
 
+    def start_suspend(self, folder: str) -> None:
+        """Write the critic, and besides everything that is held of every sequence, so that nothing need be told again."""
+
+    def wait_suspend(self) -> None:
+        """Returns when everything is written."""
+
+    def resume(self, folder: str) -> None:
+        """Take back what `start_suspend` has written of every sequence; the critic was loaded before."""
+
     def close(self) -> None:
         """End them."""
-
-
-@dataclass(slots=True)
-class Track:
-    """A sequence as the scorers know it."""
-
-    prompt_length: int
-    tokens: NDArray[np.int64]
-    finished: bool = False
-    support: Support = field(default_factory=list)
-    reference_logprobs: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class ScorerSet:
         trace: Recorder,
     ) -> None:
         self.trainer = trainer
+        self.saves_bytes = trainer.saves_bytes if trainer is not None else 0
         self.trace = trace
         self.temperature = temperature
         self.reference = Stream(networks.reference, slots, columns, budget)
@@ -185,18 +188,40 @@ class ScorerSet:
         """The critic's metrics."""
         return self._metrics
 
+    def start_suspend(self, folder: str) -> None:
+        """See `Scoring.start_suspend`."""
+        with self.trace.span("reference", "checkpoint"):
+            if self.trainer is not None:
+                self.trainer.save(folder)
+            suspended.write(Path(folder), self.tracks, self._readers())
+
+    def resume(self, folder: str) -> None:
+        """See `Scoring.resume`."""
+        self.tracks = suspended.read(Path(folder), self._readers(), next(self.reference.network.parameters()).device)
+        finished = {i: track for i, track in self.tracks.items() if track.finished}
+        prompts = {i: track.prompt_length for i, track in finished.items()}
+        self.reward.start_missing({i: track.tokens for i, track in finished.items()}, prompts, self.alive)
+
     def wait_save(self) -> None:
+        """Everything is written."""
+
+    def wait_suspend(self) -> None:
         """Everything is written."""
 
     def close(self) -> None:
         """The reward's services are let go."""
         self.reward.close()
 
+    def _readers(self) -> suspended.Readers:
+        streams = (
+            {"reference": self.reference, "critic": self.critic} if self.critic is not None else {"reference": self.reference}
+        )
+        return {**streams, "reward": self.reward}
+
     def _drop(self, sequence_id: int) -> None:
         del self.tracks[sequence_id]
-        for reader in (self.reference, self.critic, self.reward):
-            if reader is not None:
-                reader.forget(sequence_id)
+        for reader in self._readers().values():
+            reader.forget(sequence_id)
 
     @torch.no_grad()
     def _advance(self, sequence_ids: set[int], chunk: int) -> None:

@@ -20,6 +20,7 @@ class SideStreamScorers(Scoring):
 
     def __init__(self, scorers: ScorerSet, device: torch.device) -> None:
         self.scorers = scorers
+        self.saves_bytes = scorers.saves_bytes
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -62,6 +63,20 @@ class SideStreamScorers(Scoring):
         """See `Scoring.start_save`."""
         with self._aside():
             self.scorers.start_save(folder)
+
+    def start_suspend(self, folder: str) -> None:
+        """See `Scoring.start_suspend`."""
+        with self._aside():
+            self.scorers.start_suspend(folder)
+
+    def wait_suspend(self) -> None:
+        """See `Scoring.wait_suspend`."""
+        self.scorers.wait_suspend()
+
+    def resume(self, folder: str) -> None:
+        """See `Scoring.resume`."""
+        with self._aside():
+            self.scorers.resume(folder)
 
     def wait_save(self) -> None:
         """See `Scoring.wait_save`."""

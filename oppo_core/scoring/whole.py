@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.ppo.held import HeldForward
-from oppo_core.scoring.scorers import ScorerSet, Track
+from oppo_core.scoring.scorers import ScorerSet
+from oppo_core.scoring.track import Track
 
 
 class WholeScorers(ScorerSet):

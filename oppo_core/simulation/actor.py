@@ -28,6 +28,8 @@ class Rated:
 class SimulatedActor:
     """An `Acting`, and what update overlap asks of the actor besides."""
 
+    saves_bytes = 0
+
     def __init__(self, machine: Machine, ppo: Ppo) -> None:
         self._machine = machine
         self._costs = machine.devices.costs.actor

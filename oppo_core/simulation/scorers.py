@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -39,6 +41,7 @@ class SimulatedScorers:
     """A `Scoring`. Roles on devices of their own read what they are told, those on the actor's read when asked for scores."""
 
     streamed: tuple[ReadingRole, ...] = READING_ROLES
+    saves_bytes = 0
 
     def __init__(self, machine: Machine, seed: int, has_reward_model: bool, ppo: Ppo) -> None:
         self.tracks: dict[int, Track] = {}
@@ -102,6 +105,22 @@ class SimulatedScorers:
     def wait_save(self) -> None:
         """See `Scoring.wait_save`."""
         self._machine.timeline.wait()
+
+    def start_suspend(self, folder: str) -> None:
+        """See `Scoring.start_suspend`."""
+        us = self._machine.devices.overheads.checkpoint_us
+        self._machine.order(self._machine.beside("critic"), "critic", "checkpoint", us)
+        tracks = {sequence_id: asdict(track) for sequence_id, track in self.tracks.items()}
+        (Path(folder) / "scorers.json").write_text(json.dumps(tracks))
+
+    def wait_suspend(self) -> None:
+        """See `Scoring.wait_suspend`."""
+        self._machine.timeline.wait()
+
+    def resume(self, folder: str) -> None:
+        """See `Scoring.resume`."""
+        tracks = json.loads((Path(folder) / "scorers.json").read_text())
+        self.tracks = {int(sequence_id): Track(**track) for sequence_id, track in tracks.items()}
 
     def close(self) -> None:
         """Nothing to end."""

@@ -38,7 +38,7 @@ REFUSED_BY_ENGINE = 2
 def train(spec_file: Path, out: Path, roots: tuple[Path, ...], resume_from: Path | None, threads: int | None) -> None:
     """Train one run here and now: progress on the terminal, events in DIR/events.jsonl, checkpoints in DIR/checkpoints.
 
-    Ctrl-C finishes the step and writes a checkpoint; a second one ends at once.
+    Ctrl-C finishes the chunk and writes a checkpoint; a second one ends at once.
     """
     spec = read_spec(spec_file)
     events = out / "events.jsonl"
@@ -96,13 +96,13 @@ def follow(file: Path, offset: int, engine: subprocess.Popen[bytes]) -> Iterator
 
 
 def _pass_interrupts_on(engine: subprocess.Popen[bytes]) -> Any:
-    """Ctrl-C asks the engine to stop at the end of its step; the second one kills it. Returns the former handler."""
+    """Ctrl-C asks the engine to stop at the end of its chunk; the second one kills it. Returns the former handler."""
     asked: list[float] = []
 
     def stop(_number: int, _frame: object) -> None:
         asked.append(time.monotonic())
         if len(asked) == 1:
-            click.echo("Stopping after this step; a checkpoint is written. Ctrl-C again ends at once.", err=True)
+            click.echo("Stopping after this chunk; a checkpoint is written. Ctrl-C again ends at once.", err=True)
             engine.terminate()
         else:
             engine.kill()

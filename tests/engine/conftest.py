@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from oppo_contract.events import Event, parse_event
 from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture, load_spec
+from oppo_core import engine as engine_module
 from oppo_core import report
 from oppo_core.command import main as engine_main
 from oppo_core.engine import DTYPES, Engine, assemble
@@ -137,6 +139,20 @@ class EngineProcess:
         self.lifeline = -1
 
 
+# The layout of a streamed run, for an engine whose scorers are built in its own process.
+INLINE = Layout(["cpu:0", "cpu:1"], ("cpu:0",), ("cpu:1",), 1, remote=True)
+
+
+@contextmanager
+def streaming_inline() -> Iterator[None]:
+    """Within it, engines stream to scorers in their own process: the same calls in the same order, without the pipe."""
+    with (
+        mock.patch.object(engine_module, "lay_out", return_value=INLINE),
+        mock.patch.object(engine_module, "RemoteScorers", lambda build, devices, threads, trace, silence: build(trace)),
+    ):
+        yield
+
+
 class recorded:
     """Within it, every step's `Experience` and metrics are collected as the loop reports them."""
 
@@ -191,14 +207,14 @@ class World:
         resume: Path | None = None,
         inline: bool = False,
         stop_after: int = 10**9,
+        should_stop: Callable[[], bool] | None = None,
     ) -> Run:
         """Train in this process, asked to stop after `stop_after` steps; `inline` streams to scorers in this process too."""
-        engine = self.assemble(spec, out, threads, resume)
-        if inline:
-            engine.layout = self.inline_streaming()
+        with streaming_inline() if inline else nullcontext():
+            engine = self.assemble(spec, out, threads, resume)
         try:
             with recorded() as steps:
-                reason = train(engine, lambda: engine.progress.step >= stop_after)
+                reason = train(engine, should_stop or (lambda: engine.progress.step >= stop_after))
         finally:
             engine.scorers.close()
             engine.journal.close()
@@ -247,8 +263,8 @@ class World:
         return recorded()
 
     def inline_streaming(self) -> Layout:
-        """The layout of a streamed run, for an engine whose scorers were built in its own process."""
-        return Layout(["cpu:0", "cpu:1"], ("cpu:0",), ("cpu:1",), 1, remote=True)
+        """See `INLINE`."""
+        return INLINE
 
     def first_weights(self, spec: RunSpec, role: str) -> dict[str, Tensor]:
         """Weights before step 1."""

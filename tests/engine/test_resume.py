@@ -9,12 +9,14 @@ import shutil
 import signal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
 import torch
 
 from oppo_contract.events import parse_event
+from oppo_core import changes, shares
 from oppo_core.checkpoint import CheckpointError, verify
 from oppo_core.journal import Journal
 
@@ -123,38 +125,62 @@ def test_killed_again_and_again(world: Any, mode: str, undisturbed: Any, tmp_pat
     check_against(undisturbed, world, tmp_path, resumed.events)
 
 
-def test_asked_to_stop_it_finishes_the_step_and_goes_on_later(world: Any, tmp_path: Path) -> None:
-    """SIGTERM, wherever it comes: a checkpoint of the last told step, `stopped`, status 0. Sequential PPO: the same bits."""
-    changes, threads = MODES["sequential"]
-    tree = world.tree(COMMON, changes, {"checkpoints": {"every_steps": 1000}})
+def test_asked_to_stop_it_saves_the_half_done_step_and_goes_on_with_the_same_bits(
+    world: Any, mode: str, undisturbed: Any, tmp_path: Path
+) -> None:
+    """SIGTERM, wherever it comes: the chunk is finished, everything in flight is saved, `stopped`, status 0."""
+    changes, threads = MODES[mode]
+    tree = world.tree(COMMON, changes)
     engine = world.start(tree, tmp_path, threads)
-    engine.step(5)
+    engine.step(EVERY + 1)
     engine.process.send_signal(signal.SIGTERM)
     status, errors = engine.end()
     assert status == 0, errors
-    last = engine.events[-1]
+    last, saved = engine.events[-1], engine.events[-2]
     told = max(event.step for event in engine.events if event.kind == "step")
-    assert (last.kind, last.outcome, last.step, last.unconsumed) == ("finished", "stopped", told, 0)
-    assert 5 <= told < STEPS, "it should have stopped early"
-    assert newest(tmp_path).name == f"step-{told:08d}"
-    status, events = world.main(tree, tmp_path, "--resume-from", newest(tmp_path))
+    assert (last.kind, last.outcome, last.step) == ("finished", "stopped", told)
+    assert EVERY < told < STEPS, "it should have stopped early"
+    assert (saved.kind, saved.step) == ("checkpoint", told)
+    assert newest(tmp_path) == tmp_path / saved.folder
+    status, events = world.main(tree, tmp_path, "--resume-from", newest(tmp_path), threads=threads)
     assert (status, events[-1].outcome) == (0, "succeeded")
-    plain = world.run(world.spec(COMMON, changes, {"checkpoints": {"every_steps": 1000}}), tmp_path / "plain")
-    check_against(plain, world, tmp_path, events)
+    check_against(undisturbed, world, tmp_path, events)
 
 
-@pytest.mark.parametrize("step", [3, 9])
-def test_stopped_between_checkpoints_a_streamed_run_goes_on_within_rounding(world: Any, tmp_path: Path, step: int) -> None:
-    """A checkpoint makes the scorers read deferred answers anew. Where the undisturbed run wrote none, that rounds otherwise."""
-    spec = world.spec({"steps": 12, "overlap": {"intra_step": "per_chunk", "inter_step": "defer"}})
-    plain = world.run(spec, tmp_path / "plain", inline=True)
-    stopped = world.run(spec, tmp_path / "stopped", inline=True, stop_after=step)
-    assert stopped.reason == "asked to stop"
-    resumed = world.run(spec, tmp_path / "stopped", inline=True, resume=newest(tmp_path / "stopped"))
-    assert [s.tokens for s in stopped.steps + resumed.steps] == [s.tokens for s in plain.steps]
-    for role in ("actor", "critic"):
-        for name, weight in plain.weights(role).items():
-            torch.testing.assert_close(resumed.weights(role)[name], weight, rtol=0, atol=1e-10)
+INTERRUPTED: dict[str, dict[str, Any]] = {
+    "sequential": {"overlap": {"intra_step": "off", "inter_step": "off"}},
+    "drafted": {"overlap": {"drafter": {"max_rows": 5, "tokens": 4, "match": 1}}, "data": {"prompts": "echo.jsonl"}},
+    "filtered-tail-batch": {
+        "overlap": {"inter_step": "tail_batch", "drafter": {"max_rows": 5, "tokens": 4, "match": 1}},
+        "rollout": {"top_p": 0.9},
+        "data": {"prompts": "echo.jsonl"},
+    },
+    "update-overlap": {"overlap": {"update_overlap": True}, "ppo": {"entropy_coefficient": 0.01}},
+}
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_stopped_at_every_chunk_it_ends_with_the_same_bits(world: Any, tmp_path: Path, name: str) -> None:
+    """Every chunk in an engine of its own; some chunks end a step, and every other step a scheduled checkpoint is written."""
+    short = {"steps": 4, "checkpoints": {"every_steps": 2, "keep": 100}, "resources": {"dtype": "float32"}}
+    spec = world.spec(short, {"overlap": {"chunk": {"size": 16}}}, INTERRUPTED[name])
+    streamed = spec.overlap.intra_step != "off"
+    with mock.patch.object(shares, "SMALLEST_PASS_TOKENS", 20):
+        plain = world.run(spec, tmp_path / "plain", inline=streamed)
+        run, attempts, carried = None, 0, set()
+        while run is None or run.reason != "all steps are done":
+            resume = newest(run.out) if run is not None else None
+            run = world.run(spec, tmp_path / "stopped", inline=streamed, resume=resume, should_stop=lambda: True)
+            attempts += 1
+            carried |= {s.age for s in run.engine.pool.sequences if s.length and not s.finished}
+    halves = [folder for folder in (run.out / "checkpoints").iterdir() if "chunk" in folder.name]
+    assert len(halves) >= spec.steps, "hardly a step was cut"
+    assert attempts >= len(halves)
+    assert (max(carried) > 0) == (spec.overlap.inter_step == "defer"), "deferred answers should have been in flight"
+    if name == "update-overlap":
+        orders = [json.loads((folder / "state.json").read_text())["suspended"]["batch"]["update"]["orders"] for folder in halves]
+        assert any(orders), "nothing was trained early before a stop"
+    check_against(plain, world, run.out, run.events)
 
 
 @pytest.fixture(scope="module")
@@ -202,16 +228,19 @@ def test_what_is_no_checkpoint_is_refused(world: Any, checkpoint: Any, tmp_path:
 
 def test_another_spec_is_refused_and_more_steps_are_not(world: Any, checkpoint: Any, tmp_path: Path) -> None:
     tree, whole = checkpoint
-    for section, key, value in (("ppo", "learning_rate", 1e-4), ("overlap", "max_age", 3), ("rollout", "temperature", 0.5)):
-        changed = {**tree, section: {**tree[section], key: value}}
-        assert f"another {section};" in refused(world, changed, tmp_path / key, whole)
-    assert "another seed;" in refused(world, {**tree, "seed": 99}, tmp_path / "seed", whole)
-    assert "another models;" in refused(
-        world, {**tree, "models": {**tree["models"], "critic": "actor"}}, tmp_path / "models", whole
-    )
-    more = {**tree, "name": "longer", "logging": {"samples_per_step": 0}, "checkpoints": {"every_steps": 1}}
+    other = world.tree({"seed": 99, "steps": 3, "overlap": {"intra_step": "off"}}, {"rollout": {"temperature": 0.5}})
+    reason = refused(world, other | {"models": {**tree["models"], "critic": "actor"}}, tmp_path / "other", whole)
+    for words in ("seed: 3 → 99 cannot", "rollout.temperature: 1.0 → 0.5 cannot", "models.critic: reward → actor cannot"):
+        assert words in reason
+    assert reason.count("set it back, or start a new run") == 3
+    assert "steps" not in reason
+    more = {**tree, "name": "longer", "logging": {"samples_per_step": 0}, "ppo": {**tree["ppo"], "learning_rate": 1e-4}}
     status, events = world.main(more, tmp_path / "more", "--resume-from", whole)
     assert (status, events[-1].outcome, events[-1].step) == (0, "succeeded", 3)
+    told = next(event.lines for event in events if event.kind == "log")
+    assert "ppo.learning_rate: 0.003 → 0.0001" in told
+    assert "steps: 2 → 3" in told
+    assert next(event.metrics["actor/lr"] for event in events if event.kind == "step") == 1e-4
 
 
 def test_every_kept_checkpoint_is_whole_and_only_the_newest_are_kept(undisturbed: Any) -> None:
@@ -240,3 +269,43 @@ def test_a_torn_last_line_is_cut_and_numbering_goes_on(tmp_path: Path) -> None:
         events = [parse_event(line) for line in path.read_bytes().splitlines()]
         assert [event.seq for event in events] == list(range(1, torn.count(b"\n") + 2))
         assert events[-1].step == 3
+
+
+def test_every_setting_is_known_to_be_changeable_or_not_and_documented(world: Any) -> None:
+    """Each setting of a full spec has a rule, and the page on operations names each rule."""
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    told = page.partition("### What a resumed run may change")[2].partition("\n## ")[0]
+
+    def paths(prefix: str, value: Any) -> list[str]:
+        if not isinstance(value, dict):
+            return [prefix]
+        return [path for key, below in value.items() for path in paths(f"{prefix}.{key}" if prefix else key, below)]
+
+    refused = {path for path in paths("", world.spec().model_dump(mode="json")) if changes.refusing_rule(path)}
+    assert {"seed", "rollout.temperature", "resources.dtype", "ppo.batch_size", "models.actor.path"} <= refused
+    assert refused.isdisjoint({"steps", "ppo.learning_rate", "overlap.chunk.size", "resources.devices", "models.reward.http"})
+    for rule in (*changes.ALLOWED, *changes.REFUSED):
+        assert f"`{rule}`" in told, rule
+
+
+def test_more_answers_in_flight_than_there_is_room_for_are_refused_with_the_bound_that_would_do(world: Any) -> None:
+    saved, asked = world.spec(), world.spec({"overlap": {"overcommit": {"initial": 1, "max": 1}}})
+    (reason,) = changes.refusals(changes.between(saved, asked), 9, asked)
+    assert "9 answers are in flight and there is room for 7" in reason
+    assert "overlap.overcommit.max to 3 or more" in reason
+    assert changes.refusals(changes.between(saved, asked), 7, asked) == []
+
+
+def test_changed_settings_take_effect_on_what_was_in_flight(world: Any, tmp_path: Path) -> None:
+    """Stopped half-way and resumed with other bounds, chunks and KL coefficient: nothing is lost or trained twice."""
+    first = {"steps": 3, "ppo": {"kl": {"coefficient": 0.1}}}
+    stopped = world.run(world.spec(first), tmp_path, inline=True, should_stop=lambda: True)
+    assert stopped.engine.batch is not None
+    changed = {"steps": 3, "overlap": {"chunk": {"size": 5}, "overcommit": {"controller": "fixed", "initial": 4}}}
+    resumed = world.run(world.spec(changed), tmp_path, inline=True, resume=newest(tmp_path))
+    assert [step.kl_coefficient for step in resumed.steps] == [0.05] * 3
+    steps = [event.metrics for event in resumed.events if event.kind == "step"]
+    assert {(metrics["oppo/chunk_size"], metrics["oppo/overcommit"]) for metrics in steps} == {(5, 4)}
+    trained = [i for step in resumed.steps for i in step.tokens]
+    left = [s.sequence_id for s in resumed.engine.pool.sequences]
+    assert sorted(trained + left) == list(range(resumed.engine.pool.started))

@@ -22,9 +22,12 @@ from oppo_core.engine import Engine
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.simulation.assemble import MemoryJournal, assemble
 from oppo_core.simulation.devices import Devices, load_devices
+from oppo_core.standing import ALL_DONE
 from oppo_core.train import train
 
 LONGEST = 40
+# Checkpoints are synced to their disk, and there are thousands of them: a disk in memory, where there is one.
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 EVEN = load_devices("even")
 SHARED = EVEN.model_copy(update={"without_streaming": "share", "contention": 1.25})
 DEVICES = (EVEN, SHARED)
@@ -32,12 +35,16 @@ DEVICES = (EVEN, SHARED)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run, the steps at which it dies (never having told anybody), and how long its answers are."""
+    """A run, the steps at which it dies (never having told anybody), and how long its answers are.
+
+    `stops`: after how many chunks it is asked to stop, first, second, … time; it is resumed each time.
+    """
 
     spec: RunSpec
     devices: Devices
     lengths: tuple[int, ...]
     crashes: tuple[int, ...]
+    stops: tuple[int, ...] = ()
 
     def length(self, sequence_id: int) -> int:
         """See `oppo_core.simulation.lengths`."""
@@ -80,7 +87,8 @@ def cases(draw: st.DrawFn) -> Case:
     })  # fmt: skip
     lengths = draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=30))
     crashes = draw(st.lists(st.integers(1, steps), max_size=3))
-    return Case(spec, draw(st.sampled_from(DEVICES)), tuple(lengths), tuple(crashes))
+    stops = draw(st.lists(st.integers(1, 6), max_size=6))
+    return Case(spec, draw(st.sampled_from(DEVICES)), tuple(lengths), tuple(crashes), tuple(stops))
 
 
 class Crash(Exception):
@@ -111,9 +119,9 @@ def watched(engine: Engine, history: History) -> Iterator[None]:
     yield
 
 
-def run(case: Case, out: Path, crashes: tuple[int, ...]) -> History:
-    """Train to the end, dying after the given numbers of steps (in any order) and resuming from the newest checkpoint."""
-    history, left = History(), list(crashes)
+def run(case: Case, out: Path, crashes: tuple[int, ...] = (), stops: tuple[int, ...] = ()) -> History:
+    """Train to the end, dying and stopping as told (see `Case`), each time resuming from the newest checkpoint."""
+    history, left, patience = History(), list(crashes), list(stops)
     while True:
         engine = history.engine = assemble(case.spec, case.devices, case.length, out=out)
         saved = sorted((out / "checkpoints").glob("step-*"))
@@ -125,14 +133,18 @@ def run(case: Case, out: Path, crashes: tuple[int, ...]) -> History:
             if engine.progress.step in left:
                 left.remove(engine.progress.step)
                 raise Crash
-            return False
+            if patience:
+                patience[0] -= 1
+            return bool(patience) and patience[0] == 0
 
         try:
             with watched(engine, history):
-                train(engine, should_stop)
+                reason = train(engine, should_stop)
         except Crash:
             continue
-        return history
+        if reason == ALL_DONE:
+            return history
+        patience.pop(0)
 
 
 def assert_conserved(case: Case, history: History) -> None:
@@ -165,12 +177,12 @@ def assert_whole_groups(batch: list[tuple[Any, ...]], size: int) -> None:
 
 
 def check(case: Case) -> None:
-    """A run with crashes conserves every sequence and trains what a run without them trains."""
+    """A run with crashes and stops conserves every sequence and trains what a run without them trains."""
     overlap, ppo = case.spec.overlap, case.spec.ppo
     event(f"{overlap.intra_step}, {overlap.inter_step}, {ppo.algorithm}, update overlap {overlap.update_overlap}")
-    with tempfile.TemporaryDirectory() as folder:
-        plain = run(case, Path(folder) / "plain", ())
-        crashed = run(case, Path(folder) / "crashed", case.crashes)
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        plain = run(case, Path(folder) / "plain")
+        crashed = run(case, Path(folder) / "crashed", case.crashes, case.stops)
     assert_conserved(case, plain)
     assert_conserved(case, crashed)
     assert crashed.repeated, "a repeated step trained something else"
@@ -207,6 +219,6 @@ def test_when_scorers_read_and_how_long_chunks_are_decides_about_time_alone(case
     tree = case.spec.model_dump(mode="json")
     tree["overlap"] |= {"intra_step": intra, "update_overlap": False, "chunk": {"controller": "fixed", "size": chunk}}
     other = Case(load_spec(tree), case.devices, case.lengths, ())
-    with tempfile.TemporaryDirectory() as folder:
-        one, same = run(case, Path(folder) / "one", ()), run(other, Path(folder) / "other", ())
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        one, same = run(case, Path(folder) / "one"), run(other, Path(folder) / "other")
     assert one.trained == same.trained

@@ -98,12 +98,15 @@ def heartbeat(attempt_id: int, beat: wire.AttemptHeartbeat) -> wire.AttemptOrder
 
 @transaction.atomic
 def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration) -> None:
-    """From now on the run resumes from here. Told again, nothing changes."""
+    """From now on the run resumes from here. Told again, nothing changes; of two at the same step the one told last counts.
+
+    A run that stops in the middle of a step has two: the one on schedule, and one with the half-done step after it.
+    """
     run, attempt = _held(attempt_id, told.epoch)
     inside = told.url.startswith(artifact_url(run.pk) + "/") and ".." not in told.url.split("/")
     if not inside or told.step < attempt.start_step:
         raise AttemptRefused("unknown_checkpoint", f"{told.url} is not a checkpoint of run {run.pk}.")
-    Checkpoint.objects.get_or_create(
+    Checkpoint.objects.update_or_create(
         attempt=attempt,
         step=told.step,
         defaults={

@@ -1,0 +1,156 @@
+"""A checkpoint is whole or not there; a full disk ends the run with a clear word and leaves the former checkpoint intact."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oppo_core.checkpoint import verify
+from oppo_core.durable import DiskFullError, draft_of, heal, is_disk_full, publish
+from oppo_core.standing import Standing, superfluous
+
+# Enough for one checkpoint of the small world's run (some 200 KiB), not for two.
+SMALL_DISK = 360 * 1024
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+from oppo_core.command import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with little room."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "tmpfs", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def sequential(world: Any, *changes: Any) -> Any:
+    return world.tree({"steps": 4, "checkpoints": {"every_steps": 2, "keep": 2}, "overlap": {"intra_step": "off"}}, *changes)
+
+
+def whole(out: Path, world: Any, tree: Any) -> list[str]:
+    """The names of all checkpoints; every one is complete, and nothing else lies beside them."""
+    names = sorted(path.name for path in (out / "checkpoints").iterdir())
+    for name in names:
+        verify(out / "checkpoints" / name, world.spec(tree))
+    return names
+
+
+@pytest.mark.parametrize("intra", ["off", "per_chunk"])
+def test_on_a_full_disk_the_run_ends_and_the_former_checkpoint_is_intact(world: Any, small_disk: Path, intra: str) -> None:
+    """A real file system without room for the second checkpoint; with streaming, the critic is written by another process."""
+    tree = sequential(world, {"overlap": {"intra_step": intra}, "resources": {"dtype": "float32"}})
+    status, events = world.main(tree, small_disk, threads=2)
+    assert status == 1
+    reason = events[-1].reason
+    assert reason.startswith("DiskFullError: no room for a checkpoint in ")
+    for words in (str(small_disk / "checkpoints"), "are needed", "are free", "checkpoints.keep", "resume"):
+        assert words in reason
+    assert whole(small_disk, world, tree) == ["step-00000002"]
+    status, events = world.main(tree | {"steps": 2}, small_disk, "--resume-from", small_disk / "checkpoints" / "step-00000002")
+    assert (status, events[-1].step) == (0, 2)
+
+
+def test_a_disk_that_fills_up_on_the_way_leaves_nothing_half_written(world: Any, tmp_path: Path) -> None:
+    """No file may grow beyond a limit that the weights exceed: what a quota does, and no look at free space foretells it."""
+    tree = sequential(world)
+    (tmp_path / "spec.json").write_text(json.dumps(tree))
+    command = [sys.executable, "-c", LIMITED, str(16 * 1024), *world.command(tree, tmp_path, 1)]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120)
+    assert ended.returncode == 1, ended.stderr
+    last = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
+    assert last["reason"].startswith("DiskFullError: no room for a checkpoint")
+    assert os.strerror(27) in last["reason"]
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "step-1"
+    for text in ("old", "new"):
+        with draft_of(folder, 1) as draft:
+            (draft / "sub").mkdir()
+            (draft / "sub" / "file").write_text(text)
+            seal = publish(draft, folder)
+        assert (folder / "sub" / "file").read_text() == text
+        assert seal.size == 3
+    for problem, seen in ((OSError(28, "full"), DiskFullError), (ValueError("other"), ValueError)):
+        with pytest.raises(seen):
+            fail_half_way(folder, problem)
+        assert (folder / "sub" / "file").read_text() == "new"
+    with pytest.raises(DiskFullError, match="are free"), draft_of(folder, 2**60):
+        pytest.fail("it looked for room too late")
+    assert [path.name for path in folder.parent.iterdir()] == ["step-1"]
+
+
+def fail_half_way(folder: Path, problem: Exception) -> None:
+    with draft_of(folder, 1) as draft:
+        (draft / "file").write_text("half")
+        raise problem
+
+
+def test_what_was_out_of_the_way_when_the_power_failed_is_put_back(tmp_path: Path) -> None:
+    folder = tmp_path / "step-1"
+    (tmp_path / ".step-1.former").mkdir()
+    heal(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+
+
+def test_a_full_disk_is_known_by_number_and_by_name() -> None:
+    assert is_disk_full(OSError(28, "x"))
+    assert is_disk_full(RuntimeError("I/O error: No space left on device (os error 28)"))
+    assert not is_disk_full(OSError(2, "No such file"))
+    assert resource.RLIM_INFINITY  # the limit above exists here
+
+
+def test_which_checkpoints_are_kept() -> None:
+    names = [f"step-{n:08d}" for n in (10, 20, 30, 40, 50)] + ["step-00000030-chunk-000004"]
+    scores = {"step-00000010": 2.0, "step-00000020": 5.0, "step-00000030": 5.0, "step-00000040": float("nan")}
+    present = "step-00000040"
+    assert superfluous(names, present, scores, keep=1, keep_best=0) == sorted(names)[:4]
+    assert superfluous(names, present, scores, keep=1, keep_best=1) == [
+        "step-00000010", "step-00000020", "step-00000030-chunk-000004",
+    ]  # fmt: skip
+    assert superfluous(names, present, scores, keep=2, keep_best=2) == ["step-00000010"]
+    assert superfluous(names, present, scores, keep=9, keep_best=0) == []
+
+
+def test_the_score_of_a_checkpoint_is_the_evaluations_or_the_mean_since_the_last() -> None:
+    standing = Standing()
+    assert standing.judge("before step 1") is None
+    for score in (1.0, 2.0):
+        standing.note(score, 0.1)
+    assert standing.judge("b") == 1.5
+    standing.note(5.0, 0.1)
+    assert standing.judge("c") == 5.0
+    standing.evaluation = 0.25
+    standing.note(5.0, 0.1)
+    assert standing.judge("d") == 0.25
+    assert standing.checkpoints == {"b": 1.5, "c": 5.0, "d": 0.25}
+
+
+def test_the_best_are_kept_besides_the_newest_and_told(world: Any, tmp_path: Path) -> None:
+    """Every event carries the score; after each checkpoint the newest and the best so far are there."""
+    tree = sequential(world, {"steps": 8, "checkpoints": {"every_steps": 1, "keep": 1, "keep_best": 2}})
+    status, events = world.main(tree, tmp_path)
+    assert status == 0
+    told = {Path(event.folder).name: event.score for event in events if event.kind == "checkpoint"}
+    means = [event.metrics["critic/score/mean"] for event in events if event.kind == "step"]
+    assert list(told.values()) == pytest.approx(means)
+    best = sorted(told, key=lambda name: (told[name], name))[-2:]
+    assert whole(tmp_path, world, tree) == sorted({*best, "step-00000008"})
+    assert json.loads((tmp_path / "checkpoints" / "step-00000008" / "state.json").read_text())["best_rule"].startswith("the mean")
