@@ -43,22 +43,28 @@ def valid_specs(draw: st.DrawFn) -> dict[str, Any]:
     mini_batches = draw(st.integers(1, 8))
     batch_size = mini_batches * draw(st.integers(1, 32))
     low, start, high = sorted(draw(st.lists(st.integers(0, batch_size), min_size=3, max_size=3)))
+    algorithm = draw(st.sampled_from(["ppo", "ppo", "grpo", "rloo"]))
+    of_critic = {"value_clip_range": st.none() | SMALL, "gamma": st.floats(0, 1), "critic_learning_rate": SMALL}
     ppo = _some(
-        learning_rate=SMALL, value_clip_range=st.none() | SMALL, gamma=st.floats(0, 1),
+        **of_critic if algorithm == "ppo" else {}, learning_rate=SMALL,
         tis=st.sampled_from(["off", "stale", "all"]), whiten_advantages=st.booleans(),
         kl=_some(coefficient=st.floats(0, 100), estimator=st.sampled_from(["k1", "k2", "k3"])),
     )  # fmt: skip
+    grouped = {} if algorithm == "ppo" else {"algorithm": algorithm, "group_size": draw(st.integers(2, 64))}
+    roles = draw(_roles())
+    if algorithm != "ppo":
+        roles["critic"] = "actor"
     overlap = _some(
-        intra_step=st.sampled_from(["off", "per_chunk"]), inter_step=st.sampled_from(["off", "defer"]),
+        intra_step=st.sampled_from(["off", "per_chunk"]), inter_step=st.sampled_from(["off", "defer", "tail_batch"]),
         max_age=st.integers(1, 1000),
         chunk=_some(size=st.integers(1, 65536), candidates=st.none() | st.lists(st.integers(1, 512), min_size=2, max_size=5)),
     )  # fmt: skip
     return {
         "name": draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,60}", fullmatch=True)),
         "steps": draw(st.integers(1, 10_000_000)),
-        "models": draw(_roles()),
+        "models": roles,
         "data": {"prompts": draw(PATHS), "shuffle": draw(st.booleans())},
-        "ppo": {"batch_size": batch_size, "mini_batches": mini_batches} | draw(ppo),
+        "ppo": {"batch_size": batch_size, "mini_batches": mini_batches} | grouped | draw(ppo),
         "overlap": {"overcommit": {"min": low, "initial": start, "max": high}} | draw(overlap),
         "budget": draw(_some(max_hours=st.none() | SMALL, target_reward=st.none() | st.floats(-1e6, 1e6))),
     }
