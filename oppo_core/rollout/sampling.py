@@ -13,8 +13,8 @@ from torch import Tensor
 from oppo_core.models.precision import precise
 from oppo_core.randomness import Use, generator
 
-# Most of the mass nearly always lies in so few tokens; where it does not, the whole vocabulary is sorted.
-FIRST_LOOK = 256
+# Most of the mass nearly always lies in so few tokens; only where it does not, the whole vocabulary is sorted.
+FIRST_LOOKS = (256, 4096)
 
 
 def uniforms(seed: int, sequence_id: int, count: int) -> NDArray[np.float64]:
@@ -47,38 +47,46 @@ class Filters:
 
     def allowed(self, logits_NV: Tensor) -> Tensor:
         """[N, V] booleans for tempered logits [N, V]; at least one True a row. Equal logits count by id: lower ids first."""
-        left_N1, lowest_N1 = self._left(logits_NV)
-        above = logits_NV > lowest_N1
-        tied = logits_NV == lowest_N1
-        room_N1 = left_N1 - above.sum(-1, keepdim=True)
-        return above | (tied & (tied.cumsum(-1) <= room_N1))
+        highest_N1 = logits_NV.max(-1, keepdim=True).values
+        if self.top_k is None and self.top_p is None:
+            allowed_NV = torch.ones_like(logits_NV, dtype=torch.bool)
+        else:
+            allowed_NV = _likeliest(logits_NV, *self._left(logits_NV, highest_N1))
+        if self.min_p is not None:
+            allowed_NV &= logits_NV - highest_N1 >= math.log(self.min_p)
+        return allowed_NV
 
-    def _left(self, logits_NV: Tensor) -> tuple[Tensor, Tensor]:
-        """How many tokens are left [N, 1], and the lowest logit among them [N, 1]."""
+    def _left(self, logits_NV: Tensor, highest_N1: Tensor) -> tuple[Tensor, Tensor]:
+        """How many tokens top-k and top-p leave [N, 1], and the lowest logit among them [N, 1]."""
         vocab = logits_NV.shape[-1]
-        most = min(self.top_k or vocab, vocab)
-        for width in (most,) if self.top_k else (min(FIRST_LOOK, most), most):
-            ordered_NW = logits_NV.topk(width, dim=-1).values
-            left_N1 = self._count(ordered_NW, logits_NV)
-            if int(left_N1.max()) < width:
-                break
+        for width in FIRST_LOOKS if self.top_k is None else ():
+            if width < vocab:
+                ordered_NW = logits_NV.topk(width, dim=-1).values
+                left_N1 = self._mass_reached(ordered_NW, logits_NV, highest_N1)
+                if int(left_N1.max()) < width:
+                    return left_N1, ordered_NW.gather(-1, left_N1 - 1)
+        ordered_NW = logits_NV.topk(min(self.top_k or vocab, vocab), dim=-1).values
+        left_N1 = self._mass_reached(ordered_NW, logits_NV if self.top_k is None else ordered_NW, highest_N1)
         return left_N1, ordered_NW.gather(-1, left_N1 - 1)
 
-    def _count(self, ordered_NW: Tensor, logits_NV: Tensor) -> Tensor:
-        """Tokens left [N, 1] as far as the W likeliest tell, which `ordered_NW` holds; W may mean more, unless `top_k` is W."""
-        width = ordered_NW.shape[-1]
-        left_N1 = torch.full_like(ordered_NW[:, :1], width, dtype=torch.long)
-        highest_N1 = ordered_NW[:, :1]
-        if self.top_p is not None:
-            mass_NW = (ordered_NW - highest_N1).double().exp()
-            counted = ordered_NW if self.top_k is not None else logits_NV
-            total_N1 = (counted - highest_N1).double().exp().sum(-1, keepdim=True)
-            before_NW = mass_NW.cumsum(-1) - mass_NW
-            left_N1 = torch.minimum(left_N1, (before_NW < self.top_p * total_N1).sum(-1, keepdim=True))
-        if self.min_p is not None:
-            likely_NW = ordered_NW - highest_N1 >= math.log(self.min_p)
-            left_N1 = torch.minimum(left_N1, likely_NW.sum(-1, keepdim=True))
-        return left_N1.clamp_min(1)
+    def _mass_reached(self, ordered_NW: Tensor, counted: Tensor, highest_N1: Tensor) -> Tensor:
+        """How many of the W likeliest tokens reach `top_p` of the mass of all `counted` logits; W when they do not."""
+        if self.top_p is None:
+            return torch.full_like(highest_N1, ordered_NW.shape[-1], dtype=torch.long)
+        mass_NW = (ordered_NW - highest_N1).double().exp()
+        total_N1 = (counted - highest_N1).double().exp().sum(-1, keepdim=True)
+        before_NW = mass_NW.cumsum(-1) - mass_NW
+        return (before_NW < self.top_p * total_N1).sum(-1, keepdim=True).clamp_min(1)
+
+
+def _likeliest(logits_NV: Tensor, left_N1: Tensor, lowest_N1: Tensor) -> Tensor:
+    """The first `left` tokens of each row, of which the last has the logit `lowest`."""
+    allowed_NV = logits_NV >= lowest_N1
+    spare_N1 = allowed_NV.sum(-1, keepdim=True) - left_N1
+    if bool((spare_N1 > 0).any()):
+        tied_NV = logits_NV == lowest_N1
+        allowed_NV &= ~tied_NV | (tied_NV.cumsum(-1) <= tied_NV.sum(-1, keepdim=True) - spare_N1)
+    return allowed_NV
 
 
 def sample_among(logits_NV: Tensor, uniform_N: Tensor, temperature: float, filters: Filters) -> tuple[Tensor, Tensor, Tensor]:

@@ -52,7 +52,7 @@ def ids(allowed: Any) -> list[list[int]]:
 def test_the_same_tokens_as_a_plain_implementation(rows: list[list[int]], filters: Filters, look: int) -> None:
     logits = torch.tensor(rows, dtype=torch.float64) * 0.7
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "FIRST_LOOK", look)  # how many tokens are looked at first decides about nothing
+        patch.setattr(sampling, "FIRST_LOOKS", (look, look + 3))  # how many tokens are looked at first decides about nothing
         assert ids(filters.allowed(logits)) == plain(filters, logits)
 
 
