@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -105,8 +106,8 @@ class Contestant:
         )  # fmt: skip
 
     def close(self) -> None:
-        """End its processes."""
-        self.engine.scorers.close()
+        """End its processes and let go of its memory."""
+        release(self.engine)
         self.journal.close()
 
 
@@ -114,3 +115,13 @@ def finish_queued_work(engine: Engine) -> None:
     """Return when everything that a GPU was given is done."""
     if engine.layout.devices[0].startswith("cuda"):
         torch.cuda.synchronize()
+
+
+def release(engine: Engine) -> None:
+    """End an engine's processes and give its memory back; it cannot be used any more."""
+    engine.scorers.close()
+    for name in ("scorers", "decoder", "actor", "update"):
+        setattr(engine, name, None)
+    gc.collect()
+    if engine.layout.devices[0].startswith("cuda"):
+        torch.cuda.empty_cache()

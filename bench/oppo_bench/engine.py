@@ -9,10 +9,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from oppo_bench.contestant import Block, Contestant, StepCost
 from oppo_bench.document import Result
 from oppo_bench.floor import Costs, Floor
+from oppo_bench.memory import heats
 from oppo_bench.models import models_of
 from oppo_bench.quiet import Watch
 from oppo_bench.workload import CPU_ONLY, FLOOR, VARIANTS, Load, spec_of, write_prompts
@@ -32,7 +34,7 @@ class Plan:
 
     def variants_on(self, device: str) -> list[str]:
         """Those that a device can run."""
-        return [name for name in self.variants if name != FLOOR and (device == "cpu" or name not in CPU_ONLY)]
+        return [name for name in self.variants if device == "cpu" or name not in CPU_ONLY]
 
 
 @dataclass(slots=True)
@@ -42,23 +44,48 @@ class Measured:
     load: Load
     blocks: dict[str, list[Block]] = field(default_factory=lambda: defaultdict(list))
     floor: list[Costs] = field(default_factory=list)
+    heats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What all variants of a case share: the weights' source, the prompts, and a folder for what they write."""
+
+    load: Load
+    models: dict[str, Any]
+    prompts: Path
+    folder: Path
 
 
 def race(load: Load, plan: Plan, watch: Watch, tell: Tell) -> Measured:
     """Run one case, the variants' steps in turn, and return what they cost.
 
-    Engines stay alive side by side, so that all meet the same moments of the machine; only one works at a time. Scratch
-    files are deleted at the end.
+    Engines stay alive side by side, so that all meet the same moments of the machine; only one works at a time. Where
+    memory is too small for all of them they run in heats. Scratch files are deleted at the end.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="oppo-bench-"))
+    folder = Path(tempfile.mkdtemp(prefix="oppo-bench-"))
+    measured = Measured(load)
+    try:
+        tell("preparing weights and prompts")
+        seed = load.lengths.seed
+        scene = Scene(load, models_of(load.size, folder, seed), write_prompts(folder, seed), folder)
+        planned = heats(plan.variants_on(load.device), load, plan.threads)
+        measured.heats = len(planned)
+        for names in planned:
+            _run_heat(scene, plan, names, measured, watch, tell)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return measured
+
+
+def _run_heat(scene: Scene, plan: Plan, names: list[str], measured: Measured, watch: Watch, tell: Tell) -> None:
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        contestants, floor = _assemble(load, plan, scratch, stack, tell)
-        for step in range(load.left_out):
-            tell(f"step {step + 1} of the {load.left_out} that are left out")
+        contestants = _contestants(scene, plan, names, stack, tell)
+        floor = _floor(scene, plan, stack, tell) if FLOOR in names else None
+        for step in range(scene.load.left_out):
+            tell(f"step {step + 1} of the {scene.load.left_out} that are left out")
             for contestant in contestants:
                 contestant.step()
-        measured = Measured(load)
         for repetition in range(plan.repetitions):
             costs: dict[str, list[StepCost]] = defaultdict(list)
             for step in range(plan.steps):
@@ -70,26 +97,28 @@ def race(load: Load, plan: Plan, watch: Watch, tell: Tell) -> Measured:
             if floor is not None:
                 measured.floor.append(floor.measure())
         watch.look()
-    return measured
 
 
-def _assemble(load: Load, plan: Plan, scratch: Path, stack: ExitStack, tell: Tell) -> tuple[list[Contestant], Floor | None]:
-    """Every engine of a case; `stack` closes them."""
-    tell("preparing weights and prompts")
-    models, prompts = models_of(load.size, scratch, load.lengths.seed), write_prompts(scratch, load.lengths.seed)
+def _contestants(scene: Scene, plan: Plan, names: list[str], stack: ExitStack, tell: Tell) -> list[Contestant]:
     contestants = []
-    for name in plan.variants_on(load.device):
+    for name in names:
+        if name == FLOOR:
+            continue
         tell(f"assembling {name}")
-        contestant = Contestant(name, spec_of(load, VARIANTS[name], models, prompts), load.lengths, scratch / name, plan.threads)
+        spec = spec_of(scene.load, VARIANTS[name], scene.models, scene.prompts)
+        contestant = Contestant(name, spec, scene.load.lengths, scene.folder / name, plan.threads)
         stack.callback(contestant.close)
         contestants.append(contestant)
-    if FLOOR not in plan.variants:
-        return contestants, None
+    return contestants
+
+
+def _floor(scene: Scene, plan: Plan, stack: ExitStack, tell: Tell) -> Floor:
     tell("assembling the floor's measurement")
-    floor = Floor(spec_of(load, VARIANTS["sequential"], models, prompts), load, scratch / FLOOR, plan.threads)
+    spec = spec_of(scene.load, VARIANTS["sequential"], scene.models, scene.prompts)
+    floor = Floor(spec, scene.load, scene.folder / FLOOR, plan.threads)
     stack.callback(floor.close)
     floor.measure()  # warm
-    return contestants, floor
+    return floor
 
 
 def results_of(measured: Measured) -> list[Result]:

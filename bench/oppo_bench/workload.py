@@ -30,20 +30,30 @@ class Size:
     vocab: int
     model_type: str = "oppo_tiny"
     dtype: str = "float32"
+    micro_batch_tokens: int = MICRO_BATCH_TOKENS
 
     @classmethod
     def tiny(cls, hidden: int, layers: int, heads: int) -> Size:
         """Our own architecture, whose feed-forward layer is four times as wide as the residual stream."""
         return cls(hidden, layers, heads, heads, 4 * hidden, VOCAB)
 
+    @property
+    def parameters(self) -> int:
+        """Weights of one network, biases and norms left out."""
+        head = self.hidden // self.heads
+        attention = 2 * self.hidden * head * (self.heads + self.key_heads)
+        matrices = 2 if self.model_type == "oppo_tiny" else 3  # of the feed-forward layer
+        return self.layers * (attention + matrices * self.hidden * self.inner) + self.vocab * self.hidden
+
 
 SIZES = {
     "S": Size.tiny(128, 2, 4),
     "M": Size.tiny(256, 4, 8),
     "L": Size.tiny(512, 8, 8),
-    # The shapes of Qwen2.5-0.5B and Qwen2.5-1.5B, as their config.json files give them.
-    "G1": Size(896, 24, 14, 2, 4864, 151936, "qwen2", "bfloat16"),
-    "G2": Size(1536, 28, 12, 2, 8960, 151936, "qwen2", "bfloat16"),
+    # The shapes of Qwen2.5-0.5B and Qwen2.5-1.5B, as their config.json files give them. Passes are as large as fits beside the
+    # four networks and two optimizers in 80 GB: logits over this vocabulary take 0.6 MB a token.
+    "G1": Size(896, 24, 14, 2, 4864, 151936, "qwen2", "bfloat16", 4096),
+    "G2": Size(1536, 28, 12, 2, 8960, 151936, "qwen2", "bfloat16", 1024),
 }
 
 OFF = {"intra_step": "off", "inter_step": "off"}
@@ -59,6 +69,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all": BOTH | {"update_overlap": True, "drafter": {"max_rows": DRAFT_ROWS}},
 }
 FLOOR = "floor"
+# What a GPU's six minutes are enough for.
+ON_GPU = ("sequential", "intra", "inter", "both", "all", FLOOR)
 # The update is shared between processes, which a GPU's one process has not.
 CPU_ONLY = ("both_update",)
 
@@ -128,7 +140,7 @@ def spec_of(load: Load, overlap: dict[str, Any], models: dict[str, Any], prompts
             "name": "bench", "seed": load.lengths.seed, "steps": 10_000_000,
             "models": models,
             "data": {"prompts": str(prompts)},
-            "ppo": {"batch_size": load.batch, "micro_batch_tokens": MICRO_BATCH_TOKENS, "learning_rate": 1e-6},
+            "ppo": {"batch_size": load.batch, "micro_batch_tokens": load.size.micro_batch_tokens, "learning_rate": 1e-6},
             "rollout": {"max_new_tokens": LONGEST, "max_prompt_tokens": CONTEXT - LONGEST},
             "overlap": given | changes,
             "resources": {"kind": load.device, "dtype": load.size.dtype},

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 DEFAULT_SIZES = {"cpu": "S,M", "cuda": "G1,G2"}
 DEFAULT_BATCHES = {"cpu": "16", "cuda": "32"}
 # Repetitions and steps in each; a GPU's sizes must be done within six minutes.
-AMOUNT = {"cpu": (5, 4), "cuda": (3, 2)}
+AMOUNT = {"cpu": (5, 4), "cuda": (3, 1)}
+MAX_AGE = {"cpu": 3, "cuda": 2}
 QUICK = (3, 2)
 
 
@@ -26,17 +27,17 @@ QUICK = (3, 2)
 @click.option("--quick", is_flag=True, help=f"Size S only, {QUICK[0]} repetitions of {QUICK[1]} steps, unless told otherwise.")
 @click.option("--sizes", help="S, M, L (own architecture), G1, G2 (Qwen2.5-0.5B and 1.5B shapes). Default: S,M; on cuda G1,G2.")
 @click.option("--batches", help="B, for instance 8,16,32. Default: 16; on cuda 32.")
-@click.option("--variants", help="Which of them, by name; default: all that the device can run, and the floor.")
+@click.option("--variants", help="Which of them, by name. Default: all; on cuda a selection.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of everything drawn.")
 @click.option("--reps", type=click.IntRange(min=1), help="Repetitions.")
 @click.option("--steps", type=click.IntRange(min=1), help="PPO steps a variant in each repetition.")
-@click.option("--max-age", type=click.IntRange(1, 100), default=3, show_default=True, help="Steps an answer may be deferred.")
+@click.option("--max-age", type=click.IntRange(1, 100), help="Most steps for which an answer is deferred. Default: 3; on cuda 2.")
 @click.option("--chunk", type=click.IntRange(1, 512), default=32, show_default=True, help="C, tokens between two hand-overs.")
 @click.option("--threads", type=click.IntRange(min=1), help="Cores that every variant may use. Default: all.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 def engine(
     json_file: Path | None, quick: bool, sizes: str | None, batches: str | None, variants: str | None, seed: int,
-    reps: int | None, steps: int | None, max_age: int, chunk: int, threads: int | None, device: str,
+    reps: int | None, steps: int | None, max_age: int | None, chunk: int, threads: int | None, device: str,
 ) -> None:  # fmt: skip
     """Time a trained token and a step of every way to overlap PPO, and their distance from the floor.
 
@@ -48,18 +49,20 @@ def engine(
     wait_as_the_engine_does()  # before torch is imported
     try:
         from oppo_bench.engine import Plan
-        from oppo_bench.workload import FLOOR, SIZES, VARIANTS, Lengths, Load
+        from oppo_bench.workload import FLOOR, ON_GPU, SIZES, VARIANTS, Lengths, Load
     except ImportError as error:
         raise Refusal(f"The engine is not installed here: {error}. README, “Choosing torch”, says how to install it.") from error
 
     from oppo_bench.document import cores
 
     amount = QUICK if quick else AMOUNT[device]
-    chosen = tuple(_listed(variants, "variant", [*VARIANTS, FLOOR])) if variants else (*VARIANTS, FLOOR)
+    usual = (*VARIANTS, FLOOR) if device == "cpu" else ON_GPU
+    chosen = tuple(_listed(variants, "variant", [*VARIANTS, FLOOR])) if variants else usual
     plan = Plan(reps or amount[0], steps or amount[1], threads or cores(), chosen)
     named = _listed(sizes or ("S" if quick and device == "cpu" else DEFAULT_SIZES[device]), "size", list(SIZES))
     counts = [int(text) for text in _listed(batches or DEFAULT_BATCHES[device], "batch", [str(n) for n in range(2, 257)])]
-    loads = [Load(size, SIZES[size], batch, Lengths(seed), device, max_age, chunk) for size in named for batch in counts]
+    age = max_age or MAX_AGE[device]
+    loads = [Load(size, SIZES[size], batch, Lengths(seed), device, age, chunk) for size in named for batch in counts]
     _measure(loads, plan, json_file)
 
 
@@ -79,7 +82,7 @@ def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
     from oppo_bench.tables import case_table, console, floor_line
     from oppo_core.layout import LayoutError
 
-    screen, watch, results = console(), Watch(), []
+    screen, watch, results, heats = console(), Watch(), [], {}
     for load in loads:
         with screen.status(load.case) as status:
             try:
@@ -88,7 +91,10 @@ def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
                 raise Refusal(str(error)) from None
         told = results_of(measured)
         results += told
+        heats[load.case] = measured.heats
         screen.print(case_table(load.case, [*plan.variants], told), highlight=False)
         screen.print(floor_line(load.case, told), "", sep="\n", highlight=False)
-        keep("engine", watch.machine(), settings_of(loads, plan), results, json_file)
+        keep("engine", watch.machine(), settings_of(loads, plan) | {"heats": heats}, results, json_file)
     explain(screen, watch.machine(), loads[0], plan)
+    if max(heats.values()) > 1:
+        screen.print("Not all engines fit into memory at once: they ran in heats, so their moments differ.", highlight=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from oppo_bench import workload
+from oppo_bench import memory, workload
 from oppo_bench.contestant import Contestant
 from oppo_bench.document import Result, document
 from oppo_bench.engine import Measured, Plan, race, results_of
@@ -65,7 +66,7 @@ def measured() -> Measured:
 
 def test_everything_promised_is_measured(measured: Measured) -> None:
     assert set(Plan(1, 1, 1).variants) >= PROMISED
-    assert {*Plan(1, 1, 1).variants_on("cpu"), FLOOR} >= PROMISED
+    assert set(Plan(1, 1, 1).variants_on("cpu")) >= PROMISED
     named = {result.name: result for result in results_of(measured)}
     for variant in RACED:
         result = named[f"T/B4/{variant}/us_per_token"]
@@ -128,11 +129,12 @@ def test_padding_changes_no_token(tmp_path: Path) -> None:
 def test_padded_rows_stay_until_the_longest_ends(tmp_path: Path) -> None:
     variant = contestant("padded", tmp_path)
     trained = trained_in(variant, 1)
+    decoder = variant.engine.decoder
     variant.close()
     longest = max(s.length for s in trained)
-    assert variant.engine.decoder.rounds == longest
-    assert variant.engine.decoder.decoded == sum(s.length for s in trained)
-    assert len(variant.engine.decoder.live) == LOAD.batch
+    assert decoder.rounds == longest
+    assert decoder.decoded == sum(s.length for s in trained)
+    assert len(decoder.live) == LOAD.batch
 
 
 def test_engines_that_wait_use_no_processor(tmp_path: Path) -> None:
@@ -179,6 +181,39 @@ def test_every_size_and_variant_is_a_valid_spec(tmp_path: Path) -> None:
         for overlap in VARIANTS.values():
             spec = spec_of(load, overlap, roles({"path": "actor"}, {"path": "reward"}), tmp_path / "prompts.jsonl")
             assert spec.overlap.overcommit.max <= spec.ppo.batch_size // 2
+
+
+def test_variants_run_in_heats_where_memory_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["padded", "sequential", "both", FLOOR]
+    one = memory.engine_bytes(LOAD)
+    for room, expected in (
+        (100, [names]),
+        (4, [["padded", "sequential", "both"], [FLOOR]]),
+        (2, [["padded"], ["sequential"], ["both"], [FLOOR]]),
+        (0, [["padded"], ["sequential"], ["both"], [FLOOR]]),
+    ):
+        monkeypatch.setattr(memory, "free_bytes", lambda device, room=room: room * one)
+        assert memory.heats(names, LOAD, threads=2) == expected
+    monkeypatch.setattr(memory, "free_bytes", lambda device: None)
+    assert memory.heats(names, LOAD, threads=2) == [names]
+
+
+def test_the_large_sizes_have_the_parameters_of_their_models() -> None:
+    assert workload.SIZES["G1"].parameters / 1e9 == pytest.approx(0.49, abs=0.01)
+    assert workload.SIZES["G2"].parameters / 1e9 == pytest.approx(1.54, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["padded", "both"])
+def test_a_transformers_model_in_half_precision_is_raced_too(name: str, tmp_path: Path) -> None:
+    # The shape of G1 in small: a vocabulary beyond the tokenizer's, fewer key heads than heads.
+    size = Size(16, 1, 2, 1, 32, workload.VOCAB + 64, "qwen2", "bfloat16", 512)
+    load = replace(LOAD, name="G", size=size)
+    variant = contestant(name, tmp_path, load)
+    try:
+        trained = trained_in(variant, 3)
+    finally:
+        variant.close()
+    assert {s.sequence_id: s.length for s in trained} == {s.sequence_id: load.lengths.of(s.sequence_id) for s in trained}
 
 
 def test_a_busy_machine_is_named() -> None:
