@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.engine import Engine
 from oppo_core.metrics import Cohorts
+from oppo_core.rollout.batch import Batch
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tail_batch import TailBatchPool
@@ -143,15 +144,20 @@ class Simulation:
         """The engine's pool."""
         return self.engine.pool
 
+    def decoded(self, batch: Batch, version: int) -> list[Sequence]:
+        """Decode to the end of the step; its batch."""
+        assert decode_batch(self.engine, batch, version, lambda: False)
+        return batch.sequences
+
     def step(self, version: int) -> tuple[list[Sequence], list[Sequence], int]:
         """One step: the pool after topping up (copies), the batch, and the rounds decoded."""
         self.engine.overcommit.overcommit = self.case.overcommits[version]
-        begin_step(self.engine, version)
+        in_the_making = begin_step(self.engine, version)
         before = [
             Sequence(s.sequence_id, 0, s.prompt, list(s.response), age=s.age, finished=s.finished) for s in self.pool.sequences
         ]
         rounds = self.engine.decoder.rounds
-        batch = decode_batch(self.engine, version).sequences
+        batch = self.decoded(in_the_making, version)
         self.engine.handover.forget([s.sequence_id for s in batch])
         return before, batch, self.engine.decoder.rounds - rounds
 
@@ -318,10 +324,10 @@ def test_a_step_of_tail_batching_that_begins_again_goes_on_with_what_it_had() ->
     simulation.engine.decoder.advance(4, 1)
     before = [(s.sequence_id, s.length, s.finished) for s in pool.sequences]
     assert before == [(0, 4, False), (3, 4, False)]
-    begin_step(simulation.engine, 1)
+    again = begin_step(simulation.engine, 1)
     assert [(s.sequence_id, s.length, s.finished) for s in pool.sequences] == before
     assert pool.overcommit == 0
-    batch = decode_batch(simulation.engine, 1).sequences
+    batch = simulation.decoded(again, 1)
     assert [(s.sequence_id, s.length) for s in batch] == [(0, 30), (3, 9)]
     assert pool.unconsumed == 0
 
