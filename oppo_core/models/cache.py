@@ -74,23 +74,6 @@ class SlotCache:
         for store in (*self.keys, *self.values):
             store[targets, :, :columns] = store[sources, :, :columns]
 
-    def cut(self, names: list[int], lengths: list[int]) -> dict[str, Tensor]:
-        """Keys and values of the first slots, as many columns of each as `lengths` says, under `names`."""
-        return {
-            f"{name}.{kind}.{layer}": store[slot, :, :length].contiguous().cpu()
-            for slot, (name, length) in enumerate(zip(names, lengths, strict=True))
-            for kind, stores in (("keys", self.keys), ("values", self.values))
-            for layer, store in enumerate(stores)
-        }
-
-    def paste(self, names: list[int], tensors: dict[str, Tensor]) -> None:
-        """Fill the first slots with what `cut` gave."""
-        for slot, name in enumerate(names):
-            for kind, stores in (("keys", self.keys), ("values", self.values)):
-                for layer, store in enumerate(stores):
-                    told = tensors[f"{name}.{kind}.{layer}"]
-                    store[slot, :, : told.shape[1]] = told.to(store.device)
-
     def move(self, source: int, target: int, columns: int) -> None:
         """Copy the first `columns` of slot `source` over slot `target`: how a hole is filled when a row leaves."""
         for store in (*self.keys, *self.values):

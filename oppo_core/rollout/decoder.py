@@ -13,10 +13,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from oppo_core.models.cache import Band, SlotCache
+from oppo_core.models.folder import save_weights
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import ragged_batches, right_padded
 from oppo_core.rollout.drafter import Drafter
@@ -27,7 +28,7 @@ from oppo_core.rollout.support import from_plain, plain, recorded, restricted
 
 # One more attention call a layer costs about as much as looking at this many cached tokens (measured: hidden 128 and 256).
 BAND_PAYS_CELLS = 600
-KEPT = "kept-cache.safetensors"
+KEPT, LIVE = "kept-cache.safetensors", "live"
 # What a decoder remembers from round to round, besides tokens, keys and values.
 SUSPENDED = ("rounds", "decoded", "guessed", "confirmed", "_filled", "_stops")
 
@@ -166,16 +167,19 @@ class Decoder:
     def save(self, folder: Path) -> None:
         """See `Decoding.save`."""
         if self.settings.keeps_cache and self.live:
-            ids = [s.sequence_id for s in self.live]
-            save_file(self.cache.cut(ids, self._filled), folder / KEPT)
+            ids = torch.tensor([s.sequence_id for s in self.live])
+            save_weights(self.cache.copied(list(range(len(ids))), max(self._filled)) | {LIVE: ids}, folder / KEPT)
 
     def load(self, folder: Path, sequences: list[Sequence]) -> None:
         """See `Decoding.load`."""
         if not (folder / KEPT).exists():
             return
-        self.live = [s for s in sequences if not s.finished]
+        tensors, known = load_file(folder / KEPT), {s.sequence_id: s for s in sequences}
+        ids = tensors.pop(LIVE).tolist()
+        rows = [row for row, sequence_id in enumerate(ids) if sequence_id in known]
+        self.live = [known[ids[row]] for row in rows]
         self._filled = [len(s.prompt) + s.length - 1 for s in self.live]
-        self.cache.paste([s.sequence_id for s in self.live], load_file(folder / KEPT))
+        self.cache.put_back(list(range(len(rows))), {name: tensor[rows] for name, tensor in tensors.items()})
 
     def _draw_numbers(self) -> None:
         for row, sequence in enumerate(self.live):

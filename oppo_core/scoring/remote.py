@@ -19,7 +19,7 @@ import struct
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from multiprocessing.synchronize import Semaphore
@@ -150,7 +150,8 @@ class RemoteScorers(Scoring):
 
     def train_early(self, order: EarlyOrder) -> None:
         """See `Partnership.train_early`."""
-        self._send("train_early", order)
+        # What each token was sampled among has been handed over with the token.
+        self._send("train_early", replace(order, sequences=[replace(s, support=[]) for s in order.sequences]))
 
     def start_share(self, order: ShareOrder) -> None:
         """See `Partnership.start_share`."""

@@ -155,6 +155,12 @@ INTERRUPTED: dict[str, dict[str, Any]] = {
         "rollout": {"top_p": 0.9},
         "data": {"prompts": "echo.jsonl"},
     },
+    "kept": {
+        "overlap": {"kv_after_update": "keep", "drafter": {"max_rows": 5, "tokens": 4, "match": 1}},
+        "rollout": {"top_k": 35, "stop_texts": ["w11 w2"]},
+        "data": {"prompts": "echo.jsonl"},
+    },
+    "kept-update": {"overlap": {"kv_after_update": "keep", "update_overlap": True}, "rollout": {"min_p": 0.001}},
     "update-overlap": {"overlap": {"update_overlap": True}, "ppo": {"entropy_coefficient": 0.01}},
 }
 
