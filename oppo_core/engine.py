@@ -14,6 +14,7 @@ from torch import Tensor
 from oppo_contract.spec import ModelSpec, RunSpec
 from oppo_core.changes import Change
 from oppo_core.control import ChunkState, OvercommitState
+from oppo_core.evaluation import Evaluator, evaluator_of
 from oppo_core.journal import Journal
 from oppo_core.layout import Layout, available_cores, device_of, lay_out
 from oppo_core.metrics import Cohorts
@@ -82,6 +83,7 @@ class Engine:
     handover: Handover = field(default_factory=Handover)
     cohorts: Cohorts = field(default_factory=Cohorts)
     standing: Standing = field(default_factory=Standing)
+    evaluator: Evaluator | None = None
     batch: Batch | None = None  # a step that was begun and has not been trained yet
     saved: str | None = None  # name of the checkpoint that holds the present state
     changes: list[Change] = field(default_factory=list)  # what the spec has changed since the checkpoint that was resumed
@@ -139,6 +141,7 @@ def assemble(
         rates_stale=spec.overlap.update_overlap, filters=filters_of(spec),
         keeps_cache=spec.overlap.kv_after_update == "keep",
     )  # fmt: skip
+    evaluator = evaluator_of(spec, roots, network, codec, settings, partial(stops_of, spec, codec))
     actor = ActorTrainer(network, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps)
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
     engine = Engine(
@@ -147,7 +150,7 @@ def assemble(
         actor=actor, scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared),
         journal=journal, out=out, model_source=source, trace=trace,
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
-        chunk=ChunkState(spec.overlap.chunk.size),
+        chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator,
     )  # fmt: skip
     if not spec.ppo.has_critic:
         engine.update = CriticFreeUpdate()

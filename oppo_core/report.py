@@ -59,6 +59,8 @@ def finish_step(
     if engine.decoder.guessed:
         metrics["oppo/draft_acceptance"] = engine.decoder.confirmed / engine.decoder.guessed
     metrics |= trace.metrics(tokens)
+    metrics |= engine.standing.untold
+    engine.standing.untold = {}
     engine.standing.note(metrics["critic/score/mean"], metrics["objective/kl"])
     engine.journal.write(
         "step", step=progress.step, elapsed_s=progress.elapsed_s, generated_tokens=progress.generated_tokens,
@@ -70,7 +72,7 @@ def finish_step(
         told = trace.event(progress.step, engine.origin, carried, _counters(engine, batch, window[0]))
         engine.journal.write("spans", **told, trained=trained)
     _samples(engine, experience)
-    _steer(engine, experience, (window[1] - window[0]) / tokens)
+    _steer(engine, experience, (window[1] - window[0] - metrics.get("timing_s/eval", 0.0)) / tokens)
 
 
 def _counters(engine: Engine, batch: Batch, start: float) -> dict[Counter, Samples]:

@@ -24,7 +24,7 @@ class Standing:
     """`score` and `kl` (nats a sequence) of the last step; `means`: scores of the steps since the last checkpoint.
 
     `evaluated`: the policy version that was evaluated last, and what `evaluation` it got. `checkpoints`: the score of every
-    checkpoint folder by name.
+    checkpoint folder by name. `untold`: an evaluation's metrics, until the next step is told.
     """
 
     score: float = nan
@@ -33,6 +33,7 @@ class Standing:
     evaluated: int = -1
     evaluation: float | None = None
     checkpoints: dict[str, float] = field(default_factory=dict)
+    untold: dict[str, float] = field(default_factory=dict)
 
     def note(self, score: float, kl: float) -> None:
         """A step was trained."""

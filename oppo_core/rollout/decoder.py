@@ -20,6 +20,7 @@ from oppo_core.models.cache import Band, SlotCache
 from oppo_core.models.folder import save_weights
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import ragged_batches, right_padded
+from oppo_core.randomness import Use
 from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.sampling import Filters, sample, sample_among, uniforms
 from oppo_core.rollout.sequence import Sequence, Support
@@ -46,6 +47,7 @@ class DecodeSettings:
     rates_stale: bool = False  # whether `begin` notes what the present weights think of earlier tokens (update overlap)
     filters: Filters | None = None  # which tokens may be sampled; their choice is recorded a token
     keeps_cache: bool = False  # whether keys and values of deferred sequences outlive an update
+    use: Use = Use.SAMPLING  # whose random numbers are drawn
 
 
 class Choice(NamedTuple):
@@ -183,7 +185,7 @@ class Decoder:
 
     def _draw_numbers(self) -> None:
         for row, sequence in enumerate(self.live):
-            numbers = uniforms(self.settings.seed, sequence.sequence_id, self.settings.max_new)
+            numbers = uniforms(self.settings.seed, sequence.sequence_id, self.settings.max_new, self.settings.use)
             self._uniform[row] = torch.from_numpy(numbers)
 
     def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

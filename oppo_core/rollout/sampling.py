@@ -17,12 +17,12 @@ from oppo_core.randomness import Use, generator
 FIRST_LOOKS = (256, 4096)
 
 
-def uniforms(seed: int, sequence_id: int, count: int) -> NDArray[np.float64]:
+def uniforms(seed: int, sequence_id: int, count: int, use: Use = Use.SAMPLING) -> NDArray[np.float64]:
     """The numbers in [0, 1) that sequence `sequence_id` will use for its first `count` response tokens.
 
     Philox is a counter-based generator: entry t depends on (seed, sequence_id, t) alone.
     """
-    return generator(seed, Use.SAMPLING, sequence_id).random(count)
+    return generator(seed, use, sequence_id).random(count)
 
 
 def sample(logits_NV: Tensor, uniform_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

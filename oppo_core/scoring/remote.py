@@ -128,6 +128,14 @@ class RemoteScorers(Scoring):
         if sequence_ids:
             self._send("release", sequence_ids)
 
+    def start_judge(self, growths: list[Growth]) -> None:
+        """See `Scoring.start_judge`."""
+        self._send("start_judge", growths)
+
+    def wait_judge(self) -> dict[int, float]:
+        """See `Scoring.wait_judge`. Raises ScorerError, as `wait_collect` does."""
+        return cast(dict[int, float], self._receive())
+
     def start_save(self, folder: str) -> None:
         """See `Scoring.start_save`."""
         self._send("start_save", folder)

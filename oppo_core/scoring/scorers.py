@@ -66,6 +66,12 @@ class Scoring(Protocol):
     def wait_critic_update(self) -> dict[str, float]:
         """The critic's metrics."""
 
+    def start_judge(self, growths: list[Growth]) -> None:
+        """Ask for the reward of whole answers that belong to no batch; nothing of them is kept."""
+
+    def wait_judge(self) -> dict[int, float]:
+        """The reward's weighted sum by sequence_id, as it is before shaping."""
+
     def release(self, sequence_ids: list[int]) -> None:
         """Let go of sequences that nobody will ask for again."""
 
@@ -127,6 +133,7 @@ class ScorerSet:
         self.alive: Callable[[], None] = nobody_asks
         self.tracks: dict[int, Track] = {}
         self._scores: dict[int, Scored] = {}
+        self._judged: dict[int, float] = {}
         self._metrics: dict[str, float] = {}
 
     def begin(self, growths: list[Growth]) -> None:
@@ -166,6 +173,22 @@ class ScorerSet:
             self._metrics = self.trainer.update(tokens, update)
         for sequence_id in update.sequence_ids:
             self._drop(sequence_id)
+
+    @torch.no_grad()
+    def start_judge(self, growths: list[Growth]) -> None:
+        """See `Scoring.start_judge`."""
+        tokens = {growth.sequence_id: growth.tokens for growth in growths}
+        with self.trace.span("reward", "eval", rows=len(growths)):
+            self.reward.read(tokens, {growth.sequence_id: growth.prompt_length for growth in growths}, set(tokens), self.alive)
+        with self.trace.wait("eval"):
+            self.reward.wait(list(tokens), self.alive)
+        self._judged = {i: self.reward.total(self.reward.scores(i)) for i in tokens}
+        for i in tokens:
+            self.reward.forget(i)
+
+    def wait_judge(self) -> dict[int, float]:
+        """See `Scoring.wait_judge`."""
+        return self._judged
 
     def release(self, sequence_ids: list[int]) -> None:
         """See `Scoring.release`."""

@@ -59,6 +59,15 @@ class SideStreamScorers(Scoring):
         with self._aside():
             self.scorers.release(sequence_ids)
 
+    def start_judge(self, growths: list[Growth]) -> None:
+        """See `Scoring.start_judge`."""
+        with self._aside():
+            self.scorers.start_judge(growths)
+
+    def wait_judge(self) -> dict[int, float]:
+        """See `Scoring.wait_judge`."""
+        return self.scorers.wait_judge()
+
     def start_save(self, folder: str) -> None:
         """See `Scoring.start_save`."""
         with self._aside():

@@ -53,6 +53,7 @@ class SimulatedScorers:
         self._has_critic = ppo.has_critic
         self._roles = [role for role in self.streamed if role not in left_out]
         self._asked: list[int] = []
+        self._judged: dict[int, float] = {}
 
     def begin(self, growths: list[Growth]) -> None:
         """See `Scoring.begin`."""
@@ -94,6 +95,19 @@ class SimulatedScorers:
     def release(self, sequence_ids: list[int]) -> None:
         """See `Scoring.release`."""
         self._forget(sequence_ids)
+
+    def start_judge(self, growths: list[Growth]) -> None:
+        """See `Scoring.start_judge`."""
+        process = self._machine.beside("reward")
+        us = self._machine.forward_us(self._machine.devices.costs.reward, [len(growth.tokens) for growth in growths], process)
+        self._machine.order(process, "reward", "eval", us, rows=len(growths))
+        tracks = {g.sequence_id: Track(g.prompt_length, len(g.tokens), int(g.tokens[g.prompt_length :].sum())) for g in growths}
+        self._judged = {sequence_id: self._score(sequence_id, track) for sequence_id, track in tracks.items()}
+
+    def wait_judge(self) -> dict[int, float]:
+        """See `Scoring.wait_judge`."""
+        self._machine.timeline.wait()
+        return self._judged
 
     def start_save(self, folder: str) -> None:
         """See `Scoring.start_save`."""

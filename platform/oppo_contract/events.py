@@ -132,6 +132,7 @@ class Sample(Wire):
     length: int
     age: int
     versions: tuple[int, int]
+    held_out: bool = Field(False, description="An evaluation's answer: `sequence_id` is the held-out prompt's number.")
     ending: Literal["eos", "stop", "length"] | None = Field(
         None, description="What ended it: end-of-sequence, a stop condition, or the length limit; unknown in older runs."
     )

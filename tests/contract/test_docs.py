@@ -36,6 +36,7 @@ SPEC = {
     "ppo": {"batch_size": 4},
     "rollout": {"max_new_tokens": 24, "max_prompt_tokens": 16},
     "overlap": {"overcommit": {"initial": 2, "max": 4}},
+    "evaluation": {"prompts": "prompts.jsonl", "every_steps": 2, "count": 3},
 }
 
 

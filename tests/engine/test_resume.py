@@ -148,7 +148,10 @@ def test_asked_to_stop_it_saves_the_half_done_step_and_goes_on_with_the_same_bit
 
 
 INTERRUPTED: dict[str, dict[str, Any]] = {
-    "sequential": {"overlap": {"intra_step": "off", "inter_step": "off"}},
+    "sequential": {
+        "overlap": {"intra_step": "off", "inter_step": "off"},
+        "evaluation": {"prompts": "prompts.jsonl", "every_steps": 3},
+    },
     "drafted": {"overlap": {"drafter": {"max_rows": 5, "tokens": 4, "match": 1}}, "data": {"prompts": "echo.jsonl"}},
     "filtered-tail-batch": {
         "overlap": {"inter_step": "tail_batch", "drafter": {"max_rows": 5, "tokens": 4, "match": 1}},
