@@ -54,7 +54,8 @@ def emitted(world: Any, sequential_run: Any, oppo_run: Any, tmp_path_factory: py
     tree = world.tree(changes, {"models": {"critic": "actor"}})
     tree["models"]["reward"] = {"parts": [{"model": {"path": "reward"}, "weight": weight} for weight in (1.0, 0.5)]}
     drafted = world.run(load_spec(tree), tmp_path_factory.mktemp("drafted"), threads=1)
-    tail = world.run(world.spec({"steps": 2, "overlap": {"inter_step": "tail_batch"}}), tmp_path_factory.mktemp("tail"))
+    held_out = {"evaluation": {"prompts": "prompts.jsonl", "count": 3}}
+    tail = world.run(world.spec({"steps": 2, "overlap": {"inter_step": "tail_batch"}}, held_out), tmp_path_factory.mktemp("tail"))
     runs = (sequential_run, oppo_run, drafted, tail)
     return {name for run in runs for e in run.events if e.kind == "step" for name in e.metrics}
 
