@@ -1,7 +1,7 @@
 """The scorers in a process of their own: they read a chunk while the actor decodes the next one.
 
 A process, not a thread: two processes of one pinned thread each overlap at 1.5 to 2 ×, two threads of one process at 1.4 to
-1.65 × (measured on two cores). The pipe ends with either side, so neither outlives the other.
+1.65 × (measured on two cores). The channel ends with either side, so neither outlives the other.
 
 The queue between them is bounded: with `ORDERS_AHEAD` orders unfinished the actor waits, and is held up until one is done. Every
 wait on this side ends: with the answer, with the process's death, or when it has shown no sign of life for too long. A sign of
@@ -14,13 +14,10 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import socket
-import struct
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from multiprocessing.synchronize import Semaphore
 from typing import Any, NoReturn, cast
@@ -28,6 +25,7 @@ from typing import Any, NoReturn, cast
 import torch
 
 from oppo_core.ppo.critic import CriticUpdate
+from oppo_core.scoring.channel import POLL_S, Channel
 from oppo_core.scoring.partner import EarlyOrder, LateUpdate, ShareOrder
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth, ScorerSet, Scoring
@@ -37,7 +35,6 @@ from oppo_core.trace.recorder import Recorder, Span, Wait
 ORDERS_AHEAD = 32
 # Loading large models from a slow disk is silent; whatever the spec allows, so long it may take.
 LOADED_WITHIN_S = 600.0
-POLL_S = 1.0
 ENDS_WITHIN_S = 5.0
 HUNG_ENDS_WITHIN_S = 0.5  # time to write its stack
 
@@ -57,7 +54,7 @@ class Reply:
 
 
 class Line:
-    """What connects the two processes beside the pipe: free places in the queue, and the other side's last sign of life."""
+    """What connects the two processes beside the channel: free places in the queue, and the other side's last sign of life."""
 
     def __init__(self, context: SpawnContext) -> None:
         self.places: Semaphore = context.Semaphore(ORDERS_AHEAD)
@@ -91,7 +88,7 @@ class RemoteScorers(Scoring):
         """
         context = multiprocessing.get_context("spawn")
         self._line = Line(context)
-        self._connection, theirs = context.Pipe()
+        self._channel, theirs = Channel.pair()
         self._process = context.Process(
             target=_serve, args=(theirs, self._line, build, devices, threads), name="oppo-scorers", daemon=True
         )
@@ -103,7 +100,6 @@ class RemoteScorers(Scoring):
         self._longest_silence_s = max(longest_silence_s, LOADED_WITHIN_S)
         self.saves_bytes = cast(int, self._receive())
         self._longest_silence_s = longest_silence_s
-        _limit_blocking(self._connection, longest_silence_s)
 
     def begin(self, growths: list[Growth]) -> None:
         """See `Scoring.begin`; returns at once."""
@@ -189,7 +185,7 @@ class RemoteScorers(Scoring):
 
     def close(self) -> None:
         """End the process."""
-        self._connection.close()
+        self._channel.close()
         self._process.join(timeout=HUNG_ENDS_WITHIN_S if self._is_hung else ENDS_WITHIN_S)
         if self._process.is_alive():
             self._process.kill()
@@ -199,11 +195,9 @@ class RemoteScorers(Scoring):
         self._take_place()
         self._sent = time.monotonic()
         try:
-            self._connection.send((name, arguments))
+            self._channel.send((name, arguments), self._look_after_it)
         except (BrokenPipeError, ConnectionResetError):
             self._end()
-        except BlockingIOError:
-            raise self._silent() from None
 
     def _take_place(self) -> None:
         """Returns once there is room in the queue."""
@@ -211,22 +205,14 @@ class RemoteScorers(Scoring):
             return
         start = self._trace.clock()
         while not self._line.places.acquire(timeout=POLL_S):
-            if not self._process.is_alive():
-                self._end()
-            self._check_pulse()
+            self._look_after_it()
         self._trace.held_up("score", start)
 
     def _receive(self) -> object:
-        while not self._connection.poll(POLL_S):
-            if not self._process.is_alive() and not self._connection.poll():
-                raise self._dead()
-            self._check_pulse()
         try:
-            reply: Reply = self._connection.recv()
+            reply = cast(Reply, self._channel.receive(self._check_pulse))
         except (EOFError, ConnectionResetError):
             raise self._dead() from None
-        except BlockingIOError:
-            raise self._silent() from None
         self._trace.spans += reply.spans
         self._trace.waits += reply.waits
         if reply.error is not None:
@@ -234,9 +220,15 @@ class RemoteScorers(Scoring):
         return reply.result
 
     def _end(self) -> NoReturn:
-        """The process takes nothing more: raises the error that ended it, which is still in the pipe, if it told one."""
+        """The process takes nothing more: raises the error that ended it, which is still in the channel, if it told one."""
         self._receive()
-        raise ScorerError("the scorer process closed its pipe")
+        raise ScorerError("the scorer process closed its end of the channel")
+
+    def _look_after_it(self) -> None:
+        """Raises ScorerError when nobody will ever take what is to be sent."""
+        if not self._process.is_alive():
+            self._end()
+        self._check_pulse()
 
     def _check_pulse(self) -> None:
         if time.monotonic() - max(self._sent, self._line.pulse) > self._longest_silence_s:
@@ -256,17 +248,11 @@ class RemoteScorers(Scoring):
         )
 
 
-def _limit_blocking(connection: Connection, seconds: float) -> None:
-    """No read or write on the pipe blocks for longer, should the other side stop in the middle of a message."""
-    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
-        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+def _wait_on() -> None:
+    """The scorers wait for orders as long as the engine lives."""
 
 
-def _serve(
-    connection: Connection, line: Line, build: Callable[[Recorder], ScorerSet], devices: tuple[str, ...], threads: int
-) -> None:
+def _serve(channel: Channel, line: Line, build: Callable[[Recorder], ScorerSet], devices: tuple[str, ...], threads: int) -> None:
     """Body of the process: messages in order, an answer to the first (ready) and to every `start_…`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the engine decides what it means
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -276,18 +262,18 @@ def _serve(
     try:
         scorers = build(trace)
         scorers.alive = line.alive
-        connection.send(Reply(scorers.saves_bytes, None, *trace.take()))
+        channel.send(Reply(scorers.saves_bytes, None, *trace.take()), _wait_on)
         while True:
-            name, arguments = connection.recv()
+            name, arguments = cast(Any, channel.receive(_wait_on))
             line.alive()
             getattr(scorers, name)(*arguments)
             if name.startswith("start_"):
                 result = getattr(scorers, name.replace("start_", "wait_"))()
-                connection.send(Reply(result, None, *trace.take()))
+                channel.send(Reply(result, None, *trace.take()), _wait_on)
             line.places.release()
             line.alive()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the engine closed the pipe or died
+        return  # the engine closed its end or died
     except Exception as error:  # noqa: BLE001 - whatever it was, the engine must hear of it and stop
         traceback.print_exc()
-        connection.send(Reply(None, f"{type(error).__name__}: {error}", *trace.take()))
+        channel.send(Reply(None, f"{type(error).__name__}: {error}", *trace.take()), _wait_on)

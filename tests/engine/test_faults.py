@@ -53,7 +53,7 @@ def test_a_killed_scorer_process_ends_the_run_and_is_named(streaming: Any) -> No
     assert status == 1
     last = engine.events[-1]
     assert (last.kind, last.outcome) == ("finished", "failed")
-    assert "the scorer process died with status -9" in last.reason or "closed its pipe" in last.reason
+    assert "the scorer process died with status -9" in last.reason or "closed its end" in last.reason
     assert "ScorerError" in errors
     assert last.step == max(event.step for event in engine.events if event.kind == "step")
     assert all_gone(below)

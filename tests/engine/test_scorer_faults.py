@@ -11,16 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_core.rewards.hosts import HOSTS_VARIABLE
+from oppo_core.rollout.tokens import FileCodec
 from oppo_core.scoring.remote import ORDERS_AHEAD, ScorerError
+from oppo_core.scoring.scorers import Growth
 from oppo_core.trace.recorder import Recorder
 from oppo_core.train import train
-from tests.engine.judges import Judge, Told, judging, scored
+from tests.engine.judges import Judge, Told, judging, scored, worth
 from tests.engine.test_rewards import install
 
 PATIENCE_S = 60.0
@@ -150,6 +153,27 @@ def test_a_message_that_the_other_side_does_not_read_to_its_end_is_given_up(worl
         with pytest.raises(ScorerError, match="no sign of life for 2 s"):
             engine.scorers._send("start_save", "x" * 10_000_000)
     finally:
+        engine.scorers.close()
+        engine.journal.close()
+
+
+def test_a_message_that_has_to_wait_for_a_slow_service_arrives(world: Any, judge: Judge, tmp_path: Path) -> None:
+    """The scorers wait for a service longer than the longest silence, and meanwhile take nothing: they live, and say so."""
+    judge.behave = lambda asked, number: judge.hold() or scored(asked)
+    tree = rewarded(world, http(judge, timeout_s=60), {"resources": {"longest_silence_s": SILENCE_S}})
+    engine = world.assemble(load_spec(tree), tmp_path, threads=2)
+    release = threading.Timer(1.5 * SILENCE_S, judge.released.set)
+    try:
+        tokens = np.arange(3, 12)
+        engine.scorers.extend([Growth(0, 4, tokens, True)], 1)
+        engine.scorers.start_collect([0])
+        release.start()
+        engine.scorers._send("extend", [], "x" * 10_000_000)  # larger than what the system holds for a reader
+        assert judge.released.is_set()
+        response = FileCodec(world.folder / "actor").decode(tokens[4:].tolist())
+        assert engine.scorers.wait_collect()[0].score == worth({"response": response, "ended": False})
+    finally:
+        release.cancel()
         engine.scorers.close()
         engine.journal.close()
 
