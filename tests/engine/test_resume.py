@@ -164,6 +164,11 @@ INTERRUPTED: dict[str, dict[str, Any]] = {
         "data": {"prompts": "echo.jsonl"},
     },
     "kept-update": {"overlap": {"kv_after_update": "keep", "update_overlap": True}, "rollout": {"min_p": 0.001}},
+    "rloo": {
+        "ppo": {"algorithm": "rloo", "group_size": 3, "batch_size": 2, "critic_learning_rate": 1e-5},
+        "models": {"critic": "actor"},
+        "overlap": {"overcommit": {"initial": 2, "max": 2}},
+    },
     "update-overlap": {"overlap": {"update_overlap": True}, "ppo": {"entropy_coefficient": 0.01}},
 }
 

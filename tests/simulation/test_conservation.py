@@ -213,6 +213,27 @@ def test_no_sequence_is_lost_or_trained_twice_in_thousands_of_cases(case: Case) 
     check(case)
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(case=cases(), others=st.lists(st.tuples(st.sampled_from(["off", "per_chunk"]), st.integers(1, LONGEST)), min_size=1))
+def test_resumed_half_way_with_other_settings_nothing_is_lost_either(case: Case, others: list[tuple[str, int]]) -> None:
+    """Every attempt has another C and another intra-step overlap: caches are built anew, and a half-done step begins again."""
+    tree = case.spec.model_dump(mode="json")
+    tree["overlap"] |= {"update_overlap": False}
+    history, attempts = History(), [*others, *others[:1]] * 4
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        while history.engine is None or history.engine.progress.step < case.spec.steps:
+            intra, chunk = attempts.pop(0) if attempts else others[0]
+            tree["overlap"] |= {"intra_step": intra, "chunk": tree["overlap"]["chunk"] | {"size": chunk, "controller": "fixed"}}
+            engine = history.engine = assemble(load_spec(tree), case.devices, case.length, out=Path(folder))
+            saved = sorted((Path(folder) / "checkpoints").glob("step-*"))
+            if saved:
+                restore(engine, saved[-1], verify(saved[-1], engine.spec))
+            chunks = iter([False] * len(attempts))
+            with watched(engine, history):
+                train(engine, lambda chunks=chunks, more=bool(attempts): next(chunks, more))
+    assert_conserved(case, history)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases(), intra=st.sampled_from(["off", "per_sequence", "per_chunk"]), chunk=st.integers(1, LONGEST))
 def test_when_scorers_read_and_how_long_chunks_are_decides_about_time_alone(case: Case, intra: str, chunk: int) -> None:
