@@ -16,7 +16,9 @@ from oppo_core.models.hugging import HuggingNetwork
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.rewards.parts import Part, Rewards
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
+from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.support import restricted
 from oppo_core.scoring.scorers import Growth, Networks, ScorerSet
 from oppo_core.trace.recorder import Recorder
 from tests.engine.architectures import (
@@ -107,11 +109,15 @@ def test_streamed_scores_equal_one_padded_pass(folders: Folders, name: str, dtyp
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_decoding_gives_the_log_probs_of_one_pass(folders: Folders, name: str) -> None:
-    """Uneven prompts, rows that leave, one that joins half-finished, all beyond the window."""
+@pytest.mark.parametrize("kept", [False, True], ids=["plain", "filtered and kept"])
+def test_decoding_gives_the_log_probs_of_one_pass(folders: Folders, name: str, kept: bool) -> None:
+    """Uneven prompts, rows that leave, one that joins half-finished, all beyond the window; with filters and a kept cache too."""
     folder = folders(name)
     actor = load(folder, "actor", "lm", torch.float64)
-    settings = DecodeSettings(seed=3, eos=2, temperature=TEMPERATURE, max_prompt=9, max_new=3 * WINDOW, micro_batch_tokens=40)
+    settings = DecodeSettings(
+        seed=3, eos=2, temperature=TEMPERATURE, max_prompt=9, max_new=3 * WINDOW, micro_batch_tokens=40,
+        filters=Filters(None, 0.9, None) if kept else None, keeps_cache=kept,
+    )  # fmt: skip
     decoder = Decoder(actor, settings, 3)
     prompts = [row[:length] for row, length in zip(some_tokens(), (9, 2, 5), strict=False)]
     sequences = [Sequence(number, number, prompt) for number, prompt in enumerate(prompts)]
@@ -125,7 +131,8 @@ def test_decoding_gives_the_log_probs_of_one_pass(folders: Folders, name: str) -
     for row, logits, sequence in zip(rows, plain_actor(folder, torch.float64)(rows, True, "logits"), sequences, strict=True):
         first = len(sequence.prompt)
         told = torch.from_numpy(row[first:])[:, None]
-        logp = torch.log_softmax(logits[first - 1 : -1] / TEMPERATURE, -1).gather(-1, told)[:, 0]
+        among = restricted(logits[first - 1 : -1] / TEMPERATURE, sequence.support)
+        logp = torch.log_softmax(among, -1).gather(-1, told)[:, 0]
         np.testing.assert_allclose(sequence.behaviour_logprobs, logp.numpy(), rtol=0, atol=1e-10)
     assert max(len(row) for row in rows) > 2 * WINDOW
 

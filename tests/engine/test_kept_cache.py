@@ -119,6 +119,22 @@ def test_tokens_of_this_step_after_a_kept_cache_carry_a_weight(world: Any, tmp_p
     assert found > 2
 
 
+def test_a_run_may_stop_keeping_when_it_is_resumed_and_begin_to(world: Any, tmp_path: Path) -> None:
+    """What was cached before is read anew then, so that only older tokens are stale; and the other way round."""
+    changes = {"steps": 3, "checkpoints": {"every_steps": 3}, "overlap": {"intra_step": "off"}}
+    for before, after in (("keep", "recompute"), ("recompute", "keep")):
+        spec = world.spec(changes, {"overlap": {"kv_after_update": before}})
+        run = world.run(spec, tmp_path / before)
+        start = next((run.out / "checkpoints").glob("step-*"))
+        spec = world.spec(changes, {"steps": 4, "overlap": {"kv_after_update": after}})
+        (step,) = world.run(spec, tmp_path / f"then-{after}", resume=start).steps
+        going_on = [s for s in step.experience.sequences if s.cohort < 3 and s.token_versions[-1] == 3]
+        assert going_on, "nothing was carried over"
+        for sequence in going_on:
+            assert sequence.kept_version == (3 if after == "keep" else None)
+            assert sequence.stale_tokens(3) == sum(v < 3 for v in sequence.token_versions)
+
+
 def test_killed_and_resumed_it_ends_with_the_same_bits(world: Any, tmp_path: Path) -> None:
     """From every checkpoint of a run with answers in flight, caches, supports and all."""
     spec = world.spec(KEEP, FILTERED, {"steps": 9, "checkpoints": {"every_steps": 3, "keep": 9}})
