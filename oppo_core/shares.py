@@ -75,9 +75,20 @@ class Ledger:
         """Whether these are enough tokens for an efficient pass."""
         return sum(s.length for s in sequences) >= SMALLEST_PASS_TOKENS
 
-    def partner_is_idle(self) -> bool:
-        """Whether the partner would be done with what it has before the next chunk, if that takes as long as the last one."""
-        return self.partner_time < self.actor_time + self.chunk_time
+    def affordable(self, sequences: list[Sequence], costs: Costs) -> list[Sequence]:
+        """Those, shortest first, on which the partner can train the actor as well before the next chunk, if that takes as long as
+        the last one; none where they are too few for an efficient pass.
+
+        More would make the actor wait for its partner at the step's end, for work that costs two backward passes instead of one.
+        """
+        room = self.actor_time + self.chunk_time - self.partner_time - CRITIC * sum(s.length for s in sequences)
+        found: list[Sequence] = []
+        for sequence in sorted(sequences, key=lambda s: (s.length, s.sequence_id)):
+            room -= sequence.length * costs.early_actor
+            if room < 0:
+                break
+            found.append(sequence)
+        return found if self.worth_a_pass(found) else []
 
     def ordered(self, sequences: list[Sequence], with_actor: bool, costs: Costs) -> None:
         """The partner trains the critic on these, and with `with_actor` the actor as well."""

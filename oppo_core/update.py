@@ -152,10 +152,13 @@ class OverlappedUpdate:
         ready = [s for s in certain if s.sequence_id not in self.ledger.critic]
         if not self.ledger.worth_a_pass(ready):
             return
-        with_actor = self.ledger.partner_is_idle() and not actor_of(engine).rests(version)
-        partner_of(engine).train_early(EarlyOrder(ready, version, engine.progress.kl_coefficient, with_actor))
-        self.ledger.ordered(ready, with_actor, self.costs)
-        self.orders.append(([s.sequence_id for s in ready], with_actor))
+        both = [] if actor_of(engine).rests(version) else self.ledger.affordable(ready, self.costs)
+        chosen = {s.sequence_id for s in both}
+        for part, with_actor in ((both, True), ([s for s in ready if s.sequence_id not in chosen], False)):
+            if part:
+                partner_of(engine).train_early(EarlyOrder(part, version, engine.progress.kl_coefficient, with_actor))
+                self.ledger.ordered(part, with_actor, self.costs)
+                self.orders.append(([s.sequence_id for s in part], with_actor))
 
     def suspend(self) -> dict[str, Any]:
         """Who was trained early, in which passes. Their gradients are not saved: the same passes give the same bits again."""
