@@ -155,6 +155,23 @@ def verify(folder: Path, spec: RunSpec) -> list[Change]:
     Raises:
         CheckpointError: incomplete, damaged, of another format, or of a spec that has changed what cannot be changed.
     """
+    intact(folder)
+    state = json.loads((folder / "state.json").read_text())
+    if state["format"] != FORMAT:
+        raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {FORMAT}")
+    changed = changes.between(RunSpec.model_validate(state["spec"]), spec)
+    refused = changes.refusals(changed, len(state["pool"]), spec)
+    if refused:
+        raise CheckpointError("the checkpoint cannot be resumed with this spec: " + "; ".join(refused))
+    return changed
+
+
+def intact(folder: Path) -> None:
+    """Check that a checkpoint is whole, file by file.
+
+    Raises:
+        CheckpointError: incomplete or damaged.
+    """
     heal(folder)
     try:
         manifest: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())
@@ -166,14 +183,6 @@ def verify(folder: Path, spec: RunSpec) -> list[Change]:
         path = folder / name
         if not path.is_file() or sha256(path) != entry["sha256"]:
             raise CheckpointError(f"{path} is missing or damaged; resume from another checkpoint")
-    state = json.loads((folder / "state.json").read_text())
-    if state["format"] != FORMAT:
-        raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {FORMAT}")
-    changed = changes.between(RunSpec.model_validate(state["spec"]), spec)
-    refused = changes.refusals(changed, len(state["pool"]), spec)
-    if refused:
-        raise CheckpointError("the checkpoint cannot be resumed with this spec: " + "; ".join(refused))
-    return changed
 
 
 def _keep(engine: Engine, fill: Callable[[Path], None]) -> None:

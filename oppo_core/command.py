@@ -48,12 +48,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
     from oppo_core.engine import assemble
+    from oppo_core.preflight import refuse_impossible
     from oppo_core.standing import ASKED_TO_STOP
     from oppo_core.train import train
 
     stop = _stop_when_asked()
     engine = None
     try:
+        refuse_impossible(spec, options.root, options.out)
         engine = assemble(spec, options.root, options.out, journal, options.threads, options.resume_from)
         reason = train(engine, stop.is_set)
     except Exception as error:  # noqa: BLE001 - whatever it was, the run's owner must read it in the last event
@@ -86,6 +88,7 @@ def _failed(error: Exception, step: int, journal: Journal) -> int:
     from oppo_core.layout import LayoutError
     from oppo_core.models.errors import ModelFolderError
     from oppo_core.ppo.optimizer import NonFiniteError
+    from oppo_core.preflight import PreflightError
     from oppo_core.rewards.errors import RewardError
     from oppo_core.rollout.prompts import PromptError
     from oppo_core.scoring.remote import ScorerError
@@ -93,6 +96,7 @@ def _failed(error: Exception, step: int, journal: Journal) -> int:
     reason = f"{type(error).__name__}: {error}"
     named = (
         LayoutError, ModelFolderError, PromptError, CheckpointError, DiskFullError, NonFiniteError, RewardError, ScorerError,
+        PreflightError,
         OSError,
     )  # fmt: skip
     if isinstance(error, named):

@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "oppo_cli.train:train",
     "spec": "oppo_cli.spec_commands:spec",
     "trace": "oppo_cli.trace:trace",
+    "export": "oppo_cli.export:export",
     "simulate": "oppo_cli.simulate:simulate",
     "bench": "oppo_cli.bench:bench",
     "admin": "oppo_cli.platform_commands:admin",

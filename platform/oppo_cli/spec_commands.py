@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from oppo_cli.examples import EXAMPLES, example_text
 from oppo_cli.home import Refusal
 from oppo_cli.spec_files import read_spec
+
+if TYPE_CHECKING:
+    from oppo_contract import RunSpec
 
 
 @click.group()
@@ -19,10 +23,32 @@ def spec() -> None:
 
 @spec.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def check(file: Path) -> None:
-    """Check a spec FILE. Models and prompts are looked up at submit, not here."""
+@click.option("--deep", is_flag=True, help="Look at models, prompts, reward, memory and disk of this machine too.")
+@click.option(
+    "--root", "roots", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder below which model and prompt ids are looked up, with --deep; may be given several times.",
+)  # fmt: skip
+def check(file: Path, deep: bool, roots: tuple[Path, ...]) -> None:
+    """Check a spec FILE. Without --deep models and prompts are not looked at; they are at submit."""
     checked = read_spec(file)
+    if deep:
+        _look_deep(checked, list(roots))
     click.echo(f"{file}: valid. {checked.name}: {checked.steps} steps, batch {checked.ppo.batch_size}.")
+
+
+def _look_deep(checked: RunSpec, roots: list[Path]) -> None:
+    """Print what the run would take here, and refuse with every complaint when it could not take its first step."""
+    from oppo_core.durable import mib
+    from oppo_core.preflight import preflight, said
+
+    findings = preflight(checked, roots, Path())
+    for item in findings.memory:
+        click.echo(f"{item.name:32} {mib(item.size):>14}  = {item.arithmetic}")
+    if findings.memory:
+        click.echo(f"{'memory in all':32} {mib(findings.needed):>14}  of {mib(findings.available)} that are free")
+        click.echo(f"{'a checkpoint':32} {mib(findings.checkpoint):>14}  on disk")
+    if findings.errors:
+        raise Refusal("This run could not take its first step here:\n" + "\n".join(f"- {said(e)}" for e in findings.errors))
 
 
 @spec.command()

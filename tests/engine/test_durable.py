@@ -62,8 +62,9 @@ def test_on_a_full_disk_the_run_ends_and_the_former_checkpoint_is_intact(world: 
     for words in (str(small_disk / "checkpoints"), "are needed", "are free", "checkpoints.keep", "resume"):
         assert words in reason
     assert whole(small_disk, world, tree) == ["step-00000002"]
-    status, events = world.main(tree | {"steps": 2}, small_disk, "--resume-from", small_disk / "checkpoints" / "step-00000002")
-    assert (status, events[-1].step) == (0, 2)
+    roomy = small_disk.parent / "roomy"
+    status, events = world.main(tree, roomy, "--resume-from", small_disk / "checkpoints" / "step-00000002", threads=2)
+    assert (status, events[-1].step) == (0, 4)
 
 
 def test_a_disk_that_fills_up_on_the_way_leaves_nothing_half_written(world: Any, tmp_path: Path) -> None:

@@ -1,0 +1,160 @@
+"""How much memory a run takes, worked out from the models' files and the spec before anything is loaded.
+
+An estimate with its arithmetic shown, not a promise: activations depend on the kernels. Sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture
+from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.folder import TINY, find, read_config
+from oppo_core.models.tiny import Head, TinyTransformer
+
+DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
+# Kept for the backward pass, numbers a token, layer and unit of width: inputs and outputs of attention and feed-forward part.
+ACTIVATIONS_A_UNIT = 34
+# Logits, their log-softmax and its gradient, a token and word.
+LOGITS_A_WORD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a model's files tell: weights, layers, width, words, longest sequence, and numbers cached a token."""
+
+    weights: int
+    layers: int
+    width: int
+    vocab: int
+    context: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing that takes memory, and how its size was worked out."""
+
+    name: str
+    size: int
+    arithmetic: str
+
+
+def shape_of(model: ModelSpec, head: Head, roots: list[Path]) -> Shape | None:
+    """A model's shape; None for one that is not on this disk but may be on the hub.
+
+    Raises:
+        ModelFolderError: no such folder, or its config or weights cannot be read.
+    """
+    if model.tiny is not None:
+        return _tiny(model.tiny, head)
+    assert model.path is not None
+    try:
+        folder = find(model.path, roots)
+    except ModelFolderError:
+        if model.path.count("/") == 1 and not model.path.startswith((".", "/")):
+            return None
+        raise
+    config = read_config(folder)
+    if config.get("model_type") == TINY:
+        return _tiny(TinyArchitecture.model_validate(config["architecture"]), head)
+    return _hugging(folder)
+
+
+def _tiny(architecture: TinyArchitecture, head: Head) -> Shape:
+    with torch.device("meta"):
+        network = TinyTransformer(architecture, head)
+    weights = sum(p.numel() for p in network.parameters())
+    a = architecture
+    return Shape(weights, a.layers, a.hidden, a.vocab, a.context, network.cache_shape.numbers)
+
+
+def _hugging(folder: Path) -> Shape:
+    from transformers import AutoConfig  # takes seconds to import
+
+    try:
+        config: Any = AutoConfig.from_pretrained(str(folder), trust_remote_code=False).get_text_config()
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{folder} cannot be loaded: {error}") from None
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cached = 2 * config.num_hidden_layers * heads * width
+    return Shape(
+        _counted(folder), config.num_hidden_layers, config.hidden_size, config.vocab_size, config.max_position_embeddings, cached
+    )
+
+
+def _counted(folder: Path) -> int:
+    """Numbers in a folder's safetensors files, from their headers."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelFolderError(f"{folder} has no safetensors; other weight files are never opened")
+    count = 0
+    for file in files:
+        with file.open("rb") as content:
+            header = json.loads(content.read(int.from_bytes(content.read(8), "little")))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                size = 1
+                for edge in tensor["shape"]:
+                    size *= edge
+                count += size
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A model at work: whether it is trained, and on how many numbers."""
+
+    name: str
+    shape: Shape
+    trained: int = 0
+
+
+def memory_of(spec: RunSpec, roles: list[Role], slots: int) -> list[Item]:
+    """Everything that a run keeps in memory at once, the largest first."""
+    each = DTYPE_BYTES[spec.resources.dtype]
+    columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
+    items: list[Item] = []
+    for role in roles:
+        shape, name = role.shape, role.name
+        items.append(Item(f"{name}: weights", shape.weights * each, f"{shape.weights:,} × {each} B"))
+        cached = slots * columns * shape.cached * each
+        items.append(Item(f"{name}: keys and values", cached, f"{slots} rows × {columns} tokens × {shape.cached:,} × {each} B"))
+        if role.trained:
+            moments = 8 if each <= 4 else 16
+            kept = moments + (4 if each == 2 else 0)
+            items.append(Item(f"{name}: gradients", role.trained * each, f"{role.trained:,} × {each} B"))
+            items.append(Item(f"{name}: optimizer", role.trained * kept, f"{role.trained:,} × {kept} B"))
+    actor = roles[0]
+    if spec.overlap.update_overlap:
+        size = 3 * actor.trained * each
+        items.append(Item("actor: the partner's gradients", size, f"3 × {actor.trained:,} × {each} B (update overlap)"))
+    if spec.evaluation is not None:
+        rows = min(spec.evaluation.count, spec.ppo.rows)
+        size = rows * columns * actor.shape.cached * each
+        items.append(
+            Item("evaluation: keys and values", size, f"{rows} rows × {columns} tokens × {actor.shape.cached:,} × {each} B")
+        )
+    items += [_activations(role, spec.ppo.micro_batch_tokens, each) for role in roles if role.trained]
+    return sorted(items, key=lambda item: -item.size)
+
+
+def checkpoint_bytes(spec: RunSpec, roles: list[Role]) -> int:
+    """About what one checkpoint takes on disk: trained weights and moments, and the actor as a whole folder."""
+    each = DTYPE_BYTES[spec.resources.dtype]
+    moments = (8 if each <= 4 else 16) + (4 if each == 2 else 0)
+    return roles[0].shape.weights * each + sum(role.trained * (moments + (each if role is not roles[0] else 0)) for role in roles)
+
+
+def _activations(role: Role, tokens: int, each: int) -> Item:
+    shape = role.shape
+    inner = tokens * shape.layers * shape.width * ACTIVATIONS_A_UNIT * each
+    logits = tokens * shape.vocab * LOGITS_A_WORD * max(4, each) if role.name == "actor" else 0
+    said = f"{tokens:,} tokens × ({shape.layers} × {shape.width:,} × {ACTIVATIONS_A_UNIT} × {each} B"
+    return Item(f"{role.name}: activations", inner + logits, said + (f" + {shape.vocab:,} × 12 B)" if logits else ")"))

@@ -1,0 +1,228 @@
+"""Preflight: can this run finish its first step, here? Everything that can be known before anything is loaded.
+
+All complaints at once, each with its remedy (docs/operations.md, "Before a run starts"). `oppo spec check --deep` prints them;
+the engine asks the same before it starts.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import torch
+
+from oppo_contract.spec import ModelSpec, RewardSpec, RunSpec
+from oppo_core.durable import mib
+from oppo_core.engine import DTYPES, slots
+from oppo_core.footprint import Item, Role, Shape, checkpoint_bytes, memory_of, shape_of
+from oppo_core.layout import LayoutError, device_of
+from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.folder import find
+from oppo_core.models.tiny import Head
+from oppo_core.rewards.answers import Answer
+from oppo_core.rewards.build import RewardBuilder, check_same_tokens
+from oppo_core.rewards.errors import RewardError
+from oppo_core.rollout.prompts import PromptError, read_prompts
+from oppo_core.rollout.tokens import TextCodec, codec_of
+
+Found = TypeVar("Found")
+SAMPLE_TOKENS = 8
+REWARD_WAIT_S = 120.0
+SMALLER = (
+    "lower ppo.micro_batch_tokens, ppo.batch_size, overlap.overcommit.max or rollout.max_new_tokens, train models.lora instead of"
+    " all weights, take resources.dtype bfloat16 on a GPU, or a machine with more memory"
+)
+
+
+class PreflightError(ValueError):
+    """Several things stand in the way of the first step; all of them, with their remedies."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found: errors as the engine would raise them, and the estimates behind two of them."""
+
+    errors: list[Exception] = field(default_factory=list)
+    memory: list[Item] = field(default_factory=list)
+    available: int = 0
+    checkpoint: int = 0
+
+    @property
+    def needed(self) -> int:
+        """Bytes of memory that the run is estimated to take."""
+        return sum(item.size for item in self.memory)
+
+    def look(self, check: Callable[[], Found]) -> Found | None:
+        """Run a check; what it raises is a complaint."""
+        try:
+            return check()
+        except (LayoutError, ModelFolderError, PromptError, RewardError, PreflightError, OSError) as error:
+            self.errors.append(error)
+            return None
+
+
+def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Findings:
+    """Everything that stands in the way of the first step of `spec` here; `out` is where checkpoints would go."""
+    findings = Findings()
+    device = findings.look(lambda: device_of(spec))
+    roles = _roles(spec, roots, findings)
+    codec = findings.look(lambda: codec_of(spec.models.actor, roots))
+    if codec is not None:
+        sample = _prompts(spec, roots, codec, findings)
+        _tokenizers(spec, roots, findings)
+        if sample is not None:
+            findings.look(lambda: score_one(spec, roots, codec, sample))
+    if roles is not None:
+        findings.memory = memory_of(spec, roles, slots(spec))
+        findings.checkpoint = checkpoint_bytes(spec, roles)
+        if device is not None:
+            findings.available = _available(device)
+            findings.look(lambda: _fits(findings))
+        if out is not None:
+            findings.look(lambda: _room(spec, findings.checkpoint, out))
+    return findings
+
+
+def refuse_impossible(spec: RunSpec, roots: list[Path], out: Path) -> None:
+    """Raises what `preflight` found: the only complaint as it is, several as one PreflightError."""
+    errors = preflight(spec, roots, out).errors
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise PreflightError("; ".join(f"({n}) {said(error)}" for n, error in enumerate(errors, start=1)))
+
+
+def said(error: Exception) -> str:
+    """A complaint as a line."""
+    return str(error) if isinstance(error, PreflightError) else f"{type(error).__name__}: {error}"
+
+
+def _roles(spec: RunSpec, roots: list[Path], findings: Findings) -> list[Role] | None:
+    """The models at work, the actor first; None when one cannot be read, or lies on the hub only."""
+    roles: list[Role] = []
+    complete = True
+    for name, model, head, trained in _models(spec):
+        shape = findings.look(lambda model=model, head=head: shape_of(model, head, roots))  # type: ignore[misc]
+        if shape is None:
+            complete = False
+            continue
+        findings.look(lambda name=name, shape=shape: _long_enough(spec, name, shape))  # type: ignore[misc]
+        roles.append(Role(name, shape, _trained(spec, name, shape) if trained else 0))
+    return roles if complete else None
+
+
+def _models(spec: RunSpec) -> list[tuple[str, ModelSpec, Head, bool]]:
+    models = spec.models
+    named: list[tuple[str, ModelSpec, Head, bool]] = [("actor", models.actor, "lm", True)]
+    named.append(("reference", models.reference or models.actor, "lm", False))
+    if spec.ppo.has_critic:
+        critic = (
+            {"actor": models.actor, "reward": models.reward.model}.get(models.critic) if isinstance(models.critic, str) else None
+        )
+        critic = critic or (models.critic if isinstance(models.critic, ModelSpec) else models.actor)
+        named.append(("critic", critic, "scalar", True))
+    for number, source in enumerate(models.reward.sources(), start=1):
+        if source.model is not None:
+            named.append((f"reward {number}", source.model, "scalar", False))
+    return named
+
+
+def _trained(spec: RunSpec, name: str, shape: Shape) -> int:
+    lora = spec.models.lora
+    if lora is None or (name == "critic" and not lora.critic):
+        return shape.weights
+    # Seven linear layers a block, each with two thin matrices.
+    return min(shape.weights, 7 * shape.layers * 2 * shape.width * lora.rank)
+
+
+def _long_enough(spec: RunSpec, name: str, shape: Shape) -> None:
+    longest = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
+    if name.startswith("reward") and any(source.reads != "tokens" for source in spec.models.reward.sources()):
+        return  # it reads another tokenizer's tokens; each answer is measured when it is read
+    if shape.context < longest:
+        raise ModelFolderError(
+            f"a model's context is {shape.context} tokens ({name}), but rollout.max_prompt_tokens + rollout.max_new_tokens"
+            f" is {longest}; lower one of them"
+        )
+
+
+def _tokenizers(spec: RunSpec, roots: list[Path], findings: Findings) -> None:
+    for source in spec.models.reward.sources():
+        if source.model is not None and source.reads == "tokens":
+            findings.look(lambda model=source.model: check_same_tokens(spec.models.actor, model, roots))  # type: ignore[misc]
+
+
+def _prompts(spec: RunSpec, roots: list[Path], codec: TextCodec, findings: Findings) -> list[int] | None:
+    """Look at all prompts files; returns the first prompt of the training data."""
+    first = None
+    for data in (spec.data, spec.evaluation):
+        if data is None:
+            continue
+        prompts = findings.look(
+            lambda data=data: read_prompts(  # type: ignore[misc]
+                find(data.prompts, roots), data.prompt_field, codec, spec.rollout.max_prompt_tokens
+            )
+        )
+        if data is spec.data and prompts:
+            first = prompts[0].tolist()
+    return first
+
+
+def score_one(spec: RunSpec, roots: list[Path], codec: TextCodec, prompt: list[int]) -> None:
+    """Ask the reward's rules and services about one sample: the first prompt, answered with its own first words.
+
+    Reward models are not loaded for this: their files were looked at.
+
+    Raises:
+        RewardError: a rule is not registered or fails, or a service may not be asked, does not answer or answers garbage.
+    """
+    judges = [source for source in spec.models.reward.sources() if source.model is None]
+    if not judges:
+        return
+    asked = spec.model_copy(update={"models": spec.models.model_copy(update={"reward": RewardSpec(parts=judges)})})
+    device = torch.device("cpu")
+    rewards = RewardBuilder(asked, roots, DTYPES[spec.resources.dtype], device, lambda network: None).rewards()
+    answer = Answer(0, prompt, [*prompt[:SAMPLE_TOKENS], codec.eos], codec)
+    try:
+        for part in rewards.parts:
+            assert part.finished is not None
+            part.finished.start([answer], lambda: None)
+            if not part.finished.wait([0], REWARD_WAIT_S):
+                raise RewardError(
+                    f"the reward has not answered within {REWARD_WAIT_S:g} s; look at the service, or lower its time"
+                )
+    finally:
+        for part in rewards.parts:
+            if part.finished is not None:
+                part.finished.close()
+
+
+def _available(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _fits(findings: Findings) -> None:
+    if findings.needed > findings.available:
+        listed = ", ".join(f"{item.name} {mib(item.size)}" for item in findings.memory[:4])
+        raise PreflightError(
+            f"the run takes about {mib(findings.needed)} of memory, {mib(findings.available)} are free; most of it: {listed}."
+            f" Remedy: {SMALLER}"
+        )
+
+
+def _room(spec: RunSpec, each: int, out: Path) -> None:
+    place = out
+    while not place.exists():
+        place = place.parent
+    free, count = shutil.disk_usage(place).free, spec.checkpoints.keep + spec.checkpoints.keep_best + 1
+    if free < each:
+        raise PreflightError(
+            f"a checkpoint takes about {mib(each)}, {count} of them lie on the disk at most, and {out} has {mib(free)}."
+            " Remedy: free some space, or lower checkpoints.keep and checkpoints.keep_best"
+        )

@@ -1,0 +1,152 @@
+"""Preflight finds everything that stands in the way of the first step, at once; an exported actor is a plain folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from oppo_core import preflight as looked
+from oppo_core.checkpoint import CheckpointError
+from oppo_core.engine import slots
+from oppo_core.export import export_actor
+from oppo_core.footprint import checkpoint_bytes, shape_of
+from oppo_core.preflight import PreflightError, preflight, refuse_impossible, said
+
+RULE = {"model": None, "rule": "letters:score"}
+
+
+def bare(tree: Any) -> Any:
+    """The spec without keys set to None, which a merge cannot remove."""
+    tree["models"]["reward"] = {key: value for key, value in tree["models"]["reward"].items() if value is not None}
+    return tree
+
+
+def complaints(world: Any, *changes: Any) -> list[str]:
+    return [said(error) for error in preflight(looked.RunSpec.model_validate(bare(world.tree(*changes))), [world.folder]).errors]
+
+
+def test_what_trains_has_nothing_to_complain_about(world: Any, tmp_path: Path) -> None:
+    findings = preflight(world.spec({"evaluation": {"prompts": "echo.jsonl"}}), [world.folder], tmp_path)
+    assert findings.errors == []
+    assert 0 < findings.needed < findings.available
+
+
+def test_all_complaints_come_at_once_each_with_what_to_do(world: Any, tmp_path: Path) -> None:
+    wrong = {
+        "models": {"actor": {"path": "actor"}, "reward": {"model": {"path": "other-tokens"}}, "critic": {"path": "lost"}},
+        "data": {"prompt_field": "text"}, "rollout": {"max_new_tokens": 90}, "evaluation": {"prompts": "nowhere.jsonl"},
+    }  # fmt: skip
+    told = "\n".join(complaints(world, wrong))
+    for words in (
+        "lost does not exist", "tokenizer differs", "no 'text' (data.prompt_field); it has prompt",
+        "nowhere.jsonl does not exist", "is 102; lower one of them",
+    ):  # fmt: skip
+        assert words in told
+    with pytest.raises(PreflightError, match=r"\(1\) .*\(5\) "):
+        refuse_impossible(world.spec(wrong), [world.folder], tmp_path)
+
+
+def test_a_rule_is_asked_about_one_sample(world: Any) -> None:
+    (told,) = complaints(world, {"models": {"reward": RULE, "critic": "actor"}})
+    assert told.startswith("RewardError: the rule letters:score, asked about sequence 0,")
+    (told,) = complaints(world, {"models": {"reward": {"model": None, "rule": "nobody"}, "critic": "actor"}})
+    assert "nobody" in told
+
+
+def test_too_little_memory_is_told_with_the_largest_parts_and_the_remedy(world: Any) -> None:
+    with mock.patch.object(looked, "_available", return_value=1000):
+        findings = preflight(world.spec(), [world.folder])
+    (error,) = findings.errors
+    for words in ("are free; most of it:", findings.memory[0].name, "lower ppo.micro_batch_tokens"):
+        assert words in str(error)
+
+
+def test_too_little_disk_is_told_before_the_run_starts(world: Any, tmp_path: Path) -> None:
+    with mock.patch.object(shutil, "disk_usage", return_value=mock.Mock(free=10)):
+        (error,) = preflight(world.spec(), [world.folder], tmp_path / "run").errors
+    assert "checkpoint takes about" in str(error)
+    assert "lower checkpoints.keep" in str(error)
+
+
+def test_sizes_are_those_of_the_real_thing(world: Any, tmp_path: Path) -> None:
+    """Weights, cache and checkpoint of an engine that was really built."""
+    spec = world.spec({"steps": 1, "overlap": {"intra_step": "off"}})
+    engine = world.run(spec, tmp_path).engine
+    shape = shape_of(spec.models.actor, "lm", [world.folder])
+    network = engine.actor.network
+    assert shape is not None
+    assert shape.weights == sum(p.numel() for p in network.parameters())
+    findings = preflight(spec, [world.folder])
+    by_name = {item.name: item.size for item in findings.memory}
+    stores = [*engine.decoder.cache.keys, *engine.decoder.cache.values]
+    assert engine.decoder.cache.keys[0].shape[0] >= slots(spec)
+    assert by_name["actor: keys and values"] == pytest.approx(sum(s.numel() * s.element_size() for s in stores), rel=0.3)
+    (event,) = [event for event in world_events(tmp_path) if event["kind"] == "checkpoint"]
+    assert findings.checkpoint == pytest.approx(event["bytes"], rel=0.3)
+    assert findings.checkpoint == checkpoint_bytes(spec, looked._roles(spec, [world.folder], looked.Findings()))
+
+
+def world_events(out: Path) -> list[Any]:
+    return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+
+
+def cli(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "oppo_cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_prints_the_arithmetic_or_every_complaint(world: Any, tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(json.dumps(world.tree()))
+    (tmp_path / "bad.yaml").write_text(
+        json.dumps(world.tree({"data": {"prompts": "lost"}, "models": {"critic": {"path": "gone"}}}))
+    )
+    good = cli("spec", "check", "--deep", "--root", world.folder, tmp_path / "good.yaml")
+    assert good.returncode == 0, good.stderr
+    for words in ("actor: weights", "rows ×", "memory in all", "checkpoint"):
+        assert words in good.stdout
+    bad = cli("spec", "check", "--deep", "--root", world.folder, tmp_path / "bad.yaml")
+    assert bad.returncode != 0
+    for words in ("lost does not exist", "gone does not exist"):
+        assert words in bad.stdout + bad.stderr
+
+
+def test_an_exported_actor_is_a_folder_that_transformers_loads(world: Any, tmp_path: Path) -> None:
+    """A small GPT-2 with a tokenizer, trained for a step."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    source = tmp_path / "gpt2"
+    config = GPT2Config(
+        vocab_size=40, n_positions=96, n_embd=16, n_layer=2, n_head=2, eos_token_id=2, bos_token_id=1, pad_token_id=0
+    )
+    GPT2LMHeadModel(config).save_pretrained(source)
+    shutil.copyfile(world.folder / "actor" / "tokenizer.json", source / "tokenizer.json")
+    (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    spec = world.spec({
+        "steps": 1, "models": {"actor": {"path": str(source)}, "critic": "actor"}, "overlap": {"intra_step": "off"},
+        "resources": {"dtype": "float32"},
+    })  # fmt: skip
+    run = world.run(spec, tmp_path / "run")
+    checkpoint = run.out / "checkpoints" / "step-00000001"
+    told = cli("export", checkpoint, tmp_path / "plain")
+    assert told.returncode == 0, told.stderr
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    trained = run.engine.actor.network
+    tokens = torch.tensor([[3, 4, 5, 6]])
+    with torch.no_grad():
+        ours = trained.logits(trained.hidden(tokens, torch.arange(4)[None]))
+        torch.testing.assert_close(model(tokens).logits, ours, rtol=0, atol=1e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "plain")("w0 w1")["input_ids"] == [3, 4]
+    with pytest.raises(CheckpointError, match="exists already"):
+        export_actor(checkpoint, tmp_path / "plain")
+    (checkpoint / "actor" / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"config\.json is missing or damaged"):
+        export_actor(checkpoint, tmp_path / "other")
