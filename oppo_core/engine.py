@@ -135,12 +135,7 @@ def assemble(
     layout = lay_out(spec, device, threads, network.width)
     trace = Recorder(layout.actor_devices)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
-    r = spec.rollout
-    settings = DecodeSettings(
-        spec.seed, codec.eos, r.temperature, r.max_prompt_tokens, r.max_new_tokens, spec.ppo.micro_batch_tokens,
-        rates_stale=spec.overlap.update_overlap, filters=filters_of(spec),
-        keeps_cache=spec.overlap.kv_after_update == "keep",
-    )  # fmt: skip
+    settings = decode_settings(spec, codec)
     evaluator = evaluator_of(spec, roots, network, codec, settings, partial(stops_of, spec, codec))
     actor = ActorTrainer(network, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps)
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
@@ -163,6 +158,16 @@ def assemble(
             engine.scorers.close()
             raise
     return engine
+
+
+def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:
+    """How the actor samples."""
+    r = spec.rollout
+    return DecodeSettings(
+        spec.seed, codec.eos, r.temperature, r.max_prompt_tokens, r.max_new_tokens, spec.ppo.micro_batch_tokens,
+        rates_stale=spec.overlap.update_overlap, filters=filters_of(spec),
+        keeps_cache=spec.overlap.kv_after_update == "keep",
+    )  # fmt: skip
 
 
 def filters_of(spec: RunSpec) -> Filters | None:

@@ -16,44 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Weights = dict[str, Tensor]
+from tests.engine.oracle_network import Weights, grown_states, states
+
 BETAS, EPS = (0.9, 0.95), 1e-8
 
 
 def philox(seed: int, use: int, index: int) -> np.random.Generator:
     """Random numbers of one use (0 sampling, 2 mini-batches, 4 pretraining) and one index."""
     return np.random.Generator(np.random.Philox(key=[seed, use * 2**56 + index]))
-
-
-def norm(x: Tensor, weights: Weights, name: str) -> Tensor:
-    """Layer norm over the last axis."""
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"] + weights[f"{name}.bias"]
-
-
-def attention(x_TH: Tensor, weights: Weights, block: str, heads: int) -> Tensor:
-    """Causal attention of one sequence, head by head."""
-    tokens, hidden = x_TH.shape
-    width = hidden // heads
-    query, keys, values = (x_TH @ weights[f"{block}.qkv.weight"].T + weights[f"{block}.qkv.bias"]).split(hidden, -1)
-    hide = torch.triu(torch.full((tokens, tokens), -math.inf, dtype=x_TH.dtype), diagonal=1)
-    mixed = []
-    for head in range(heads):
-        part = slice(head * width, (head + 1) * width)
-        mixed.append(torch.softmax(query[:, part] @ keys[:, part].T / math.sqrt(width) + hide, -1) @ values[:, part])
-    return torch.cat(mixed, -1) @ weights[f"{block}.out.weight"].T + weights[f"{block}.out.bias"]
-
-
-def states(weights: Weights, tokens: list[int], heads: int) -> Tensor:
-    """Hidden states [T, H] of one sequence."""
-    x = weights["embedding.weight"][tokens] + weights["position.weight"][: len(tokens)]
-    for number in range(sum(name.endswith("qkv.weight") for name in weights)):
-        block = f"blocks.{number}"
-        x = x + attention(norm(x, weights, f"{block}.norm1"), weights, block, heads)
-        inner = norm(x, weights, f"{block}.norm2") @ weights[f"{block}.up.weight"].T + weights[f"{block}.up.bias"]
-        inner = 0.5 * inner * (1 + torch.erf(inner / math.sqrt(2)))
-        x = x + inner @ weights[f"{block}.down.weight"].T + weights[f"{block}.down.bias"]
-    return norm(x, weights, "norm")
 
 
 def left_by(rollout: Any, logits: list[float]) -> list[int]:
@@ -74,34 +44,6 @@ def only(logits_V: Tensor, ids: list[int]) -> Tensor:
     """Log-probs [V] when only `ids` are possible; far below any float's range where they are not."""
     chosen = torch.log_softmax(logits_V[ids], -1)
     return torch.full_like(logits_V, -1.7e308).index_put((torch.tensor(ids),), chosen)
-
-
-def grown_states(weights: list[Weights], tokens: list[int], heads: int) -> Tensor:
-    """Hidden states [T, H] of one sequence read token by token, the one at position p with `weights[p]`.
-
-    Keys and values stay as they were computed: what was cached under older weights is looked at by newer ones.
-    """
-    cache: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    return torch.stack([grown_state(w, token, p, heads, cache) for p, (w, token) in enumerate(zip(weights, tokens, strict=True))])
-
-
-def grown_state(w: Weights, token: int, position: int, heads: int, cache: dict[str, list[tuple[Tensor, Tensor]]]) -> Tensor:
-    """The next hidden state [H]; its keys and values join `cache`."""
-    x = w["embedding.weight"][token] + w["position.weight"][position]
-    for number in range(sum(name.endswith("qkv.weight") for name in w)):
-        block = f"blocks.{number}"
-        qkv = norm(x, w, f"{block}.norm1") @ w[f"{block}.qkv.weight"].T + w[f"{block}.qkv.bias"]
-        query, key, value = (part.view(heads, -1) for part in qkv.chunk(3))
-        past = cache.setdefault(block, [])
-        past.append((key, value))
-        mixed = []
-        for head in range(heads):
-            scores = torch.stack([query[head] @ k[head] for k, _ in past]) / math.sqrt(key.shape[1])
-            mixed.append(torch.softmax(scores, -1) @ torch.stack([v[head] for _, v in past]))
-        x = x + torch.cat(mixed) @ w[f"{block}.out.weight"].T + w[f"{block}.out.bias"]
-        inner = norm(x, w, f"{block}.norm2") @ w[f"{block}.up.weight"].T + w[f"{block}.up.bias"]
-        x = x + 0.5 * inner * (1 + torch.erf(inner / math.sqrt(2))) @ w[f"{block}.down.weight"].T + w[f"{block}.down.bias"]
-    return norm(x, w, "norm")
 
 
 @dataclass(slots=True)
