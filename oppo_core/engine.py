@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from oppo_contract.spec import ModelSpec, RunSpec
+from oppo_core.careful import CarefulCriticFreeUpdate, CarefulUpdate
 from oppo_core.changes import Change
 from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.evaluation import Evaluator, evaluator_of
@@ -22,8 +23,10 @@ from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import find, load_model
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.actor import Acting, ActorTrainer
+from oppo_core.ppo.average import MovingAverage
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import Experience, build_experience
+from oppo_core.ppo.pretraining import PretrainingMix, read_texts
 from oppo_core.ppo.shaping import ScoreMoments
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rollout.batch import Batch
@@ -58,6 +61,11 @@ class Progress:
     elapsed_s: float = 0.0
     generated_tokens: int = 0
     kl_coefficient: float = 0.0
+    nonfinite_steps: int = (
+        0  # skipped or rolled back so far, `nonfinite_row` of them in a row, the last of them at `nonfinite_at`
+    )
+    nonfinite_row: int = 0
+    nonfinite_at: int = -1
 
 
 @dataclass(slots=True)
@@ -137,7 +145,7 @@ def assemble(
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
     settings = decode_settings(spec, codec)
     evaluator = evaluator_of(spec, roots, network, codec, settings, partial(stops_of, spec, codec))
-    actor = ActorTrainer(network, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps)
+    actor = _trainer(spec, roots, network, codec)
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
     engine = Engine(
         spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
@@ -147,10 +155,9 @@ def assemble(
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
         chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator,
     )  # fmt: skip
-    if not spec.ppo.has_critic:
-        engine.update = CriticFreeUpdate()
-    if shared is not None:
-        engine.update = OverlappedUpdate(shared.gradients, costs_of(network, spec.ppo.whiten_advantages))
+    engine.update = (
+        OverlappedUpdate(shared.gradients, costs_of(network, spec.ppo.whiten_advantages)) if shared is not None else _update(spec)
+    )
     if resume is not None:
         try:
             restore(engine, resume, changes)
@@ -168,6 +175,25 @@ def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:
         rates_stale=spec.overlap.update_overlap, filters=filters_of(spec),
         keeps_cache=spec.overlap.kv_after_update == "keep",
     )  # fmt: skip
+
+
+def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec) -> ActorTrainer:
+    """The actor's trainer with what the spec adds to it: a moving average, texts that are mixed in."""
+    ppo = spec.ppo
+    trainer = ActorTrainer(network, ppo, spec.rollout.temperature, spec.seed, spec.steps)
+    if ppo.ema_decay is not None:
+        trainer.average = MovingAverage(trainer.optimizer, ppo.ema_decay)
+    if ppo.pretraining is not None:
+        longest = min(ppo.pretraining.max_tokens, network.context)
+        texts = read_texts(find(ppo.pretraining.data, roots), ppo.pretraining.field, codec, longest)
+        trainer.mix = PretrainingMix(texts, ppo.pretraining, spec.seed, ppo.micro_batch_tokens)
+    return trainer
+
+
+def _update(spec: RunSpec) -> Updating:
+    if spec.ppo.on_nonfinite != "raise":
+        return CarefulUpdate() if spec.ppo.has_critic else CarefulCriticFreeUpdate()
+    return PlainUpdate() if spec.ppo.has_critic else CriticFreeUpdate()
 
 
 def filters_of(spec: RunSpec) -> Filters | None:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 TAIL_SHARE = 0.25
 
 
+def recovered(engine: Engine) -> None:
+    """A step was sound: a row of faults is over once the run is beyond the step at which the last of them was."""
+    if engine.progress.step > engine.progress.nonfinite_at:
+        engine.progress.nonfinite_row = 0
+
+
 def started(engine: Engine) -> None:
     """Tell that everything is loaded. The event's time is the origin of all span times."""
     engine.origin = engine.clock()
@@ -41,6 +47,7 @@ def finish_step(
     progress, spec = engine.progress, engine.spec
     tokens = int(experience.mask.sum())
     engine.moments = experience.moments
+    recovered(engine)
     progress.elapsed_s += window[1] - window[0]
     progress.generated_tokens += tokens
     spans, waits = engine.trace.take()
@@ -58,7 +65,7 @@ def finish_step(
         metrics["decode_occupancy"] = engine.decoder.decoded / (engine.decoder.rounds * engine.pool.places)
     if engine.decoder.guessed:
         metrics["oppo/draft_acceptance"] = engine.decoder.confirmed / engine.decoder.guessed
-    metrics |= trace.metrics(tokens)
+    metrics |= trace.metrics(tokens) | {"oppo/nonfinite_steps": float(progress.nonfinite_steps)}
     metrics |= engine.standing.untold
     engine.standing.untold = {}
     engine.standing.note(metrics["critic/score/mean"], metrics["objective/kl"])

@@ -12,6 +12,7 @@ from oppo_core import report
 from oppo_core.checkpoint import save_at_the_end, save_when_due
 from oppo_core.engine import Engine
 from oppo_core.evaluation import BEFORE, evaluate_when_due
+from oppo_core.nonfinite import tolerated
 from oppo_core.rollout.batch import Batch
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.standing import ASKED_TO_STOP, reason_to_end
@@ -27,7 +28,8 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
     if engine.batch is None:
         evaluate_when_due(engine, BEFORE)
     while (reason := reason_to_end(engine)) is None:
-        window_start = train_step(engine, window_start, should_stop)
+        with tolerated(engine):  # what is not finite may be skipped or rolled back
+            window_start = train_step(engine, window_start, should_stop)
         save_when_due(engine)
         if should_stop():
             reason = ASKED_TO_STOP

@@ -198,7 +198,8 @@ class OverlappedUpdate:
         """The actor's update on `mine`, joined with the partner's."""
         actor, sums = actor_of(engine), TokenSums(tokens=late.tokens)
         with engine.trace.span("actor", "update-actor", rows=len(mine)):
-            actor.accumulate(experience, mine, late.kl_coefficient, late.tokens, sums)
+            actor.accumulate(experience, mine, late.kl_coefficient, late.tokens, sums, late.step)
+            actor.mix_in(late.step, 0, sums)
         with engine.trace.wait("update"):
             critic_metrics = partner_of(engine).wait_late_update()
         with engine.trace.span("actor", "update-actor"):

@@ -18,16 +18,20 @@ from oppo_contract.spec import Ppo
 from oppo_core.models.folder import export_model, restore_weights, save_weights
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
+from oppo_core.ppo.average import MovingAverage
 from oppo_core.ppo.batches import mini_batch_rows, response_states
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate, policy_loss
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
+from oppo_core.ppo.pretraining import PretrainingMix
 from oppo_core.ppo.schedule import actor_rates
+from oppo_core.ppo.trial import Trial, attempt, settle
 from oppo_core.rollout.sequence import Support
 from oppo_core.rollout.support import joined, restricted
 
 WEIGHTS, MOMENTS = "actor", "actor-optimizer.safetensors"
+AVERAGE, PRECISE_AVERAGE = "actor-ema", "actor-ema.safetensors"
 
 
 @dataclass(slots=True)
@@ -39,6 +43,8 @@ class TokenSums:
     clipped: float = 0.0
     log_ratio: float = 0.0
     entropy: float = 0.0
+    texts: float = 0.0
+    text_tokens: int = 0
 
 
 class Acting(Protocol):
@@ -53,6 +59,12 @@ class Acting(Protocol):
 
     def update(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
         """Train on the batch of PPO step `step` (from 0); returns `actor/*` metrics."""
+
+    def attempt(self, experience: Experience, step: int, kl_coefficient: float) -> Trial:
+        """`update` that can be taken back: `settle` must follow."""
+
+    def settle(self, keep: bool, step: int) -> None:
+        """Keep what `attempt` did, or take it back."""
 
     def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
         """Write the actor as a model folder with the tokenizer of `source`, and the optimizer's state, into `folder`."""
@@ -75,22 +87,31 @@ class ActorTrainer:
         self.temperature = temperature
         self.seed = seed
         self.optimizer = Optimizer(network.parameters(), actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm)
+        self.average: MovingAverage | None = None
+        self.mix: PretrainingMix | None = None
         self._held: HeldForward | None = None
 
     def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
         """See `Acting.save`."""
         export_model(self.network, folder / WEIGHTS, source, eos, pad)
         save_weights(self.optimizer.state(), folder / MOMENTS)
+        if self.average is not None:
+            with self.average.in_place():
+                export_model(self.network, folder / AVERAGE, source, eos, pad)
+            save_weights(self.average.state(), folder / PRECISE_AVERAGE)
 
     def load(self, folder: Path) -> None:
         """See `Acting.load`."""
         restore_weights(self.network, folder / WEIGHTS)
         self.optimizer.load_state(load_file(folder / MOMENTS))
+        if self.average is not None:
+            self.average.load_state(load_file(folder / PRECISE_AVERAGE))
 
     @property
     def saves_bytes(self) -> int:
         """See `Acting.saves_bytes`: the weights, and what the optimizer keeps of each that is trained."""
-        return size_of(self.network.parameters()) + self.optimizer.saves_bytes
+        average = 0 if self.average is None else size_of(self.network.parameters()) + size_of(self.optimizer.masters)
+        return size_of(self.network.parameters()) + self.optimizer.saves_bytes + average
 
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
         """See `Acting.logprobs`."""
@@ -123,16 +144,45 @@ class ActorTrainer:
         Raises:
             NonFiniteError: the loss or its gradient is NaN or infinite.
         """
+        metrics = self._train(experience, step, kl_coefficient)
+        self.follow(step)
+        return metrics
+
+    def attempt(self, experience: Experience, step: int, kl_coefficient: float) -> Trial:
+        """`update` that can be taken back: `settle` must follow."""
+        trial = attempt(self.optimizer, lambda: self._train(experience, step, kl_coefficient))
+        self._held = None
+        return trial
+
+    def settle(self, keep: bool, step: int) -> None:
+        """Keep what `attempt` did, or take it back."""
+        settle(self.optimizer, keep)
+        if keep:
+            self.follow(step)
+
+    def follow(self, step: int) -> None:
+        """The moving average, where there is one, follows the weights of a step that has trained them."""
+        if self.average is not None and not self.rests(step):
+            self.average.follow()
+
+    def _train(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
         if self.rests(step):
             return self.rest(step)
         sums, norms = TokenSums(), []
         for epoch in range(self.ppo.epochs):
-            for rows in self._mini_batches(len(experience.tokens), step, epoch):
+            for number, rows in enumerate(self._mini_batches(len(experience.tokens), step, epoch)):
                 total = int(experience.mask[rows].sum())
-                self.accumulate(experience, rows, kl_coefficient, total, sums)
+                self.accumulate(experience, rows, kl_coefficient, total, sums, step)
+                self.mix_in(step, number, sums)
                 sums.tokens += total
                 norms.append(self.optimizer.apply(step, "actor"))
         return self.metrics(sums, step, norms)
+
+    def mix_in(self, step: int, number: int, sums: TokenSums) -> None:
+        """The gradient of the texts that go with mini-batch `number`, where texts are mixed in."""
+        if self.mix is not None:
+            loss, tokens = self.mix.add_gradient(self.network, step, number, self.ppo.mini_batches)
+            sums.texts, sums.text_tokens = sums.texts + loss, sums.text_tokens + tokens
 
     def rests(self, step: int) -> bool:
         """Whether only the critic is trained in PPO step `step`."""
@@ -148,7 +198,8 @@ class ActorTrainer:
 
     def metrics(self, sums: TokenSums, step: int, norms: list[float]) -> dict[str, float]:
         """`actor/*` of PPO step `step`, from sums over its tokens and the gradient norms of its optimizer steps."""
-        return {
+        texts = {"actor/ptx_loss": sums.texts / sums.text_tokens} if sums.text_tokens else {}
+        return texts | {
             "actor/pg_loss": sums.loss / sums.tokens,
             "actor/pg_clipfrac": sums.clipped / sums.tokens,
             "actor/ppo_kl": -sums.log_ratio / sums.tokens,
@@ -157,8 +208,10 @@ class ActorTrainer:
             "actor/lr": self.optimizer.rates.at(step),
         }
 
-    def accumulate(self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums) -> None:
-        """Gradients of some of the batch's rows, divided by `total` tokens, however they are cut into micro-batches.
+    def accumulate(
+        self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums, step: int
+    ) -> None:
+        """Gradients of some rows of step `step`'s batch, divided by `total` tokens, however they are cut into micro-batches.
 
         Takes the graphs that `logprobs` has kept, when it has, for the same rows in the same order.
         """
@@ -167,7 +220,8 @@ class ActorTrainer:
             loss = self._loss([rows[i] for i in group], experience, logp, entropy, kl_coefficient, sums) / total
             if not torch.isfinite(loss):
                 raise NonFiniteError(
-                    f"the policy loss is {float(loss.detach())}; look at critic/score/* and objective/kl of the steps before"
+                    f"the policy loss is {float(loss.detach())} at step {step + 1};"
+                    " look at critic/score/* and objective/kl of the steps before"
                 )
             loss.backward()  # type: ignore[no-untyped-call]
 
@@ -176,7 +230,9 @@ class ActorTrainer:
         for parameter, gradient in zip(self.optimizer.parameters, gradients, strict=True):
             parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
             gradient.zero_()
-        return self.metrics(sums, step, [self.optimizer.apply(step, "actor")])
+        metrics = self.metrics(sums, step, [self.optimizer.apply(step, "actor")])
+        self.follow(step)
+        return metrics
 
     def _graphs(self, experience: Experience, rows: list[int]) -> Iterator[tuple[list[int], tuple[Tensor, ...]]]:
         held, self._held = self._held, None

@@ -21,6 +21,7 @@ from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import value_loss
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
 from oppo_core.ppo.schedule import critic_rates
+from oppo_core.ppo.trial import Trial, attempt
 
 WEIGHTS, MOMENTS = "critic.safetensors", "critic-optimizer.safetensors"
 
@@ -45,6 +46,10 @@ class CriticTrainer:
         self.ppo = ppo
         self.seed = seed
         self.optimizer = Optimizer(network.parameters(), critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm)
+
+    def attempt(self, tokens: list[NDArray[np.int64]], order: CriticUpdate) -> Trial:
+        """`update` that can be taken back: `settle` its optimizer."""
+        return attempt(self.optimizer, lambda: self.update(tokens, order))
 
     def update(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> dict[str, float]:
         """All epochs and mini-batches of one PPO step; returns `critic/vf_*`, `critic/grad_norm` and `critic/lr`.

@@ -23,21 +23,22 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 
 
 class Optimizer:
-    """AdamW over a network's weights."""
+    """AdamW over a network's weights. `masters`: the weights as precisely as they are kept, mostly the parameters themselves."""
 
     def __init__(self, parameters: Iterable[Parameter], rates: Rates, weight_decay: float, max_norm: float) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         # A small step is lost on a bfloat16 weight, which has eight bits: those are kept in float32 here, and rounded for use.
-        self._masters = [p if p.dtype.itemsize > 2 else Parameter(p.detach().float()) for p in self.parameters]
+        self.masters = [p if p.dtype.itemsize > 2 else Parameter(p.detach().float()) for p in self.parameters]
         self.rates = rates
         self.max_norm = max_norm
-        self._adamw = torch.optim.AdamW(self._masters, lr=rates.peak, betas=(0.9, 0.95), weight_decay=weight_decay, foreach=True)
+        self._remembered: tuple[list[Tensor], dict[str, Tensor]] | None = None
+        self._adamw = torch.optim.AdamW(self.masters, lr=rates.peak, betas=(0.9, 0.95), weight_decay=weight_decay, foreach=True)
 
     @property
     def saves_bytes(self) -> int:
         """About how much `state` holds: two moments of each weight, and weights that are kept apart."""
-        apart = [m for p, m in zip(self.parameters, self._masters, strict=True) if m is not p]
-        return 2 * size_of(self._masters) + size_of(apart)
+        apart = [m for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
+        return 2 * size_of(self.masters) + size_of(apart)
 
     def zero_grad(self) -> None:
         """Forget gradients."""
@@ -46,10 +47,10 @@ class Optimizer:
 
     def apply(self, step: int, role: str) -> float:
         """Clip, step, and return the gradient's norm before clipping. Raises NonFiniteError when that is not finite."""
-        for parameter, master in zip(self.parameters, self._masters, strict=True):
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is not parameter:
                 master.grad = None if parameter.grad is None else parameter.grad.float()
-        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self.max_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.max_norm))
         if not norm < float("inf"):
             raise NonFiniteError(
                 f"the {role}'s gradient norm is {norm} at step {step + 1}; lower its learning rate or look at the rewards"
@@ -58,16 +59,37 @@ class Optimizer:
             group["lr"] = self.rates.at(step)
         self._adamw.step()
         with torch.no_grad():
-            for parameter, master in zip(self.parameters, self._masters, strict=True):
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
                 if master is not parameter:
                     parameter.copy_(master)
         return norm
+
+    def remember(self) -> None:
+        """Copy weights and moments, so that `take_back` can restore them."""
+        self._remembered = [master.detach().clone() for master in self.masters], {k: v.clone() for k, v in self.state().items()}
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Weights and moments as they were at `remember`, to the bit; gradients are dropped."""
+        assert self._remembered is not None
+        weights, moments = self._remembered
+        for parameter, master, weight in zip(self.parameters, self.masters, weights, strict=True):
+            master.copy_(weight)
+            if master is not parameter:
+                parameter.copy_(master)
+        self.load_state(moments)
+        self.zero_grad()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of what `remember` has copied."""
+        self._remembered = None
 
     def state(self) -> dict[str, Tensor]:
         """Moments and step counts by weight number, and weights that are kept more precisely than they are used."""
         kept = {
             f"{number}.{MASTER}": master
-            for number, (parameter, master) in enumerate(zip(self.parameters, self._masters, strict=True))
+            for number, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True))
             if master is not parameter
         }
         return kept | {
@@ -82,7 +104,7 @@ class Optimizer:
         for key, value in tensors.items():
             number, name = key.split(".", 1)
             if name == MASTER:
-                self._masters[int(number)].data.copy_(value)
+                self.masters[int(number)].data.copy_(value)
                 continue
             state.setdefault(int(number), {})[name] = value
         self._adamw.load_state_dict({"state": state, "param_groups": self._adamw.state_dict()["param_groups"]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,29 @@ def read_prompts(path: Path, key: str, codec: TextCodec, longest: int) -> list[N
             role or content, or for which there is no chat template; no prompt at all.
     """
     prompts: list[NDArray[np.int64]] = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                prompts.append(_prompt(line, key, codec, longest, f"{path.name}, line {number}"))
+    for ids, where in rows_in(path, key, "data.prompt_field", codec):
+        if len(ids) > longest:
+            raise PromptError(f"{where}: the prompt has {len(ids)} tokens, rollout.max_prompt_tokens is {longest}")
+        prompts.append(ids)
     if not prompts:
         raise PromptError(f"{path.name} holds no prompt")
     return prompts
 
 
-def _prompt(line: bytes, key: str, codec: TextCodec, longest: int, where: str) -> NDArray[np.int64]:
+def rows_in(path: Path, key: str, setting: str, codec: TextCodec) -> Iterator[tuple[NDArray[np.int64], str]]:
+    """Every row's token ids, and file and line for a complaint; `setting` names the key in the spec.
+
+    Raises:
+        PromptError: broken JSON, a missing key, an empty value, a token outside the vocabulary.
+    """
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            where = f"{path.name}, line {number}"
+            if line.strip():
+                yield _row(line, key, setting, codec, where), where
+
+
+def _row(line: bytes, key: str, setting: str, codec: TextCodec, where: str) -> NDArray[np.int64]:
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -46,15 +60,13 @@ def _prompt(line: bytes, key: str, codec: TextCodec, longest: int, where: str) -
         raise PromptError(f"{where}: not JSON: {error}") from None
     if not isinstance(row, dict) or key not in row:
         keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-        raise PromptError(f"{where}: has no {key!r} (data.prompt_field); it has {keys}")
+        raise PromptError(f"{where}: has no {key!r} ({setting}); it has {keys}")
     ids = _ids(row[key], codec, where)
     if not isinstance(ids, list) or not ids or not all(type(i) is int and 0 <= i < codec.vocab for i in ids):
         raise PromptError(
             f"{where}: {key!r} must be text, a list of messages with role and content, or a list of token ids from 0 to"
             f" {codec.vocab - 1}, and not empty"
         )
-    if len(ids) > longest:
-        raise PromptError(f"{where}: the prompt has {len(ids)} tokens, rollout.max_prompt_tokens is {longest}")
     return np.asarray(ids, dtype=np.int64)
 
 

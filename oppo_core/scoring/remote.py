@@ -25,6 +25,7 @@ from typing import Any, NoReturn, cast
 import torch
 
 from oppo_core.ppo.critic import CriticUpdate
+from oppo_core.ppo.trial import Trial
 from oppo_core.scoring.channel import POLL_S, Channel
 from oppo_core.scoring.partner import EarlyOrder, LateUpdate, ShareOrder
 from oppo_core.scoring.results import Scored
@@ -118,6 +119,27 @@ class RemoteScorers(Scoring):
         """See `Scoring.start_critic_update`."""
         with self._trace.span("actor", "advantages", rows=len(update.sequence_ids)):
             self._send("start_critic_update", update)
+
+    def start_trial(self, update: CriticUpdate) -> None:
+        """See `Scoring.start_trial`."""
+        with self._trace.span("actor", "advantages", rows=len(update.sequence_ids)):
+            self._send("start_trial", update)
+
+    def wait_trial(self) -> Trial:
+        """See `Scoring.wait_trial`. Raises ScorerError, as `wait_collect` does."""
+        return cast(Trial, self._receive())
+
+    def settle(self, keep: bool) -> None:
+        """See `Scoring.settle`; returns at once."""
+        self._send("settle", keep)
+
+    def start_load(self, folder: str) -> None:
+        """See `Scoring.start_load`."""
+        self._send("start_load", folder)
+
+    def wait_load(self) -> None:
+        """See `Scoring.wait_load`. Raises ScorerError, as `wait_collect` does."""
+        self._receive()
 
     def release(self, sequence_ids: list[int]) -> None:
         """See `Scoring.release`; returns at once."""

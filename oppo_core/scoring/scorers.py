@@ -15,6 +15,7 @@ from torch import Tensor
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
+from oppo_core.ppo.trial import Trial, settle
 from oppo_core.rewards.parts import RewardReader, Rewards
 from oppo_core.rollout.sequence import Support
 from oppo_core.rollout.support import restricted
@@ -71,6 +72,21 @@ class Scoring(Protocol):
 
     def wait_judge(self) -> dict[int, float]:
         """The reward's weighted sum by sequence_id, as it is before shaping."""
+
+    def start_trial(self, update: CriticUpdate) -> None:
+        """Train the critic on sequences that were collected, so that it can be taken back; they are not let go of."""
+
+    def wait_trial(self) -> Trial:
+        """How it went."""
+
+    def settle(self, keep: bool) -> None:
+        """Keep what the trial did, or take it back."""
+
+    def start_load(self, folder: str) -> None:
+        """Take the critic and its optimizer back from a checkpoint's `folder`, and forget every sequence."""
+
+    def wait_load(self) -> None:
+        """Returns when it is done."""
 
     def release(self, sequence_ids: list[int]) -> None:
         """Let go of sequences that nobody will ask for again."""
@@ -135,6 +151,7 @@ class ScorerSet:
         self._scores: dict[int, Scored] = {}
         self._judged: dict[int, float] = {}
         self._metrics: dict[str, float] = {}
+        self._trial = Trial()
 
     def begin(self, growths: list[Growth]) -> None:
         """The critic re-reads every sequence held; see `Scoring.begin`."""
@@ -189,6 +206,31 @@ class ScorerSet:
     def wait_judge(self) -> dict[int, float]:
         """See `Scoring.wait_judge`."""
         return self._judged
+
+    def start_trial(self, update: CriticUpdate) -> None:
+        """See `Scoring.start_trial`."""
+        assert self.trainer is not None, "there is no critic to train"
+        tokens = [self.tracks[i].tokens for i in update.sequence_ids]
+        with self.trace.span("critic", "update-critic", rows=len(tokens)):
+            self._trial = self.trainer.attempt(tokens, update)
+
+    def wait_trial(self) -> Trial:
+        """See `Scoring.wait_trial`."""
+        return self._trial
+
+    def settle(self, keep: bool) -> None:
+        """See `Scoring.settle`."""
+        assert self.trainer is not None, "there is no critic to train"
+        settle(self.trainer.optimizer, keep)
+
+    def start_load(self, folder: str) -> None:
+        """See `Scoring.start_load`."""
+        self.release(list(self.tracks))
+        if self.trainer is not None:
+            self.trainer.load(Path(folder))
+
+    def wait_load(self) -> None:
+        """It is done."""
 
     def release(self, sequence_ids: list[int]) -> None:
         """See `Scoring.release`."""

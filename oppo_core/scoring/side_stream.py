@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from oppo_core.ppo.critic import CriticUpdate
+from oppo_core.ppo.trial import Trial
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth, ScorerSet, Scoring
 
@@ -53,6 +54,29 @@ class SideStreamScorers(Scoring):
     def wait_critic_update(self) -> dict[str, float]:
         """See `Scoring.wait_critic_update`."""
         return self.scorers.wait_critic_update()
+
+    def start_trial(self, update: CriticUpdate) -> None:
+        """See `Scoring.start_trial`."""
+        with self._aside():
+            self.scorers.start_trial(update)
+
+    def wait_trial(self) -> Trial:
+        """See `Scoring.wait_trial`."""
+        return self.scorers.wait_trial()
+
+    def settle(self, keep: bool) -> None:
+        """See `Scoring.settle`."""
+        with self._aside():
+            self.scorers.settle(keep)
+
+    def start_load(self, folder: str) -> None:
+        """See `Scoring.start_load`."""
+        with self._aside():
+            self.scorers.start_load(folder)
+
+    def wait_load(self) -> None:
+        """See `Scoring.wait_load`."""
+        self.scorers.wait_load()
 
     def release(self, sequence_ids: list[int]) -> None:
         """See `Scoring.release`."""

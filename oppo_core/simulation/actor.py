@@ -14,6 +14,7 @@ from torch import Tensor
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.actor import TokenSums
 from oppo_core.ppo.experience import Experience
+from oppo_core.ppo.trial import Trial
 from oppo_core.rollout.sequence import Support
 from oppo_core.simulation.machine import Machine
 
@@ -60,7 +61,7 @@ class SimulatedActor:
             return self.rest(step)
         rows = list(range(len(experience.tokens)))
         for _ in range(self._ppo.epochs):
-            self.accumulate(experience, rows, kl_coefficient, 1, TokenSums())
+            self.accumulate(experience, rows, kl_coefficient, 1, TokenSums(), step)
             self._machine.work(self._ppo.mini_batches * self._costs.optimizer_us)
         return {}
 
@@ -73,7 +74,19 @@ class SimulatedActor:
         self._held_tokens = 0
         return {}
 
-    def accumulate(self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums) -> None:
+    def attempt(self, experience: Experience, step: int, kl_coefficient: float) -> Trial:
+        """See `Acting.attempt`."""
+        return Trial(self.update(experience, step, kl_coefficient))
+
+    def settle(self, keep: bool, step: int) -> None:
+        """See `Acting.settle`: nothing was learned."""
+
+    def mix_in(self, step: int, number: int, sums: TokenSums) -> None:
+        """Texts are free here."""
+
+    def accumulate(
+        self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums, step: int
+    ) -> None:
         """Forward, where no graph was kept, and backward over some of the batch's rows."""
         lengths = [len(experience.tokens[row]) for row in rows]
         again = max(0, self._machine.tokens(lengths) - self._held_tokens)

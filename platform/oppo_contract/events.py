@@ -114,7 +114,7 @@ class DecisionEvent(Envelope):
 
     kind: Literal["decision"] = "decision"
     step: int
-    controller: Literal["overcommit", "chunk", "kl"]
+    controller: Literal["overcommit", "chunk", "kl", "nonfinite"]
     old: float
     new: float
     reason: str

@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const { Oppo } = window, { run, el, format: f } = Oppo;
-  const NAMES = { overcommit: "Δ", chunk: "C", kl: "KL coefficient" };
+  const NAMES = { overcommit: "Δ", chunk: "C", kl: "KL coefficient", nonfinite: "Not finite" };
   const table = document.getElementById("decisions");
   let at = -1;
 

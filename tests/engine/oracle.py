@@ -168,6 +168,8 @@ class Oracle:
         self.history = [actor]
         self.kl_coefficient = ppo.kl.coefficient
         self.raw: list[float] = []
+        self.average = actor
+        self.texts: list[list[int]] = []
         late, slow = ppo.value_warmup_steps, ppo.warmup_steps if ppo.critic_warmup_steps is None else ppo.critic_warmup_steps
         self.actor_adam = Adam(
             lambda step: rate(ppo.learning_rate, ppo.warmup_steps, ppo.schedule, ppo.final_rate, spec.steps - late, step - late),
@@ -323,13 +325,18 @@ class Oracle:
             self.history.append(weights)
             return {"actor/lr": 0.0}
         for epoch in range(self.ppo.epochs):
-            for rows in self._mini_batches(len(batch), step, epoch):
+            for number, rows in enumerate(self._mini_batches(len(batch), step, epoch)):
                 weights = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
                 loss, parts = self._policy_loss(weights, [(batch[r], r) for r in rows], told)
+                if self.ppo.pretraining is not None:
+                    loss = loss + self.ppo.pretraining.coefficient * self._text_loss(weights, step, number)
                 sums += parts
                 weights, length = self.actor_adam.apply(weights, loss, step)
                 norms.append(length)
         self.history.append({name: weight.detach() for name, weight in weights.items()})
+        if self.ppo.ema_decay is not None:
+            keep = self.ppo.ema_decay
+            self.average = {name: keep * old + (1 - keep) * self.history[-1][name] for name, old in self.average.items()}
         names = ("actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl", "actor/entropy")
         told_too = {"actor/grad_norm": float(np.mean(norms)), "actor/lr": self.actor_adam.rate(step)}
         return told_too | dict(zip(names, sums[:4] / sums[4], strict=True))
@@ -352,6 +359,18 @@ class Oracle:
                     term = term + self.kl_coefficient * kl_of(at[token] - told.reference[row][t], ppo.kl.estimator)
                 terms.append(term - ppo.entropy_coefficient * entropy)
         return sum(terms, torch.zeros(())) / len(terms), sums
+
+    def _text_loss(self, weights: Weights, step: int, number: int) -> Tensor:
+        """Mean next-token loss of mini-batch `number`'s share of the step's texts."""
+        settings, size = self.ppo.pretraining, len(self.texts)
+        losses = []
+        for k in range(step * settings.sequences + number, (step + 1) * settings.sequences, self.ppo.mini_batches):
+            order = np.arange(size)
+            philox(self.spec.seed, 4, k // size).shuffle(order)
+            text = self.texts[order[k % size]][: settings.max_tokens]
+            table = torch.log_softmax(states(weights, text, self.heads) @ weights["embedding.weight"].T, -1)
+            losses += [-table[t, text[t + 1]] for t in range(len(text) - 1)]
+        return sum(losses, torch.zeros(())) / len(losses)
 
     def _train_critic(self, batch: list[Answer], told: Told, step: int) -> dict[str, float]:
         weights, norms, losses, clips = self.critic, list[float](), list[float](), list[bool]()

@@ -32,7 +32,8 @@ RLOO = FREE | {"ppo": FREE["ppo"] | {"algorithm": "rloo"}}
 SHAPED = {
     "ppo": {
         "schedule": "cosine", "critic_schedule": "linear", "warmup_steps": 2, "value_warmup_steps": 3, "score_scale": 1.5,
-        "length_penalty": 0.02, "length_penalty_from": 5, "score_clip": 2.0,
+        "length_penalty": 0.02, "length_penalty_from": 5, "score_clip": 2.0, "ema_decay": 0.7,
+        "pretraining": {"data": "texts.jsonl", "sequences": 2, "coefficient": 0.1},
     },
 }  # fmt: skip
 # Name → what both runs share, and what the run that overlaps has besides.

@@ -50,7 +50,10 @@ def expanded(name: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def emitted(world: Any, sequential_run: Any, oppo_run: Any, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    changes = {"steps": 2, "data": {"prompts": "echo.jsonl"}, "overlap": {"drafter": {"max_rows": 4, "match": 1}}}
+    changes = {
+        "steps": 2, "data": {"prompts": "echo.jsonl"}, "overlap": {"drafter": {"max_rows": 4, "match": 1}},
+        "ppo": {"pretraining": {"data": "texts.jsonl", "sequences": 2}},
+    }  # fmt: skip
     tree = world.tree(changes, {"models": {"critic": "actor"}})
     tree["models"]["reward"] = {"parts": [{"model": {"path": "reward"}, "weight": weight} for weight in (1.0, 0.5)]}
     drafted = world.run(load_spec(tree), tmp_path_factory.mktemp("drafted"), threads=1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.folder import load_model
@@ -42,6 +44,13 @@ OFF: dict[str, dict[str, Any]] = {
     "the critic's head start, then a falling rate": {
         "ppo": {"value_warmup_steps": 2, "schedule": "linear", "final_rate": 0.0, "mini_batches": 3, "learning_rate": 6e-3},
     },
+    "a moving average, and texts mixed in": {
+        "ppo": {
+            "ema_decay": 0.8, "epochs": 2, "mini_batches": 2, "micro_batch_tokens": 60, "value_warmup_steps": 1,
+            "pretraining": {"data": "texts.jsonl", "coefficient": 0.7, "sequences": 4, "max_tokens": 15},
+        },
+        "rollout": {"temperature": 0.7},
+    },
     "adaptive KL": {"ppo": {"kl": {"controller": "adaptive", "target": 0.01, "horizon": 20, "estimator": "k2"}}},
 }  # fmt: skip
 DEFER: dict[str, dict[str, Any]] = {
@@ -58,6 +67,15 @@ DEFER: dict[str, dict[str, Any]] = {
             "warmup_steps": 2,
         },
         "overlap": {"intra_step": "per_chunk"},
+    },
+    "texts mixed in, averaged": {
+        "ppo": {
+            "ema_decay": 0.5,
+            "epochs": 2,
+            "tis": "all",
+            "pretraining": {"data": "texts.jsonl", "coefficient": 2.0, "sequences": 3, "max_tokens": 64},
+        },
+        "overlap": {"overcommit": {"initial": 6, "min": 6, "max": 6}},
     },
     "none weighted": {"ppo": {"tis": "off"}},
     "filtered, KL in the loss, entropy": {
@@ -93,7 +111,10 @@ def oracle_for(world: Any, spec: Any) -> Oracle:
     actor = dict(world.first_weights(spec, "actor"))
     critic = dict(world.first_weights(spec, "critic")) if spec.ppo.has_critic else None
     reward = load_model(ModelSpec(path="reward"), "scalar", [world.folder], torch.float64, 0).state_dict()
-    return Oracle(spec, actor, critic, dict(reward), heads=2)
+    oracle = Oracle(spec, actor, critic, dict(reward), heads=2)
+    rows = [json.loads(line)["text"] for line in (world.folder / "texts.jsonl").read_text().splitlines()]
+    oracle.texts = [ids for ids in rows if len(ids) > 1]
+    return oracle
 
 
 def answers(step: Any) -> list[Answer]:
@@ -128,6 +149,15 @@ def agree(step: Any, told: Any) -> None:
         assert flat == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE), name
     for name, value in told.metrics.items():
         assert step.metrics[name] == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), name
+
+
+def same_average(run: Any, oracle: Oracle) -> None:
+    folder = sorted((run.out / "checkpoints").glob("step-*"))[-1] / "actor-ema"
+    assert folder.exists() == (oracle.ppo.ema_decay is not None)
+    if folder.exists():
+        for name, weight in load_file(folder / "model.safetensors").items():
+            torch.testing.assert_close(weight, oracle.average[name], rtol=0, atol=TOLERANCE)
+            assert not torch.equal(weight, run.weights("actor")[name])
 
 
 def same_weights(run: Any, oracle: Oracle, world: Any) -> None:
@@ -200,4 +230,5 @@ def replay(world: Any, spec: Any, run: Any) -> int:
         assert step.kl_coefficient == pytest.approx(oracle.kl_coefficient, rel=TOLERANCE)
         agree(step, oracle.step(batch))
     same_weights(run, oracle, world)
+    same_average(run, oracle)
     return len(run.steps)

@@ -14,6 +14,7 @@ from unittest import mock
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from oppo_contract.events import parse_event
 from oppo_core import changes, shares
@@ -23,7 +24,10 @@ from oppo_core.journal import Journal
 STEPS, EVERY = 16, 4
 COMMON = {"steps": STEPS, "checkpoints": {"every_steps": EVERY, "keep": 2}, "resources": {"dtype": "float32"}}
 # State that a checkpoint must hold besides weights, moments and the pool.
-CARRIED = {"normalize_scores": "running", "schedule": "cosine", "value_warmup_steps": 2}
+CARRIED = {
+    "normalize_scores": "running", "schedule": "cosine", "value_warmup_steps": 2, "ema_decay": 0.9,
+    "pretraining": {"data": "texts.jsonl", "sequences": 4},
+}  # fmt: skip
 MODES: dict[str, tuple[dict[str, Any], int]] = {
     "sequential": ({"overlap": {"intra_step": "off", "inter_step": "off"}, "ppo": {"epochs": 2, "mini_batches": 2} | CARRIED}, 1),
     "groups": (
@@ -87,6 +91,9 @@ def check_against(undisturbed: Any, world: Any, out: Path, events: list[Any]) ->
     for role in ("actor", "critic"):
         if role == "actor" or undisturbed.engine.spec.ppo.has_critic:
             assert same_bits(undisturbed.weights(role), world.weights(out, role)), role
+    if undisturbed.engine.spec.ppo.ema_decay is not None:
+        averages = [load_file(newest(folder) / "actor-ema" / "model.safetensors") for folder in (undisturbed.out, out)]
+        assert same_bits(*averages)
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     ours, wanted = learned(events), learned(undisturbed.events)
     assert {key: (ours.get(key), wanted.get(key)) for key in ours | wanted if ours.get(key) != wanted.get(key)} == {}

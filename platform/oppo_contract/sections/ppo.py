@@ -39,7 +39,7 @@ class Pretraining(Section):
     data: Path = Field(description="Id in a worker's catalogue or a local JSON Lines file of texts.")
     field: str = Field("text", min_length=1, max_length=120, description="Key of the text in a line.")
     coefficient: Positive = Field(1.0, le=1000, description="Weight of the mean next-token loss.")
-    sequences: int = Field(8, ge=1, le=65536, description="Texts a PPO step.")
+    sequences: int = Field(8, ge=1, le=65536, description="Texts a PPO step, a multiple of the mini-batches.")
     max_tokens: int = Field(256, ge=2, le=131072, description="Longest text, tokens; the rest is cut off.")
 
 
@@ -103,7 +103,7 @@ class Ppo(Section):
     )
     on_nonfinite: Literal["raise", "skip", "rollback"] = Field(
         "raise",
-        description="A loss or gradient that is not finite ends the run, skips the step, or goes back to the checkpoint.",
+        description="A score, loss or gradient that is not finite ends the run, skips the step, or goes back to the checkpoint.",
     )
     nonfinite_limit: int = Field(3, ge=1, le=1000, description="Such steps in a row before the run ends all the same.")
     pretraining: Pretraining | None = Field(None, description="Text mixed into the actor's update; off when empty.")
@@ -123,6 +123,17 @@ class Ppo(Section):
     def optimizer_steps(self) -> int:
         """Optimizer steps that one PPO step takes, of the actor as of the critic."""
         return self.epochs * self.mini_batches
+
+    @model_validator(mode="after")
+    def every_mini_batch_has_texts(self) -> Self:
+        if self.pretraining is not None and self.pretraining.sequences % self.mini_batches:
+            raise Impossible(
+                "pretraining.sequences",
+                f"cannot be divided into {self.mini_batches} mini_batches",
+                value=self.pretraining.sequences,
+                allowed=f"a multiple of {self.mini_batches}",
+            )
+        return self
 
     @model_validator(mode="after")
     def groups_fit_the_algorithm(self) -> Self:

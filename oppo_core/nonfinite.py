@@ -1,0 +1,58 @@
+"""What follows a loss, gradient or score that is not finite (`ppo.on_nonfinite`; docs/algorithm.md, "Not finite").
+
+`raise` ends the run. `skip` lets go of the batch: no weight and no moment of either role moves. `rollback` goes back to the
+newest checkpoint with its pool, but draws new prompts and numbers from there on: the same ones would bring the same fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from oppo_core.checkpoint import restore
+from oppo_core.ppo.optimizer import NonFiniteError
+
+if TYPE_CHECKING:
+    from oppo_core.engine import Engine
+
+
+@contextmanager
+def tolerated(engine: Engine) -> Iterator[None]:
+    """Around a PPO step: what is not finite is dealt with as the spec wants it.
+
+    Raises:
+        NonFiniteError: the spec says so, there were `nonfinite_limit` such steps in a row, or no checkpoint to go back to.
+    """
+    try:
+        yield
+    except NonFiniteError as error:
+        ppo, faults = engine.spec.ppo, engine.progress.nonfinite_row + 1
+        if ppo.on_nonfinite == "raise":
+            raise
+        if faults >= ppo.nonfinite_limit:
+            raise NonFiniteError(f"{error} ({faults} such steps in a row, ppo.nonfinite_limit)") from error
+        failed, total = engine.progress.step, engine.progress.nonfinite_steps + 1
+        (_skip if ppo.on_nonfinite == "skip" else _roll_back)(engine, error)
+        progress = engine.progress
+        progress.nonfinite_steps, progress.nonfinite_row, progress.nonfinite_at = total, faults, failed
+        engine.journal.write(
+            "decision", step=failed + 1, controller="nonfinite", old=failed + 1, new=engine.progress.step + 1,
+            reason=f"{ppo.on_nonfinite}: {error}",
+        )  # fmt: skip
+
+
+def _skip(engine: Engine, error: NonFiniteError) -> None:
+    engine.progress.step += 1
+
+
+def _roll_back(engine: Engine, error: NonFiniteError) -> None:
+    folders = sorted((engine.out / "checkpoints").glob("step-*"))
+    if not folders:
+        raise NonFiniteError(f"{error}; there is no checkpoint to go back to yet") from error
+    drawn, started = engine.prompts.drawn, engine.pool.started
+    engine.handover.forget_all()
+    engine.scorers.start_load(str(folders[-1]))
+    engine.scorers.wait_load()
+    restore(engine, folders[-1])
+    engine.prompts.drawn, engine.pool.started = drawn, started

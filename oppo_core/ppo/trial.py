@@ -1,0 +1,33 @@
+"""An update that can be taken back: with `ppo.on_nonfinite` other than raise, either both roles move in a step or neither."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How an update went: its metrics, or what was not finite."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    fault: str | None = None
+
+
+def attempt(optimizer: Optimizer, train: Callable[[], dict[str, float]]) -> Trial:
+    """Remember weights and moments, then `train`. Whatever comes of it, `settle` decides."""
+    optimizer.remember()
+    try:
+        return Trial(train())
+    except NonFiniteError as error:
+        return Trial(fault=str(error))
+
+
+def settle(optimizer: Optimizer, keep: bool) -> None:
+    """Keep the update, or put every weight and moment back, to the bit."""
+    if keep:
+        optimizer.forget()
+    else:
+        optimizer.take_back()
