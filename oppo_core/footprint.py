@@ -46,7 +46,7 @@ class Item:
 
 
 def shape_of(model: ModelSpec, head: Head, roots: list[Path]) -> Shape | None:
-    """A model's shape; None for one that is not on this disk but may be on the hub.
+    """A model's shape; None for one whose files do not tell, or that is not on this disk but may be on the hub.
 
     Raises:
         ModelFolderError: no such folder, or its config or weights cannot be read.
@@ -63,7 +63,10 @@ def shape_of(model: ModelSpec, head: Head, roots: list[Path]) -> Shape | None:
     config = read_config(folder)
     if config.get("model_type") == TINY:
         return _tiny(TinyArchitecture.model_validate(config["architecture"]), head)
-    return _hugging(folder)
+    try:
+        return _hugging(folder)
+    except AttributeError:
+        return None  # its config names sizes otherwise; they are known once it is loaded
 
 
 def _tiny(architecture: TinyArchitecture, head: Head) -> Shape:

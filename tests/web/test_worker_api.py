@@ -173,3 +173,14 @@ def test_malformed_bodies_are_refused_with_the_place(world):
     assert reply.json()["errors"][0]["path"] == "name"
     old = {"wire_version": 99, "name": "x", "hostname": "h", "cpus": 1, "memory_bytes": 1}
     assert worker.post("join", old, world.join_token).status_code == 422
+
+
+def test_of_two_checkpoints_at_a_step_the_one_told_last_counts(world, settings):
+    """A run that stops half-way has one on schedule and one with the half-done step; telling again changes nothing."""
+    worker = world.worker()
+    run, attempt_id = world.start(worker)
+    for name in ("step-00000004", "step-00000004-chunk-000002", "step-00000004-chunk-000002"):
+        url = f"{settings.OPPO_ARTIFACT_ROOT}/runs/{run.pk}/checkpoints/{name}"
+        told = {"epoch": 1, "step": 4, "url": url, "manifest_sha256": "0", "bytes": 1}
+        assert worker.attempt(attempt_id, "checkpoints", told).status_code == 200
+    assert [checkpoint.url for checkpoint in Checkpoint.objects.filter(run=run)] == [url]
