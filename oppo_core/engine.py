@@ -132,7 +132,7 @@ def assemble(
         CheckpointError: `resume` is damaged, or of a run that computes something else.
         LayoutError: the machine does not have what the spec asks for.
     """
-    from oppo_core.checkpoint import restore, verify
+    from oppo_core.checkpoint import verify
 
     changes = verify(resume, spec) if resume is not None else []
     threads = min(threads or available_cores(), spec.resources.cpu_threads or available_cores())
@@ -155,16 +155,20 @@ def assemble(
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
         chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator,
     )  # fmt: skip
-    engine.update = (
-        OverlappedUpdate(shared.gradients, costs_of(network, spec.ppo.whiten_advantages)) if shared is not None else _update(spec)
-    )
+    engine.update = _update(spec, network, shared)
     if resume is not None:
-        try:
-            restore(engine, resume, changes)
-        except Exception:
-            engine.scorers.close()
-            raise
+        _take_back(engine, resume, changes)
     return engine
+
+
+def _take_back(engine: Engine, resume: Path, changes: list[Change]) -> None:
+    from oppo_core.checkpoint import restore
+
+    try:
+        restore(engine, resume, changes)
+    except Exception:
+        engine.scorers.close()  # nobody else would end their process
+        raise
 
 
 def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:
@@ -190,7 +194,9 @@ def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCode
     return trainer
 
 
-def _update(spec: RunSpec) -> Updating:
+def _update(spec: RunSpec, network: Network, shared: SharedActor | None) -> Updating:
+    if shared is not None:
+        return OverlappedUpdate(shared.gradients, costs_of(network, spec.ppo.whiten_advantages))
     if spec.ppo.on_nonfinite != "raise":
         return CarefulUpdate() if spec.ppo.has_critic else CarefulCriticFreeUpdate()
     return PlainUpdate() if spec.ppo.has_critic else CriticFreeUpdate()
