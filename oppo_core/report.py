@@ -53,22 +53,11 @@ def finish_step(
     spans, waits = engine.trace.take()
     tail_rows = max(1, int(TAIL_SHARE * engine.pool.places))
     trace = StepTrace(engine.layout.devices, spans, waits, window, tail_rows)
-    metrics = metrics | experience_metrics(experience, progress.kl_coefficient, spec.rollout.max_new_tokens)
-    metrics |= overlap_metrics(
-        experience, engine.pool.overcommit, engine.chunk.current, len(engine.pool.sequences), engine.cohorts
-    )
-    if spec.ppo.has_critic:
-        metrics |= value_metrics(experience)
-    if spec.overlap.inter_step == "tail_batch":
-        metrics |= tail_batch_metrics(engine.pool)
-    if engine.decoder.rounds:
-        metrics["decode_occupancy"] = engine.decoder.decoded / (engine.decoder.rounds * engine.pool.places)
-    if engine.decoder.guessed:
-        metrics["oppo/draft_acceptance"] = engine.decoder.confirmed / engine.decoder.guessed
-    metrics |= trace.metrics(tokens) | {"oppo/nonfinite_steps": float(progress.nonfinite_steps)}
-    metrics |= engine.standing.untold
+    metrics = metrics | _step_metrics(engine, experience) | trace.metrics(tokens) | engine.standing.untold
     engine.standing.untold = {}
-    engine.standing.note(metrics["critic/score/mean"], metrics["objective/kl"])
+    # Normalised scores have mean 0 by and by, whatever was learned: then the raw ones tell how well the run does.
+    judged = "critic/score/mean" if spec.ppo.normalize_scores == "off" else "critic/raw_score/mean"
+    engine.standing.note(metrics[judged], metrics["objective/kl"])
     engine.journal.write(
         "step", step=progress.step, elapsed_s=progress.elapsed_s, generated_tokens=progress.generated_tokens,
         device_seconds=progress.elapsed_s * spec.resources.devices, metrics=metrics,
@@ -80,6 +69,24 @@ def finish_step(
         engine.journal.write("spans", **told, trained=trained)
     _samples(engine, experience)
     _steer(engine, experience, (window[1] - window[0] - metrics.get("timing_s/eval", 0.0)) / tokens)
+
+
+def _step_metrics(engine: Engine, experience: Experience) -> dict[str, float]:
+    """What the batch and the pool tell, by the names of docs/metrics.md; time is the trace's matter."""
+    progress, spec = engine.progress, engine.spec
+    metrics = experience_metrics(experience, progress.kl_coefficient, spec.rollout.max_new_tokens)
+    metrics |= overlap_metrics(
+        experience, engine.pool.overcommit, engine.chunk.current, len(engine.pool.sequences), engine.cohorts
+    )
+    if spec.ppo.has_critic:
+        metrics |= value_metrics(experience)
+    if spec.overlap.inter_step == "tail_batch":
+        metrics |= tail_batch_metrics(engine.pool)
+    if engine.decoder.rounds:
+        metrics["decode_occupancy"] = engine.decoder.decoded / (engine.decoder.rounds * engine.pool.places)
+    if engine.decoder.guessed:
+        metrics["oppo/draft_acceptance"] = engine.decoder.confirmed / engine.decoder.guessed
+    return metrics | {"oppo/nonfinite_steps": float(progress.nonfinite_steps)}
 
 
 def _counters(engine: Engine, batch: Batch, start: float) -> dict[Counter, Samples]:
