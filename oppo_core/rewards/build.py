@@ -74,7 +74,8 @@ class RewardBuilder:
         if source.rule is not None:
             rule = find_rule(source.rule)
             lines = self.lines() if asks_for_line(source.rule, rule) else None
-            return RuleReward(source.rule, rule, lines, self.spec.resources.longest_silence_s)
+            # Less than the silence, so that the rule is named before its process is taken for hung.
+            return RuleReward(source.rule, rule, lines, 0.9 * self.spec.resources.longest_silence_s)
         from oppo_core.rewards.service import ServiceReward  # the only part that needs an HTTP library
 
         assert source.http is not None  # the spec's own validator saw to it

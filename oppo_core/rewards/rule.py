@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import inspect
 import math
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 from oppo_core.rewards.answers import Answer, ScoredAtOnce
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.lines import PromptLines
+from oppo_core.rewards.time_limit import TooLong, at_most
 
 MAY_ASK: dict[str, Callable[[Answer], object]] = {
     "ended": lambda answer: answer.ended,
@@ -26,7 +26,7 @@ class RuleReward(ScoredAtOnce):
     def __init__(self, name: str, rule: Callable[..., Any], lines: PromptLines | None, longest_s: float = 600.0) -> None:
         """`lines` is needed only by a rule that asks for the prompt's line (`asks_for_line`).
 
-        A rule that does not return within `longest_s` seconds ends the process.
+        A rule that does not return within `longest_s` seconds has failed (`time_limit.at_most`).
 
         Raises:
             RewardError: the function asks for something that no rule is told.
@@ -36,14 +36,9 @@ class RuleReward(ScoredAtOnce):
         self._asked = asked_of(name, rule)
 
     def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
-        """See `FinishedReward.start`. Raises RewardError when the rule raises, or returns what is no finite number."""
+        """See `FinishedReward.start`. Raises RewardError when the rule raises, takes too long, or returns no finite number."""
         for answer in answers:
-            # A watchdog outside Python: even a regular expression that never ends is ended, its stack on stderr.
-            faulthandler.dump_traceback_later(self._longest_s, exit=True)
-            try:
-                self._scores[answer.sequence_id] = self._score(answer)
-            finally:
-                faulthandler.cancel_dump_traceback_later()
+            self._scores[answer.sequence_id] = self._score(answer)
             alive()
 
     def _score(self, answer: Answer) -> float:
@@ -53,7 +48,10 @@ class RuleReward(ScoredAtOnce):
             told[LINE] = self._lines.line(answer.prompt_ids)
         where = f"the rule {self._name}, asked about sequence {answer.sequence_id},"
         try:
-            score = self._rule(answer.prompt, answer.response, **told)
+            with at_most(self._longest_s):
+                score = self._rule(answer.prompt, answer.response, **told)
+        except TooLong as late:
+            raise RewardError(f"{where} has not returned within {self._longest_s:g} s; it stands in {late.where}") from late
         except Exception as error:
             raise RewardError(f"{where} raised {type(error).__name__}: {error}") from error
         if not isinstance(score, Real):

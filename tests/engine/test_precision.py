@@ -10,6 +10,7 @@ import torch
 
 from oppo_core.layout import LayoutError, device_of
 from oppo_core.ppo.optimizer import Optimizer
+from oppo_core.ppo.schedule import Rates
 from oppo_core.scoring.side_stream import SideStreamScorers
 from oppo_core.train import train
 
@@ -22,7 +23,7 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 
 def test_steps_below_a_weights_resolution_add_up() -> None:
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    optimizer = Optimizer([weight], 1e-4, 0.0, 0, 10.0)
+    optimizer = Optimizer([weight], Rates(1e-4), 0.0, 10.0)
     for step in range(200):
         optimizer.zero_grad()
         weight.sum().backward()

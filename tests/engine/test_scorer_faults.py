@@ -31,9 +31,28 @@ SILENCE_S = 3.0
 SLOW_RULE = """
 import time
 
+calls = 0
+
+def hangs(prompt, response):
+    global calls
+    calls += 1
+    while calls > 1:
+        time.sleep(0.01)
+    return 1.0
+"""
+STUCK_RULE = """
 def hangs(prompt, response):
     while True:
-        time.sleep(0.01)
+        try:
+            1 / 0
+        except Exception:
+            pass
+"""
+ENDLESS_RULE = """
+import itertools
+
+def adds(prompt, response):
+    return sum(itertools.repeat(1))
 """
 
 
@@ -197,21 +216,38 @@ def test_a_scorer_process_that_dies_with_a_full_queue_is_named(world: Any, tmp_p
 # ---- rewards in a run ------------------------------------------------------------------------------------------------
 
 
-def test_a_rule_that_never_returns_ends_the_run_and_the_log_shows_where(
-    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_rule_that_never_returns_ends_the_run_and_is_shown_where_it_stands(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    install(tmp_path, "slow_rules", "slow_rules_of_a_test", SLOW_RULE, {"slow:hangs": "hangs"})
+    """It hangs with the second answer, so that the preflight has nothing to complain of."""
+    install(tmp_path, "slow_rules", f"slow_rules_{threads}", SLOW_RULE, {"slow:hangs": "hangs"})
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    silence = {"resources": {"longest_silence_s": SILENCE_S}}
-    reason = failure(world, tmp_path / "out", rewarded(world, {"rule": "slow:hangs"}, silence), threads=2)
-    assert reason.startswith("ScorerError: the scorer process")
-    assert "in hangs" in capfd.readouterr().err
-    alone = {"overlap": {"intra_step": "off"}}
-    engine = world.start(rewarded(world, {"rule": "slow:hangs"}, silence, alone), tmp_path / "alone", threads=1)
+    tree = rewarded(world, {"rule": "slow:hangs"}, {"resources": {"longest_silence_s": SILENCE_S}})
+    reason = failure(world, tmp_path / "out", tree, threads)
+    assert reason.startswith("RewardError" if threads == 1 else "ScorerError: RewardError")
+    assert f"has not returned within {0.9 * SILENCE_S:g} s; it stands in hangs (slow_rules_{threads}.py:" in reason
+
+
+def test_a_rule_that_hangs_at_once_is_found_before_the_start(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "stuck_rules", "stuck_rules_of_a_test", STUCK_RULE, {"stuck:hangs": "hangs"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tree = rewarded(world, {"rule": "stuck:hangs"}, {"resources": {"longest_silence_s": SILENCE_S}})
+    reason = failure(world, tmp_path / "out", tree, 2)
+    assert "it stands in hangs (stuck_rules_of_a_test.py:" in reason
+
+
+def test_a_rule_that_python_cannot_interrupt_ends_the_process_and_the_log_shows_where(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "endless_rules", "endless_rules_of_a_test", ENDLESS_RULE, {"endless:adds": "adds"})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    tree = rewarded(world, {"rule": "endless:adds"}, {"resources": {"longest_silence_s": 1}})
+    engine = world.start(tree, tmp_path / "alone", threads=1)
     status, errors = engine.end()
     assert status == 1
-    assert "in hangs" in errors
+    assert "in adds" in errors
 
 
 @pytest.mark.parametrize("threads", [1, 2])
