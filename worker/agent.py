@@ -88,9 +88,10 @@ class Supervisors:
                 self.launch(LaunchOrder(attempt_id=attempt.attempt_id, epoch=claim.epoch))
 
     def running(self) -> list[RunningAttempt]:
-        """Every attempt with a living supervisor."""
-        found = (attempt.supervised() for attempt in self.folder.attempts())
-        return [attempt for attempt in found if attempt is not None]
+        """Every attempt with a living supervisor, or with something left that the next one will ship and report."""
+        return [
+            found for attempt in self.folder.attempts() if (found := attempt.supervised() or attempt.left_behind()) is not None
+        ]
 
     def stop(self, order: LaunchOrder | None = None) -> None:
         """Ask one supervisor, or all, to save, report and go."""

@@ -109,7 +109,15 @@ class AttemptFolder:
 
     def kept_claim(self) -> KeptClaim | None:
         """The claim that an earlier supervisor left."""
-        return KeptClaim.model_validate_json(self.claim_file.read_bytes()) if self.claim_file.exists() else None
+        try:
+            return KeptClaim.model_validate_json(self.claim_file.read_bytes())
+        except FileNotFoundError:  # its supervisor may remove the folder at any moment
+            return None
+
+    def left_behind(self) -> RunningAttempt | None:
+        """The attempt when a supervisor claimed it and could not report its outcome; it has points and checkpoints to ship."""
+        claim = self.kept_claim()
+        return None if claim is None else RunningAttempt(attempt_id=self.attempt_id, epoch=claim.epoch)
 
     def engine_end(self) -> EngineEnd | None:
         """How the engine ended, when a supervisor lived to see it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -92,5 +93,5 @@ def test_kill_of_the_parent_leaves_no_orphan_and_the_next_start_recovers(platfor
     with tools.running_platform(home) as again:
         assert again.base_url == platform.base_url
         run = again.wait_for_end(run_id)
-        assert run["state"] == "succeeded", run
+        assert run["state"] == "succeeded", json.dumps(run)
         assert again.steps_of(run_id) == list(range(1, 151))

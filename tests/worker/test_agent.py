@@ -72,6 +72,18 @@ def test_what_a_killed_supervisor_left_is_reported_by_another(bench, tools) -> N
     assert bench.platform.requests.count("attempts/1/claim") == 1
 
 
+def test_a_node_that_starts_again_owns_up_to_what_was_left_in_its_first_report(bench, tools) -> None:
+    """Otherwise the platform would give the attempt up, and refuse its last points and its newest checkpoints."""
+    attempt = bench.attempt(steps=100_000, step_s=0.02)
+    supervisor = bench.supervise()
+    tools.eventually(lambda: len(attempt.kinds("step")) > 3)
+    supervisor.kill()
+    supervisor.wait()
+    bench.start("agent")
+    tools.eventually(lambda: attempt.outcome, "an outcome")
+    assert bench.platform.node_beats[0]["attempts"] == [{"attempt_id": 1, "epoch": 1}]
+
+
 def test_a_changed_catalogue_is_reported(bench, tools, tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
