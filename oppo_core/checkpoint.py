@@ -65,7 +65,7 @@ def save_at_the_end(engine: Engine, reason: str, window_start: float) -> None:
     """Write the run's last checkpoint, unless this state is saved; `window_start`: of the step under way."""
     if engine.batch is not None:
         engine.progress.elapsed_s += engine.clock() - window_start
-    if engine.saved == _name(engine):
+    if engine.saved == name_of(engine):
         return
     if reason == ALL_DONE:
         save(engine)
@@ -129,7 +129,7 @@ def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
     changes.apply(changed, engine)
     if state["suspended"] is not None:
         _go_on(engine, folder, state["suspended"], exact=not changes.disturbs(changed))
-    engine.saved = _name(engine)
+    engine.saved = name_of(engine)
 
 
 def _go_on(engine: Engine, folder: Path, suspended: dict[str, Any], exact: bool) -> None:
@@ -187,7 +187,7 @@ def intact(folder: Path) -> None:
 
 def _keep(engine: Engine, fill: Callable[[Path], None]) -> None:
     """Let `fill` write a draft, publish it, tell of it, and delete what need not be kept any more."""
-    folder = engine.out / "checkpoints" / _name(engine)
+    folder = engine.out / "checkpoints" / name_of(engine)
     keep = engine.spec.checkpoints
     with engine.trace.span("actor", "checkpoint"):
         score = engine.standing.judge(folder.name)
@@ -209,7 +209,7 @@ def needed_bytes(engine: Engine) -> int:
     return engine.actor.saves_bytes + engine.scorers.saves_bytes
 
 
-def _name(engine: Engine) -> str:
+def name_of(engine: Engine) -> str:
     """The checkpoint's folder, so that names sort by age."""
     half = f"-chunk-{engine.batch.chunk:06d}" if engine.batch is not None else ""
     return f"step-{engine.progress.step:08d}{half}"

@@ -1,7 +1,7 @@
 """What follows a loss, gradient or score that is not finite (`ppo.on_nonfinite`; docs/algorithm.md, "Not finite").
 
 `raise` ends the run. `skip` lets go of the batch: no weight and no moment of either role moves. `rollback` goes back to the
-newest checkpoint with its pool, but draws new prompts and numbers from there on: the same ones would bring the same fault.
+newest checkpoint between two steps with its pool, but draws new prompts and numbers from there on: the same ones would bring the same fault.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from oppo_core.checkpoint import restore
+from oppo_core.checkpoint import name_of, restore, verify
 from oppo_core.ppo.optimizer import NonFiniteError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def tolerated(engine: Engine) -> Iterator[None]:
 
     Raises:
         NonFiniteError: the spec says so, there were `nonfinite_limit` such steps in a row, or no checkpoint to go back to.
+        CheckpointError: the checkpoint to go back to is damaged.
     """
     try:
         yield
@@ -47,12 +48,17 @@ def _skip(engine: Engine, error: NonFiniteError) -> None:
 
 
 def _roll_back(engine: Engine, error: NonFiniteError) -> None:
-    folders = sorted((engine.out / "checkpoints").glob("step-*"))
-    if not folders:
+    # What is newer than the present step is another attempt's; a half-done step would train the same answers once more.
+    names = [path.name for path in (engine.out / "checkpoints").glob("step-*") if "-chunk-" not in path.name]
+    past = [name for name in names if name <= name_of(engine)]
+    if not past:
         raise NonFiniteError(f"{error}; there is no checkpoint to go back to yet") from error
+    folder = engine.out / "checkpoints" / max(past)
+    changed = verify(folder, engine.spec)
     drawn, started = engine.prompts.drawn, engine.pool.started
     engine.handover.forget_all()
-    engine.scorers.start_load(str(folders[-1]))
+    engine.scorers.start_load(str(folder))
     engine.scorers.wait_load()
-    restore(engine, folders[-1])
-    engine.prompts.drawn, engine.pool.started = drawn, started
+    restore(engine, folder, changed)
+    engine.prompts.drawn, engine.pool.started = max(drawn, engine.prompts.drawn), max(started, engine.pool.started)
+    engine.saved = None  # these cursors, and the count of faults, are on no disk yet
