@@ -190,7 +190,7 @@ def _keep(engine: Engine, fill: Callable[[Path], None]) -> None:
     folder = engine.out / "checkpoints" / name_of(engine)
     keep = engine.spec.checkpoints
     with engine.trace.span("actor", "checkpoint"):
-        score = engine.standing.judge(folder.name)
+        score = engine.standing.judge(folder.name, engine.progress.step, engine.spec) if engine.batch is None else None
         with draft_of(folder, needed_bytes(engine)) as draft:
             fill(draft)
             seal = publish(draft, folder)

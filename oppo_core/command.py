@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
@@ -47,22 +48,25 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
-    from oppo_core.engine import assemble
-    from oppo_core.preflight import refuse_impossible
-    from oppo_core.standing import ASKED_TO_STOP
-    from oppo_core.train import train
-
     stop = _stop_when_asked()
     engine = None
-    try:
-        refuse_impossible(spec, options.root, options.out)
-        engine = assemble(spec, options.root, options.out, journal, options.threads, options.resume_from)
-        reason = train(engine, stop.is_set)
-    except Exception as error:  # noqa: BLE001 - whatever it was, the run's owner must read it in the last event
-        return _failed(error, engine.progress.step if engine is not None else 0, journal)
-    finally:
-        if engine is not None:
-            engine.scorers.close()
+    with ExitStack() as running:
+        # Whatever goes wrong, be it that a rule calls `sys.exit`, the run's owner must read it in the last event.
+        try:
+            from oppo_core.durable import tidy
+            from oppo_core.engine import assemble
+            from oppo_core.preflight import refuse_impossible
+            from oppo_core.standing import ASKED_TO_STOP
+            from oppo_core.train import train
+
+            tidy(options.out / "checkpoints")
+            refuse_impossible(spec, options.root, options.out)
+            engine = assemble(spec, options.root, options.out, journal, options.threads, options.resume_from)
+            running.callback(engine.scorers.close)
+            reason = train(engine, stop.is_set)
+            running.close()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - see above
+            return _failed(error, engine.progress.step if engine is not None else 0, journal)
     outcome = "stopped" if reason == ASKED_TO_STOP else "succeeded"
     unconsumed = engine.pool.unconsumed
     journal.write("finished", outcome=outcome, step=engine.progress.step, reason=reason, unconsumed=unconsumed)
@@ -81,8 +85,19 @@ def _stop_when_asked() -> threading.Event:
     return stop
 
 
-def _failed(error: Exception, step: int, journal: Journal) -> int:
+def _failed(error: Exception | SystemExit, step: int, journal: Journal) -> int:
     """Say why on stderr and in the last event; with a traceback when the cause is none that we name ourselves."""
+    reason = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()  # names of files may be no text
+    if not isinstance(error, ImportError) and isinstance(error, _named()):
+        print(reason, file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    journal.write("finished", outcome="failed", step=step, reason=reason[:4000])
+    return FAILED
+
+
+def _named() -> tuple[type[Exception], ...]:
+    """Errors whose message says what is wrong and what to do."""
     from oppo_core.checkpoint import CheckpointError
     from oppo_core.durable import DiskFullError
     from oppo_core.layout import LayoutError
@@ -93,18 +108,10 @@ def _failed(error: Exception, step: int, journal: Journal) -> int:
     from oppo_core.rollout.prompts import PromptError
     from oppo_core.scoring.remote import ScorerError
 
-    reason = f"{type(error).__name__}: {error}"
-    named = (
+    return (
         LayoutError, ModelFolderError, PromptError, CheckpointError, DiskFullError, NonFiniteError, RewardError, ScorerError,
-        PreflightError,
-        OSError,
+        PreflightError, OSError,
     )  # fmt: skip
-    if isinstance(error, named):
-        print(reason, file=sys.stderr)
-    else:
-        traceback.print_exception(error)
-    journal.write("finished", outcome="failed", step=step, reason=reason[:4000])
-    return FAILED
 
 
 def _end_with_lifeline() -> None:

@@ -82,6 +82,17 @@ def heal(folder: Path) -> None:
         os.replace(_former(folder), folder)
 
 
+def tidy(parent: Path) -> None:
+    """Delete what a killed process has left unfinished below `parent`, and put back what it had taken out of the way.
+
+    Nobody else may be writing there.
+    """
+    for former in list(parent.glob(".*.former")):
+        heal(parent / former.name.removeprefix(".").removesuffix(".former"))
+    for left in (*parent.glob(".*.former"), *parent.glob(".*.draft")):
+        shutil.rmtree(left)
+
+
 def is_disk_full(error: Exception) -> bool:
     """Whether an error, also one that has come through another library or process as text, says that the disk is full."""
     if isinstance(error, OSError) and error.errno in FULL:

@@ -1,16 +1,18 @@
 """What follows a loss, gradient or score that is not finite (`ppo.on_nonfinite`; docs/algorithm.md, "Not finite").
 
 `raise` ends the run. `skip` lets go of the batch: no weight and no moment of either role moves. `rollback` goes back to the
-newest checkpoint between two steps with its pool, but draws new prompts and numbers from there on: the same ones would bring the same fault.
+newest sound checkpoint with its pool, but draws new prompts and numbers from there on: the same ones would bring the same fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oppo_core.checkpoint import name_of, restore, verify
+from oppo_core.changes import Change
+from oppo_core.checkpoint import CheckpointError, name_of, restore, verify
 from oppo_core.ppo.optimizer import NonFiniteError
 
 if TYPE_CHECKING:
@@ -22,8 +24,7 @@ def tolerated(engine: Engine) -> Iterator[None]:
     """Around a PPO step: what is not finite is dealt with as the spec wants it.
 
     Raises:
-        NonFiniteError: the spec says so, there were `nonfinite_limit` such steps in a row, or no checkpoint to go back to.
-        CheckpointError: the checkpoint to go back to is damaged.
+        NonFiniteError: the spec says so, there were `nonfinite_limit` such steps in a row, or no sound checkpoint to go back to.
     """
     try:
         yield
@@ -48,13 +49,7 @@ def _skip(engine: Engine, error: NonFiniteError) -> None:
 
 
 def _roll_back(engine: Engine, error: NonFiniteError) -> None:
-    # What is newer than the present step is another attempt's; a half-done step would train the same answers once more.
-    names = [path.name for path in (engine.out / "checkpoints").glob("step-*") if "-chunk-" not in path.name]
-    past = [name for name in names if name <= name_of(engine)]
-    if not past:
-        raise NonFiniteError(f"{error}; there is no checkpoint to go back to yet") from error
-    folder = engine.out / "checkpoints" / max(past)
-    changed = verify(folder, engine.spec)
+    folder, changed = _sound_checkpoint(engine, error)
     drawn, started = engine.prompts.drawn, engine.pool.started
     engine.handover.forget_all()
     engine.scorers.start_load(str(folder))
@@ -62,3 +57,25 @@ def _roll_back(engine: Engine, error: NonFiniteError) -> None:
     restore(engine, folder, changed)
     engine.prompts.drawn, engine.pool.started = max(drawn, engine.prompts.drawn), max(started, engine.pool.started)
     engine.saved = None  # these cursors, and the count of faults, are on no disk yet
+
+
+def _sound_checkpoint(engine: Engine, error: NonFiniteError) -> tuple[Path, list[Change]]:
+    """The newest one between two steps that is whole, and what the spec has changed since; those passed over are logged.
+
+    What is newer than the present step is another attempt's, and a half-done step would train the same answers once more.
+    """
+    present, unsound = name_of(engine), []
+    folders = [
+        path for path in (engine.out / "checkpoints").glob("step-*") if "-chunk-" not in path.name and path.name <= present
+    ]
+    for folder in sorted(folders, reverse=True):
+        try:
+            changed = verify(folder, engine.spec)
+        except CheckpointError as reason:
+            unsound.append(str(reason))
+            continue
+        if unsound:
+            lines = ["Passed over when the run went back to a checkpoint:", *unsound]
+            engine.journal.write("log", stream="stderr", lines=lines)
+        return folder, changed
+    raise NonFiniteError("; ".join([f"{error}; there is no checkpoint to go back to yet", *unsound])) from error

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ASKED_TO_STOP = "asked to stop"
 ALL_DONE = "all steps are done"
-BY_EVALUATION = "the newest evaluation's mean score"
+BY_EVALUATION = "the mean score of the evaluation at its step"
 BY_TRAINING = "the mean score of the steps since the checkpoint before"
 
 
@@ -44,9 +44,15 @@ class Standing:
         """Evaluations are others from now on: what they gave so far cannot be compared."""
         self.evaluated, self.evaluation, self.checkpoints = -1, None, {}
 
-    def judge(self, name: str) -> float | None:
-        """Give the checkpoint `name` its score: the evaluation's, or else the mean since the last one; None before step 1."""
-        score = self.evaluation if self.evaluation is not None else float(np.mean(self.means)) if self.means else None
+    def judge(self, name: str, step: int, spec: RunSpec) -> float | None:
+        """Give the checkpoint `name`, written between two steps, its score by `best_rule`; None where there is none.
+
+        Where the spec asks for evaluations, weights that were not evaluated have no score: another step's would not be theirs.
+        """
+        if spec.evaluation is not None:
+            score = self.evaluation if self.evaluated == step else None
+        else:
+            score = float(np.mean(self.means)) if self.means else None
         self.means = []
         if score is not None:
             self.checkpoints[name] = score

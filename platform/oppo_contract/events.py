@@ -155,7 +155,7 @@ class CheckpointEvent(Envelope):
     manifest_sha256: str
     bytes: int
     score: float | None = Field(
-        None, description="What it is compared by when the best are kept: of the newest evaluation, or else the mean score."
+        None, description="What it is compared by when the best are kept: of the evaluation at `step`, or else the mean score."
     )
     chunk: int = Field(0, ge=0, description="Chunks already decoded of the step after `step`; 0 between two steps.")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from oppo_core.checkpoint import verify
-from oppo_core.durable import DiskFullError, draft_of, heal, is_disk_full, publish
+from oppo_core.durable import DiskFullError, draft_of, heal, is_disk_full, publish, tidy
 from oppo_core.standing import Standing, superfluous
 
 # Enough for one checkpoint of the small world's run (some 200 KiB), not for two.
@@ -111,6 +111,33 @@ def test_what_was_out_of_the_way_when_the_power_failed_is_put_back(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
 
+def test_what_a_killed_run_has_left_is_gone_when_the_next_one_starts(world: Any, tmp_path: Path) -> None:
+    """Also when it is resumed from the very checkpoint that had been taken out of the way."""
+    tree = sequential(world, {"steps": 2})
+    world.main(tree, tmp_path)
+    checkpoints = tmp_path / "checkpoints"
+    os.replace(checkpoints / "step-00000002", checkpoints / ".step-00000002.former")
+    for name in (".step-00000001.former", ".step-00000002.draft", ".step-00000002-chunk-000003.draft"):
+        (checkpoints / name / "actor").mkdir(parents=True)
+        (checkpoints / name / "actor" / "model.safetensors").write_bytes(b"half")
+    (checkpoints / "step-00000001").mkdir()  # of which `.step-00000001.former` is the predecessor
+    status, events = world.main({**tree, "steps": 3}, tmp_path, "--resume-from", checkpoints / "step-00000002")
+    assert (status, events[-1].step) == (0, 3)
+    assert [path.name for path in checkpoints.iterdir() if path.name.startswith(".")] == []
+    assert whole(tmp_path, world, {**tree, "steps": 3}) == ["step-00000002", "step-00000003"]
+
+
+def test_tidying_takes_nothing_that_counts(tmp_path: Path) -> None:
+    for name in ("step-1", ".step-1.former", ".step-2.former", ".step-3.draft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    tidy(tmp_path)
+    tidy(tmp_path / "nowhere")
+    assert {path.name: (path / "file").read_text() for path in tmp_path.iterdir()} == {
+        "step-1": "step-1", "step-2": ".step-2.former",
+    }  # fmt: skip
+
+
 def test_a_full_disk_is_known_by_number_and_by_name() -> None:
     assert is_disk_full(OSError(28, "x"))
     assert is_disk_full(RuntimeError("I/O error: No space left on device (os error 28)"))
@@ -130,18 +157,42 @@ def test_which_checkpoints_are_kept() -> None:
     assert superfluous(names, present, scores, keep=9, keep_best=0) == []
 
 
-def test_the_score_of_a_checkpoint_is_the_evaluations_or_the_mean_since_the_last() -> None:
-    standing = Standing()
-    assert standing.judge("before step 1") is None
+def test_the_score_of_a_checkpoint_is_the_mean_since_the_last(world: Any) -> None:
+    standing, spec = Standing(), world.spec()
+    assert standing.judge("before step 1", 0, spec) is None
     for score in (1.0, 2.0):
         standing.note(score, 0.1)
-    assert standing.judge("b") == 1.5
+    assert standing.judge("b", 2, spec) == 1.5
     standing.note(5.0, 0.1)
-    assert standing.judge("c") == 5.0
-    standing.evaluation = 0.25
+    assert standing.judge("c", 3, spec) == 5.0
+    assert standing.checkpoints == {"b": 1.5, "c": 5.0}
+
+
+def test_with_evaluations_only_the_weights_that_were_evaluated_have_a_score(world: Any) -> None:
+    standing, spec = Standing(evaluated=4, evaluation=0.25), world.spec({"evaluation": {"prompts": "prompts.jsonl"}})
     standing.note(5.0, 0.1)
-    assert standing.judge("d") == 0.25
-    assert standing.checkpoints == {"b": 1.5, "c": 5.0, "d": 0.25}
+    assert [standing.judge(str(step), step, spec) for step in (3, 4, 5)] == [None, 0.25, None]
+    assert standing.checkpoints == {"4": 0.25}
+
+
+def test_a_half_done_step_has_no_score_and_takes_none_away(world: Any, tmp_path: Path) -> None:
+    """Stopped in step 2, a run still judges the next checkpoint by all steps since the last one."""
+    tree = {"steps": 4, "checkpoints": {"every_steps": 2, "keep": 9}, "overlap": {"intra_step": "off"}}
+    spec = world.spec(tree)
+    questions = []
+
+    def in_step_two() -> bool:
+        questions.append(b'"step"' in (tmp_path / "events.jsonl").read_bytes())
+        return sum(questions) > 1  # the first question after step 1 comes before step 2
+
+    stopped = world.run(spec, tmp_path, should_stop=in_step_two)
+    assert (stopped.engine.batch is not None, stopped.engine.progress.step) == (True, 1)
+    assert stopped.engine.standing.means == [step.metrics["critic/score/mean"] for step in stopped.events if step.kind == "step"]
+    ended = world.run(spec, tmp_path, resume=max((tmp_path / "checkpoints").iterdir()))
+    told = {event.folder.partition("/")[2]: event.score for event in ended.events if event.kind == "checkpoint"}
+    means = [event.metrics["critic/score/mean"] for event in ended.events if event.kind == "step"]
+    (half,) = [name for name in told if "chunk" in name]
+    assert told == {half: None, "step-00000002": sum(means[:2]) / 2, "step-00000004": sum(means[2:]) / 2}
 
 
 def test_the_best_are_kept_besides_the_newest_and_told(world: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,11 @@ from unittest import mock
 import pytest
 import torch
 
+from oppo_contract.events import parse_event
 from oppo_core.ppo import actor as actor_module
 from oppo_core.ppo import critic as critic_module
 from oppo_core.ppo.optimizer import NonFiniteError
+from oppo_core.train import train
 
 PLAIN: dict[str, Any] = {
     "steps": 5, "overlap": {"intra_step": "off"}, "checkpoints": {"every_steps": 1, "keep": 100},
@@ -145,3 +148,63 @@ def test_raise_names_the_step(world: Any, tmp_path: Path) -> None:
             pytest.raises(NonFiniteError, match=f"{name} loss is nan at step 2"),
         ):
             world.run(world.spec(PLAIN), tmp_path / role)
+
+
+def newest(out: Path) -> Path:
+    return max((out / "checkpoints").iterdir())
+
+
+def rolling(world: Any, *changes: Any) -> Any:
+    return world.spec(PLAIN, {"ppo": {"on_nonfinite": "rollback"}}, *changes)
+
+
+def test_a_rollback_passes_over_damaged_half_done_and_later_checkpoints(world: Any, tmp_path: Path) -> None:
+    """Beside those of steps 1 to 3 lie a half-done step and a later one of a former attempt; 3 is damaged, 2 is cut short."""
+    late = calls_before(world, tmp_path / "count", "actor", 4) - 1
+    out = tmp_path / "run"
+    world.run(rolling(world, {"steps": 3}), out)
+    folders = [out / "checkpoints" / f"step-{step:08d}" for step in (1, 2, 3)]
+    for name in ("step-00000003-chunk-000002", "step-00000007"):
+        shutil.copytree(folders[2], folders[2].with_name(name))
+    engine = world.assemble(rolling(world), out, resume=folders[2])
+    weights = folders[2] / "critic.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
+    (folders[1] / "state.json").unlink()
+    steps_so_far = calls_before(world, tmp_path / "again", "actor", 3)
+    with broken("actor", lambda call: call == late - steps_so_far):
+        train(engine, lambda: False)
+    engine.scorers.close()
+    engine.journal.close()
+    events = [parse_event(line) for line in (out / "events.jsonl").read_bytes().splitlines()]
+    (decision,) = [e for e in events if e.kind == "decision" and e.controller == "nonfinite"]
+    assert (decision.step, decision.new) == (4, 2)
+    (log,) = [e for e in events if e.kind == "log" and e.stream == "stderr"]
+    assert [any(word in line for line in log.lines[1:]) for word in ("critic.safetensors", "state.json")] == [True, True]
+    assert [e.step for e in events if e.kind == "step"] == [1, 2, 3, 2, 3, 4, 5]
+
+
+def test_without_a_sound_checkpoint_the_run_ends_and_names_the_damage(world: Any, tmp_path: Path) -> None:
+    late = calls_before(world, tmp_path / "count", "actor", 2) - 1
+    out = tmp_path / "run"
+
+    def fails(call: int) -> bool:
+        for folder in (out / "checkpoints").glob("step-*"):
+            (folder / "state.json").unlink(missing_ok=True)
+        return call == late
+
+    with broken("actor", fails), pytest.raises(NonFiniteError, match=r"no checkpoint to go back to yet; .*state.json is missing"):
+        world.run(rolling(world), out)
+
+
+def test_after_a_rollback_a_stop_saves_which_numbers_were_used(world: Any, tmp_path: Path) -> None:
+    """The checkpoint that the run went back to knows of fewer: resumed from there it would draw them again."""
+    spec = rolling(world, {"checkpoints": {"every_steps": 1000}})
+    first = world.run(spec, tmp_path, stop_after=2)
+    with broken("actor", lambda call: call == 0) as count:
+        run = world.run(spec, tmp_path, resume=newest(first.out), should_stop=lambda: count[0] > 0)
+    assert faults(run) == [(3, 3, 3)]
+    resumed = world.run(spec, tmp_path, resume=newest(run.out))
+    carried = {s.sequence_id for s in run.engine.pool.sequences}
+    again = {i for step in resumed.steps for i in step.tokens if i < run.engine.pool.started} - carried
+    assert again == set(), "the numbers of the step that failed were drawn again"
+    assert [e.metrics["oppo/nonfinite_steps"] for e in told(resumed, "step")][-1] == 1
