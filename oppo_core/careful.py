@@ -30,6 +30,7 @@ class CarefulUpdate(PlainUpdate):
         try:
             return self._try(engine, trained, version)
         finally:
+            engine.actor.forget()
             engine.let_go(trained)
 
     def _try(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:

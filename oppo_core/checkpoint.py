@@ -33,7 +33,7 @@ from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.support import load_supports, save_supports
 from oppo_core.standing import ALL_DONE, Standing, best_rule, superfluous
 
-FORMAT = 3
+FORMAT = 4
 DECODER = "decoder.safetensors"
 SEQUENCE_FIELDS = (
     "sequence_id",

@@ -103,7 +103,7 @@ def evaluate(engine: Engine, evaluator: Evaluator) -> tuple[list[Sequence], NDAr
     engine.use_cores(engine.layout.decode_threads)
     with engine.trace.span("actor", "eval", rows=len(evaluator.prompts)):
         answers = evaluator.answers(engine.progress.step)
-        told = [Growth(APART + s.sequence_id, len(s.prompt), s.tokens(), finished=True) for s in answers]
+        told = [Growth(APART + s.sequence_id, len(s.prompt), s.tokens(), finished=True, stopped=s.stopped) for s in answers]
     engine.use_cores(len(engine.layout.actor_devices))
     engine.scorers.start_judge(told)
     with engine.trace.wait("eval"):

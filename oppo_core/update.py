@@ -172,7 +172,10 @@ class OverlappedUpdate:
         self.orders = [(ids, with_actor) for ids, with_actor in state["orders"]]
         sequences = {s.sequence_id: s for s in engine.pool.sequences}
         for ids, with_actor in self.orders:
-            order = EarlyOrder([sequences[i] for i in ids], engine.progress.step, engine.progress.kl_coefficient, with_actor)
+            step, coefficient = engine.progress.step, engine.progress.kl_coefficient
+            # The warm-up may have been made longer meanwhile: then the actor rests in this step after all.
+            with_actor = with_actor and not actor_of(engine).rests(step)
+            order = EarlyOrder([sequences[i] for i in ids], step, coefficient, with_actor)
             partner_of(engine).train_early(order)
 
     def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
@@ -213,6 +216,8 @@ class OverlappedUpdate:
         with engine.trace.wait("update"):
             critic_metrics = partner_of(engine).wait_late_update()
         critic_metrics.pop("entropy")
+        for gradient in self.gradients:
+            gradient.zero_()
         return actor_of(engine).rest(late.step) | critic_metrics
 
     def _late_update(self, e: Experience, ids: list[int], theirs: list[int], step: int, coefficient: float) -> LateUpdate:

@@ -72,6 +72,9 @@ class Acting(Protocol):
     def load(self, folder: Path) -> None:
         """Take back what `save` wrote."""
 
+    def forget(self) -> None:
+        """Drop what `logprobs` has kept for an update that does not come."""
+
     @property
     def saves_bytes(self) -> int:
         """About how much `save` writes."""
@@ -102,10 +105,15 @@ class ActorTrainer:
 
     def load(self, folder: Path) -> None:
         """See `Acting.load`."""
+        self.forget()
         restore_weights(self.network, folder / WEIGHTS)
         self.optimizer.load_state(load_file(folder / MOMENTS))
         if self.average is not None:
             self.average.load_state(load_file(folder / PRECISE_AVERAGE))
+
+    def forget(self) -> None:
+        """See `Acting.forget`."""
+        self._held = None
 
     @property
     def saves_bytes(self) -> int:
@@ -151,7 +159,7 @@ class ActorTrainer:
     def attempt(self, experience: Experience, step: int, kl_coefficient: float) -> Trial:
         """`update` that can be taken back: `settle` must follow."""
         trial = attempt(self.optimizer, lambda: self._train(experience, step, kl_coefficient))
-        self._held = None
+        self.forget()
         return trial
 
     def settle(self, keep: bool, step: int) -> None:

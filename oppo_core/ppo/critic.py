@@ -47,9 +47,9 @@ class CriticTrainer:
         self.seed = seed
         self.optimizer = Optimizer(network.parameters(), critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm)
 
-    def attempt(self, tokens: list[NDArray[np.int64]], order: CriticUpdate) -> Trial:
+    def attempt(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> Trial:
         """`update` that can be taken back: `settle` its optimizer."""
-        return attempt(self.optimizer, lambda: self.update(tokens, order))
+        return attempt(self.optimizer, lambda: self.update(tokens, order, held))
 
     def update(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> dict[str, float]:
         """All epochs and mini-batches of one PPO step; returns `critic/vf_*`, `critic/grad_norm` and `critic/lr`.

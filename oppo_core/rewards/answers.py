@@ -12,12 +12,13 @@ from oppo_core.rollout.tokens import TextCodec
 
 @dataclass(frozen=True)
 class Answer:
-    """One finished answer. Texts are decoded when somebody asks, special tokens left out."""
+    """One finished answer. Texts are decoded when somebody asks, special tokens left out. `stopped`: by a stop condition."""
 
     sequence_id: int
     prompt_ids: list[int]
     response_ids: list[int]
     codec: TextCodec
+    stopped: bool = False
 
     @cached_property
     def prompt(self) -> str:
@@ -36,8 +37,8 @@ class Answer:
 
     @property
     def ended(self) -> bool:
-        """Whether the actor ended it; otherwise the length limit did."""
-        return self.response_ids[-1:] == [self.codec.eos]
+        """Whether it ended by itself, with the end-of-sequence token or by a stop condition; otherwise the length limit did."""
+        return self.stopped or self.response_ids[-1:] == [self.codec.eos]
 
 
 class FinishedReward(Protocol):

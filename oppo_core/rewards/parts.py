@@ -58,16 +58,19 @@ class RewardReader:
         tokens: dict[int, NDArray[np.int64]],
         prompt_lengths: dict[int, int],
         finished: set[int],
+        stopped: set[int],
         alive: Callable[[], None],
     ) -> None:
         """Read what is new of each sequence; `tokens` holds whole sequences, prompt first. Returns before services answer.
+
+        `stopped`: those of `finished` that a stop condition ended.
 
         `alive` is called now and then by parts that compute for long.
 
         Raises:
             RewardError: a part failed.
         """
-        self._start([i for i in sorted(finished) if i not in self._started], tokens, prompt_lengths, alive)
+        self._start([i for i in sorted(finished) if i not in self._started], tokens, prompt_lengths, stopped, alive)
         for number, stream in self.streams.items():
             for i, reading in stream.read(tokens, finished).items():
                 if i in finished:
@@ -78,6 +81,7 @@ class RewardReader:
         ids: list[int],
         tokens: dict[int, NDArray[np.int64]],
         prompt_lengths: dict[int, int],
+        stopped: set[int],
         alive: Callable[[], None],
     ) -> None:
         if not ids:
@@ -85,15 +89,19 @@ class RewardReader:
         self._started |= set(ids)
         if not self.finished:
             return
-        answers = self._answers(ids, tokens, prompt_lengths)
+        answers = self._answers(ids, tokens, prompt_lengths, stopped)
         # Services first: they work while those that compute here do.
         for part in sorted(self.finished.values(), key=lambda part: not part.elsewhere):
             part.start(answers, alive)
 
-    def _answers(self, ids: list[int], tokens: dict[int, NDArray[np.int64]], prompt_lengths: dict[int, int]) -> list[Answer]:
+    def _answers(
+        self, ids: list[int], tokens: dict[int, NDArray[np.int64]], prompt_lengths: dict[int, int], stopped: set[int]
+    ) -> list[Answer]:
         assert self._codec is not None
         rows = {i: tokens[i].tolist() for i in ids}
-        return [Answer(i, row[: prompt_lengths[i]], row[prompt_lengths[i] :], self._codec) for i, row in rows.items()]
+        return [
+            Answer(i, row[: prompt_lengths[i]], row[prompt_lengths[i] :], self._codec, i in stopped) for i, row in rows.items()
+        ]
 
     def settled(self, ids: list[int]) -> bool:
         """Whether every part has scored these. Raises RewardError when a part has failed."""
@@ -152,13 +160,17 @@ class RewardReader:
                 self.finished[int(key)].remember(int(i), score)
 
     def start_missing(
-        self, tokens: dict[int, NDArray[np.int64]], prompt_lengths: dict[int, int], alive: Callable[[], None]
+        self,
+        tokens: dict[int, NDArray[np.int64]],
+        prompt_lengths: dict[int, int],
+        stopped: set[int],
+        alive: Callable[[], None],
     ) -> None:
         """After `resume`: these are finished; parts that have not scored some of them are asked again."""
         self._started = set(tokens)
         for part in self.finished.values():
             missing = [i for i in sorted(tokens) if not part.has(i)]
-            part.start(self._answers(missing, tokens, prompt_lengths), alive)
+            part.start(self._answers(missing, tokens, prompt_lengths, stopped), alive)
 
     def close(self) -> None:
         """Let go of everything."""

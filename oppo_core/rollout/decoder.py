@@ -18,6 +18,7 @@ from torch import Tensor
 
 from oppo_core.models.cache import Band, SlotCache
 from oppo_core.models.folder import save_weights
+from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import ragged_batches, right_padded
 from oppo_core.randomness import Use
@@ -137,6 +138,8 @@ class Decoder:
         self._ahead = [[] for _ in sequences]
         if self.drafter is not None:
             self.drafter.forget()
+        if self.stops is not None:
+            self.stops.keep(s.sequence_id for s in sequences)
         self._last = torch.tensor([int(t[-1]) for t in tokens], device=self._device)
         self._draw_numbers()
         lacking = [0 if row in kept else length for row, length in enumerate(self._filled)]
@@ -212,7 +215,7 @@ class Decoder:
             if not sequence.length:
                 continue
             first = len(sequence.prompt) - 1
-            logits = self.actor.logits(states[first : first + sequence.length]) / self.settings.temperature
+            logits = precise(self.actor.logits(states[first : first + sequence.length])) / self.settings.temperature
             logits = restricted(logits, sequence.support)
             told = torch.tensor(sequence.response, device=logits.device)[:, None]
             sequence.stale_logprobs = torch.log_softmax(logits, dim=-1).gather(-1, told).squeeze(-1).tolist()
@@ -317,6 +320,8 @@ class Decoder:
         if self.stops is not None and not sequence.ended_by_eos:
             sequence.stopped = sequence.ended_by_eos = self.stops.reached(sequence)
         sequence.finished = sequence.ended_by_eos or sequence.length == self.settings.max_new
+        if self.stops is not None and sequence.finished:
+            self.stops.forget(sequence.sequence_id)
         return sequence.finished
 
     def _leave(self, row: int) -> None:

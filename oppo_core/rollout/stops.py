@@ -7,6 +7,7 @@ tokens, and whether an answer ends is a function of its own tokens, never of com
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from oppo_core.rollout.sequence import Sequence
@@ -43,7 +44,7 @@ class StopConditions:
     def reached(self, sequence: Sequence) -> bool:
         """Whether the last token of `sequence` ends it. To be asked after each token; what was missed is made up for."""
         if sequence.response[-1] in self.tokens:
-            return self._done(sequence)
+            return True
         if not self.texts:
             return False
         reading = self._readings.get(sequence.sequence_id)
@@ -51,11 +52,16 @@ class StopConditions:
             reading = self._readings[sequence.sequence_id] = Reading()
         while reading.seen < sequence.length:
             found = self._read(reading, sequence.response)
-        return self._done(sequence) if found else False
+        return found
 
-    def _done(self, sequence: Sequence) -> bool:
-        self._readings.pop(sequence.sequence_id, None)
-        return True
+    def forget(self, sequence_id: int) -> None:
+        """The answer is finished: nobody will ask again."""
+        self._readings.pop(sequence_id, None)
+
+    def keep(self, sequence_ids: Iterable[int]) -> None:
+        """Forget all but these: the others have left unfinished."""
+        known = set(sequence_ids)
+        self._readings = {i: reading for i, reading in self._readings.items() if i in known}
 
     def _read(self, reading: Reading, tokens: list[int]) -> bool:
         """Follow one more token; whether a stop text stands in the text now."""

@@ -23,7 +23,9 @@ class Handover:
             if (total, sequence.finished) != told:
                 new = sequence.tokens_from(before)
                 support = sequence.support[max(0, before - len(sequence.prompt)) :]
-                growths.append(Growth(sequence.sequence_id, len(sequence.prompt), new, sequence.finished, support))
+                growths.append(
+                    Growth(sequence.sequence_id, len(sequence.prompt), new, sequence.finished, support, sequence.stopped)
+                )
                 self._told[sequence.sequence_id] = (total, sequence.finished)
         return growths
 

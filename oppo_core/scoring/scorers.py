@@ -30,7 +30,8 @@ from oppo_core.trace.recorder import Recorder
 class Growth:
     """News of one sequence: `tokens` follow what was told before. The first time they begin with the prompt.
 
-    `support`: what the response tokens among them were sampled among, where sampling filters are on.
+    `support`: what the response tokens among them were sampled among, where sampling filters are on. `stopped`: whether a stop
+    condition ended it.
     """
 
     sequence_id: int
@@ -38,6 +39,7 @@ class Growth:
     tokens: NDArray[np.int64]
     finished: bool
     support: Support = field(default_factory=list)
+    stopped: bool = False
 
 
 class Scoring(Protocol):
@@ -174,7 +176,7 @@ class ScorerSet:
                 track = self.tracks[growth.sequence_id] = Track(growth.prompt_length, np.empty(0, dtype=np.int64))
             track.tokens = np.concatenate([track.tokens, growth.tokens])
             track.support += growth.support
-            track.finished = growth.finished
+            track.finished, track.stopped = growth.finished, growth.stopped
 
     def start_collect(self, sequence_ids: list[int]) -> None:
         """Scores of finished sequences, as `Scored`."""
@@ -196,7 +198,9 @@ class ScorerSet:
         """See `Scoring.start_judge`."""
         tokens = {growth.sequence_id: growth.tokens for growth in growths}
         with self.trace.span("reward", "eval", rows=len(growths)):
-            self.reward.read(tokens, {growth.sequence_id: growth.prompt_length for growth in growths}, set(tokens), self.alive)
+            stopped = {growth.sequence_id for growth in growths if growth.stopped}
+            prompts = {growth.sequence_id: growth.prompt_length for growth in growths}
+            self.reward.read(tokens, prompts, set(tokens), stopped, self.alive)
         with self.trace.wait("eval"):
             self.reward.wait(list(tokens), self.alive)
         self._judged = {i: self.reward.total(self.reward.scores(i)) for i in tokens}
@@ -265,7 +269,8 @@ class ScorerSet:
         self.tracks = suspended.read(Path(folder), self._readers(), next(self.reference.network.parameters()).device)
         finished = {i: track for i, track in self.tracks.items() if track.finished}
         prompts = {i: track.prompt_length for i, track in finished.items()}
-        self.reward.start_missing({i: track.tokens for i, track in finished.items()}, prompts, self.alive)
+        stopped = {i for i, track in finished.items() if track.stopped}
+        self.reward.start_missing({i: track.tokens for i, track in finished.items()}, prompts, stopped, self.alive)
 
     def wait_save(self) -> None:
         """Everything is written."""
@@ -296,7 +301,9 @@ class ScorerSet:
         tokens = {i: track.tokens for i, track in tracks.items()}
         finished = {i for i, track in tracks.items() if track.finished}
         with self.trace.span("reward", "reward-prefill", chunk=chunk, rows=len(tracks)):
-            self.reward.read(tokens, {i: track.prompt_length for i, track in tracks.items()}, finished, self.alive)
+            prompts = {i: track.prompt_length for i, track in tracks.items()}
+            stopped = {i for i, track in tracks.items() if track.stopped}
+            self.reward.read(tokens, prompts, finished, stopped, self.alive)
         with self.trace.span("reference", "reference-prefill", chunk=chunk, rows=len(tracks)):
             for i, reading in self.reference.read(tokens, finished).items():
                 tracks[i].reference_logprobs.append(self._logprobs(tracks[i], reading))

@@ -21,7 +21,7 @@ from oppo_core.scoring.stream import below
 from oppo_core.scoring.track import Track
 
 STATE, TENSORS = "scorers.json", "scorers.safetensors"
-PLAIN = ("prompt_length", "finished")
+PLAIN = ("prompt_length", "finished", "stopped")
 PARTS = ("reference_logprobs", "values")
 
 

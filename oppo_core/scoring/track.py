@@ -21,3 +21,4 @@ class Track:
     support: Support = field(default_factory=list)
     reference_logprobs: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
+    stopped: bool = False  # whether a stop condition ended it

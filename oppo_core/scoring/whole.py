@@ -38,5 +38,17 @@ class WholeScorers(ScorerSet):
         with self.trace.span("critic", "update-critic", rows=len(update.sequence_ids)):
             tokens = [self.tracks[i].tokens for i in update.sequence_ids]
             self._metrics = self.trainer.update(tokens, update, self._held)
-        self._held = None
         self.release(update.sequence_ids)
+
+    def start_trial(self, update: CriticUpdate) -> None:
+        """See `Scoring.start_trial`; of the sequences that were collected last, in the same order."""
+        assert self.trainer is not None
+        with self.trace.span("critic", "update-critic", rows=len(update.sequence_ids)):
+            tokens = [self.tracks[i].tokens for i in update.sequence_ids]
+            self._trial = self.trainer.attempt(tokens, update, self._held)
+        self._held = None
+
+    def release(self, sequence_ids: list[int]) -> None:
+        """See `Scoring.release`; the kept forward pass goes with them."""
+        self._held = None
+        super().release(sequence_ids)

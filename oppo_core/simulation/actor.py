@@ -98,6 +98,10 @@ class SimulatedActor:
         self._machine.work(self._costs.optimizer_us)
         return {}
 
+    def forget(self) -> None:
+        """See `Acting.forget`."""
+        self._held_tokens = 0
+
     def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
         """See `Acting.save`: there are no weights, but writing them takes its time."""
         self._machine.work(self._machine.devices.overheads.checkpoint_us)

@@ -71,6 +71,13 @@ class RunSpec(Section):
             (self.ppo.on_nonfinite != "raise", "ppo.on_nonfinite", self.ppo.on_nonfinite, "raise"),
             (self.ppo.algorithm != "ppo", "ppo.algorithm", self.ppo.algorithm, "ppo"),
             (self.overlap.intra_step == "off", "overlap.intra_step", "off", "per_sequence or per_chunk"),
+            (
+                self.resources.dtype == "bfloat16",
+                "resources.dtype",
+                "bfloat16",
+                "float32 or float64: sums of gradients would round",
+            ),
+            (self.resources.kind == "cuda", "resources.kind", "cuda", "cpu or any: two processes share the update on CPUs"),
         ]
         for applies, path, value, allowed in reasons:
             if applies:

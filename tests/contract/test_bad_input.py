@@ -144,6 +144,7 @@ def test_one_clear_complaint(
 INEXACT = [
     ("ppo.epochs", 2), ("ppo.mini_batches", 2), ("ppo.whiten_rewards", True), ("ppo.normalize_scores", "running"),
     ("ppo.on_nonfinite", "skip"), ("ppo.on_nonfinite", "rollback"), ("overlap.intra_step", "off"),
+    ("resources.dtype", "bfloat16"), ("resources.kind", "cuda"),
 ]  # fmt: skip
 
 

@@ -208,3 +208,21 @@ def test_after_a_rollback_a_stop_saves_which_numbers_were_used(world: Any, tmp_p
     again = {i for step in resumed.steps for i in step.tokens if i < run.engine.pool.started} - carried
     assert again == set(), "the numbers of the step that failed were drawn again"
     assert [e.metrics["oppo/nonfinite_steps"] for e in told(resumed, "step")][-1] == 1
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_forward_passes_that_were_kept_are_used_once_or_let_go(world: Any, tmp_path: Path, role: str) -> None:
+    """With one optimizer step a batch the step's first pass serves the update too, on trial as well; a fault drops it."""
+    one = {"steps": 3, "ppo": {"epochs": 1, "mini_batches": 1}}
+    plain = world.run(world.spec(PLAIN, one), tmp_path / "plain")
+    hold = mock.Mock(wraps=critic_module.HeldForward)
+    with mock.patch.object(critic_module, "HeldForward", hold):
+        careful = world.run(world.spec(PLAIN, one, {"ppo": {"on_nonfinite": "skip"}}), tmp_path / "careful")
+    assert hold.call_count == 3, "the critic read its batch twice"
+    for other in ROLES:
+        assert all(torch.equal(careful.weights(other)[name], weight) for name, weight in plain.weights(other).items())
+    last = calls_before(world, tmp_path / "count", role, 3) - 1
+    with broken(role, lambda call: call >= last // 3):
+        faulty = world.run(world.spec(PLAIN, one, {"ppo": {"on_nonfinite": "skip"}, "steps": 2}), tmp_path / "faulty")
+    assert faulty.engine.actor._held is None
+    assert faulty.engine.scorers._held is None

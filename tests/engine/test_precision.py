@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from oppo_contract.spec import ModelSpec
 from oppo_core.layout import LayoutError, device_of
+from oppo_core.models.folder import load_model
 from oppo_core.ppo.optimizer import Optimizer
 from oppo_core.ppo.schedule import Rates
+from oppo_core.rollout.decoder import Decoder, DecodeSettings
+from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.side_stream import SideStreamScorers
 from oppo_core.train import train
 
@@ -51,6 +56,23 @@ def test_scorers_on_a_side_stream_give_the_same(world: Any, tmp_path: Path) -> N
     engine.scorers.close()
     for role in ("actor", "critic"):
         assert same_bits(plain.weights(role), world.weights(tmp_path / "aside", role))
+
+
+def test_earlier_tokens_are_rated_as_precisely_as_they_are_sampled(world: Any) -> None:
+    """A log-prob rounded to eight bits would weigh a stale token wrongly by a percent or more."""
+    actor = load_model(ModelSpec(path="actor"), "lm", [world.folder], torch.bfloat16, 0)
+    decoder = Decoder(actor, DecodeSettings(3, 2, 1.0, 12, 60, 400, rates_stale=True), 4)
+    sequences = [Sequence(i, 0, np.asarray([3 + i, 7])) for i in range(4)]
+    decoder.begin(sequences)
+    for _ in range(12):
+        decoder.round(0)
+    going_on = list(decoder.live)
+    decoder.begin(going_on)
+    rated = torch.tensor([logprob for s in going_on for logprob in s.stale_logprobs])
+    sampled = torch.tensor([logprob for s in going_on for logprob in s.behaviour_logprobs])
+    assert len(rated) > 12
+    assert (rated.bfloat16().float() != rated).float().mean() > 0.9, "rounded to bfloat16"
+    torch.testing.assert_close(rated, sampled, rtol=0, atol=0.15)  # states in bfloat16, in one pass and one by one
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -330,3 +330,42 @@ def test_changed_settings_take_effect_on_what_was_in_flight(world: Any, tmp_path
     trained = [i for step in resumed.steps for i in step.tokens]
     left = [s.sequence_id for s in resumed.engine.pool.sequences]
     assert sorted(trained + left) == list(range(resumed.engine.pool.started))
+
+
+def test_what_stopped_an_answer_is_known_to_the_scorers_that_resume(world: Any, tmp_path: Path) -> None:
+    rollout = {"stop_tokens": [9, 17, 20], "max_new_tokens": 40}
+    spec = world.spec({"rollout": rollout, "overlap": {"chunk": {"size": 1}}})
+    stopped = world.run(spec, tmp_path, inline=True, should_stop=lambda: True)
+    while not any(s.stopped for s in stopped.engine.pool.sequences):
+        stopped = world.run(spec, tmp_path, inline=True, resume=newest(tmp_path), should_stop=lambda: True)
+        assert stopped.engine.progress.step == 0, "no answer was stopped"
+    told = {s.sequence_id: s.stopped for s in stopped.engine.pool.sequences if s.length}
+    scorers = stopped.engine.scorers
+    scorers.tracks = {}
+    scorers.resume(str(newest(tmp_path)))
+    assert {i: track.stopped for i, track in scorers.tracks.items()} == told
+
+
+def test_an_actor_that_rests_after_all_is_not_trained_by_orders_of_before(world: Any, tmp_path: Path) -> None:
+    """Stopped after its partner began to train the actor, and resumed with a longer warm-up of the critic: as without overlap."""
+    early = {"steps": 4, "overlap": {"chunk": {"size": 16}, "update_overlap": True}, "ppo": {"entropy_coefficient": 0.01}}
+
+    def orders() -> list[Any]:
+        state = json.loads((newest(tmp_path / "a") / "state.json").read_text())["suspended"]
+        return state["batch"]["update"]["orders"] if state["batch"] else []
+
+    with mock.patch.object(shares, "SMALLEST_PASS_TOKENS", 20):
+        run = world.run(world.spec(early), tmp_path / "a", inline=True, should_stop=lambda: True)
+        while not any(with_actor for _, with_actor in orders()):
+            run = world.run(
+                world.spec(early), tmp_path / "a", inline=True, resume=newest(tmp_path / "a"), should_stop=lambda: True
+            )
+        folder, step = newest(tmp_path / "a"), run.engine.progress.step
+        rest = {"ppo": {"value_warmup_steps": step + 1}}
+        ours = world.run(world.spec(early, rest), tmp_path / "ours", inline=True, resume=folder)
+        plain = {"overlap": {"update_overlap": False, "intra_step": "off"}}
+        theirs = world.run(world.spec(early, rest, plain), tmp_path / "theirs", resume=folder)
+    assert len(ours.steps) == 4 - step >= 2
+    for role in ("actor", "critic"):
+        for name, weight in theirs.weights(role).items():
+            torch.testing.assert_close(ours.weights(role)[name], weight, rtol=0, atol=1e-9)

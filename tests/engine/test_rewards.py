@@ -327,7 +327,9 @@ MODES: dict[str, tuple[int, dict[str, Any]]] = {
 def test_the_weighted_sum_of_parts_in_every_mode(world: Any, rules: Path, judge: Judge, other: Path, tmp_path: Path) -> None:
     runs = {}
     for name, (threads, changes) in MODES.items():
-        runs[name] = world.run(rewarded(world, parts_of(judge, other), changes), tmp_path / name, threads=threads)
+        spec = rewarded(world, parts_of(judge, other), {"rollout": {"stop_tokens": [9, 17]}}, changes)
+        runs[name] = world.run(spec, tmp_path / name, threads=threads)
+    assert {s.ending for s, _ in trained(runs["sequential"])} >= {"stop", "eos"}
     scores = oracle(world, other)
     for step in runs["sequential"].steps:
         raw = [scores(sequence) for sequence in step.experience.sequences]

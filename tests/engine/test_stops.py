@@ -152,6 +152,24 @@ def decoded(world: Any, numbers: list[int], slots: int, stops: StopConditions, i
     return {s.sequence_id: s for s in sequences}
 
 
+def test_what_was_read_is_forgotten_with_the_answer(world: Any) -> None:
+    """However an answer ends or leaves: nothing is kept of it."""
+    stops = StopConditions([9, 17], ["w20"], Words())
+    actor = load_model(ModelSpec(path="actor"), "lm", [world.folder], torch.float64, 0)
+    decoder = Decoder(actor, DecodeSettings(3, 2, 0.9, 12, 60, 400), 8, stops=stops)
+    sequences = [Sequence(i, 0, np.asarray([3 + i])) for i in range(8)]
+    decoder.begin(sequences)
+    decoder.round(0)
+    left = [s for s in sequences if not s.finished]
+    assert set(stops._readings) == {s.sequence_id for s in left}
+    decoder.begin(left[1:])
+    assert set(stops._readings) == {s.sequence_id for s in left[1:]}, "one left unfinished"
+    while decoder.live:
+        decoder.round(0)
+    assert {s.ending for s in left[1:]} >= {"stop", "eos"}
+    assert stops._readings == {}
+
+
 @pytest.fixture
 def plain(world: Any) -> dict[int, Sequence]:
     return decoded(world, [0, 4, 7, 11, 12, 30], 6, StopConditions([], [], ByteCodec(40)))
