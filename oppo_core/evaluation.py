@@ -74,7 +74,8 @@ def evaluator_of(
     if asked is None:
         return None
     path = find(asked.prompts, roots)
-    prompts = read_prompts(path, asked.prompt_field, codec, spec.rollout.max_prompt_tokens)[: asked.count]
+    longest = spec.rollout.max_prompt_tokens
+    prompts = read_prompts(path, asked.prompt_field, codec, longest, "evaluation.prompt_field")[: asked.count]
     rows = min(len(prompts), spec.ppo.rows)
     given = replace(settings, use=Use.EVALUATION, rates_stale=False, keeps_cache=False)
     if asked.greedy:

@@ -18,6 +18,7 @@ from oppo_core.models.folder import TINY, find, read_config
 from oppo_core.models.tiny import Head, TinyTransformer
 
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
+TOKEN_BYTES = 8
 # Kept for the backward pass, numbers a token, layer and unit of width: inputs and outputs of attention and feed-forward part.
 ACTIVATIONS_A_UNIT = 34
 # Logits, their log-softmax and its gradient, a token and word.
@@ -119,8 +120,8 @@ class Role:
     trained: int = 0
 
 
-def memory_of(spec: RunSpec, roles: list[Role], slots: int) -> list[Item]:
-    """Everything that a run keeps in memory at once, the largest first."""
+def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0) -> list[Item]:
+    """Everything that a run keeps in memory at once, the largest first; `text_tokens`: of the texts that are mixed in."""
     each = DTYPE_BYTES[spec.resources.dtype]
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     items: list[Item] = []
@@ -130,11 +131,13 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int) -> list[Item]:
         cached = slots * columns * shape.cached * each
         items.append(Item(f"{name}: keys and values", cached, f"{slots} rows × {columns} tokens × {shape.cached:,} × {each} B"))
         if role.trained:
-            moments = 8 if each <= 4 else 16
-            kept = moments + (4 if each == 2 else 0)
-            items.append(Item(f"{name}: gradients", role.trained * each, f"{role.trained:,} × {each} B"))
-            items.append(Item(f"{name}: optimizer", role.trained * kept, f"{role.trained:,} × {kept} B"))
+            items += _training(spec, role, each)
     actor = roles[0]
+    if spec.ppo.ema_decay is not None:
+        size = actor.trained * max(4, each)
+        items.append(Item("actor: moving average", size, f"{actor.trained:,} × {max(4, each)} B (ppo.ema_decay)"))
+    if text_tokens:
+        items.append(Item("texts that are mixed in", text_tokens * TOKEN_BYTES, f"{text_tokens:,} tokens × {TOKEN_BYTES} B"))
     if spec.overlap.update_overlap:
         size = 3 * actor.trained * each
         items.append(Item("actor: the partner's gradients", size, f"3 × {actor.trained:,} × {each} B (update overlap)"))
@@ -148,11 +151,33 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int) -> list[Item]:
     return sorted(items, key=lambda item: -item.size)
 
 
+def _optimizer_bytes(each: int) -> int:
+    """What the optimizer keeps of a number that takes `each` bytes: two moments, and of a short one its precise value."""
+    return (8 if each <= 4 else 16) + (4 if each == 2 else 0)
+
+
+def _training(spec: RunSpec, role: Role, each: int) -> list[Item]:
+    """What training takes besides the weights."""
+    kept = _optimizer_bytes(each)
+    items = [
+        Item(f"{role.name}: gradients", role.trained * each, f"{role.trained:,} × {each} B"),
+        Item(f"{role.name}: optimizer", role.trained * kept, f"{role.trained:,} × {kept} B"),
+    ]
+    if spec.ppo.on_nonfinite != "raise":
+        copied = kept + max(4, each)
+        size = role.trained * copied
+        items.append(Item(f"{role.name}: copies to take back", size, f"{role.trained:,} × {copied} B (ppo.on_nonfinite)"))
+    return items
+
+
 def checkpoint_bytes(spec: RunSpec, roles: list[Role]) -> int:
     """About what one checkpoint takes on disk: trained weights and moments, and the actor as a whole folder."""
     each = DTYPE_BYTES[spec.resources.dtype]
-    moments = (8 if each <= 4 else 16) + (4 if each == 2 else 0)
-    return roles[0].shape.weights * each + sum(role.trained * (moments + (each if role is not roles[0] else 0)) for role in roles)
+    moments, actor = _optimizer_bytes(each), roles[0]
+    # The moving average is written twice: as a folder of its own, and as precisely as it is kept.
+    average = actor.shape.weights * each + actor.trained * max(4, each) if spec.ppo.ema_decay is not None else 0
+    trained = sum(role.trained * (moments + (each if role is not actor else 0)) for role in roles)
+    return actor.shape.weights * each + average + trained
 
 
 def _activations(role: Role, tokens: int, each: int) -> Item:

@@ -44,8 +44,13 @@ def device_of(spec: RunSpec) -> torch.device:
     """Where the run's tensors live.
 
     Raises:
-        LayoutError: the spec wants a GPU and there is none, or a switch that works on CPUs only.
+        LayoutError: the spec wants a GPU and there is none, several devices, or a switch that works on CPUs only.
     """
+    if spec.resources.devices > 1:
+        raise LayoutError(
+            f"resources.devices is {spec.resources.devices}, but the engine trains on one device, on which all roles work; set it"
+            " to 1 (a cpu device is the whole node: resources.cpu_threads says how many of its cores)"
+        )
     found = torch.cuda.is_available()
     if spec.resources.kind == "cuda" and not found:
         raise LayoutError("resources.kind is cuda, but torch sees no GPU here; choose cpu, or another node")

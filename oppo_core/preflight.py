@@ -17,12 +17,13 @@ import torch
 
 from oppo_contract.spec import ModelSpec, RewardSpec, RunSpec
 from oppo_core.durable import mib
-from oppo_core.engine import DTYPES, slots
+from oppo_core.engine import DTYPES, slots, stops_of
 from oppo_core.footprint import Item, Role, Shape, checkpoint_bytes, memory_of, shape_of
 from oppo_core.layout import LayoutError, device_of
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import find
 from oppo_core.models.tiny import Head
+from oppo_core.ppo.pretraining import read_texts
 from oppo_core.rewards.answers import Answer
 from oppo_core.rewards.build import RewardBuilder, check_same_tokens
 from oppo_core.rewards.errors import RewardError
@@ -71,13 +72,16 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Find
     device = findings.look(lambda: device_of(spec))
     roles = _roles(spec, roots, findings)
     codec = findings.look(lambda: codec_of(spec.models.actor, roots))
+    text_tokens = 0
     if codec is not None:
         sample = _prompts(spec, roots, codec, findings)
+        text_tokens = findings.look(lambda: _texts(spec, roots, codec)) or 0
+        findings.look(lambda: stops_of(spec, codec))
         _tokenizers(spec, roots, findings)
         if sample is not None:
             findings.look(lambda: score_one(spec, roots, codec, sample))
     if roles is not None:
-        findings.memory = memory_of(spec, roles, slots(spec))
+        findings.memory = memory_of(spec, roles, slots(spec), text_tokens)
         findings.checkpoint = checkpoint_bytes(spec, roles)
         if device is not None:
             findings.available = _available(device)
@@ -159,17 +163,29 @@ def _tokenizers(spec: RunSpec, roots: list[Path], findings: Findings) -> None:
 def _prompts(spec: RunSpec, roots: list[Path], codec: TextCodec, findings: Findings) -> list[int] | None:
     """Look at all prompts files; returns the first prompt of the training data."""
     first = None
-    for data in (spec.data, spec.evaluation):
+    for name, data in (("data", spec.data), ("evaluation", spec.evaluation)):
         if data is None:
             continue
         prompts = findings.look(
-            lambda data=data: read_prompts(  # type: ignore[misc]
-                find(data.prompts, roots), data.prompt_field, codec, spec.rollout.max_prompt_tokens
+            lambda name=name, data=data: read_prompts(  # type: ignore[misc]
+                find(data.prompts, roots), data.prompt_field, codec, spec.rollout.max_prompt_tokens, f"{name}.prompt_field"
             )
         )
         if data is spec.data and prompts:
             first = prompts[0].tolist()
     return first
+
+
+def _texts(spec: RunSpec, roots: list[Path], codec: TextCodec) -> int:
+    """Read the texts that are mixed in; returns their tokens.
+
+    Raises:
+        PromptError: the file cannot be used.
+    """
+    mix = spec.ppo.pretraining
+    if mix is None:
+        return 0
+    return sum(len(ids) for ids in read_texts(find(mix.data, roots), mix.field, codec, mix.max_tokens))
 
 
 def score_one(spec: RunSpec, roots: list[Path], codec: TextCodec, prompt: list[int]) -> None:

@@ -21,15 +21,19 @@ class PromptError(ValueError):
     """A prompts file that cannot be used, with file and line."""
 
 
-def read_prompts(path: Path, key: str, codec: TextCodec, longest: int) -> list[NDArray[np.int64]]:
+def read_prompts(
+    path: Path, key: str, codec: TextCodec, longest: int, setting: str = "data.prompt_field"
+) -> list[NDArray[np.int64]]:
     """The prompts of a JSON Lines file as token ids; a value is text, a list of {role, content} messages, or of token ids.
+
+    `setting` names the key in the spec.
 
     Raises:
         PromptError: broken JSON, a missing key, an empty or too long prompt, a token outside the vocabulary, messages without
             role or content, or for which there is no chat template; no prompt at all.
     """
     prompts: list[NDArray[np.int64]] = []
-    for ids, where in rows_in(path, key, "data.prompt_field", codec):
+    for ids, where in rows_in(path, key, setting, codec):
         if len(ids) > longest:
             raise PromptError(f"{where}: the prompt has {len(ids)} tokens, rollout.max_prompt_tokens is {longest}")
         prompts.append(ids)

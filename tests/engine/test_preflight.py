@@ -18,6 +18,7 @@ from oppo_core.checkpoint import CheckpointError
 from oppo_core.engine import slots
 from oppo_core.export import export_actor
 from oppo_core.footprint import checkpoint_bytes, shape_of
+from oppo_core.ppo.optimizer import size_of
 from oppo_core.preflight import PreflightError, preflight, refuse_impossible, said
 
 RULE = {"model": None, "rule": "letters:score"}
@@ -52,6 +53,32 @@ def test_all_complaints_come_at_once_each_with_what_to_do(world: Any, tmp_path: 
         assert words in told
     with pytest.raises(PreflightError, match=r"\(1\) .*\(5\) "):
         refuse_impossible(world.spec(wrong), [world.folder], tmp_path)
+
+
+def test_held_out_prompts_texts_and_stop_tokens_are_looked_at(world: Any, tmp_path: Path) -> None:
+    (tmp_path / "long.jsonl").write_text('{"question": [3, 4]}\n' + json.dumps({"question": [5] * 13}) + "\n")
+    (tmp_path / "short.jsonl").write_text('{"text": [3]}\n')
+    held_out = {"evaluation": {"prompts": str(tmp_path / "long.jsonl"), "prompt_field": "question"}}
+    texts = {"ppo": {"pretraining": {"data": str(tmp_path / "short.jsonl")}}}
+    told = complaints(world, held_out, texts, {"rollout": {"stop_tokens": [3, 40]}})
+    for words in ("long.jsonl, line 2: the prompt has 13 tokens", "holds no text of two", "stop_tokens: [40] are outside"):
+        assert any(words in line for line in told), words
+    assert len(told) == 3
+    (told,) = complaints(world, {"evaluation": {"prompts": "echo.jsonl", "prompt_field": "question"}})
+    assert "no 'question' (evaluation.prompt_field); it has prompt" in told
+    (told,) = complaints(world, {"ppo": {"pretraining": {"data": "gone.jsonl"}}})
+    assert "gone.jsonl does not exist" in told
+    (told,) = complaints(world, {"ppo": {"pretraining": {"data": "texts.jsonl", "field": "body"}}})
+    assert "no 'body' (ppo.pretraining.field); it has text" in told
+
+
+def test_several_devices_are_refused_until_the_engine_trains_on_them(world: Any, tmp_path: Path) -> None:
+    (told,) = complaints(world, {"resources": {"devices": 2}})
+    assert told.startswith("LayoutError: resources.devices is 2, but the engine trains on one device")
+    assert "set it to 1" in told
+    status, events = world.main(world.tree({"resources": {"devices": 2}}), tmp_path)
+    assert (status, [event.kind for event in events]) == (1, ["finished"])
+    assert "resources.devices is 2" in events[0].reason
 
 
 def test_a_rule_is_asked_about_one_sample(world: Any) -> None:
@@ -92,6 +119,23 @@ def test_sizes_are_those_of_the_real_thing(world: Any, tmp_path: Path) -> None:
     (event,) = [event for event in world_events(tmp_path) if event["kind"] == "checkpoint"]
     assert findings.checkpoint == pytest.approx(event["bytes"], rel=0.3)
     assert findings.checkpoint == checkpoint_bytes(spec, looked._roles(spec, [world.folder], looked.Findings()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_average_copies_and_texts_are_counted(world: Any, tmp_path: Path, dtype: str) -> None:
+    ppo = {"ema_decay": 0.9, "on_nonfinite": "skip", "pretraining": {"data": "texts.jsonl"}}
+    spec = world.spec({"steps": 1, "overlap": {"intra_step": "off"}, "ppo": ppo, "resources": {"dtype": dtype}})
+    engine = world.run(spec, tmp_path).engine
+    findings = preflight(spec, [world.folder])
+    by_name = {item.name: item.size for item in findings.memory}
+    actor, critic = engine.actor, engine.scorers.trainer
+    assert by_name["actor: moving average"] == size_of(actor.average.state().values())
+    for name, optimizer in (("actor", actor.optimizer), ("critic", critic.optimizer)):
+        copies = size_of(optimizer.masters) + size_of(t for t in optimizer.state().values() if t.dim())
+        assert by_name[f"{name}: copies to take back"] == copies
+    assert by_name["texts that are mixed in"] == sum(ids.nbytes for ids in actor.mix.texts)
+    (event,) = [event for event in world_events(tmp_path) if event["kind"] == "checkpoint"]
+    assert findings.checkpoint == pytest.approx(event["bytes"], rel=0.3)
 
 
 def world_events(out: Path) -> list[Any]:

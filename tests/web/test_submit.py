@@ -91,6 +91,26 @@ def test_prompts_in_no_catalogue(world, browser, make_spec):
     assert complaint(browser, spec=make_spec(data={"prompts": "leters"}))["suggestion"] == "letters"
 
 
+def test_held_out_prompts_and_texts_are_looked_for_as_well(world, browser, make_spec, make_entry, base_catalogue):
+    world.worker(catalogue=[*base_catalogue, make_entry("books", "prompts")])
+    told = complaint(browser, spec=make_spec(evaluation={"prompts": "heldout"}))
+    assert (told["path"], told["message"]) == ("evaluation.prompts", "is in no connected worker's catalogue of prompts files")
+    told = complaint(browser, spec=make_spec(ppo={"pretraining": {"data": "bookz"}}))
+    assert (told["path"], told["suggestion"]) == ("ppo.pretraining.data", "books")
+    told = complaint(browser, spec=make_spec(evaluation={"prompts": "../secrets"}))
+    assert (told["path"], told["message"]) == ("evaluation.prompts", "does not name anything below a worker's folders")
+    spec = make_spec(evaluation={"prompts": "letters"}, ppo={"pretraining": {"data": "books"}})
+    assert send(browser, spec=spec).status_code == 201
+    assert Run.objects.get().needs["prompts"] == ["books", "letters"]
+
+
+def test_stop_tokens_outside_the_actors_vocabulary(world, browser, make_spec):
+    world.worker()
+    told = complaint(browser, spec=make_spec(models=models(), rollout={"stop_tokens": [3, 64, 70]}))
+    assert (told["path"], told["value"], told["allowed"]) == ("rollout.stop_tokens", "[64, 70]", "token ids from 0 to 63")
+    assert send(browser, spec=make_spec(models=models(), rollout={"stop_tokens": [63]})).status_code == 201
+
+
 @pytest.mark.parametrize("bad", ["../secrets", "/etc/passwd", "a/../../b", "~root/x", "a\\b", "a//b", "./a", "a\0b"])
 def test_ids_that_lead_out_of_the_roots(world, browser, make_spec, bad):
     world.worker()

@@ -37,7 +37,9 @@ class Evaluation(Section):
 class Resources(Section):
     """What the run needs from a node."""
 
-    devices: int = Field(1, ge=1, le=4096, description="GPUs; on a node without GPUs, its one cpu device.")
+    devices: int = Field(
+        1, ge=1, le=4096, description="GPUs; on a node without GPUs, its one cpu device. The engine trains on 1 only."
+    )
     kind: Literal["any", "cpu", "cuda"] = Field("any", description="Which devices will do.")
     dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="Precision of weights and arithmetic.")
     longest_silence_s: float = Field(

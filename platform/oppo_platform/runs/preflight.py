@@ -20,6 +20,7 @@ class ModelFacts:
     task: str
     tokenizer_digest: str
     context: int
+    vocab: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,16 @@ def wanted_models(spec: RunSpec) -> list[Wanted]:
     return [Wanted(f"{path}.path", m.path, task, tokens) for path, m, task, tokens in roles if m is not None and m.path]
 
 
+def wanted_files(spec: RunSpec) -> list[tuple[str, str]]:
+    """The files of prompts and texts that the spec names: the field's path and the id."""
+    files = [("data.prompts", spec.data.prompts)]
+    if spec.evaluation is not None:
+        files.append(("evaluation.prompts", spec.evaluation.prompts))
+    if spec.ppo.pretraining is not None:
+        files.append(("ppo.pretraining.data", spec.ppo.pretraining.data))
+    return files
+
+
 def problems_on(spec: RunSpec, offers: Sequence[NodeOffer]) -> list[SpecProblem]:
     """Every reason why no connected worker could run the spec; empty when one could."""
     problems = list(_bad_ids(spec))
@@ -67,7 +78,7 @@ def problems_on(spec: RunSpec, offers: Sequence[NodeOffer]) -> list[SpecProblem]
 
 
 def _bad_ids(spec: RunSpec) -> Iterator[SpecProblem]:
-    named = [(w.path, w.id) for w in wanted_models(spec)] + [("data.prompts", spec.data.prompts)]
+    named = [(w.path, w.id) for w in wanted_models(spec)] + wanted_files(spec)
     for path, given in named:
         parts = given.split("/")
         if (
@@ -86,8 +97,9 @@ def _missing(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem
     for wanted in wanted_models(spec):
         if wanted.id not in models:
             yield _unknown(wanted.path, wanted.id, models, "model")
-    if spec.data.prompts not in prompts:
-        yield _unknown("data.prompts", spec.data.prompts, prompts, "set of prompts")
+    for path, file in wanted_files(spec):
+        if file not in prompts:
+            yield _unknown(path, file, prompts, "prompts file")
 
 
 def _unknown(path: str, given: str, known: list[str], noun: str) -> SpecProblem:
@@ -111,7 +123,18 @@ def _unfit(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
                 wanted.id,
                 f"a context of {longest} or more",
             )
+    yield from _unknown_stops(spec, known.get(spec.models.actor.path or ""))
     yield from _other_tokenizer(spec, known)
+
+
+def _unknown_stops(spec: RunSpec, actor: ModelFacts | None) -> Iterator[SpecProblem]:
+    """Stop tokens that the actor never says."""
+    vocab = spec.models.actor.tiny.vocab if spec.models.actor.tiny is not None else actor.vocab if actor is not None else 0
+    beyond = [token for token in spec.rollout.stop_tokens if vocab and token >= vocab]
+    if beyond:
+        yield SpecProblem(
+            "rollout.stop_tokens", "holds tokens outside the actor's vocabulary", str(beyond), f"token ids from 0 to {vocab - 1}"
+        )
 
 
 def _other_tokenizer(spec: RunSpec, known: Mapping[str, ModelFacts]) -> Iterator[SpecProblem]:
@@ -145,7 +168,8 @@ def _too_large(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProbl
 
 def _scattered(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
     ids = {w.id for w in wanted_models(spec)}
-    whole = [o for o in offers if ids <= o.models.keys() and spec.data.prompts in o.prompts]
+    files = {file for _, file in wanted_files(spec)}
+    whole = [o for o in offers if ids <= o.models.keys() and files <= o.prompts]
     if not whole:
         yield SpecProblem("", "needs models and prompts that lie on different workers; no single one has them all")
     elif spec.resources.devices > (most := max(devices_of(o.devices, spec.resources.kind) for o in whole)):

@@ -20,7 +20,7 @@ from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.notify import run_changed, wake_scheduler
 from oppo_platform.runs.attempts import end_attempt
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Project, Run, Transition
-from oppo_platform.runs.preflight import ModelFacts, NodeOffer, problems_on, wanted_models
+from oppo_platform.runs.preflight import ModelFacts, NodeOffer, problems_on, wanted_files, wanted_models
 from oppo_platform.runs.transitions import move_run
 
 
@@ -56,7 +56,9 @@ def node_offers() -> list[NodeOffer]:
             name=node.name,
             devices=Counter(d.kind for d in node.devices.all() if d.state != DeviceState.GONE),
             models={
-                c.entry_id: ModelFacts(c.task, c.tokenizer_digest, c.context) for c in node.catalogue.all() if c.kind == "model"
+                c.entry_id: ModelFacts(c.task, c.tokenizer_digest, c.context, c.vocab)
+                for c in node.catalogue.all()
+                if c.kind == "model"
             },
             prompts=frozenset(c.entry_id for c in node.catalogue.all() if c.kind == "prompts"),
         )
@@ -94,7 +96,7 @@ def submit_run(user: User, project: Project, spec: RunSpec, priority: int = 0) -
 def needs_of(spec: RunSpec) -> dict[str, Any]:
     """What a node must offer, in the small: the scheduler reads this instead of the whole spec."""
     models = sorted({wanted.id for wanted in wanted_models(spec)})
-    return {"kind": spec.resources.kind, "models": models, "prompts": [spec.data.prompts]}
+    return {"kind": spec.resources.kind, "models": models, "prompts": sorted({file for _, file in wanted_files(spec)})}
 
 
 def preset_of(spec: RunSpec) -> str:
