@@ -33,7 +33,9 @@ data: {{prompts: prompts.jsonl}}
 The text is YAML 1.2 (JSON is YAML, too): `1e-5` is a number, `off` is a word, a key stands once, there are no aliases and no
 tags, and it has at most {MAX_SPEC_BYTES // 1024} KiB. Values are not converted: `"1"` is not a number. Whatever is unknown or
 impossible is refused, all of it at once, with the field's path, the value, what is allowed and the nearest valid key:
-`oppo spec check FILE` tells, and so do the form and the API. `oppo spec schema` prints the JSON schema.
+`oppo spec check FILE` tells, and so do the form and the API. A setting that would change nothing under the others (`ppo.tis_cap`
+with `ppo.tis: off`, say) is refused too, unless it is the default; those of the controllers in `overlap` may stay when one is
+switched off. `oppo spec schema` prints the JSON schema.
 
 Symbols such as B, Δ and C are explained in [algorithm.md](algorithm.md). *empty* means `null`.
 """

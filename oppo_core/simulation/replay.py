@@ -17,7 +17,7 @@ from oppo_core.simulation.assemble import MemoryJournal, PricedPrompts, assemble
 from oppo_core.simulation.devices import ACTOR_GROUP, Costs, Decode, Devices, Overheads, Reading, Training
 from oppo_core.simulation.lengths import recorded
 from oppo_core.simulation.recorded import Key, Recording, spans_by_key
-from oppo_core.simulation.schedules import variant
+from oppo_core.simulation.schedules import shortened, variant
 from oppo_core.train import train_step
 
 SECOND_US = 1e6
@@ -59,9 +59,8 @@ def replayed(recording: Recording, devices: Devices, schedule: str | None = None
     chosen = spec if schedule is None else variant(spec, schedule, len(recording.steps), overcommit)
     tree = chosen.model_dump(mode="json")
     tree["logging"] |= {"samples_per_step": 0, "spans_every": 1}
-    tree["steps"] = len(recording.steps)
     tree["overlap"]["overcommit"]["controller"] = tree["overlap"]["chunk"]["controller"] = "fixed"
-    chosen = load_spec(tree)
+    chosen = load_spec(shortened(tree, len(recording.steps)))
     length = recorded(spec.seed, recording.lengths, spec.rollout.max_new_tokens)
     engine = assemble(chosen, devices, length)
     engine.prompts = recorded_prompts(recording, engine)

@@ -29,9 +29,16 @@ def variant(spec: RunSpec, schedule: str, steps: int | None = None, overcommit: 
     tree["overlap"] |= SCHEDULES[schedule]
     if tree["overlap"]["inter_step"] != "off":
         tree["overlap"]["overcommit"] = _overcommit(spec, overcommit)
+    if tree["overlap"]["inter_step"] != "defer":
+        tree["overlap"]["kv_after_update"] = "recompute"  # nothing is kept where nothing is deferred
     tree["logging"] |= {"samples_per_step": 0, "spans_every": 10**9}
-    tree["steps"] = steps or spec.steps
-    return load_spec(tree)
+    return load_spec(shortened(tree, steps or spec.steps))
+
+
+def shortened(tree: dict[str, Any], steps: int) -> dict[str, Any]:
+    """`tree` with that many steps, the last of which trains the actor at the latest."""
+    ppo = tree["ppo"]
+    return tree | {"steps": steps, "ppo": ppo | {"value_warmup_steps": min(ppo["value_warmup_steps"], steps - 1)}}
 
 
 def _overcommit(spec: RunSpec, chosen: int | None) -> dict[str, Any]:

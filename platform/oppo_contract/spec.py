@@ -97,6 +97,17 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def the_actor_is_trained(self) -> Self:
+        if self.ppo.value_warmup_steps >= self.steps:
+            raise Impossible(
+                "ppo.value_warmup_steps",
+                f"leaves none of the {self.steps} steps to train the actor",
+                value=self.ppo.value_warmup_steps,
+                allowed=f"at most {self.steps - 1}, or more steps",
+            )
+        return self
+
+    @model_validator(mode="after")
     def stopping_at_the_target_needs_one(self) -> Self:
         if self.budget.stop_at_target and self.budget.target_reward is None:
             raise Impossible("budget.stop_at_target", "needs budget.target_reward", value=True, allowed="false, or with a target")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -154,6 +155,40 @@ def test_update_overlap_is_refused_where_it_would_not_be_exact(minimal: dict[str
     assert (problem.path, problem.message) == (path, "does not go with overlap.update_overlap")
     assert problem.allowed
     load_spec(change(minimal, path, value))
+
+
+# A setting, a value without effect, and the switch that gives it one.
+IDLE = [
+    ("overlap.kv_after_update", "keep", {"overlap.inter_step": "off"}, {"overlap.inter_step": "defer"}),
+    ("overlap.kv_after_update", "keep", {"overlap.inter_step": "tail_batch"}, {}),
+    ("ppo.tis_cap", 1.5, {"ppo.tis": "off"}, {}),
+    ("ppo.final_rate", 0.5, {}, {"ppo.schedule": "linear"}),
+    ("ppo.final_rate", 0.0, {}, {"ppo.critic_schedule": "cosine"}),
+    ("ppo.length_penalty_from", 10, {}, {"ppo.length_penalty": 0.1}),
+    ("ppo.nonfinite_limit", 5, {}, {"ppo.on_nonfinite": "skip"}),
+    ("ppo.kl.target", 0.2, {}, {"ppo.kl.controller": "adaptive"}),
+    ("ppo.kl.horizon", 100, {}, {"ppo.kl.controller": "adaptive"}),
+    ("ppo.kl.controller", "adaptive", {"ppo.kl.coefficient": 0.0}, {}),
+    ("ppo.value_warmup_steps", 3, {"steps": 3}, {"steps": 4}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value", "idle", "used"), IDLE)
+def test_a_setting_without_effect_is_refused_with_what_gives_it_one(
+    minimal: dict[str, Any], path: str, value: Any, idle: dict[str, Any], used: dict[str, Any]
+) -> None:
+    def changed(*changes: dict[str, Any]) -> dict[str, Any]:
+        data = minimal
+        for where, new in [pair for each in changes for pair in each.items()]:
+            data = change(data, where, new)
+        return data
+
+    (problem,) = refused(changed(idle, {path: value}))
+    assert problem.path == path
+    assert re.match("means nothing|leaves none", problem.message)
+    assert problem.allowed
+    load_spec(changed({path: value}, used))
+    load_spec(changed(idle))
 
 
 @pytest.mark.parametrize("key", ["name", "steps", "models", "data"])

@@ -54,11 +54,11 @@ class Case:
 @st.composite
 def overlaps(draw: st.DrawFn, batch: int, has_critic: bool) -> dict[str, Any]:
     low, middle, high = sorted(draw(st.lists(st.integers(0, batch), min_size=3, max_size=3)))
-    intra = draw(st.sampled_from(["off", "per_sequence", "per_chunk"]))
+    intra, inter = draw(st.sampled_from(["off", "per_sequence", "per_chunk"])), draw(st.sampled_from(INTER_STEPS))
     return {
-        "intra_step": intra, "inter_step": draw(st.sampled_from(INTER_STEPS)), "max_age": draw(st.integers(1, 4)),
+        "intra_step": intra, "inter_step": inter, "max_age": draw(st.integers(1, 4)),
         "update_overlap": has_critic and intra != "off" and draw(st.booleans()),
-        "kv_after_update": draw(st.sampled_from(["recompute", "keep"])),
+        "kv_after_update": draw(st.sampled_from(["recompute", "keep"] if inter == "defer" else ["recompute"])),
         "overcommit": {
             "controller": draw(st.sampled_from(["fixed", "slope"])), "initial": middle, "min": low, "max": high, "window": 2,
             "rule": draw(st.sampled_from(["additive", "proportional"])),

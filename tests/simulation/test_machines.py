@@ -19,6 +19,7 @@ from oppo_core.simulation.devices import Devices, builtin_names, load_devices
 from oppo_core.simulation.machine import Machine
 from oppo_core.simulation.paper import LAYOUTS, Case, layouts, measured, utilization, verdicts
 from oppo_core.simulation.plan import Row, Target, plan
+from oppo_core.simulation.schedules import SCHEDULES, variant
 
 STEPS = 5
 # Data sheets: dense bf16 FLOP/s and bytes/s. Models: parameters, layers, key/value heads; heads have 128 dimensions.
@@ -149,6 +150,14 @@ def test_idle_seconds_sum_to_the_bubbles(name: str, overlap: dict[str, Any], sma
             idle = sum(seconds for key, seconds in step.items() if key.startswith(f"idle_s/{device}/"))
             assert idle == pytest.approx(step[f"bubble/{device}"] * step["timing_s/step"])
             assert step[f"idle_s/{device}/unknown"] == pytest.approx(0)
+
+
+def test_what_has_no_effect_under_a_schedule_is_left_out_of_it(small: Callable[..., RunSpec]) -> None:
+    changes = {"steps": 50, "ppo": {"value_warmup_steps": 9}, "overlap": {"inter_step": "defer", "kv_after_update": "keep"}}
+    variants = {name: variant(small(changes), name, steps=5) for name in SCHEDULES if "update" not in name}
+    assert {spec.ppo.value_warmup_steps for spec in variants.values()} == {4}
+    kept = {name for name, spec in variants.items() if spec.overlap.kv_after_update == "keep"}
+    assert kept == {"inter", "both"}
 
 
 def test_update_overlap_can_be_planned_where_the_critic_is_beside(small: Callable[..., RunSpec]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from oppo_contract.fields import ALLOWED
+from oppo_contract.problems import Impossible
 
 NAME_WORDS = "1 to 120 letters, digits, spaces and . _ -, the first a letter or digit"
 Name = Annotated[
@@ -22,3 +24,14 @@ class Section(BaseModel):
     """A part of the spec. Unknown keys are errors, values are never coerced, an instance never changes."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    def refuse_idle(self, name: str, why: str, remedy: str = "") -> None:
+        """Refuse a value that would change nothing, so that nobody waits for its effect. A default never is.
+
+        Raises:
+            Impossible: field `name` has another value than its default; `why` it means nothing, and a `remedy` besides.
+        """
+        value, default = getattr(self, name), type(self).model_fields[name].default
+        if value != default:
+            allowed = f"{json.dumps(default)}, its default"
+            raise Impossible(name, f"means nothing {why}", value=value, allowed=f"{allowed}, or {remedy}" if remedy else allowed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -31,6 +30,16 @@ class Kl(Section):
     controller: Literal["fixed", "adaptive"] = Field("fixed", description="Keep the coefficient, or steer it towards `target`.")
     target: Positive = Field(0.1, description="Wanted mean KL per token for the adaptive controller, nats.")
     horizon: int = Field(10_000, ge=1, description="Sequences over which the adaptive controller corrects.")
+
+    @model_validator(mode="after")
+    def settings_have_a_meaning(self) -> Self:
+        """As `Ppo.settings_have_a_meaning`."""
+        if self.controller == "fixed":
+            for name in ("target", "horizon"):
+                self.refuse_idle(name, "while the coefficient is fixed", "controller adaptive")
+        if self.coefficient == 0:
+            self.refuse_idle("controller", "to a coefficient of 0, which it multiplies", "a coefficient above 0")
+        return self
 
 
 class Pretraining(Section):
@@ -147,14 +156,15 @@ class Ppo(Section):
         """What would change nothing is refused, so that nobody waits for its effect."""
         without = () if self.has_critic else CRITIC_SETTINGS
         for name in (*without, *(() if self.algorithm == "grpo" else ("normalize_advantages_by_std",))):
-            default = type(self).model_fields[name].default
-            if getattr(self, name) != default:
-                raise Impossible(
-                    name,
-                    f"means nothing to algorithm {self.algorithm}",
-                    value=getattr(self, name),
-                    allowed=f"{json.dumps(default)}, its default",
-                )
+            self.refuse_idle(name, f"to algorithm {self.algorithm}")
+        if self.tis == "off":
+            self.refuse_idle("tis_cap", "while no token carries a weight", "tis stale or all")
+        if self.schedule == self.critic_schedule == "constant":
+            self.refuse_idle("final_rate", "while no learning rate falls", "another schedule or critic_schedule than constant")
+        if not self.length_penalty:
+            self.refuse_idle("length_penalty_from", "without a length penalty", "a length_penalty above 0")
+        if self.on_nonfinite == "raise":
+            self.refuse_idle("nonfinite_limit", "where the first such step ends the run", "on_nonfinite skip or rollback")
         return self
 
     @model_validator(mode="after")

@@ -116,3 +116,9 @@ class Overlap(Section):
         False, description="Start the update of finished answers while the tail decodes. Exact; needs one optimizer step a batch."
     )
     drafter: Drafter = Field(default_factory=Drafter, description="Speculative decoding of the tail.")
+
+    @model_validator(mode="after")
+    def a_cache_is_kept_of_deferred_answers(self) -> Self:
+        if self.inter_step != "defer":
+            self.refuse_idle("kv_after_update", f"with inter_step {self.inter_step}, which defers no answer", "inter_step defer")
+        return self
