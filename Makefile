@@ -36,7 +36,7 @@ lint: setup ## ruff, the import rules, and mypy (strict for the contract, the en
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/python -m mypy >$(VENV)/mypy.log 2>&1 || { cat $(VENV)/mypy.log; exit 1; }
-	@PYTHONPATH=platform:. $(BIN)/lint-imports >$(VENV)/imports.log 2>&1 || { cat $(VENV)/imports.log; exit 1; }
+	@PYTHONPATH=platform:.:bench $(BIN)/lint-imports >$(VENV)/imports.log 2>&1 || { cat $(VENV)/imports.log; exit 1; }
 
 lock: setup ## requirements/cpu.lock.txt from what is installed
 	@$(BIN)/python scripts/lock.py

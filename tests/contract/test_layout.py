@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,14 @@ def test_the_command_line_starts_without_its_parts() -> None:
 def test_the_import_rules_hold() -> None:
     done = run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_package_stands_under_the_import_rules() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    packages = {Path(path).name for path in project["hatch"]["build"]["targets"]["wheel"]["packages"]}
+    rules = project["importlinter"]
+    assert set(rules["root_packages"]) == packages
+    assert {name for rule in rules["contracts"] for name in rule["source_modules"]} == packages - {"oppo_cli"}
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:
