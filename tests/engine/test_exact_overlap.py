@@ -62,6 +62,10 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tail-batch-update": ({"overlap": {"inter_step": "tail_batch"}}, UPDATE),
     "drafted-defer": ({"data": {"prompts": "echo.jsonl"}}, DRAFT),
 }
+QUICK = (
+    "streamed-defer", "update-defer", "update-everything-in-the-loss", "update-scheduled-critic-first", "filtered-update",
+    "kept-drafted", "drafted-tail", "tail-batch-update", "grpo",
+)  # fmt: skip
 ROLES = ("actor", "critic")
 
 
@@ -78,7 +82,9 @@ def spec_of(world: Any, inter: str, intra: str, *changes: Any) -> Any:
     return world.spec({"steps": STEPS, "overlap": {"intra_step": intra}}, INTER[inter], *changes)
 
 
-@pytest.fixture(scope="module", params=sorted(PAIRS))
+@pytest.fixture(
+    scope="module", params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in sorted(PAIRS)]
+)
 def pair(request: pytest.FixtureRequest, world: Any, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     out = tmp_path_factory.mktemp(request.param)
     both, on_only = PAIRS[request.param]

@@ -45,7 +45,15 @@ MODES: dict[str, tuple[dict[str, Any], int]] = {
 TIMED = ("timing_s/", "perf/", "busy/", "bubble/", "idle_s/", "overlap_factor")
 
 
-@pytest.fixture(scope="module", params=sorted(MODES))
+@pytest.fixture(
+    scope="module",
+    params=[
+        "groups",
+        "oppo",
+        pytest.param("sequential", marks=pytest.mark.full),
+        pytest.param("tail batch", marks=pytest.mark.full),
+    ],
+)
 def mode(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -178,9 +186,10 @@ INTERRUPTED: dict[str, dict[str, Any]] = {
     },
     "update-overlap": {"overlap": {"update_overlap": True}, "ppo": {"entropy_coefficient": 0.01}},
 }
+QUICK = ("filtered-tail-batch", "kept", "update-overlap")
 
 
-@pytest.mark.parametrize("name", INTERRUPTED)
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in INTERRUPTED])
 def test_stopped_at_every_chunk_it_ends_with_the_same_bits(world: Any, tmp_path: Path, name: str) -> None:
     """Every chunk in an engine of its own; some chunks end a step, and every other step a scheduled checkpoint is written."""
     short = {"steps": 4, "checkpoints": {"every_steps": 2, "keep": 100}, "resources": {"dtype": "float32"}}
