@@ -34,7 +34,7 @@ from oppo_core.rollout.support import load_supports, save_supports
 from oppo_core.standing import ALL_DONE, Standing, best_rule, superfluous
 
 FORMAT = 4
-DECODER = "decoder.safetensors"
+DECODER, EVALUATION = "decoder.safetensors", "evaluation.safetensors"
 SEQUENCE_FIELDS = (
     "sequence_id",
     "prompt_index",
@@ -56,8 +56,12 @@ class CheckpointError(ValueError):
 
 
 def save_when_due(engine: Engine) -> None:
-    """Write a checkpoint when a step has just ended after which one is due."""
-    if engine.batch is None and engine.progress.step % engine.spec.checkpoints.every_steps == 0:
+    """Write a checkpoint when a step, its evaluation included, has just ended after which one is due."""
+    if (
+        engine.batch is None
+        and not engine.standing.unfinished
+        and engine.progress.step % engine.spec.checkpoints.every_steps == 0
+    ):
         save(engine)
 
 
@@ -98,7 +102,8 @@ def suspend(engine: Engine) -> None:
 
     def fill(draft: Path) -> None:
         engine.scorers.start_suspend(str(draft))
-        _write(engine, draft, {"remote": engine.layout.remote, "told": engine.handover.told, "batch": _half_step(engine, draft)})
+        half = {"batch": _half_step(engine, draft), "evaluation": _half_evaluation(engine, draft)}
+        _write(engine, draft, {"remote": engine.layout.remote, "told": engine.handover.told} | half)
         engine.scorers.wait_suspend()
 
     _keep(engine, fill)
@@ -147,6 +152,9 @@ def _go_on(engine: Engine, folder: Path, suspended: dict[str, Any], exact: bool)
         engine.update.resume(engine, half["update"])
         engine.pool.overcommit = half["overcommit"]
         engine.batch = Batch(finishers, half["chunk"])
+    same = not any(changes.below(change.path, "evaluation") for change in engine.changes)
+    if suspended.get("evaluation") is not None and engine.evaluator is not None and same:
+        engine.evaluator.resume(suspended["evaluation"], load_file(folder / EVALUATION))
 
 
 def verify(folder: Path, spec: RunSpec) -> list[Change]:
@@ -234,6 +242,16 @@ def _half_step(engine: Engine, draft: Path) -> dict[str, Any] | None:
         "finishers": finishers, "chunk": engine.batch.chunk, "overcommit": engine.pool.overcommit,
         "decoder": state, "update": engine.update.suspend(),
     }  # fmt: skip
+
+
+def _half_evaluation(engine: Engine, draft: Path) -> dict[str, Any] | None:
+    """The evaluation that a stop has cut off, likewise."""
+    evaluator = engine.evaluator
+    if evaluator is None or evaluator.under_way is None:
+        return None
+    state, tensors = evaluator.suspend(evaluator.under_way)
+    save_weights(tensors, draft / EVALUATION)
+    return state
 
 
 def _state(engine: Engine) -> dict[str, Any]:

@@ -10,16 +10,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from oppo_contract.spec import RunSpec
+from oppo_core import report
 from oppo_core.metrics import spread
 from oppo_core.models.folder import find
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.shaping import raw_scores, shaped_scores
+from oppo_core.ppo.optimizer import NonFiniteError
+from oppo_core.ppo.shaping import shaped_scores
 from oppo_core.randomness import Use
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.prompts import read_prompts
@@ -27,8 +31,8 @@ from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stops import StopConditions
 from oppo_core.rollout.tokens import TextCodec
-from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth
+from oppo_core.standing import ASKED_TO_STOP
 
 if TYPE_CHECKING:
     from oppo_core.engine import Engine
@@ -36,6 +40,21 @@ if TYPE_CHECKING:
 # The scorers know held-out answers by numbers that no training answer will have.
 APART = 1 << 48
 BEFORE, AFTER = "eval/start", "eval"
+KEPT_FIELDS = ("response", "behaviour_logprobs", "token_versions", "finished", "ended_by_eos", "stopped")
+
+
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
+
+
+@dataclass(slots=True)
+class Answering:
+    """Answers in the making: the first `begun` of them are or were with the `decoder`, the others are to come."""
+
+    answers: list[Sequence]
+    decoder: Decoder
+    begun: int = 0
 
 
 @dataclass(slots=True)
@@ -45,16 +64,44 @@ class Evaluator:
     prompts: list[NDArray[np.int64]]
     rows: int
     decoder: Callable[[], Decoder]
+    under_way: Answering | None = None
 
-    def answers(self, version: int) -> list[Sequence]:
-        """An answer to every prompt, numbered as the prompts are, under the weights of `version`."""
-        decoder = self.decoder()
-        answers = [Sequence(number, number, prompt) for number, prompt in enumerate(self.prompts)]
-        for first in range(0, len(answers), self.rows):
-            decoder.begin(answers[first : first + self.rows], version)
-            while decoder.live:
-                decoder.round(version)
-        return answers
+    def answers(self, version: int, chunk: int, should_stop: Callable[[], bool] = never) -> list[Sequence] | None:
+        """An answer to every prompt, numbered as the prompts are, under the weights of `version`.
+
+        None when `should_stop` was true after a chunk of so many rounds; the next call goes on where this one ended.
+        """
+        now = self.under_way = self.under_way or Answering(self._blank(), self.decoder())
+        while not self._chunk(now, chunk, version):
+            if should_stop():
+                return None
+        self.under_way = None
+        return now.answers
+
+    def _chunk(self, now: Answering, rounds: int, version: int) -> bool:
+        """Decode so many rounds at most; returns whether all is answered."""
+        if not now.decoder.live:
+            now.decoder.begin(now.answers[now.begun : now.begun + self.rows], version)
+            now.begun += self.rows
+        while rounds and now.decoder.live:
+            now.decoder.round(version)
+            rounds -= 1
+        return not now.decoder.live and now.begun >= len(now.answers)
+
+    def _blank(self) -> list[Sequence]:
+        return [Sequence(number, number, prompt) for number, prompt in enumerate(self.prompts)]
+
+    def suspend(self, now: Answering) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The answers in the making, as plain data and tensors."""
+        decoder, tensors = now.decoder.suspend()
+        rows = [{name: getattr(answer, name) for name in KEPT_FIELDS} for answer in now.answers]
+        return {"answers": rows, "begun": now.begun, "decoder": decoder}, tensors
+
+    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Take back what `suspend` gave; `answers` goes on there."""
+        answers = [replace(blank, **row) for blank, row in zip(self._blank(), state["answers"], strict=True)]
+        self.under_way = Answering(answers, self.decoder(), state["begun"])
+        self.under_way.decoder.resume(state["decoder"], tensors, {answer.sequence_id: answer for answer in answers})
 
 
 def evaluator_of(
@@ -83,36 +130,107 @@ def evaluator_of(
     return Evaluator(prompts, rows, lambda: Decoder(network, given, rows, stops=stops()))
 
 
-def evaluate_when_due(engine: Engine, name: str = AFTER) -> None:
+def evaluate_when_due(engine: Engine, should_stop: Callable[[], bool]) -> None:
     """Evaluate the present weights every `evaluation.every_steps` steps and at the run's end; once each.
 
-    The metrics `name`/… wait in `engine.standing` for the next `step` event.
+    The metrics wait in `engine.standing` for the next `step` event. When a stop cuts it off, it is `unfinished`.
+
+    Raises:
+        NonFiniteError: a score is NaN or infinite, and `ppo.on_nonfinite` is raise.
     """
-    asked, version, standing = engine.spec.evaluation, engine.progress.step, engine.standing
-    if engine.evaluator is None or asked is None or version == standing.evaluated:
+    asked, version = engine.spec.evaluation, engine.progress.step
+    if asked is not None and (version % asked.every_steps == 0 or version == engine.spec.steps):
+        _evaluate_once(engine, should_stop)
+
+
+def evaluate_first(engine: Engine, should_stop: Callable[[], bool]) -> bool:
+    """Evaluate the untrained weights, or what a stop has cut off, or whatever a changed spec wants evaluated otherwise.
+
+    Returns:
+        Whether an evaluation that a stop had cut off is settled now; what follows a step has not been done yet.
+    """
+    standing = engine.standing
+    owed, before = standing.unfinished, standing.evaluated
+    if engine.evaluator is None:
+        standing.unfinished = False
+    elif owed:
+        _evaluate_once(engine, should_stop)
+    elif engine.batch is None and standing.evaluated < 0:
+        evaluate_when_due(engine, should_stop)
+    if engine.progress.step > 0 and standing.evaluated != before:
+        report.tell_again(engine)
+    return owed and engine.progress.step > 0 and not standing.unfinished
+
+
+def evaluate_last(engine: Engine, reason: str, should_stop: Callable[[], bool]) -> str:
+    """However the run ends, unless it was asked to stop: its last weights are evaluated, and told. Returns why it ends."""
+    if reason == ASKED_TO_STOP:
+        return reason
+    start = engine.clock()
+    _evaluate_once(engine, should_stop)
+    engine.progress.elapsed_s += engine.clock() - start
+    report.tell_again(engine)
+    return ASKED_TO_STOP if engine.standing.unfinished else reason
+
+
+def forget_unfinished(engine: Engine) -> None:
+    """The weights whose evaluation was cut off are no longer those of the run, or were evaluated since."""
+    engine.standing.unfinished = False
+    if engine.evaluator is not None:
+        engine.evaluator.under_way = None
+
+
+def _evaluate_once(engine: Engine, should_stop: Callable[[], bool]) -> None:
+    """Evaluate the present weights, unless that was done."""
+    version, standing, start = engine.progress.step, engine.standing, engine.clock()
+    if engine.evaluator is None or standing.evaluated == version:
         return
-    if version % asked.every_steps == 0 or version == engine.spec.steps:
-        start = engine.clock()
-        answers, scores = evaluate(engine, engine.evaluator)
-        standing.evaluated, standing.evaluation = version, float(scores.mean())
-        standing.untold |= evaluation_metrics(name, answers, scores, engine.spec) | {"timing_s/eval": engine.clock() - start}
-        _samples(engine, answers, scores)
+    found = evaluate(engine, engine.evaluator, should_stop)
+    standing.unfinished, engine.saved = found is None, None
+    if found is None:
+        return
+    answers, scores = found
+    _judge(engine, scores)
+    name = BEFORE if version == 0 else AFTER
+    standing.untold |= evaluation_metrics(name, answers, scores, engine.spec) | {"timing_s/eval": engine.clock() - start}
+    _samples(engine, answers, scores)
 
 
-def evaluate(engine: Engine, evaluator: Evaluator) -> tuple[list[Sequence], NDArray[np.float64]]:
-    """Answers to the held-out prompts and their scores, shaped as in training but never normalised by running moments."""
+def _judge(engine: Engine, scores: NDArray[np.float64]) -> None:
+    """Let the run stand by these scores, if all are finite; otherwise by none, and as `ppo.on_nonfinite` wants it."""
+    version, standing = engine.progress.step, engine.standing
+    standing.evaluated, standing.evaluation = version, float(scores.mean())
+    faults = np.flatnonzero(~np.isfinite(scores))
+    if not len(faults):
+        return
+    standing.evaluation = None
+    reason = f"the evaluation after step {version}: the score of held-out answer {faults[0]} is not finite; look at the reward"
+    if engine.spec.ppo.on_nonfinite == "raise":
+        raise NonFiniteError(reason)
+    engine.journal.write("decision", step=version, controller="nonfinite", old=version, new=version, reason=reason)
+
+
+def evaluate(
+    engine: Engine, evaluator: Evaluator, should_stop: Callable[[], bool] = never
+) -> tuple[list[Sequence], NDArray[np.float64]] | None:
+    """Answers to the held-out prompts and their scores, shaped as in training but never normalised by running moments.
+
+    A score is NaN where the reward's is not finite. None when `should_stop` was true before all was answered.
+    """
     engine.use_cores(engine.layout.decode_threads)
     with engine.trace.span("actor", "eval", rows=len(evaluator.prompts)):
-        answers = evaluator.answers(engine.progress.step)
-        told = [Growth(APART + s.sequence_id, len(s.prompt), s.tokens(), finished=True, stopped=s.stopped) for s in answers]
+        answers = evaluator.answers(engine.progress.step, engine.chunk.current, should_stop)
     engine.use_cores(len(engine.layout.actor_devices))
+    if answers is None:
+        return None
+    told = [Growth(APART + s.sequence_id, len(s.prompt), s.tokens(), finished=True, stopped=s.stopped) for s in answers]
     engine.scorers.start_judge(told)
     with engine.trace.wait("eval"):
-        raw = engine.scorers.wait_judge()
-    nothing = np.empty(0)
-    rows = raw_scores(answers, [Scored(raw[APART + s.sequence_id], nothing, nothing) for s in answers])
+        judged = engine.scorers.wait_judge()
+    raw = torch.tensor([judged[APART + s.sequence_id] for s in answers], dtype=torch.float64)
     plain = engine.spec.ppo.model_copy(update={"normalize_scores": "off"})
-    return answers, shaped_scores(rows, answers, plain, engine.moments).numpy()
+    shaped = shaped_scores(raw, answers, plain, engine.moments)
+    return answers, torch.where(raw.isfinite(), shaped, math.nan).numpy()
 
 
 def evaluation_metrics(name: str, answers: list[Sequence], scores: NDArray[np.float64], spec: RunSpec) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from oppo_core.changes import Change
 from oppo_core.checkpoint import CheckpointError, name_of, restore, verify
+from oppo_core.evaluation import forget_unfinished
 from oppo_core.ppo.optimizer import NonFiniteError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def tolerated(engine: Engine) -> Iterator[None]:
 
 def _skip(engine: Engine, error: NonFiniteError) -> None:
     engine.progress.step += 1
+    engine.standing.told = {}
 
 
 def _roll_back(engine: Engine, error: NonFiniteError) -> None:
@@ -55,6 +57,7 @@ def _roll_back(engine: Engine, error: NonFiniteError) -> None:
     engine.scorers.start_load(str(folder))
     engine.scorers.wait_load()
     restore(engine, folder, changed)
+    forget_unfinished(engine)
     engine.prompts.drawn, engine.pool.started = max(drawn, engine.prompts.drawn), max(started, engine.pool.started)
     engine.saved = None  # these cursors, and the count of faults, are on no disk yet
 

@@ -53,15 +53,12 @@ def finish_step(
     spans, waits = engine.trace.take()
     tail_rows = max(1, int(TAIL_SHARE * engine.pool.places))
     trace = StepTrace(engine.layout.devices, spans, waits, window, tail_rows)
-    metrics = metrics | _step_metrics(engine, experience) | trace.metrics(tokens) | engine.standing.untold
-    engine.standing.untold = {}
+    metrics = metrics | _step_metrics(engine, experience) | trace.metrics(tokens)
     # Normalised scores have mean 0 by and by, whatever was learned: then the raw ones tell how well the run does.
     judged = "critic/score/mean" if spec.ppo.normalize_scores == "off" else "critic/raw_score/mean"
     engine.standing.note(metrics[judged], metrics["objective/kl"])
-    engine.journal.write(
-        "step", step=progress.step, elapsed_s=progress.elapsed_s, generated_tokens=progress.generated_tokens,
-        device_seconds=progress.elapsed_s * spec.resources.devices, metrics=metrics,
-    )  # fmt: skip
+    metrics = engine.standing.told = metrics | engine.standing.untold
+    _tell(engine)
     if progress.step % spec.logging.spans_every == 0:
         carried = deferred_rows(batch.sequences, engine.pool.sequences, batch.ends, batch.decode, engine.origin)
         trained = [(s.sequence_id, len(s.prompt), s.length) for s in batch.sequences]
@@ -69,6 +66,29 @@ def finish_step(
         engine.journal.write("spans", **told, trained=trained)
     _samples(engine, experience)
     _steer(engine, experience, (window[1] - window[0] - metrics.get("timing_s/eval", 0.0)) / tokens)
+
+
+def tell_again(engine: Engine) -> None:
+    """Tell the last step once more, with an evaluation that came after it; where there is no step, tell that in the log."""
+    standing = engine.standing
+    if not standing.untold:
+        return
+    if engine.progress.step:
+        standing.told |= standing.untold
+        _tell(engine)
+    else:
+        lines = ["Evaluated before step 1:", *(f"{name}: {value:.6g}" for name, value in standing.untold.items())]
+        engine.journal.write("log", stream="stdout", lines=lines)
+        standing.untold = {}
+
+
+def _tell(engine: Engine) -> None:
+    progress, standing = engine.progress, engine.standing
+    standing.untold = {}
+    engine.journal.write(
+        "step", step=progress.step, elapsed_s=progress.elapsed_s, generated_tokens=progress.generated_tokens,
+        device_seconds=progress.elapsed_s * engine.spec.resources.devices, metrics=standing.told,
+    )  # fmt: skip
 
 
 def _step_metrics(engine: Engine, experience: Experience) -> dict[str, float]:

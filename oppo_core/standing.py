@@ -24,7 +24,8 @@ class Standing:
     """`score` and `kl` (nats a sequence) of the last step; `means`: scores of the steps since the last checkpoint.
 
     `evaluated`: the policy version that was evaluated last, and what `evaluation` it got. `checkpoints`: the score of every
-    checkpoint folder by name. `untold`: an evaluation's metrics, until the next step is told.
+    checkpoint folder by name. `untold`: an evaluation's metrics, until the next step is told. `told`: all metrics of the present
+    step, once they are told; empty where it told none. `unfinished`: a stop has cut off the evaluation of the present weights.
     """
 
     score: float = nan
@@ -34,6 +35,8 @@ class Standing:
     evaluation: float | None = None
     checkpoints: dict[str, float] = field(default_factory=dict)
     untold: dict[str, float] = field(default_factory=dict)
+    told: dict[str, float] = field(default_factory=dict)
+    unfinished: bool = False
 
     def note(self, score: float, kl: float) -> None:
         """A step was trained."""
@@ -80,6 +83,8 @@ def reason_to_end(engine: Engine) -> str | None:
     """Why no further step is to be trained; None while there is no reason."""
     spec, progress, standing = engine.spec, engine.progress, engine.standing
     budget = spec.budget
+    if standing.unfinished:
+        return ASKED_TO_STOP
     if progress.step >= spec.steps:
         return ALL_DONE
     if budget.stop_at_target and budget.target_reward is not None:

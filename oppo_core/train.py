@@ -11,7 +11,7 @@ from collections.abc import Callable
 from oppo_core import report
 from oppo_core.checkpoint import save_at_the_end, save_when_due
 from oppo_core.engine import Engine
-from oppo_core.evaluation import BEFORE, evaluate_when_due
+from oppo_core.evaluation import evaluate_first, evaluate_last, evaluate_when_due
 from oppo_core.nonfinite import tolerated
 from oppo_core.rollout.batch import Batch
 from oppo_core.rollout.sequence import Sequence
@@ -25,8 +25,8 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
     """
     report.started(engine)
     window_start = engine.clock()
-    if engine.batch is None:
-        evaluate_when_due(engine, BEFORE)
+    if evaluate_first(engine, should_stop):
+        save_when_due(engine)
     while (reason := reason_to_end(engine)) is None:
         with tolerated(engine):  # what is not finite may be skipped or rolled back
             window_start = train_step(engine, window_start, should_stop)
@@ -34,6 +34,7 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
         if should_stop():
             reason = ASKED_TO_STOP
             break
+    reason = evaluate_last(engine, reason, should_stop)
     save_at_the_end(engine, reason, window_start)
     return reason
 
@@ -51,7 +52,7 @@ def train_step(engine: Engine, window_start: float, should_stop: Callable[[], bo
     experience, metrics = engine.update.learn(engine, batch.sequences, version)
     engine.handover.forget(s.sequence_id for s in batch.sequences)
     engine.progress.step += 1
-    evaluate_when_due(engine)
+    evaluate_when_due(engine, should_stop)
     window_end = engine.clock()
     with engine.trace.span("actor", "data"):
         report.finish_step(engine, batch, experience, metrics, (window_start, window_end))

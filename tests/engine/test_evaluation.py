@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from oppo_core.evaluation import evaluate, evaluator_of
+from oppo_contract.events import parse_event
+from oppo_core import evaluation as evaluation_module
+from oppo_core.evaluation import APART, evaluate, evaluator_of
+from oppo_core.ppo import actor as actor_module
+from oppo_core.ppo.optimizer import NonFiniteError
+from oppo_core.scoring.scorers import ScorerSet
 
+SEQUENTIAL: dict[str, Any] = {"overlap": {"intra_step": "off", "inter_step": "off"}}
 HELD_OUT: dict[str, Any] = {"evaluation": {"prompts": "prompts.jsonl", "every_steps": 2, "count": 7}}
 SHORT: dict[str, Any] = {"steps": 5, "resources": {"dtype": "float32"}, "logging": {"samples_per_step": 2}}
+
+
+def newest(out: Path) -> Path:
+    return max((out / "checkpoints").iterdir(), key=lambda path: (path / "state.json").stat().st_mtime_ns)
 
 
 def told(run: Any) -> dict[int, dict[str, float]]:
@@ -105,3 +119,121 @@ def test_a_run_ends_early_and_says_why(world: Any, tmp_path: Path, name: str) ->
     assert not any(math.isnan(event.score) for event in events if event.kind == "checkpoint" and event.score is not None)
     if last.step:
         assert events[-2].kind == "checkpoint"
+    evaluated = [e for e in events if e.kind == "step" and "eval/score/mean" in e.metrics]
+    if "evaluation" in changes:
+        (log,) = [e for e in events if e.kind == "log"]
+        assert any(line.startswith("eval/start/score/mean: ") for line in log.lines)
+    assert not evaluated
+
+
+@pytest.mark.parametrize("budget", [{"max_kl": 1e-9}, {"max_hours": 1e-9}], ids=lambda budget: next(iter(budget)))
+def test_a_run_that_ends_early_evaluates_its_last_weights(world: Any, tmp_path: Path, budget: Any) -> None:
+    """Told with all that the last step has told, and what the last checkpoint is judged by, as after the last step of all."""
+    ppo = {"kl": {"estimator": "k2"}}
+    tree = world.tree(SHORT, SEQUENTIAL, {"evaluation": {"prompts": "prompts.jsonl", "every_steps": 100}})
+    status, events = world.main(world.tree(tree, {"budget": budget, "ppo": ppo, "checkpoints": {"every_steps": 1}}), tmp_path)
+    step = events[-1].step
+    assert status == 0
+    assert 0 < step < SHORT["steps"]
+    first, second = [e for e in events if e.kind == "step" and e.step == step]
+    assert "eval/score/mean" not in first.metrics
+    assert {k: v for k, v in first.metrics.items() if k != "timing_s/eval"}.items() <= second.metrics.items()
+    checkpoint = [e for e in events if e.kind == "checkpoint"][-1]
+    assert (checkpoint.step, checkpoint.score) == (step, second.metrics["eval/score/mean"])
+    state = json.loads((tmp_path / checkpoint.folder / "state.json").read_text())
+    assert (state["standing"]["evaluated"], state["standing"]["untold"]) == (step, {})
+
+
+@contextmanager
+def scored(said: Callable[[int], float | None]) -> Iterator[None]:
+    """The reward says `said(number of the evaluation)` of its fourth answer, unless that is None."""
+    plain, count = ScorerSet.wait_judge, [-1]
+
+    def wait_judge(scorers: ScorerSet) -> dict[int, float]:
+        count[0] += 1
+        told = said(count[0])
+        return plain(scorers) | ({} if told is None else {APART + 3: told})
+
+    with mock.patch.object(ScorerSet, "wait_judge", wait_judge):
+        yield
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_evaluation_that_is_not_finite_takes_no_trained_step_back(
+    world: Any, tmp_path: Path, policy: str, value: float
+) -> None:
+    """It is told as what it is and counts for nothing; the run computes what it would have computed."""
+    every = {
+        "checkpoints": {"every_steps": 1, "keep": 9, "keep_best": 1},
+        "evaluation": HELD_OUT["evaluation"] | {"every_steps": 1},
+    }
+    spec = world.spec(SHORT, SEQUENTIAL, every, {"steps": 3, "ppo": {"on_nonfinite": policy}})
+    plain = world.run(spec, tmp_path / "plain")
+    with scored(lambda number: value if number == 2 else None):
+        run = world.run(spec, tmp_path / "run")
+    assert [e.step for e in run.events if e.kind == "step"] == [1, 2, 3]
+    assert math.isnan(told(run)[2]["eval/score/mean"])
+    assert told(run)[3] == told(plain)[3]
+    (decision,) = [e for e in run.events if e.kind == "decision" and e.controller == "nonfinite"]
+    assert (decision.step, decision.old, decision.new) == (2, 2, 2)
+    assert "the evaluation after step 2: the score of held-out answer 3 is not finite" in decision.reason
+    assert [e.score is None for e in run.events if e.kind == "checkpoint"] == [False, True, False]
+    assert all(torch.equal(plain.weights("actor")[name], weight) for name, weight in run.weights("actor").items())
+    assert run.engine.progress.nonfinite_steps == 0
+
+
+def test_an_evaluation_that_is_not_finite_ends_the_run_by_default(world: Any, tmp_path: Path) -> None:
+    spec = world.spec(SHORT, SEQUENTIAL, HELD_OUT)
+    with scored(lambda number: math.nan if number == 1 else None), pytest.raises(NonFiniteError, match="evaluation after step 2"):
+        world.run(spec, tmp_path)
+
+
+def test_a_skipped_step_skips_its_evaluation(world: Any, tmp_path: Path) -> None:
+    """Also when the run is stopped behind it; the weights of the last step are evaluated even if it was skipped."""
+    every = {"evaluation": HELD_OUT["evaluation"] | {"every_steps": 1}, "ppo": {"on_nonfinite": "skip"}}
+    spec = world.spec(SHORT, SEQUENTIAL, every, {"steps": 3})
+    plain, events = actor_module.policy_loss, tmp_path / "events.jsonl"
+
+    def loss(*arguments: Any) -> Any:
+        losses, clipped = plain(*arguments)
+        return (losses * math.nan if b'"kind":"step"' in events.read_bytes() else losses), clipped
+
+    with mock.patch.object(actor_module, "policy_loss", loss):
+        run = world.run(spec, tmp_path, should_stop=lambda: b'"nonfinite"' in events.read_bytes())
+        assert run.engine.progress.step == 2
+        resumed = world.run(spec, tmp_path, resume=newest(tmp_path))
+    assert {step: sorted(m) for step, m in told(resumed).items()} == {
+        1: sorted(told(run)[1]), 3: sorted(k for k in told(run)[1] if k.startswith("eval/") and "start" not in k),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_stop_cuts_an_evaluation_off_at_its_next_chunk(world: Any, tmp_path: Path, at: int) -> None:
+    """What it has answered is saved, and the resumed run tells the same, although it is stopped at every chunk."""
+    few = {"evaluation": {"count": 5, "greedy": False}, "checkpoints": {"every_steps": 2, "keep": 99}, "ppo": {"batch_size": 3}}
+    spec = world.spec(SHORT, SEQUENTIAL, HELD_OUT, few, {"steps": 3})
+    plain = world.run(spec, tmp_path / "plain")
+    out, cut, asked = tmp_path / "run", 0, [0]
+    real = evaluation_module.evaluate
+
+    def evaluating(engine: Any, evaluator: Any, should_stop: Any) -> Any:
+        return real(engine, evaluator, lambda: asked.append(1) or True if engine.progress.step == at else False)
+
+    run = None
+    while run is None or run.reason != "all steps are done":
+        before = len(asked)
+        with mock.patch.object(evaluation_module, "evaluate", evaluating):
+            run = world.run(spec, out, resume=newest(out) if run else None, should_stop=lambda seen=before: len(asked) > seen)
+        cut += len(asked) > before
+        assert len(asked) <= before + 1, "it went on although it was asked to stop"
+    assert cut > 3
+    events = [parse_event(line) for line in (out / "events.jsonl").read_bytes().splitlines()]
+    run.events[:] = events
+    wanted, ours = told(plain), told(run)
+    assert ours == wanted
+    scores = {e.step: e.score for e in plain.events if e.kind == "checkpoint"}
+    assert {e.step: e.score for e in events if e.kind == "checkpoint" and e.step} == scores
+    for role in ("actor", "critic"):
+        one, other = plain.weights(role), run.weights(role)
+        assert all(torch.equal(one[name], other[name]) for name in one)
