@@ -97,8 +97,8 @@ class CacheWindow:
     """The slots that one forward pass writes and reads.
 
     `mask` [N, 1, T, columns]: True where a query may look; None when rows begin here, so that plain causal attention over
-    the new tokens is all there is to see (half the cost of a mask). `bands` cut a leading slice of slots into rows of like
-    length, so that attention need not look at the longest row's columns for all (a network may ignore them).
+    the new tokens is all there is to see (half the cost of a mask). `bands` cut the rows into neighbours of like length, so
+    that attention need not look at the longest row's columns for all (for a `Network` that `attends_by_band`).
     """
 
     cache: SlotCache
@@ -116,11 +116,24 @@ class CacheWindow:
         columns_K = torch.arange(self.columns, device=self.mask.device)
         return self.mask & (columns_K > self.positions_NT[:, :, None] - tokens)[:, None]
 
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store new keys and values [N, heads, T, width]."""
+        self.cache.keys[layer][self.rows_N1, :, self.positions_NT] = keys.transpose(1, 2)
+        self.cache.values[layer][self.rows_N1, :, self.positions_NT] = values.transpose(1, 2)
+
+    def stored(self, layer: int, band: Band) -> tuple[Tensor, Tensor]:
+        """Keys and values [rows, heads, band.columns, width] of the window's rows in `band`; copies where slots lie apart."""
+        return self._of(self.cache.keys[layer], band), self._of(self.cache.values[layer], band)
+
+    def _of(self, store: Tensor, band: Band) -> Tensor:
+        seen = store[:, :, : band.columns]
+        if isinstance(self.slots, slice):
+            return seen[band.start : band.stop]
+        slots = self.slots[band.start : band.stop]
+        # `index_select` copies whole rows at once; an index in brackets would copy number by number.
+        return seen[int(slots) :][:1] if len(slots) == 1 else seen.index_select(0, slots)
+
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new keys and values [N, heads, T, width]; return all visible ones [N, heads, columns, width]."""
-        stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
-        stored_keys[self.rows_N1, :, self.positions_NT] = keys.transpose(1, 2)
-        stored_values[self.rows_N1, :, self.positions_NT] = values.transpose(1, 2)
-        if self.mask is None:
-            return keys, values
-        return stored_keys[self.slots, :, : self.columns], stored_values[self.slots, :, : self.columns]
+        """`store`; return all visible ones [N, heads, columns, width], whatever the bands."""
+        self.store(layer, keys, values)
+        return (keys, values) if self.mask is None else self.stored(layer, Band(0, len(keys), self.columns))

@@ -73,6 +73,8 @@ class WindowLayer(CacheLayerMixin):  # type: ignore[misc]
 class HuggingNetwork(nn.Module):
     """A `Network` around a transformers model. `own_head` replaces a head that the folder does not have."""
 
+    attends_by_band = False
+
     def __init__(self, model: Any, own_head: nn.Linear | None) -> None:
         super().__init__()
         self.model: Any = model

@@ -18,6 +18,10 @@ class Network(Protocol):
     """
 
     @property
+    def attends_by_band(self) -> bool:
+        """Whether attention over a window looks at each of its `bands` apart."""
+
+    @property
     def context(self) -> int:
         """Longest sequence, tokens."""
 

@@ -30,22 +30,23 @@ def called(layer: nn.Module, x: Tensor) -> Tensor:
     return result
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, window: CacheWindow | None) -> Tensor:
-    """Attention [N, heads, T, width]: causal over whole rows, or over what `window` lets a query see, band by band."""
-    if window is None or window.mask is None:
+def attend(query: Tensor, keys: Tensor, values: Tensor, window: CacheWindow | None, layer: int) -> Tensor:
+    """Attention [N, heads, T, width]: causal over whole rows, or over what `window` lets a query see, band by band.
+
+    `keys` and `values` are those of the same tokens; a window keeps them.
+    """
+    if window is None:
         return F.scaled_dot_product_attention(query, keys, values, is_causal=True)
-    mask = window.mask
-    if len(window.bands) < 2:
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+    if window.mask is None or not window.bands:
+        keys, values = window.append(layer, keys, values)
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=window.mask, is_causal=window.mask is None)
+    window.store(layer, keys, values)
     parts = []
     for band in window.bands:
-        rows, seen = slice(band.start, band.stop), slice(0, band.columns)
-        parts.append(
-            F.scaled_dot_product_attention(
-                query[rows], keys[rows, :, seen], values[rows, :, seen], attn_mask=mask[rows, :, :, seen]
-            )
-        )
-    return torch.cat(parts)
+        rows, (keys, values) = slice(band.start, band.stop), window.stored(layer, band)
+        mask = window.mask[rows, :, :, : band.columns]
+        parts.append(F.scaled_dot_product_attention(query[rows], keys, values, attn_mask=mask))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 class Block(nn.Module):
@@ -68,9 +69,7 @@ class Block(nn.Module):
         normed = F.layer_norm(x_NTH, (hidden,), self.norm1.weight, self.norm1.bias)
         qkv = self.linear(self.qkv, normed).view(rows, tokens, 3, self.heads, hidden // self.heads)
         query, keys, values = qkv.permute(2, 0, 3, 1, 4)
-        if window is not None:
-            keys, values = window.append(layer, keys, values)
-        mixed = attend(query, keys, values, window)
+        mixed = attend(query, keys, values, window, layer)
         mixed = mixed.transpose(1, 2).reshape(rows, tokens, hidden)
         x_NTH = x_NTH + self.linear(self.out, mixed)
         normed = F.layer_norm(x_NTH, (hidden,), self.norm2.weight, self.norm2.bias)
@@ -90,6 +89,8 @@ class TinyTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(hidden, architecture.heads) for _ in range(architecture.layers))
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, 1) if head == "scalar" else None
+
+    attends_by_band = True
 
     @property
     def context(self) -> int:

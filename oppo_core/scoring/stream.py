@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oppo_core.models.cache import CacheWindow, SlotCache
+from oppo_core.models.cache import Band, CacheWindow, SlotCache
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import ragged_batches, right_padded
 
@@ -41,6 +41,7 @@ class Stream:
         # One column more than the longest sequence: padding that would point past the end is written there.
         weight = next(network.parameters())
         self._device = weight.device
+        self._by_row = network.attends_by_band and weight.device.type == "cpu"
         self._cache = SlotCache(network.cache_shape, slots, columns + 1, weight)
         self._free = list(range(slots))[::-1]
         self._slot: dict[int, int] = {}
@@ -104,7 +105,7 @@ class Stream:
         # Sequences that begin need no mask, so they are not mixed with those that go on.
         for chosen in ([row for row in range(len(ids)) if starts[row] == 0], [row for row in range(len(ids)) if starts[row] > 0]):
             lengths, columns = [len(new[row]) for row in chosen], [len(tokens[ids[row]]) for row in chosen]
-            for group in ragged_batches(lengths, self.budget, columns):
+            for group in ragged_batches(lengths, self.budget, lengths if self._by_row else columns):
                 rows = [chosen[position] for position in group]
                 padded = right_padded([new[row] for row in rows]).to(self._device)
                 window = self._window([ids[row] for row in rows], [starts[row] for row in rows], padded.shape[1])
@@ -121,7 +122,9 @@ class Stream:
         places = (torch.tensor(starts, device=self._device)[:, None] + torch.arange(width, device=self._device)).clamp_max(
             self.columns
         )
-        return self._cache.window(slots, places, int(places.max()) + 1)
+        # A band of one row is a view of its slot: no keys are copied, and no row looks at the columns of a longer one.
+        bands = tuple(Band(row, row + 1, last + 1) for row, last in enumerate(places[:, -1].tolist())) if self._by_row else ()
+        return self._cache.window(slots, places, int(places.max()) + 1, bands)
 
     def _note(self, sequence_id: int, start: int, states: Tensor) -> Reading:
         before = self._last.get(sequence_id)
