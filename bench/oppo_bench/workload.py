@@ -100,7 +100,7 @@ class Load:
     lengths: Lengths
     device: str = "cpu"
     max_age: int = 3
-    chunk: int = 32
+    chunk: int = 16
 
     @property
     def case(self) -> str:

@@ -32,7 +32,7 @@ QUICK = (3, 2)
 @click.option("--reps", type=click.IntRange(min=1), help="Repetitions.")
 @click.option("--steps", type=click.IntRange(min=1), help="PPO steps a variant in each repetition.")
 @click.option("--max-age", type=click.IntRange(1, 100), help="Most steps for which an answer is deferred. Default: 3; on cuda 2.")
-@click.option("--chunk", type=click.IntRange(1, 512), default=32, show_default=True, help="C, tokens between two hand-overs.")
+@click.option("--chunk", type=click.IntRange(1, 512), default=16, show_default=True, help="C, tokens between two hand-overs.")
 @click.option("--threads", type=click.IntRange(min=1), help="Cores that every variant may use. Default: all.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 def engine(
