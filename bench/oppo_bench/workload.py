@@ -129,7 +129,7 @@ def write_prompts(folder: Path, seed: int) -> Path:
 def spec_of(load: Load, overlap: dict[str, Any], models: dict[str, Any], prompts: Path) -> RunSpec:
     """The spec of one variant; `models` is its section of that name. Every setting but those that overlap is the same for all."""
     given = dict(overlap)
-    if load.device == "cuda":
+    if load.device == "cuda" or load.size.dtype == "bfloat16":  # two processes on CPUs share it, and add in full precision
         given.pop("update_overlap", None)
     changes = {
         "max_age": load.max_age, "chunk": {"size": load.chunk},
