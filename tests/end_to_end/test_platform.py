@@ -41,6 +41,7 @@ def test_a_killed_engine_resumes_and_no_point_is_lost(platform, tools) -> None:
     assert platform.steps_of(run_id) == list(range(1, 121))
 
 
+@pytest.mark.full
 def test_a_killed_broker_costs_nothing(platform, tools) -> None:
     run_id = platform.submit(tools.tiny_spec("killed broker", steps=60))
     platform.wait_for_step(run_id, 2)
@@ -52,6 +53,7 @@ def test_a_killed_broker_costs_nothing(platform, tools) -> None:
     assert platform.wait_for_end(platform.submit(tools.tiny_spec("after the broker died")))["state"] == "succeeded"
 
 
+@pytest.mark.full
 def test_a_killed_web_process_loses_nothing(platform, tools) -> None:
     run_id = platform.submit(tools.tiny_spec("killed web", steps=100))
     platform.wait_for_step(run_id, 2)

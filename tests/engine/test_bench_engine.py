@@ -104,7 +104,7 @@ def test_the_document_is_what_others_read(measured: Measured, tmp_path: Path) ->
     assert len({row["name"] for row in written["results"]}) == len(written["results"])
 
 
-@pytest.mark.parametrize("name", ["padded", "sequential", "all"])
+@pytest.mark.parametrize("name", ["padded", pytest.param("sequential", marks=pytest.mark.full), "all"])
 def test_imposed_lengths_are_honoured_exactly(name: str, tmp_path: Path) -> None:
     variant = contestant(name, tmp_path)
     try:
@@ -203,7 +203,7 @@ def test_the_large_sizes_have_the_parameters_of_their_models() -> None:
     assert workload.SIZES["G2"].parameters / 1e9 == pytest.approx(1.54, abs=0.01)
 
 
-@pytest.mark.parametrize("name", ["padded", "both"])
+@pytest.mark.parametrize("name", [pytest.param("padded", marks=pytest.mark.full), "both"])
 def test_a_transformers_model_in_half_precision_is_raced_too(name: str, tmp_path: Path) -> None:
     # The shape of G1 in small: a vocabulary beyond the tokenizer's, fewer key heads than heads.
     size = Size(16, 1, 2, 1, 32, workload.VOCAB + 64, "qwen2", "bfloat16", 512)

@@ -63,9 +63,13 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "drafted-defer": ({"data": {"prompts": "echo.jsonl"}}, DRAFT),
 }
 QUICK = (
-    "streamed-defer", "update-defer", "update-everything-in-the-loss", "update-scheduled-critic-first", "filtered-update",
-    "kept-drafted", "drafted-tail", "tail-batch-update", "grpo",
-)  # fmt: skip
+    "streamed-defer",
+    "update-defer",
+    "update-everything-in-the-loss",
+    "update-scheduled-critic-first",
+    "kept-drafted",
+    "grpo",
+)
 ROLES = ("actor", "critic")
 
 

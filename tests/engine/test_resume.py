@@ -46,13 +46,7 @@ TIMED = ("timing_s/", "perf/", "busy/", "bubble/", "idle_s/", "overlap_factor")
 
 
 @pytest.fixture(
-    scope="module",
-    params=[
-        "groups",
-        "oppo",
-        pytest.param("sequential", marks=pytest.mark.full),
-        pytest.param("tail batch", marks=pytest.mark.full),
-    ],
+    scope="module", params=[name if name == "oppo" else pytest.param(name, marks=pytest.mark.full) for name in sorted(MODES)]
 )
 def mode(request: pytest.FixtureRequest) -> str:
     return request.param
