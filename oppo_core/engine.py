@@ -113,7 +113,7 @@ class Engine:
     def use_cores(self, count: int) -> None:
         """Work on `count` cores from now on, and say so in the trace."""
         self.set_threads(count)
-        self.trace.devices = self.layout.actor_devices[:count]
+        self.trace.devices = self.layout.cores(count)
 
     def readable(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Those of `sequences` that the scorers may read by now: what was begun, or only what is finished."""

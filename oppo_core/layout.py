@@ -20,7 +20,10 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which devices do what. `remote`: the scorers work beside the actor, in a process or on a stream of their own."""
+    """Which devices do what. `remote`: the scorers work beside the actor, in a process or on a stream of their own.
+
+    `opening_threads`: cores for the actor from a step's begin to the first hand-over, where the scorers have nothing to do.
+    """
 
     devices: list[str]
     actor_devices: tuple[str, ...]
@@ -28,10 +31,24 @@ class Layout:
     decode_threads: int
     remote: bool
     scorers: tuple[Role, ...] = ("reward", "reference", "critic")
+    opening_threads: int = 1
+
+    @property
+    def prefill_threads(self) -> int:
+        """Cores that bring the caches to new weights."""
+        return max(len(self.actor_devices), self.opening_threads)
+
+    def threads_after(self, chunks: int) -> int:
+        """Cores that decode when so many chunks of a step are handed over: counted, so that a resumed step does the same."""
+        return max(self.decode_threads, self.opening_threads) if chunks == 0 else self.decode_threads
+
+    def cores(self, count: int) -> tuple[str, ...]:
+        """The devices that the actor's work on `count` cores occupies: its own first."""
+        return self.actor_devices[:count] if count <= len(self.actor_devices) else tuple(self.devices[:count])
 
     def lanes(self) -> list[tuple[str, Role]]:
         """(device, role) pairs in drawing order."""
-        actor: list[tuple[str, Role]] = [(device, "actor") for device in self.actor_devices]
+        actor: list[tuple[str, Role]] = [(device, "actor") for device in self.cores(self.prefill_threads)]
         return actor + [(device, role) for device in self.scorer_devices for role in self.scorers]
 
 
@@ -77,7 +94,11 @@ def lay_out(spec: RunSpec, device: torch.device, threads: int, hidden: int) -> L
         return Layout(devices, everything, everything, decoding, False, scorers_of(spec))
     split = max(1, threads - threads // 2)
     scorers = everything[split:] or everything[:1]
-    return Layout(devices, everything[:split], scorers, split, scorers != everything[:split], scorers_of(spec))
+    # With update overlap nothing is read before the first hand-over: the critic keeps no caches that new weights would undo.
+    alone = spec.overlap.update_overlap and hidden >= DECODE_THREADS_FROM_HIDDEN
+    return Layout(
+        devices, everything[:split], scorers, split, scorers != everything[:split], scorers_of(spec), threads if alone else split
+    )
 
 
 def available_cores() -> int:

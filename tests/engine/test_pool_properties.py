@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.engine import Engine
+from oppo_core.layout import Layout
 from oppo_core.metrics import Cohorts
 from oppo_core.rollout.batch import Batch
 from oppo_core.rollout.pool import Pool
@@ -134,7 +135,7 @@ class Simulation:
             pool=kind(case.batch, case.max_age, case.group), decoder=ScriptedDecoder(case.lengths), trace=Recorder(("cpu:0",)),
             scorers=self.listener, handover=Handover(), cohorts=Cohorts(), overcommit=OvercommitState(0),
             chunk=ChunkState(case.chunk), new_group=lambda ids: [Sequence(i, 0, np.asarray([-1, -i - 1])) for i in ids],
-            layout=SimpleNamespace(remote=case.streamed, decode_threads=1, actor_devices=("cpu:0",)), clock=time.monotonic,
+            layout=Layout(["cpu:0"], ("cpu:0",), ("cpu:0",), 1, remote=case.streamed), clock=time.monotonic,
             use_cores=lambda count: None, update=PlainUpdate(), readable=lambda sequences: [s for s in sequences if s.length],
         )  # fmt: skip
         self.engine.let_go = partial(Engine.let_go, self.engine)
