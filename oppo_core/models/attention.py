@@ -1,19 +1,50 @@
-"""Attention with capped logits, as Gemma 2 has it.
+"""The attention functions that transformers models run on: torch's fused one, and one with capped logits, as Gemma 2 has it.
 
-torch's fused attention has no cap, and transformers' plain one rounds the weights to float32, whatever the model's type. So
-this one is registered with transformers: the cap of the model, the precision of its weights (float32 at least).
+Both are registered with transformers, which hands on to them what the backbone is called with. With a `window` they look at
+what the slot cache has stored, band by band; without one at the keys of the pass. torch's fused attention has no cap, and
+transformers' plain one rounds the weights to float32, whatever the model's type; ours keeps the precision of the model's
+weights (float32 at least).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-CAPPED = "oppo_capped"
+from oppo_core.models.banded import attend_by_band, fused
+from oppo_core.models.cache import CacheWindow
+
+FUSED, CAPPED = "oppo_sdpa", "oppo_capped"
+
+
+def fused_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    window: CacheWindow | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Attention of `query` [N, heads, T, D] over `key` and `value` [N, kv heads, T, D], or over what `window` has stored.
+
+    `attention_mask` [N, 1, T, K] is True where a query may look; None: each sees itself and what is before it.
+
+    Returns:
+        The mixed values [N, T, heads, D], and no weights.
+    """
+    if window is None or window.mask is None or attention_mask is None:
+        whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
+        return whole
+    mixed = attend_by_band(window, _layer(module), query, attention_mask, partial(fused, scale=scaling))
+    return mixed.transpose(1, 2), None
 
 
 def capped_attention(
@@ -24,30 +55,40 @@ def capped_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
+    window: CacheWindow | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of `query` [N, heads, T, D] over `key` and `value` [N, kv heads, K, D].
-
-    `attention_mask` [N, 1, T, K] is True where a query may look; None: T = K and each sees itself and what is before it.
-
-    Returns:
-        The mixed values [N, T, heads, D], and no weights.
-    """
-    rows, heads, tokens, width = query.shape
-    groups = heads // key.shape[1]
-    grouped = query.reshape(rows, key.shape[1], groups * tokens, width)
-    logits = (grouped @ key.transpose(2, 3)).view(rows, heads, tokens, -1) * (scaling or width**-0.5)
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
-    if attention_mask is None:
-        attention_mask = torch.ones(tokens, key.shape[2], dtype=torch.bool, device=query.device).tril()
-    # Not -inf: a row of padding that sees nothing must stay finite.
-    logits = logits.masked_fill(~attention_mask, torch.finfo(logits.dtype).min)
-    precise = torch.promote_types(logits.dtype, torch.float32)
-    weights = torch.softmax(logits, dim=-1, dtype=precise).to(query.dtype)
-    mixed = (weights.view(rows, key.shape[1], groups * tokens, -1) @ value).view(rows, heads, tokens, -1)
+    """The same with logits that are capped at `softcap`."""
+    attention = partial(_capped, scale=scaling or query.shape[-1] ** -0.5, cap=softcap)
+    if window is not None and window.mask is not None and attention_mask is not None:
+        mixed = attend_by_band(window, _layer(module), query, attention_mask, attention)
+    else:
+        if attention_mask is None:
+            attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+        mixed = attention(query, key, value, attention_mask)
     return mixed.transpose(1, 2), None
 
 
-AttentionInterface.register(CAPPED, capped_attention)
-AttentionMaskInterface.register(CAPPED, sdpa_mask)
+def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, cap: float | None) -> Tensor:
+    rows, heads, tokens, width = query.shape
+    groups = heads // key.shape[1]
+    grouped = query.reshape(rows, key.shape[1], groups * tokens, width)
+    logits = (grouped @ key.transpose(2, 3)).view(rows, heads, tokens, -1) * scale
+    if cap is not None:
+        logits = torch.tanh(logits / cap) * cap
+    # Not -inf: a row of padding that sees nothing must stay finite.
+    logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+    precise = torch.promote_types(logits.dtype, torch.float32)
+    weights = torch.softmax(logits, dim=-1, dtype=precise).to(query.dtype)
+    return (weights.view(rows, key.shape[1], groups * tokens, -1) @ value).view(rows, heads, tokens, -1)
+
+
+def _layer(module: nn.Module) -> int:
+    """Which layer's attention this is."""
+    layer: Any = module.layer_idx
+    return int(layer)
+
+
+for _name, _function in ((FUSED, fused_attention), (CAPPED, capped_attention)):
+    AttentionInterface.register(_name, _function)
+    AttentionMaskInterface.register(_name, sdpa_mask)

@@ -134,6 +134,6 @@ class CacheWindow:
         return seen[int(slots) :][:1] if len(slots) == 1 else seen.index_select(0, slots)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """`store`; return all visible ones [N, heads, columns, width], whatever the bands."""
+        """`store`; return all visible ones [N, heads, columns, width], whatever the bands: for models that know no bands."""
         self.store(layer, keys, values)
         return (keys, values) if self.mask is None else self.stored(layer, Band(0, len(keys), self.columns))

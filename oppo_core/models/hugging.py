@@ -26,6 +26,8 @@ from transformers import (
 from transformers.cache_utils import CacheLayerMixin
 
 from oppo_core.models import supported
+from oppo_core.models.activation import fuse_activations
+from oppo_core.models.attention import CAPPED, FUSED
 from oppo_core.models.cache import CacheShape, CacheWindow
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.prove import cache_shape, prove
@@ -42,19 +44,23 @@ logging.disable_progress_bar()
 
 
 class WindowLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's view of an open `CacheWindow`."""
+    """One layer's view of an open `CacheWindow`. With `by_band` the attention function reads the window itself."""
 
-    def __init__(self, window: CacheWindow, layer: int) -> None:
+    def __init__(self, window: CacheWindow, layer: int, by_band: bool) -> None:
         super().__init__()
         self.window = window
         self.layer = layer
+        self.by_band = by_band
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the slot cache is allocated beforehand."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store new keys and values, return all visible ones."""
+        """Store new keys and values; return all visible ones, or those given when the attention function knows the window."""
+        if self.by_band:
+            self.window.store(self.layer, key_states, value_states)
+            return key_states, value_states
         return self.window.append(self.layer, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -73,8 +79,6 @@ class WindowLayer(CacheLayerMixin):  # type: ignore[misc]
 class HuggingNetwork(nn.Module):
     """A `Network` around a transformers model. `own_head` replaces a head that the folder does not have."""
 
-    attends_by_band = False
-
     def __init__(self, model: Any, own_head: nn.Linear | None) -> None:
         super().__init__()
         self.model: Any = model
@@ -83,6 +87,7 @@ class HuggingNetwork(nn.Module):
         self.context = supported.context_of(config)
         self.width = int(config.hidden_size)
         self.reaches = supported.reaches(config)
+        self.attends_by_band = model.config._attn_implementation in (FUSED, CAPPED)
         self._additive = model.config._attn_implementation == "eager"
         self._logit_rule = supported.logit_rule(config)
         self.name = f"{config.name_or_path} ({config.model_type})"
@@ -98,8 +103,10 @@ class HuggingNetwork(nn.Module):
         """Last hidden states [N, T, H]."""
         given: dict[str, Any] = {"use_cache": False}
         if window is not None:
-            layers = [WindowLayer(window, layer) for layer in range(len(self.cache_shape.layers))]
+            layers = [WindowLayer(window, layer, self.attends_by_band) for layer in range(len(self.cache_shape.layers))]
             given = {"use_cache": True, "past_key_values": Cache(layers=layers), "attention_mask": self._masks(window)}
+            if self.attends_by_band:
+                given["window"] = window
         states: Tensor = self.backbone(input_ids=tokens_NT, position_ids=positions_NT, **given).last_hidden_state
         return states
 
@@ -151,8 +158,19 @@ def load_hugging(path: str, head: Head, dtype: torch.dtype) -> HuggingNetwork:
             "it needs program code of its own, which is never run; only models that transformers knows are" if remote else error
         )
         raise ModelFolderError(f"{path} cannot be loaded: {reason}") from error
-    prove(network)
+    _prove(network)
     return network
+
+
+def _prove(network: HuggingNetwork) -> None:
+    """`prove`; a model that does something of its own between its cache and its attention is read without bands."""
+    try:
+        prove(network)
+    except ModelFolderError:
+        if not network.attends_by_band:
+            raise
+        network.attends_by_band = False
+        prove(network)
 
 
 def _load(path: str, config: PretrainedConfig, head: Head, dtype: torch.dtype) -> HuggingNetwork:
@@ -189,6 +207,9 @@ def _weights(kind: Any, path: str, config: PretrainedConfig, dtype: torch.dtype)
     if told["missing_keys"]:
         missing = ", ".join(sorted(told["missing_keys"])[:5])
         raise ModelFolderError(f"{path} lacks the weights {missing}")
+    if attention == "sdpa" and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(FUSED)  # leaves a model alone that has no exchangeable attention function
+    fuse_activations(model)
     loaded: nn.Module = model.eval()
     return loaded
 

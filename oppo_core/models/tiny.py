@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oppo_contract.spec import TinyArchitecture
+from oppo_core.models.banded import attend_by_band, fused
 from oppo_core.models.cache import CacheShape, CacheWindow
 
 Head = Literal["lm", "scalar"]
@@ -31,22 +32,15 @@ def called(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, window: CacheWindow | None, layer: int) -> Tensor:
-    """Attention [N, heads, T, width]: causal over whole rows, or over what `window` lets a query see, band by band.
+    """Attention [N, heads, T, width]: causal over whole rows, or over what `window` lets a query see.
 
     `keys` and `values` are those of the same tokens; a window keeps them.
     """
-    if window is None:
-        return F.scaled_dot_product_attention(query, keys, values, is_causal=True)
-    if window.mask is None or not window.bands:
-        keys, values = window.append(layer, keys, values)
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=window.mask, is_causal=window.mask is None)
-    window.store(layer, keys, values)
-    parts = []
-    for band in window.bands:
-        rows, (keys, values) = slice(band.start, band.stop), window.stored(layer, band)
-        mask = window.mask[rows, :, :, : band.columns]
-        parts.append(F.scaled_dot_product_attention(query[rows], keys, values, attn_mask=mask))
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    if window is not None:
+        window.store(layer, keys, values)
+        if window.mask is not None:
+            return attend_by_band(window, layer, query, window.mask, fused)
+    return F.scaled_dot_product_attention(query, keys, values, is_causal=True)
 
 
 class Block(nn.Module):

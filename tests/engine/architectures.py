@@ -54,8 +54,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {**SLIDING, **EXPERTS}),
     "gpt_oss": ("gpt_oss", {**SLIDING, **EXPERTS, "head_dim": 8}),
     "phi3": ("phi3", SLIDING),
+    # Not on the list: it hands on to its attention function nothing but what it knows.
+    "stablelm": ("stablelm", {}),
 }  # fmt: skip
 WITHOUT_CLASSIFIER = {"gemma4", "granite", "cohere2"}
+WITHOUT_BANDS = {"gpt_oss", "stablelm"}
 
 
 def config_of(name: str, **changes: Any) -> Any:

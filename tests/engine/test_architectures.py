@@ -26,6 +26,7 @@ from tests.engine.architectures import (
     CONTEXT,
     VOCAB,
     WINDOW,
+    WITHOUT_BANDS,
     WITHOUT_CLASSIFIER,
     Tokens,
     plain_actor,
@@ -87,6 +88,12 @@ def streamed(folder: Path, name: str, rows: list[Tokens], dtype: torch.dtype) ->
     return scorers, scorers.wait_collect()  # type: ignore[return-value]
 
 
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_attention_reads_the_cache_band_by_band(folders: Folders, name: str) -> None:
+    """Wherever the model leaves its attention to us: it costs half of what copying the cache for all rows does."""
+    assert load(folders(name), "actor", "lm", torch.float32).attends_by_band == (name not in WITHOUT_BANDS)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_streamed_scores_equal_one_padded_pass(folders: Folders, name: str, dtype: torch.dtype) -> None:
@@ -109,9 +116,12 @@ def test_streamed_scores_equal_one_padded_pass(folders: Folders, name: str, dtyp
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("kept", [False, True], ids=["plain", "filtered and kept"])
-def test_decoding_gives_the_log_probs_of_one_pass(folders: Folders, name: str, kept: bool) -> None:
-    """Uneven prompts, rows that leave, one that joins half-finished, all beyond the window; with filters and a kept cache too."""
+@pytest.mark.parametrize("kept", [False, True], ids=["plain", "filtered, kept, in bands"])
+def test_decoding_gives_the_log_probs_of_one_pass(
+    folders: Folders, name: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uneven prompts, rows that leave, one that joins half-finished, all beyond the window; with filters, kept caches, bands."""
+    monkeypatch.setattr("oppo_core.rollout.decoder.BAND_PAYS_CELLS", 1 if kept else 10**9)
     folder = folders(name)
     actor = load(folder, "actor", "lm", torch.float64)
     settings = DecodeSettings(
