@@ -1,6 +1,6 @@
-"""What does the timeline cost? `python bench/tracing_cost.py [--json FILE] [--steps N]`
+"""What does the timeline cost? `python bench/tracing_cost.py [--hidden N] [--json FILE] [--steps N]`
 
-Trains a small OPPO run on all cores (hidden 64, 16 answers with a long tail of lengths). Accounting and writing the event are
+Trains a small OPPO run on all cores (hidden 128, 16 answers with a long tail of lengths). Accounting and writing the event are
 timed where they happen, in every step, with the caches as cold as training leaves them; recording a span and sending it to
 the other process are too short for that and are timed in loops. The cost of tracing a step is its spans × the cost of one,
 compared with the time that the step took. Exit status 0 only if the share is below half a percent in the median step.
@@ -33,14 +33,18 @@ from oppo_core.train import train
 
 SHARE_WANTED = 0.005
 REPETITIONS, RECORDED = 15, 20_000
-# An untrained model ends an answer with probability 1/vocab: lengths are geometric, as long a tail as real ones have.
-TINY = {"hidden": 64, "layers": 2, "heads": 4, "context": 400, "vocab": 64}
-SPEC: dict[str, Any] = {
-    "name": "tracing cost", "models": {"actor": {"tiny": TINY}, "reward": {"model": {"tiny": TINY}}, "critic": "reward"},
-    "ppo": {"batch_size": 16}, "rollout": {"max_new_tokens": 384, "max_prompt_tokens": 16}, "data": {"prompts": "prompts.jsonl"},
-    "overlap": {"overcommit": {"initial": 8, "max": 8}, "chunk": {"size": 16}}, "checkpoints": {"every_steps": 1000},
-}  # fmt: skip
 PARTS = ("record", "send", "account", "write")
+
+
+def spec_of(hidden: int, steps: int) -> dict[str, Any]:
+    """An untrained model ends an answer with probability 1/vocab: lengths are geometric, as long a tail as real ones have."""
+    tiny = {"hidden": hidden, "layers": 2, "heads": 4, "context": 400, "vocab": 64}
+    return {
+        "name": "tracing cost", "steps": steps, "data": {"prompts": "prompts.jsonl"}, "checkpoints": {"every_steps": 1000},
+        "models": {"actor": {"tiny": tiny}, "reward": {"model": {"tiny": tiny}}, "critic": "reward"},
+        "ppo": {"batch_size": 16}, "rollout": {"max_new_tokens": 384, "max_prompt_tokens": 16},
+        "overlap": {"overcommit": {"initial": 8, "max": 8}, "chunk": {"size": 16}},
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +156,10 @@ def cost_s(step: Step, record_s: float) -> dict[str, float]:
     }
 
 
-def measure(steps: int) -> list[dict[str, Any]]:
+def measure(spec: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of the bench format."""
     with tempfile.TemporaryDirectory() as name:
-        told = trained(load_spec(SPEC | {"steps": steps}), Path(name))
+        told = trained(load_spec(spec), Path(name))
     record_s = recording_s()
     costs = [cost_s(step, record_s) for step in told]
     counts = [len(step.spans) + len(step.waits) for step in told]
@@ -179,10 +183,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--hidden", type=int, default=128)
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    results = measure(options.steps)
-    print(f"{options.steps - 1} steps on {os.cpu_count()} cores, load {load:.1f} before the run")
+    spec = spec_of(options.hidden, options.steps)
+    results = measure(spec)
+    print(f"{options.steps - 1} steps, hidden {options.hidden}, on {os.cpu_count()} cores, load {load:.1f} before the run")
     for result in results:
         print(f"{result['name']:22} median {result['median']:10.4f}  min {result['min']:10.4f}  max {result['max']:10.4f}")
     if options.json:
@@ -190,7 +196,7 @@ def main() -> int:
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
         ).stdout.strip()
         machine = {"cpus": os.cpu_count(), "load": load}
-        document = {"bench": "tracing_cost", "commit": commit, "machine": machine, "settings": SPEC, "results": results}
+        document = {"bench": "tracing_cost", "commit": commit, "machine": machine, "settings": spec, "results": results}
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0 if results[-1]["median"] <= SHARE_WANTED else 1
 
