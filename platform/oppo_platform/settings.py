@@ -144,6 +144,8 @@ OPPO_LEASE_S = environment.number("OPPO_LEASE_S", 900)
 OPPO_NODE_FRESH_S = environment.number("OPPO_NODE_FRESH_S", 60)
 OPPO_ORPHAN_GRACE_S = environment.number("OPPO_ORPHAN_GRACE_S", 30)
 OPPO_REDISPATCH_S = environment.number("OPPO_REDISPATCH_S", 15)
+# Use of devices counts half for fair shares after this long.
+OPPO_USAGE_HALF_LIFE_S = environment.number("OPPO_USAGE_HALF_LIFE_S", 7 * 24 * 3600)
 OPPO_MAX_ATTEMPTS = int(environment.number("OPPO_MAX_ATTEMPTS", 3))
 # Ingest transactions at the same time in one process; above it a worker is told to come again.
 OPPO_INGEST_SLOTS = int(environment.number("OPPO_INGEST_SLOTS", 6))

@@ -34,6 +34,11 @@ def visible_runs(user: User) -> QuerySet[Run]:
     return Run.objects.filter(project__team_id__in=_memberships(user).values("team_id"))
 
 
+def administers(user: User) -> bool:
+    """Administrators of the cluster drain nodes and set quotas; a token, which belongs to one team, never does."""
+    return bool(user.is_active and user.is_staff and user.bound_team_id is None)
+
+
 def may_submit(user: User, project: Project) -> bool:
     """Members and above submit; viewers look."""
     return _memberships(user).filter(team_id=project.team_id, role__in=SUBMITTERS).exists()

@@ -34,15 +34,17 @@ class FirstUser:
 
 @transaction.atomic
 def ensure_first_user(username: str = "admin", email: str = "admin@localhost.localdomain") -> FirstUser:
-    """The installation's first user, owner of the first team with its first project; made when there is none.
+    """The installation's first user, administrator of the cluster and owner of the first team; made when there is none.
 
     Returns the generated password once, at birth.
     """
     existing = User.objects.order_by("id").first()
     if existing is not None:
+        if not User.objects.filter(is_staff=True).exists():  # made before there were administrators
+            User.objects.filter(pk=existing.pk).update(is_staff=True)
         return FirstUser(existing, None)
     password = secrets.token_urlsafe(15)
-    user = User.objects.create_user(username=username, email=email, password=password)
+    user = User.objects.create_user(username=username, email=email, password=password, is_staff=True)
     team = create_team(DEFAULT_TEAM, owner=user)
     Project.objects.create(team=team, name=DEFAULT_PROJECT, created_at=clock.now())
     return FirstUser(user, password)

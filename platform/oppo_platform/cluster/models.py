@@ -5,8 +5,18 @@ from __future__ import annotations
 from django.db import models
 
 
+class Pool(models.Model):
+    """Nodes with the same kind of device, shared by teams through quotas. Made when the first node of a kind reports."""
+
+    name = models.CharField(max_length=120, unique=True)
+    created_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Node(models.Model):
-    """A machine whose worker has joined."""
+    """A machine whose worker has joined. While `drained_at` is set it gets no new work; what runs there goes on."""
 
     name = models.CharField(max_length=120, unique=True)
     hostname = models.CharField(max_length=255)
@@ -18,6 +28,9 @@ class Node(models.Model):
     joined_at = models.DateTimeField()
     last_seen_at = models.DateTimeField(null=True, db_index=True)
     catalogue_at = models.DateTimeField(null=True)
+    pool = models.ForeignKey(Pool, null=True, on_delete=models.PROTECT, related_name="nodes")
+    drained_at = models.DateTimeField(null=True)
+    drain_reason = models.CharField(max_length=300, blank=True)
 
     def __str__(self) -> str:
         return self.name

@@ -13,6 +13,7 @@ from django.db import transaction
 from oppo_contract import wire
 from oppo_platform import clock
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, JoinToken, Node
+from oppo_platform.cluster.pools import pool_for
 from oppo_platform.notify import wake_scheduler
 from oppo_platform.runs.attempts import fence
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState
@@ -78,7 +79,9 @@ def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
     if told.catalogue is not None:
         _replace_catalogue(node, told.catalogue)
         node.catalogue_at = now
-    node.save(update_fields=["last_seen_at", "catalogue_at"])
+    if node.pool_id is None and told.devices:
+        node.pool = pool_for(told.devices, now)
+    node.save(update_fields=["last_seen_at", "catalogue_at", "pool"])
     live = list(Attempt.objects.filter(node=node, state__in=LIVE_ATTEMPT))
     owned = {(attempt.pk, attempt.epoch) for attempt in live}
     stop = [r for r in told.attempts if (r.attempt_id, r.epoch) not in owned]

@@ -122,7 +122,12 @@ def _node_views() -> list[NodeView]:
     held = set(Allocation.objects.filter(released_at__isnull=True).values_list("device_id", flat=True))
     devices = Device.objects.filter(~Q(state=DeviceState.GONE)).order_by("index")
     items = CatalogueItem.objects.only("node_id", "kind", "entry_id")
-    nodes = live_nodes().order_by("pk").prefetch_related(Prefetch("devices", devices), Prefetch("catalogue", items))
+    nodes = (
+        live_nodes()
+        .filter(drained_at__isnull=True)
+        .order_by("pk")
+        .prefetch_related(Prefetch("devices", devices), Prefetch("catalogue", items))
+    )
     return [
         NodeView(
             node_id=node.pk,

@@ -13,10 +13,15 @@ class Allocation(models.Model):
     device = models.ForeignKey("cluster.Device", on_delete=models.PROTECT, related_name="allocations")
     created_at = models.DateTimeField()
     released_at = models.DateTimeField(null=True)
+    settled = models.BooleanField(default=False, help_text="Whether `Usage` has it; only ever true after the release.")
 
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["device"], condition=Q(released_at__isnull=True), name="one_live_allocation_a_device")
+        ]
+        indexes = [
+            models.Index(fields=["id"], condition=Q(settled=False), name="allocation_unsettled"),
+            models.Index(fields=["released_at", "created_at"], name="allocation_by_time"),
         ]
 
 
@@ -34,3 +39,46 @@ class SchedulerBeat(models.Model):
     """One row: when the last cycle ran, so that the scheduler can credit its own downtime to every lease."""
 
     last_cycle_at = models.DateTimeField()
+
+
+class TeamShare(models.Model):
+    """How much a team weighs when devices beyond everybody's own are shared out. No row: 1."""
+
+    team = models.OneToOneField("accounts.Team", on_delete=models.CASCADE, related_name="share")
+    weight = models.FloatField(default=1.0)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(weight__gt=0), name="weight_above_0")]
+
+
+class TeamQuota(models.Model):
+    """A team's devices in a pool: `nominal` are its own, up to `borrow_cap` more may be borrowed (None: all that are idle)."""
+
+    team = models.ForeignKey("accounts.Team", on_delete=models.CASCADE, related_name="quotas")
+    pool = models.ForeignKey("cluster.Pool", on_delete=models.CASCADE, related_name="quotas")
+    nominal = models.PositiveIntegerField(default=0)
+    borrow_cap = models.PositiveIntegerField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["team", "pool"], name="one_quota_a_pool")]
+
+
+class Usage(models.Model):
+    """Device-seconds of a team's released allocations, those of long ago counting less: decayed to the instant `at`."""
+
+    team = models.OneToOneField("accounts.Team", on_delete=models.CASCADE, related_name="usage")
+    device_seconds = models.FloatField(default=0.0)
+    at = models.DateTimeField()
+
+
+class WaitingReason(models.Model):
+    """Why a run waits, for people and for programs. Written when it changes; only of runs in the queue."""
+
+    run = models.OneToOneField("runs.Run", on_delete=models.CASCADE, related_name="waiting")
+    code = models.CharField(max_length=40)
+    text = models.TextField()
+    detail = models.JSONField(default=dict)
+    sooner = models.TextField(blank=True, help_text="What would let it start sooner.")
+    position = models.PositiveIntegerField(help_text="Place in the queue of its team, from 1.")
+    estimated_start = models.DateTimeField(null=True)
+    changed_at = models.DateTimeField()

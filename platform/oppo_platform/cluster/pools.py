@@ -1,0 +1,78 @@
+"""Pools, and taking a node out of service. Each service is one transaction; the scheduler is told after the commit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+
+from django.db import transaction
+
+from oppo_contract.wire import DeviceReport
+from oppo_platform import clock
+from oppo_platform.cluster.models import Node, Pool
+from oppo_platform.notify import wake_scheduler
+
+LONGEST_NAME, LONGEST_REASON = 120, 300
+
+
+class PoolError(ValueError):
+    """A wish about pools or nodes that cannot be fulfilled; the message says why."""
+
+
+def pool_for(devices: list[DeviceReport], now: datetime) -> Pool:
+    """The pool for a node that reports these devices: named after the model that most of them are, made when there is none."""
+    model = Counter(device.model for device in devices).most_common(1)[0][0]
+    name = " ".join(model.split())[:LONGEST_NAME] or devices[0].kind
+    return Pool.objects.get_or_create(name=name, defaults={"created_at": now})[0]
+
+
+@transaction.atomic
+def rename_pool(pool_id: int, name: str) -> Pool:
+    """Give a pool another name. Raises `PoolError` for a name that is empty, too long or taken."""
+    name = " ".join(name.split())
+    if not name or len(name) > LONGEST_NAME:
+        raise PoolError(f"A pool's name has 1 to {LONGEST_NAME} characters.")
+    if Pool.objects.filter(name=name).exclude(pk=pool_id).exists():
+        raise PoolError(f"There is a pool called {name} already.")
+    pool = Pool.objects.select_for_update().get(pk=pool_id)
+    pool.name = name
+    pool.save(update_fields=["name"])
+    return pool
+
+
+@transaction.atomic
+def move_node(node_id: int, pool_name: str) -> Node:
+    """Put a node into a pool, which is made when there is none of that name. What runs there goes on.
+
+    Raises:
+        PoolError: the name is empty or too long.
+    """
+    pool_name = " ".join(pool_name.split())
+    if not pool_name or len(pool_name) > LONGEST_NAME:
+        raise PoolError(f"A pool's name has 1 to {LONGEST_NAME} characters.")
+    node = Node.objects.select_for_update().get(pk=node_id)
+    node.pool = Pool.objects.get_or_create(name=pool_name, defaults={"created_at": clock.now()})[0]
+    node.save(update_fields=["pool"])
+    wake_scheduler()
+    return node
+
+
+@transaction.atomic
+def drain(node_id: int, reason: str) -> Node:
+    """Give the node no new work; what runs there goes on. Drained again, it keeps its time and takes the new reason."""
+    node = Node.objects.select_for_update().get(pk=node_id)
+    node.drained_at = node.drained_at or clock.now()
+    node.drain_reason = " ".join(reason.split())[:LONGEST_REASON]
+    node.save(update_fields=["drained_at", "drain_reason"])
+    wake_scheduler()
+    return node
+
+
+@transaction.atomic
+def undrain(node_id: int) -> Node:
+    """Let the node have work again."""
+    node = Node.objects.select_for_update().get(pk=node_id)
+    node.drained_at, node.drain_reason = None, ""
+    node.save(update_fields=["drained_at", "drain_reason"])
+    wake_scheduler()
+    return node

@@ -1,0 +1,101 @@
+"""What teams have used: device-seconds that fade with a half-life, for fair shares, and plain device-hours, for people.
+
+A device held from a to b counts ∫ 2^((t−now)/half-life) dt over a…b, so that last week's use weighs half of today's. Allocations
+are added up once, when they have been released; those that are still held are added in on the fly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from datetime import datetime, timedelta
+from typing import TypedDict
+
+from django.conf import settings
+from django.db import connection, transaction
+
+from oppo_platform.accounts.models import Team
+from oppo_platform.scheduling.models import Allocation, Usage
+
+SETTLED_AT_ONCE = 2000
+
+
+class WeekOfUse(TypedDict):
+    """Device-hours of a team in a pool in the week that begins on `week` (a Monday, UTC)."""
+
+    week: str
+    pool: str
+    device_hours: float
+
+
+def decay(seconds: float, half_life_s: float) -> float:
+    """What is left of a weight after `seconds`, 1 at 0."""
+    return math.exp(-math.log(2) * seconds / half_life_s)
+
+
+def faded(start: datetime, end: datetime, now: datetime, half_life_s: float) -> float:
+    """Device-seconds of one device held from `start` to `end` as they count at `now`: the integral above, in closed form."""
+    if end <= start:
+        return 0.0
+    late, early = (now - end).total_seconds(), (now - start).total_seconds()
+    return half_life_s / math.log(2) * (decay(late, half_life_s) - decay(early, half_life_s))
+
+
+@transaction.atomic
+def settle(now: datetime) -> int:
+    """Add released allocations to their teams' `Usage`, each once. Returns how many; the scheduler's cycle calls it."""
+    half_life = settings.OPPO_USAGE_HALF_LIFE_S
+    released = Allocation.objects.select_for_update(of=("self",)).filter(settled=False, released_at__isnull=False)
+    rows = list(
+        released.order_by("pk").values_list("pk", "attempt__run__project__team_id", "created_at", "released_at")[:SETTLED_AT_ONCE]
+    )
+    added: dict[int, float] = defaultdict(float)
+    for _, team_id, start, end in rows:
+        added[team_id] += faded(start, end, now, half_life)
+    for team_id, seconds in sorted(added.items()):
+        usage, _ = Usage.objects.select_for_update().get_or_create(team_id=team_id, defaults={"at": now})
+        usage.device_seconds = usage.device_seconds * decay((now - usage.at).total_seconds(), half_life) + seconds
+        usage.at = now
+        usage.save(update_fields=["device_seconds", "at"])
+    Allocation.objects.filter(pk__in=[row[0] for row in rows]).update(settled=True)
+    return len(rows)
+
+
+def faded_usage(now: datetime) -> dict[int, float]:
+    """Faded device-seconds of every team that has used a device, what is still held included."""
+    half_life = settings.OPPO_USAGE_HALF_LIFE_S
+    used: dict[int, float] = defaultdict(float)
+    for team_id, seconds, at in Usage.objects.values_list("team_id", "device_seconds", "at"):
+        used[team_id] += seconds * decay((now - at).total_seconds(), half_life)
+    unsettled = Allocation.objects.filter(settled=False)
+    for team_id, start, end in unsettled.values_list("attempt__run__project__team_id", "created_at", "released_at"):
+        used[team_id] += faded(start, end or now, now, half_life)
+    return dict(used)
+
+
+def weekly_usage(team: Team, now: datetime, weeks: int = 12) -> list[WeekOfUse]:
+    """The team's device-hours by week and pool, oldest first; the present week last, weeks without use left out."""
+    monday = (now - timedelta(days=now.weekday())).replace(hour=0, minute=0, second=0, microsecond=0)
+    first = monday - timedelta(weeks=weeks - 1)
+    with connection.cursor() as cursor:
+        cursor.execute(WEEKLY, {"team": team.pk, "first": first, "last": monday, "now": now})
+        return [WeekOfUse(week=row[0].isoformat(), pool=row[1], device_hours=float(row[2])) for row in cursor.fetchall()]
+
+
+# A device that was held over midnight between Sunday and Monday counts in both weeks, for what each saw of it.
+WEEKLY = """
+    SELECT (week AT TIME ZONE 'UTC')::date, COALESCE(pool.name, device.model),
+           SUM(EXTRACT(EPOCH FROM LEAST(COALESCE(held.released_at, %(now)s), week + interval '7 days')
+                                  - GREATEST(held.created_at, week))) / 3600
+      FROM generate_series(%(first)s::timestamptz, %(last)s::timestamptz, interval '7 days') AS week
+      JOIN scheduling_allocation AS held
+        ON held.created_at < week + interval '7 days' AND COALESCE(held.released_at, %(now)s) > week
+      JOIN runs_attempt AS attempt ON attempt.id = held.attempt_id
+      JOIN runs_run AS run ON run.id = attempt.run_id
+      JOIN runs_project AS project ON project.id = run.project_id
+      JOIN cluster_device AS device ON device.id = held.device_id
+      JOIN cluster_node AS node ON node.id = device.node_id
+      LEFT JOIN cluster_pool AS pool ON pool.id = node.pool_id
+     WHERE project.team_id = %(team)s
+     GROUP BY 1, 2 ORDER BY 1, 2
+"""
