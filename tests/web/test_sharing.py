@@ -117,3 +117,42 @@ def test_device_hours_by_week(world):
         {"week": "2026-11-02", "pool": "m", "device_hours": pytest.approx(24.0)},
     ]
     assert weekly_usage(world.other_team, world.clock.now()) == []
+
+
+def test_everybody_sees_their_own_share(world):
+    world.start(world.worker())
+    page = world.login("vic").get("/sharing").content.decode()
+    assert "Letters" in page
+    assert "Others" not in page
+    assert "Drain" not in page
+    assert world.login("eve").get("/sharing").content.decode().count("Letters") == 0
+
+
+def test_administrators_set_quotas_and_drain_nodes(world):
+    world.worker(devices=4, kind="cuda")
+    pool, node, ada = Pool.objects.get(), Node.objects.get(), world.people["ada"]
+    ada.is_staff = True
+    ada.save()
+    browser = world.login("ada")
+    assert "Others" in browser.get("/sharing").content.decode()
+    quota = f"/sharing/pools/{pool.pk}/teams/{world.team.pk}"
+    reply = browser.post(quota, {"nominal": "3", "borrow_cap": "", "weight": "2"}, follow=True)
+    assert "Letters owns 3 devices of m from now on." in reply.content.decode()
+    assert "Give a whole number of own devices." in browser.post(quota, {"nominal": "x"}, follow=True).content.decode()
+    browser.post(f"/sharing/nodes/{node.pk}/drain", {"reason": "new <driver>"})
+    assert "new &lt;driver&gt;" in browser.get("/sharing").content.decode()
+    browser.post(f"/sharing/nodes/{node.pk}/undrain")
+    browser.post(f"/sharing/nodes/{node.pk}/move", {"pool": "spare"})
+    node.refresh_from_db()
+    assert (node.drained_at, node.pool.name) == (None, "spare")
+    assert browser.post(f"/sharing/nodes/{node.pk}/explode").status_code == 404
+
+
+@pytest.mark.parametrize("who", ["ben", "max", "ada", "eve"])
+def test_nobody_else_changes_how_the_cluster_is_shared(world, who):
+    world.worker()
+    pool, node, browser = Pool.objects.get(), Node.objects.get(), world.login(who)
+    for path in (f"pools/{pool.pk}", f"pools/{pool.pk}/teams/{world.team.pk}", f"nodes/{node.pk}/drain", f"nodes/{node.pk}/move"):
+        assert browser.post(f"/sharing/{path}", {"name": "mine", "nominal": "9", "pool": "mine"}).status_code == 403
+    node.refresh_from_db()
+    assert (node.drained_at, node.pool.name, Pool.objects.count()) == (None, "m", 1)

@@ -30,23 +30,32 @@ def catalogue_ids(kind: str) -> list[str]:
 
 
 def nodes_overview(user: User) -> list[dict[str, Any]]:
-    """Every node: `{name, hostname, live, last_seen_at, devices: [{index, kind, model, state, busy_share, run}]}`.
+    """Every node: `{id, name, hostname, pool, live, last_seen_at, drained_at, drain_reason, devices}`.
 
+    `devices`: `[{index, kind, model, state, busy_share, run}]`. `pool` is its name, None before the first report.
     `run` is `{id, name}` of the run on the device; for another team's run both are None; `run` itself is None when it is free.
     """
     held = Allocation.objects.filter(released_at__isnull=True).select_related("attempt__run")
     devices = Device.objects.exclude(state=DeviceState.GONE).order_by("index")
-    nodes = Node.objects.order_by("name").prefetch_related(
-        Prefetch("devices", queryset=devices.prefetch_related(Prefetch("allocations", queryset=held, to_attr="held")))
+    nodes = (
+        Node.objects.select_related("pool")
+        .order_by("name")
+        .prefetch_related(
+            Prefetch("devices", queryset=devices.prefetch_related(Prefetch("allocations", queryset=held, to_attr="held")))
+        )
     )
     mine = set(visible_runs(user).filter(attempts__allocations__in=held).values_list("pk", flat=True))
     fresh = set(live_nodes().values_list("pk", flat=True))
     return [
         {
+            "id": node.pk,
             "name": node.name,
             "hostname": node.hostname,
+            "pool": node.pool.name if node.pool else None,
             "live": node.pk in fresh,
             "last_seen_at": node.last_seen_at.isoformat() if node.last_seen_at else None,
+            "drained_at": node.drained_at.isoformat() if node.drained_at else None,
+            "drain_reason": node.drain_reason,
             "devices": [_device(device, mine) for device in node.devices.all()],
         }
         for node in nodes

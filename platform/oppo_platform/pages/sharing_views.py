@@ -1,0 +1,108 @@
+"""The page on which teams see how they share devices, and on which administrators set quotas and take nodes out of service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from oppo_platform import clock
+from oppo_platform.accounts.access import administers, visible_teams
+from oppo_platform.accounts.models import Team
+from oppo_platform.cluster import pools
+from oppo_platform.cluster.models import Node, Pool
+from oppo_platform.cluster.selectors import nodes_overview
+from oppo_platform.scheduling import quotas
+from oppo_platform.scheduling.usage import faded_usage, weekly_usage
+
+WEEKS = 12
+
+
+@require_GET
+def sharing(request: HttpRequest) -> HttpResponse:
+    """Pools with quotas, what teams have used by week, and the nodes. Administrators see every team, others their own."""
+    rules = administers(request.user)
+    teams = list(Team.objects.order_by("name") if rules else visible_teams(request.user))
+    now = clock.now()
+    used = faded_usage(now)
+    everybody = sum(used.values())
+    context = {
+        "section": "queue",
+        "rules": rules,
+        "pools": quotas.pool_quotas(teams),
+        "shares": [{"team": team, "share": used.get(team.pk, 0.0) / everybody if everybody else 0.0} for team in teams],
+        "usage": [{"team": team.name, "weeks": weekly_usage(team, now, WEEKS)} for team in teams],
+        "nodes": nodes_overview(request.user),
+        "pool_names": list(Pool.objects.order_by("name").values_list("name", flat=True)),
+    }
+    return render(request, "sharing.html", context)
+
+
+@require_POST
+def set_quota(request: HttpRequest, pool_id: int, team_id: int) -> HttpResponse:
+    """A team's quota in a pool, and its weight."""
+    _only_administrators(request)
+    pool, team = get_object_or_404(Pool, pk=pool_id), get_object_or_404(Team, pk=team_id)
+
+    def change() -> str:
+        cap = request.POST.get("borrow_cap", "").strip()
+        nominal = _whole(request.POST.get("nominal", ""), "own devices")
+        quotas.set_quota(team.pk, pool.pk, nominal, _whole(cap, "borrowed devices") if cap else None)
+        quotas.set_weight(team.pk, _weight(request.POST.get("weight", "")))
+        return f"{team.name} owns {nominal} device{'' if nominal == 1 else 's'} of {pool.name} from now on."
+
+    return _told(request, change)
+
+
+@require_POST
+def rename_pool(request: HttpRequest, pool_id: int) -> HttpResponse:
+    """Another name for a pool."""
+    _only_administrators(request)
+    pool = get_object_or_404(Pool, pk=pool_id)
+    name = request.POST.get("name", "")
+    return _told(request, lambda: f"{pool.name} is called {pools.rename_pool(pool.pk, name).name} now.")
+
+
+@require_POST
+def steer_node(request: HttpRequest, node_id: int, deed: str) -> HttpResponse:
+    """Drain a node, let it have work again, or put it into another pool."""
+    _only_administrators(request)
+    node = get_object_or_404(Node, pk=node_id)
+    deeds: dict[str, Callable[[], str]] = {
+        "drain": lambda: f"{pools.drain(node.pk, request.POST.get('reason', '')).name} gets no new work; what runs goes on.",
+        "undrain": lambda: f"{pools.undrain(node.pk).name} gets work again.",
+        "move": lambda: f"{node.name} belongs to {pools.move_node(node.pk, request.POST.get('pool', '')).pool} now.",
+    }
+    if deed not in deeds:
+        raise Http404
+    return _told(request, deeds[deed])
+
+
+def _only_administrators(request: HttpRequest) -> None:
+    if not administers(request.user):
+        raise PermissionDenied("Only administrators of the cluster change how it is shared.")
+
+
+def _whole(text: str, what: str) -> int:
+    if not text.strip().isdecimal() or len(text) > 9:
+        raise quotas.QuotaError(f"Give a whole number of {what}.")
+    return int(text)
+
+
+def _weight(text: str) -> float:
+    try:
+        return float(text or "1")
+    except ValueError:
+        raise quotas.QuotaError("A weight is a number, such as 1 or 2.5.") from None
+
+
+def _told(request: HttpRequest, change: Callable[[], str]) -> HttpResponse:
+    try:
+        messages.success(request, change())
+    except (quotas.QuotaError, pools.PoolError) as refused:
+        messages.error(request, str(refused))
+    return redirect("pages:sharing")
