@@ -13,7 +13,7 @@
   function draw() {
     // Plotly reads a few tags in names, and a team's name is anybody's text.
     const data = usage.map((entry, i) => ({ type: "bar", x: weeks, y: hoursOf(entry), name: entry.team.replace(/[<>&]/g, " "), marker: { color: T.run(i + 1) }, hovertemplate: "%{y:.1f} h" }));
-    const layout = T.layout({ barmode: "stack", bargap: 0.35, hovermode: "x unified", xaxis: { type: "category" }, yaxis: { rangemode: "tozero", title: { text: "device-hours" } } });
+    const layout = T.layout({ barmode: "stack", bargap: 0.35, hovermode: "x unified", xaxis: { type: "category" }, margin: { l: 62 }, yaxis: { rangemode: "tozero", tickformat: ",", title: { text: "device-hours" } } });
     Plotly.react(plot, data, layout, T.config);
   }
   legend.replaceChildren(...usage.map((entry, i) => el("li", {}, el("span", { class: "swatch-line", "data-run": (i % 8) + 1 }), entry.team)));
