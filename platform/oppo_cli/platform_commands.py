@@ -71,7 +71,7 @@ def admin_create(username: str, email: str | None) -> None:
         address = email or f"{username}@localhost.localdomain"
         try:
             if User.objects.exists():
-                made = create_user(username, address, Team.objects.order_by("id").first(), Role.OWNER)
+                made = create_user(username, address, Team.objects.order_by("id").first(), Role.OWNER, administers=True)
             else:
                 made = ensure_first_user(username, address)
         except AccountError as error:

@@ -51,12 +51,14 @@ def ensure_first_user(username: str = "admin", email: str = "admin@localhost.loc
 
 
 @transaction.atomic
-def create_user(username: str, email: str, team: Team | None = None, role: Role = Role.MEMBER) -> FirstUser:
+def create_user(
+    username: str, email: str, team: Team | None = None, role: Role = Role.MEMBER, administers: bool = False
+) -> FirstUser:
     """A user with a generated password, in a team if given. Raises `AccountError` when the name or email is taken."""
     if User.objects.filter(Q(username__iexact=username) | Q(email__iexact=email)).exists():
         raise AccountError(f"A user called {username} or with the email {email} exists already.")
     password = secrets.token_urlsafe(15)
-    user = User.objects.create_user(username=username, email=email, password=password)
+    user = User.objects.create_user(username=username, email=email, password=password, is_staff=administers)
     if team is not None:
         Membership.objects.create(team=team, user=user, role=role)
     return FirstUser(user, password)
