@@ -30,8 +30,7 @@ from worker.shipping import Shipping
 
 LEASE_MARGIN = "OPPO_LEASE_MARGIN_S"
 DEFAULT_LEASE_MARGIN_S = 60.0
-CANCEL_WITHIN_S = 5.0  # from the wish to the engine's end; the wish may have waited a heartbeat, the outcome needs a moment
-OUTCOME_TAKES_S = 0.5
+OUTCOME_TAKES_S = 0.5  # of a deadline, for the report after the engine's end
 STOP_WITHIN_S = 12.0  # when the node is shut down: time for a checkpoint
 LEAVE_WITHIN_S = 8.0  # and for shipping the rest
 LONGEST_WAIT_S = 30.0
@@ -125,10 +124,7 @@ class Supervisor:
             return
         first = self.signal is None
         self.signal = orders.signal
-        patience_s = orders.deadline_s
-        if orders.signal == "cancel":
-            patience_s = max(0.0, min(patience_s, CANCEL_WITHIN_S) - HEARTBEAT_S - OUTCOME_TAKES_S)
-        self.kill_at = min(self.kill_at, time.monotonic() + patience_s)
+        self.kill_at = min(self.kill_at, time.monotonic() + max(0.0, orders.deadline_s - OUTCOME_TAKES_S))
         self.shipping.note(f"asked to {orders.signal}")
         if first:
             self.engine.ask_to_stop()
@@ -143,6 +139,8 @@ class Supervisor:
         if now >= self.lease_ends - lease_margin_s(self.claim.claimed.lease_s) and not self.fenced:
             self.fenced = True
             self.reason = "the platform could not be reached and the lease was about to end"
+        if now >= self.kill_at:
+            self.reason = self.reason or "it did not stop by its deadline and was killed"
         if self.fenced or now >= self.kill_at:
             engine.kill()
             self._wake.wait(HEARTBEAT_S)  # the end is noticed by another thread

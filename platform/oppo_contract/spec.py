@@ -15,15 +15,18 @@ from oppo_contract.sections.base import Name, Section
 from oppo_contract.sections.models import HttpReward, Lora, Models, ModelSpec, RewardPart, RewardSpec, TinyArchitecture
 from oppo_contract.sections.ppo import Kl, Ppo, Pretraining
 from oppo_contract.sections.rollout import Chunk, Drafter, Overcommit, Overlap, Rollout
-from oppo_contract.sections.run import Budget, Checkpoints, Data, Evaluation, Logging, Resources
+from oppo_contract.sections.run import Budget, Checkpoints, Data, Evaluation, Logging, LogRule, Queue, Resources, Retries
 
 __all__ = [
-    "MAX_SPEC_BYTES", "SPEC_VERSION", "Budget", "Checkpoints", "Chunk", "Data", "Drafter", "Evaluation", "HttpReward", "Kl",
-    "Logging", "Lora", "ModelSpec", "Models", "Overcommit", "Overlap", "Ppo", "Pretraining", "Resources", "RewardPart",
+    "MAX_SPEC_BYTES", "PLATFORM_SECTIONS", "SPEC_VERSION", "Budget", "Checkpoints", "Chunk", "Data", "Drafter", "Evaluation",
+    "HttpReward", "Kl", "LogRule", "Logging", "Lora", "ModelSpec", "Models", "Overcommit", "Overlap", "Ppo", "Pretraining",
+    "Queue", "Resources", "Retries", "RewardPart",
     "RewardSpec", "Rollout", "RunSpec", "Section", "TinyArchitecture", "load_spec",
 ]  # fmt: skip
 
 SPEC_VERSION: Literal[1] = 1
+# Sections that only the platform reads. They are not delivered to engines, so that an older one does not stumble over them.
+PLATFORM_SECTIONS = ("queue", "retries")
 MAX_SPEC_BYTES = 256 * 1024
 
 
@@ -43,6 +46,8 @@ class RunSpec(Section):
         None, description="Held-out prompts answered and scored during training; off when empty."
     )
     resources: Resources = Field(default_factory=Resources, description="What the run needs from a node.")
+    queue: Queue = Field(default_factory=Queue, description="How it waits for its turn.")
+    retries: Retries = Field(default_factory=Retries, description="What happens after a death.")
     budget: Budget = Field(default_factory=Budget, description="When to stop.")
     checkpoints: Checkpoints = Field(default_factory=Checkpoints, description="When the state is saved.")
     logging: Logging = Field(default_factory=Logging, description="What a run tells besides its metrics.")

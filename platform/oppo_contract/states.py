@@ -30,13 +30,14 @@ ENDED = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED})
 HOLDING_DEVICES = frozenset({S.ALLOCATED, S.STARTING, S.RUNNING, S.PAUSING, S.PREEMPTING, S.CANCELLING})
 
 TRANSITIONS: dict[RunState, frozenset[RunState]] = {
-    S.QUEUED: frozenset({S.ALLOCATED, S.CANCELLED}),
-    S.ALLOCATED: frozenset({S.STARTING, S.QUEUED, S.CANCELLING, S.CANCELLED, S.FAILED}),
-    S.STARTING: frozenset({S.RUNNING, S.QUEUED, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
+    S.QUEUED: frozenset({S.ALLOCATED, S.PAUSED, S.CANCELLED}),
+    S.ALLOCATED: frozenset({S.STARTING, S.QUEUED, S.PAUSED, S.CANCELLING, S.CANCELLED, S.FAILED}),
+    S.STARTING: frozenset({S.RUNNING, S.QUEUED, S.PAUSING, S.PREEMPTING, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
     S.RUNNING: frozenset({S.QUEUED, S.PAUSING, S.PREEMPTING, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
-    S.PAUSING: frozenset({S.PAUSED, S.QUEUED, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
+    # An engine that was asked to stop cannot be asked back. Resumed meanwhile, the run goes to the queue instead; and vice versa.
+    S.PAUSING: frozenset({S.PAUSED, S.QUEUED, S.PREEMPTING, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
     S.PAUSED: frozenset({S.QUEUED, S.CANCELLED}),
-    S.PREEMPTING: frozenset({S.QUEUED, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
+    S.PREEMPTING: frozenset({S.QUEUED, S.PAUSING, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
     # The engine may have been faster than the wish to cancel it.
     S.CANCELLING: frozenset({S.CANCELLED, S.SUCCEEDED, S.FAILED}),
     S.SUCCEEDED: frozenset(),

@@ -136,7 +136,7 @@ class AttemptHeartbeat(Wire):
 
 
 class AttemptOrders(Wire):
-    """`signal` stands until it is obeyed; after `deadline_s` the engine is killed."""
+    """`signal` stands until it is obeyed; `deadline_s` is what is left of its time, then the engine is killed."""
 
     lease_s: float
     signal: Literal["cancel", "pause", "preempt"] | None = None

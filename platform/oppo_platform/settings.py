@@ -147,6 +147,9 @@ OPPO_REDISPATCH_S = environment.number("OPPO_REDISPATCH_S", 15)
 # Use of devices counts half for fair shares after this long.
 OPPO_USAGE_HALF_LIFE_S = environment.number("OPPO_USAGE_HALF_LIFE_S", 7 * 24 * 3600)
 OPPO_MAX_ATTEMPTS = int(environment.number("OPPO_MAX_ATTEMPTS", 3))
+# How long an engine that was asked to stop may take to save and acknowledge before its supervisor kills it.
+OPPO_STOP_DEADLINE_S = environment.number("OPPO_STOP_DEADLINE_S", 600)
+OPPO_CANCEL_DEADLINE_S = environment.number("OPPO_CANCEL_DEADLINE_S", 5)
 # Ingest transactions at the same time in one process; above it a worker is told to come again.
 OPPO_INGEST_SLOTS = int(environment.number("OPPO_INGEST_SLOTS", 6))
 # Where checkpoints live. Named explicitly it is a path that every worker shares; otherwise it is this machine's own.

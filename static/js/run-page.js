@@ -1,4 +1,4 @@
-/* The head of every run page: state, reason, vital figures, cancel. Announces each new summary to the tab's own script through
+/* The head of every run page: state, reason, vital figures. Announces each new summary to the tab's own script through
    `Oppo.run.follow(callback)`. */
 (function () {
   "use strict";
@@ -80,8 +80,6 @@
     setText(part("reason"), words || "");
     part("log").hidden = !(summary.state === "failed" && summary.last_log_lines && summary.last_log_lines.length);
     setText(part("log"), (summary.last_log_lines || []).join("\n"));
-    const cancel = document.getElementById("cancel");
-    if (cancel) cancel.hidden = hasEnded() || summary.state === "cancelling";
     document.title = `${summary.state === "running" ? `${Math.floor(100 * summary.step / summary.total_steps)} % · ` : ""}${document.title.replace(/^\d+ % · /, "")}`;
   }
   function draw() {
@@ -100,21 +98,10 @@
     Oppo.showConnection(part("live"), connection);
     if (hasEnded() && connection.ok) part("live").hidden = true;
   }
-  async function cancel() {
-    const dialog = document.getElementById("cancel-dialog");
-    try {
-      take(await Oppo.api.post(`runs/${summary.id}/cancel`));
-      dialog.close();
-    } catch (e) {
-      setText(dialog.querySelector(".error"), e.message);
-    }
-  }
-  const confirm = document.getElementById("cancel-confirm");
-  if (confirm) confirm.addEventListener("click", cancel);
   const tab = document.querySelector('.tabs [aria-current="page"]');
   if (tab) tab.parentNode.scrollLeft = tab.offsetLeft - 40;     // on a phone the strip of tabs scrolls
 
-  Oppo.run = { id: summary.id, spec, colour: Oppo.runColour(summary.id), CAUSES, devicesOf, get summary() { return summary; },
+  Oppo.run = { id: summary.id, spec, colour: Oppo.runColour(summary.id), CAUSES, devicesOf, take, get summary() { return summary; },
     follow(callback) { followers.push(callback); callback(summary); } };
   draw();
   Oppo.live({ runs: [summary.id], onRun: take, onState: (s) => { connection = s; showLive(); } });

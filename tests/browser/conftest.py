@@ -128,7 +128,7 @@ class Platform:
 
         from oppo_contract.states import ENDED
         from oppo_platform.runs.models import Run
-        from oppo_platform.runs.services import cancel_run
+        from oppo_platform.runs.steering import cancel_run
 
         for run_id in Run.objects.exclude(state__in=ENDED).order_by("-id").values_list("id", flat=True):
             cancel_run(run_id, "user:test")

@@ -38,7 +38,7 @@ def test_it_follows_the_run_from_queue_to_end(visit, platform):
     supervisor.end("succeeded", "All steps are done.")
     page.wait_for_selector(".pill[data-state=succeeded]")
     points_drawn(page, 30)
-    assert page.locator("#cancel").is_hidden()
+    assert page.locator("[data-wish=cancel]").is_hidden()
 
 
 def test_a_stopped_server_makes_it_stale_and_a_new_one_live_again(visit, platform):
@@ -89,15 +89,39 @@ def test_cancel_asks_first_and_then_stops_the_run(visit, platform):
     supervisor.tell(list(story.tell(2)))
     page = visit().page
     page.goto(f"/runs/{run_id}")
-    page.click("#cancel")
+    page.click("[data-wish=cancel]")
     page.click("text=Keep it running")
     assert supervisor.beat() is None
-    page.click("#cancel")
-    page.click("#cancel-confirm")
+    page.click("[data-wish=cancel]")
+    page.click("#wish-confirm")
     page.wait_for_selector(".pill[data-state=cancelling]")
     supervisor.wait_for_signal("cancel")
     supervisor.end("cancelled")
     page.wait_for_selector(".pill[data-state=cancelled]")
+
+
+def test_pause_resume_and_priority_are_offered_when_they_mean_something(visit, platform):
+    run_id = platform.submit("letters paused", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(2)))
+    page = visit().page
+    page.goto(f"/runs/{run_id}")
+    assert page.locator("[data-wish=resume]").is_hidden()
+    page.click("[data-wish=pause]")
+    assert "writes a checkpoint" in page.inner_text("#wish-words")
+    page.click("#wish-confirm")
+    page.wait_for_selector(".pill[data-state=pausing]")
+    supervisor.wait_for_signal("pause")
+    supervisor.end("paused")
+    page.wait_for_selector(".pill[data-state=paused]")
+    page.click("[data-wish=priority]")
+    page.fill("#wish-value", "70")
+    page.press("#wish-value", "Enter")
+    page.wait_for_selector("[data-part=priority] >> text=70")
+    page.click("[data-wish=resume]")
+    page.click("#wish-confirm")
+    page.wait_for_selector(".pill[data-state=queued]")
+    assert page.locator("[data-wish=resume]").is_hidden()
 
 
 def test_a_failure_shows_its_cause_and_the_last_lines(visit, platform):

@@ -117,12 +117,13 @@ class World:
         worker.heartbeat(devices, kind, catalogue=CATALOGUE if catalogue is None else catalogue)
         return worker
 
-    def submit(self, user: str = "ada", priority: int = 0, **changes: Any) -> Any:
+    def submit(self, user: str = "ada", priority: int = 50, **changes: Any) -> Any:
         """A queued run."""
         from oppo_contract import load_spec
         from oppo_platform.runs.services import submit_run
 
-        return submit_run(self.people[user], self.project, load_spec(tiny_spec(**changes)), priority)
+        changes["queue"] = {"priority": priority, **changes.get("queue", {})}
+        return submit_run(self.people[user], self.project, load_spec(tiny_spec(**changes)))
 
     def cycle(self) -> Any:
         """One scheduler cycle."""

@@ -56,10 +56,10 @@ def test_the_list_filters_and_pages(world, browser):
 def test_viewers_find_no_button_that_they_may_not_press(world):
     run = world.submit()
     page = world.login("vic").get(f"/runs/{run.pk}").content.decode()
-    assert "cancel-dialog" not in page
+    assert "wish-dialog" not in page
     assert "/runs/new?from=" not in page
     assert "No project to submit to" in world.login("vic").get("/runs/new").content.decode()
-    assert "cancel-dialog" in world.login("max").get(f"/runs/{run.pk}").content.decode()
+    assert "wish-dialog" in world.login("max").get(f"/runs/{run.pk}").content.decode()
 
 
 def test_names_are_text(world, browser):

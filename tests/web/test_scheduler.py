@@ -10,7 +10,7 @@ from django.db import IntegrityError
 
 from oppo_platform.cluster.models import Device
 from oppo_platform.runs.models import Attempt, Run
-from oppo_platform.runs.services import cancel_run
+from oppo_platform.runs.steering import cancel_run
 from oppo_platform.scheduling.models import Allocation, Dispatch
 
 LEASE_S = django_settings.OPPO_LEASE_S

@@ -11,7 +11,7 @@ from django.test import AsyncClient
 
 from oppo_platform.api import stream as stream_module
 from oppo_platform.runs.models import Run
-from oppo_platform.runs.services import cancel_run
+from oppo_platform.runs.steering import cancel_run
 
 DEADLINE_S = 20
 

@@ -4,7 +4,7 @@ import pytest
 
 from oppo_platform.cluster.models import CatalogueItem, Node
 from oppo_platform.runs.models import Attempt, Checkpoint, Run
-from oppo_platform.runs.services import cancel_run
+from oppo_platform.runs.steering import cancel_run
 
 
 def test_joining_needs_a_valid_join_token(world):

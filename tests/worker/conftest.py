@@ -51,6 +51,7 @@ class Attempt:
     claimed: bool = False
     resume_from: wire.CheckpointRef | None = None
     signal: str | None = None
+    deadline_s: float = 5.0
     running: bool = False
     fenced: bool = False
     beats: int = 0
@@ -102,7 +103,7 @@ class SmallPlatform:
             return 409, wire.Refused(detail="fenced", reason="lease_lost")
         attempt.beats += 1
         attempt.running |= body["running"]
-        return 200, wire.AttemptOrders(lease_s=self.lease_s, signal=attempt.signal)  # type: ignore[arg-type]
+        return 200, wire.AttemptOrders(lease_s=self.lease_s, signal=attempt.signal, deadline_s=attempt.deadline_s)  # type: ignore[arg-type]
 
     def _events(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
         batch = wire.EventBatch.model_validate(body)

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from oppo_contract.sections.base import Path, Section
 
+DEFAULT_PRIORITY = 50
+
 
 class Data(Section):
     """The prompts."""
@@ -46,6 +48,57 @@ class Resources(Section):
         600.0, ge=1, le=86400, description="A process of the run that gives no sign of life for so long counts as hung, seconds."
     )
     cpu_threads: int | None = Field(None, ge=1, le=1024, description="Cores the engine may use; empty: all of the node's.")
+
+
+class Queue(Section):
+    """How the run waits and for how long it may hold devices. The platform's business: the engine never sees it."""
+
+    priority: int = Field(DEFAULT_PRIORITY, ge=1, le=99, description="Within the team, higher goes first.")
+    preemptible: bool = Field(True, description="May be asked to save and make room for others; it keeps its place.")
+    max_runtime_hours: float | None = Field(
+        None,
+        gt=0,
+        le=87600,
+        description="Time on devices after which the run is paused with a checkpoint; can be extended. Lets it fill gaps.",
+    )
+
+
+class LogRule(Section):
+    """What to do when a run dies with certain words.
+
+    The words are looked for as they stand, not as a regular expression: nothing that a user writes can take long to match.
+    """
+
+    match: str = Field(
+        min_length=1,
+        max_length=200,
+        description="Words in one of the engine's last lines or its reason, in any case; * stands for anything between.",
+    )
+    action: Literal["fail", "exclude_node", "retry"] = Field(
+        description="Fail at once; try again, but never on that node; or try again, even if the engine calls it final."
+    )
+
+
+class Retries(Section):
+    """What happens after a death. Preemption, pauses and shut-downs of a worker are none."""
+
+    attempts: int | None = Field(
+        None, ge=1, le=100, description="Attempts that may die before the run fails; empty: as many as the platform allows."
+    )
+    backoff_s: float = Field(
+        5.0,
+        ge=0,
+        le=86400,
+        description="Wait after the engine's first death, seconds; doubles with each further one, to an hour.",
+    )
+    rules: list[LogRule] = Field(
+        default_factory=lambda: [
+            LogRule(match="out of memory", action="fail"),
+            LogRule(match="ECC", action="exclude_node"),
+        ],
+        max_length=20,
+        description="Rules on the engine's last words; the first that matches decides.",
+    )
 
 
 class Budget(Section):

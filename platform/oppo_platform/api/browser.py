@@ -18,8 +18,9 @@ from oppo_platform.accounts.models import User
 from oppo_platform.api.auth import PERSON
 from oppo_platform.api.problems import install, problem
 from oppo_platform.runs import selectors as runs
+from oppo_platform.runs import steering
 from oppo_platform.runs.models import Project, Run
-from oppo_platform.runs.services import cancel_run, check_spec, submit_run
+from oppo_platform.runs.services import check_spec, submit_run
 from oppo_platform.telemetry import selectors as telemetry
 from oppo_platform.telemetry.comparison import compare
 
@@ -29,6 +30,7 @@ LARGEST_ID = 2**63 - 1
 
 api = NinjaAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, urls_namespace="api")
 install(api)
+api.add_exception_handler(steering.NotPossible, lambda request, error: problem(409, str(error)))
 
 
 class SpecBody(Schema):
@@ -45,6 +47,22 @@ class SpecBody(Schema):
         if (self.yaml is None) == (self.spec is None):
             raise SpecError([SpecProblem("", "give either `yaml` or `spec`")])
         return check_spec(yaml=self.yaml, data=self.spec)
+
+
+class PriorityBody(Schema):
+    """Another priority."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    priority: int
+
+
+class ExtendBody(Schema):
+    """More time on devices."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    hours: float
 
 
 class Submitted(Schema):
@@ -111,11 +129,44 @@ def show(request: HttpRequest, run_id: int) -> runs.RunSummary:
 @api.post("runs/{int:run_id}/cancel", summary="Cancel a run")
 def cancel(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """At once when it waits; otherwise its engine is told by the next heartbeat. A run that has ended stays as it is."""
+    steering.cancel_run(run_id, _steers(request, run_id))
+    return runs.run_summary(_run(request, run_id))
+
+
+@api.post("runs/{int:run_id}/pause", summary="Pause a run")
+def pause(request: HttpRequest, run_id: int) -> runs.RunSummary:
+    """At once when it waits; otherwise its engine saves first. 409 once it ends or is being cancelled."""
+    steering.pause_run(run_id, _steers(request, run_id))
+    return runs.run_summary(_run(request, run_id))
+
+
+@api.post("runs/{int:run_id}/resume", summary="Resume a paused run")
+def resume(request: HttpRequest, run_id: int) -> runs.RunSummary:
+    """It waits for devices again. 409 when it is neither paused nor pausing, or has used up its time."""
+    steering.resume_run(run_id, _steers(request, run_id))
+    return runs.run_summary(_run(request, run_id))
+
+
+@api.post("runs/{int:run_id}/priority", summary="Change a run's priority")
+def set_priority(request: HttpRequest, run_id: int, body: PriorityBody) -> runs.RunSummary:
+    """1 to 99, higher goes first within the team."""
+    steering.set_priority(run_id, body.priority, _steers(request, run_id))
+    return runs.run_summary(_run(request, run_id))
+
+
+@api.post("runs/{int:run_id}/extend", summary="Give a run more time on devices")
+def extend(request: HttpRequest, run_id: int, body: ExtendBody) -> runs.RunSummary:
+    """So many hours more. 409 for a run without a limit."""
+    steering.extend_run(run_id, body.hours, _steers(request, run_id))
+    return runs.run_summary(_run(request, run_id))
+
+
+def _steers(request: HttpRequest, run_id: int) -> str:
+    """Who asks, as an actor. Raises `Run.DoesNotExist` and `PermissionDenied`."""
     user = _user(request)
     if not may_cancel(user, _run(request, run_id)):
-        raise PermissionDenied("Only maintainers cancel other people's runs.")
-    cancel_run(run_id, f"user:{user.username}")
-    return runs.run_summary(_run(request, run_id))
+        raise PermissionDenied("Only maintainers steer other people's runs.")
+    return f"user:{user.username}"
 
 
 @api.get("runs/{int:run_id}/metrics", summary="Series of a run")

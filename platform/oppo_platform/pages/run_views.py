@@ -95,7 +95,7 @@ def _page(request: HttpRequest, run: Run, tab: str, template: str, more: dict[st
         "section": "runs",
         "run": run_summary(run),
         "spec": run.spec,
-        "may_cancel": may_cancel(request.user, run),
+        "may_steer": may_cancel(request.user, run),
         "may_submit": may_submit(request.user, run.project),
         "tabs": [
             {"title": title, "url": reverse(f"pages:{name}", args=[run.pk]), "current": name == tab} for name, title in TABS

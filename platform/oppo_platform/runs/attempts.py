@@ -7,13 +7,14 @@ Lock order, everywhere: run, attempt, allocation.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 from django.conf import settings
 from django.db import transaction
 
 from oppo_contract import wire
+from oppo_contract.spec import PLATFORM_SECTIONS
 from oppo_contract.states import RunState
 from oppo_platform import clock
 from oppo_platform.cluster.models import Device, DeviceState, Node
@@ -68,7 +69,7 @@ def _claimed(run: Run, attempt: Attempt, token: str) -> wire.Claimed:
     return wire.Claimed(
         attempt_token=token,
         run_id=run.pk,
-        spec=run.spec,
+        spec={name: section for name, section in run.spec.items() if name not in PLATFORM_SECTIONS},
         device_indices=list(held.order_by("index").values_list("index", flat=True)),
         lease_s=settings.OPPO_LEASE_S,
         artifact_url=artifact_url(run.pk),
@@ -87,13 +88,24 @@ def heartbeat(attempt_id: int, beat: wire.AttemptHeartbeat) -> wire.AttemptOrder
     run, attempt = _held(attempt_id, beat.epoch)
     now = clock.now()
     attempt.seen_at = now
-    attempt.lease_expires_at = now + timedelta(seconds=settings.OPPO_LEASE_S)
+    attempt.lease_expires_at = _renewed(attempt, now)
     if beat.running and attempt.state == AttemptState.CLAIMED:
         attempt.state = AttemptState.RUNNING
         if run.state == RunState.STARTING:
             move_run(run, RunState.RUNNING, f"Trains on node {attempt.node.name}.", f"node:{attempt.node.name}")
     attempt.save(update_fields=["seen_at", "lease_expires_at", "state"])
-    return wire.AttemptOrders(lease_s=settings.OPPO_LEASE_S, signal=SIGNALS.get(run.state))
+    lease_s = (attempt.lease_expires_at - now).total_seconds()
+    signal = SIGNALS.get(run.state)
+    if signal is None or attempt.stop_by is None:
+        return wire.AttemptOrders(lease_s=lease_s)
+    left_s = max(0.0, (attempt.stop_by - now).total_seconds())
+    return wire.AttemptOrders(lease_s=lease_s, signal=signal, deadline_s=left_s)
+
+
+def _renewed(attempt: Attempt, now: datetime) -> datetime:
+    """Until when a heartbeat renews the lease: past the deadline of a wish it does not, so that the lease decides in the end."""
+    asked_to_stop = attempt.stop_by is not None and attempt.stop_by <= now
+    return attempt.lease_expires_at if asked_to_stop else now + timedelta(seconds=settings.OPPO_LEASE_S)
 
 
 @transaction.atomic
@@ -141,23 +153,26 @@ def _move_on(run: Run, told: wire.Outcome, actor: str) -> None:
     elif run.state == RunState.CANCELLING:
         # However the engine ended, the wish was that it should.
         move_run(run, RunState.CANCELLED, run.reason, actor)
-    elif told.outcome == "paused" and run.state == RunState.PAUSING:
-        move_run(run, RunState.PAUSED, told.reason or "Paused.", actor)
     elif told.outcome == "engine_died":
         code = f" (exit status {told.exit_code})" if told.exit_code is not None else ""
         requeue_or_fail(run, f"The engine died{code}: {told.reason}".rstrip(":. "), actor)
+    elif run.state == RunState.PAUSING:
+        # Stopped for whatever reason, also by its node's shutdown: the wish was that it should hold.
+        move_run(run, RunState.PAUSED, f"{run.reason} {resume_words(run)}", actor)
     else:
         move_run(run, RunState.QUEUED, f"{told.reason or 'Stopped by its worker.'} {resume_words(run)}", actor)
 
 
 def requeue_or_fail(run: Run, cause: str, actor: str) -> None:
-    """After a death: back into the queue to resume from the last checkpoint, or failed when that happened too often."""
+    """After a death: back into the queue, or held if that was the wish; failed when it happened too often."""
     deaths = Attempt.objects.filter(run=run, outcome__in=DIED).count()
     most = settings.OPPO_MAX_ATTEMPTS
     if run.state == RunState.CANCELLING:
         move_run(run, RunState.CANCELLED, run.reason, actor)
     elif deaths >= most:
         move_run(run, RunState.FAILED, f"{cause}. That was attempt {deaths} of {most}.", actor)
+    elif run.state == RunState.PAUSING:
+        move_run(run, RunState.PAUSED, f"{run.reason} {cause} while it was pausing. {resume_words(run)}", actor)
     else:
         move_run(run, RunState.QUEUED, f"{cause}. {resume_words(run)} Attempt {deaths + 1} of {most} comes next.", actor)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 
+from oppo_contract.sections.run import DEFAULT_PRIORITY
 from oppo_contract.states import RunState
 
+PRIORITIES = (1, 99)
 STATES = [(state.value, state.value) for state in RunState]
 
 
@@ -38,12 +40,19 @@ class Run(models.Model):
     preset = models.CharField(max_length=32)
     devices = models.PositiveIntegerField(help_text="Devices asked for.")
     needs = models.JSONField(help_text="What a node must offer: {kind, models: [id…], prompts: [id…]}.")
-    priority = models.IntegerField(default=0, help_text="Higher goes first.")
+    priority = models.PositiveSmallIntegerField(default=DEFAULT_PRIORITY, help_text="1 to 99; higher goes first.")
+    preemptible = models.BooleanField(default=True, help_text="Whether it may be asked to make room for others.")
+    max_runtime_s = models.FloatField(null=True, help_text="Seconds on devices after which it is paused; may be extended.")
 
     state = models.CharField(max_length=12, choices=STATES, default=RunState.QUEUED)
     reason = models.TextField(blank=True, help_text="Why it is in this state, a sentence.")
     cursor = models.PositiveBigIntegerField(default=0, help_text="Grows with every visible change, under the row's lock.")
-    created_at = models.DateTimeField()
+    created_at = models.DateTimeField(help_text="When it was submitted.")
+    queued_at = models.DateTimeField(
+        help_text="Its place among runs of its priority: kept whatever befalls it, new when resumed."
+    )
+    not_before = models.DateTimeField(null=True, help_text="Waits until then, after a death.")
+    excluded_nodes = models.JSONField(default=list, help_text="Ids of nodes that it is not given any more.")
     started_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField(null=True)
 
@@ -59,9 +68,10 @@ class Run(models.Model):
     epochs = models.PositiveIntegerField(default=0, help_text="Attempts ever made; the newest attempt's epoch.")
 
     class Meta:
+        constraints = [models.CheckConstraint(condition=Q(priority__range=PRIORITIES), name="priority_1_to_99")]
         indexes = [
             models.Index(fields=["project", "-id"], name="run_by_project"),
-            models.Index(fields=["-priority", "id"], condition=Q(state="queued"), name="run_waiting"),
+            models.Index(fields=["-priority", "queued_at", "id"], condition=Q(state="queued"), name="run_waiting"),
             models.Index(fields=["state", "-id"], name="run_by_state"),
         ]
 
@@ -95,6 +105,7 @@ class Attempt(models.Model):
     created_at = models.DateTimeField()
     claimed_at = models.DateTimeField(null=True)
     seen_at = models.DateTimeField(null=True, help_text="Last heartbeat of the supervisor.")
+    stop_by = models.DateTimeField(null=True, help_text="Asked to stop: its engine is killed then if it still runs.")
     ended_at = models.DateTimeField(null=True)
     outcome = models.CharField(max_length=16, blank=True)
     exit_code = models.IntegerField(null=True)
@@ -137,6 +148,19 @@ class Transition(models.Model):
 
     class Meta:
         indexes = [models.Index(fields=["run", "id"], name="transition_by_run")]
+
+
+class Change(models.Model):
+    """A wish about a run that moved it to no other state: a priority, a time limit. Rows are only ever added."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="changes")
+    what = models.CharField(max_length=40)
+    reason = models.TextField()
+    actor = models.CharField(max_length=160)
+    at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["run", "id"], name="change_by_run")]
 
 
 class Checkpoint(models.Model):

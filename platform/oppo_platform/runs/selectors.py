@@ -15,7 +15,8 @@ from django.db.models import QuerySet
 from oppo_contract.states import HOLDING_DEVICES, RunState
 from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
-from oppo_platform.runs.models import Project, Run, Transition
+from oppo_platform.runs.models import Change, Project, Run, Transition
+from oppo_platform.runs.wishes import Wish, wishes
 
 MOST_RUNS_A_PAGE = 200
 
@@ -42,6 +43,10 @@ class RunSummary(TypedDict):
     preset: str
     user: str
     devices: int
+    priority: int
+    queued_at: str
+    max_runtime_s: float | None
+    wishes: dict[Wish, str]
     error: str
     last_log_lines: list[str]
     url: str
@@ -81,6 +86,10 @@ def run_summary(run: Run) -> RunSummary:
         preset=run.preset,
         user=run.user.username,
         devices=run.devices,
+        priority=run.priority,
+        queued_at=_iso(run.queued_at) or "",
+        max_runtime_s=run.max_runtime_s,
+        wishes=wishes(run.state, run.max_runtime_s is not None),
         error=run.error,
         last_log_lines=run.last_log_lines,
         url=run_url(run.pk),
@@ -144,16 +153,24 @@ def get_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
 
 def queue(user: User) -> list[RunSummary]:
     """The user's waiting runs in the order in which the scheduler looks at them, each with its `reason`."""
-    waiting = visible_runs(user).filter(state=RunState.QUEUED).order_by("-priority", "id")
+    waiting = visible_runs(user).filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
     return [run_summary(run) for run in summaries(waiting)]
 
 
 def transitions(run: Run) -> list[dict[str, Any]]:
-    """Every change of the run's state, oldest first: `{old, new, reason, actor, at}`."""
-    return [
-        {"old": t.old, "new": t.new, "reason": t.reason, "actor": t.actor, "at": _iso(t.at)}
+    """Every change of the run, oldest first: `{old, new, what, reason, actor, at}`.
+
+    `what` is empty for a move from state `old` to `new`; otherwise it says what else was changed, and both are empty.
+    """
+    moves = [
+        {"old": t.old, "new": t.new, "what": "", "reason": t.reason, "actor": t.actor, "at": t.at}
         for t in Transition.objects.filter(run=run).order_by("id")
     ]
+    others = [
+        {"old": "", "new": "", "what": c.what, "reason": c.reason, "actor": c.actor, "at": c.at}
+        for c in Change.objects.filter(run=run).order_by("id")
+    ]
+    return [{**row, "at": _iso(row["at"])} for row in sorted(moves + others, key=lambda row: row["at"])]
 
 
 def _iso(time: datetime | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Submitting and cancelling runs. Each function is one transaction; who is to know is told after the commit."""
+"""Checking and submitting runs. What may be asked of a run afterwards is `runs.steering`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from django.db import transaction
 from oppo_contract.presets import PRESETS
 from oppo_contract.problems import SpecError, SpecProblem
 from oppo_contract.spec import MAX_SPEC_BYTES, RunSpec, load_spec
-from oppo_contract.states import ENDED, RunState
+from oppo_contract.states import RunState
 from oppo_contract.yaml_text import load_yaml
 from oppo_platform import clock
 from oppo_platform.accounts.models import User
 from oppo_platform.cluster.models import DeviceState
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.notify import run_changed, wake_scheduler
-from oppo_platform.runs.attempts import end_attempt
-from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Project, Run, Transition
+from oppo_platform.runs.models import Project, Run, Transition
 from oppo_platform.runs.preflight import ModelFacts, NodeOffer, problems_on, wanted_files, wanted_models
-from oppo_platform.runs.transitions import move_run
 
 
 def check_spec(yaml: str | None = None, data: Any = None) -> RunSpec:
@@ -67,8 +65,9 @@ def node_offers() -> list[NodeOffer]:
 
 
 @transaction.atomic
-def submit_run(user: User, project: Project, spec: RunSpec, priority: int = 0) -> Run:
+def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
     """Queue a checked spec. The caller has made sure that the user may submit to the project."""
+    now, limit_h = clock.now(), spec.queue.max_runtime_hours
     run = Run.objects.create(
         project=project,
         user=user,
@@ -78,11 +77,14 @@ def submit_run(user: User, project: Project, spec: RunSpec, priority: int = 0) -
         preset=preset_of(spec),
         devices=spec.resources.devices,
         needs=needs_of(spec),
-        priority=priority,
+        priority=spec.queue.priority,
+        preemptible=spec.queue.preemptible,
+        max_runtime_s=None if limit_h is None else 3600 * limit_h,
         state=RunState.QUEUED,
         reason="Waits for the scheduler to look at it.",
         cursor=1,
-        created_at=clock.now(),
+        created_at=now,
+        queued_at=now,
         total_steps=spec.steps,
         target_reward=spec.budget.target_reward,
     )
@@ -103,23 +105,3 @@ def preset_of(spec: RunSpec) -> str:
     """The preset whose overlap modes the spec has, or `custom`."""
     modes = {"intra_step": spec.overlap.intra_step, "inter_step": spec.overlap.inter_step}
     return next((preset.key for preset in PRESETS if preset.overlap == modes), "custom")
-
-
-@transaction.atomic
-def cancel_run(run_id: int, actor: str) -> Run:
-    """End a run by wish: at once when no engine runs for it, otherwise by a signal that its next heartbeat carries.
-
-    A run that has ended, or is being cancelled, stays as it is.
-    """
-    run = Run.objects.select_for_update().get(pk=run_id)
-    if run.state in ENDED or run.state == RunState.CANCELLING:
-        return run
-    attempt = Attempt.objects.filter(run=run, state__in=LIVE_ATTEMPT).first()
-    said = f"Cancelled by {actor.removeprefix('user:')}."
-    if attempt is not None and attempt.state != AttemptState.ALLOCATED:
-        move_run(run, RunState.CANCELLING, said, actor)
-        return run
-    if attempt is not None:
-        end_attempt(attempt, AttemptState.ENDED, "cancelled", said)
-    move_run(run, RunState.CANCELLED, said, actor)
-    return run

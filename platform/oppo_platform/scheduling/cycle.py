@@ -21,6 +21,7 @@ from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.runs.attempts import fence, latest_checkpoint
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Checkpoint, Run
+from oppo_platform.runs.steering import pause_overtime
 from oppo_platform.runs.transitions import RunMoved, explain_waiting, move_run
 from oppo_platform.scheduling.dispatch import send_due
 from oppo_platform.scheduling.models import Allocation, Dispatch, SchedulerBeat
@@ -52,6 +53,7 @@ def run_cycle() -> CycleResult | None:
         now = clock.now()
         _credit_downtime(now)
         fenced = _fence_expired(now) + _take_back_unclaimed(now)
+        pause_overtime(now)
         waiting, nodes = _waiting_runs(), _node_views()
         plan = make_plan(waiting, nodes)
         placed = sum(_allocate(placement, now) for placement in plan.placements)
@@ -95,19 +97,20 @@ def _take_back_unclaimed(now: datetime) -> int:
 
 
 def _waiting_runs() -> list[WaitingRun]:
-    queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "id")
-    rows = list(queued.values_list("pk", "priority", "devices", "needs")[:MOST_WAITING])
+    queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
+    rows = list(queued.values_list("pk", "priority", "queued_at", "devices", "needs")[:MOST_WAITING])
     homes = {} if settings.OPPO_ARTIFACTS_SHARED else _homes([row[0] for row in rows])
     return [
         WaitingRun(
             run_id=pk,
             priority=priority,
+            queued_at=queued_at,
             devices=devices,
             kind=needs["kind"],
             needs=frozenset([*(("model", m) for m in needs["models"]), *(("prompts", p) for p in needs["prompts"])]),
             home=homes.get(pk),
         )
-        for pk, priority, devices, needs in rows
+        for pk, priority, queued_at, devices, needs in rows
     ]
 
 

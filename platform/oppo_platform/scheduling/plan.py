@@ -1,24 +1,27 @@
 """Who gets which devices: a pure function from what waits and what is free to placements and reasons.
 
-Law: higher priority first, then the older run; a run gets all its devices on one node, or none. A run that could go on some
-nodes but does not fit now keeps those nodes from everyone behind it, so that a large run is never starved by small ones.
+Law: higher priority first, then the one that was queued first; a run gets all its devices on one node, or none. A run that could
+go on some nodes but does not fit now keeps those nodes from all behind it, so that a large run is never starved by small ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
+LONG_AGO = datetime.min.replace(tzinfo=UTC)
 Need = tuple[str, str]  # ("model" | "prompts", id)
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRun:
-    """A queued run. `home` is the node that its checkpoint lies on, when storage is not shared: (id, name)."""
+    """A queued run. `queued_at`: its place among equals; `home`: its checkpoint's node (id, name), when storage is not shared."""
 
     run_id: int
     priority: int
     devices: int
+    queued_at: datetime = LONG_AGO
     kind: str = "any"
     needs: frozenset[Need] = frozenset()
     home: tuple[int, str] | None = None
@@ -65,7 +68,7 @@ def make_plan(waiting: Iterable[WaitingRun], nodes: Sequence[NodeView]) -> Plan:
     result = Plan()
     taken: set[int] = set()
     kept: dict[int, int] = {}  # node id → runs in front that wait for it
-    for run in sorted(waiting, key=lambda w: (-w.priority, w.run_id)):
+    for run in sorted(waiting, key=lambda w: (-w.priority, w.queued_at, w.run_id)):
         able = [node for node in nodes if _could_ever_run(run, node)]
         fitting = [(node, free) for node in able if node.node_id not in kept and (free := _free(run, node, taken))]
         if fitting:

@@ -1,0 +1,62 @@
+/* What may be asked of the run now: a button for each wish that the summary lists, and one dialog that says what it would do.
+   The server decides; buttons come and go with every summary of the live stream. */
+(function () {
+  "use strict";
+  const { Oppo } = window, { run, setText, format: f } = Oppo;
+  const buttons = [...document.querySelectorAll("[data-wish]")];
+  const dialog = document.getElementById("wish-dialog");
+  if (!dialog) return;
+  const form = dialog.querySelector("form"), input = document.getElementById("wish-value"), sure = document.getElementById("wish-confirm");
+  const error = dialog.querySelector(".error");
+  const ASKED = {
+    pause: { title: "Pause", confirm: "Pause the run", keep: "Leave it" },
+    resume: { title: "Resume", confirm: "Resume the run", keep: "Leave it" },
+    cancel: { title: "Cancel", confirm: "Cancel the run", keep: "Keep it running", grave: true },
+    priority: { title: "Priority of", confirm: "Set priority", keep: "Leave it", label: "Priority, 1 to 99", min: 1, max: 99, step: 1, value: (s) => s.priority, body: (v) => ({ priority: Number(v) }) },
+    extend: { title: "More time for", confirm: "Extend", keep: "Leave it", label: "Hours more on devices", min: 0.1, max: 8760, step: "any", value: () => 1, body: (v) => ({ hours: Number(v) }) },
+  };
+  let asked = null;
+
+  function ask(wish) {
+    const words = ASKED[wish];
+    asked = wish;
+    setText(document.getElementById("wish-title"), `${words.title} ${run.summary.name}${words.label ? "" : "?"}`);
+    setText(document.getElementById("wish-words"), run.summary.wishes[wish]);
+    setText(sure, words.confirm);
+    setText(document.getElementById("wish-keep"), words.keep);
+    sure.classList.toggle("btn-danger", Boolean(words.grave));
+    sure.classList.toggle("btn-primary", !words.grave);
+    document.getElementById("wish-field").hidden = input.disabled = !words.label;
+    if (words.label) {
+      setText(document.getElementById("wish-label"), words.label);
+      Object.assign(input, { min: words.min, max: words.max, step: words.step, value: words.value(run.summary) });
+    }
+    setText(error, "");
+    dialog.showModal();
+    (words.label ? input : sure).focus();
+  }
+  async function send(event) {
+    event.preventDefault();
+    const words = ASKED[asked];
+    sure.disabled = true;
+    try {
+      run.take(await Oppo.api.post(`runs/${run.id}/${asked}`, words.body ? words.body(input.value) : undefined));
+      dialog.close();
+    } catch (e) {
+      setText(error, e.message);
+    } finally {
+      sure.disabled = false;
+    }
+  }
+  function show(summary) {
+    buttons.forEach((button) => { button.hidden = !(button.dataset.wish in summary.wishes); });
+    document.querySelectorAll("[data-part=priority]").forEach((node) => setText(node, String(summary.priority)));
+    document.querySelectorAll("[data-part=limit]").forEach((node) => setText(node, f.duration(summary.max_runtime_s)));
+    if (!dialog.open || !asked) return;
+    if (asked in summary.wishes) setText(document.getElementById("wish-words"), summary.wishes[asked]);
+    else dialog.close();                                 // it has moved on: the question means nothing any more
+  }
+  buttons.forEach((button) => button.addEventListener("click", () => ask(button.dataset.wish)));
+  form.addEventListener("submit", send);
+  run.follow(show);
+})();
