@@ -1,0 +1,85 @@
+"""Reservations for blocked runs, and who may start in front of them.
+
+A blocked run's start is estimated from when the devices come free, those of runs in front of it counted as used for as long as
+these are expected to take (list scheduling). The first blocked run of a pool, its head, gets those devices reserved. Others may
+use a reserved device only if they are sure to be off it in time: by an enforced `max_runtime`, or, when they can be preempted, by
+a measured estimate; who is still there at the reservation is preempted.
+"""
+
+from __future__ import annotations
+
+from oppo_platform.scheduling.policy.board import Board
+from oppo_platform.scheduling.policy.placement import UNKNOWN, Bin, Demand, Place
+from oppo_platform.scheduling.policy.snapshot import Backfill, DevicesByNode, WaitingRun
+
+
+def bound_s(run: WaitingRun, min_runtime_s: float) -> float:
+    """Seconds after which the run is surely off its devices; `UNKNOWN` when nothing bounds it.
+
+    A run that is bounded by preemption is not stopped before its minimum run time, however short its estimate.
+    """
+    enforced = UNKNOWN if run.max_runtime_s is None else run.max_runtime_s
+    if not run.preemptible or run.estimate_s is None:
+        return enforced
+    return min(enforced, max(run.estimate_s, min_runtime_s))
+
+
+def backfill(run: WaitingRun, demand: Demand, board: Board) -> bool:
+    """Start the run on devices that are reserved for later, if it is sure to be gone by then."""
+    until = board.now + bound_s(run, board.snapshot.settings.min_runtime_s)
+    if until == UNKNOWN:
+        return False
+    for place in demand.places:
+        if not board.ledger.fits_until((run.team_id, place.pool_id), run.devices, until):
+            continue
+        devices = board.room.fit_around(demand, place, until)
+        if devices is not None:
+            board.place(run, place, devices, _condition(devices, place, board))
+            return True
+    return False
+
+
+def _condition(devices: DevicesByNode, place: Place, board: Board) -> Backfill | None:
+    """Whom it must make way for, and when: the earliest reservation on its devices."""
+    kept = [b.kept[d] for b in place.bins for d in devices.get(b.node.node_id, ()) if d in b.kept]
+    first = min((r for r in kept if r.start is not None), key=lambda r: (r.start, r.run_id), default=None)
+    return None if first is None or first.start is None else Backfill(first.run_id, first.start)
+
+
+def earliest(demand: Demand, place: Place, board: Board, liked: frozenset[int]) -> tuple[float, DevicesByNode]:
+    """When and on which devices the run could start there, as far as one can tell; `liked`: its devices in the last plan."""
+    single = [
+        (*_opening(b, demand.devices), sum(d not in liked for d in b.free_at), b.node.node_id, b)
+        for b in place.bins
+        if b.size >= demand.devices
+    ]
+    if single:
+        start, _, _, _, best = min(single, key=lambda entry: entry[:4])
+        return start, {best.node.node_id: _first_free(best, demand.devices)}
+    return _whole_nodes(demand, place)
+
+
+def _opening(each: Bin, devices: int) -> tuple[float, int]:
+    """When so many of its devices are free, and how many of them nobody can tell of."""
+    times = sorted(each.free_at.values())[:devices]
+    return times[-1], sum(time == UNKNOWN for time in times)
+
+
+def _first_free(each: Bin, devices: int) -> tuple[int, ...]:
+    return tuple(sorted(each.free_at, key=lambda device_id: (each.free_at[device_id], device_id))[:devices])
+
+
+def _whole_nodes(demand: Demand, place: Place) -> tuple[float, DevicesByNode]:
+    def whole(each: Bin) -> tuple[float, int, int, int]:
+        return *_opening(each, each.size), -each.size, each.node.node_id
+
+    for bins in (sorted(place.bins, key=whole), sorted(place.bins, key=lambda b: (-b.size, whole(b)))):
+        chosen, rest, start = dict[int, tuple[int, ...]](), demand.devices, 0.0
+        for each in bins[: demand.nodes_max]:
+            count = min(rest, each.size)
+            if count:
+                chosen[each.node.node_id] = _first_free(each, count)
+                start, rest = max(start, _opening(each, count)[0]), rest - count
+        if rest == 0:
+            return start, chosen
+    raise AssertionError("a place is one that could hold the demand when all of it is free")

@@ -1,0 +1,132 @@
+"""What one plan works on: the snapshot's rooms, quotas and shares, and the decisions so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from oppo_platform.scheduling.policy.fair_share import Shares
+from oppo_platform.scheduling.policy.placement import UNKNOWN, Demand, Place, Room
+from oppo_platform.scheduling.policy.quota import Ledger, Tier
+from oppo_platform.scheduling.policy.snapshot import (
+    Backfill,
+    DevicesByNode,
+    Placement,
+    Preemption,
+    Reservation,
+    RunningRun,
+    Snapshot,
+    WaitingRun,
+)
+
+
+@dataclass(slots=True)
+class Blocked:
+    """A run that goes on waiting. `cause` is a code of docs/scheduling.md; `start` is the estimate (`UNKNOWN`: none)."""
+
+    run: WaitingRun
+    demand: Demand
+    cause: str
+    start: float = UNKNOWN
+    place: Place | None = None
+    victims: tuple[RunningRun, ...] = ()
+
+
+@dataclass(slots=True)
+class Board:
+    """The state of a plan; made from a snapshot, changed by each decision."""
+
+    snapshot: Snapshot
+    now: float
+    room: Room = field(init=False)
+    ledger: Ledger = field(init=False)
+    shares: Shares = field(init=False)
+    placements: list[Placement] = field(default_factory=list)
+    preemptions: list[Preemption] = field(default_factory=list)
+    reservations: list[Reservation] = field(default_factory=list)
+    blocked: list[Blocked] = field(default_factory=list)
+    looked_at: Counter[int] = field(default_factory=Counter)  # blocked runs by pool
+    heads: dict[int, int] = field(default_factory=dict)  # pool → the blocked run whose devices are kept
+    nobody_for: set[tuple[int, int, int]] = field(default_factory=set)  # (team, demand, priority) for which nobody can be stopped
+    leaving: set[int] = field(default_factory=set)  # victims of this plan
+    _running: dict[int, list[RunningRun]] = field(default_factory=dict)  # by pool
+
+    def __post_init__(self) -> None:
+        self.room = Room(self.snapshot, self.now)
+        self.ledger = Ledger(self.snapshot)
+        self.shares = Shares(self.snapshot, self.now)
+        for run in sorted(self.snapshot.running, key=lambda r: r.run_id):
+            for pool_id in self.ledger.by_pool(run.devices):
+                self._running.setdefault(pool_id, []).append(run)
+
+    def team_name(self, team_id: int) -> str:
+        """The team's name, for people."""
+        return next((team.name for team in self.snapshot.teams if team.team_id == team_id), str(team_id))
+
+    def running(self, pool_id: int) -> list[RunningRun]:
+        """The runs that hold devices of the pool, by id."""
+        return self._running.get(pool_id, [])
+
+    def may_stop(self, run: RunningRun) -> bool:
+        """Whether the run can be preempted at all: it allows it, has run for its minimum time, and is not on its way out."""
+        young = self.now - run.started_at < self.snapshot.settings.min_runtime_s
+        return run.preemptible and not run.stopping and not young and run.run_id not in self.leaving
+
+    def tier(self, run: WaitingRun, place: Place) -> Tier:
+        """How the run stands to its team's quota there."""
+        return self.ledger.tier((run.team_id, place.pool_id), run.devices)
+
+    def best_tier(self, run: WaitingRun) -> Tier:
+        """The best of its places."""
+        return min(self.tier(run, place) for place in self.room.demand(run).places)
+
+    def options(self, run: WaitingRun) -> list[Place]:
+        """Its places within the quota: own before borrowed, GPUs before cores, then by pool."""
+        ranked = [(self.tier(run, place), place) for place in self.room.demand(run).places]
+        return [place for tier, place in sorted(ranked, key=lambda entry: entry[0]) if tier is not Tier.OVER]
+
+    def place(self, run: WaitingRun, place: Place, devices: DevicesByNode, backfill: Backfill | None = None) -> None:
+        """Give the devices to the run."""
+        estimate = run.estimate_s
+        self.room.take(devices, UNKNOWN if estimate is None else self.now + estimate)
+        self.ledger.add(run.team_id, devices)
+        self.shares.charge(run.team_id, run.devices)
+        self.placements.append(Placement(run.run_id, place.pool_id, devices, backfill))
+
+    def reserve(self, run: WaitingRun, place: Place, devices: DevicesByNode, start: float) -> None:
+        """Keep devices for a blocked run from `start` on, and its quota."""
+        reservation = Reservation(run.run_id, place.pool_id, devices, None if start == UNKNOWN else start)
+        self.room.keep(reservation, self.end(run, start))
+        self.ledger.promise((run.team_id, place.pool_id), run.devices, start)
+        self.reservations.append(reservation)
+
+    def reserved_before(self, run: WaitingRun) -> frozenset[int]:
+        """Devices that the last plan kept for it."""
+        kept = (r.devices for r in self.snapshot.reservations if r.run_id == run.run_id)
+        return frozenset(device_id for devices in kept for ids in devices.values() for device_id in ids)
+
+    def quota_from(self, run: WaitingRun, pool_id: int) -> float:
+        """When enough runs of its team are expected to have ended for its quota there."""
+        account = (run.team_id, pool_id)
+        limit, held = self.ledger.quota(account).limit, self.ledger.used[account] + self.ledger.promised[account]
+        if limit is None or held + run.devices <= limit:
+            return self.now
+        ends = []
+        for other in self.running(pool_id):
+            if other.team_id == run.team_id:
+                ends.append((self.room.end(other), self.ledger.by_pool(other.devices)[pool_id]))
+        for end, devices in sorted(ends):
+            held -= devices
+            if held + run.devices <= limit:
+                return end
+        return UNKNOWN
+
+    def end(self, run: WaitingRun, start: float) -> float:
+        """When a run that starts then is expected to end."""
+        return UNKNOWN if run.estimate_s is None else start + run.estimate_s
+
+    def stop(self, victim: RunningRun, for_run: WaitingRun, code: str, text: str) -> None:
+        """Ask a running run to make room."""
+        self.leaving.add(victim.run_id)
+        self.ledger.leave(victim.team_id, victim.devices)
+        self.preemptions.append(Preemption(victim.run_id, for_run.run_id, code, text))

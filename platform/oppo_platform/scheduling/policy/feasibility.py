@@ -1,0 +1,131 @@
+"""Hard feasibility: what cannot start whatever else runs, and what can never start.
+
+`sift` sets such runs aside before anything is given away: they wait with a reason and hold up nobody. `never` judges a request on
+every registered node, away or draining or with devices out of order, and on its team's quota: the answer at submit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from oppo_platform.scheduling.policy.placement import Bin, Room
+from oppo_platform.scheduling.policy.snapshot import NO_QUOTA, Node, Reason, Snapshot, Team, WaitingRun
+from oppo_platform.scheduling.policy.words import asked, nodes_allowed
+
+KINDS_OF_NEED = {"model": "the model", "prompts": "the prompts"}
+
+
+def sift(
+    waiting: Iterable[WaitingRun], room: Room, teams: Iterable[Team], now: float
+) -> tuple[list[WaitingRun], dict[int, Reason]]:
+    """The runs that could start if everybody else left, and the reasons of the others."""
+    by_id = {team.team_id: team for team in teams}
+    eligible, hopeless = list[WaitingRun](), dict[int, Reason]()
+    for run in waiting:
+        if run.not_before is not None and run.not_before > now:
+            hopeless[run.run_id] = _pausing(run)
+        elif not (places := room.demand(run).places):
+            hopeless[run.run_id] = _not_now(run, room)
+        elif refusal := _over_every_quota(run, by_id.get(run.team_id), [place.pool_id for place in places], room):
+            hopeless[run.run_id] = refusal
+        else:
+            eligible.append(run)
+    return eligible, hopeless
+
+
+def never(run: WaitingRun, snapshot: Snapshot, room: Room) -> Reason | None:
+    """Why the request cannot be met by all registered nodes together, or by the team's quota; None when it can."""
+    pools = {n.pool_id for n in room.nodes if _large_enough(run, [b for b in room.bins.values() if b.node.pool_id == n.pool_id])}
+    if not pools:
+        return _why(run, room.nodes, list(room.bins.values()), "registered")
+    team = next((team for team in snapshot.teams if team.team_id == run.team_id), None)
+    return _over_every_quota(run, team, sorted(pools), room)
+
+
+def _large_enough(run: WaitingRun, bins: Sequence[Bin]) -> bool:
+    """Whether bins of one pool could hold it if all their devices were in order and free."""
+    kinds = {each.kind for each in bins}
+    able = [each for each in bins if _may_read(run, each.node) and run.kind in ("any", each.kind)]
+    able = [each for each in able if run.pools is None or each.node.pool_id in run.pools]
+    return any(_spread([b.registered for b in able if b.kind == kind], run) for kind in kinds)
+
+
+def _spread(sizes: Sequence[int], run: WaitingRun) -> bool:
+    return sum(sorted(sizes, reverse=True)[: run.nodes_max]) >= run.devices
+
+
+def _may_read(run: WaitingRun, node: Node) -> bool:
+    return run.needs <= node.offers
+
+
+def _pausing(run: WaitingRun) -> Reason:
+    text = "It is tried again after a pause, because its last attempt failed."
+    return Reason("backoff", text, {"not_before": run.not_before}, run.not_before)
+
+
+def _over_every_quota(run: WaitingRun, team: Team | None, pools: Sequence[int], room: Room) -> Reason | None:
+    quotas = {pool_id: NO_QUOTA if team is None else team.quota(pool_id) for pool_id in pools}
+    if team is None or any(quota.limit is None or run.devices <= quota.limit for quota in quotas.values()):
+        return None
+    pool_id, quota = max(quotas.items(), key=lambda item: (item[1].limit or 0, -item[0]))
+    text = (
+        f"Asks for {asked(run)}, but team {team.name} may hold {quota.limit} at most on pool {room.pool_name(pool_id)}: "
+        f"its quota is {quota.nominal}, and borrowing is capped at {quota.borrow_cap}."
+    )
+    detail = {"pool": pool_id, "quota": quota.nominal, "borrow_cap": quota.borrow_cap, "devices": run.devices}
+    return Reason("quota_never", text, detail, None, "A larger quota or borrow cap, or a run with fewer devices.")
+
+
+def _not_now(run: WaitingRun, room: Room) -> Reason:
+    """Why no node could take it now, however empty."""
+    nodes = [node for node in room.nodes if node.schedulable]
+    if not nodes and any(node.connected for node in room.nodes):
+        return Reason("draining", "Every connected node is being drained.", {}, None, "A node that is undrained.")
+    if not nodes:
+        return Reason("no_node", "No worker is connected.", {}, None, "A worker that connects.")
+    if run.home is not None and all(node.node_id != run.home[0] for node in nodes):
+        return _home_away(run.home, room)
+    return _why(run, nodes, [b for b in room.bins.values() if b.node.schedulable], "connected")
+
+
+def _home_away(home: tuple[int, str], room: Room) -> Reason:
+    node_id, name = home
+    connected = any(node.node_id == node_id and node.connected for node in room.nodes)
+    why = "is being drained" if connected else "is not connected"
+    text = f"Its checkpoint lies on node {name}, which {why}; storage is not shared."
+    return Reason("home_away", text, {"node": node_id}, None, "That node back, or shared storage.")
+
+
+def _why(run: WaitingRun, nodes: Sequence[Node], bins: Sequence[Bin], word: str) -> Reason:
+    """Why none of these nodes would do; `word` says what they have in common."""
+    for need in sorted(run.needs):
+        if all(need not in node.offers for node in nodes):
+            text = f"No {word} worker has {KINDS_OF_NEED.get(need[0], need[0])} {need[1]}."
+            return Reason("missing", text, {"kind": need[0], "id": need[1]}, None, "A worker that has it.")
+    bins = [b for b in bins if _may_read(run, b.node) and (run.home is None or run.home[0] == b.node.node_id)]
+    if not bins:
+        text = f"No single {word} worker has all the models and prompts it needs."
+        return Reason("apart", text, {}, None, "A worker that has all of them.")
+    allowed = [b for b in bins if b.node.node_id not in run.excluded_nodes]
+    if not allowed:
+        names = ", ".join(sorted({b.node.name for b in bins}))
+        return Reason("excluded", f"Its retry rules exclude every node that would do: {names}.", {}, None, "Another node.")
+    return _too_large(run, allowed, word)
+
+
+def _too_large(run: WaitingRun, bins: Sequence[Bin], word: str) -> Reason:
+    fitting = [b for b in bins if run.kind in ("any", b.kind) and (run.pools is None or b.node.pool_id in run.pools)]
+    if not fitting:
+        text = f"No {word} node that would do has {'a ' + run.kind + ' device' if run.kind != 'any' else 'devices in its pools'}."
+        return Reason("kind", text, {"kind": run.kind}, None, "A node that has some.")
+    most = max(b.registered for b in fitting)
+    detail = {"devices": run.devices, "nodes_max": run.nodes_max, "largest": most}
+    by_group: dict[tuple[int, str], list[int]] = {}
+    for each in fitting:
+        by_group.setdefault((each.node.pool_id, each.kind), []).append(each.registered)
+    if any(_spread(sizes, run) for sizes in by_group.values()):
+        text = f"Needs {asked(run)} on {nodes_allowed(run)}, and too many devices are out of order."
+        return Reason("unhealthy", text, detail, None, "Devices that are put in order.")
+    text = f"Needs {asked(run)} on {nodes_allowed(run)}; the largest {word} one that would do has {most}."
+    sooner = "A run with fewer devices" + ("." if run.nodes_max > 1 else ", or one that may span several nodes.")
+    return Reason("too_large", text, detail, None, sooner)

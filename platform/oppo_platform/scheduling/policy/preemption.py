@@ -1,0 +1,215 @@
+"""Who is asked to stop so that a blocked run can start.
+
+Only preemptible runs that have run for their minimum time, in this order: a backfilled run that is still there at the
+reservation it was let in front of; runs of teams that use borrowed devices; runs of the own team with a lower priority. Devices
+that team v has borrowed are reclaimed for team p when p stays within its own quota, or when both of these hold, so that no two
+push each other out in turn:
+    borrowed(p, after) ÷ weight(p) < borrowed(v, before) ÷ weight(v)      and      share(p, after) < share(v, before).
+Of the sets found to make enough room, the one with the fewest runs, then the fewest devices, is taken; none of it can be spared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from oppo_platform.scheduling.policy.board import Board
+from oppo_platform.scheduling.policy.placement import Bin, Cut, Demand, Place, cut
+from oppo_platform.scheduling.policy.quota import Tier
+from oppo_platform.scheduling.policy.snapshot import DevicesByNode, RunningRun, WaitingRun
+
+
+class Cause(IntEnum):
+    """Why a run may be stopped; the lower goes first."""
+
+    BACKFILL = 0
+    RECLAIM = 1
+    PRIORITY = 2
+
+
+@dataclass(slots=True, eq=False)
+class Victim:
+    """A run that may be stopped: its devices in this pool, by bin; devices that others have claimed are left out."""
+
+    run: RunningRun
+    cause: Cause
+    by_bin: dict[Bin, list[int]]
+    size: int  # devices in the pool
+
+
+ByBin = Mapping[Bin, Sequence[Victim]]
+
+
+@dataclass(slots=True)
+class Cleared:
+    """Room for a blocked run: its devices, and whom to stop for it (nobody when enough is being vacated already)."""
+
+    place: Place
+    devices: DevicesByNode
+    victims: list[Victim] = field(default_factory=list)
+
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        """Fewest runs, then fewest devices, then the first node."""
+        return len(self.victims), sum(v.size for v in self.victims), min(self.devices)
+
+
+def make_room(run: WaitingRun, demand: Demand, board: Board) -> Cleared | None:
+    """The cheapest way to make room by stopping others, or by waiting for those that stop already; None: there is none."""
+    searches = [Search(run, demand, place, board) for place in demand.places]
+    for cause in Cause:
+        found = [cleared for search in searches if (cleared := search.upto(cause)) is not None]
+        if found:
+            return min(found, key=lambda cleared: cleared.cost)
+    return None
+
+
+class Search:
+    """For one run and one place: who may be stopped, and the cheapest set of them."""
+
+    def __init__(self, run: WaitingRun, demand: Demand, place: Place, board: Board) -> None:
+        """Collect the candidates."""
+        self.run, self.demand, self.place, self.board = run, demand, place, board
+        self.account = (run.team_id, place.pool_id)
+        self.tier = board.tier(run, place)
+        self.owed = board.ledger.over_by(self.account, run.devices)
+        self.candidates = list(self._candidates())
+
+    def _candidates(self) -> Iterator[Victim]:
+        causes: dict[int, bool] = {}
+        for other in filter(self.board.may_stop, self.board.running(self.place.pool_id)):
+            if other.team_id not in causes:
+                causes[other.team_id] = self.may_reclaim(other.team_id, 0)
+            cause = self._cause(other, causes[other.team_id])
+            if cause is not None:
+                by_bin = self._gains(other)
+                yield Victim(other, cause, by_bin, self.board.ledger.by_pool(other.devices)[self.place.pool_id])
+
+    def _cause(self, other: RunningRun, reclaimable: bool) -> Cause | None:
+        deal = other.backfill
+        if deal is not None and deal.for_run_id == self.run.run_id and deal.until <= self.board.now:
+            return Cause.BACKFILL
+        if other.team_id == self.run.team_id:
+            return Cause.PRIORITY if other.priority < self.run.priority else None
+        return Cause.RECLAIM if reclaimable else None
+
+    def _gains(self, other: RunningRun) -> dict[Bin, list[int]]:
+        gains: dict[Bin, list[int]] = {}
+        for device_id in (d for ids in other.devices.values() for d in ids if d not in self.board.room.claimed):
+            each = self.board.room.bin_of(device_id)
+            if each is not None:
+                gains.setdefault(each, []).append(device_id)
+        return gains
+
+    def may_reclaim(self, team_id: int, lost: int) -> bool:
+        """Whether a team, of which `lost` devices are taken already, has borrowed what this run may have."""
+        ledger, shares = self.board.ledger, self.board.shares
+        theirs = ledger.borrowed((team_id, self.place.pool_id), lost)
+        if theirs == 0 or self.tier is Tier.OVER:
+            return False
+        if self.tier is Tier.OWN:
+            return True
+        after = ledger.would_borrow(self.account, self.run.devices) / shares.weight(self.run.team_id)
+        fairer = shares.of(self.run.team_id, self.run.devices) < shares.of(team_id)
+        return fairer and after < theirs / shares.weight(team_id)
+
+    def upto(self, cause: Cause) -> Cleared | None:
+        """The cheapest set of victims with causes up to this one; None when there is none."""
+        usable = [victim for victim in self.candidates if victim.cause <= cause]
+        own = [victim for victim in usable if victim.run.team_id == self.run.team_id]
+        if self.owed > sum(victim.size for victim in own):
+            return None
+        by_bin: dict[Bin, list[Victim]] = {}
+        for victim in usable:
+            for each in victim.by_bin:
+                by_bin.setdefault(each, []).append(victim)
+        sets = [found for goal in self._goals(by_bin) if (found := self._gather(goal, by_bin, own)) is not None]
+        cleared = [self._cleared(self._spare(chosen)) for chosen in sets]
+        return min(cleared, key=lambda c: c.cost, default=None)
+
+    def _goals(self, by_bin: ByBin) -> Iterator[Cut]:
+        """The bins, or the set of whole nodes, that could be cleared, each with the devices that are wanted of it."""
+
+        def reach(each: Bin) -> int:
+            return self._open(each) + sum(len(victim.by_bin[each]) for victim in by_bin.get(each, ()))
+
+        able = [(each, reach(each)) for each in self.place.bins]
+        yield from ([(each, self.demand.devices)] for each, most in able if most >= self.demand.devices)
+        if self.demand.nodes_max > 1:
+            whole = [each for each, most in able if most >= each.size]
+            whole.sort(key=lambda b: (b.size - self._open(b), -b.size, b.node.node_id))
+            rest, goal = self.demand.devices, []
+            for each in whole[: self.demand.nodes_max]:
+                goal.append((each, min(rest, each.size)))
+                rest -= goal[-1][1]
+                if rest == 0:
+                    yield goal
+                    return
+
+    def _open(self, each: Bin) -> int:
+        return len(each.free) + len(each.soon)
+
+    def _gather(self, goal: Cut, by_bin: ByBin, own: Sequence[Victim]) -> list[Victim] | None:
+        """Victims, best first, until every bin of the goal has enough and the quota fits; None: there are not enough."""
+        chosen: list[Victim] = []
+        for each, wanted in goal:
+            here = {victim.run.run_id: len(victim.by_bin[each]) for victim in by_bin.get(each, ())}
+            if not self._add(chosen, by_bin.get(each, ()), here, wanted - self._open(each)):
+                return None
+        return chosen if self._add(chosen, own, {v.run.run_id: v.size for v in own}, self.owed) else None
+
+    def _add(self, chosen: list[Victim], usable: Sequence[Victim], gains: Mapping[int, int], wanted: int) -> bool:
+        """Choose more until the gains (by run id) of all chosen reach `wanted`.
+
+        One that is enough alone is chosen if there is one, the smallest; else the one that gains most.
+        """
+
+        def gain(victim: Victim) -> int:
+            return gains.get(victim.run.run_id, 0)
+
+        missing = wanted - sum(map(gain, chosen))
+        while missing > 0:
+            left = [v for v in usable if v not in chosen and self._still(v, chosen)]
+            if not left:
+                return False
+            enough = [v for v in left if gain(v) >= missing]
+            best = min(enough or left, key=lambda v: (v.cause, v.size if enough else -gain(v), *self._liking(v)))
+            chosen.append(best)
+            missing -= gain(best)
+        return True
+
+    def _liking(self, victim: Victim) -> tuple[float, int, float, int]:
+        """Whom to stop first among equals: of the team with the largest share, the lowest priority, the shortest run."""
+        return -self.board.shares.of(victim.run.team_id), victim.run.priority, -victim.run.started_at, victim.run.run_id
+
+    def _still(self, victim: Victim, chosen: Sequence[Victim]) -> bool:
+        """Whether the rule that allows this victim still holds when the chosen ones have left."""
+        if victim.cause is not Cause.RECLAIM:
+            return True
+        return self.may_reclaim(victim.run.team_id, sum(v.size for v in chosen if v.run.team_id == victim.run.team_id))
+
+    def _spare(self, chosen: list[Victim]) -> list[Victim]:
+        """Leave out whom it goes without, those whom one would rather not stop first."""
+        for victim in sorted(chosen, key=lambda v: (v.cause, *self._liking(v)), reverse=True):
+            fewer = [v for v in chosen if v is not victim]
+            if self._is_enough(fewer):
+                chosen = fewer
+        return chosen
+
+    def _is_enough(self, victims: Sequence[Victim]) -> bool:
+        own = sum(v.size for v in victims if v.run.team_id == self.run.team_id)
+        return own >= self.owed and self._cut(victims) is not None
+
+    def _cut(self, victims: Sequence[Victim]) -> Cut | None:
+        def amount(each: Bin) -> int:
+            return self._open(each) + sum(len(v.by_bin.get(each, ())) for v in victims)
+
+        return cut(self.place.bins, self.demand.devices, self.demand.nodes_max, amount)
+
+    def _cleared(self, victims: list[Victim]) -> Cleared:
+        devices = {}
+        for each, count in self._cut(victims) or []:
+            open_to = [*each.free, *sorted(each.soon), *(d for v in victims for d in v.by_bin.get(each, ()))]
+            devices[each.node.node_id] = tuple(open_to[:count])
+        return Cleared(self.place, devices, victims)

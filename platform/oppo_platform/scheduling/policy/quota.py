@@ -1,0 +1,96 @@
+"""Whose devices they are: quotas by team and pool, in devices.
+
+For team t in pool p: used = devices held; promised = devices that its blocked head waits for; limit = nominal + borrow cap.
+A request of d is within its own quota when used + promised + d ≤ nominal, borrows when that is ≤ limit, else it is over.
+Borrowed = max(0, used − leaving − nominal), where leaving = devices of runs that are being stopped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import IntEnum
+
+from oppo_platform.scheduling.policy.snapshot import NO_QUOTA, DevicesByNode, Quota, Snapshot
+
+Account = tuple[int, int]  # (team id, pool id)
+
+
+class Tier(IntEnum):
+    """How a request stands to its team's quota; the lower goes first."""
+
+    OWN = 0
+    BORROWED = 1
+    OVER = 2
+
+
+class Ledger:
+    """Who uses how much of which pool, and what a plan adds to it."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        """Count what the running runs hold."""
+        self.used: Counter[Account] = Counter()
+        self.leaving: Counter[Account] = Counter()
+        self.promised: Counter[Account] = Counter()
+        self.promised_from: dict[Account, float] = {}
+        self._quotas = {(team.team_id, pool_id): quota for team in snapshot.teams for pool_id, quota in team.quotas.items()}
+        self._pool_of = {node.node_id: node.pool_id for node in snapshot.nodes}
+        for run in snapshot.running:
+            self.add(run.team_id, run.devices)
+            if run.stopping:
+                self.leave(run.team_id, run.devices)
+
+    def quota(self, account: Account) -> Quota:
+        """The team's quota in the pool."""
+        return self._quotas.get(account, NO_QUOTA)
+
+    def by_pool(self, devices: DevicesByNode) -> Counter[int]:
+        """Devices by pool; a node that the snapshot does not know counts nowhere."""
+        counts: Counter[int] = Counter()
+        for node_id, ids in devices.items():
+            if node_id in self._pool_of:
+                counts[self._pool_of[node_id]] += len(ids)
+        return counts
+
+    def add(self, team_id: int, devices: DevicesByNode) -> None:
+        """The team holds these devices."""
+        for pool_id, count in self.by_pool(devices).items():
+            self.used[team_id, pool_id] += count
+
+    def leave(self, team_id: int, devices: DevicesByNode) -> None:
+        """The run that holds these devices is being stopped."""
+        for pool_id, count in self.by_pool(devices).items():
+            self.leaving[team_id, pool_id] += count
+
+    def promise(self, account: Account, devices: int, start: float) -> None:
+        """Keep this much of the quota for a blocked run that is expected to start at `start`."""
+        self.promised[account] += devices
+        self.promised_from[account] = min(start, self.promised_from.get(account, start))
+
+    def tier(self, account: Account, devices: int) -> Tier:
+        """How a request stands to the quota, what is promised to the team's blocked runs left out."""
+        quota, wanted = self.quota(account), self.used[account] + self.promised[account] + devices
+        if wanted <= quota.nominal:
+            return Tier.OWN
+        return Tier.BORROWED if quota.limit is None or wanted <= quota.limit else Tier.OVER
+
+    def fits_until(self, account: Account, devices: int, until: float) -> bool:
+        """Whether a run that is gone by `until` keeps the quota and disturbs no promise."""
+        limit, wanted = self.quota(account).limit, self.used[account] + devices
+        if limit is None or wanted + self.promised[account] <= limit:
+            return True
+        return wanted <= limit and until <= self.promised_from.get(account, until)
+
+    def over_by(self, account: Account, devices: int) -> int:
+        """How many devices the team must give back before the request fits, beyond those that are leaving; 0: none."""
+        limit = self.quota(account).limit
+        if limit is None:
+            return 0
+        return max(0, self.used[account] - self.leaving[account] + self.promised[account] + devices - limit)
+
+    def borrowed(self, account: Account, lost: int = 0) -> int:
+        """Devices that the team holds beyond its own, those that are leaving and `lost` more left out."""
+        return max(0, self.used[account] - self.leaving[account] - lost - self.quota(account).nominal)
+
+    def would_borrow(self, account: Account, extra: int) -> int:
+        """Devices beyond its own that the team would hold with `extra` more and with what its blocked runs were promised."""
+        return self.borrowed(account, -self.promised[account] - extra)

@@ -1,0 +1,125 @@
+"""Why each blocked run waits, in words, from the state at the end of a plan.
+
+A reason names runs of the run's own team only: another team's do not exist for its reader. Codes: docs/scheduling.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oppo_platform.scheduling.policy.board import Blocked, Board
+from oppo_platform.scheduling.policy.placement import UNKNOWN, Bin, Place, cut
+from oppo_platform.scheduling.policy.snapshot import Reason, RunningRun, WaitingRun
+from oppo_platform.scheduling.policy.words import asked, nodes_allowed, runs
+
+
+def explain(board: Board) -> dict[int, Reason]:
+    """The reasons of all blocked runs, by run id. Runs beyond the lookahead that ask for the same share one."""
+    shared: dict[tuple[int, int, str, bool], Reason] = {}
+    reasons: dict[int, Reason] = {}
+    for blocked in board.blocked:
+        if blocked.victims or blocked.start != UNKNOWN:
+            reasons[blocked.run.run_id] = _reason(blocked, board)
+            continue
+        key = (blocked.run.team_id, id(blocked.demand), blocked.cause, blocked.run.estimate_s is None)
+        if key not in shared:
+            shared[key] = _reason(blocked, board)
+        reasons[blocked.run.run_id] = shared[key]
+    return reasons
+
+
+def _reason(blocked: Blocked, board: Board) -> Reason:
+    if blocked.cause == "preempting":
+        return _preempting(blocked)
+    if blocked.cause == "quota":
+        return _quota(blocked, board)
+    return _devices(blocked, board)
+
+
+def _start(blocked: Blocked) -> float | None:
+    return None if blocked.start == UNKNOWN else blocked.start
+
+
+def _preempting(blocked: Blocked) -> Reason:
+    text = _victims(blocked.run.team_id, blocked.victims)
+    return Reason("preempting", text, {"stopping": len(blocked.victims)}, _start(blocked))
+
+
+def _victims(team_id: int, victims: Sequence[RunningRun]) -> str:
+    if not victims:
+        return "Waits for runs that are being stopped to leave their devices."
+    own = [victim.run_id for victim in victims if victim.team_id == team_id]
+    others = len(victims) - len(own)
+    if not others:
+        return f"{runs(own)} {'was' if len(own) == 1 else 'were'} asked to make room for it."
+    named = f"{runs(own)} and " if own else ""
+    count = f"{others} run{'s' if others > 1 else ''} of other teams"
+    text = f"{named}{count} {'was' if len(victims) == 1 else 'were'} asked to make room for it."
+    return text
+
+
+def _quota(blocked: Blocked, board: Board) -> Reason:
+    run, place = blocked.run, blocked.place or blocked.demand.places[0]
+    account = (run.team_id, place.pool_id)
+    quota, used = board.ledger.quota(account), board.ledger.used[account]
+    team, pool = board.team_name(run.team_id), board.room.pool_name(place.pool_id)
+    cap = "it may not borrow" if quota.borrow_cap == 0 else f"borrowing is capped at {quota.borrow_cap}"
+    if quota.limit is not None and used + run.devices <= quota.limit:
+        text = f"What is left of the quota of team {team} on pool {pool} is kept for a run of the team in front of it."
+    elif used == quota.nominal:
+        text = f"Team {team} is at its quota of {quota.nominal} on pool {pool}; {cap}."
+    else:
+        text = f"Team {team} uses {used} on pool {pool}; its quota is {quota.nominal}, and {cap}."
+    detail = {"pool": place.pool_id, "used": used, "quota": quota.nominal, "borrow_cap": quota.borrow_cap, "devices": run.devices}
+    return Reason("quota", text, detail, _start(blocked), "A run of the team that ends, or a larger quota or borrow cap.")
+
+
+def _devices(blocked: Blocked, board: Board) -> Reason:
+    """Why there is no room, judged on the places that are not closed by the quota alone."""
+    run, demand = blocked.run, blocked.demand
+    short = [place for place in demand.places if cut(place.bins, run.devices, run.nodes_max, lambda b: len(b.free)) is None]
+    if not short:
+        return _quota(blocked, board)
+    bins = [each for place in short for each in place.bins]
+    kept = sum(reservation.run_id != run.run_id for each in bins for reservation in each.kept.values())
+    free = sum(len(each.free) + len(each.kept) for each in bins)
+    wanted = asked(run, _model(bins))
+    detail = {"devices": run.devices, "free": free, "kept": kept, "usable": sum(each.size for each in bins)}
+    if kept and any(cut(place.bins, run.devices, run.nodes_max, lambda b: len(b.free) + len(b.kept)) for place in short):
+        text = f"Waits for {wanted}: enough are free, but kept for a run in front of it."
+        return Reason("reserved", text, detail, _start(blocked), _shorter(blocked))
+    return Reason("devices", _scarce(run, bins, free, wanted), detail, _start(blocked), _fewer(run, short))
+
+
+def _model(bins: Sequence[Bin]) -> str:
+    """The GPU's model when all that would do are of one."""
+    models = {each.model if each.kind == "cuda" else "" for each in bins}
+    return models.pop() if len(models) == 1 else ""
+
+
+def _scarce(run: WaitingRun, bins: Sequence[Bin], free: int, wanted: str) -> str:
+    if free == 0:
+        usable = sum(each.size for each in bins)
+        used = "the only one that would do is" if usable == 1 else f"all {usable} that would do are"
+        return f"Waits for {wanted}: {used} in use."
+    nodes = sum(bool(each.free or each.kept) for each in bins)
+    spread = f", spread over {nodes} nodes" if nodes > 1 else ""
+    return f"Waits for {wanted} on {nodes_allowed(run)}: {free} {'is' if free == 1 else 'are'} free{spread}."
+
+
+def _fewer(run: WaitingRun, places: Sequence[Place]) -> str:
+    """What would fit at once into what is free and not kept."""
+    for place in places:
+        chosen = cut(place.bins, run.devices, len(place.bins), lambda b: len(b.free))
+        if chosen and len(chosen) > run.nodes_max:
+            return f"It would start now if it could span {len(chosen)} nodes."
+    most = max((len(each.free) for place in places for each in place.bins), default=0)
+    if most:
+        return f"With {most} device{'s' if most > 1 else ''} it would start now."
+    return "Runs that end, or more nodes."
+
+
+def _shorter(blocked: Blocked) -> str:
+    if blocked.run.estimate_s is None:
+        return "A max_runtime: it may run in front when it is sure to end in time."
+    return "A shorter max_runtime: it may run in front when it is sure to end in time."

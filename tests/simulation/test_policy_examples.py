@@ -1,0 +1,172 @@
+"""The scheduling policy by example: who starts, who makes room, and what the others are told."""
+
+from __future__ import annotations
+
+from oppo_platform.scheduling.policy import Backfill, Quota, Reservation, feasible_ever, plan
+from tests.simulation.policy_clusters import NEEDS, cluster, node, running, waiting
+
+
+def placed(decisions):
+    """Run ids in the order of their placements."""
+    return [placement.run_id for placement in decisions.placements]
+
+
+def why(decisions, run_id):
+    """Code and text of a reason."""
+    reason = decisions.reasons[run_id]
+    return reason.code, reason.text
+
+
+def test_within_a_team_priority_goes_first_then_age():
+    made = plan(cluster([node(1, 2)], [waiting(1), waiting(2), waiting(3, priority=60)]), 0)
+    assert placed(made) == [3, 1]
+    assert why(made, 2) == ("devices", "Waits for 1 device: all 2 that would do are in use.")
+
+
+def test_a_run_that_came_back_keeps_its_place():
+    made = plan(cluster([node(1, 1)], [waiting(1, submitted_at=9.0), waiting(2, submitted_at=3.0)]), 0)
+    assert placed(made) == [2]
+
+
+def test_the_fullest_node_that_fits_is_taken():
+    busy = [running(10, 1, [202, 203])]
+    made = plan(cluster([node(1, 4), node(2, 4)], [waiting(1, devices=2)], busy), 0)
+    assert made.placements[0].devices == {2: (200, 201)}
+
+
+def test_kinds_are_never_mixed_and_gpus_come_first():
+    both = [node(1, 1, kind="cpu"), node(2, 1, kind="cuda")]
+    assert plan(cluster(both, [waiting(1)]), 0).placements[0].devices == {2: (200,)}
+    assert why(plan(cluster(both, [waiting(1, devices=2, nodes_max=2)]), 0), 1)[0] == "too_large"
+
+
+def test_a_gang_gets_whole_nodes_and_the_rest_on_one_more():
+    busy = [running(10, 1, [203])]
+    made = plan(cluster([node(1), node(2), node(3)], [waiting(1, devices=11, nodes_max=3)], busy), 0)
+    assert made.placements[0].devices == {1: (100, 101, 102, 103), 3: (300, 301, 302, 303), 2: (200, 201, 202)}
+    assert not plan(cluster([node(1), node(2), node(3)], [waiting(1, devices=11, nodes_max=2)], busy), 0).placements
+
+
+def test_own_quota_goes_before_borrowed_and_then_the_lower_share():
+    quotas = {2: Quota(1, None)}
+    made = plan(cluster([node(1, 1)], [waiting(1, 1), waiting(2, 2)], quotas=quotas, usage={2: 1e6}), 0)
+    assert placed(made) == [2]
+    made = plan(cluster([node(1, 1)], [waiting(1, 1), waiting(2, 2)], usage={1: 1e6, 2: 1e3}), 0)
+    assert placed(made) == [2]
+
+
+def test_a_burst_does_not_win():
+    queue = [*(waiting(i, 1) for i in range(1, 9)), waiting(20, 2), waiting(21, 2)]
+    made = plan(cluster([node(1, 4)], queue), 0)
+    assert placed(made) == [1, 20, 2, 21]
+
+
+def test_a_team_at_its_quota_is_told_so():
+    busy = [running(10, 1, [100, 101])]
+    made = plan(cluster([node(1)], [waiting(1, 1)], busy, quotas={1: Quota(2, 0)}), 0)
+    assert why(made, 1) == ("quota", "Team alpha is at its quota of 2 on pool h100; it may not borrow.")
+    made = plan(cluster([node(1)], [waiting(1, 1, 3)], busy, quotas={1: Quota(1, 2)}), 0)
+    assert why(made, 1) == ("quota", "Team alpha uses 2 on pool h100; its quota is 1, and borrowing is capped at 2.")
+    made = plan(cluster([node(1)], [waiting(1, 1, 4)], busy, quotas={1: Quota(1, 2)}), 0)
+    assert why(made, 1)[0] == "quota_never"
+
+
+def test_borrowed_devices_are_reclaimed_by_their_owner():
+    busy = [running(10, 2, [100, 101]), running(11, 2, [102, 103], started_at=-5e4)]
+    made = plan(cluster([node(1)], [waiting(1, 1, 2)], busy, quotas={1: Quota(2)}), 0)
+    assert [(p.run_id, p.for_run_id, p.code) for p in made.preemptions] == [(11, 1, "reclaim")]
+    assert why(made, 1) == ("preempting", "1 run of other teams was asked to make room for it.")
+    assert made.reservations == (Reservation(1, 1, {1: (102, 103)}, 60.0),)
+
+
+def test_what_is_being_vacated_is_waited_for_and_nobody_else_is_stopped():
+    busy = [running(10, 2, [100, 101]), running(11, 2, [102, 103], stopping=True)]
+    made = plan(cluster([node(1)], [waiting(1, 1, 2)], busy, quotas={1: Quota(2)}), 0)
+    assert made.preemptions == ()
+    assert why(made, 1) == ("preempting", "Waits for runs that are being stopped to leave their devices.")
+
+
+def test_a_lower_priority_of_the_own_team_makes_room_but_not_of_another():
+    own = [running(10, 1, [100], priority=20), running(11, 1, [101], priority=60)]
+    made = plan(cluster([node(1, 2)], [waiting(1, 1, priority=50)], own, quotas={1: Quota(2)}), 0)
+    assert [p.run_id for p in made.preemptions] == [10]
+    other = [running(10, 2, [100], priority=20), running(11, 2, [101], priority=20)]
+    made = plan(cluster([node(1, 2)], [waiting(1, 1, priority=50)], other, quotas={2: Quota(2)}), 0)
+    assert made.preemptions == ()
+
+
+def test_neither_the_young_nor_the_unpreemptible_are_stopped():
+    young = running(10, 2, [100], started_at=-60.0)
+    fixed = running(11, 2, [101], preemptible=False)
+    made = plan(cluster([node(1, 2)], [waiting(1, 1)], [young, fixed], quotas={1: Quota(2)}), 0)
+    assert made.preemptions == ()
+    assert why(made, 1)[0] == "devices"
+
+
+def test_only_runs_that_end_in_time_start_in_front_of_the_head():
+    busy = [running(10, 2, [103], expected_end=3600.0, preemptible=False)]
+    queue = [
+        waiting(1, 1, 4),
+        waiting(2, 1),
+        waiting(3, 1, steps_left=100, steps_per_s=0.02),
+        waiting(4, 1, steps_left=100, steps_per_s=0.1),
+        waiting(5, 1, max_runtime_s=3000.0, preemptible=False),
+    ]
+    made = plan(cluster([node(1)], queue, busy), 0)
+    assert {p.run_id: p.backfill for p in made.placements} == {4: Backfill(1, 3600.0), 5: Backfill(1, 3600.0)}
+    assert (made.reasons[1].code, made.reasons[1].estimated_start) == ("devices", 3600.0)
+    assert why(made, 2) == ("reserved", "Waits for 1 device: enough are free, but kept for a run in front of it.")
+    assert made.reasons[2].sooner.startswith("A max_runtime")
+    assert made.reasons[3].sooner.startswith("A shorter max_runtime")
+
+
+def test_who_outstays_a_reservation_is_preempted_for_it():
+    busy = [running(10, 2, [100, 101], backfill=Backfill(1, 100.0), started_at=-600.0)]
+    queue = [waiting(1, 1, 4)]
+    assert plan(cluster([node(1)], queue, busy, usage={1: 1e9}), 99).preemptions == ()
+    made = plan(cluster([node(1)], queue, busy, usage={1: 1e9}), 100)
+    assert [(p.run_id, p.code) for p in made.preemptions] == [(10, "backfill")]
+
+
+def test_the_words_for_scattered_devices():
+    busy = [running(10, 2, [100, 101], preemptible=False), running(11, 2, [200, 201], preemptible=False)]
+    nodes = [node(1, model="H100"), node(2, model="H100")]
+    made = plan(cluster(nodes, [waiting(1, 1, 4)], busy), 0)
+    assert why(made, 1) == ("devices", "Waits for 4 × H100 on one node: 4 are free, spread over 2 nodes.")
+
+
+def test_reasons_for_what_cannot_start_now():
+    needy = waiting(1, needs=frozenset(NEEDS))
+    assert why(plan(cluster([], [needy]), 0), 1) == ("no_node", "No worker is connected.")
+    assert why(plan(cluster([node(1)], [needy]), 0), 1) == ("missing", "No connected worker has the model m.")
+    apart = [node(1, offers=frozenset(NEEDS[:1])), node(2, offers=frozenset(NEEDS[1:]))]
+    text = "No single connected worker has all the models and prompts it needs."
+    assert why(plan(cluster(apart, [needy]), 0), 1) == ("apart", text)
+    large = waiting(1, devices=9, kind="cuda")
+    text = "Needs 9 cuda devices on one node; the largest connected one that would do has 8."
+    assert why(plan(cluster([node(1, 8)], [large]), 0), 1) == ("too_large", text)
+    away = waiting(1, home=(7, "n7"))
+    text = "Its checkpoint lies on node n7, which is not connected; storage is not shared."
+    assert why(plan(cluster([node(1)], [away]), 0), 1) == ("home_away", text)
+    text = "Every connected node is being drained."
+    assert why(plan(cluster([node(1, draining=True)], [waiting(1)]), 0), 1) == ("draining", text)
+    text = "Its retry rules exclude every node that would do: n1."
+    assert why(plan(cluster([node(1)], [waiting(1, excluded_nodes=frozenset([1]))]), 0), 1) == ("excluded", text)
+    text = "Needs 4 devices on one node, and too many devices are out of order."
+    assert why(plan(cluster([node(1, states={0: "quarantined"})], [waiting(1, devices=4)]), 0), 1) == ("unhealthy", text)
+    text = "No connected node that would do has a cuda device."
+    assert why(plan(cluster([node(1, kind="cpu")], [waiting(1, kind="cuda")]), 0), 1) == ("kind", text)
+
+
+def test_a_pause_after_a_failure():
+    made = plan(cluster([node(1)], [waiting(1, not_before=50.0)]), 49)
+    assert (made.reasons[1].code, made.reasons[1].estimated_start) == ("backoff", 50.0)
+    assert placed(plan(cluster([node(1)], [waiting(1, not_before=50.0)]), 50)) == [1]
+
+
+def test_what_can_never_start_is_known_at_submit():
+    away = node(1, connected=False, states={0: "unknown"}, held={1: 9})
+    assert feasible_ever(waiting(1, devices=4), cluster([away])) is None
+    assert feasible_ever(waiting(1, devices=5), cluster([away])).code == "too_large"
+    assert feasible_ever(waiting(1, 1, 3), cluster([away], quotas={1: Quota(1, 1)})).code == "quota_never"
+    assert feasible_ever(waiting(1, needs=frozenset(NEEDS)), cluster([away])).text == "No registered worker has the model m."
