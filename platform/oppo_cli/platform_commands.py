@@ -112,6 +112,36 @@ def join_token(hours: float) -> None:
         click.echo(create_join_token(hours))
 
 
+@admin.command("team")
+@click.argument("name")
+@click.argument("owner")
+def admin_team(name: str, owner: str) -> None:
+    """Make a team called NAME with OWNER (name or email) as its owner. Owners invite the others in the browser."""
+    with platform_servers():
+        set_up_django()
+        from oppo_platform.accounts.services import AccountError, create_team, find_user
+
+        try:
+            click.echo(f"{create_team(name, find_user(owner)).name} is there; {owner} owns it.")
+        except AccountError as error:
+            raise Refusal(str(error)) from error
+
+
+@admin.command("password-link")
+@click.argument("user")
+def admin_password_link(user: str) -> None:
+    """Print an address with which USER (name or email) sets a new password, once, within a day."""
+    with platform_servers():
+        set_up_django()
+        from oppo_platform.accounts.passwords import create_password_link
+        from oppo_platform.accounts.services import AccountError, find_user
+
+        try:
+            click.echo(create_password_link(None, find_user(user)))
+        except AccountError as error:
+            raise Refusal(str(error)) from error
+
+
 @click.command("login-link")
 @click.argument("user")
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), default=24.0, show_default=True, help="Validity.")

@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
@@ -90,6 +90,29 @@ def database(url: str) -> dict[str, Any]:
     options["pool"] = {"min_size": 1, "max_size": int(number("OPPO_DB_POOL", 12)), "timeout": 10}
     entry: dict[str, Any] = {django: str(given.get(libpq, "")) for libpq, django in named.items()}
     return {"ENGINE": "django.db.backends.postgresql", "CONN_MAX_AGE": 0, "OPTIONS": options, **entry}
+
+
+def mail(url: str) -> dict[str, Any]:
+    """Django's mail settings from `smtp://user:password@host:587` (STARTTLS) or `smtps://…:465`; empty: nothing is sent.
+
+    `smtp://host:25?plain` speaks without TLS, to a mail server on the same machine, say.
+    """
+    if not url:
+        return {"EMAIL_BACKEND": "django.core.mail.backends.dummy.EmailBackend"}
+    parts = urlsplit(url)
+    if parts.scheme not in ("smtp", "smtps") or not parts.hostname:
+        raise ImproperlyConfigured("OPPO_SMTP_URL needs the form smtp://user:password@host:587 or smtps://user:password@host:465")
+    encrypted = parts.scheme == "smtps"
+    return {
+        "EMAIL_BACKEND": "django.core.mail.backends.smtp.EmailBackend",
+        "EMAIL_HOST": parts.hostname,
+        "EMAIL_PORT": parts.port or (465 if encrypted else 587),
+        "EMAIL_HOST_USER": unquote(parts.username or ""),
+        "EMAIL_HOST_PASSWORD": unquote(parts.password or ""),
+        "EMAIL_USE_SSL": encrypted,
+        "EMAIL_USE_TLS": not encrypted and parts.query != "plain",
+        "EMAIL_TIMEOUT": 10,
+    }
 
 
 def resources(name: str) -> Path:

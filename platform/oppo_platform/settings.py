@@ -19,7 +19,8 @@ ALLOWED_HOSTS = environment.words("OPPO_ALLOWED_HOSTS") or [
 CSRF_TRUSTED_ORIGINS = [OPPO_BASE_URL]
 
 # Behind a proxy that ends TLS. Trusting its header is an explicit choice: anybody else could forge it.
-if environment.flag("OPPO_BEHIND_PROXY"):
+OPPO_BEHIND_PROXY = environment.flag("OPPO_BEHIND_PROXY")
+if OPPO_BEHIND_PROXY:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
     USE_X_FORWARDED_HOST = True
     # Whose log-in attempts are counted: the address that the one proxy saw.
@@ -59,6 +60,7 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "oppo_platform.web.headers.ContentSecurityPolicy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "oppo_platform.web.origin.audit_origin",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -83,6 +85,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "oppo_platform.accounts.current.shell",
             ],
         },
     }
@@ -108,7 +111,10 @@ ACCOUNT_LOGIN_METHODS = {"username", "email"}
 ACCOUNT_SIGNUP_FIELDS = ["username*", "email*", "password1*", "password2*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
 ACCOUNT_SESSION_REMEMBER = True
-EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
+# Links can always be copied by hand; with a mail server they are sent as well.
+OPPO_SMTP_URL = environment.text("OPPO_SMTP_URL")
+globals().update(environment.mail(OPPO_SMTP_URL))
+DEFAULT_FROM_EMAIL = environment.text("OPPO_MAIL_FROM", f"oppo@{environment.host_of(OPPO_BASE_URL)}")
 
 USE_TZ = True
 TIME_ZONE = "UTC"

@@ -14,7 +14,7 @@ from typing import Literal
 
 from django.conf import settings
 
-Kind = Literal["api", "join", "node", "attempt", "login"]
+Kind = Literal["api", "join", "node", "attempt", "login", "invite", "password"]
 PREFIX_LENGTH = 12
 
 

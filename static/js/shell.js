@@ -36,10 +36,8 @@
       await navigator.clipboard.writeText(source.value === undefined ? source.textContent : source.value);
       window.Oppo.toast("Copied");
     } catch (e) {                                        // refused, or not a secure origin: select it, so that Ctrl-C works
-      const range = document.createRange();
-      range.selectNodeContents(source);
-      getSelection().removeAllRanges();
-      getSelection().addRange(range);
+      if (source.select) source.select();
+      else getSelection().selectAllChildren(source);
       window.Oppo.toast("Selected; press Ctrl C to copy");
     }
   }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import pytest
 
 pytestmark = pytest.mark.browser
@@ -95,19 +97,43 @@ def test_a_team_gets_a_project_and_a_member(visit, platform):
 
     page = visit().page
     page.goto("/teams")
+    page.wait_for_url("**/teams/*")
     page.fill("input[name=name]", "Poems")
     page.click("text=Create project")
     page.wait_for_selector("text=Poems is ready for runs.")
-    page.fill("input[name=user]", "nobody")
+    page.fill("#new-member", "nobody")
     page.click("text=Add member")
     page.wait_for_selector("text=There is no user called nobody.")
     create_user("jo", "jo@example.org")
-    page.fill("input[name=user]", "jo")
+    page.fill("#new-member", "jo")
     page.click("text=Add member")
     page.wait_for_selector("text=jo is now member in Main.")
     page.select_option("[aria-label='Role of jo']", "viewer")
     page.wait_for_selector("text=jo is now viewer in Main.")
     assert page.locator("[aria-label='Role of jo']").input_value() == "viewer"
+    page.click("[aria-label='Remove jo']")
+    page.click("text=Remove from the team")
+    page.wait_for_selector("text=jo is no longer in Main.")
+
+
+def test_an_invited_person_makes_an_account_with_the_copied_link(visit, platform):
+    owner = visit().page
+    owner.goto("/teams")
+    owner.fill("#invite-note", "kim@example.org")
+    owner.click("text=Create invite")
+    link = owner.input_value("#fresh-link")
+    assert owner.evaluate("document.activeElement.id") == "fresh-link"
+    guest = visit(logged_in=False).page
+    guest.goto(urlsplit(link).path)
+    guest.fill("#username", "kim")
+    assert guest.input_value("#email") == "kim@example.org"
+    guest.fill("#password", "a rather long password")
+    guest.press("#password", "Enter")
+    guest.wait_for_selector("text=Welcome to Main: you are member.")
+    owner.goto("/teams")
+    owner.click("text=Audit log")
+    owner.select_option("[name=action]", "invite.accept")
+    owner.wait_for_selector("td >> text=user:kim")
 
 
 def test_without_worker_the_pages_say_how_to_get_one(visit, platform):

@@ -14,6 +14,8 @@ from oppo_platform.runs.models import Run
 PUBLIC = {
     "healthz",
     "login-link",
+    "invite",
+    "password-link",
     "account_login",
     "account_logout",
     "account_signup",  # says that signup is closed

@@ -1,37 +1,105 @@
-"""Who may see and do what: the one place that turns a user into teams, projects and runs.
+"""Who may see and do what: the one place that turns a user into teams, projects, runs and permissions.
 
-What a user may not see does not exist for them: selectors start from these querysets, so that it ends as a 404.
+What a user may not see does not exist for them: selectors start from these querysets, so that it ends as a 404. What they see
+but may not do is a 403. Nothing is allowed that `LEAST_ROLE` does not grant.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
+
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 
 from oppo_platform.accounts.models import Membership, Role, Team, User
 from oppo_platform.runs.models import Project, Run
 
-SUBMITTERS = (Role.MEMBER, Role.MAINTAINER, Role.OWNER)
-MANAGERS = (Role.MAINTAINER, Role.OWNER)
+
+class Action(StrEnum):
+    """What one may do in a team; the words complete "A maintainer or above may …"."""
+
+    READ = "look at the team's runs"
+    SUBMIT = "submit runs and steer their own"
+    CREATE_PROJECT = "create projects"
+    NAME_SECRETS = "see which secrets there are"
+    STEER_ANY_RUN = "steer other people's runs"
+    MANAGE_MEMBERS = "manage members, invites and password links"
+    MANAGE_SECRETS = "manage secrets"
+    SEE_AUDIT_LOG = "read the audit log"
+    SEE_QUOTAS = "see the team's quotas"
 
 
-def _memberships(user: User) -> QuerySet[Membership]:
+# Each role includes the ones before it.
+RANK = {role: rank for rank, role in enumerate((Role.VIEWER, Role.MEMBER, Role.MAINTAINER, Role.OWNER))}
+LEAST_ROLE = {
+    Action.READ: Role.VIEWER,
+    Action.SUBMIT: Role.MEMBER,
+    Action.CREATE_PROJECT: Role.MEMBER,
+    Action.NAME_SECRETS: Role.MEMBER,
+    Action.STEER_ANY_RUN: Role.MAINTAINER,
+    Action.MANAGE_MEMBERS: Role.OWNER,
+    Action.MANAGE_SECRETS: Role.OWNER,
+    Action.SEE_AUDIT_LOG: Role.OWNER,
+    Action.SEE_QUOTAS: Role.OWNER,
+}
+
+
+def permits(role: str | None, action: Action) -> bool:
+    """Whether a role is enough for an action; no role is enough for none."""
+    return role is not None and RANK[Role(role)] >= RANK[LEAST_ROLE[action]]
+
+
+def granting(action: Action) -> list[Role]:
+    """The roles that may do it, the least first."""
+    return [role for role in RANK if permits(role, action)]
+
+
+def memberships(user: User) -> QuerySet[Membership]:
+    """The user's memberships; by an API token, only the one in the token's team."""
     own = Membership.objects.filter(user_id=user.pk)
     return own if user.bound_team_id is None else own.filter(team_id=user.bound_team_id)
 
 
+def role_in(user: User, team_id: int) -> str | None:
+    """The user's role in a team; None for who is not a member."""
+    return memberships(user).filter(team_id=team_id).values_list("role", flat=True).first()
+
+
+def may(user: User, action: Action, team_id: int) -> bool:
+    """Whether the user's role in the team is enough."""
+    return permits(role_in(user, team_id), action)
+
+
+def demand(user: User, action: Action, team_id: int) -> None:
+    """Raise `PermissionDenied`, saying what it takes, unless the user may."""
+    if not may(user, action, team_id):
+        least = LEAST_ROLE[action]
+        raise PermissionDenied(f"{'An' if least == Role.OWNER else 'A'} {least}{_above(least)} may {action}.")
+
+
+def _above(least: Role) -> str:
+    return "" if least == Role.OWNER else " or above"
+
+
 def visible_teams(user: User) -> QuerySet[Team]:
     """The user's teams, by name."""
-    return Team.objects.filter(pk__in=_memberships(user).values("team_id")).order_by("name")
+    return Team.objects.filter(pk__in=memberships(user).values("team_id")).order_by("name")
 
 
 def visible_projects(user: User) -> QuerySet[Project]:
     """Projects of the user's teams, by name."""
-    return Project.objects.filter(team_id__in=_memberships(user).values("team_id")).select_related("team").order_by("name", "id")
+    return Project.objects.filter(team_id__in=memberships(user).values("team_id")).select_related("team").order_by("name", "id")
+
+
+def submit_projects(user: User) -> QuerySet[Project]:
+    """Projects that the user may submit to, by team and name."""
+    teams = memberships(user).filter(role__in=granting(Action.SUBMIT)).values("team_id")
+    return Project.objects.filter(team_id__in=teams).select_related("team").order_by("team__name", "name")
 
 
 def visible_runs(user: User) -> QuerySet[Run]:
     """Runs of the user's teams."""
-    return Run.objects.filter(project__team_id__in=_memberships(user).values("team_id"))
+    return Run.objects.filter(project__team_id__in=memberships(user).values("team_id"))
 
 
 def administers(user: User) -> bool:
@@ -41,12 +109,17 @@ def administers(user: User) -> bool:
 
 def may_submit(user: User, project: Project) -> bool:
     """Members and above submit; viewers look."""
-    return _memberships(user).filter(team_id=project.team_id, role__in=SUBMITTERS).exists()
+    return may(user, Action.SUBMIT, project.team_id)
 
 
-def may_cancel(user: User, run: Run) -> bool:
-    """Maintainers cancel any run of the team, members their own."""
-    membership = _memberships(user).filter(team_id=run.project.team_id).first()
-    if membership is None:
-        return False
-    return membership.role in MANAGERS or (membership.role == Role.MEMBER and run.user_id == user.pk)
+def may_steer(user: User, run: Run) -> bool:
+    """Maintainers steer (cancel, pause, resume, reprioritise) any run of the team, members their own."""
+    role = role_in(user, run.project.team_id)
+    return permits(role, Action.STEER_ANY_RUN) or (permits(role, Action.SUBMIT) and run.user_id == user.pk)
+
+
+def may_reset_password(actor: User, user: User) -> bool:
+    """Whoever hands out a password link could use it: only who owns every team of that person, so gains nothing by it."""
+    owned = memberships(actor).filter(role=Role.OWNER).values("team_id")
+    theirs = Membership.objects.filter(user=user)
+    return theirs.exists() and not theirs.exclude(team_id__in=owned).exists()

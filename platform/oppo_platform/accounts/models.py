@@ -69,3 +69,67 @@ class ApiToken(models.Model):
     expires_at = models.DateTimeField(null=True)
     last_used_at = models.DateTimeField(null=True)
     revoked_at = models.DateTimeField(null=True)
+
+
+class Invite(models.Model):
+    """A link with which one person joins a team, once."""
+
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="invites")
+    role = models.CharField(max_length=16, choices=Role.choices, default=Role.MEMBER)
+    note = models.CharField(max_length=254, blank=True, help_text="Whom it is for: a name or an email address.")
+    prefix = models.CharField(max_length=16, unique=True)
+    digest = models.CharField(max_length=64)
+    created_by = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True)
+    revoked_at = models.DateTimeField(null=True)
+
+
+class PasswordLink(models.Model):
+    """A link with which a person sets a new password, once."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="password_links")
+    prefix = models.CharField(max_length=16, unique=True)
+    digest = models.CharField(max_length=64)
+    created_by = models.ForeignKey(
+        User, null=True, on_delete=models.CASCADE, related_name="+", help_text="Empty: from the shell."
+    )
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True)
+    revoked_at = models.DateTimeField(null=True)
+
+
+class TeamSecret(models.Model):
+    """A value that a team's runs may be given in their environment. `sealed` is opened at a claim and nowhere else."""
+
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="secrets")
+    name = models.CharField(max_length=64)
+    sealed = models.BinaryField()
+    set_by = models.ForeignKey(User, on_delete=models.PROTECT, related_name="+")
+    set_at = models.DateTimeField()
+    last_used_at = models.DateTimeField(null=True)
+    last_run = models.ForeignKey("runs.Run", null=True, on_delete=models.SET_NULL, related_name="+")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["team", "name"], name="one_secret_a_name")]
+
+
+class AuditEntry(models.Model):
+    """Somebody did something. Rows are only ever added; a trigger in the database refuses everything else."""
+
+    team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="audit_entries")
+    at = models.DateTimeField()
+    actor = models.CharField(max_length=160, help_text="user:ada, node:gpu1, shell")
+    action = models.CharField(max_length=40, help_text="What was done, as noun.verb; docs/teams.md lists them.")
+    target = models.CharField(max_length=300, help_text="Whom or what it was done to.")
+    details = models.JSONField(default=dict, help_text="What changed; never a token or a secret's value.")
+    address = models.GenericIPAddressField(null=True, help_text="Where the request came from; empty when it was none.")
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["team", "-id"], name="audit_by_team"),
+            models.Index(fields=["team", "actor", "-id"], name="audit_by_actor"),
+            models.Index(fields=["team", "action", "-id"], name="audit_by_action"),
+        ]

@@ -11,6 +11,8 @@ from django.db import transaction
 from django.db.models import Q
 
 from oppo_platform import clock
+from oppo_platform.accounts import audit
+from oppo_platform.accounts.links import spend, wanted
 from oppo_platform.accounts.models import ApiToken, LoginLink, Membership, Role, Team, User
 from oppo_platform.runs.models import Project
 from oppo_platform.tokens import new_token, parse_token, same_digest
@@ -61,14 +63,21 @@ def create_user(
     user = User.objects.create_user(username=username, email=email, password=password, is_staff=administers)
     if team is not None:
         Membership.objects.create(team=team, user=user, role=role)
+        audit.record(team.pk, audit.SHELL, "member.add", audit.actor_of(user), role=role)
     return FirstUser(user, password)
 
 
 @transaction.atomic
 def create_team(name: str, owner: User) -> Team:
-    """A team with its first member."""
+    """A team with its first member. Raises `AccountError` for a name that is empty, too long or taken."""
+    name = name.strip()
+    if not name or len(name) > 120:
+        raise AccountError("A team's name has 1 to 120 characters.")
+    if Team.objects.filter(name__iexact=name).exists():
+        raise AccountError(f"There is a team called {name} already.")
     team = Team.objects.create(name=name, created_at=clock.now())
     Membership.objects.create(team=team, user=owner, role=Role.OWNER)
+    audit.record(team.pk, audit.SHELL, "team.create", name, owner=owner.username)
     return team
 
 
@@ -89,17 +98,17 @@ def create_login_link(user: User, hours: float = LOGIN_LINK_HOURS) -> str:
     return f"{settings.OPPO_BASE_URL}/login-link/{token.text}"
 
 
+@transaction.atomic
 def use_login_link(text: str) -> User | None:
-    """The user whose link this is, if it is valid; it never is again (compare-and-set on `used_at`)."""
-    parsed = parse_token(text, "login")
-    link = LoginLink.objects.select_related("user").filter(prefix=parsed[0]).first() if parsed else None
-    if parsed is None or link is None or not same_digest(link.digest, parsed[1]) or not link.user.is_active:
+    """The user whose link this is, if it is valid; it never is again."""
+    link = wanted(LoginLink.objects.select_related("user").filter(user__is_active=True), text, "login")
+    if link is None or not spend(link):
         return None
-    now = clock.now()
-    used = LoginLink.objects.filter(pk=link.pk, used_at__isnull=True, expires_at__gt=now).update(used_at=now)
-    return link.user if used else None
+    audit.record_for_person(link.user, link.user, "login.link")
+    return link.user
 
 
+@transaction.atomic
 def create_api_token(user: User, team: Team, name: str, days: float | None = None) -> str:
     """A token for the API, shown once. Raises `AccountError` when the user is not in the team."""
     if not Membership.objects.filter(user=user, team=team).exists():
@@ -109,6 +118,7 @@ def create_api_token(user: User, team: Team, name: str, days: float | None = Non
     ApiToken.objects.create(
         user=user, team=team, name=name, prefix=token.prefix, digest=token.digest, created_at=now, expires_at=expires_at
     )
+    audit.record(team.pk, audit.SHELL, "token.create", name, of=user.username, days=days)
     return token.text
 
 

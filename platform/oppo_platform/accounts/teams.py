@@ -1,36 +1,31 @@
-"""Changing a team: its projects, its members and their roles. Who may do what stands here, because it depends on both people."""
+"""Changing a team: its projects, its members and their roles. Who may do what is `accounts.access`.
+
+Guarantee: a team never loses its last owner. Every change of members holds the team's row, and roles are read under that lock.
+"""
 
 from __future__ import annotations
 
 from django.db import transaction
 
 from oppo_platform import clock
-from oppo_platform.accounts.access import MANAGERS, SUBMITTERS
-from oppo_platform.accounts.models import Membership, Role, Team, User
+from oppo_platform.accounts import audit
+from oppo_platform.accounts.access import Action, demand
+from oppo_platform.accounts.models import ApiToken, Membership, Role, Team, User
 from oppo_platform.accounts.services import AccountError, find_user
 from oppo_platform.runs.models import Project
 
 
-class NotAllowed(Exception):
-    """The acting person's role does not permit this; the message says what it takes."""
-
-
-def role_in(user: User, team: Team) -> str | None:
-    """The user's role in the team; None for who is not a member."""
-    return Membership.objects.filter(user=user, team=team).values_list("role", flat=True).first()
-
-
 @transaction.atomic
 def create_project(actor: User, team: Team, name: str) -> Project:
-    """A new project of the team. Raises `NotAllowed` for viewers, `AccountError` for a name that is empty or taken."""
-    if role_in(actor, team) not in SUBMITTERS:
-        raise NotAllowed("A member or above creates projects; viewers look.")
+    """A new project of the team. Raises `PermissionDenied` for viewers, `AccountError` for a name that is empty or taken."""
+    demand(actor, Action.CREATE_PROJECT, team.pk)
     name = name.strip()
     if not name or len(name) > 120:
         raise AccountError("A project's name has 1 to 120 characters.")
     project, made = Project.objects.get_or_create(team=team, name=name, defaults={"created_at": clock.now()})
     if not made:
         raise AccountError(f"{team.name} has a project called {name} already.")
+    audit.record(team.pk, actor, "project.create", name)
     return project
 
 
@@ -40,21 +35,71 @@ def set_member(actor: User, team: Team, who: str, role: str) -> Membership:
 
     Args:
         who: user name or email.
-        role: one of `Role`. Only an owner makes owners, or changes one; nobody changes their own role, so that a team
-            never loses its last owner.
+        role: one of `Role`.
 
     Raises:
-        NotAllowed: the actor's role does not permit it. AccountError: there is no such user or role.
+        PermissionDenied: the actor is no owner. AccountError: there is no such user or role, or nobody would own the team.
     """
-    own = role_in(actor, team)
-    if own not in MANAGERS:
-        raise NotAllowed("A maintainer or an owner manages members.")
+    _lock(team)
+    demand(actor, Action.MANAGE_MEMBERS, team.pk)
     if role not in Role.values:
         raise AccountError(f"{role} is no role; there are {', '.join(Role.values)}.")
     user = find_user(who.strip())
-    if user.pk == actor.pk:
-        raise AccountError("Your own role is changed by another manager of the team.")
-    if Role.OWNER in (role, role_in(user, team)) and own != Role.OWNER:
-        raise NotAllowed("Only an owner makes somebody an owner, or changes an owner's role.")
-    membership, _ = Membership.objects.update_or_create(team=team, user=user, defaults={"role": role})
-    return membership
+    was = Membership.objects.filter(team=team, user=user).first()
+    if was is None:
+        return _join(actor, team, user, role)
+    if was.role != role:
+        _keep_an_owner(team, was, f"{user.username} is the last owner of {team.name}. Make somebody else an owner first.")
+        audit.record(team.pk, actor, "member.role", audit.actor_of(user), old=was.role, new=role)
+        was.role = role
+        was.save(update_fields=["role"])
+    return was
+
+
+def _join(actor: User, team: Team, user: User, role: str) -> Membership:
+    audit.record(team.pk, actor, "member.add", audit.actor_of(user), role=role)
+    return Membership.objects.create(team=team, user=user, role=role)
+
+
+@transaction.atomic
+def remove_member(actor: User, team: Team, user_id: int) -> User:
+    """Take a member out of the team; their runs stay, their API tokens for the team are void.
+
+    Raises:
+        PermissionDenied: the actor is no owner. Membership.DoesNotExist: there is no such member. AccountError: the last owner.
+    """
+    _lock(team)
+    demand(actor, Action.MANAGE_MEMBERS, team.pk)
+    member = Membership.objects.select_related("user").get(team=team, user_id=user_id)
+    _keep_an_owner(team, member, f"{member.user.username} is the last owner of {team.name}.")
+    _part(team, member)
+    audit.record(team.pk, actor, "member.remove", audit.actor_of(member.user), role=member.role)
+    return member.user
+
+
+@transaction.atomic
+def leave_team(actor: User, team: Team) -> None:
+    """Leave. Raises `AccountError` for the last owner, `Membership.DoesNotExist` for who is not in it."""
+    _lock(team)
+    member = Membership.objects.select_related("user").get(team=team, user=actor)
+    _keep_an_owner(team, member, f"You are the last owner of {team.name}. Make somebody else an owner first.")
+    audit.record(team.pk, actor, "member.leave", audit.actor_of(actor), role=member.role)
+    _part(team, member)
+
+
+def _lock(team: Team) -> None:
+    # Not the key: rows that refer to the team may be added meanwhile.
+    Team.objects.select_for_update(no_key=True).get(pk=team.pk)
+
+
+def _keep_an_owner(team: Team, member: Membership, otherwise: str) -> None:
+    """Raise `AccountError` if this member is the only owner. The team is locked."""
+    others = Membership.objects.filter(team=team, role=Role.OWNER).exclude(pk=member.pk)
+    if member.role == Role.OWNER and not others.exists():
+        raise AccountError(otherwise)
+
+
+def _part(team: Team, member: Membership) -> None:
+    # Revoked and not only void: who is added again later does not find old tokens alive.
+    ApiToken.objects.filter(team=team, user_id=member.user_id, revoked_at__isnull=True).update(revoked_at=clock.now())
+    member.delete()

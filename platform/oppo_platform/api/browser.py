@@ -13,7 +13,7 @@ from oppo_contract.problems import SpecError, SpecProblem
 from oppo_contract.spec import RunSpec
 from oppo_contract.states import RunState
 from oppo_contract.yaml_text import dump_yaml, parse_yaml
-from oppo_platform.accounts.access import may_cancel, may_submit, visible_projects
+from oppo_platform.accounts.access import may_steer, may_submit, visible_projects
 from oppo_platform.accounts.models import User
 from oppo_platform.api.auth import PERSON
 from oppo_platform.api.problems import install, problem
@@ -164,7 +164,7 @@ def extend(request: HttpRequest, run_id: int, body: ExtendBody) -> runs.RunSumma
 def _steers(request: HttpRequest, run_id: int) -> str:
     """Who asks, as an actor. Raises `Run.DoesNotExist` and `PermissionDenied`."""
     user = _user(request)
-    if not may_cancel(user, _run(request, run_id)):
+    if not may_steer(user, _run(request, run_id)):
         raise PermissionDenied("Only maintainers steer other people's runs.")
     return f"user:{user.username}"
 

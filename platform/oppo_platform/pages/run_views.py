@@ -13,7 +13,7 @@ from oppo_contract.events import IdleCause
 from oppo_contract.problems import SpecError
 from oppo_contract.spec import load_spec
 from oppo_contract.yaml_text import dump_yaml
-from oppo_platform.accounts.access import may_cancel, may_submit
+from oppo_platform.accounts.access import may_steer, may_submit
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import get_run, run_summary, transitions
 
@@ -95,7 +95,7 @@ def _page(request: HttpRequest, run: Run, tab: str, template: str, more: dict[st
         "section": "runs",
         "run": run_summary(run),
         "spec": run.spec,
-        "may_steer": may_cancel(request.user, run),
+        "may_steer": may_steer(request.user, run),
         "may_submit": may_submit(request.user, run.project),
         "tabs": [
             {"title": title, "url": reverse(f"pages:{name}", args=[run.pk]), "current": name == tab} for name, title in TABS

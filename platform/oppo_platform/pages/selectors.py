@@ -6,14 +6,16 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Count
 
 from oppo_contract.wire import CatalogueEntry
-from oppo_platform.accounts.access import MANAGERS, SUBMITTERS
-from oppo_platform.accounts.models import Membership, Role, Team, User
+from oppo_platform.accounts import links
+from oppo_platform.accounts.access import Action, may_reset_password, memberships, permits, role_in
+from oppo_platform.accounts.invites import open_invites
+from oppo_platform.accounts.models import PasswordLink, Role, Team, User
 from oppo_platform.cluster.models import CatalogueItem
 from oppo_platform.cluster.selectors import live_nodes
-from oppo_platform.runs.models import Project, Run
+from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import RunSummary
 from oppo_platform.telemetry.selectors import metrics
 
@@ -41,12 +43,6 @@ def live_catalogue() -> list[CatalogueEntry]:
     return list(entries.values())
 
 
-def submit_projects(user: User) -> QuerySet[Project]:
-    """Projects that the user may submit to, by team and name."""
-    teams = Membership.objects.filter(user=user, role__in=SUBMITTERS).values("team_id")
-    return Project.objects.filter(team_id__in=teams).select_related("team").order_by("team__name", "name")
-
-
 def with_curves(runs: Iterable[RunSummary]) -> list[dict[str, Any]]:
     """The summaries, each with `curve`: its mean rewards, thinned out for a sparkline."""
     return [{**run, "curve": _reward_curve(run["id"], run["step"])} for run in runs]
@@ -61,25 +57,39 @@ def _reward_curve(run_id: int, step: int) -> tuple[float | None, ...]:
     return tuple(series[REWARD]["y"])
 
 
-def teams_with_members(user: User) -> list[dict[str, Any]]:
-    """The user's teams by name: `{team, role, may_submit, may_manage, roles, memberships, projects}`.
+def teams_overview(user: User) -> list[dict[str, Any]]:
+    """The user's teams by name: `{team, role, members, projects}`, the last two being numbers."""
+    own = memberships(user).select_related("team").order_by("team__name")
+    counted = own.annotate(members=Count("team__memberships", distinct=True), projects=Count("team__projects", distinct=True))
+    return [{"team": m.team, "role": m.role, "members": m.members, "projects": m.projects} for m in counted]
 
-    `roles` are those that the user may give.
+
+def member_page(user: User, team: Team) -> dict[str, Any]:
+    """A team's members and projects, and what the user may change: `{projects, members, roles, may_create, may_manage, invites}`.
+
+    A member is `{user, role, may_reset, open_link}`: whether the user may hand them a password link, and whether one is open.
     """
-    own = Membership.objects.filter(user=user).select_related("team").order_by("team__name")
+    role = role_in(user, team.pk)
+    manages = permits(role, Action.MANAGE_MEMBERS)
+    return {
+        "projects": team.projects.order_by("name"),
+        "members": _members(user, team, manages),
+        "roles": Role.values,
+        "may_create": permits(role, Action.CREATE_PROJECT),
+        "may_manage": manages,
+        "invites": open_invites(team) if manages else [],
+    }
+
+
+def _members(viewer: User, team: Team, manages: bool) -> list[dict[str, Any]]:
+    found = team.memberships.select_related("user").order_by("user__username")
+    opened = set(links.usable(PasswordLink.objects.filter(user__memberships__team=team)).values_list("user_id", flat=True))
     return [
         {
-            "team": membership.team,
-            "role": membership.role,
-            "may_submit": membership.role in SUBMITTERS,
-            "may_manage": membership.role in MANAGERS,
-            "roles": [role for role in Role.values if membership.role == Role.OWNER or role != Role.OWNER],
-            "memberships": _members(membership.team),
-            "projects": membership.team.projects.order_by("name"),
+            "user": m.user,
+            "role": m.role,
+            "may_reset": manages and m.user_id != viewer.pk and may_reset_password(viewer, m.user),
+            "open_link": m.user_id in opened,
         }
-        for membership in own
+        for m in found
     ]
-
-
-def _members(team: Team) -> QuerySet[Membership]:
-    return team.memberships.select_related("user").order_by("user__username")

@@ -1,54 +1,100 @@
-"""The page of the user's teams, and the two forms on it."""
+"""The pages of the user's teams: projects, members, and which team one looks at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_GET, require_POST
 
 from oppo_platform.accounts import teams as service
 from oppo_platform.accounts.access import visible_teams
-from oppo_platform.accounts.models import Team
+from oppo_platform.accounts.current import choose_team
+from oppo_platform.accounts.models import Membership, Team
 from oppo_platform.accounts.services import AccountError
-from oppo_platform.pages.selectors import teams_with_members
+from oppo_platform.pages.selectors import member_page, teams_overview
+from oppo_platform.pages.team_shell import render_team, team_of, told
 
 
 @require_GET
 def teams(request: HttpRequest) -> HttpResponse:
-    """Teams with their projects and members, and what the user may change."""
-    return render(request, "teams.html", {"section": "teams", "entries": teams_with_members(request.user)})
+    """Every team of the user; who is in one only is led to it."""
+    overview = teams_overview(request.user)
+    if len(overview) == 1:
+        return redirect("pages:team", overview[0]["team"].pk)
+    return render(request, "teams.html", {"section": "teams", "entries": overview})
+
+
+@require_GET
+def team(request: HttpRequest, team_id: int) -> HttpResponse:
+    """Projects, members, and for owners the open invites."""
+    return show_team(request, team_of(request, team_id))
+
+
+def show_team(request: HttpRequest, team: Team, **fresh: Any) -> HttpResponse:
+    """The team's first page; `fresh` is a link that was made just now, which is shown this once."""
+    return render_team(request, team, "team", "team/members.html", {**member_page(request.user, team), **fresh})
+
+
+@require_POST
+def choose(request: HttpRequest) -> HttpResponse:
+    """Look at one team, or with an empty choice at all, and go on where one was."""
+    wanted = request.POST.get("team", "")
+    if wanted and not wanted.isdecimal():
+        raise Http404
+    choose_team(request, team_of(request, int(wanted)) if wanted else None)
+    back = request.POST.get("next", "")
+    safe = url_has_allowed_host_and_scheme(back, allowed_hosts={request.get_host()}, require_https=request.is_secure())
+    return redirect(back if safe else "pages:runs")
 
 
 @require_POST
 def create_project(request: HttpRequest, team_id: int) -> HttpResponse:
     """Make a project in a team of the user's."""
-    team = get_object_or_404(visible_teams(request.user), pk=team_id)
+    team = team_of(request, team_id)
     name = request.POST.get("name", "")
-    return _told(request, lambda: f"{service.create_project(request.user, team, name).name} is ready for runs.")
+    return told(request, lambda: f"{service.create_project(request.user, team, name).name} is ready for runs.", "team", team_id)
 
 
 @require_POST
 def set_member(request: HttpRequest, team_id: int) -> HttpResponse:
     """Add a member, or change a role."""
-    team: Team = get_object_or_404(visible_teams(request.user), pk=team_id)
+    team = team_of(request, team_id)
     who, role = request.POST.get("user", ""), request.POST.get("role", "")
 
     def change() -> str:
         membership = service.set_member(request.user, team, who, role)
         return f"{membership.user.username} is now {membership.role} in {team.name}."
 
-    return _told(request, change)
+    return told(request, change, "team", team_id)
 
 
-def _told(request: HttpRequest, change: Callable[[], str]) -> HttpResponse:
+@require_POST
+def remove_member(request: HttpRequest, team_id: int, user_id: int) -> HttpResponse:
+    """Take a member out of the team."""
+    team = team_of(request, team_id)
     try:
-        messages.success(request, change())
+        return told(
+            request,
+            lambda: f"{service.remove_member(request.user, team, user_id).username} is no longer in {team.name}.",
+            "team",
+            team_id,
+        )
+    except Membership.DoesNotExist:
+        raise Http404 from None
+
+
+@require_POST
+def leave(request: HttpRequest, team_id: int) -> HttpResponse:
+    """Leave a team."""
+    team = team_of(request, team_id)
+    try:
+        service.leave_team(request.user, team)
     except AccountError as refused:
         messages.error(request, str(refused))
-    except service.NotAllowed as refused:
-        raise PermissionDenied(str(refused)) from None
-    return redirect("pages:teams")
+        return redirect("pages:team", team_id)
+    messages.success(request, f"You have left {team.name}.")
+    return redirect("pages:teams" if visible_teams(request.user).exists() else "pages:runs")

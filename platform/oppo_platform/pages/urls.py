@@ -3,7 +3,7 @@
 from django.urls import path
 from django.views.generic import RedirectView
 
-from oppo_platform.pages import run_views, sharing_views, team_views, views
+from oppo_platform.pages import audit_views, link_views, run_views, sharing_views, team_views, views
 
 app_name = "pages"
 urlpatterns = [
@@ -22,6 +22,21 @@ urlpatterns = [
     path("sharing/nodes/<int:node_id>/<slug:deed>", sharing_views.steer_node, name="steer-node"),
     path("compare", views.compare, name="compare"),
     path("teams", team_views.teams, name="teams"),
+    path("teams/current", team_views.choose, name="choose-team"),
+    path("teams/<int:team_id>", team_views.team, name="team"),
     path("teams/<int:team_id>/projects", team_views.create_project, name="create-project"),
     path("teams/<int:team_id>/members", team_views.set_member, name="set-member"),
+    path("teams/<int:team_id>/leave", team_views.leave, name="leave-team"),
+    path("teams/<int:team_id>/members/<int:user_id>/remove", team_views.remove_member, name="remove-member"),
+    path("teams/<int:team_id>/members/<int:user_id>/password-link", link_views.create_password_link, name="create-password-link"),
+    path(
+        "teams/<int:team_id>/members/<int:user_id>/password-link/revoke",
+        link_views.revoke_password_link,
+        name="revoke-password-link",
+    ),
+    path("teams/<int:team_id>/invites", link_views.create_invite, name="create-invite"),
+    path("teams/<int:team_id>/invites/<int:invite_id>/revoke", link_views.revoke_invite, name="revoke-invite"),
+    path("teams/<int:team_id>/audit", audit_views.audit_log, name="team-audit"),
+    path("invites/<str:token>", link_views.invite, name="invite"),
+    path("password-links/<str:token>", link_views.password_link, name="password-link"),
 ]

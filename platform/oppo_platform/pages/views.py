@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
@@ -15,11 +16,12 @@ from django.views.decorators.http import require_GET
 
 from oppo_contract.presets import PRESETS
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState
-from oppo_platform.accounts.access import visible_projects, visible_runs, visible_teams
+from oppo_platform.accounts.access import submit_projects, visible_projects, visible_runs, visible_teams
+from oppo_platform.accounts.current import current_team
 from oppo_platform.cluster.selectors import nodes_overview
 from oppo_platform.pages import spec_form
-from oppo_platform.pages.selectors import live_catalogue, submit_projects, with_curves
-from oppo_platform.runs.models import Run
+from oppo_platform.pages.selectors import live_catalogue, with_curves
+from oppo_platform.runs.models import Project, Run
 from oppo_platform.runs.selectors import get_run, list_runs, run_url
 from oppo_platform.runs.selectors import queue as waiting_runs
 
@@ -41,7 +43,8 @@ def runs(request: HttpRequest) -> HttpResponse:
     title_states = STATE_GROUPS.get(group)
     if title_states is None:
         raise Http404
-    found = list_runs(request.user, states=title_states[1], project=project, limit=RUNS_A_PAGE, after=after)
+    team_id = None if project else _team_id(request)  # a link to a project leads there, whatever team one looks at
+    found = list_runs(request.user, states=title_states[1], project=project, team_id=team_id, limit=RUNS_A_PAGE, after=after)
     context: dict[str, Any] = {"runs": with_curves(found["items"])}
     if request.GET.get("part"):
         return render(request, "runs/rows.html", context)
@@ -50,15 +53,25 @@ def runs(request: HttpRequest) -> HttpResponse:
         "section": "runs",
         "group": group,
         "project": project,
-        "projects": visible_projects(request.user),
+        "projects": _of_team(visible_projects(request.user), team_id),
         "teams": visible_teams(request.user),
         "views": _state_tabs(kept),
         "has_runs": bool(found["items"]) or visible_runs(request.user).exists(),
+        "may_submit": submit_projects(request.user).exists(),
         "next": found["next"],
         "older_query": _query({**kept, "after": found["next"]}),
         "rows_url": f"{reverse('pages:runs')}?{_query({**kept, 'after': after, 'part': 'rows'})}",
     }
     return render(request, "runs/list.html", context)
+
+
+def _team_id(request: HttpRequest) -> int | None:
+    chosen = current_team(request)
+    return chosen.pk if chosen else None
+
+
+def _of_team(projects: QuerySet[Project], team_id: int | None) -> QuerySet[Project]:
+    return projects.filter(team_id=team_id) if team_id is not None else projects
 
 
 def _state_tabs(kept: dict[str, Any]) -> list[dict[str, Any]]:
@@ -95,7 +108,10 @@ def submit(request: HttpRequest) -> HttpResponse:
     fork = _forked(request)
     catalogue = live_catalogue()
     nodes = [node for node in nodes_overview(request.user) if node["live"]]
-    projects = submit_projects(request.user)
+    # The chosen team's; all of them for a fork or a link that names a project, and when none of the team's will do.
+    everywhere = submit_projects(request.user)
+    named = fork is not None or bool(request.GET.get("project"))
+    projects = everywhere if named else _of_team(everywhere, _team_id(request)) or everywhere
     page_data = {
         "spec": spec_form.forked_spec(fork.spec) if fork else spec_form.starting_spec(catalogue),
         "catalogue": [entry.model_dump(mode="json") for entry in catalogue],
@@ -130,7 +146,7 @@ def _forked(request: HttpRequest) -> Run | None:
 @require_GET
 def compare(request: HttpRequest) -> HttpResponse:
     """Runs side by side; which ones stands in `?runs=` and is read by the page's script."""
-    choices = list_runs(request.user, limit=COMPARABLE_RUNS)["items"]
+    choices = list_runs(request.user, team_id=_team_id(request), limit=COMPARABLE_RUNS)["items"]
     return render(request, "compare.html", {"section": "compare", "choices": choices})
 
 

@@ -113,6 +113,7 @@ def list_runs(
     *,
     states: Iterable[str] = (),
     project: Project | int | None = None,
+    team_id: int | None = None,
     limit: int = 50,
     after: int | None = None,
 ) -> RunList:
@@ -121,6 +122,7 @@ def list_runs(
     Args:
         states: only these states; all when empty.
         project: only this project (an id will do).
+        team_id: only this team.
         after: the `next` of the page before.
     """
     runs = summaries(visible_runs(user)).order_by("-id")
@@ -129,6 +131,8 @@ def list_runs(
         runs = runs.filter(state__in=wanted)
     if project is not None:
         runs = runs.filter(project=project)
+    if team_id is not None:
+        runs = runs.filter(project__team_id=team_id)
     if after is not None:
         runs = runs.filter(pk__lt=after)
     limit = max(1, min(limit, MOST_RUNS_A_PAGE))

@@ -14,6 +14,7 @@ from oppo_contract.spec import MAX_SPEC_BYTES, RunSpec, load_spec
 from oppo_contract.states import RunState
 from oppo_contract.yaml_text import load_yaml
 from oppo_platform import clock
+from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
 from oppo_platform.cluster.models import DeviceState
 from oppo_platform.cluster.selectors import live_nodes
@@ -88,8 +89,9 @@ def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
         total_steps=spec.steps,
         target_reward=spec.budget.target_reward,
     )
-    actor = f"user:{user.username}"
+    actor = audit.actor_of(user)
     Transition.objects.create(run=run, old="", new=RunState.QUEUED, reason="Submitted.", actor=actor, at=run.created_at)
+    audit.record(project.team_id, actor, "run.submit", f"run {run.pk} {run.name}", project=project.name)
     run_changed(run.pk)
     wake_scheduler()
     return run

@@ -11,6 +11,7 @@ from django.db.models import F
 
 from oppo_contract.states import ENDED, RunState, may_move
 from oppo_platform import clock
+from oppo_platform.accounts import audit
 from oppo_platform.notify import run_changed, wake_scheduler
 from oppo_platform.runs.models import Run, Transition
 
@@ -50,6 +51,8 @@ def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
         if not moved:
             raise RunMoved(f"Run {run.pk} is no longer {old}.")
         Transition.objects.create(run_id=run.pk, old=old, new=new, reason=reason, actor=actor, at=now)
+        if actor.startswith(audit.PERSON):
+            audit.record(run.project.team_id, actor, f"run.{new}", f"run {run.pk} {run.name}", old=old)
         run_changed(run.pk)
         if new == RunState.QUEUED or new in ENDED:
             wake_scheduler()

@@ -1,0 +1,90 @@
+"""The audit log: who did what to whom, when, and from which address.
+
+Guarantees: an entry is written in the transaction of the deed, so that neither exists without the other; entries are never
+changed or deleted (a trigger refuses it). An entry names things and never holds a token, a password or a secret's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import transaction
+
+from oppo_platform import clock
+from oppo_platform.accounts.models import AuditEntry, Membership, User
+
+SHELL = "shell"
+PERSON = "user:"
+ENTRIES_A_PAGE = 50
+_address: ContextVar[str | None] = ContextVar("oppo_address", default=None)
+
+
+@contextmanager
+def coming_from(address: str | None) -> Iterator[None]:
+    """What is recorded meanwhile came from this network address."""
+    token = _address.set(address)
+    try:
+        yield
+    finally:
+        _address.reset(token)
+
+
+def actor_of(user: User) -> str:
+    """How transitions and audit entries name a person."""
+    return PERSON + user.username
+
+
+def record(team_id: int, actor: User | str, action: str, target: str, **details: Any) -> None:
+    """Add an entry to a team's log.
+
+    Args:
+        actor: a person, or `node:gpu1`, `shell`, `scheduler`.
+        action: `noun.verb`, as listed in docs/teams.md.
+        target: whom or what it was done to, in words.
+        details: what changed, JSON-ready.
+
+    Raises:
+        RuntimeError: outside a transaction, where the entry could outlive a deed that fails.
+    """
+    if not transaction.get_connection().in_atomic_block:
+        raise RuntimeError(f"{action} is recorded outside the transaction of its deed")
+    AuditEntry.objects.create(
+        team_id=team_id,
+        at=clock.now(),
+        actor=actor if isinstance(actor, str) else actor_of(actor),
+        action=action,
+        target=target[:300],
+        details=details,
+        address=_address.get(),
+    )
+
+
+def record_for_person(person: User, actor: User | str, action: str, **details: Any) -> None:
+    """Add an entry about a person's account to the log of each of their teams. Raises RuntimeError, as `record`."""
+    for team_id in Membership.objects.filter(user=person).order_by("team_id").values_list("team_id", flat=True):
+        record(team_id, actor, action, actor_of(person), **details)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Entries, newest first. `older` is the `before` of the next page; the choices are those that occur in the log."""
+
+    entries: list[AuditEntry]
+    older: int | None
+    actors: list[str]
+    actions: list[str]
+
+
+def audit_page(team_id: int, actor: str = "", action: str = "", before: int | None = None) -> AuditPage:
+    """A page of a team's log, of one actor or one kind of deed if given."""
+    log = AuditEntry.objects.filter(team_id=team_id)
+    actors = list(log.order_by("actor").values_list("actor", flat=True).distinct())
+    actions = list(log.order_by("action").values_list("action", flat=True).distinct())
+    wanted = {name: value for name, value in (("actor", actor), ("action", action), ("pk__lt", before)) if value}
+    found = list(log.filter(**wanted).order_by("-id")[: ENTRIES_A_PAGE + 1])
+    entries = found[:ENTRIES_A_PAGE]
+    return AuditPage(entries, entries[-1].pk if len(found) > ENTRIES_A_PAGE else None, actors, actions)

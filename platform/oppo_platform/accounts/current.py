@@ -1,0 +1,41 @@
+"""The team that a person is looking at: kept in their session, it narrows lists and nothing else.
+
+Links go on working whatever the choice: a run, a project or a team's page is reachable for every member of its team.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest
+
+from oppo_platform.accounts.access import visible_teams
+from oppo_platform.accounts.models import Team
+
+SESSION_KEY = "team"
+
+
+def current_team(request: HttpRequest) -> Team | None:
+    """The chosen team; None for all of them, also when one is not in the chosen one any more."""
+    chosen = request.session.get(SESSION_KEY)
+    return visible_teams(request.user).filter(pk=chosen).first() if chosen is not None else None
+
+
+def choose_team(request: HttpRequest, team: Team | None) -> None:
+    """Look at one team from now on, or at all of them."""
+    if team is None:
+        request.session.pop(SESSION_KEY, None)
+    else:
+        request.session[SESSION_KEY] = team.pk
+
+
+def shell(request: HttpRequest) -> dict[str, Any]:
+    """Context of every page: the switcher's teams and choice (queried only where a template asks), and whether mail is sent."""
+    if not hasattr(request, "user") or not request.user.is_authenticated:
+        return {"mail_is_sent": bool(settings.OPPO_SMTP_URL)}
+    return {
+        "own_teams": visible_teams(request.user),
+        "current_team": lambda: current_team(request),
+        "mail_is_sent": bool(settings.OPPO_SMTP_URL),
+    }

@@ -1,0 +1,23 @@
+"""Mail is optional: a link can always be copied by hand."""
+
+from __future__ import annotations
+
+from smtplib import SMTPException
+
+import structlog
+from django.conf import settings
+from django.core.mail import send_mail
+
+log = structlog.get_logger("oppo_platform.mail")
+
+
+def send_link(to: str, subject: str, text: str) -> bool:
+    """Mail a link, after the transaction that made it. False when no mail server is set up, or it did not take the mail."""
+    if not settings.OPPO_SMTP_URL or "@" not in to:
+        return False
+    try:
+        send_mail(subject, text, None, [to])
+    except (SMTPException, OSError) as error:  # the link is on the screen as well
+        log.warning("mail_not_sent", to=to, detail=str(error)[:300])
+        return False
+    return True

@@ -1,0 +1,79 @@
+"""Password links: who forgot a password gets a link from somebody who may give one, and sets a new password with it, once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.conf import settings
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+
+from oppo_platform import clock
+from oppo_platform.accounts import audit, links
+from oppo_platform.accounts.access import may_reset_password
+from oppo_platform.accounts.models import PasswordLink, User
+from oppo_platform.accounts.people import check_password
+from oppo_platform.accounts.services import AccountError
+from oppo_platform.tokens import new_token
+
+PASSWORD_LINK_HOURS = 24
+VOID = "This link has been used already, was revoked, or has expired. Ask for a new one."
+
+
+@transaction.atomic
+def create_password_link(actor: User | None, user: User) -> str:
+    """An address with which the person sets a new password within a day; earlier ones are void from now on.
+
+    Args:
+        actor: who hands it out; None for an administrator on the server.
+
+    Raises:
+        PermissionDenied: the actor does not own every team that the person is in.
+    """
+    if actor is not None and not may_reset_password(actor, user):
+        raise PermissionDenied(
+            f"{user.username} is in a team that you do not own, and the link would let you in there. "
+            "An administrator prints one on the server: oppo admin password-link."
+        )
+    links.revoke(PasswordLink.objects.filter(user=user))
+    token, now = new_token("password"), clock.now()
+    PasswordLink.objects.create(
+        user=user,
+        prefix=token.prefix,
+        digest=token.digest,
+        created_by=actor,
+        created_at=now,
+        expires_at=now + timedelta(hours=PASSWORD_LINK_HOURS),
+    )
+    audit.record_for_person(user, actor or audit.SHELL, "password.link")
+    return f"{settings.OPPO_BASE_URL}/password-links/{token.text}"
+
+
+@transaction.atomic
+def revoke_password_links(actor: User, user: User) -> None:
+    """Void the person's open links. Raises `PermissionDenied`, as for making one; `PasswordLink.DoesNotExist` without any."""
+    if not may_reset_password(actor, user):
+        raise PermissionDenied(f"{user.username} is in a team that you do not own.")
+    if not links.revoke(PasswordLink.objects.filter(user=user)):
+        raise PasswordLink.DoesNotExist
+    audit.record_for_person(user, actor, "password.link_revoke")
+
+
+def find_password_link(text: str) -> PasswordLink | None:
+    """The row behind a link, if it can be used."""
+    return links.wanted(PasswordLink.objects.select_related("user").filter(user__is_active=True), text, "password")
+
+
+@transaction.atomic
+def set_password_by_link(text: str, password: str) -> User:
+    """Set the password; every session of the person ends. Raises `AccountError` when the link is void or the password weak."""
+    link = find_password_link(text)
+    if link is None:
+        raise AccountError(VOID)
+    check_password(link.user, password)
+    if not links.spend(link):
+        raise AccountError(VOID)
+    link.user.set_password(password)
+    link.user.save(update_fields=["password"])
+    audit.record_for_person(link.user, link.user, "password.reset")
+    return link.user

@@ -1,0 +1,49 @@
+"""What all pages of one team share: the head, and a tab for each thing that the reader's role lets them see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+
+from oppo_platform.accounts.access import Action, permits, role_in, visible_teams
+from oppo_platform.accounts.models import Team
+from oppo_platform.accounts.services import AccountError
+
+# The page's name among the addresses, its title, and what one must be allowed to do to find it.
+TABS = (
+    ("team", "Members and projects", Action.READ),
+    ("team-audit", "Audit log", Action.SEE_AUDIT_LOG),
+)
+
+
+def team_of(request: HttpRequest, team_id: int) -> Team:
+    """The team, a 404 for who is not in it."""
+    team: Team = get_object_or_404(visible_teams(request.user), pk=team_id)
+    return team
+
+
+def render_team(
+    request: HttpRequest, team: Team, page: str, template: str, context: dict[str, Any], status: int = 200
+) -> HttpResponse:
+    """A page of the team under its head, `page` being the current tab's name."""
+    role = role_in(request.user, team.pk)
+    tabs = [
+        {"title": title, "url": reverse(f"pages:{name}", args=[team.pk]), "current": name == page}
+        for name, title, action in TABS
+        if permits(role, action)
+    ]
+    return render(request, template, {"section": "teams", "team": team, "role": role, "tabs": tabs, **context}, status=status)
+
+
+def told(request: HttpRequest, change: Callable[[], str], page: str, *arguments: int) -> HttpResponse:
+    """Make a change, say how it went, and lead back to a page; what the role forbids stays a 403."""
+    try:
+        messages.success(request, change())
+    except AccountError as refused:
+        messages.error(request, str(refused))
+    return redirect(f"pages:{page}", *arguments)
