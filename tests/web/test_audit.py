@@ -11,23 +11,25 @@ from django.test import Client
 
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.invites import create_invite
-from oppo_platform.accounts.models import AuditEntry, Membership
+from oppo_platform.accounts.models import AuditEntry, Membership, User
 from oppo_platform.accounts.passwords import create_password_link, set_password_by_link
 from oppo_platform.accounts.services import create_api_token, create_login_link
 from oppo_platform.accounts.teams import AccountError, leave_team, set_member
+from oppo_platform.cluster.models import Node, Pool
 
 ROOT = Path(__file__).parents[2]
 
 
 def log(**wanted):
-    """(actor, action, target) of every entry, oldest first."""
-    return list(AuditEntry.objects.filter(**wanted).order_by("id").values_list("actor", "action", "target"))
+    """(actor, action, target) of every entry, oldest first; of teams unless asked otherwise."""
+    found = AuditEntry.objects.filter(**wanted or {"team__isnull": False})
+    return list(found.order_by("id").values_list("actor", "action", "target"))
 
 
 def test_deeds_leave_rows_with_actor_target_time_and_address(world):
     client = world.login("ada")
     client.post(f"/teams/{world.team.pk}/members", {"user": "ben", "role": "maintainer"}, REMOTE_ADDR="192.0.2.7")
-    entry = AuditEntry.objects.get()
+    entry = AuditEntry.objects.get(team=world.team)
     assert (entry.actor, entry.action, entry.target) == ("user:ada", "member.role", "user:ben")
     assert (entry.details, entry.address, entry.at) == ({"old": "member", "new": "maintainer"}, "192.0.2.7", world.clock.now())
     run = world.submit("ben")
@@ -43,7 +45,7 @@ def test_the_address_is_the_proxys_word_only_where_a_proxy_is_trusted(world, set
     settings.OPPO_BEHIND_PROXY = behind_proxy
     forwarded = {"X-Forwarded-For": "203.0.113.9, 198.51.100.4"}
     world.login("ada").post(f"/teams/{world.team.pk}/projects", {"name": "Poems"}, headers=forwarded)
-    assert AuditEntry.objects.get().address == address
+    assert AuditEntry.objects.get(team=world.team).address == address
 
 
 def test_people_coming_and_going_are_recorded(world):
@@ -89,7 +91,7 @@ def test_an_entry_shares_the_fate_of_its_deed(world):
 
 def test_the_database_refuses_to_change_history(world):
     create_invite(world.people["ada"], world.team, "member")
-    entry = AuditEntry.objects.get()
+    entry = AuditEntry.objects.get(team=world.team)
     for change in (
         lambda: AuditEntry.objects.update(actor="user:eve"),
         lambda: AuditEntry.objects.all().delete(),
@@ -126,6 +128,20 @@ def test_owners_filter_and_page(world):
     assert "project 58" not in bens
     assert "Nothing matches" in client.get(path + "?action=x").content.decode()
     assert client.get(path + "?before=x").status_code == 404
+
+
+def test_what_is_done_to_the_cluster_is_for_administrators(world):
+    world.worker()
+    client = world.login("ada")
+    assert client.get("/sharing/audit").status_code == 403
+    User.objects.filter(username="ada").update(is_staff=True)
+    client.post(f"/sharing/nodes/{Node.objects.get().pk}/drain", {"reason": "new driver"})
+    client.post(f"/sharing/pools/{Pool.objects.get().pk}/teams/{world.team.pk}", {"nominal": "3", "weight": "2"})
+    assert log(team=None)[-2:] == [("node:node1", "node.join", "node1"), ("user:ada", "node.drain", "node1")]
+    assert [action for _, action, _ in log(team=world.team)] == ["quota.set", "quota.weight"]
+    page = client.get("/sharing/audit").content.decode()
+    assert "new driver" in page
+    assert "quota.set" not in page
 
 
 def test_entries_of_other_teams_and_foreign_text_stay_out(world):

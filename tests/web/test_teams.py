@@ -224,6 +224,7 @@ def test_a_password_link_opens_no_door_to_another_team(world):
     assert may_reset_password(ada, ben)
     Membership.objects.create(team=world.other_team, user=ben, role="viewer")
     assert not may_reset_password(ada, ben)
+    assert not may_reset_password(ada, User(is_staff=True))
     reply = world.login("ada").post(f"/teams/{world.team.pk}/members/{ben.pk}/password-link")
     assert reply.status_code == 403
     assert not PasswordLink.objects.exists()

@@ -38,8 +38,8 @@ def actor_of(user: User) -> str:
     return PERSON + user.username
 
 
-def record(team_id: int, actor: User | str, action: str, target: str, **details: Any) -> None:
-    """Add an entry to a team's log.
+def record(team_id: int | None, actor: User | str, action: str, target: str, **details: Any) -> None:
+    """Add an entry to a team's log, or, without a team, to the cluster's.
 
     Args:
         actor: a person, or `node:gpu1`, `shell`, `scheduler`.
@@ -79,9 +79,9 @@ class AuditPage:
     actions: list[str]
 
 
-def audit_page(team_id: int, actor: str = "", action: str = "", before: int | None = None) -> AuditPage:
-    """A page of a team's log, of one actor or one kind of deed if given."""
-    log = AuditEntry.objects.filter(team_id=team_id)
+def audit_page(team_id: int | None, actor: str = "", action: str = "", before: int | None = None) -> AuditPage:
+    """A page of a team's log, or the cluster's without a team, of one actor or one kind of deed if given."""
+    log = AuditEntry.objects.filter(team_id=team_id) if team_id is not None else AuditEntry.objects.filter(team=None)
     actors = list(log.order_by("actor").values_list("actor", flat=True).distinct())
     actions = list(log.order_by("action").values_list("action", flat=True).distinct())
     wanted = {name: value for name, value in (("actor", actor), ("action", action), ("pk__lt", before)) if value}

@@ -119,7 +119,9 @@ class TeamSecret(models.Model):
 class AuditEntry(models.Model):
     """Somebody did something. Rows are only ever added; a trigger in the database refuses everything else."""
 
-    team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="audit_entries")
+    team = models.ForeignKey(
+        Team, null=True, on_delete=models.PROTECT, related_name="audit_entries", help_text="None: it concerns the cluster."
+    )
     at = models.DateTimeField()
     actor = models.CharField(max_length=160, help_text="user:ada, node:gpu1, shell")
     action = models.CharField(max_length=40, help_text="What was done, as noun.verb; docs/teams.md lists them.")

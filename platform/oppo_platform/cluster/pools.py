@@ -9,6 +9,8 @@ from django.db import transaction
 
 from oppo_contract.wire import DeviceReport
 from oppo_platform import clock
+from oppo_platform.accounts import audit
+from oppo_platform.accounts.models import User
 from oppo_platform.cluster.models import Node, Pool
 from oppo_platform.notify import wake_scheduler
 
@@ -27,7 +29,7 @@ def pool_for(devices: list[DeviceReport], now: datetime) -> Pool:
 
 
 @transaction.atomic
-def rename_pool(pool_id: int, name: str) -> Pool:
+def rename_pool(pool_id: int, name: str, actor: User | str = audit.SHELL) -> Pool:
     """Give a pool another name. Raises `PoolError` for a name that is empty, too long or taken."""
     name = " ".join(name.split())
     if not name or len(name) > LONGEST_NAME:
@@ -35,13 +37,14 @@ def rename_pool(pool_id: int, name: str) -> Pool:
     if Pool.objects.filter(name=name).exclude(pk=pool_id).exists():
         raise PoolError(f"There is a pool called {name} already.")
     pool = Pool.objects.select_for_update().get(pk=pool_id)
+    audit.record(None, actor, "pool.rename", pool.name, new=name)
     pool.name = name
     pool.save(update_fields=["name"])
     return pool
 
 
 @transaction.atomic
-def move_node(node_id: int, pool_name: str) -> Node:
+def move_node(node_id: int, pool_name: str, actor: User | str = audit.SHELL) -> Node:
     """Put a node into a pool, which is made when there is none of that name. What runs there goes on.
 
     Raises:
@@ -53,26 +56,29 @@ def move_node(node_id: int, pool_name: str) -> Node:
     node = Node.objects.select_for_update().get(pk=node_id)
     node.pool = Pool.objects.get_or_create(name=pool_name, defaults={"created_at": clock.now()})[0]
     node.save(update_fields=["pool"])
+    audit.record(None, actor, "node.move", node.name, pool=pool_name)
     wake_scheduler()
     return node
 
 
 @transaction.atomic
-def drain(node_id: int, reason: str) -> Node:
+def drain(node_id: int, reason: str, actor: User | str = audit.SHELL) -> Node:
     """Give the node no new work; what runs there goes on. Drained again, it keeps its time and takes the new reason."""
     node = Node.objects.select_for_update().get(pk=node_id)
     node.drained_at = node.drained_at or clock.now()
     node.drain_reason = " ".join(reason.split())[:LONGEST_REASON]
     node.save(update_fields=["drained_at", "drain_reason"])
+    audit.record(None, actor, "node.drain", node.name, reason=node.drain_reason)
     wake_scheduler()
     return node
 
 
 @transaction.atomic
-def undrain(node_id: int) -> Node:
+def undrain(node_id: int, actor: User | str = audit.SHELL) -> Node:
     """Let the node have work again."""
     node = Node.objects.select_for_update().get(pk=node_id)
     node.drained_at, node.drain_reason = None, ""
     node.save(update_fields=["drained_at", "drain_reason"])
+    audit.record(None, actor, "node.undrain", node.name)
     wake_scheduler()
     return node

@@ -12,6 +12,7 @@ from django.db import transaction
 
 from oppo_contract import wire
 from oppo_platform import clock
+from oppo_platform.accounts import audit
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, JoinToken, Node
 from oppo_platform.cluster.pools import pool_for
 from oppo_platform.notify import wake_scheduler
@@ -22,10 +23,12 @@ from oppo_platform.tokens import new_token, parse_token, same_digest
 JOIN_TOKEN_HOURS = 24
 
 
+@transaction.atomic
 def create_join_token(hours: float = JOIN_TOKEN_HOURS) -> str:
     """A token with which workers can join for `hours`; shown once."""
     token, now = new_token("join"), clock.now()
     JoinToken.objects.create(prefix=token.prefix, digest=token.digest, created_at=now, expires_at=now + timedelta(hours=hours))
+    audit.record(None, audit.SHELL, "node.token", token.prefix, hours=hours)
     return token.text
 
 
@@ -60,6 +63,7 @@ def join(told: wire.Join) -> wire.Joined:
         "catalogue_at": None,
     }
     node, _ = Node.objects.update_or_create(name=told.name, defaults=facts)
+    audit.record(None, f"node:{node.name}", "node.join", node.name, host=told.hostname)
     return wire.Joined(
         node_id=node.pk,
         node_token=token.text,

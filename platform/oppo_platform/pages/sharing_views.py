@@ -51,8 +51,8 @@ def set_quota(request: HttpRequest, pool_id: int, team_id: int) -> HttpResponse:
     def change() -> str:
         cap = request.POST.get("borrow_cap", "").strip()
         nominal = _whole(request.POST.get("nominal", ""), "own devices")
-        quotas.set_quota(team.pk, pool.pk, nominal, _whole(cap, "borrowed devices") if cap else None)
-        quotas.set_weight(team.pk, _weight(request.POST.get("weight", "")))
+        quotas.set_quota(team.pk, pool.pk, nominal, _whole(cap, "borrowed devices") if cap else None, request.user)
+        quotas.set_weight(team.pk, _weight(request.POST.get("weight", "")), request.user)
         return f"{team.name} owns {nominal} device{'' if nominal == 1 else 's'} of {pool.name} from now on."
 
     return _told(request, change)
@@ -64,7 +64,7 @@ def rename_pool(request: HttpRequest, pool_id: int) -> HttpResponse:
     _only_administrators(request)
     pool = get_object_or_404(Pool, pk=pool_id)
     name = request.POST.get("name", "")
-    return _told(request, lambda: f"{pool.name} is called {pools.rename_pool(pool.pk, name).name} now.")
+    return _told(request, lambda: f"{pool.name} is called {pools.rename_pool(pool.pk, name, request.user).name} now.")
 
 
 @require_POST
@@ -72,10 +72,11 @@ def steer_node(request: HttpRequest, node_id: int, deed: str) -> HttpResponse:
     """Drain a node, let it have work again, or put it into another pool."""
     _only_administrators(request)
     node = get_object_or_404(Node, pk=node_id)
+    reason, pool, actor = request.POST.get("reason", ""), request.POST.get("pool", ""), request.user
     deeds: dict[str, Callable[[], str]] = {
-        "drain": lambda: f"{pools.drain(node.pk, request.POST.get('reason', '')).name} gets no new work; what runs goes on.",
-        "undrain": lambda: f"{pools.undrain(node.pk).name} gets work again.",
-        "move": lambda: f"{node.name} belongs to {pools.move_node(node.pk, request.POST.get('pool', '')).pool} now.",
+        "drain": lambda: f"{pools.drain(node.pk, reason, actor).name} gets no new work; what runs goes on.",
+        "undrain": lambda: f"{pools.undrain(node.pk, actor).name} gets work again.",
+        "move": lambda: f"{node.name} belongs to {pools.move_node(node.pk, pool, actor).pool} now.",
     }
     if deed not in deeds:
         raise Http404

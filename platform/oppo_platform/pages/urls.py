@@ -17,6 +17,7 @@ urlpatterns = [
     path("runs/<int:run_id>/events", run_views.events, name="run-events"),
     path("queue", views.queue, name="queue"),
     path("sharing", sharing_views.sharing, name="sharing"),
+    path("sharing/audit", audit_views.cluster_log, name="cluster-audit"),
     path("sharing/pools/<int:pool_id>", sharing_views.rename_pool, name="rename-pool"),
     path("sharing/pools/<int:pool_id>/teams/<int:team_id>", sharing_views.set_quota, name="set-quota"),
     path("sharing/nodes/<int:node_id>/<slug:deed>", sharing_views.steer_node, name="steer-node"),

@@ -20,6 +20,7 @@ from django.db.models import F
 
 from oppo_contract.states import ENDED, RunState
 from oppo_platform import clock
+from oppo_platform.accounts import audit
 from oppo_platform.notify import run_changed, wake_scheduler
 from oppo_platform.runs.attempts import end_attempt
 from oppo_platform.runs.models import LIVE_ATTEMPT, PRIORITIES, Attempt, AttemptState, Change, Run
@@ -177,6 +178,8 @@ def _let_go(attempt: Attempt | None, outcome: str, reason: str) -> None:
 def _change(run: Run, what: str, said: str, actor: str, **values: float) -> None:
     Run.objects.filter(pk=run.pk).update(cursor=F("cursor") + 1, **values)
     Change.objects.create(run=run, what=what, reason=said, actor=actor, at=clock.now())
+    if actor.startswith(audit.PERSON):
+        audit.record(run.project.team_id, actor, "run.change", f"run {run.pk} {run.name}", **values)
     run.refresh_from_db(fields=["cursor", *values])
     run_changed(run.pk)
     wake_scheduler()

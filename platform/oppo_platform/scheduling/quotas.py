@@ -9,7 +9,8 @@ from typing import TypedDict
 from django.db import transaction
 from django.db.models import Count, Q
 
-from oppo_platform.accounts.models import Team
+from oppo_platform.accounts import audit
+from oppo_platform.accounts.models import Team, User
 from oppo_platform.cluster.models import DeviceState, Pool
 from oppo_platform.notify import wake_scheduler
 from oppo_platform.scheduling.models import Allocation, TeamQuota, TeamShare
@@ -44,7 +45,7 @@ class PoolQuotas(TypedDict):
 
 
 @transaction.atomic
-def set_quota(team_id: int, pool_id: int, nominal: int, borrow_cap: int | None) -> TeamQuota:
+def set_quota(team_id: int, pool_id: int, nominal: int, borrow_cap: int | None, actor: User | str = audit.SHELL) -> TeamQuota:
     """A team's own devices in a pool, and how many more it may borrow (None: all that are idle).
 
     More may be promised than there are devices; the page says so, because nodes come and go.
@@ -58,16 +59,18 @@ def set_quota(team_id: int, pool_id: int, nominal: int, borrow_cap: int | None) 
     quota, _ = TeamQuota.objects.update_or_create(
         team_id=team_id, pool_id=pool_id, defaults={"nominal": nominal, "borrow_cap": borrow_cap}
     )
+    audit.record(team_id, actor, "quota.set", f"pool {quota.pool}", devices=nominal, borrows=borrow_cap)
     wake_scheduler()
     return quota
 
 
 @transaction.atomic
-def set_weight(team_id: int, weight: float) -> TeamShare:
+def set_weight(team_id: int, weight: float, actor: User | str = audit.SHELL) -> TeamShare:
     """How much a team weighs when idle devices are shared out; 2 gets twice what 1 gets. Raises `QuotaError`."""
     if not math.isfinite(weight) or not 0 < weight <= HEAVIEST:
         raise QuotaError(f"A weight is above 0 and at most {HEAVIEST:,.0f}.")
     share, _ = TeamShare.objects.update_or_create(team_id=team_id, defaults={"weight": weight})
+    audit.record(team_id, actor, "quota.weight", "the team", weight=weight)
     wake_scheduler()
     return share
 

@@ -68,7 +68,7 @@ class Migration(migrations.Migration):
                 ('target', models.CharField(help_text='Whom or what it was done to.', max_length=300)),
                 ('details', models.JSONField(default=dict, help_text="What changed; never a token or a secret's value.")),
                 ('address', models.GenericIPAddressField(help_text='Where the request came from; empty when it was none.', null=True)),
-                ('team', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='audit_entries', to='accounts.team')),
+                ('team', models.ForeignKey(help_text='None: it concerns the cluster.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='audit_entries', to='accounts.team')),
             ],
             options={
                 'indexes': [models.Index(fields=['team', '-id'], name='audit_by_team'), models.Index(fields=['team', 'actor', '-id'], name='audit_by_actor'), models.Index(fields=['team', 'action', '-id'], name='audit_by_action')],
