@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from oppo_contract.events import Role
+from oppo_contract.sections.run import MOST_DEVICES, ON_ONE_DEVICE
 from oppo_contract.spec import RunSpec
 
 # Below this width a decode step's operations are too small to be worth a second thread (measured: bench/decode_threads.py).
@@ -63,11 +64,8 @@ def device_of(spec: RunSpec) -> torch.device:
     Raises:
         LayoutError: the spec wants a GPU and there is none, several devices, or a switch that works on CPUs only.
     """
-    if spec.resources.devices > 1:
-        raise LayoutError(
-            f"resources.devices is {spec.resources.devices}, but the engine trains on one device, on which all roles work; set it"
-            " to 1 (a cpu device is the whole node: resources.cpu_threads says how many of its cores)"
-        )
+    if spec.resources.devices > MOST_DEVICES:
+        raise LayoutError(f"resources.devices is {spec.resources.devices}, but {ON_ONE_DEVICE}")
     found = torch.cuda.is_available()
     if spec.resources.kind == "cuda" and not found:
         raise LayoutError("resources.kind is cuda, but torch sees no GPU here; choose cpu, or another node")

@@ -32,9 +32,9 @@ def _word_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last
     if finished is not None and finished.outcome != "stopped":  # it was faster than any wish
         return finished.outcome, finished.reason
     if end is None:
-        if finished is not None:
-            return "preempted", "its supervisor was killed while the engine stopped"
-        return "engine_died", "its supervisor was killed, and the engine died with it"
+        # Also when the engine was quick enough to save: a death counts, or a node that kills supervisors would go on for ever.
+        saved = f"; it saved at step {finished.step} on the way" if finished is not None else ""
+        return "engine_died", f"its supervisor was killed, and the engine ended with it{saved}"
     if end.signal is not None:
         return STOPPED_FOR[end.signal], end.reason or (finished.reason if finished else f"ended on request to {end.signal}")
     if finished is not None:

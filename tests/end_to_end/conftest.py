@@ -47,6 +47,7 @@ def tiny_spec(name: str, steps: int = 12, **changes: Any) -> dict[str, Any]:
         "rollout": {"max_new_tokens": 32, "max_prompt_tokens": 16},
         "overlap": {"overcommit": {"initial": 2, "max": 4}, "chunk": {"size": 8}},
         "checkpoints": {"every_steps": 5},
+        "retries": {"backoff_s": 0.5},
     }
     return {**spec, **changes}
 

@@ -138,6 +138,7 @@ def test_a_run_whose_engine_dies_again_and_again_fails(world):
     worker = world.worker()
     run = world.submit()
     for epoch in (1, 2, 3):
+        world.clock.advance(30)
         worker.heartbeat()
         world.cycle()
         attempt = run.attempts.get(epoch=epoch)

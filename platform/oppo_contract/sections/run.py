@@ -9,6 +9,12 @@ from pydantic import Field
 from oppo_contract.sections.base import Path, Section
 
 DEFAULT_PRIORITY = 50
+# Until the engine shares a run out among several; refused at submit and by the engine in the same words.
+MOST_DEVICES = 1
+ON_ONE_DEVICE = (
+    "the engine trains on one device, on which all roles work; set it to 1 (a cpu device is the whole node: resources.cpu_threads"
+    " says how many of its cores)"
+)
 
 
 class Data(Section):

@@ -7,6 +7,7 @@ Lock order, everywhere: run, attempt, allocation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -14,10 +15,11 @@ from django.conf import settings
 from django.db import transaction
 
 from oppo_contract import wire
-from oppo_contract.spec import PLATFORM_SECTIONS
+from oppo_contract.spec import PLATFORM_SECTIONS, Retries
 from oppo_contract.states import RunState
 from oppo_platform import clock
 from oppo_platform.cluster.models import Device, DeviceState, Node
+from oppo_platform.runs.endings import DIED, Ended, RetryPolicy, verdict
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Checkpoint, Run
 from oppo_platform.runs.transitions import move_run
 from oppo_platform.scheduling.models import Allocation
@@ -30,8 +32,6 @@ SIGNALS: dict[str, Literal["cancel", "pause", "preempt"]] = {
     RunState.PAUSING: "pause",
     RunState.PREEMPTING: "preempt",
 }
-# Outcomes that count against the number of attempts.
-DIED = ("engine_died", "lease_lost", "orphaned")
 
 
 class AttemptRefused(Exception):
@@ -143,38 +143,25 @@ def finish(attempt_id: int, told: wire.Outcome) -> None:
     end_attempt(attempt, AttemptState.ENDED, told.outcome, told.reason)
     run.last_log_lines = told.last_log_lines
     run.save(update_fields=["last_log_lines"])
-    _move_on(run, told, f"node:{attempt.node.name}")
+    _move_on(run, attempt, told.reason, told.last_log_lines, f"node:{attempt.node.name}")
 
 
-def _move_on(run: Run, told: wire.Outcome, actor: str) -> None:
-    """What an outcome means for a run in its present state."""
-    if told.outcome in ("succeeded", "failed"):
-        move_run(run, RunState(told.outcome), told.reason or told.outcome.capitalize() + ".", actor)
-    elif run.state == RunState.CANCELLING:
-        # However the engine ended, the wish was that it should.
-        move_run(run, RunState.CANCELLED, run.reason, actor)
-    elif told.outcome == "engine_died":
-        code = f" (exit status {told.exit_code})" if told.exit_code is not None else ""
-        requeue_or_fail(run, f"The engine died{code}: {told.reason}".rstrip(":. "), actor)
-    elif run.state == RunState.PAUSING:
-        # Stopped for whatever reason, also by its node's shutdown: the wish was that it should hold.
-        move_run(run, RunState.PAUSED, f"{run.reason} {resume_words(run)}", actor)
-    else:
-        move_run(run, RunState.QUEUED, f"{told.reason or 'Stopped by its worker.'} {resume_words(run)}", actor)
-
-
-def requeue_or_fail(run: Run, cause: str, actor: str) -> None:
-    """After a death: back into the queue, or held if that was the wish; failed when it happened too often."""
+def _move_on(run: Run, attempt: Attempt, reason: str, lines: Sequence[str], actor: str) -> None:
+    """What the end of an attempt means for its run; `endings.verdict` decides."""
     deaths = Attempt.objects.filter(run=run, outcome__in=DIED).count()
-    most = settings.OPPO_MAX_ATTEMPTS
-    if run.state == RunState.CANCELLING:
-        move_run(run, RunState.CANCELLED, run.reason, actor)
-    elif deaths >= most:
-        move_run(run, RunState.FAILED, f"{cause}. That was attempt {deaths} of {most}.", actor)
-    elif run.state == RunState.PAUSING:
-        move_run(run, RunState.PAUSED, f"{run.reason} {cause} while it was pausing. {resume_words(run)}", actor)
-    else:
-        move_run(run, RunState.QUEUED, f"{cause}. {resume_words(run)} Attempt {deaths + 1} of {most} comes next.", actor)
+    ended = Ended(attempt.outcome, reason, lines, deaths, attempt.exit_code)
+    after = verdict(ended, run.state, run.reason, retry_policy(run), resume_words(run))
+    run.not_before = clock.now() + timedelta(seconds=after.wait_s) if after.wait_s else None
+    if after.exclude_node and attempt.node_id not in run.excluded_nodes:
+        run.excluded_nodes = [*run.excluded_nodes, attempt.node_id]
+    run.save(update_fields=["not_before", "excluded_nodes"])
+    move_run(run, after.state, after.why, actor)
+
+
+def retry_policy(run: Run) -> RetryPolicy:
+    """The spec's retries; a run of before they existed has the defaults."""
+    told = Retries.model_validate(run.spec.get("retries", {}))
+    return RetryPolicy(told.attempts or settings.OPPO_MAX_ATTEMPTS, told.backoff_s, tuple(told.rules))
 
 
 def resume_words(run: Run) -> str:
@@ -210,7 +197,7 @@ def fence(attempt_id: int, outcome: Literal["lease_lost", "orphaned"], cause: st
         held.exclude(state=DeviceState.GONE).update(state=devices)
     end_attempt(attempt, AttemptState.FENCED, outcome if claimed else "unclaimed", cause)
     if claimed:
-        requeue_or_fail(run, cause, actor)
+        _move_on(run, attempt, cause, (), actor)
     else:
         move_run(run, RunState.QUEUED, f"{cause}. Nothing was lost.", actor)
     return True

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from oppo_contract.problems import SpecProblem, nearest
+from oppo_contract.sections.run import MOST_DEVICES, ON_ONE_DEVICE
 from oppo_contract.spec import ModelSpec, RunSpec
 
 
@@ -68,7 +69,7 @@ def wanted_files(spec: RunSpec) -> list[tuple[str, str]]:
 
 def problems_on(spec: RunSpec, offers: Sequence[NodeOffer]) -> list[SpecProblem]:
     """Every reason why no connected worker could run the spec; empty when one could."""
-    problems = list(_bad_ids(spec))
+    problems = [*_bad_ids(spec), *_too_many(spec)]
     if problems:
         return problems
     if not offers:
@@ -89,6 +90,12 @@ def _bad_ids(spec: RunSpec) -> Iterator[SpecProblem]:
             or {"", ".", ".."} & {*parts}
         ):
             yield SpecProblem(path, "does not name anything below a worker's folders", given, "an id from a worker's catalogue")
+
+
+def _too_many(spec: RunSpec) -> Iterator[SpecProblem]:
+    if spec.resources.devices > MOST_DEVICES:
+        given = str(spec.resources.devices)
+        yield SpecProblem("resources.devices", f"is {given}, but {ON_ONE_DEVICE}", given, f"at most {MOST_DEVICES}")
 
 
 def _missing(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:

@@ -54,7 +54,7 @@ def run_cycle() -> CycleResult | None:
         _credit_downtime(now)
         fenced = _fence_expired(now) + _take_back_unclaimed(now)
         pause_overtime(now)
-        waiting, nodes = _waiting_runs(), _node_views()
+        waiting, nodes = _waiting_runs(now), _node_views()
         plan = make_plan(waiting, nodes)
         placed = sum(_allocate(placement, now) for placement in plan.placements)
         told = Run.objects.filter(pk__in=plan.reasons).only("id", "reason", "state")
@@ -96,9 +96,11 @@ def _take_back_unclaimed(now: datetime) -> int:
     )
 
 
-def _waiting_runs() -> list[WaitingRun]:
-    queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
-    rows = list(queued.values_list("pk", "priority", "queued_at", "devices", "needs")[:MOST_WAITING])
+def _waiting_runs(now: datetime) -> list[WaitingRun]:
+    """Runs whose turn may come; one that waits after a death keeps the reason that it was given then."""
+    due = Q(not_before__isnull=True) | Q(not_before__lte=now)
+    queued = Run.objects.filter(due, state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
+    rows = list(queued.values_list("pk", "priority", "queued_at", "devices", "needs", "excluded_nodes")[:MOST_WAITING])
     homes = {} if settings.OPPO_ARTIFACTS_SHARED else _homes([row[0] for row in rows])
     return [
         WaitingRun(
@@ -109,8 +111,9 @@ def _waiting_runs() -> list[WaitingRun]:
             kind=needs["kind"],
             needs=frozenset([*(("model", m) for m in needs["models"]), *(("prompts", p) for p in needs["prompts"])]),
             home=homes.get(pk),
+            excluded_nodes=frozenset(excluded),
         )
-        for pk, priority, queued_at, devices, needs in rows
+        for pk, priority, queued_at, devices, needs, excluded in rows
     ]
 
 

@@ -25,6 +25,7 @@ class WaitingRun:
     kind: str = "any"
     needs: frozenset[Need] = frozenset()
     home: tuple[int, str] | None = None
+    excluded_nodes: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,8 @@ def _by_kind(run: WaitingRun, node: NodeView) -> dict[str, list[DeviceView]]:
 
 
 def _may_read(run: WaitingRun, node: NodeView) -> bool:
-    return run.needs <= node.offers and (run.home is None or run.home[0] == node.node_id)
+    at_home = run.home is None or run.home[0] == node.node_id
+    return run.needs <= node.offers and at_home and node.node_id not in run.excluded_nodes
 
 
 def _could_ever_run(run: WaitingRun, node: NodeView) -> bool:
@@ -135,6 +137,9 @@ def _why_never(run: WaitingRun, nodes: Sequence[NodeView]) -> str:
     for kind, name in sorted(run.needs):
         if all((kind, name) not in node.offers for node in nodes):
             return f"No connected worker has the {'model' if kind == 'model' else 'prompts'} {name}."
+    able = [node.node_id for node in nodes if run.needs <= node.offers]
+    if able and run.excluded_nodes >= set(able):
+        return "Its retry rules exclude every connected worker that it could run on."
     if not any(_may_read(run, node) for node in nodes):
         return "No single connected worker has all the models and prompts it needs."
     most = max(len(devices) for node in nodes for devices in [*_by_kind(run, node).values(), []])

@@ -1,0 +1,124 @@
+"""What becomes of a run when an attempt at it has ended: a pure function of the outcome, the run's state and its retry policy.
+
+Rules look for words as they stand, part after part, each whole and in any case. They are no regular expressions on purpose: a
+pattern that a user writes would be matched inside a transaction that holds the run's lock, and Python's `re` can take for ever on
+a short one; a search for fixed parts is linear, whatever is written. What is searched is bounded as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oppo_contract.sections.run import LogRule
+from oppo_contract.states import RunState
+
+LAST_LINES = 50
+LONGEST_LINE = 2000
+LONGEST_BACKOFF_S = 3600.0
+# Outcomes that count against the number of attempts.
+DIED = ("engine_died", "lease_lost", "orphaned", "failed")
+# Of those, what the node did: the run is not to blame, so it need not wait.
+NODES_FAULT = ("lease_lost", "orphaned")
+S = RunState
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """A run's `retries`, with the platform's number of attempts filled in."""
+
+    attempts: int
+    backoff_s: float
+    rules: tuple[LogRule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is known of an attempt's end. `deaths`: of the run so far, this one included if it is one."""
+
+    outcome: str
+    reason: str
+    lines: Sequence[str]
+    deaths: int
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Where the run goes, why, after how many seconds, and whether the node it was on is excluded from now on."""
+
+    state: RunState
+    why: str
+    wait_s: float = 0.0
+    exclude_node: bool = False
+
+
+def verdict(ended: Ended, state: str, wish: str, policy: RetryPolicy, resumes: str) -> Verdict:
+    """What an end means for a run.
+
+    Args:
+        ended: how the attempt ended.
+        state: the run's present state; one that is being stopped says where it is to go.
+        wish: the reason that it has for being there.
+        policy: its retry policy.
+        resumes: where the next attempt would begin, a sentence.
+    """
+    if ended.outcome == "succeeded":
+        return Verdict(S.SUCCEEDED, ended.reason or "Succeeded.")
+    died = ended.outcome in DIED
+    rule = first_rule(policy.rules, [ended.reason, *ended.lines]) if died and ended.outcome not in NODES_FAULT else None
+    if ended.outcome == "failed" and (rule is None or rule.action == "fail"):
+        return Verdict(S.FAILED, ended.reason or "Failed.")
+    if state == S.CANCELLING:  # however the engine ended, the wish was that it should
+        return Verdict(S.CANCELLED, wish)
+    if died:
+        return _after_death(ended, state, wish, policy, resumes, rule)
+    if state == S.PAUSING:  # for whatever reason it stopped, its node's shutdown included
+        return Verdict(S.PAUSED, f"{wish} {resumes}")
+    return Verdict(S.QUEUED, f"{ended.reason or 'Stopped by its worker.'} {resumes}")
+
+
+def _after_death(ended: Ended, state: str, wish: str, policy: RetryPolicy, resumes: str, rule: LogRule | None) -> Verdict:
+    cause = _cause(ended)
+    if rule is not None and rule.action == "fail":
+        return Verdict(S.FAILED, f"{cause}. Its rule on “{rule.match}” says not to try again.")
+    exclude = rule is not None and rule.action == "exclude_node"
+    if ended.deaths >= policy.attempts:
+        return Verdict(S.FAILED, f"{cause}. That was attempt {ended.deaths} of {policy.attempts}.", exclude_node=exclude)
+    elsewhere = f" Not on that node any more: its rule on “{rule.match}” says so." if rule is not None and exclude else ""
+    if state == S.PAUSING:
+        return Verdict(S.PAUSED, f"{wish} {cause} while it was pausing. {resumes}{elsewhere}", exclude_node=exclude)
+    wait_s = 0.0 if ended.outcome in NODES_FAULT else backoff_s(policy.backoff_s, ended.deaths)
+    when = f"comes next, after {wait_s:g} s." if wait_s else "comes next."
+    next_one = f"Attempt {ended.deaths + 1} of {policy.attempts} {when}"
+    return Verdict(S.QUEUED, f"{cause}. {resumes} {next_one}{elsewhere}", wait_s, exclude)
+
+
+def _cause(ended: Ended) -> str:
+    if ended.outcome in NODES_FAULT:
+        return ended.reason
+    code = f" (exit status {ended.exit_code})" if ended.exit_code is not None else ""
+    verb = "failed" if ended.outcome == "failed" else "died"
+    return f"The engine {verb}{code}: {ended.reason}".rstrip(":. ")
+
+
+def backoff_s(first_s: float, deaths: int) -> float:
+    """The wait after the n-th death: `first_s`, doubled each time, at most an hour."""
+    return min(LONGEST_BACKOFF_S, first_s * 2.0 ** min(deaths - 1, 32))
+
+
+def first_rule(rules: Sequence[LogRule], lines: Sequence[str]) -> LogRule | None:
+    """The first rule whose words stand in one of the lines; only the last lines are looked at, and the beginning of each."""
+    seen = [line[:LONGEST_LINE] for line in (*lines[:1], *lines[1:][-LAST_LINES:])]
+    return next((rule for rule in rules if any(_says(line, rule.match) for line in seen)), None)
+
+
+def _says(line: str, words: str) -> bool:
+    at = 0
+    for part in filter(None, (part.strip() for part in words.split("*"))):
+        found = re.compile(rf"(?<!\w){re.escape(part)}(?!\w)", re.IGNORECASE).search(line, at)
+        if found is None:
+            return False
+        at = found.end()
+    return True
