@@ -37,7 +37,7 @@ def _word_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last
         return "engine_died", f"its supervisor was killed, and the engine ended with it{saved}"
     if end.signal is not None:
         return STOPPED_FOR[end.signal], end.reason or (finished.reason if finished else f"ended on request to {end.signal}")
-    if finished is not None:
+    if finished is not None and end.reason is None:  # one that was killed for a reason may have been quick enough to save
         return "preempted", f"the engine stopped at step {finished.step}: {finished.reason}"
     if end.exit_code == REFUSED:
         return "failed", end.reason or "the engine refused the spec: " + " ".join(last_lines[-5:])

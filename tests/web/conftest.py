@@ -27,6 +27,7 @@ def tiny_spec(**changes: Any) -> dict[str, Any]:
         "steps": 100,
         "models": {"actor": tiny, "reward": {"rule": "letters:score"}},
         "data": {"prompts": "letters"},
+        "retries": {"backoff_s": 0},
     }
     return {**spec, **changes}
 

@@ -6,7 +6,7 @@ from threading import BoundedSemaphore
 from typing import TypeVar
 
 from django.conf import settings
-from django.db import DataError
+from django.db import DataError, IntegrityError
 from django.http import HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from pydantic import BaseModel, ValidationError
@@ -23,6 +23,7 @@ from oppo_platform.telemetry.ingest import GapFound, ingest
 MAX_BODY_BYTES = 1024 * 1024
 RETRY_AFTER_S = 1
 COMPLAINTS_SHOWN = 20
+STALE_EPOCH = "stale_epoch"  # the constraint that migrations `0003_fencing` name
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -47,6 +48,15 @@ class Malformed(Exception):
 @worker_api.exception_handler(attempts.AttemptRefused)
 def _refused(request: HttpRequest, error: attempts.AttemptRefused) -> HttpResponse:
     return _json(wire.Refused(detail=error.detail, reason=error.reason), 409)
+
+
+@worker_api.exception_handler(IntegrityError)
+def _fenced(request: HttpRequest, error: IntegrityError) -> HttpResponse:
+    """What a trigger refused because of its epoch is a refusal like any other; everything else is a fault of ours."""
+    told = getattr(error.__cause__, "diag", None)
+    if told is None or told.constraint_name != STALE_EPOCH:
+        raise error
+    return _json(wire.Refused(detail=told.message_primary or "stale epoch", reason="stale_epoch"), 409)
 
 
 @worker_api.exception_handler(TooLarge)

@@ -1,7 +1,8 @@
 """The life of an attempt: claim, heartbeat, checkpoint, outcome, fence. What workers ask for, decided here.
 
 Guarantees: an attempt is claimed once, by the node it was allocated to; devices are released in the transaction that ends it;
-a call under an old epoch, or for an attempt that has ended, changes nothing and is told so (`AttemptRefused`).
+a call under an old epoch, or for an attempt that has ended, changes nothing and is told so (`AttemptRefused`). The checks here
+serve the answer; what is relied on are compare-and-sets (`_write`) and triggers (migration `0003_fencing`).
 Lock order, everywhere: run, attempt, allocation.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from django.conf import settings
 from django.db import transaction
@@ -54,11 +55,11 @@ def claim(node: Node, attempt_id: int, epoch: int) -> wire.Claimed:
         _refuse_ended(attempt)
         raise AttemptRefused("already_claimed", f"Attempt {attempt_id} has been claimed already.")
     token, now = new_token("attempt"), clock.now()
-    attempt.state = AttemptState.CLAIMED
-    attempt.token_prefix, attempt.token_digest = token.prefix, token.digest
-    attempt.claimed_at = attempt.seen_at = now
-    attempt.lease_expires_at = now + timedelta(seconds=settings.OPPO_LEASE_S)
-    attempt.save(update_fields=["state", "token_prefix", "token_digest", "claimed_at", "seen_at", "lease_expires_at"])
+    lease_ends = now + timedelta(seconds=settings.OPPO_LEASE_S)
+    _write(
+        attempt, epoch, state=AttemptState.CLAIMED, token_prefix=token.prefix, token_digest=token.digest, claimed_at=now,
+        seen_at=now, lease_expires_at=lease_ends,
+    )  # fmt: skip
     move_run(run, RunState.STARTING, f"Starts on node {node.name}.", f"node:{node.name}")
     return _claimed(run, attempt, token.text)
 
@@ -87,13 +88,11 @@ def heartbeat(attempt_id: int, beat: wire.AttemptHeartbeat) -> wire.AttemptOrder
     """Renew the lease; the first beat with `running` moves the run to running. Carries what the run's state asks for."""
     run, attempt = _held(attempt_id, beat.epoch)
     now = clock.now()
-    attempt.seen_at = now
-    attempt.lease_expires_at = _renewed(attempt, now)
-    if beat.running and attempt.state == AttemptState.CLAIMED:
-        attempt.state = AttemptState.RUNNING
-        if run.state == RunState.STARTING:
-            move_run(run, RunState.RUNNING, f"Trains on node {attempt.node.name}.", f"node:{attempt.node.name}")
-    attempt.save(update_fields=["seen_at", "lease_expires_at", "state"])
+    begins = beat.running and attempt.state == AttemptState.CLAIMED
+    state = AttemptState.RUNNING if begins else attempt.state
+    _write(attempt, beat.epoch, state=state, seen_at=now, lease_expires_at=_renewed(attempt, now))
+    if begins and run.state == RunState.STARTING:
+        move_run(run, RunState.RUNNING, f"Trains on node {attempt.node.name}.", f"node:{attempt.node.name}")
     lease_s = (attempt.lease_expires_at - now).total_seconds()
     signal = SIGNALS.get(run.state)
     if signal is None or attempt.stop_by is None:
@@ -112,9 +111,15 @@ def _renewed(attempt: Attempt, now: datetime) -> datetime:
 def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration) -> None:
     """From now on the run resumes from here. Told again, nothing changes; of two at the same step the one told last counts.
 
-    A run that stops in the middle of a step has two: the one on schedule, and one with the half-done step after it.
+    A run that stops in the middle of a step has two: the one on schedule, and one with the half-done step after it. An attempt
+    that lost its lease may still register what it wrote, as long as its epoch is the newest and the run waits: that saves work
+    after an outage, and the next attempt, which begins under the run's lock, cannot miss it.
     """
-    run, attempt = _held(attempt_id, told.epoch)
+    run, attempt = _locked(attempt_id)
+    newest, waits = attempt.epoch == run.epochs, run.state in (RunState.QUEUED, RunState.PAUSED)
+    if not (attempt.state == AttemptState.FENCED and newest and waits):
+        _refuse_ended(attempt)
+    _refuse_epoch(attempt, told.epoch)
     inside = told.url.startswith(artifact_url(run.pk) + "/") and ".." not in told.url.split("/")
     if not inside or told.step < attempt.start_step:
         raise AttemptRefused("unknown_checkpoint", f"{told.url} is not a checkpoint of run {run.pk}.")
@@ -139,8 +144,7 @@ def finish(attempt_id: int, told: wire.Outcome) -> None:
         return
     _refuse_ended(attempt)
     _refuse_epoch(attempt, told.epoch)
-    attempt.exit_code = told.exit_code
-    end_attempt(attempt, AttemptState.ENDED, told.outcome, told.reason)
+    end_attempt(attempt, AttemptState.ENDED, told.outcome, told.reason, told.exit_code)
     run.last_log_lines = told.last_log_lines
     run.save(update_fields=["last_log_lines"])
     _move_on(run, attempt, told.reason, told.last_log_lines, f"node:{attempt.node.name}")
@@ -175,11 +179,10 @@ def latest_checkpoint(run: Run) -> Checkpoint | None:
     return Checkpoint.objects.filter(run=run).order_by("-step", "-id").first()
 
 
-def end_attempt(attempt: Attempt, state: AttemptState, outcome: str, reason: str) -> None:
-    """End it and release its devices; the run's row is locked by the caller."""
+def end_attempt(attempt: Attempt, state: AttemptState, outcome: str, reason: str, exit_code: int | None = None) -> None:
+    """End it and release its devices; the run's row is locked by the caller. Raises `AttemptRefused` when it has ended."""
     now = clock.now()
-    attempt.state, attempt.outcome, attempt.reason, attempt.ended_at = state, outcome, reason, now
-    attempt.save(update_fields=["state", "outcome", "reason", "ended_at", "exit_code"])
+    _write(attempt, attempt.epoch, state=state, outcome=outcome, reason=reason, ended_at=now, exit_code=exit_code)
     Allocation.objects.filter(attempt=attempt, released_at__isnull=True).update(released_at=now)
 
 
@@ -201,6 +204,19 @@ def fence(attempt_id: int, outcome: Literal["lease_lost", "orphaned"], cause: st
     else:
         move_run(run, RunState.QUEUED, f"{cause}. Nothing was lost.", actor)
     return True
+
+
+def _write(attempt: Attempt, epoch: int, **values: Any) -> None:
+    """Write to a live attempt under its epoch: a compare-and-set, whose row count decides, whatever was checked before.
+
+    Raises:
+        AttemptRefused: it has ended, or the epoch is another.
+    """
+    written = Attempt.objects.filter(pk=attempt.pk, epoch=epoch, state__in=LIVE_ATTEMPT).update(**values)
+    if not written:
+        raise AttemptRefused("stale_epoch", f"Attempt {attempt.pk} is not live under epoch {epoch}.")
+    for name, value in values.items():
+        setattr(attempt, name, value)
 
 
 def _locked(attempt_id: int) -> tuple[Run, Attempt]:
