@@ -152,6 +152,10 @@ OPPO_ORPHAN_GRACE_S = environment.number("OPPO_ORPHAN_GRACE_S", 30)
 OPPO_REDISPATCH_S = environment.number("OPPO_REDISPATCH_S", 15)
 # Use of devices counts half for fair shares after this long.
 OPPO_USAGE_HALF_LIFE_S = environment.number("OPPO_USAGE_HALF_LIFE_S", 7 * 24 * 3600)
+# A run counts for fair shares as at least this long on its devices, so that a burst of short ones cannot win.
+OPPO_SUBMIT_PENALTY_S = environment.number("OPPO_SUBMIT_PENALTY_S", 600)
+# Nobody is preempted sooner.
+OPPO_MIN_RUNTIME_S = environment.number("OPPO_MIN_RUNTIME_S", 600)
 OPPO_MAX_ATTEMPTS = int(environment.number("OPPO_MAX_ATTEMPTS", 3))
 # How long an engine that was asked to stop may take to save and acknowledge before its supervisor kills it.
 OPPO_STOP_DEADLINE_S = environment.number("OPPO_STOP_DEADLINE_S", 600)

@@ -36,9 +36,10 @@ class Dispatch(models.Model):
 
 
 class SchedulerBeat(models.Model):
-    """One row: when the last cycle ran, so that the scheduler can credit its own downtime to every lease."""
+    """One row: when the last cycle ran, so that the scheduler can credit its own downtime to every lease; and its order."""
 
     last_cycle_at = models.DateTimeField()
+    order = models.JSONField(default=list, help_text="Ids of waiting runs in the order in which they would start.")
 
 
 class TeamShare(models.Model):
@@ -79,6 +80,22 @@ class WaitingReason(models.Model):
     text = models.TextField()
     detail = models.JSONField(default=dict)
     sooner = models.TextField(blank=True, help_text="What would let it start sooner.")
-    position = models.PositiveIntegerField(help_text="Place in the queue of its team, from 1.")
     estimated_start = models.DateTimeField(null=True)
     changed_at = models.DateTimeField()
+
+
+class Reservation(models.Model):
+    """Devices that the last plan keeps for a blocked run: `{node id: [device ids]}`, expected to be free at `start`."""
+
+    run = models.OneToOneField("runs.Run", on_delete=models.CASCADE, related_name="reservation")
+    pool = models.ForeignKey("cluster.Pool", on_delete=models.CASCADE, related_name="+")
+    devices = models.JSONField()
+    start = models.DateTimeField(null=True)
+
+
+class BackfillTerm(models.Model):
+    """On which condition an attempt was let in front of a run that waits for its devices: it leaves them at `until`."""
+
+    attempt = models.OneToOneField("runs.Attempt", on_delete=models.CASCADE, related_name="backfill_term")
+    for_run = models.ForeignKey("runs.Run", on_delete=models.CASCADE, related_name="+")
+    until = models.DateTimeField()

@@ -1,0 +1,55 @@
+"""The map of the cluster: pools, their nodes, and on each node blocks of devices that one run holds together."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+COLUMNS = 8  # of the map; a node with fewer devices gets wider blocks
+WORDS = {"unknown": "clearing", "quarantined": "quarantined", "draining": "drain"}
+
+
+def pools_of(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`nodes_overview` by pool: `{name, nodes, devices, in_use}`; each node gets `blocks` beside its devices."""
+    by_name = sorted(nodes, key=lambda node: (node["pool"] is None, node["pool"] or "", node["name"]))
+    pools = []
+    for name, group in groupby(by_name, key=lambda node: node["pool"]):
+        members = [{**node, "blocks": _blocks(node)} for node in group]
+        devices = [device for node in members for device in node["devices"]]
+        in_use = sum(device["run"] is not None for device in devices)
+        pools.append({"name": name, "nodes": members, "devices": len(devices), "in_use": in_use})
+    return pools
+
+
+def _blocks(node: dict[str, Any]) -> list[dict[str, Any]]:
+    """Neighbouring devices of one run together; devices without a run one by one."""
+    devices = node["devices"]
+    wide = max(1, COLUMNS // max(1, len(devices)))
+    blocks = []
+    for key, group in groupby(enumerate(devices), key=lambda item: item[1]["holder"] or -item[0] - 1):
+        members = [device for _, device in group]
+        shares = [device["busy_share"] for device in members if device["busy_share"] is not None]
+        blocks.append(
+            {
+                "devices": members,
+                "model": members[0]["model"],
+                "run": members[0]["run"],
+                "span": min(COLUMNS, wide * len(members)),
+                "busy": sum(shares) / len(shares) if shares and key > 0 else None,
+                **_look(node, members[0]),
+            }
+        )
+    return blocks
+
+
+def _look(node: dict[str, Any], device: dict[str, Any]) -> dict[str, str]:
+    """How a device without a run is drawn: `look`, the `word` on it, and `why`."""
+    if not node["live"]:
+        return {"look": "draining", "word": "unreachable", "why": ""}
+    if device["state"] == "quarantined":
+        return {"look": "bad", "word": "quarantined", "why": device["why"]}
+    if device["state"] != "ready":
+        return {"look": "draining", "word": WORDS.get(device["state"], device["state"]), "why": device["why"]}
+    if node["drained_at"]:
+        return {"look": "draining", "word": "drain", "why": node["drain_reason"]}
+    return {"look": "free", "word": "free", "why": ""}

@@ -1,0 +1,62 @@
+"""Reading the queue: what waits, why, in which place, and when it is expected to start."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TypedDict
+
+from oppo_contract.states import RunState
+from oppo_platform.accounts.access import visible_runs
+from oppo_platform.accounts.models import User
+from oppo_platform.runs.models import Run
+from oppo_platform.runs.selectors import RunSummary, run_summary, summaries
+from oppo_platform.scheduling.models import Reservation, SchedulerBeat, WaitingReason
+
+
+class Waiting(TypedDict):
+    """A waiting run of the user's. `place` counts all teams' runs from 1; None: the scheduler has not looked at it yet."""
+
+    run: RunSummary
+    place: int | None
+    code: str
+    text: str
+    sooner: str
+    estimated_start: datetime | None
+    priority: int
+    kept: int
+
+
+class Queue(TypedDict):
+    """The user's waiting runs in their order, how many wait in all, and when the last plan was made."""
+
+    items: list[Waiting]
+    waiting: int
+    planned_at: datetime | None
+
+
+def queue(user: User) -> Queue:
+    """What the queue page shows."""
+    beat = SchedulerBeat.objects.first()
+    place = {run_id: number for number, run_id in enumerate(beat.order if beat else [], start=1)}
+    runs = summaries(visible_runs(user).filter(state=RunState.QUEUED)).select_related("waiting")
+    ordered = sorted(runs, key=lambda run: (place.get(run.pk, len(place) + 1), -run.priority, run.queued_at, run.pk))
+    kept = {r.run_id: sum(map(len, r.devices.values())) for r in Reservation.objects.filter(run__in=[run.pk for run in ordered])}
+    return Queue(
+        items=[_waiting(run, place.get(run.pk), kept.get(run.pk, 0)) for run in ordered],
+        waiting=Run.objects.filter(state=RunState.QUEUED).count(),
+        planned_at=beat.last_cycle_at if beat else None,
+    )
+
+
+def _waiting(run: Run, place: int | None, kept: int) -> Waiting:
+    reason: WaitingReason | None = getattr(run, "waiting", None)
+    return Waiting(
+        run=run_summary(run),
+        place=place,
+        code=reason.code if reason else "",
+        text=reason.text if reason else run.reason,
+        sooner=reason.sooner if reason else "",
+        estimated_start=reason.estimated_start if reason else None,
+        priority=run.priority,
+        kept=kept,
+    )

@@ -1,0 +1,171 @@
+"""The present state of the cluster as the policy sees it: a handful of queries, no decision."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+
+from oppo_contract.states import RunState
+from oppo_platform.accounts.models import Team
+from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node, Pool
+from oppo_platform.cluster.selectors import live_nodes
+from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Run
+from oppo_platform.scheduling import policy
+from oppo_platform.scheduling.models import Allocation, BackfillTerm, Reservation, TeamQuota, TeamShare
+from oppo_platform.scheduling.usage import faded_usage
+
+MOST_WAITING = 20_000
+STOPPING = frozenset({RunState.PAUSING, RunState.PREEMPTING, RunState.CANCELLING})
+# Plain rows and not objects: with ten thousand runs in the queue objects alone would take longer than the plan.
+WAITING = (
+    "id", "project__team_id", "user_id", "name", "priority", "devices", "needs", "created_at", "queued_at", "preemptible",
+    "max_runtime_s", "step", "total_steps", "elapsed_s", "excluded_nodes", "not_before",
+)  # fmt: skip
+RUNNING = (
+    "id", "run_id", "run__project__team_id", "run__priority", "run__preemptible", "run__state", "run__step", "run__total_steps",
+    "run__elapsed_s", "run__max_runtime_s", "created_at", "claimed_at",
+)  # fmt: skip
+
+
+def snapshot_of(now: datetime) -> policy.Snapshot:
+    """What the policy decides on."""
+    held = list(Allocation.objects.filter(released_at__isnull=True).values_list("attempt_id", "attempt__run_id", "device_id"))
+    nodes = _nodes({device_id: run_id for _, run_id, device_id in held})
+    queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
+    waiting = list(queued.values(*WAITING)[:MOST_WAITING])
+    homes = {} if settings.OPPO_ARTIFACTS_SHARED else _homes(row["id"] for row in waiting)
+    return policy.Snapshot(
+        pools=tuple(policy.Pool(pk, name) for pk, name in Pool.objects.order_by("pk").values_list("pk", "name")),
+        nodes=nodes,
+        teams=_teams(now),
+        waiting=tuple(_waiting(row, homes) for row in waiting),
+        running=_running(nodes, held, now),
+        reservations=_reservations(),
+        settings=policy.PolicySettings(
+            half_life_s=settings.OPPO_USAGE_HALF_LIFE_S,
+            submit_penalty_s=settings.OPPO_SUBMIT_PENALTY_S,
+            min_runtime_s=settings.OPPO_MIN_RUNTIME_S,
+        ),
+    )
+
+
+def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]]) -> policy.WaitingRun:
+    needs = row["needs"]
+    return policy.WaitingRun(
+        run_id=row["id"],
+        team_id=row["project__team_id"],
+        devices=row["devices"],
+        name=row["name"],
+        user_id=row["user_id"],
+        priority=row["priority"],
+        kind=needs["kind"],
+        needs=frozenset([*(("model", m) for m in needs["models"]), *(("prompts", p) for p in needs["prompts"])]),
+        home=homes.get(row["id"]),
+        submitted_at=row["created_at"].timestamp(),
+        queued_at=row["queued_at"].timestamp(),
+        preemptible=row["preemptible"],
+        max_runtime_s=row["max_runtime_s"],
+        steps_left=row["total_steps"] - row["step"],
+        steps_per_s=_pace(row["step"], row["elapsed_s"]),
+        excluded_nodes=frozenset(row["excluded_nodes"]),
+        not_before=_posix(row["not_before"]),
+    )
+
+
+def _homes(run_ids: Iterable[int]) -> dict[int, tuple[int, str]]:
+    """The node on which each run's newest checkpoint lies."""
+    newest = Checkpoint.objects.filter(run__in=list(run_ids)).order_by("run", "-step", "-id").distinct("run")
+    found = newest.values_list("run_id", "attempt__node_id", "attempt__node__name")
+    return {run_id: (node_id, name) for run_id, node_id, name in found}
+
+
+def _nodes(holders: dict[int, int]) -> tuple[policy.Node, ...]:
+    """Every node that has a pool, also those that are away: what can never be met is judged on all of them."""
+    devices: dict[int, list[policy.Device]] = defaultdict(list)
+    there = Device.objects.exclude(state=DeviceState.GONE).order_by("node_id", "index")
+    for pk, node_id, kind, model, state in there.values_list("pk", "node_id", "kind", "model", "state"):
+        devices[node_id].append(policy.Device(pk, kind, model, state, holders.get(pk)))
+    offers: dict[int, set[policy.Need]] = defaultdict(set)
+    for node_id, kind, entry_id in CatalogueItem.objects.values_list("node_id", "kind", "entry_id"):
+        offers[node_id].add((kind, entry_id))
+    fresh = set(live_nodes().values_list("pk", flat=True))
+    return tuple(
+        policy.Node(
+            node_id=node.pk,
+            name=node.name,
+            pool_id=node.pool_id,
+            devices=tuple(devices[node.pk]),
+            offers=frozenset(offers[node.pk]),
+            connected=node.pk in fresh,
+            draining=node.drained_at is not None,
+        )
+        for node in Node.objects.filter(pool__isnull=False).order_by("pk")
+    )
+
+
+def _teams(now: datetime) -> tuple[policy.Team, ...]:
+    quotas: dict[int, dict[int, policy.Quota]] = defaultdict(dict)
+    for quota in TeamQuota.objects.all():
+        quotas[quota.team_id][quota.pool_id] = policy.Quota(quota.nominal, quota.borrow_cap)
+    weights = dict(TeamShare.objects.values_list("team_id", "weight"))
+    used = faded_usage(now)
+    return tuple(
+        policy.Team(pk, name, weights.get(pk, 1.0), quotas[pk], used.get(pk, 0.0), now.timestamp())
+        for pk, name in Team.objects.order_by("pk").values_list("pk", "name")
+    )
+
+
+def _running(
+    nodes: tuple[policy.Node, ...], held: list[tuple[int, int, int]], now: datetime
+) -> tuple[policy.RunningRun, ...]:
+    node_of = {device.device_id: node.node_id for node in nodes for device in node.devices}
+    devices: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for attempt_id, _, device_id in held:
+        if device_id in node_of:  # a device that its node no longer reports is nobody's to give
+            devices[attempt_id][node_of[device_id]].append(device_id)
+    terms = {term.attempt_id: term for term in BackfillTerm.objects.filter(attempt__state__in=LIVE_ATTEMPT)}
+    rows = Attempt.objects.filter(state__in=LIVE_ATTEMPT).order_by("run_id").values(*RUNNING)
+    return tuple(_running_run(row, devices[row["id"]], terms.get(row["id"]), now) for row in rows)
+
+
+def _running_run(
+    row: dict[str, Any], devices: dict[int, list[int]], term: BackfillTerm | None, now: datetime
+) -> policy.RunningRun:
+    began: datetime = row["claimed_at"] or row["created_at"]
+    pace = _pace(row["run__step"], row["run__elapsed_s"])
+    ends = []
+    if pace is not None:
+        ends.append(now.timestamp() + (row["run__total_steps"] - row["run__step"]) / pace)
+    if row["run__max_runtime_s"] is not None:
+        ends.append(max(now.timestamp(), began.timestamp() + row["run__max_runtime_s"]))
+    return policy.RunningRun(
+        run_id=row["run_id"],
+        team_id=row["run__project__team_id"],
+        devices={node_id: tuple(ids) for node_id, ids in devices.items()},
+        priority=row["run__priority"],
+        preemptible=row["run__preemptible"],
+        started_at=began.timestamp(),
+        expected_end=min(ends, default=None),
+        stopping=row["run__state"] in STOPPING,
+        backfill=policy.Backfill(term.for_run_id, term.until.timestamp()) if term else None,
+    )
+
+
+def _reservations() -> tuple[policy.Reservation, ...]:
+    return tuple(
+        policy.Reservation(r.run_id, r.pool_id, {int(node): tuple(ids) for node, ids in r.devices.items()}, _posix(r.start))
+        for r in Reservation.objects.order_by("run_id")
+    )
+
+
+def _pace(steps: int, seconds: float) -> float | None:
+    """Steps a second so far; None before the first."""
+    return steps / seconds if steps and seconds > 0 else None
+
+
+def _posix(time: datetime | None) -> float | None:
+    return time.timestamp() if time is not None else None

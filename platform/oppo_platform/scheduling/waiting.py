@@ -1,0 +1,89 @@
+"""What waiting runs are told: reason, place in the queue and estimated start, written when they change and only then.
+
+The order of the queue is one list in one row: a run that starts moves everybody behind it up, and writing that to each of ten
+thousand rows would take longer than the plan.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from oppo_contract.states import RunState
+from oppo_platform.runs.models import Run
+from oppo_platform.runs.transitions import explain_waiting
+from oppo_platform.scheduling.models import Reservation, SchedulerBeat, WaitingReason
+from oppo_platform.scheduling.policy import Decisions, Reason
+
+# An estimate is told anew when it has moved by more than this, or by a tenth of the time that is left.
+ESTIMATE_MOVED_S, ESTIMATE_MOVED = 60.0, 0.1
+FIELDS = ["code", "text", "detail", "sooner", "estimated_start", "changed_at"]
+
+
+def tell_waiting(decisions: Decisions, now: datetime) -> int:
+    """Write down why each run of `decisions.reasons` waits. Returns how many rows were written."""
+    known = {row.run_id: row for row in WaitingReason.objects.all()}
+    fresh, changed, said = [], [], []
+    for run_id, reason in decisions.reasons.items():
+        row = known.pop(run_id, None)
+        told = _row(run_id, reason, now)
+        if row is None or row.text != told.text:
+            said.append(run_id)
+        if row is None:
+            fresh.append(told)
+        elif _differs(row, told, now):
+            told.pk = row.pk
+            changed.append(told)
+    WaitingReason.objects.filter(pk__in=[row.pk for row in known.values()]).delete()
+    WaitingReason.objects.bulk_create(fresh, ignore_conflicts=True)
+    WaitingReason.objects.bulk_update(changed, FIELDS, batch_size=500)
+    for run in Run.objects.filter(pk__in=said, state=RunState.QUEUED).only("id", "reason", "state"):
+        explain_waiting(run, decisions.reasons[run.pk].text)
+    return len(fresh) + len(changed)
+
+
+def keep_order(decisions: Decisions) -> None:
+    """The order in which waiting runs would start, for whoever shows a place in the queue."""
+    order = list(decisions.order)
+    SchedulerBeat.objects.filter(pk=1).exclude(order=order).update(order=order)
+
+
+def keep_reservations(decisions: Decisions) -> None:
+    """The reservations of this plan in place of the last one's."""
+    wanted = {r.run_id: r for r in decisions.reservations}
+    Reservation.objects.exclude(run__in=wanted).delete()
+    rows = [
+        Reservation(
+            run_id=r.run_id,
+            pool_id=r.pool_id,
+            devices={str(node): list(ids) for node, ids in r.devices.items()},
+            start=_time(r.start),
+        )
+        for r in wanted.values()
+    ]
+    Reservation.objects.bulk_create(
+        rows, update_conflicts=True, unique_fields=["run"], update_fields=["pool", "devices", "start"]
+    )
+
+
+def _row(run_id: int, reason: Reason, now: datetime) -> WaitingReason:
+    return WaitingReason(
+        run_id=run_id,
+        code=reason.code,
+        text=reason.text,
+        detail=dict(reason.detail),
+        sooner=reason.sooner,
+        estimated_start=_time(reason.estimated_start),
+        changed_at=now,
+    )
+
+
+def _differs(old: WaitingReason, new: WaitingReason, now: datetime) -> bool:
+    said = (old.code, old.text, old.sooner) != (new.code, new.text, new.sooner)
+    if said or old.estimated_start is None or new.estimated_start is None:
+        return said or old.estimated_start != new.estimated_start
+    moved = abs((new.estimated_start - old.estimated_start).total_seconds())
+    return moved > max(ESTIMATE_MOVED_S, ESTIMATE_MOVED * (new.estimated_start - now).total_seconds())
+
+
+def _time(posix: float | None) -> datetime | None:
+    return datetime.fromtimestamp(posix, UTC) if posix is not None else None
