@@ -29,8 +29,9 @@
       const twin = node.querySelector(`input[type=checkbox][value="${CSS.escape(box.value)}"]`);
       if (twin) twin.checked = box.checked;
     });
-    const focused = was.contains(document.activeElement) && document.activeElement.getAttribute("href");
-    if (focused) requestAnimationFrame(() => { const link = node.querySelector(`[href="${CSS.escape(focused)}"]`); if (link) link.focus(); });
+    const active = was.contains(document.activeElement) && document.activeElement, name = active && (active.dataset.focus ? "data-focus" : "href");
+    const focused = active && active.getAttribute(name);
+    if (focused) requestAnimationFrame(() => { const twin = node.querySelector(`[${name}="${CSS.escape(focused)}"]`); if (twin) twin.focus(); });
   }
   Oppo.refresh = function (target, { onState, onPatched }) {
     const every = 1000 * Number(target.dataset.every || 3);

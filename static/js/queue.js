@@ -1,6 +1,20 @@
-/* The queue: its parts are drawn by the server and kept fresh. */
+/* The queue: its parts are drawn by the server and kept fresh; arrows change the priority of one's own runs. */
 (function () {
   "use strict";
-  const { Oppo } = window;
-  Oppo.refresh(document.getElementById("queue"), { onState: (state) => Oppo.showConnection(document.getElementById("live"), state) });
+  const { Oppo } = window, queue = document.getElementById("queue");
+  const turn = Oppo.refresh(queue, { onState: (state) => Oppo.showConnection(document.getElementById("live"), state) });
+
+  queue.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-priority]");
+    if (!button) return;
+    const said = document.getElementById("said");
+    button.disabled = true;
+    try {
+      const run = await Oppo.api.post(`runs/${button.dataset.priority}/priority`, { priority: Number(button.dataset.to) });
+      said.textContent = `${run.name} has priority ${run.priority} now.`;
+    } catch (e) {
+      said.textContent = e.message;
+    }
+    await turn();
+  });
 })();

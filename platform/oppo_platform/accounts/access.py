@@ -6,6 +6,7 @@ but may not do is a 403. Nothing is allowed that `LEAST_ROLE` does not grant.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from django.core.exceptions import PermissionDenied
@@ -112,8 +113,18 @@ def may_submit(user: User, project: Project) -> bool:
 
 def may_steer(user: User, run: Run) -> bool:
     """Maintainers steer (cancel, pause, resume, reprioritise) any run of the team, members their own."""
-    role = role_in(user, run.project.team_id)
-    return permits(role, Action.STEER_ANY_RUN) or (permits(role, Action.SUBMIT) and run.user_id == user.pk)
+    return run.pk in steerable(user, [run])
+
+
+def steerable(user: User, runs: Iterable[Run]) -> set[int]:
+    """Those of `runs` (project joined) that the user may steer, with one query for all."""
+    roles = dict(memberships(user).values_list("team_id", "role"))
+    found = ((run, roles.get(run.project.team_id)) for run in runs)
+    return {
+        run.pk
+        for run, role in found
+        if permits(role, Action.STEER_ANY_RUN) or (permits(role, Action.SUBMIT) and run.user_id == user.pk)
+    }
 
 
 def may_reset_password(actor: User, user: User) -> bool:

@@ -32,7 +32,8 @@ def catalogue_ids(kind: str) -> list[str]:
 def nodes_overview(user: User) -> list[dict[str, Any]]:
     """Every node: `{id, name, hostname, pool, live, last_seen_at, drained_at, drain_reason, devices}`.
 
-    `devices`: `[{index, kind, model, state, busy_share, run}]`. `pool` is its name, None before the first report.
+    `devices`: `[{index, kind, model, state, why, busy_share, holder, run}]`. `pool` is its name, None before the first report.
+    `holder` tells devices that one run holds from others and is never shown.
     `run` is `{id, name}` of the run on the device; for another team's run both are None; `run` itself is None when it is free.
     """
     held = Allocation.objects.filter(released_at__isnull=True).select_related("attempt__run")
@@ -71,5 +72,7 @@ def _device(device: Any, mine: set[int]) -> dict[str, Any]:
         "model": device.model,
         "state": device.state,
         "busy_share": device.busy_share,
+        "holder": run.pk if run else None,
+        "why": "",
         "run": shown,
     }

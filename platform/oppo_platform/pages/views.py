@@ -20,13 +20,16 @@ from oppo_platform.accounts.access import submit_projects, visible_projects, vis
 from oppo_platform.accounts.current import current_team
 from oppo_platform.cluster.selectors import nodes_overview
 from oppo_platform.pages import spec_form
+from oppo_platform.pages.cluster_map import pools_of
 from oppo_platform.pages.selectors import live_catalogue, with_curves
-from oppo_platform.runs.models import Project, Run
+from oppo_platform.runs.models import PRIORITIES, Project, Run
 from oppo_platform.runs.selectors import get_run, list_runs, run_url
-from oppo_platform.runs.selectors import queue as waiting_runs
+from oppo_platform.scheduling.selectors import Waiting
+from oppo_platform.scheduling.selectors import queue as waiting_runs
 
 RUNS_A_PAGE = 50
 COMPARABLE_RUNS = 200
+PRIORITY_STEP = 10
 STATE_GROUPS: dict[str, tuple[str, frozenset[RunState]]] = {
     "": ("All", frozenset()),
     "active": ("Running", HOLDING_DEVICES),
@@ -85,17 +88,22 @@ def _state_tabs(kept: dict[str, Any]) -> list[dict[str, Any]]:
 def queue(request: HttpRequest) -> HttpResponse:
     """Waiting runs with their reasons, runs that hold devices, and the cluster."""
     nodes = nodes_overview(request.user)
-    devices = [device for node in nodes for device in node["devices"]]
+    waiting = waiting_runs(request.user)
     context = {
         "section": "queue",
-        "waiting": waiting_runs(request.user),
+        "queue": waiting | {"items": [_steps(item) for item in waiting["items"]]},
         "active": list_runs(request.user, states=HOLDING_DEVICES, limit=COMPARABLE_RUNS)["items"],
-        "nodes": nodes,
-        "device_count": len(devices),
-        "in_use": sum(device["run"] is not None for device in devices),
+        "pools": pools_of(nodes),
         "any_free": _free_devices(nodes) > 0,
     }
     return render(request, "parts/queue.html" if request.GET.get("part") else "queue.html", context)
+
+
+def _steps(item: Waiting) -> dict[str, Any]:
+    """A waiting run with the priorities that its two buttons give it."""
+    lowest, highest = PRIORITIES
+    priority = item["priority"]
+    return {**item, "raised": min(highest, priority + PRIORITY_STEP), "lowered": max(lowest, priority - PRIORITY_STEP)}
 
 
 def _free_devices(nodes: list[dict[str, Any]]) -> int:

@@ -155,12 +155,6 @@ def get_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
     return [found[run_id] for run_id in ids]
 
 
-def queue(user: User) -> list[RunSummary]:
-    """The user's waiting runs in the order in which the scheduler looks at them, each with its `reason`."""
-    waiting = visible_runs(user).filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
-    return [run_summary(run) for run in summaries(waiting)]
-
-
 def transitions(run: Run) -> list[dict[str, Any]]:
     """Every change of the run, oldest first: `{old, new, what, reason, actor, at}`.
 
