@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 from django.db.models import QuerySet
 
-from oppo_contract.states import HOLDING_DEVICES, RunState
+from oppo_contract.states import HOLDING_DEVICES
 from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
 from oppo_platform.runs.models import Change, Project, Run, Transition

@@ -1,4 +1,6 @@
-"""One cycle of the scheduler: fence what went silent, plan, allocate, and tell the nodes after the commit.
+"""One cycle of the scheduler: fence what went silent, plan, allocate, ask for room, tell why, and send orders after the commit.
+
+What to do is decided by `policy.plan`, from a picture of the database (`snapshot_of`); here it is done.
 
 Guarantees: a transaction-scoped advisory lock lets one scheduler work at a time, and a second one is harmless; the partial unique
 index on allocations makes double allocation impossible even without the lock; a launch order that is lost, repeated or late
@@ -8,31 +10,32 @@ does no harm, because claiming is a compare-and-set and every heartbeat repeats 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import structlog
 from django.conf import settings
 from django.db import IntegrityError, connection, transaction
-from django.db.models import F, Prefetch, Q
+from django.db.models import F
 
 from oppo_contract.states import RunState
 from oppo_platform import clock
-from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState
-from oppo_platform.cluster.selectors import live_nodes
+from oppo_platform.cluster.models import DeviceState
 from oppo_platform.runs.attempts import fence, latest_checkpoint
-from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Checkpoint, Run
-from oppo_platform.runs.steering import pause_overtime
-from oppo_platform.runs.transitions import RunMoved, explain_waiting, move_run
+from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Run
+from oppo_platform.runs.steering import pause_overtime, preempt_run
+from oppo_platform.runs.transitions import RunMoved, move_run
 from oppo_platform.scheduling.dispatch import send_due
-from oppo_platform.scheduling.models import Allocation, Dispatch, SchedulerBeat
-from oppo_platform.scheduling.plan import DeviceView, NodeView, Placement, WaitingRun, make_plan
+from oppo_platform.scheduling.models import Allocation, BackfillTerm, Dispatch, SchedulerBeat
+from oppo_platform.scheduling.policy import Placement, plan
+from oppo_platform.scheduling.snapshot_of import snapshot_of
+from oppo_platform.scheduling.usage import settle
+from oppo_platform.scheduling.waiting import keep_order, keep_reservations, tell_waiting
 
 log = structlog.get_logger(__name__)
 
 LOCK_KEY = 0x4F50504F  # "OPPO"
 # A gap between two cycles longer than this is downtime of the control plane and is credited to the leases.
 USUAL_GAP_S = 10.0
-MOST_WAITING = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class CycleResult:
     """What a cycle did."""
 
     placed: int
+    preempted: int
     fenced: int
     waiting: int
     sent: int
@@ -54,13 +58,14 @@ def run_cycle() -> CycleResult | None:
         _credit_downtime(now)
         fenced = _fence_expired(now) + _take_back_unclaimed(now)
         pause_overtime(now)
-        waiting, nodes = _waiting_runs(now), _node_views()
-        plan = make_plan(waiting, nodes)
-        placed = sum(_allocate(placement, now) for placement in plan.placements)
-        told = Run.objects.filter(pk__in=plan.reasons).only("id", "reason", "state")
-        for run in told:
-            explain_waiting(run, plan.reasons[run.pk])
-    return CycleResult(placed=placed, fenced=fenced, waiting=len(plan.reasons), sent=send_due())
+        settle(now)
+        decisions = plan(snapshot_of(now), now.timestamp())
+        placed = sum(_allocate(placement, now) for placement in decisions.placements)
+        preempted = sum(preempt_run(victim.run_id, victim.text) for victim in decisions.preemptions)
+        tell_waiting(decisions, now)
+        keep_reservations(decisions)
+        keep_order(decisions)
+    return CycleResult(placed=placed, preempted=preempted, fenced=fenced, waiting=len(decisions.reasons), sent=send_due())
 
 
 def _try_lock() -> bool:
@@ -96,57 +101,6 @@ def _take_back_unclaimed(now: datetime) -> int:
     )
 
 
-def _waiting_runs(now: datetime) -> list[WaitingRun]:
-    """Runs whose turn may come; one that waits after a death keeps the reason that it was given then."""
-    due = Q(not_before__isnull=True) | Q(not_before__lte=now)
-    queued = Run.objects.filter(due, state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
-    rows = list(queued.values_list("pk", "priority", "queued_at", "devices", "needs", "excluded_nodes")[:MOST_WAITING])
-    homes = {} if settings.OPPO_ARTIFACTS_SHARED else _homes([row[0] for row in rows])
-    return [
-        WaitingRun(
-            run_id=pk,
-            priority=priority,
-            queued_at=queued_at,
-            devices=devices,
-            kind=needs["kind"],
-            needs=frozenset([*(("model", m) for m in needs["models"]), *(("prompts", p) for p in needs["prompts"])]),
-            home=homes.get(pk),
-            excluded_nodes=frozenset(excluded),
-        )
-        for pk, priority, queued_at, devices, needs, excluded in rows
-    ]
-
-
-def _homes(run_ids: list[int]) -> dict[int, tuple[int, str]]:
-    """The node on which each run's newest checkpoint lies."""
-    newest = Checkpoint.objects.filter(run__in=run_ids).order_by("run", "-step", "-id").distinct("run")
-    found = newest.values_list("run_id", "attempt__node_id", "attempt__node__name")
-    return {run_id: (node_id, name) for run_id, node_id, name in found}
-
-
-def _node_views() -> list[NodeView]:
-    held = set(Allocation.objects.filter(released_at__isnull=True).values_list("device_id", flat=True))
-    devices = Device.objects.filter(~Q(state=DeviceState.GONE)).order_by("index")
-    items = CatalogueItem.objects.only("node_id", "kind", "entry_id")
-    nodes = (
-        live_nodes()
-        .filter(drained_at__isnull=True)
-        .order_by("pk")
-        .prefetch_related(Prefetch("devices", devices), Prefetch("catalogue", items))
-    )
-    return [
-        NodeView(
-            node_id=node.pk,
-            name=node.name,
-            devices=tuple(
-                DeviceView(d.pk, d.kind, d.state == DeviceState.READY and d.pk not in held) for d in node.devices.all()
-            ),
-            offers=frozenset((item.kind, item.entry_id) for item in node.catalogue.all()),
-        )
-        for node in nodes
-    ]
-
-
 def _allocate(placement: Placement, now: datetime) -> bool:
     """Make the attempt, its allocations and its launch order, and move the run; False when somebody was faster."""
     try:
@@ -158,6 +112,9 @@ def _allocate(placement: Placement, now: datetime) -> bool:
             Allocation.objects.bulk_create(
                 Allocation(attempt=attempt, device_id=device_id, created_at=now) for device_id in placement.device_ids
             )
+            if placement.backfill is not None:
+                until = datetime.fromtimestamp(placement.backfill.until, UTC)
+                BackfillTerm.objects.create(attempt=attempt, for_run_id=placement.backfill.for_run_id, until=until)
             Dispatch.objects.create(attempt=attempt, queue=attempt.node.queue, created_at=now)
             move_run(run, RunState.ALLOCATED, f"Allocated on node {attempt.node.name}.", "scheduler")
     except (IntegrityError, RunMoved) as error:
@@ -173,7 +130,7 @@ def _new_attempt(run: Run, placement: Placement, now: datetime) -> Attempt:
     return Attempt.objects.create(
         run=run,
         epoch=run.epochs,
-        node_id=placement.node_id,
+        node_id=next(iter(placement.devices)),  # a run stays on one node
         created_at=now,
         lease_expires_at=now + timedelta(seconds=settings.OPPO_LEASE_S),
         resume_from=saved,

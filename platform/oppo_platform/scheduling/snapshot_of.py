@@ -22,7 +22,7 @@ MOST_WAITING = 20_000
 STOPPING = frozenset({RunState.PAUSING, RunState.PREEMPTING, RunState.CANCELLING})
 # Plain rows and not objects: with ten thousand runs in the queue objects alone would take longer than the plan.
 WAITING = (
-    "id", "project__team_id", "user_id", "name", "priority", "devices", "needs", "created_at", "queued_at", "preemptible",
+    "id", "project__team_id", "user_id", "name", "priority", "devices", "needs", "queued_at", "preemptible",
     "max_runtime_s", "step", "total_steps", "elapsed_s", "excluded_nodes", "not_before",
 )  # fmt: skip
 RUNNING = (
@@ -65,7 +65,8 @@ def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]]) -> policy.W
         kind=needs["kind"],
         needs=frozenset([*(("model", m) for m in needs["models"]), *(("prompts", p) for p in needs["prompts"])]),
         home=homes.get(row["id"]),
-        submitted_at=row["created_at"].timestamp(),
+        # Its place: kept whatever befalls it, new when somebody held and resumed it.
+        submitted_at=row["queued_at"].timestamp(),
         queued_at=row["queued_at"].timestamp(),
         preemptible=row["preemptible"],
         max_runtime_s=row["max_runtime_s"],
@@ -119,9 +120,7 @@ def _teams(now: datetime) -> tuple[policy.Team, ...]:
     )
 
 
-def _running(
-    nodes: tuple[policy.Node, ...], held: list[tuple[int, int, int]], now: datetime
-) -> tuple[policy.RunningRun, ...]:
+def _running(nodes: tuple[policy.Node, ...], held: list[tuple[int, int, int]], now: datetime) -> tuple[policy.RunningRun, ...]:
     node_of = {device.device_id: node.node_id for node in nodes for device in node.devices}
     devices: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for attempt_id, _, device_id in held:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 from typing import Any
@@ -40,8 +41,8 @@ class Command(BaseCommand):
         while not stop.is_set():
             try:
                 result = run_cycle()
-                if result is not None and (result.placed or result.fenced):
-                    log.info("cycle", placed=result.placed, fenced=result.fenced, waiting=result.waiting, sent=result.sent)
+                if result is not None and (result.placed or result.preempted or result.fenced):
+                    log.info("cycle", **dataclasses.asdict(result))
                 listener.wait(LONGEST_WAIT_S)
             except (DatabaseError, psycopg.Error) as error:
                 # The database restarts or is away: everything is kept there, so come back when it answers.

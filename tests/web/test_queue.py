@@ -1,0 +1,122 @@
+"""The queue against real PostgreSQL: quotas, room made for others, reasons, places and reservations, and its page."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from oppo_platform.cluster.models import Pool
+from oppo_platform.runs.models import Run
+from oppo_platform.runs.services import submit_run
+from oppo_platform.scheduling.models import Allocation, BackfillTerm, Reservation, SchedulerBeat, WaitingReason
+from oppo_platform.scheduling.quotas import set_quota
+from oppo_platform.scheduling.selectors import queue
+from tests.web.conftest import tiny_spec
+
+
+def states(*runs):
+    """Their states now."""
+    for run in runs:
+        run.refresh_from_db()
+    return [run.state for run in runs]
+
+
+@pytest.fixture
+def cluster(world):
+    """Four GPUs; Letters owns three of them and may borrow one, Others own one and may borrow all."""
+    world.node = world.worker("gpus", devices=4, kind="cuda")
+    pool = Pool.objects.get()
+    set_quota(world.team.pk, pool.pk, 3, 1)
+    set_quota(world.other_team.pk, pool.pk, 1, None)
+    return world
+
+
+def of_others(world):
+    """A run of the other team."""
+    from oppo_contract import load_spec
+
+    return submit_run(world.people["eve"], world.other_project, load_spec(tiny_spec(name="theirs")))
+
+
+def train(world, *runs):
+    """Let placed runs train."""
+    for run in runs:
+        attempt = run.attempts.get(state="allocated")
+        assert world.node.claim(attempt.pk, attempt.epoch).status_code == 200
+        assert world.node.attempt(attempt.pk, "heartbeat", {"epoch": attempt.epoch, "running": True}).status_code == 200
+
+
+def test_borrowed_devices_are_given_back(cluster):
+    borrowed = [of_others(cluster) for _ in range(4)]
+    cluster.cycle()
+    assert states(*borrowed) == ["allocated"] * 4
+    train(cluster, *borrowed)
+    cluster.clock.advance(700)
+    cluster.node.heartbeat(4, "cuda", [(run.attempts.get().pk, 1) for run in borrowed])
+    mine = cluster.submit()
+    result = cluster.cycle()
+    assert result.preempted == 1
+    assert sorted(states(*borrowed)) == ["preempting", "running", "running", "running"]
+    reason = WaitingReason.objects.get(run=mine)
+    assert reason.estimated_start is not None
+    assert cluster.cycle().preempted == 0, "one is on its way already"
+    victim = next(run for run in borrowed if run.state == "preempting")
+    assert "beyond its quota" in victim.reason
+    attempt = victim.attempts.get()
+    told = {"epoch": 1, "outcome": "preempted", "exit_code": 5, "reason": "saved"}
+    assert cluster.node.attempt(attempt.pk, "outcome", told).status_code == 200
+    cluster.cycle()
+    assert states(mine, victim) == ["allocated", "queued"]
+    assert not WaitingReason.objects.filter(run=mine).exists()
+
+
+def test_nobody_takes_more_than_its_quota_and_cap(cluster):
+    held = [of_others(cluster) for _ in range(1)] + [cluster.submit() for _ in range(6)]
+    cluster.cycle()
+    assert Allocation.objects.filter(released_at__isnull=True).count() == 4
+    set_quota(cluster.team.pk, Pool.objects.get().pk, 1, 0)
+    assert states(*held).count("allocated") == 4
+    later = WaitingReason.objects.filter(run__project__team=cluster.team)
+    assert later.count() == 3
+
+
+def test_places_and_reasons_are_written_when_they_change(cluster):
+    runs = [cluster.submit() for _ in range(6)]
+    cluster.cycle()
+    assert states(*runs) == ["allocated"] * 4 + ["queued"] * 2
+    assert SchedulerBeat.objects.get().order == [runs[4].pk, runs[5].pk]
+    before = dict(WaitingReason.objects.values_list("run_id", "changed_at"))
+    cursors = dict(Run.objects.values_list("pk", "cursor"))
+    cluster.clock.advance(1)
+    cluster.cycle()
+    assert dict(WaitingReason.objects.values_list("run_id", "changed_at")) == before
+    assert dict(Run.objects.values_list("pk", "cursor")) == cursors
+    told = queue(cluster.people["vic"])
+    assert [(w["run"]["id"], w["place"], w["may_steer"]) for w in told["items"]] == [
+        (r.pk, n, False) for n, r in enumerate(runs[4:], 1)
+    ]
+    assert queue(cluster.people["eve"])["items"] == []
+    assert queue(cluster.people["eve"])["waiting"] == 2
+
+
+def test_a_blocked_gang_keeps_its_turn_and_a_short_run_passes(cluster):
+    """Two of four devices are free: the gang of four reserves them, and only a run that will be off them in time may pass."""
+    set_quota(cluster.team.pk, Pool.objects.get().pk, 4, None)
+    first = [cluster.submit() for _ in range(2)]
+    cluster.cycle()
+    train(cluster, *first)
+    Run.objects.filter(pk__in=[run.pk for run in first]).update(step=50, total_steps=100, elapsed_s=3600)
+    gang = cluster.submit()
+    Run.objects.filter(pk=gang.pk).update(devices=4, queued_at=cluster.clock.now() - timedelta(hours=1))
+    unknown, short = cluster.submit(), cluster.submit()
+    Run.objects.filter(pk=short.pk).update(max_runtime_s=600)
+    cluster.cycle()
+    assert states(gang, unknown, short) == ["queued", "queued", "allocated"]
+    assert Reservation.objects.get().run == gang
+    term = BackfillTerm.objects.get()
+    assert term.for_run == gang
+    assert term.until == pytest.approx(cluster.clock.now() + timedelta(hours=1), abs=timedelta(minutes=5))
+    page = cluster.login("ada").get("/queue").content.decode()
+    assert "kept for it" in page
+    assert WaitingReason.objects.get(run=unknown).sooner in page.replace("&#x27;", "'")
