@@ -76,15 +76,17 @@ def test_without_the_password_nobody_enters(home: Path) -> None:
 
 def test_kill_of_the_owner_leaves_no_orphan_and_the_next_start_recovers(home: Path) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(home)], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    url = owner.stdout.readline().split()[0]
-    with psycopg.connect(url) as connection:
-        connection.execute("create table if not exists survived (n int)")
-        connection.execute("insert into survived values (7)")
-    below = psutil.Process(owner.pid).children(recursive=True)
-    assert {p.name() for p in below} >= {"postgres", "valkey-server"}
-    owner.send_signal(signal.SIGKILL)
-    owner.wait()
+    try:
+        assert owner.stdout is not None
+        url = owner.stdout.readline().split()[0]
+        with psycopg.connect(url) as connection:
+            connection.execute("create table if not exists survived (n int)")
+            connection.execute("insert into survived values (7)")
+        below = psutil.Process(owner.pid).children(recursive=True)
+        assert {p.name() for p in below} >= {"postgres", "valkey-server"}
+    finally:  # also when it failed: the next tests want the same folder
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
     _gone, alive = psutil.wait_procs(below, timeout=60)
     assert not alive
     with embedded.postgres(home) as again, psycopg.connect(again) as connection:
