@@ -132,7 +132,7 @@ def test_a_node_that_a_rule_excludes_gets_the_run_no_more(world):
     Run.objects.filter(pk=again.pk).update(excluded_nodes=[first.node_id, second.node_id])
     world.cycle()
     again.refresh_from_db()
-    assert again.reason == "Its retry rules exclude every connected worker that it could run on."
+    assert again.reason == "Its retry rules exclude every node that would do: node1, node2."
 
 
 def test_deaths_of_supervisors_count(world):

@@ -118,6 +118,7 @@ def test_telemetry_of_a_fenced_attempt_is_kept_but_changes_no_head(running, even
     world, worker, run, attempt_id = running
     worker.send_events(attempt_id, [events.step(1, 1, m=1.0)])
     worker.attempt(attempt_id, "outcome", {"epoch": 1, "outcome": "engine_died", "reason": "killed"})
+    world.clock.advance(5)  # the back-off
     world.cycle()
     second = run.attempts.get(epoch=2)
     worker.claim(second.pk, 2)

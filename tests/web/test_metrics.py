@@ -53,6 +53,7 @@ def resumed(world, events):
     url = f"{run_root(run)}/checkpoints/step-00000004"
     worker.attempt(first, "checkpoints", {"epoch": 1, "step": 4, "url": url, "manifest_sha256": "0", "bytes": 1})
     worker.attempt(first, "outcome", {"epoch": 1, "outcome": "engine_died", "reason": "killed"})
+    world.clock.advance(5)  # the back-off
     world.cycle()
     second = run.attempts.get(epoch=2).pk
     worker.claim(second, 2)

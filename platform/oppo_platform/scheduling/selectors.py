@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TypedDict
 
 from oppo_contract.states import RunState
-from oppo_platform.accounts.access import may_cancel, visible_runs
+from oppo_platform.accounts.access import steerable, visible_runs
 from oppo_platform.accounts.models import User
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import RunSummary, run_summary, summaries
@@ -40,10 +40,11 @@ def queue(user: User) -> Queue:
     beat = SchedulerBeat.objects.first()
     place = {run_id: number for number, run_id in enumerate(beat.order if beat else [], start=1)}
     runs = summaries(visible_runs(user).filter(state=RunState.QUEUED)).select_related("waiting")
+    steered = steerable(user, runs)
     ordered = sorted(runs, key=lambda run: (place.get(run.pk, len(place) + 1), -run.priority, run.queued_at, run.pk))
     kept = {r.run_id: sum(map(len, r.devices.values())) for r in Reservation.objects.filter(run__in=[run.pk for run in ordered])}
     return Queue(
-        items=[_waiting(run, place.get(run.pk), may_cancel(user, run), kept.get(run.pk, 0)) for run in ordered],
+        items=[_waiting(run, place.get(run.pk), run.pk in steered, kept.get(run.pk, 0)) for run in ordered],
         waiting=Run.objects.filter(state=RunState.QUEUED).count(),
         planned_at=beat.last_cycle_at if beat else None,
     )

@@ -26,7 +26,8 @@ def tell_waiting(decisions: Decisions, now: datetime) -> int:
     for run_id, reason in decisions.reasons.items():
         row = known.pop(run_id, None)
         told = _row(run_id, reason, now)
-        if row is None or row.text != told.text:
+        # A run that waits after a death goes on telling what happened; the page tells both.
+        if (row is None or row.text != told.text) and reason.code != "backoff":
             said.append(run_id)
         if row is None:
             fresh.append(told)
