@@ -9,7 +9,7 @@ class Migration(migrations.Migration):
     dependencies = [
         ('cluster', '0002_pools'),
         ('runs', '0002_steering'),
-        ('scheduling', '0002_shares'),
+        ('scheduling', '0003_fencing'),
     ]
 
     operations = [
