@@ -9,6 +9,7 @@ from oppo_cli.main import LazyGroup
 BENCHES = {
     "engine": "oppo_cli.bench_engine:engine",
     "trl": "oppo_cli.bench_trl:trl",
+    "scheduler": "oppo_cli.bench_scheduler:scheduler",
 }
 
 

@@ -16,7 +16,8 @@ from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F
+from django.db.models import DurationField, ExpressionWrapper, F, Sum, Value
+from django.db.models.functions import Coalesce
 
 from oppo_contract.states import ENDED, RunState
 from oppo_platform import clock
@@ -145,12 +146,12 @@ def seconds_on_devices(run: Run, now: datetime) -> float:
 
 def pause_overtime(now: datetime) -> int:
     """Pause runs whose time on devices is used up. Returns how many. Part of the scheduler's cycle."""
-    limited = Run.objects.filter(state__in=(S.STARTING, S.RUNNING), max_runtime_s__isnull=False).order_by("pk")
-    spent = [run for run in limited if run.max_runtime_s is not None and seconds_on_devices(run, now) >= run.max_runtime_s]
-    for run in spent:
-        pause_run(
-            run.pk, "scheduler", f"Its {(run.max_runtime_s or 0) / 3600:.4g} h on devices are used up. Extend and resume it."
-        )
+    held = ExpressionWrapper(Coalesce("attempts__ended_at", Value(now)) - F("attempts__claimed_at"), DurationField())
+    limited = Run.objects.filter(state__in=(S.STARTING, S.RUNNING), max_runtime_s__isnull=False)
+    rows = limited.annotate(held=Sum(held)).order_by("pk").values_list("pk", "max_runtime_s", "held")
+    spent = [(run_id, limit_s) for run_id, limit_s, span in rows if span is not None and span.total_seconds() >= limit_s]
+    for run_id, limit_s in spent:
+        pause_run(run_id, "scheduler", f"Its {limit_s / 3600:.4g} h on devices are used up. Extend and resume it.")
     return len(spent)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -37,7 +36,7 @@ def snapshot_of(now: datetime) -> policy.Snapshot:
     nodes = _nodes({device_id: run_id for _, run_id, device_id in held})
     queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
     waiting = list(queued.values(*WAITING)[:MOST_WAITING])
-    homes = {} if settings.OPPO_ARTIFACTS_SHARED else _homes(row["id"] for row in waiting)
+    homes = {} if settings.OPPO_ARTIFACTS_SHARED else _homes()
     return policy.Snapshot(
         pools=tuple(policy.Pool(pk, name) for pk, name in Pool.objects.order_by("pk").values_list("pk", "name")),
         nodes=nodes,
@@ -77,9 +76,9 @@ def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]]) -> policy.W
     )
 
 
-def _homes(run_ids: Iterable[int]) -> dict[int, tuple[int, str]]:
-    """The node on which each run's newest checkpoint lies."""
-    newest = Checkpoint.objects.filter(run__in=list(run_ids)).order_by("run", "-step", "-id").distinct("run")
+def _homes() -> dict[int, tuple[int, str]]:
+    """The node on which each waiting run's newest checkpoint lies."""
+    newest = Checkpoint.objects.filter(run__state=RunState.QUEUED).order_by("run", "-step", "-id").distinct("run")
     found = newest.values_list("run_id", "attempt__node_id", "attempt__node__name")
     return {run_id: (node_id, name) for run_id, node_id, name in found}
 

@@ -22,24 +22,20 @@ FIELDS = ["code", "text", "detail", "sooner", "estimated_start", "changed_at"]
 def tell_waiting(decisions: Decisions, now: datetime) -> int:
     """Write down why each run of `decisions.reasons` waits. Returns how many rows were written."""
     known = {row.run_id: row for row in WaitingReason.objects.all()}
-    fresh, changed, said = [], [], []
+    written, said = [], []
     for run_id, reason in decisions.reasons.items():
         row = known.pop(run_id, None)
         told = _row(run_id, reason, now)
         # A run that waits after a death goes on telling what happened; the page tells both.
         if (row is None or row.text != told.text) and reason.code != "backoff":
             said.append(run_id)
-        if row is None:
-            fresh.append(told)
-        elif _differs(row, told, now):
-            told.pk = row.pk
-            changed.append(told)
+        if row is None or _differs(row, told, now):
+            written.append(told)
     WaitingReason.objects.filter(pk__in=[row.pk for row in known.values()]).delete()
-    WaitingReason.objects.bulk_create(fresh, ignore_conflicts=True)
-    WaitingReason.objects.bulk_update(changed, FIELDS, batch_size=500)
+    WaitingReason.objects.bulk_create(written, update_conflicts=True, unique_fields=["run"], update_fields=FIELDS)
     for run in Run.objects.filter(pk__in=said, state=RunState.QUEUED).only("id", "reason", "state"):
         explain_waiting(run, decisions.reasons[run.pk].text)
-    return len(fresh) + len(changed)
+    return len(written)
 
 
 def keep_order(decisions: Decisions) -> None:
