@@ -76,7 +76,7 @@ def test_borrowed_devices_are_reclaimed_by_their_owner():
     made = plan(cluster([node(1)], [waiting(1, 1, 2)], busy, quotas={1: Quota(2)}), 0)
     assert [(p.run_id, p.for_run_id, p.code) for p in made.preemptions] == [(11, 1, "reclaim")]
     assert why(made, 1) == ("preempting", "1 run of other teams was asked to make room for it.")
-    assert made.reservations == (Reservation(1, 1, {1: (102, 103)}, 60.0),)
+    assert made.reservations == (Reservation(1, 1, {1: (102, 103)}, 60.0, cleared=True),)
 
 
 def test_what_is_being_vacated_is_waited_for_and_nobody_else_is_stopped():

@@ -28,7 +28,8 @@ def make_way(run: WaitingRun, demand: Demand, board: Board) -> bool:
     if cleared.victims and _start_by_itself(run, demand, board) <= ready:
         return False
     _clear(run, cleared, board)
-    board.reserve(run, cleared.place, cleared.devices, ready)
+    asked_before = any(r.cleared and r.run_id == run.run_id for r in board.snapshot.reservations)
+    board.reserve(run, cleared.place, cleared.devices, ready, cleared=bool(cleared.victims) or asked_before)
     board.looked_at[cleared.place.pool_id] += 1
     victims = tuple(victim.run for victim in cleared.victims)
     board.blocked.append(Blocked(run, demand, "preempting", ready, cleared.place, victims))

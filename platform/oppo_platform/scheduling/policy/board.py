@@ -76,14 +76,15 @@ class Board:
         """How the run stands to its team's quota there."""
         return self.ledger.tier((run.team_id, place.pool_id), run.devices)
 
-    def best_tier(self, run: WaitingRun) -> Tier:
-        """The best of its places."""
-        return min(self.tier(run, place) for place in self.room.demand(run).places)
+    def tiers(self, run: WaitingRun) -> list[Tier]:
+        """The tiers of its places, best first; `OVER` only when there is no other."""
+        tiers = sorted({self.tier(run, place) for place in self.room.demand(run).places})
+        return [tier for tier in tiers if tier is not Tier.OVER] or [Tier.OVER]
 
-    def options(self, run: WaitingRun) -> list[Place]:
-        """Its places within the quota: own before borrowed, GPUs before cores, then by pool."""
+    def options(self, run: WaitingRun, worst: Tier = Tier.BORROWED) -> list[Place]:
+        """Its places up to a tier: own before borrowed, GPUs before cores, then by pool."""
         ranked = [(self.tier(run, place), place) for place in self.room.demand(run).places]
-        return [place for tier, place in sorted(ranked, key=lambda entry: entry[0]) if tier is not Tier.OVER]
+        return [place for tier, place in sorted(ranked, key=lambda entry: entry[0]) if tier <= worst]
 
     def place(self, run: WaitingRun, place: Place, devices: DevicesByNode, backfill: Backfill | None = None) -> None:
         """Give the devices to the run."""
@@ -93,9 +94,9 @@ class Board:
         self.shares.charge(run.team_id, run.devices)
         self.placements.append(Placement(run.run_id, place.pool_id, devices, backfill))
 
-    def reserve(self, run: WaitingRun, place: Place, devices: DevicesByNode, start: float) -> None:
-        """Keep devices for a blocked run from `start` on, and its quota."""
-        reservation = Reservation(run.run_id, place.pool_id, devices, None if start == UNKNOWN else start)
+    def reserve(self, run: WaitingRun, place: Place, devices: DevicesByNode, start: float, cleared: bool = False) -> None:
+        """Keep devices for a blocked run from `start` on, and its quota; `cleared`: others were asked to stop for it."""
+        reservation = Reservation(run.run_id, place.pool_id, devices, None if start == UNKNOWN else start, cleared)
         self.room.keep(reservation, self.end(run, start))
         self.ledger.promise((run.team_id, place.pool_id), run.devices, start)
         self.reservations.append(reservation)

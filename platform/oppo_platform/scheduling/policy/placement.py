@@ -127,7 +127,10 @@ class Room:
         """When a running run is expected to be off its devices."""
         if run.stopping:
             return self.now + self._stop_s
-        return UNKNOWN if run.expected_end is None else max(self.now, run.expected_end)
+        end = UNKNOWN if run.expected_end is None else run.expected_end
+        if run.backfill is not None and run.backfill.until > self.now:
+            end = min(end, run.backfill.until)
+        return max(self.now, end)
 
     def demand(self, run: WaitingRun) -> Demand:
         """The run's demand, shared with all runs that ask for the same."""

@@ -11,7 +11,8 @@ from oppo_platform.scheduling.policy.blocked import make_way, wait
 from oppo_platform.scheduling.policy.board import Board
 from oppo_platform.scheduling.policy.feasibility import never, sift
 from oppo_platform.scheduling.policy.placement import Demand, Room
-from oppo_platform.scheduling.policy.queue import in_turn
+from oppo_platform.scheduling.policy.queue import Queue
+from oppo_platform.scheduling.policy.quota import Tier
 from oppo_platform.scheduling.policy.reasons import explain
 from oppo_platform.scheduling.policy.snapshot import Decisions, Reason, Snapshot, WaitingRun
 
@@ -20,12 +21,12 @@ def plan(snapshot: Snapshot, now: float) -> Decisions:
     """Decide who starts where, who makes room, what is reserved, and what everyone else waits for; `now` in POSIX seconds."""
     board = Board(snapshot, now)
     eligible, hopeless = sift(snapshot.waiting, board.room, snapshot.teams, now)
-    reserved = frozenset(reservation.run_id for reservation in snapshot.reservations)
-    for run in in_turn(eligible, board.best_tier, board.shares, reserved):
+    queue = Queue(eligible, board.tiers, board.shares, snapshot.reservations)
+    for run, tier in queue.turns():
         demand = board.room.demand(run)
-        if start(run, demand, board) or backfill(run, demand, board):
+        if start(run, demand, board, tier) or queue.defer(run, tier):
             continue
-        if not make_way(run, demand, board):
+        if not (backfill(run, demand, board) or make_way(run, demand, board)):
             wait(run, demand, board)
     return Decisions(
         placements=tuple(board.placements),
@@ -36,9 +37,9 @@ def plan(snapshot: Snapshot, now: float) -> Decisions:
     )
 
 
-def start(run: WaitingRun, demand: Demand, board: Board) -> bool:
-    """Start the run on free devices that nobody has reserved, own quota before borrowed."""
-    for place in board.options(run):
+def start(run: WaitingRun, demand: Demand, board: Board, tier: Tier) -> bool:
+    """Start the run on free devices that nobody has reserved, if its turn is one for what it would borrow."""
+    for place in board.options(run, min(tier, Tier.BORROWED)):
         devices = board.room.fit(demand, place)
         if devices is not None:
             board.place(run, place, devices)

@@ -160,12 +160,16 @@ class RunningRun:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Devices kept for a blocked run; `start` is when they are expected to be free (None: nobody can say)."""
+    """Devices kept for a blocked run; `start` is when they are expected to be free (None: nobody can say).
+
+    `cleared`: others were asked to stop for it, so it is the next to start, whatever shares and priorities have become.
+    """
 
     run_id: int
     pool_id: int
     devices: DevicesByNode
     start: float | None
+    cleared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,8 @@ class Snapshot:
     teams: tuple[Team, ...] = ()
     waiting: tuple[WaitingRun, ...] = ()
     running: tuple[RunningRun, ...] = ()
-    # What the last plan reserved: the head of the queue keeps its turn although shares have moved meanwhile.
+    # What the last plan reserved, stored and handed back as it was: whom others made room for comes first, and the head of the queue
+    # keeps its turn although shares have moved meanwhile.
     reservations: tuple[Reservation, ...] = ()
     settings: PolicySettings = field(default_factory=PolicySettings)
 
