@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from oppo_platform.scheduling.policy import PolicySettings, Quota, WaitingRun
@@ -27,7 +28,7 @@ def no_starvation(rng: Random) -> None:
             run = WaitingRun(number, rng.randint(1, 3), 1, submitted_at=world.now, preemptible=rng.random() < 0.5)
             world.submit(Job(run, rng.uniform(30, LONGEST_S), known))
         if step == 20:
-            world.submit(Job(WaitingRun(**{**_fields(gang), "submitted_at": world.now}), 100.0, known))
+            world.submit(Job(replace(gang, submitted_at=world.now), 100.0, known))
         world.step(20.0)
         if 1 in world.jobs and world.jobs[1].started_first is not None:
             return
@@ -35,7 +36,7 @@ def no_starvation(rng: Random) -> None:
 
 
 def no_ping_pong(rng: Random) -> None:
-    """Nobody submits and nothing ends: after a while nobody is preempted any more, and no two runs push each other out in turn."""
+    """Nobody submits and nothing ends: after a while nobody is preempted any more."""
     teams = [team(i, _quota(rng), rng.choice([0.5, 1.0, 2.0])) for i in (1, 2, 3)]
     world = World([node(i + 1, 4) for i in range(rng.randint(1, 3))], teams, SETTINGS)
     for number in range(1, rng.randint(8, 25)):
@@ -52,7 +53,7 @@ def no_ping_pong(rng: Random) -> None:
 
 
 def reservation_kept_in_time(rng: Random) -> None:
-    """With exact estimates and one team, the head starts no later than what was first reserved for it, whoever is let in front."""
+    """With exact estimates and one team, the head starts when it was first promised, whoever is let in front."""
     world = World([node(1, 4), node(2, 4)], [team(1)], SETTINGS)
     number = 100
     for _ in range(rng.randint(6, 10)):
@@ -65,8 +66,8 @@ def reservation_kept_in_time(rng: Random) -> None:
             number += 1
             length = float(rng.randrange(10, 400, 10))
             limit = length if rng.random() < 0.5 else None
-            run = WaitingRun(number, 1, rng.choice([1, 1, 2]), submitted_at=world.now, max_runtime_s=limit, preemptible=limit is None)
-            world.submit(Job(run, length, known=rng.random() < 0.7))
+            run = WaitingRun(number, 1, rng.choice([1, 1, 2]), submitted_at=world.now, max_runtime_s=limit)
+            world.submit(Job(replace(run, preemptible=limit is None), length, known=rng.random() < 0.7))
         world.step(10.0)
     job = world.jobs[1]
     assert job.started_first is not None
@@ -74,7 +75,7 @@ def reservation_kept_in_time(rng: Random) -> None:
 
 
 def burst_does_not_win(rng: Random) -> None:
-    """Two teams of equal weight and usage: one submits very much more, first; both get as many devices, as long as both want some."""
+    """Two teams of equal weight and usage: one submits very much more, first; both get as many devices."""
     sizes, wanted = rng.choice([(4,), (4, 4), (2, 2, 2)]), rng.randint(1, 6)
     world = World([node(i + 1, size) for i, size in enumerate(sizes)], [team(1), team(2)], SETTINGS)
     for number in range(1, 30):
@@ -90,10 +91,6 @@ def _quota(rng: Random) -> dict[int, Quota]:
     if rng.random() < 0.4:
         return {}
     return {1: Quota(rng.randint(0, 5), rng.choice([None, None, 2, 4]))}
-
-
-def _fields(run: WaitingRun) -> dict[str, object]:
-    return {name: getattr(run, name) for name in WaitingRun.__slots__}
 
 
 LIVES = {each.__name__: each for each in (no_starvation, no_ping_pong, reservation_kept_in_time, burst_does_not_win)}

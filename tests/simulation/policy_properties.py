@@ -111,7 +111,6 @@ def victims_allowed(snapshot: Snapshot, decisions: Decisions) -> None:
         assert victim.preemptible
         assert not victim.stopping
         assert NOW - victim.started_at >= snapshot.settings.min_runtime_s
-        assert preemption.for_run_id in decisions.reasons
         if preemption.code == "priority":
             assert victim.team_id == run.team_id
             assert victim.priority < run.priority
@@ -138,13 +137,18 @@ def only_borrowed_reclaimed(snapshot: Snapshot, decisions: Decisions) -> None:
 
 
 def victims_minimal(snapshot: Snapshot, decisions: Decisions) -> None:
-    """Without any one of its victims a run would not have room (judged on what nobody else got or reserved, and its quota)."""
+    """Without any one of its victims a run would not have room (judged on what nobody else got or reserved, and its quota).
+
+    A run of the own team may also have to make way so that its team is within its quota and may reclaim the others: that is not
+    judged here.
+    """
     running, waiting = {r.run_id: r for r in snapshot.running}, {r.run_id: r for r in snapshot.waiting}
-    by_run: dict[int, list[int]] = {}
+    by_run: dict[int, dict[int, str]] = {}
     for preemption in decisions.preemptions:
-        by_run.setdefault(preemption.for_run_id, []).append(preemption.run_id)
+        by_run.setdefault(preemption.for_run_id, {})[preemption.run_id] = preemption.code
     for run_id, victims in by_run.items():
-        for spared in victims:
+        mixed = "reclaim" in victims.values()
+        for spared in (v for v, code in victims.items() if code == "reclaim" or not mixed):
             left = [running[v] for v in victims if v != spared]
             assert not _has_room(waiting[run_id], left, snapshot, decisions)
 
@@ -171,7 +175,7 @@ def _quota_free(run: WaitingRun, pool_id: int, victims: Iterable[RunningRun], sn
     left = sum(len(ids) for r in leaving for node_id, ids in r.devices.items() if node_id in nodes)
     mine = {w.run_id for w in snapshot.waiting if w.team_id == run.team_id and w.run_id != run.run_id}
     promised = sum(len(ids_of(r)) for r in decisions.reservations if r.run_id in mine and r.pool_id == pool_id)
-    quota_heads = [i for i in decisions.order if i in mine and decisions.reasons[i].code == "quota"]
+    quota_heads = [i for i, reason in decisions.reasons.items() if i in mine and reason.code == "quota"]
     devices = {w.run_id: w.devices for w in snapshot.waiting}
     promised += max((devices[i] for i in quota_heads), default=0)
     return usage(snapshot, decisions)[run.team_id, pool_id] - left + promised + run.devices <= limit

@@ -1,4 +1,4 @@
-"""A cluster that lives by the policy's plans: runs start, work, stop when asked, come back to the queue, end. Time is a number."""
+"""A cluster that lives by the policy's plans: runs start, work, stop when asked, come back, end. Time is a number."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class World:
         self.preempted: Counter[int] = Counter()
         self.pushed_out: list[tuple[int, int]] = []  # (victim, for whom)
         self.ended: dict[int, float] = {}
-        self.quota_broken = False
 
     def submit(self, job: Job) -> None:
         """A new run."""
@@ -52,7 +51,8 @@ class World:
     def snapshot(self) -> Snapshot:
         """What the policy sees now."""
         holder = {d: run.run_id for run in self.running.values() for d in ids_of(run)}
-        nodes = tuple(replace(n, devices=tuple(replace(d, held_by=holder.get(d.device_id)) for d in n.devices)) for n in self.nodes)
+        held = [tuple(replace(d, held_by=holder.get(d.device_id)) for d in n.devices) for n in self.nodes]
+        nodes = tuple(replace(n, devices=devices) for n, devices in zip(self.nodes, held, strict=True))
         pools = tuple(Pool(i, f"pool{i}") for i in sorted({n.pool_id for n in self.nodes}))
         waiting = tuple(job.waiting() for job in self.queue.values())
         busy = tuple(self._seen(run) for run in self.running.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oppo_platform.scheduling.policy import Backfill, Quota, Reservation, feasible_ever, plan
+from oppo_platform.scheduling.policy import Backfill, Quota, Reservation, feasible_ever, placement, plan
 from tests.simulation.policy_clusters import NEEDS, cluster, node, running, waiting
 
 
@@ -170,3 +170,40 @@ def test_what_can_never_start_is_known_at_submit():
     assert feasible_ever(waiting(1, devices=5), cluster([away])).code == "too_large"
     assert feasible_ever(waiting(1, 1, 3), cluster([away], quotas={1: Quota(1, 1)})).code == "quota_never"
     assert feasible_ever(waiting(1, needs=frozenset(NEEDS)), cluster([away])).text == "No registered worker has the model m."
+
+
+def test_equal_requests_are_worked_out_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(placement, "cut", lambda *args, cut=placement.cut: calls.append(1) or cut(*args))
+    counts = []
+    for length in (200, 400):
+        calls.clear()
+        plan(cluster([node(i) for i in range(1, 9)], [waiting(i, i % 3 + 1, 3) for i in range(length)]), 0)
+        counts.append(len(calls))
+    assert counts[0] == counts[1]
+
+
+def test_whom_others_made_room_for_starts_first():
+    held = Reservation(1, 1, {1: (100,)}, 50.0, cleared=True)
+    queue = [waiting(1, 1, priority=10), waiting(2, 1, priority=90), waiting(3, 2)]
+    made = plan(cluster([node(1, 1)], queue, usage={1: 1e6}, reservations=(held,)), 0)
+    assert placed(made) == [1]
+
+
+def test_a_reason_names_no_run_of_another_team():
+    busy = [running(10, 2, [100, 101]), running(11, 1, [102, 103], priority=10)]
+    made = plan(cluster([node(1)], [waiting(1, 1, 4)], busy, quotas={1: Quota(4)}), 0)
+    assert why(made, 1) == ("preempting", "Run 11 and 1 run of other teams were asked to make room for it.")
+    owns = [running(11, 1, [102, 103], priority=10), running(12, 1, [100, 101], priority=20)]
+    made = plan(cluster([node(1)], [waiting(1, 1, 4)], owns), 0)
+    assert why(made, 1) == ("preempting", "Runs 11 and 12 were asked to make room for it.")
+
+
+def test_what_would_start_it_sooner():
+    busy = [running(10, 2, [100], preemptible=False)]
+    made = plan(cluster([node(1, 8)], [waiting(1, 1, 8)], busy), 0)
+    assert made.reasons[1].sooner == "With 7 devices it would start now."
+    made = plan(cluster([node(1, 8), node(2), node(3)], [waiting(1, 1, 8)], busy), 0)
+    assert made.reasons[1].sooner == "It would start now if it could span 2 nodes."
+    made = plan(cluster([node(1, 1)], [waiting(1, 1)], busy), 0)
+    assert made.reasons[1].sooner == "Runs that end, or more nodes."

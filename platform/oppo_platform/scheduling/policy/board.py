@@ -109,7 +109,7 @@ class Board:
     def quota_from(self, run: WaitingRun, pool_id: int) -> float:
         """When enough runs of its team are expected to have ended for its quota there."""
         account = (run.team_id, pool_id)
-        limit, held = self.ledger.quota(account).limit, self.ledger.used[account] + self.ledger.promised[account]
+        limit, held = self.ledger.limit_of(account), self.ledger.used[account] + self.ledger.promised[account]
         if limit is None or held + run.devices <= limit:
             return self.now
         ends = []

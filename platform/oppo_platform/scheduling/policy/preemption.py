@@ -1,10 +1,13 @@
 """Who is asked to stop so that a blocked run can start.
 
-Only preemptible runs that have run for their minimum time, in this order: a backfilled run that is still there at the
-reservation it was let in front of; runs of teams that use borrowed devices; runs of the own team with a lower priority. Devices
-that team v has borrowed are reclaimed for team p when p stays within its own quota, or when both of these hold, so that no two
-push each other out in turn:
-    borrowed(p, after) ÷ weight(p) < borrowed(v, before) ÷ weight(v)      and      share(p, after) < share(v, before).
+Only preemptible runs that have run for their minimum time, in this order: a backfilled run that is still there at the reservation
+it was let in front of; runs of teams that use borrowed devices; runs of the own team with a lower priority.
+
+Devices that team v has borrowed are reclaimed for team p when p stays within its own quota; or, so that no two push each other
+out in turn, when all of these hold:
+    borrowed(p, after) ÷ weight(p) < borrowed(v, before) ÷ weight(v), where p counts as taking all that the victims leave;
+    share(p, after) < share(v, before);
+    v keeps its own quota: a borrower takes nothing of it.
 Of the sets found to make enough room, the one with the fewest runs, then the fewest devices, is taken; none of it can be spared.
 """
 
@@ -72,19 +75,20 @@ class Search:
         """Collect the candidates."""
         self.run, self.demand, self.place, self.board = run, demand, place, board
         self.account = (run.team_id, place.pool_id)
-        self.tier = board.tier(run, place)
         self.owed = board.ledger.over_by(self.account, run.devices)
-        self.candidates = list(self._candidates())
+        self.candidates = self._candidates()
 
-    def _candidates(self) -> Iterator[Victim]:
-        causes: dict[int, bool] = {}
-        for other in filter(self.board.may_stop, self.board.running(self.place.pool_id)):
-            if other.team_id not in causes:
-                causes[other.team_id] = self.may_reclaim(other.team_id, 0)
-            cause = self._cause(other, causes[other.team_id])
-            if cause is not None:
-                by_bin = self._gains(other)
-                yield Victim(other, cause, by_bin, self.board.ledger.by_pool(other.devices)[self.place.pool_id])
+    def _candidates(self) -> list[Victim]:
+        others = [other for other in self.board.running(self.place.pool_id) if self.board.may_stop(other)]
+        lower = [o for o in others if o.team_id == self.run.team_id and o.priority < self.run.priority]
+        own = sum(self.board.ledger.by_pool(other.devices)[self.place.pool_id] for other in lower)
+        # At best, when all lower priorities of its own team make way; who is chosen is judged exactly.
+        reclaimable = {team_id for team_id in {other.team_id for other in others} if self.may_reclaim(team_id, 0, 0, own)}
+        return [
+            Victim(other, cause, self._gains(other), self.board.ledger.by_pool(other.devices)[self.place.pool_id])
+            for other in others
+            if (cause := self._cause(other, other.team_id in reclaimable)) is not None
+        ]
 
     def _cause(self, other: RunningRun, reclaimable: bool) -> Cause | None:
         deal = other.backfill
@@ -102,15 +106,18 @@ class Search:
                 gains.setdefault(each, []).append(device_id)
         return gains
 
-    def may_reclaim(self, team_id: int, lost: int) -> bool:
-        """Whether a team, of which `lost` devices are taken already, has borrowed what this run may have."""
+    def may_reclaim(self, team_id: int, lost: int, freed: int, own: int) -> bool:
+        """Whether a team, of which `lost` devices are taken already, has borrowed what this run may have.
+
+        `freed`: devices that all victims together leave, `own` of them its own team's. What the run does not need of them its
+        team may take as well, so it counts as taking all.
+        """
         ledger, shares = self.board.ledger, self.board.shares
         theirs = ledger.borrowed((team_id, self.place.pool_id), lost)
-        if theirs == 0 or self.tier is Tier.OVER:
-            return False
-        if self.tier is Tier.OWN:
-            return True
-        after = ledger.would_borrow(self.account, self.run.devices) / shares.weight(self.run.team_id)
+        tier = ledger.tier(self.account, self.run.devices - own)
+        if theirs == 0 or tier is not Tier.BORROWED:
+            return theirs > 0 and tier is Tier.OWN
+        after = ledger.would_borrow(self.account, max(self.run.devices, freed) - own) / shares.weight(self.run.team_id)
         fairer = shares.of(self.run.team_id, self.run.devices) < shares.of(team_id)
         return fairer and after < theirs / shares.weight(team_id)
 
@@ -170,7 +177,7 @@ class Search:
 
         missing = wanted - sum(map(gain, chosen))
         while missing > 0:
-            left = [v for v in usable if v not in chosen and self._still(v, chosen)]
+            left = [v for v in usable if v not in chosen and self._legal([*chosen, v])]
             if not left:
                 return False
             enough = [v for v in left if gain(v) >= missing]
@@ -183,23 +190,32 @@ class Search:
         """Whom to stop first among equals: of the team with the largest share, the lowest priority, the shortest run."""
         return -self.board.shares.of(victim.run.team_id), victim.run.priority, -victim.run.started_at, victim.run.run_id
 
-    def _still(self, victim: Victim, chosen: Sequence[Victim]) -> bool:
-        """Whether the rule that allows this victim still holds when the chosen ones have left."""
-        if victim.cause is not Cause.RECLAIM:
-            return True
-        return self.may_reclaim(victim.run.team_id, sum(v.size for v in chosen if v.run.team_id == victim.run.team_id))
+    def _legal(self, victims: Sequence[Victim]) -> bool:
+        """Whether the rules allow to reclaim from these, when all of them leave."""
+        freed, own = sum(v.size for v in victims), self._own(victims)
+        entitled = self.board.ledger.tier(self.account, self.run.devices - own) is Tier.OWN
+        for team_id in {v.run.team_id for v in victims if v.cause is Cause.RECLAIM}:
+            *before, last = [v.size for v in victims if v.run.team_id == team_id]
+            if not self.may_reclaim(team_id, sum(before), freed, own):
+                return False
+            if not entitled and self.board.ledger.borrowed((team_id, self.place.pool_id), sum(before)) < last:
+                return False
+        return True
+
+    def _own(self, victims: Sequence[Victim]) -> int:
+        """Devices that the run's own team gives up."""
+        return sum(v.size for v in victims if v.run.team_id == self.run.team_id)
 
     def _spare(self, chosen: list[Victim]) -> list[Victim]:
         """Leave out whom it goes without, those whom one would rather not stop first."""
         for victim in sorted(chosen, key=lambda v: (v.cause, *self._liking(v)), reverse=True):
             fewer = [v for v in chosen if v is not victim]
-            if self._is_enough(fewer):
+            if self._is_enough(fewer) and self._legal(fewer):
                 chosen = fewer
         return chosen
 
     def _is_enough(self, victims: Sequence[Victim]) -> bool:
-        own = sum(v.size for v in victims if v.run.team_id == self.run.team_id)
-        return own >= self.owed and self._cut(victims) is not None
+        return self._own(victims) >= self.owed and self._cut(victims) is not None
 
     def _cut(self, victims: Sequence[Victim]) -> Cut | None:
         def amount(each: Bin) -> int:

@@ -43,6 +43,10 @@ class Ledger:
         """The team's quota in the pool."""
         return self._quotas.get(account, NO_QUOTA)
 
+    def limit_of(self, account: Account) -> int | None:
+        """The most devices that the team may hold in the pool; None: no limit."""
+        return self.quota(account).limit
+
     def by_pool(self, devices: DevicesByNode) -> Counter[int]:
         """Devices by pool; a node that the snapshot does not know counts nowhere."""
         counts: Counter[int] = Counter()
@@ -68,21 +72,21 @@ class Ledger:
 
     def tier(self, account: Account, devices: int) -> Tier:
         """How a request stands to the quota, what is promised to the team's blocked runs left out."""
-        quota, wanted = self.quota(account), self.used[account] + self.promised[account] + devices
-        if wanted <= quota.nominal:
+        limit, wanted = self.limit_of(account), self.used[account] + self.promised[account] + devices
+        if wanted <= self.quota(account).nominal:
             return Tier.OWN
-        return Tier.BORROWED if quota.limit is None or wanted <= quota.limit else Tier.OVER
+        return Tier.BORROWED if limit is None or wanted <= limit else Tier.OVER
 
     def fits_until(self, account: Account, devices: int, until: float) -> bool:
         """Whether a run that is gone by `until` keeps the quota and disturbs no promise."""
-        limit, wanted = self.quota(account).limit, self.used[account] + devices
+        limit, wanted = self.limit_of(account), self.used[account] + devices
         if limit is None or wanted + self.promised[account] <= limit:
             return True
         return wanted <= limit and until <= self.promised_from.get(account, until)
 
     def over_by(self, account: Account, devices: int) -> int:
         """How many devices the team must give back before the request fits, beyond those that are leaving; 0: none."""
-        limit = self.quota(account).limit
+        limit = self.limit_of(account)
         if limit is None:
             return 0
         return max(0, self.used[account] - self.leaving[account] + self.promised[account] + devices - limit)

@@ -108,12 +108,16 @@ def _scarce(run: WaitingRun, bins: Sequence[Bin], free: int, wanted: str) -> str
 
 
 def _fewer(run: WaitingRun, places: Sequence[Place]) -> str:
-    """What would fit at once into what is free and not kept."""
+    """What would fit at once into what is free and not kept for others."""
+
+    def open_to_it(each: Bin) -> int:
+        return len(each.free) + sum(kept.run_id == run.run_id for kept in each.kept.values())
+
     for place in places:
-        chosen = cut(place.bins, run.devices, len(place.bins), lambda b: len(b.free))
+        chosen = cut(place.bins, run.devices, len(place.bins), open_to_it)
         if chosen and len(chosen) > run.nodes_max:
             return f"It would start now if it could span {len(chosen)} nodes."
-    most = max((len(each.free) for place in places for each in place.bins), default=0)
+    most = max((open_to_it(each) for place in places for each in place.bins), default=0)
     if most:
         return f"With {most} device{'s' if most > 1 else ''} it would start now."
     return "Runs that end, or more nodes."

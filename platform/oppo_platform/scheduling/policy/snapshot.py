@@ -181,8 +181,8 @@ class Snapshot:
     teams: tuple[Team, ...] = ()
     waiting: tuple[WaitingRun, ...] = ()
     running: tuple[RunningRun, ...] = ()
-    # What the last plan reserved, stored and handed back as it was: whom others made room for comes first, and the head of the queue
-    # keeps its turn although shares have moved meanwhile.
+    # What the last plan reserved, stored and handed back as it was: whom others made room for comes first, and the head of the
+    # queue keeps its turn although shares have moved meanwhile.
     reservations: tuple[Reservation, ...] = ()
     settings: PolicySettings = field(default_factory=PolicySettings)
 

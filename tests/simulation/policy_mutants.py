@@ -1,0 +1,76 @@
+"""Deliberately broken policies: each changes one part, and names the law that has to notice."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import oppo_platform.scheduling.policy.backfill as backfill
+import oppo_platform.scheduling.policy.queue as queue
+from oppo_platform.scheduling.policy.board import Board
+from oppo_platform.scheduling.policy.fair_share import Shares
+from oppo_platform.scheduling.policy.placement import Room
+from oppo_platform.scheduling.policy.preemption import Search
+from oppo_platform.scheduling.policy.quota import Ledger, Tier
+
+# The package's name `plan` is the function; this is the module.
+plan = sys.modules["oppo_platform.scheduling.policy.plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A name for people, what is replaced by what, and the law that fails then."""
+
+    name: str
+    owner: Any
+    attribute: str
+    replacement: Callable[..., Any]
+    breaks: str
+
+
+def _half(fit: Callable[..., Any]) -> Callable[..., Any]:
+    def shortened(*args: Any) -> Any:
+        devices = fit(*args)
+        return devices and {node_id: ids[: max(1, len(ids) - 1)] for node_id, ids in devices.items()}
+
+    return shortened
+
+
+def _one_more(spare: Callable[..., Any]) -> Callable[..., Any]:
+    def wasteful(search: Search, chosen: list[Any]) -> list[Any]:
+        kept = spare(search, chosen)
+        return kept + [v for v in search.candidates if v not in kept and search._legal([*kept, v])][:1]
+
+    return wasteful
+
+
+def _only_the_first(explain: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda board: dict(list(explain(board).items())[:1])
+
+
+def _own_only_in_name(tier: Callable[..., Tier]) -> Callable[..., Tier]:
+    return lambda ledger, account, devices: max(Tier.BORROWED, tier(ledger, account, devices))
+
+
+def _whatever_is_borrowed(search: Search, team_id: int, lost: int, *_: int) -> bool:
+    return search.board.ledger.borrowed((team_id, search.place.pool_id), lost) > 0
+
+
+MUTANTS = [
+    Mutant("placed devices stay free", Room, "take", lambda *_: [], "no_device_twice"),
+    Mutant("no limit to borrowing", Ledger, "limit_of", lambda *_: None, "no_quota_exceeded"),
+    Mutant("a gang starts with a device less", Room, "fit", _half(Room.fit), "gangs_whole"),
+    Mutant("only the head is told why", plan, "explain", _only_the_first(plan.explain), "everyone_told"),
+    Mutant("ties are broken by chance", queue, "place_in_team", lambda run: -run.priority, "deterministic"),
+    Mutant("young runs are stopped", Board, "may_stop", lambda board, run: run.run_id not in board.leaving, "victims_allowed"),
+    Mutant("what is owned is reclaimed", Search, "may_reclaim", lambda *_: True, "only_borrowed_reclaimed"),
+    Mutant("one victim more than needed", Search, "_spare", _one_more(Search._spare), "victims_minimal"),
+    Mutant("backfill without a bound", backfill, "bound_s", lambda *_: 0.0, "reservations_kept"),
+    Mutant("own quota does not go first", Ledger, "tier", _own_only_in_name(Ledger.tier), "own_quota_first"),
+    Mutant("nothing is kept for the head", Room, "keep", lambda *_: None, "no_starvation"),
+    Mutant("reclaim whenever something is borrowed", Search, "may_reclaim", _whatever_is_borrowed, "no_ping_pong"),
+    Mutant("nothing is charged in advance", Shares, "charge", lambda *_: None, "burst_does_not_win"),
+    Mutant("reserved devices go to whoever fits", backfill, "bound_s", lambda *_: 1.0, "reservation_kept_in_time"),
+]
