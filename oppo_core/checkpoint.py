@@ -9,7 +9,6 @@ written too, and it goes on with the very same bits.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import asdict
@@ -19,11 +18,12 @@ from typing import Any
 import numpy as np
 from safetensors.torch import load_file
 
+from oppo_contract.spared import is_told, locked, spared
 from oppo_contract.spec import RunSpec
 from oppo_core import changes
 from oppo_core.changes import Change
 from oppo_core.control import ChunkState, OvercommitState
-from oppo_core.durable import MANIFEST, draft_of, heal, publish, sha256
+from oppo_core.durable import MANIFEST, draft_of, heal, publish, remove, sha256
 from oppo_core.engine import Engine, Progress
 from oppo_core.metrics import Cohorts
 from oppo_core.models.folder import save_weights
@@ -208,8 +208,18 @@ def _keep(engine: Engine, fill: Callable[[Path], None]) -> None:
         )  # fmt: skip
         engine.saved = folder.name
         names = [path.name for path in folder.parent.glob("step-*")]
-        for name in superfluous(names, folder.name, engine.standing.checkpoints, keep.keep, keep.keep_best):
-            shutil.rmtree(folder.with_name(name))
+        delete(engine.out, superfluous(names, folder.name, engine.standing.checkpoints, keep.keep, keep.keep_best))
+
+
+def delete(out: Path, names: Rows[str]) -> None:
+    """Delete checkpoints of a run, but for those that its supervisor spares because the platform resumes from them."""
+    folders = [out / "checkpoints" / name for name in names]
+    if not is_told(out):
+        remove(folders)
+        return
+    with locked(out):
+        kept = spared(out)
+        remove([folder for folder in folders if folder.name not in kept])
 
 
 def needed_bytes(engine: Engine) -> int:

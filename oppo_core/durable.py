@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,16 @@ def publish(draft: Path, folder: Path) -> Seal:
     _sync(folder.parent)
     shutil.rmtree(former, ignore_errors=True)
     return seal
+
+
+def remove(folders: Sequence[Path]) -> None:
+    """Delete folders. Each is there whole, or gone, at every instant; what is killed on the way is tidied later."""
+    aside = [folder.with_name(f".{folder.name}.draft") for folder in folders]
+    for folder, draft in zip(folders, aside, strict=True):
+        shutil.rmtree(draft, ignore_errors=True)
+        os.replace(folder, draft)
+    for draft in aside:
+        shutil.rmtree(draft)
 
 
 def heal(folder: Path) -> None:

@@ -68,6 +68,7 @@ class AttemptFolder:
         self.spec_file = path / "spec.json"
         self.end_file = path / "end.json"
         self.session_file = path / "session"
+        self.registered_file = path / "registered"
         self.engine_events = path / "engine.jsonl"
         self.supervisor_events = path / "supervisor.jsonl"
 

@@ -17,6 +17,7 @@ from oppo_contract.events import CheckpointEvent, Event, FinishedEvent, StartedE
 from oppo_contract.wire import CheckpointRegistration
 from worker.artifacts import ArtifactError, FileStore
 from worker.folders import AttemptFolder, KeptClaim
+from worker.keeper import Keeper
 from worker.logs import LogTail
 from worker.outbox import OutboxReader, OutboxWriter
 from worker.platform_api import GapError, PlatformApi, RefusedError, UnacceptableError, Unreachable
@@ -37,6 +38,7 @@ class Shipping:
         self.finished: FinishedEvent | None = None
         self.complete = threading.Event()
         self.store = FileStore(claim.claimed.artifact_url)
+        self.keeper = Keeper(self.store.root, folder, claim.claimed.resume_from)
         self.notes = OutboxWriter(folder.supervisor_events)
         self._tail = LogTail(folder, self.notes)
         self._engine = OutboxReader(folder.engine_events, "engine")
@@ -124,8 +126,7 @@ class Shipping:
     def _register_checkpoints(self) -> None:
         while self._unregistered:
             event = self._unregistered[0]
-            folder = self._folder_of(event)
-            if folder is not None:
+            if self.keeper.keep(self._folder_of(event)):
                 request = CheckpointRegistration(
                     epoch=self.claim.epoch,
                     step=event.step,
@@ -135,18 +136,18 @@ class Shipping:
                 )
                 try:
                     self.api.register_checkpoint(self.attempt_id, request)
+                    self.keeper.registered()
                 except (RefusedError, UnacceptableError) as error:
                     log.warning("checkpoint_refused", attempt=self.attempt_id, step=event.step, detail=str(error))
             self._unregistered.pop(0)
 
     def _folder_of(self, event: CheckpointEvent) -> Path | None:
-        """The checkpoint's folder; None when newer ones have replaced it meanwhile, or it lies outside the run's."""
+        """The checkpoint's folder, which newer ones may have replaced meanwhile; None when it lies outside the run's."""
         try:
-            folder = self.store.folder(self._url_of(event))
+            return self.store.folder(self._url_of(event))
         except ArtifactError as error:
             log.warning("checkpoint_outside", attempt=self.attempt_id, detail=str(error))
             return None
-        return folder if folder.is_dir() else None
 
     def _url_of(self, event: CheckpointEvent) -> str:
         return f"{self.claim.claimed.artifact_url.rstrip('/')}/{event.folder}"

@@ -78,6 +78,7 @@ class Supervisor:
         self._wake.set()
 
     def _start_engine(self) -> None:
+        self.shipping.keeper.begin()
         try:
             command = engine_command(self.claim.claimed, self.folder, self.node)
         except (ArtifactError, OSError) as error:

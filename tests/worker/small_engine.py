@@ -1,7 +1,7 @@
 """An engine that trains nothing: it speaks the real one's command line and events, and misbehaves as its spec says.
 
 spec["engine"]: steps, step_s, checkpoint_every, ignore_sigterm, die_at (a step), exit_code, leave_child, say (lines a step),
-bulk (metrics a step).
+bulk (metrics a step), keep (checkpoints, but for those that are spared).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from oppo_contract.spared import locked, spared
 
 stopping = threading.Event()
 
@@ -34,13 +37,17 @@ class Journal:
         self.file.flush()
 
 
-def checkpoint(out: Path, step: int, journal: Journal) -> None:
+def checkpoint(out: Path, step: int, journal: Journal, keep: int = 0) -> None:
     folder = out / "checkpoints" / f"step-{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
     manifest = json.dumps({"step": step}).encode()
     (folder / "manifest.json").write_bytes(manifest)
     digest = hashlib.sha256(manifest).hexdigest()
     journal.write("checkpoint", step=step, folder=f"checkpoints/{folder.name}", manifest_sha256=digest, bytes=len(manifest))
+    with locked(out):
+        for old in sorted((out / "checkpoints").iterdir())[:-keep] if keep else ():
+            if old.name not in spared(out):
+                shutil.rmtree(old)
 
 
 def end_with_lifeline() -> None:
@@ -67,7 +74,7 @@ def train(how: dict[str, Any], out: Path, journal: Journal, first: int) -> None:
         numbers = {"elapsed_s": step, "generated_tokens": step, "device_seconds": step}
         journal.write("step", step=step, metrics=metrics, **numbers)
         if step % how.get("checkpoint_every", 10) == 0:
-            checkpoint(out, step, journal)
+            checkpoint(out, step, journal, how.get("keep", 0))
         if stopping.is_set():
             checkpoint(out, step, journal)
             journal.write("finished", outcome="stopped", step=step, reason="asked to stop")

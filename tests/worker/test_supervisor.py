@@ -235,6 +235,31 @@ def test_a_run_goes_on_from_its_checkpoint(bench) -> None:
     assert second.outcome["outcome"] == "succeeded"
 
 
+def test_the_registered_checkpoint_stays_while_newer_ones_cannot_be_registered(bench, tools) -> None:
+    """Cut off and then fenced, a run would otherwise be told to resume from what its own engine has deleted."""
+    attempt = bench.attempt(steps=100_000, step_s=0.01, checkpoint_every=5, keep=1)
+    cut_off = False
+    bench.platform.before = lambda path, _body: (503, {}) if cut_off and path.endswith(("/checkpoints", "/heartbeat")) else None
+    process = bench.supervise()
+    folder = Path(attempt.artifact_url.removeprefix("file://")) / "checkpoints"
+    tools.eventually(lambda: attempt.checkpoints)
+    cut_off = True
+    known = {Path(attempt.checkpoints[-1]["url"]).name}
+
+    def newest_step() -> int:
+        return max(int(path.name.removeprefix("step-")) for path in folder.iterdir())
+
+    begun = newest_step()
+    tools.eventually(lambda: newest_step() > begun + 50, "ten more checkpoints")
+    assert known <= {path.name for path in folder.iterdir()}
+    assert len(list(folder.iterdir())) <= 4  # it, the one whose registration is under way, the newest, and its follower
+    cut_off = False
+    tools.eventually(lambda: not (known & {path.name for path in folder.iterdir()}), "the old one to be let go")
+    process.terminate()
+    assert process.wait() == 0
+    assert Path(attempt.checkpoints[-1]["url"].removeprefix("file://")).is_dir()
+
+
 def test_a_damaged_checkpoint_is_not_trained_from(bench) -> None:
     attempt = bench.attempt(steps=20)
     url = f"{attempt.artifact_url}/checkpoints/step-00000005"

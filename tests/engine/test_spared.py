@@ -1,0 +1,80 @@
+"""What the platform resumes from is never deleted, however often the engine writes while nobody registers."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from oppo_contract.spared import FOLDER, forget_older, is_told, locked, spare, spared
+from oppo_core.checkpoint import delete
+
+
+def written(out: Path, step: int) -> str:
+    name = f"step-{step:08d}"
+    (out / "checkpoints" / name).mkdir(parents=True)
+    (out / "checkpoints" / name / "manifest.json").write_text("{}")
+    return name
+
+
+def left(out: Path) -> list[str]:
+    return sorted(path.name for path in (out / "checkpoints").iterdir())
+
+
+def test_without_a_platform_nothing_is_spared_and_no_file_appears(tmp_path: Path) -> None:
+    delete(tmp_path, [written(tmp_path, 5)])
+    assert left(tmp_path) == []
+    assert not is_told(tmp_path)
+
+
+def test_what_is_spared_stays_and_everything_else_goes(tmp_path: Path) -> None:
+    names = [written(tmp_path, step) for step in (5, 10, 15)]
+    with locked(tmp_path):
+        spare(tmp_path, 3, [names[0]])
+    delete(tmp_path, names)
+    assert left(tmp_path) == [names[0]]
+    with locked(tmp_path):
+        spare(tmp_path, 3, [])
+    delete(tmp_path, [names[0]])
+    assert left(tmp_path) == []
+
+
+def test_what_any_attempt_names_is_spared_and_older_ones_are_forgotten(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        spare(tmp_path, 3, ["a"])
+        spare(tmp_path, 12, ["b"])
+        assert spared(tmp_path) == {"a", "b"}
+        forget_older(tmp_path, 12)
+        assert spared(tmp_path) == {"b"}
+    assert sorted(file.name for file in (tmp_path / FOLDER).iterdir()) == ["12", "lock"]
+
+
+def test_naming_waits_while_folders_are_taken_away(tmp_path: Path) -> None:
+    """Otherwise a checkpoint could be found there, registered, and deleted, all in one moment."""
+    found: list[bool] = []
+
+    def register(name: str) -> None:
+        with locked(tmp_path):
+            spare(tmp_path, 1, [name])
+            found.append((tmp_path / "checkpoints" / name).is_dir())
+
+    for step in range(50):
+        with locked(tmp_path):
+            spare(tmp_path, 1, [])
+        name = written(tmp_path, step)
+        threads = [threading.Thread(target=register, args=(name,)), threading.Thread(target=delete, args=(tmp_path, [name]))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found.pop() == (tmp_path / "checkpoints" / name).is_dir()
+
+
+def test_a_run_that_is_cut_off_keeps_the_checkpoint_that_is_registered(world, tmp_path: Path) -> None:
+    """The real engine writes three more, of which it keeps one: the registered one stays beside it."""
+    out = tmp_path / "out"
+    with locked(out):
+        spare(out, 1, ["step-00000002"])
+    tree = world.tree({"steps": 8, "checkpoints": {"every_steps": 2, "keep": 1}})
+    status, _ = world.main(tree, out)
+    assert status == 0
+    assert left(out) == ["step-00000002", "step-00000008"]
