@@ -18,6 +18,7 @@ COMMANDS = {
     "trace": "oppo_cli.trace:trace",
     "export": "oppo_cli.export:export",
     "simulate": "oppo_cli.simulate:simulate",
+    "cluster": "oppo_cli.cluster:cluster",
     "bench": "oppo_cli.bench:bench",
     "admin": "oppo_cli.platform_commands:admin",
     "login-link": "oppo_cli.platform_commands:login_link",

@@ -1,0 +1,104 @@
+"""What the policy is compared with: FIFO, and FIFO with EASY backfill. The same gang rules; no quotas, shares or preemption.
+
+Both are planners like `policy.plan`. They look at runs in the order of submission and take devices as the policy does: best fit
+on one node, else whole nodes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from oppo_platform.scheduling.policy import Backfill, Decisions, Placement, Reservation, Snapshot, WaitingRun
+from oppo_platform.scheduling.policy.placement import UNKNOWN, Cut, Place, Room, cut
+from oppo_platform.scheduling.policy.snapshot import DevicesByNode
+
+
+def fifo(snapshot: Snapshot, now: float) -> Decisions:
+    """First in, first out: who does not fit holds up everybody behind."""
+    room, placements = Room(snapshot, now), list[Placement]()
+    for run in _in_order(snapshot):
+        placed = _start(run, room, now)
+        if placed is None:
+            break
+        placements.append(placed)
+    return Decisions(placements=tuple(placements))
+
+
+def easy(snapshot: Snapshot, now: float) -> Decisions:
+    """FIFO; devices are reserved for the first run that does not fit, and whoever does not delay it by its estimate may start.
+
+    A run behind gets free devices that are not reserved, or reserved ones if it is expected to be off them in time. Without an
+    estimate a run gets no reserved device. An estimate that was wrong delays the head: nothing is stopped for it.
+    """
+    room, placements, queue = Room(snapshot, now), list[Placement](), _in_order(snapshot)
+    while queue:
+        placed = _start(queue[0], room, now)
+        if placed is None:
+            break
+        placements.append(placed)
+        del queue[0]
+    if not queue:
+        return Decisions(placements=tuple(placements))
+    reservation = _reserve(queue[0], room)
+    for run in queue[1:]:
+        placed = _start(run, room, now) or _start_around(run, room, now, reservation)
+        if placed is not None:
+            placements.append(placed)
+    return Decisions(placements=tuple(placements), reservations=(reservation,))
+
+
+def _in_order(snapshot: Snapshot) -> list[WaitingRun]:
+    return sorted(snapshot.waiting, key=lambda run: (run.submitted_at, run.run_id))
+
+
+def _start(run: WaitingRun, room: Room, now: float) -> Placement | None:
+    demand = room.demand(run)
+    for place in demand.places:
+        devices = room.fit(demand, place)
+        if devices is not None:
+            room.take(devices, _end(run, now))
+            return Placement(run.run_id, place.pool_id, devices)
+    return None
+
+
+def _start_around(run: WaitingRun, room: Room, now: float, head: Reservation) -> Placement | None:
+    """On devices that are reserved for the head, when it is expected to be off them in time."""
+    demand, until = room.demand(run), _end(run, now)
+    if until == UNKNOWN or head.start is None:
+        return None
+    for place in demand.places:
+        devices = room.fit_around(demand, place, until)
+        if devices is not None:
+            room.take(devices, until)
+            return Placement(run.run_id, place.pool_id, devices, Backfill(head.run_id, head.start))
+    return None
+
+
+def _end(run: WaitingRun, now: float) -> float:
+    return UNKNOWN if run.estimate_s is None else now + run.estimate_s
+
+
+def _reserve(run: WaitingRun, room: Room) -> Reservation:
+    """Keep the devices on which the run could start first, by the estimates of those that hold them."""
+    found = [(*_earliest(run, place), place.pool_id) for place in room.demand(run).places]
+    start, devices, pool_id = min(found, key=lambda entry: (entry[0], entry[2]))
+    reservation = Reservation(run.run_id, pool_id, devices, None if start == UNKNOWN else start)
+    room.keep(reservation, UNKNOWN)
+    return reservation
+
+
+def _earliest(run: WaitingRun, place: Place) -> tuple[float, DevicesByNode]:
+    """The first instant at which enough devices are expected to be free, and which."""
+    instants = sorted({instant for each in place.bins for instant in each.free_at.values()})
+    first = bisect_left(instants, True, key=lambda instant: _cut_at(run, place, instant) is not None)
+    chosen = _cut_at(run, place, instants[first])
+    assert chosen is not None, "a place is one that could hold the run when all of it is free"
+    return instants[first], {each.node.node_id: _first_free(each.free_at, count) for each, count in chosen}
+
+
+def _cut_at(run: WaitingRun, place: Place, instant: float) -> Cut | None:
+    return cut(place.bins, run.devices, run.nodes_max, lambda b: sum(free <= instant for free in b.free_at.values()))
+
+
+def _first_free(free_at: dict[int, float], count: int) -> tuple[int, ...]:
+    return tuple(sorted(free_at, key=lambda device_id: (free_at[device_id], device_id))[:count])
