@@ -61,6 +61,7 @@ def test_borrowed_devices_are_given_back(cluster):
     reason = WaitingReason.objects.get(run=mine)
     assert reason.estimated_start is not None
     assert cluster.cycle().preempted == 0, "one is on its way already"
+    assert Reservation.objects.get(run=mine).cleared, "and what it leaves is nobody else's"
     victim = next(run for run in borrowed if run.state == "preempting")
     assert "beyond its quota" in victim.reason
     attempt = victim.attempts.get()

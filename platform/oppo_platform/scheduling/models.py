@@ -91,6 +91,7 @@ class Reservation(models.Model):
     pool = models.ForeignKey("cluster.Pool", on_delete=models.CASCADE, related_name="+")
     devices = models.JSONField()
     start = models.DateTimeField(null=True)
+    cleared = models.BooleanField(default=False, help_text="Others were asked to stop for it: it is the next to start.")
 
 
 class BackfillTerm(models.Model):

@@ -155,7 +155,13 @@ def _running_run(
 
 def _reservations() -> tuple[policy.Reservation, ...]:
     return tuple(
-        policy.Reservation(r.run_id, r.pool_id, {int(node): tuple(ids) for node, ids in r.devices.items()}, _posix(r.start))
+        policy.Reservation(
+            run_id=r.run_id,
+            pool_id=r.pool_id,
+            devices={int(node): tuple(ids) for node, ids in r.devices.items()},
+            start=_posix(r.start),
+            cleared=r.cleared,
+        )
         for r in Reservation.objects.order_by("run_id")
     )
 

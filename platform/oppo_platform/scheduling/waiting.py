@@ -54,11 +54,12 @@ def keep_reservations(decisions: Decisions) -> None:
             pool_id=r.pool_id,
             devices={str(node): list(ids) for node, ids in r.devices.items()},
             start=_time(r.start),
+            cleared=r.cleared,
         )
         for r in wanted.values()
     ]
     Reservation.objects.bulk_create(
-        rows, update_conflicts=True, unique_fields=["run"], update_fields=["pool", "devices", "start"]
+        rows, update_conflicts=True, unique_fields=["run"], update_fields=["pool", "devices", "start", "cleared"]
     )
 
 
