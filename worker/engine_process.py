@@ -9,7 +9,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -61,9 +61,16 @@ def engine_command(claimed: Claimed, folder: AttemptFolder, node: NodeIdentity) 
 class EngineProcess:
     """One engine, from start to the end of its last descendant."""
 
-    def __init__(self, command: list[str], folder: AttemptFolder, device_indices: list[int], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        folder: AttemptFolder,
+        device_indices: list[int],
+        secrets: Mapping[str, str],
+        on_end: Callable[[], None],
+    ) -> None:
         self._lifeline = Lifeline()
-        environment = {key: value for key, value in os.environ.items() if is_for_engine(key)}
+        environment = {key: value for key, value in os.environ.items() if is_for_engine(key)} | dict(secrets)
         environment |= {"PYTHONUNBUFFERED": "1", **engine_environment(device_indices)}
         with folder.log_file("stdout").open("ab") as output, folder.log_file("stderr").open("ab") as errors:
             self._guard = start_guarded(

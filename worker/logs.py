@@ -8,6 +8,7 @@ from typing import Literal
 
 from worker.folders import AttemptFolder
 from worker.outbox import OutboxWriter
+from worker.redaction import Redactor
 
 Stream = Literal["stdout", "stderr"]
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
@@ -18,9 +19,10 @@ MAX_BYTES_A_ROUND = 512 * 1024
 
 
 class LogTail:
-    """Follows both streams of one attempt into the supervisor's outbox; where it stands survives a restart."""
+    """Follows both streams of one attempt into the supervisor's outbox, without secrets; where it stands survives a restart."""
 
-    def __init__(self, folder: AttemptFolder, outbox: OutboxWriter) -> None:
+    def __init__(self, folder: AttemptFolder, outbox: OutboxWriter, redactor: Redactor) -> None:
+        self._redactor = redactor
         self._folder = folder
         self._outbox = outbox
         self._state = folder.path / "tails.json"
@@ -34,7 +36,7 @@ class LogTail:
             offset = self._offsets.get(stream, 0)
             if not file.exists() or file.stat().st_size == offset:
                 continue
-            lines, self._offsets[stream] = _new_lines(file, offset, ended)
+            lines, self._offsets[stream] = _new_lines(file, offset, ended, self._redactor)
             if lines:
                 self._outbox.log(stream, lines)
             moved = True
@@ -42,30 +44,33 @@ class LogTail:
             self._state.write_text(json.dumps(self._offsets))
 
 
-def last_lines(folder: AttemptFolder) -> list[str]:
-    """The end of what the engine wrote: its errors if it wrote any, else its output."""
+def last_lines(folder: AttemptFolder, redactor: Redactor) -> list[str]:
+    """The end of what the engine wrote, without secrets: its errors if it wrote any, else its output."""
     for stream in ("stderr", "stdout"):
         file = folder.log_file(stream)
-        if file.exists() and (lines := _tail(file)):
+        if file.exists() and (lines := _tail(file, redactor)):
             return lines
     return []
 
 
-def _tail(file: Path) -> list[str]:
+def _tail(file: Path, redactor: Redactor) -> list[str]:
     with file.open("rb") as content:
         size = content.seek(0, 2)
         content.seek(max(0, size - LAST_LINES * MAX_LINE_CHARS))
-        text = content.read().decode(errors="replace")
+        text = redactor.text(content.read().decode(errors="replace"))
     return [_clean(line) for line in text.split("\n") if line.strip()][-LAST_LINES:]
 
 
-def _new_lines(file: Path, offset: int, ended: bool) -> tuple[list[str], int]:
+def _new_lines(file: Path, offset: int, ended: bool, redactor: Redactor) -> tuple[list[str], int]:
     with file.open("rb") as content:
         content.seek(offset)
         block = content.read(MAX_BYTES_A_ROUND)
         at_end = content.tell() == file.stat().st_size
-    whole = block if (ended and at_end) or len(block) == MAX_BYTES_A_ROUND else block[: block.rfind(b"\n") + 1]
-    lines = [_clean(line) for line in whole.decode(errors="replace").removesuffix("\n").split("\n")] if whole else []
+    whole = block if ended and at_end else block[: block.rfind(b"\n") + 1]
+    if not whole and len(block) == MAX_BYTES_A_ROUND:  # one line without an end
+        whole = block
+    text = redactor.text(whole.decode(errors="replace").removesuffix("\n"))
+    lines = [_clean(line) for line in text.split("\n")] if whole else []
     if len(lines) > MAX_LINES_A_ROUND:
         left_out = len(lines) - MAX_LINES_A_ROUND
         lines = [f"… {left_out} lines were left out", *lines[-MAX_LINES_A_ROUND:]]

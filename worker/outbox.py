@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from oppo_contract.events import MAX_EVENT_BYTES, Event, LogEvent, parse_event
 from oppo_contract.wire import MAX_BATCH_BYTES, MAX_BATCH_EVENTS
+from worker.redaction import Redactor
 
 Producer = Literal["engine", "supervisor"]
 ENVELOPE_BYTES = 256  # what stands around the events of a batch
@@ -31,9 +32,13 @@ class Line:
 
 
 class OutboxReader:
-    """Reads an outbox file that somebody else appends to. A last line without its line break is not there yet."""
+    """Reads an outbox file that somebody else appends to. A last line without its line break is not there yet.
 
-    def __init__(self, path: Path, producer: Producer) -> None:
+    Secrets are struck here, so that nothing behind this class sees one.
+    """
+
+    def __init__(self, path: Path, producer: Producer, redactor: Redactor) -> None:
+        self._redactor = redactor
         self.path = path
         self.producer = producer
         self._offset = 0
@@ -94,7 +99,7 @@ class OutboxReader:
                 if not text.endswith(b"\n"):
                     return
                 self._offset = content.tell()
-                line = _read(self.producer, self._last_seq + 1, text[:-1])
+                line = _read(self.producer, self._last_seq + 1, self._redactor.event(text[:-1]))
                 self._last_seq = line.event.seq
                 if line.event.seq < until_seq:
                     continue

@@ -21,6 +21,7 @@ from worker.keeper import Keeper
 from worker.logs import LogTail
 from worker.outbox import OutboxReader, OutboxWriter
 from worker.platform_api import GapError, PlatformApi, RefusedError, UnacceptableError, Unreachable
+from worker.redaction import Redactor
 
 LOOK_EVERY_S = 1.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
@@ -40,9 +41,10 @@ class Shipping:
         self.store = FileStore(claim.claimed.artifact_url)
         self.keeper = Keeper(self.store.root, folder, claim.claimed.resume_from)
         self.notes = OutboxWriter(folder.supervisor_events)
-        self._tail = LogTail(folder, self.notes)
-        self._engine = OutboxReader(folder.engine_events, "engine")
-        self._own = OutboxReader(folder.supervisor_events, "supervisor")
+        self.redactor = Redactor(claim.claimed.secrets)
+        self._tail = LogTail(folder, self.notes, self.redactor)
+        self._engine = OutboxReader(folder.engine_events, "engine", self.redactor)
+        self._own = OutboxReader(folder.supervisor_events, "supervisor", self.redactor)
         self._on_started = on_started
         self._closing = threading.Event()
         self._leaving = threading.Event()

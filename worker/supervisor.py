@@ -84,7 +84,8 @@ class Supervisor:
         except (ArtifactError, OSError) as error:
             self._keep_end(EngineEnd(exit_code=2, reason=str(error)))
             return
-        self.engine = EngineProcess(command, self.folder, self.claim.claimed.device_indices, self._wake.set)
+        claimed = self.claim.claimed
+        self.engine = EngineProcess(command, self.folder, claimed.device_indices, claimed.secrets, self._wake.set)
         log.info("engine_started", attempt=self.folder.attempt_id, run=self.claim.claimed.run_id)
 
     def _watch(self, engine: EngineProcess) -> None:
@@ -164,7 +165,7 @@ class Supervisor:
         if self.engine_started and not self.told_running and not self.fenced:
             self._beat()  # it was quick, but it did run
         end = self.folder.engine_end()
-        outcome = outcome_of(self.claim.epoch, end, self.shipping.finished, last_lines(self.folder))
+        outcome = outcome_of(self.claim.epoch, end, self.shipping.finished, last_lines(self.folder, self.shipping.redactor))
         wait_s = 0.5
         while not self._reported(outcome):
             if self.leaving.wait(wait_s):

@@ -127,6 +127,27 @@ def admin_team(name: str, owner: str) -> None:
             raise Refusal(str(error)) from error
 
 
+@admin.command("rotate-secrets")
+def admin_rotate_secrets() -> None:
+    """Make a new key for team secrets and seal them all anew; the key before it is kept until the next time.
+
+    With OPPO_SECRETS_KEYS, put the new key first there and restart, before this command.
+    """
+    with platform_servers():
+        set_up_django()
+        from django.conf import settings
+
+        from oppo_platform.accounts.sealing import add_key
+        from oppo_platform.accounts.team_secrets import seal_anew
+
+        if not settings.OPPO_SECRETS_KEYS:
+            add_key()
+        done = seal_anew()
+        click.echo(f"{done['sealed']} secrets are sealed with the newest key.")
+        if done["lost"]:
+            raise Failure("No key opens these; an owner must set them again: " + ", ".join(done["lost"]))
+
+
 @admin.command("password-link")
 @click.argument("user")
 def admin_password_link(user: str) -> None:

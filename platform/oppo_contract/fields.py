@@ -118,9 +118,9 @@ class SpecSchema:
         schema = self.root if schema is None else schema
         for key, field in schema["properties"].items():
             inner = self.resolved(field)
-            sections, mark = [option for option in self.choices(inner) if option.get("type") == "object"], ""
+            sections, mark = [option for option in self.choices(inner) if "properties" in option], ""
             for listed in (option for option in self.choices(inner) if option.get("type") == "array"):
-                sections += [item for item in self.choices(self.resolved(listed["items"])) if item.get("type") == "object"]
+                sections += [item for item in self.choices(self.resolved(listed["items"])) if "properties" in item]
                 mark = "[]"
             default = json.dumps(inner["default"]) if "default" in inner else None
             required = key in schema.get("required", [])

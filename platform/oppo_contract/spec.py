@@ -16,6 +16,7 @@ from oppo_contract.sections.models import HttpReward, Lora, Models, ModelSpec, R
 from oppo_contract.sections.ppo import Kl, Ppo, Pretraining
 from oppo_contract.sections.rollout import Chunk, Drafter, Overcommit, Overlap, Rollout
 from oppo_contract.sections.run import Budget, Checkpoints, Data, Evaluation, Logging, LogRule, Queue, Resources, Retries
+from oppo_contract.sections.secrets import SecretRefs, check_references
 
 __all__ = [
     "MAX_SPEC_BYTES", "PLATFORM_SECTIONS", "SPEC_VERSION", "Budget", "Checkpoints", "Chunk", "Data", "Drafter", "Evaluation",
@@ -26,7 +27,7 @@ __all__ = [
 
 SPEC_VERSION: Literal[1] = 1
 # Sections that only the platform reads. They are not delivered to engines, so that an older one does not stumble over them.
-PLATFORM_SECTIONS = ("queue", "retries")
+PLATFORM_SECTIONS = ("queue", "retries", "secrets")
 MAX_SPEC_BYTES = 256 * 1024
 
 
@@ -48,9 +49,18 @@ class RunSpec(Section):
     resources: Resources = Field(default_factory=Resources, description="What the run needs from a node.")
     queue: Queue = Field(default_factory=Queue, description="How it waits for its turn.")
     retries: Retries = Field(default_factory=Retries, description="What happens after a death.")
+    secrets: SecretRefs | None = Field(
+        None,
+        description="Secrets of the team that the engine finds in its environment: VARIABLE: secret:NAME. On the platform only.",
+    )
     budget: Budget = Field(default_factory=Budget, description="When to stop.")
     checkpoints: Checkpoints = Field(default_factory=Checkpoints, description="When the state is saved.")
     logging: Logging = Field(default_factory=Logging, description="What a run tells besides its metrics.")
+
+    @model_validator(mode="after")
+    def secrets_are_named(self) -> Self:
+        check_references(self.secrets or {})
+        return self
 
     @model_validator(mode="after")
     def overcommit_within_batch(self) -> Self:

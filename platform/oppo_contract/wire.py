@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from oppo_contract.events import Event, Wire
 
@@ -126,6 +126,16 @@ class Claimed(Wire):
     lease_s: float
     artifact_url: str = Field(description="Folder for this run's checkpoints, file://….")
     resume_from: CheckpointRef | None = None
+    secrets: dict[str, str] = Field(
+        default_factory=dict,
+        repr=False,
+        description="Variables of the engine's environment. Kept out of logs, events, and all files but private ones.",
+    )
+
+    @model_serializer(mode="wrap")
+    def _older_workers_know_no_secrets(self, whole: SerializerFunctionWrapHandler) -> dict[str, object]:
+        told: dict[str, object] = whole(self)
+        return told if self.secrets else {name: value for name, value in told.items() if name != "secrets"}
 
 
 class AttemptHeartbeat(Wire):

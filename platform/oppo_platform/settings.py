@@ -9,6 +9,8 @@ from oppo_platform.logs import logging_config
 OPPO_HOME = environment.oppo_home()
 DEBUG = environment.flag("OPPO_DEBUG")
 SECRET_KEY = environment.secret_key(OPPO_HOME)
+# What team secrets are sealed with, newest first; without any, keys are generated and kept in OPPO_HOME/secrets_keys.
+OPPO_SECRETS_KEYS = environment.words("OPPO_SECRETS_KEYS")
 OPPO_BASE_URL = environment.text("OPPO_BASE_URL", "http://127.0.0.1:8000").rstrip("/")
 ALLOWED_HOSTS = environment.words("OPPO_ALLOWED_HOSTS") or [
     "127.0.0.1",

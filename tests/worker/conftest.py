@@ -49,6 +49,7 @@ class Attempt:
     artifact_url: str
     epoch: int = 1
     claimed: bool = False
+    secrets: dict[str, str] = field(default_factory=dict)
     resume_from: wire.CheckpointRef | None = None
     signal: str | None = None
     deadline_s: float = 5.0
@@ -95,7 +96,7 @@ class SmallPlatform:
         attempt.claimed = True
         return 200, wire.Claimed(
             attempt_token="attempt", run_id=7, spec=attempt.spec, device_indices=[0], lease_s=self.lease_s,
-            artifact_url=attempt.artifact_url, resume_from=attempt.resume_from,
+            artifact_url=attempt.artifact_url, resume_from=attempt.resume_from, secrets=attempt.secrets,
         )  # fmt: skip
 
     def _heartbeat(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:

@@ -1,7 +1,8 @@
 """An engine that trains nothing: it speaks the real one's command line and events, and misbehaves as its spec says.
 
 spec["engine"]: steps, step_s, checkpoint_every, ignore_sigterm, die_at (a step), exit_code, leave_child, say (lines a step),
-bulk (metrics a step), keep (checkpoints, but for those that are spared).
+bulk (metrics a step), keep (checkpoints, but for those that are spared), blab (an environment variable that it tells everybody, and
+then fails).
 """
 
 from __future__ import annotations
@@ -62,6 +63,13 @@ def end_with_lifeline() -> None:
 
 def train(how: dict[str, Any], out: Path, journal: Journal, first: int) -> None:
     steps = how.get("steps", 5)
+    if "blab" in how:
+        told = os.environ[how["blab"]]
+        print(f"the token is {told}!", flush=True)
+        print(f"Bearer {told}", file=sys.stderr, flush=True)
+        journal.write("log", stream="stderr", lines=[told])
+        journal.write("finished", outcome="failed", step=0, reason=f"401 for {told}")
+        return
     journal.write("started", devices=["cpu:0"], lanes=[["cpu:0", "actor"]], start_step=first, total_steps=steps)
     for step in range(first + 1, steps + 1):
         time.sleep(how.get("step_s", 0.01))

@@ -15,6 +15,9 @@ from oppo_contract.wire import MAX_BATCH_BYTES, EventBatch
 from worker.folders import AttemptFolder
 from worker.logs import MAX_LINES_A_ROUND, LogTail, last_lines
 from worker.outbox import OutboxReader, OutboxWriter
+from worker.redaction import Redactor
+
+NOTHING_SECRET = Redactor({})
 
 
 def event(seq: int, size: int = 1) -> bytes:
@@ -29,7 +32,7 @@ def test_whatever_is_written_when_each_event_is_read_once_and_in_order(
 ) -> None:
     file = tmp_path_factory.mktemp("outbox") / "events.jsonl"
     content = b"".join(event(seq) + b"\n" for seq in range(1, 11))
-    reader = OutboxReader(file, "engine")
+    reader = OutboxReader(file, "engine", NOTHING_SECRET)
     taken: list[int] = []
     position = 0
     for cut in [*cuts, len(content)]:
@@ -47,7 +50,7 @@ def test_whatever_is_written_when_each_event_is_read_once_and_in_order(
 def test_a_batch_stays_within_both_limits(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_bytes(b"".join(event(seq, 400_000) + b"\n" for seq in range(1, 31)))
-    reader, sizes, seqs = OutboxReader(file, "engine"), [], []
+    reader, sizes, seqs = OutboxReader(file, "engine", NOTHING_SECRET), [], []
     while lines := reader.batch():
         body = reader.body(lines)
         EventBatch.model_validate_json(body)
@@ -55,13 +58,13 @@ def test_a_batch_stays_within_both_limits(tmp_path: Path) -> None:
         seqs += [done.seq for done in reader.acknowledge(lines[-1].event.seq)]
     assert max(sizes) <= MAX_BATCH_BYTES
     assert seqs == list(range(1, 31))
-    assert len(OutboxReader(file, "engine").batch(max_events=3)) == 3
+    assert len(OutboxReader(file, "engine", NOTHING_SECRET).batch(max_events=3)) == 3
 
 
 def test_rewinding_finds_an_older_event(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_bytes(b"".join(event(seq) + b"\n" for seq in range(1, 21)))
-    reader = OutboxReader(file, "engine")
+    reader = OutboxReader(file, "engine", NOTHING_SECRET)
     reader.batch()
     reader.acknowledge(15)
     reader.rewind(4)
@@ -74,7 +77,7 @@ def test_rewinding_finds_an_older_event(tmp_path: Path) -> None:
 def test_what_cannot_be_sent_leaves_its_number_to_a_log_line(tmp_path: Path, bad: bytes) -> None:
     file = tmp_path / "events.jsonl"
     file.write_bytes(event(1) + b"\n" + bad + b"\n" + event(3) + b"\n")
-    reader = OutboxReader(file, "engine")
+    reader = OutboxReader(file, "engine", NOTHING_SECRET)
     lines = reader.batch()
     assert [line.event.seq for line in lines] == [1, 2, 3]
     assert "was left out" in lines[1].event.lines[0]
@@ -88,7 +91,7 @@ def test_a_writer_goes_on_after_a_torn_line(tmp_path: Path) -> None:
     writer.log("stdout", ["two"])
     file.write_bytes(file.read_bytes()[:-5])
     OutboxWriter(file).log("stderr", ["again"])
-    lines = OutboxReader(file, "supervisor").batch()
+    lines = OutboxReader(file, "supervisor", NOTHING_SECRET).batch()
     assert [(line.event.seq, line.event.lines) for line in lines] == [(1, ["one"]), (2, ["again"])]
 
 
@@ -97,23 +100,27 @@ def test_log_lines_are_followed_across_a_restart_and_bounded(tmp_path: Path) -> 
     folder.path.mkdir()
     out = folder.log_file("stdout")
     out.write_text("first\nprogress 1\rprogress 2\nhalf")
-    LogTail(folder, OutboxWriter(folder.supervisor_events)).follow()
+    LogTail(folder, OutboxWriter(folder.supervisor_events), NOTHING_SECRET).follow()
     with out.open("a") as more:
         more.write(" line\n" + "".join(f"{i}\n" for i in range(1000)) + "last without a break")
-    LogTail(folder, OutboxWriter(folder.supervisor_events)).follow(ended=True)
-    told = [line for entry in OutboxReader(folder.supervisor_events, "supervisor").batch() for line in entry.event.lines]
+    LogTail(folder, OutboxWriter(folder.supervisor_events), NOTHING_SECRET).follow(ended=True)
+    told = [
+        line
+        for entry in OutboxReader(folder.supervisor_events, "supervisor", NOTHING_SECRET).batch()
+        for line in entry.event.lines
+    ]
     assert told[:2] == ["first", "progress 2"]
     assert told[2].endswith("lines were left out")
     assert len(told) == 2 + 1 + MAX_LINES_A_ROUND
     assert told[-1] == "last without a break"
-    assert last_lines(folder)[-1] == "last without a break"
+    assert last_lines(folder, NOTHING_SECRET)[-1] == "last without a break"
 
 
 def test_reading_is_cheap_when_nothing_was_written(tmp_path: Path) -> None:
     """A supervisor looks once a second beside the training; a look reads only what is new."""
     file = tmp_path / "events.jsonl"
     file.write_bytes(b"".join(event(seq) + b"\n" for seq in range(1, 2001)))
-    reader = OutboxReader(file, "engine")
+    reader = OutboxReader(file, "engine", NOTHING_SECRET)
     while lines := reader.batch():
         reader.acknowledge(lines[-1].event.seq)
     before = time.process_time()
@@ -121,7 +128,7 @@ def test_reading_is_cheap_when_nothing_was_written(tmp_path: Path) -> None:
         assert reader.batch() == []
     looking = time.process_time() - before
     before = time.process_time()
-    OutboxReader(file, "engine").batch()
+    OutboxReader(file, "engine", NOTHING_SECRET).batch()
     assert looking < 100 * (time.process_time() - before), "a look without news costs as much as reading everything"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,23 @@ def test_the_engine_sees_which_rewards_it_may_ask_and_no_secrets_of_the_platform
     seen = ("OPPO_REWARD_HOSTS", "OPPO_REWARD_JUDGE", "HF_HOME", "PATH", "CUDA_VISIBLE_DEVICES")
     kept = ("OPPO_SECRET_KEY", "OPPO_JOIN_TOKEN", "OPPO_REWARDS", "DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")
     assert [variable for variable in (*seen, *kept) if is_for_engine(variable)] == list(seen)
+
+
+def test_secrets_reach_the_engine_and_leave_the_node_no_more(bench) -> None:
+    attempt = bench.attempt(blab="HF_TOKEN")
+    attempt.secrets = {"HF_TOKEN": 'hf_"quoted"\\ünd more\nand a second line'}
+    sent: list[str] = []
+    bench.platform.before = lambda path, body: sent.append(json.dumps(body, ensure_ascii=False))
+    assert bench.supervise().wait() == 0
+    said = [line for event in attempt.kinds("log", "supervisor") for line in event["lines"]]
+    assert "the token is [HF_TOKEN]!" in said
+    assert "Bearer [HF_TOKEN]" in said
+    assert attempt.kinds("log")[0]["lines"] == ["[HF_TOKEN]"]
+    assert attempt.outcome["reason"] == "401 for [HF_TOKEN]"
+    assert attempt.outcome["last_log_lines"] == ["Bearer [HF_TOKEN]"]
+    for told in sent:
+        assert "ünd more" not in told
+        assert "second line" not in told
 
 
 def test_a_duplicate_order_starts_no_second_engine(bench, tools) -> None:

@@ -3,7 +3,7 @@
 from django.urls import path
 from django.views.generic import RedirectView
 
-from oppo_platform.pages import audit_views, link_views, run_views, sharing_views, team_views, views
+from oppo_platform.pages import audit_views, link_views, run_views, secret_views, sharing_views, team_views, views
 
 app_name = "pages"
 urlpatterns = [
@@ -38,6 +38,9 @@ urlpatterns = [
     path("teams/<int:team_id>/invites", link_views.create_invite, name="create-invite"),
     path("teams/<int:team_id>/invites/<int:invite_id>/revoke", link_views.revoke_invite, name="revoke-invite"),
     path("teams/<int:team_id>/audit", audit_views.audit_log, name="team-audit"),
+    path("teams/<int:team_id>/secrets", secret_views.secrets, name="team-secrets"),
+    path("teams/<int:team_id>/secrets/set", secret_views.set_secret, name="set-secret"),
+    path("teams/<int:team_id>/secrets/<str:name>/delete", secret_views.delete_secret, name="delete-secret"),
     path("invites/<str:token>", link_views.invite, name="invite"),
     path("password-links/<str:token>", link_views.password_link, name="password-link"),
 ]

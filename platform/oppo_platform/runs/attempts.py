@@ -19,6 +19,7 @@ from oppo_contract import wire
 from oppo_contract.spec import PLATFORM_SECTIONS, Retries
 from oppo_contract.states import RunState
 from oppo_platform import clock
+from oppo_platform.accounts.team_secrets import SecretUnavailable, delivered_secrets
 from oppo_platform.cluster.models import Device, DeviceState, Node
 from oppo_platform.runs.endings import DIED, Ended, RetryPolicy, verdict
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Checkpoint, Run
@@ -43,9 +44,20 @@ class AttemptRefused(Exception):
         super().__init__(detail)
 
 
-@transaction.atomic
 def claim(node: Node, attempt_id: int, epoch: int) -> wire.Claimed:
-    """Hand the attempt to its node, once. Raises `AttemptRefused` for anybody else and ever after."""
+    """Hand the attempt to its node, once. Raises `AttemptRefused` for anybody else and ever after.
+
+    A run whose secrets are gone cannot start: it fails, and nobody gets it.
+    """
+    try:
+        return _claim(node, attempt_id, epoch)
+    except SecretUnavailable as error:
+        _fail_unclaimed(attempt_id, epoch, str(error))
+        raise AttemptRefused("ended", str(error)) from None
+
+
+@transaction.atomic
+def _claim(node: Node, attempt_id: int, epoch: int) -> wire.Claimed:
     run, attempt = _locked(attempt_id)
     if attempt.node_id != node.pk:
         raise AttemptRefused("not_your_node", f"Attempt {attempt_id} is not allocated to node {node.name}.")
@@ -61,10 +73,18 @@ def claim(node: Node, attempt_id: int, epoch: int) -> wire.Claimed:
         seen_at=now, lease_expires_at=lease_ends,
     )  # fmt: skip
     move_run(run, RunState.STARTING, f"Starts on node {node.name}.", f"node:{node.name}")
-    return _claimed(run, attempt, token.text)
+    return _claimed(run, attempt, token.text, delivered_secrets(run, f"node:{node.name}"))
 
 
-def _claimed(run: Run, attempt: Attempt, token: str) -> wire.Claimed:
+@transaction.atomic
+def _fail_unclaimed(attempt_id: int, epoch: int, why: str) -> None:
+    run, attempt = _locked(attempt_id)
+    if attempt.state == AttemptState.ALLOCATED and attempt.epoch == epoch:
+        end_attempt(attempt, AttemptState.ENDED, "failed", why)
+        move_run(run, RunState.FAILED, why, "scheduler")
+
+
+def _claimed(run: Run, attempt: Attempt, token: str, secrets: dict[str, str]) -> wire.Claimed:
     held = Device.objects.filter(allocations__attempt=attempt, allocations__released_at__isnull=True)
     saved = attempt.resume_from
     return wire.Claimed(
@@ -75,6 +95,7 @@ def _claimed(run: Run, attempt: Attempt, token: str) -> wire.Claimed:
         lease_s=settings.OPPO_LEASE_S,
         artifact_url=artifact_url(run.pk),
         resume_from=wire.CheckpointRef(step=saved.step, url=saved.url, manifest_sha256=saved.manifest_sha256) if saved else None,
+        secrets=secrets,
     )
 
 

@@ -5,12 +5,13 @@ The platform sees no worker's disk: a worker's word for what it can read is its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from oppo_contract.problems import SpecProblem, nearest
 from oppo_contract.sections.run import MOST_DEVICES, ON_ONE_DEVICE
+from oppo_contract.sections.secrets import PREFIX, secret_names
 from oppo_contract.spec import ModelSpec, RunSpec
 
 
@@ -65,6 +66,22 @@ def wanted_files(spec: RunSpec) -> list[tuple[str, str]]:
     if spec.ppo.pretraining is not None:
         files.append(("ppo.pretraining.data", spec.ppo.pretraining.data))
     return files
+
+
+def secret_problems(spec: RunSpec, known: Collection[str]) -> list[SpecProblem]:
+    """A complaint for each secret that the team does not have."""
+    listed = ", ".join(PREFIX + name for name in sorted(known)[:20]) or "the team has none yet; an owner sets them on its page"
+    said = "names a secret that the team does not have"
+    return [
+        SpecProblem(f"secrets.{variable}", said, PREFIX + name, listed, _near(name, known))
+        for variable, name in secret_names(spec.secrets or {}).items()
+        if name not in known
+    ]
+
+
+def _near(name: str, known: Collection[str]) -> str | None:
+    close = nearest(name, sorted(known))
+    return PREFIX + close if close else None
 
 
 def problems_on(spec: RunSpec, offers: Sequence[NodeOffer]) -> list[SpecProblem]:

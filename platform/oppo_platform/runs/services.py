@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from django.db import transaction
@@ -20,21 +21,24 @@ from oppo_platform.cluster.models import DeviceState
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.notify import run_changed, wake_scheduler
 from oppo_platform.runs.models import Project, Run, Transition
-from oppo_platform.runs.preflight import ModelFacts, NodeOffer, problems_on, wanted_files, wanted_models
+from oppo_platform.runs.preflight import ModelFacts, NodeOffer, problems_on, secret_problems, wanted_files, wanted_models
 
 
-def check_spec(yaml: str | None = None, data: Any = None) -> RunSpec:
-    """The spec, checked alone and against what the connected workers offer.
+def check_spec(yaml: str | None = None, data: Any = None, secrets: Collection[str] | None = None) -> RunSpec:
+    """The spec, checked alone, against what the connected workers offer, and against the team's secrets.
 
     Args:
         yaml: the spec as text, or
         data: as plain data.
+        secrets: names of the team's secrets; None: not checked, because who asks may not see them.
 
     Raises:
         SpecError: with every problem found.
     """
     spec = load_yaml(yaml) if yaml is not None else load_spec(_not_too_large(data))
     problems = problems_on(spec, node_offers())
+    if secrets is not None:
+        problems += secret_problems(spec, secrets)
     if problems:
         raise SpecError(problems)
     return spec

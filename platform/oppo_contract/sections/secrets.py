@@ -1,0 +1,44 @@
+"""Secrets of the run's team, by name: the spec names them, and never holds a value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from oppo_contract.fields import ALLOWED
+from oppo_contract.problems import Impossible
+
+PREFIX = "secret:"
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+NAME_WORDS = "1 to 64 letters, digits and _ . -, the first a letter"
+# An allow-list: a variable such as LD_PRELOAD or OPPO_REWARD_HOSTS decides what runs on a node, or whom it may talk to.
+VARIABLE = re.compile(r"(?!OPPO_(?!REWARD_))[A-Z][A-Z0-9_]{0,110}_(KEY|TOKEN|SECRET|PASSWORD)")
+VARIABLE_WORDS = "capital letters, digits and _, ending in _KEY, _TOKEN, _SECRET or _PASSWORD; of OPPO_ ones only OPPO_REWARD_"
+
+SecretRefs = Annotated[
+    dict[str, str],
+    Field(max_length=20, json_schema_extra={ALLOWED: "a mapping of environment variables to secret:NAME"}),
+]
+
+
+def check_references(references: Mapping[str, str]) -> None:
+    """Raise `Impossible` for a variable that may not be set, or for what is not `secret:NAME`."""
+    for variable, reference in references.items():
+        if not VARIABLE.fullmatch(variable):
+            raise Impossible("secrets", "names a variable that no secret may be put into", value=variable, allowed=VARIABLE_WORDS)
+        if not reference.startswith(PREFIX) or not NAME.fullmatch(reference.removeprefix(PREFIX)):
+            # What stands there may be the secret itself: it is not repeated.
+            raise Impossible(
+                f"secrets.{variable}",
+                "is not the name of a secret; a value does not belong into a spec",
+                value="…",
+                allowed=f"{PREFIX}NAME, with {NAME_WORDS}",
+            )
+
+
+def secret_names(references: Mapping[str, str]) -> dict[str, str]:
+    """Variable → name of the secret, of checked references."""
+    return {variable: reference.removeprefix(PREFIX) for variable, reference in references.items()}

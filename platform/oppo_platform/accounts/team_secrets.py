@@ -1,0 +1,122 @@
+"""A team's secrets: a hub token, a key of a metrics service. A spec names them; runs find them in their engine's environment.
+
+Guarantee: a value is opened in two places only, a claim's reply and a change of keys. It is never shown again, not even to who
+set it, and is in no spec, event, log or audit entry.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from django.db import transaction
+from django.db.models import QuerySet
+
+from oppo_contract.sections.secrets import NAME, NAME_WORDS, secret_names
+from oppo_platform import clock
+from oppo_platform.accounts import audit, sealing
+from oppo_platform.accounts.access import Action, demand
+from oppo_platform.accounts.models import Team, TeamSecret, User
+from oppo_platform.accounts.services import AccountError
+from oppo_platform.runs.models import Run
+
+# Shorter ones could not be struck from logs without striking ordinary words.
+SHORTEST, LONGEST = 8, 8192
+
+
+class SecretUnavailable(Exception):
+    """A run names a secret that cannot be delivered; the message says why."""
+
+
+class Rotated(TypedDict):
+    """What a change of keys did: secrets sealed anew, and names of those that no key opens any more."""
+
+    sealed: int
+    lost: list[str]
+
+
+def secret_names_of(team_id: int) -> list[str]:
+    """Names of the team's secrets, sorted."""
+    return list(TeamSecret.objects.filter(team_id=team_id).order_by("name").values_list("name", flat=True))
+
+
+def secrets_of(team: Team) -> QuerySet[TeamSecret]:
+    """The team's secrets by name, without their values."""
+    return team.secrets.select_related("set_by", "last_run").defer("sealed").order_by("name")
+
+
+@transaction.atomic
+def set_secret(actor: User, team: Team, name: str, value: str) -> bool:
+    """Set a secret, new or in the place of an old value. Returns whether it was there before.
+
+    Raises:
+        PermissionDenied: the actor is no owner. AccountError: name or value will not do.
+    """
+    demand(actor, Action.MANAGE_SECRETS, team.pk)
+    name, value = name.strip(), value.strip("\r\n")
+    if not NAME.fullmatch(name):
+        raise AccountError(f"A secret's name has {NAME_WORDS}.")
+    if not SHORTEST <= len(value.encode()) <= LONGEST or "\0" in value:
+        raise AccountError(f"A secret's value has {SHORTEST} to {LONGEST:,} bytes.")
+    given = {"sealed": sealing.seal(value, _place(team.pk, name)), "set_by": actor, "set_at": clock.now()}
+    _, new = TeamSecret.objects.update_or_create(team=team, name=name, defaults=given)
+    audit.record(team.pk, actor, "secret.set" if new else "secret.replace", name)
+    return not new
+
+
+@transaction.atomic
+def delete_secret(actor: User, team: Team, name: str) -> None:
+    """Forget it. Runs that wait for it fail when their turn comes; what runs keeps what it got.
+
+    Raises:
+        PermissionDenied: the actor is no owner. TeamSecret.DoesNotExist: there is no such secret.
+    """
+    demand(actor, Action.MANAGE_SECRETS, team.pk)
+    TeamSecret.objects.get(team=team, name=name).delete()
+    audit.record(team.pk, actor, "secret.delete", name)
+
+
+def delivered_secrets(run: Run, actor: str) -> dict[str, str]:
+    """Variable → value for the run's engine, for a claim's reply and nothing else. Notes who got what; part of the claim.
+
+    Raises:
+        SecretUnavailable: a secret was deleted since the run was submitted, or its key is lost.
+    """
+    wanted = secret_names(run.spec.get("secrets") or {})
+    if not wanted:
+        return {}
+    team_id = run.project.team_id
+    kept = {secret.name: secret for secret in TeamSecret.objects.filter(team_id=team_id, name__in=wanted.values())}
+    values = {variable: _opened(kept.get(name), name) for variable, name in wanted.items()}
+    TeamSecret.objects.filter(pk__in=[secret.pk for secret in kept.values()]).update(last_used_at=clock.now(), last_run=run)
+    for name in sorted(kept):
+        audit.record(team_id, actor, "secret.deliver", name, run=run.pk)
+    return values
+
+
+def _opened(secret: TeamSecret | None, name: str) -> str:
+    if secret is None:
+        raise SecretUnavailable(f"The team's secret {name}, which the run needs, was deleted. Set it again and submit a fork.")
+    try:
+        return sealing.unseal(bytes(secret.sealed), _place(secret.team_id, name))
+    except sealing.Unsealable as error:
+        raise SecretUnavailable(f"The team's secret {name} cannot be opened: {error}. Set it again.") from None
+
+
+@transaction.atomic
+def seal_anew() -> Rotated:
+    """Seal every secret under the newest key. What no key opens stays as it is, and is told."""
+    done: Rotated = {"sealed": 0, "lost": []}
+    for secret in TeamSecret.objects.select_for_update(of=("self",)).select_related("team").order_by("pk"):
+        place = _place(secret.team_id, secret.name)
+        try:
+            secret.sealed = sealing.seal(sealing.unseal(bytes(secret.sealed), place), place)
+        except sealing.Unsealable:
+            done["lost"].append(f"{secret.team.name}: {secret.name}")
+            continue
+        secret.save(update_fields=["sealed"])
+        done["sealed"] += 1
+    return done
+
+
+def _place(team_id: int, name: str) -> str:
+    return f"team {team_id} secret {name}"

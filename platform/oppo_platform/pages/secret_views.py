@@ -1,0 +1,50 @@
+"""A team's secrets: their names for members, setting and deleting for owners. No value is ever shown."""
+
+from __future__ import annotations
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_GET, require_POST
+
+from oppo_platform.accounts import team_secrets as service
+from oppo_platform.accounts.access import Action, demand, may
+from oppo_platform.accounts.models import TeamSecret
+from oppo_platform.pages.team_shell import render_team, team_of, told
+
+
+@require_GET
+def secrets(request: HttpRequest, team_id: int) -> HttpResponse:
+    """Which secrets there are, who set them when, and which run got them last."""
+    team = team_of(request, team_id)
+    demand(request.user, Action.NAME_SECRETS, team.pk)
+    context = {"secrets": service.secrets_of(team), "may_manage": may(request.user, Action.MANAGE_SECRETS, team.pk)}
+    return render_team(request, team, "team-secrets", "team/secrets.html", context)
+
+
+@sensitive_post_parameters("value")
+@require_POST
+def set_secret(request: HttpRequest, team_id: int) -> HttpResponse:
+    """Set a secret, or replace its value."""
+    team = team_of(request, team_id)
+    name, value = request.POST.get("name", "").strip(), request.POST.get("value", "")
+
+    def change() -> str:
+        replaced = service.set_secret(request.user, team, name, value)
+        return f"{name} has a new value; runs that start from now on get it." if replaced else f"{name} is set: secret:{name}."
+
+    return told(request, change, "team-secrets", team_id)
+
+
+@require_POST
+def delete_secret(request: HttpRequest, team_id: int, name: str) -> HttpResponse:
+    """Forget a secret."""
+    team = team_of(request, team_id)
+
+    def change() -> str:
+        service.delete_secret(request.user, team, name)
+        return f"{name} is deleted. If it may have leaked, revoke it where it came from as well."
+
+    try:
+        return told(request, change, "team-secrets", team_id)
+    except TeamSecret.DoesNotExist:
+        raise Http404 from None
