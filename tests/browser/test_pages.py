@@ -14,7 +14,7 @@ DESK = {"viewport": {"width": 1440, "height": 900}}
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("window", [DESK, PHONE], ids=["desk", "phone"])
-def test_pages_are_clean(visit, two_runs, scheme, window):
+def test_pages_are_clean(visit, platform, two_runs, scheme, window):
     sequential, oppo = two_runs
     visitor = visit(color_scheme=scheme, **window)
     page = visitor.page
@@ -31,6 +31,8 @@ def test_pages_are_clean(visit, two_runs, scheme, window):
         f"/compare?runs={sequential},{oppo}": "#plot-reward .main-svg",
         "/compare": "#nothing h2",
         "/teams": "h2",
+        f"/teams/{platform.project.team_id}/secrets": "#secret-name",
+        f"/teams/{platform.project.team_id}/audit": ".audit tr",
         "/accounts/password/change/": "form input",
         "/accounts/logout/": "form button",
     }
