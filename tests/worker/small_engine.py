@@ -1,8 +1,8 @@
 """An engine that trains nothing: it speaks the real one's command line and events, and misbehaves as its spec says.
 
 spec["engine"]: steps, step_s, checkpoint_every, ignore_sigterm, die_at (a step), exit_code, leave_child, say (lines a step),
-bulk (metrics a step), keep (checkpoints, but for those that are spared), blab (an environment variable that it tells everybody, and
-then fails).
+bulk (metrics a step), keep (checkpoints, but for those that are spared), blab (an environment variable that it tells
+everybody, and then fails).
 """
 
 from __future__ import annotations
