@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from oppo_platform.scheduling.policy import Backfill, Quota, Reservation, feasible_ever, placement, plan
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from oppo_platform.scheduling import policy
+from oppo_platform.scheduling.policy import Backfill, Quota, Reservation, Team, feasible_ever, placement, plan
 from tests.simulation.policy_clusters import NEEDS, cluster, node, running, waiting
 
 
@@ -115,9 +120,15 @@ def test_only_runs_that_end_in_time_start_in_front_of_the_head():
     made = plan(cluster([node(1)], queue, busy), 0)
     assert {p.run_id: p.backfill for p in made.placements} == {4: Backfill(1, 3600.0), 5: Backfill(1, 3600.0)}
     assert (made.reasons[1].code, made.reasons[1].estimated_start) == ("devices", 3600.0)
-    assert why(made, 2) == ("reserved", "Waits for 1 device: enough are free, but kept for a run in front of it.")
+    assert why(made, 2) == ("reserved", "Waits for 1 device: enough are free, but kept for run 1 in front of it.")
     assert made.reasons[2].sooner.startswith("A max_runtime")
     assert made.reasons[3].sooner.startswith("A shorter max_runtime")
+
+
+def test_a_reservation_of_another_team_is_not_named():
+    busy = [running(10, 2, [103], preemptible=False)]
+    made = plan(cluster([node(1)], [waiting(1, 1, 4), waiting(2, 2)], busy), 0)
+    assert why(made, 2) == ("reserved", "Waits for 1 device: enough are free, but kept for a run of another team in front of it.")
 
 
 def test_who_outstays_a_reservation_is_preempted_for_it():
@@ -207,3 +218,34 @@ def test_what_would_start_it_sooner():
     assert made.reasons[1].sooner == "It would start now if it could span 2 nodes."
     made = plan(cluster([node(1, 1)], [waiting(1, 1)], busy), 0)
     assert made.reasons[1].sooner == "Runs that end, or more nodes."
+
+
+def test_the_worked_example_of_the_documentation():
+    hour = 3600.0
+    teams = (
+        Team(1, "alpha", 1.0, {1: Quota(8, 4)}, 100 * hour),
+        Team(2, "beta", 1.0, {1: Quota(4, 4)}, 50 * hour),
+        Team(3, "gamma", 1.0, {}, 12 * hour),
+    )
+    busy = [
+        running(1, 3, range(100, 106), started_at=-2 * hour, expected_end=3 * hour),
+        running(2, 2, range(200, 204), started_at=-hour, expected_end=hour, preemptible=False),
+    ]
+    queue = [waiting(11, 1, 8), waiting(12, 1, 2), waiting(13, 3, 2, max_runtime_s=hour / 2), waiting(14, 2, 2)]
+    made = plan(replace(cluster([node(1, 8), node(2, 8)], queue, busy), teams=teams), 0)
+    assert placed(made) == [13, 14]
+    assert [(p.run_id, p.for_run_id, p.code) for p in made.preemptions] == [(1, 11, "reclaim")]
+    assert [(r.run_id, list(r.devices), r.start, r.cleared) for r in made.reservations] == [
+        (11, [1], 60.0, True),
+        (12, [2], hour / 2, False),
+    ]
+    assert why(made, 11)[0] == "preempting"
+    assert why(made, 12) == ("reserved", "Waits for 2 devices: enough are free, but kept for run 11 in front of it.")
+
+
+def test_every_code_is_documented():
+    parts = Path(policy.__file__).parent.glob("*.py")
+    codes = {code for part in parts for code in re.findall(r'Reason\(\s*"(\w+)"', part.read_text())}
+    page = Path(__file__).parents[2] / "docs" / "scheduling.md"
+    documented = set(re.findall(r"^\| `(\w+)` \|", page.read_text(), re.MULTILINE))
+    assert codes | {"backfill", "reclaim", "priority"} == documented

@@ -49,12 +49,14 @@ class Board:
     heads: dict[int, int] = field(default_factory=dict)  # pool → the blocked run whose devices are kept
     nobody_for: set[tuple[int, int, int]] = field(default_factory=set)  # (team, demand, priority) for which nobody can be stopped
     leaving: set[int] = field(default_factory=set)  # victims of this plan
+    team_of: dict[int, int] = field(init=False)  # waiting runs
     _running: dict[int, list[RunningRun]] = field(default_factory=dict)  # by pool
 
     def __post_init__(self) -> None:
         self.room = Room(self.snapshot, self.now)
         self.ledger = Ledger(self.snapshot)
         self.shares = Shares(self.snapshot, self.now)
+        self.team_of = {run.run_id: run.team_id for run in self.snapshot.waiting}
         for run in sorted(self.snapshot.running, key=lambda r: r.run_id):
             for pool_id in self.ledger.by_pool(run.devices):
                 self._running.setdefault(pool_id, []).append(run)

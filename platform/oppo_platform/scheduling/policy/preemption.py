@@ -132,8 +132,8 @@ class Search:
             for each in victim.by_bin:
                 by_bin.setdefault(each, []).append(victim)
         sets = [found for goal in self._goals(by_bin) if (found := self._gather(goal, by_bin, own)) is not None]
-        cleared = [self._cleared(self._spare(chosen)) for chosen in sets]
-        return min(cleared, key=lambda c: c.cost, default=None)
+        cheapest = min(sets, key=lambda chosen: (len(chosen), sum(v.size for v in chosen)), default=None)
+        return None if cheapest is None else self._cleared(self._spare(cheapest))
 
     def _goals(self, by_bin: ByBin) -> Iterator[Cut]:
         """The bins, or the set of whole nodes, that could be cleared, each with the devices that are wanted of it."""

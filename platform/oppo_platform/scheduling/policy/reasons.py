@@ -81,12 +81,14 @@ def _devices(blocked: Blocked, board: Board) -> Reason:
     if not short:
         return _quota(blocked, board)
     bins = [each for place in short for each in place.bins]
-    kept = sum(reservation.run_id != run.run_id for each in bins for reservation in each.kept.values())
+    keepers = [reservation.run_id for each in bins for reservation in each.kept.values() if reservation.run_id != run.run_id]
     free = sum(len(each.free) + len(each.kept) for each in bins)
     wanted = asked(run, _model(bins))
-    detail = {"devices": run.devices, "free": free, "kept": kept, "usable": sum(each.size for each in bins)}
-    if kept and any(cut(place.bins, run.devices, run.nodes_max, lambda b: len(b.free) + len(b.kept)) for place in short):
-        text = f"Waits for {wanted}: enough are free, but kept for a run in front of it."
+    detail = {"devices": run.devices, "free": free, "kept": len(keepers), "usable": sum(each.size for each in bins)}
+    if keepers and any(cut(place.bins, run.devices, run.nodes_max, lambda b: len(b.free) + len(b.kept)) for place in short):
+        own = [run_id for run_id in keepers if board.team_of.get(run_id) == run.team_id]
+        keeper = f"run {own[0]}" if own else "a run of another team"
+        text = f"Waits for {wanted}: enough are free, but kept for {keeper} in front of it."
         return Reason("reserved", text, detail, _start(blocked), _shorter(blocked))
     return Reason("devices", _scarce(run, bins, free, wanted), detail, _start(blocked), _fewer(run, short))
 
