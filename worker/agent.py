@@ -93,6 +93,20 @@ class Supervisors:
             found for attempt in self.folder.attempts() if (found := attempt.supervised() or attempt.left_behind()) is not None
         ]
 
+    def held(self) -> set[int]:
+        """Devices whose processes belong to attempts with a living supervisor."""
+        claims = [attempt.kept_claim() for attempt in self.folder.attempts() if attempt.supervised() is not None]
+        return {index for claim in claims if claim is not None for index in claim.claimed.device_indices}
+
+    def stuck(self) -> dict[int, str]:
+        """Devices that a supervisor could not clear, each with what is left there."""
+        found = {}
+        for attempt in self.folder.attempts():
+            said, claim = attempt.stuck(), attempt.kept_claim()
+            if said and claim is not None:
+                found.update(dict.fromkeys(claim.claimed.device_indices, said))
+        return found
+
     def stop(self, order: LaunchOrder | None = None) -> None:
         """Ask one supervisor, or all, to save, report and go."""
         for attempt in self.folder.attempts():
@@ -186,7 +200,7 @@ class NodeAgent:
         """Report the node, and act on the reply."""
         self.catalogue_due |= self.catalogue.refresh(wanted=self.catalogue_due)
         report = NodeHeartbeat(
-            devices=device_reports(),
+            devices=device_reports(self.supervisors.held(), self.supervisors.stuck()),
             attempts=self.supervisors.running(),
             catalogue=self.catalogue.entries if self.catalogue_due else None,
         )

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,17 @@ import psutil
 from oppo_contract.wire import DeviceReport
 
 
-def device_reports() -> list[DeviceReport]:
-    """Every device with its load now. A GPU node offers its GPUs only; another node one `cpu` device."""
-    return _gpus() or [_cpu()]
+def device_reports(held: Container[int] = (), stuck: Mapping[int, str] | None = None) -> list[DeviceReport]:
+    """Every device with its load now, and what speaks against it. A GPU node offers its GPUs only; another one `cpu` device.
+
+    Args:
+        held: devices on which attempts of this node run: processes there are theirs.
+        stuck: what a supervisor could not clear away, by device.
+    """
+    found = _gpus(held) or [_cpu()]
+    if not stuck:
+        return found
+    return [report.model_copy(update={"health": stuck.get(report.index, report.health)[:500]}) for report in found]
 
 
 def engine_environment(device_indices: list[int]) -> dict[str, str]:
@@ -47,19 +56,46 @@ def _nvml() -> Any:
     return pynvml
 
 
-def _gpus() -> list[DeviceReport]:
+def _gpus(held: Container[int]) -> list[DeviceReport]:
     nvml = _nvml()
-    return [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())] if nvml else []
+    return [_gpu(nvml, index, index in held) for index in range(nvml.nvmlDeviceGetCount())] if nvml else []
 
 
-def _gpu(nvml: Any, index: int) -> DeviceReport:
+def _gpu(nvml: Any, index: int, held: bool) -> DeviceReport:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     try:
         busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     except nvml.NVMLError:  # not every card tells
         busy = None
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return DeviceReport(index=index, kind="cuda", model=str(nvml.nvmlDeviceGetName(handle)), memory_bytes=memory, busy_share=busy)
+    health = _memory_errors(nvml, handle) or ("" if held else _left_on(nvml, handle))
+    name = str(nvml.nvmlDeviceGetName(handle))
+    return DeviceReport(index=index, kind="cuda", model=name, memory_bytes=memory, busy_share=busy, health=health)
+
+
+def _memory_errors(nvml: Any, handle: Any) -> str:
+    """Uncorrectable errors since the driver was loaded; their number is left out, so that the sentence stays the same."""
+    try:
+        count = nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    except nvml.NVMLError:  # without ECC memory
+        return ""
+    return "its memory has had uncorrectable ECC errors since the last reset" if count else ""
+
+
+def _left_on(nvml: Any, handle: Any) -> str:
+    """Processes that compute on a GPU which no attempt of this node holds."""
+    try:
+        numbers = sorted(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    except nvml.NVMLError:
+        return ""
+    return f"processes are left on it: {', '.join(map(_named, numbers[:8]))}" if numbers else ""
+
+
+def _named(pid: int) -> str:
+    try:
+        return f"{pid} ({psutil.Process(pid).name()})"
+    except psutil.Error:  # ended meanwhile, or in another container
+        return str(pid)
 
 
 def _cpu() -> DeviceReport:

@@ -69,6 +69,7 @@ class AttemptFolder:
         self.end_file = path / "end.json"
         self.session_file = path / "session"
         self.registered_file = path / "registered"
+        self.stuck_file = path / "stuck"
         self.engine_events = path / "engine.jsonl"
         self.supervisor_events = path / "supervisor.jsonl"
 
@@ -123,6 +124,13 @@ class AttemptFolder:
     def engine_end(self) -> EngineEnd | None:
         """How the engine ended, when a supervisor lived to see it."""
         return EngineEnd.model_validate_json(self.end_file.read_bytes()) if self.end_file.exists() else None
+
+    def stuck(self) -> str:
+        """What is left of the engine and does not end; empty when nothing is."""
+        try:
+            return self.stuck_file.read_text()
+        except FileNotFoundError:
+            return ""
 
     def remove(self) -> None:
         """Forget the attempt: everything is acknowledged, or it was never ours."""

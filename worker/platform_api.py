@@ -10,6 +10,8 @@ from pydantic import ValidationError
 
 from oppo_contract.events import Wire
 from oppo_contract.wire import (
+    VERSION_HEADER,
+    WIRE_VERSION,
     Applied,
     AttemptHeartbeat,
     AttemptOrders,
@@ -64,9 +66,8 @@ class PlatformApi:
     """
 
     def __init__(self, platform_url: str, token: str) -> None:
-        self._http = httpx.Client(
-            base_url=f"{platform_url.rstrip('/')}/api/worker/v1/", timeout=TIMEOUT_S, headers={"Authorization": f"Bearer {token}"}
-        )
+        headers = {"Authorization": f"Bearer {token}", VERSION_HEADER: str(WIRE_VERSION)}
+        self._http = httpx.Client(base_url=f"{platform_url.rstrip('/')}/api/worker/v1/", timeout=TIMEOUT_S, headers=headers)
 
     def join(self, request: Join) -> Joined:
         """Become a node of the cluster; the token must be a join token."""

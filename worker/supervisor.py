@@ -65,6 +65,7 @@ class Supervisor:
             self._start_engine()
         else:
             kill_leftover(self.folder)
+            self.folder.stuck_file.unlink(missing_ok=True)
         shipping.start()
         if self.engine is not None:
             self._watch(self.engine)
@@ -233,5 +234,11 @@ def supervise(attempt_id: int, epoch: int) -> int:
         supervisor = Supervisor(folder, claim, node)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: supervisor.stop())
-        supervisor.run()
+        try:
+            supervisor.run()
+        except TimeoutError as error:
+            # It hangs in the kernel. No outcome is sent while it is there; the agent says so of its devices, and tries again.
+            log.error("engine_does_not_end", attempt=attempt_id, detail=str(error))
+            write_private(folder.stuck_file, f"attempt {attempt_id} could not be cleared away: {error}")
+            return 1
     return 0

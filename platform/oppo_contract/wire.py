@@ -21,7 +21,14 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from oppo_contract.events import Event, Wire
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
+# The platform serves workers of this version and of the one before. Others get no work, which the page of nodes tells, and what
+# runs on them goes on. Update the platform first.
+SPOKEN = (WIRE_VERSION - 1, WIRE_VERSION)
+# From version 2 on every call of a worker names its version, so that a platform can tell what a newer one added.
+VERSION_HEADER = "OPPO-Wire-Version"
+# Fields that came after version 1. What an older worker does not know is left out of replies to it: it takes no surprises.
+SINCE: dict[tuple[str, str], int] = {("DeviceReport", "health"): 2}
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 MAX_BATCH_EVENTS = 1000
 HEARTBEAT_S = 2.0
@@ -35,6 +42,14 @@ class DeviceReport(Wire):
     model: str
     memory_bytes: int = Field(ge=0)
     busy_share: float | None = Field(None, description="NVML utilization, or the CPU's load, 0 to 1; None when unknown.")
+    health: str = Field("", max_length=500, description="Why it should not be given away, for people; empty: nothing is known.")
+
+
+def said_to(message: Wire, version: int) -> bytes:
+    """A reply as JSON in the words of a worker's version."""
+    name = type(message).__name__
+    newer = {field for (model, field), since in SINCE.items() if model == name and since > version}
+    return message.model_dump_json(exclude=newer).encode()
 
 
 class CatalogueEntry(Wire):

@@ -8,7 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from oppo_contract.wire import Claimed
+from worker import supervisor
 from worker.devices import device_reports
+from worker.folders import KeptClaim, write_private
 
 
 def test_it_reports_devices_and_starts_what_is_unclaimed(bench, tools) -> None:
@@ -82,6 +85,37 @@ def test_a_node_that_starts_again_owns_up_to_what_was_left_in_its_first_report(b
     bench.start("agent")
     tools.eventually(lambda: attempt.outcome, "an outcome")
     assert bench.platform.node_beats[0]["attempts"] == [{"attempt_id": 1, "epoch": 1}]
+
+
+def test_what_a_supervisor_could_not_clear_away_is_told_of_its_devices(bench, tools) -> None:
+    attempt = bench.attempt()
+    folder = bench.folder.attempt(1)
+    folder.path.mkdir(parents=True)
+    claimed = Claimed(
+        attempt_token="attempt", run_id=7, spec=attempt.spec, device_indices=[0], lease_s=900.0, artifact_url=attempt.artifact_url
+    )
+    write_private(folder.claim_file, KeptClaim(epoch=1, claimed=claimed).model_dump_json())
+    folder.session_file.write_text(str(2**22 + 1))  # above every process id
+    write_private(folder.stuck_file, "attempt 1 could not be cleared away: processes [12] of the engine do not end")
+    attempt.claimed = True
+    bench.start("agent")
+    tools.eventually(lambda: attempt.outcome, "the next supervisor to find nothing left, and to report")
+    assert "[12]" in bench.platform.node_beats[0]["devices"][0]["health"]
+    tools.eventually(lambda: bench.platform.node_beats[-1]["devices"][0]["health"] == "", "the device to be well")
+
+
+def test_a_supervisor_whose_engine_does_not_end_says_so_and_sends_no_outcome(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = bench.attempt()
+    monkeypatch.setenv("OPPO_HOME", str(bench.home))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def hangs(_supervisor: supervisor.Supervisor) -> None:
+        raise TimeoutError("processes [12] of the engine do not end")
+
+    monkeypatch.setattr(supervisor.Supervisor, "run", hangs)
+    assert supervisor.supervise(1, 1) == 1
+    assert "[12]" in bench.folder.attempt(1).stuck()
+    assert attempt.outcome is None
 
 
 def test_a_changed_catalogue_is_reported(bench, tools, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class AttemptAuth(HttpBearer):
     def authenticate(self, request: HttpRequest, token: str) -> Attempt | None:
         """The attempt, or None."""
         parsed = parse_token(token, "attempt")
-        found = Attempt.objects.filter(token_prefix=parsed[0]).first() if parsed else None
+        found = Attempt.objects.select_related("node").filter(token_prefix=parsed[0]).first() if parsed else None
         return found if parsed and found and same_digest(found.token_digest, parsed[1]) else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from threading import BoundedSemaphore
 from typing import TypeVar
 
@@ -73,9 +74,10 @@ def _malformed(request: HttpRequest, error: Malformed) -> HttpResponse:
 def join(request: HttpRequest) -> HttpResponse:
     """A worker becomes a node of the cluster."""
     told = _read(request, wire.Join)
-    if told.wire_version != wire.WIRE_VERSION:
-        return problem(422, f"The worker speaks wire version {told.wire_version}, this platform {wire.WIRE_VERSION}.")
-    return _json(cluster.join(told))
+    if told.wire_version not in wire.SPOKEN:
+        spoken = " and ".join(map(str, wire.SPOKEN))
+        return problem(422, f"The worker speaks wire version {told.wire_version}, this platform {spoken}.")
+    return _json(cluster.join(told), version=told.wire_version)
 
 
 @worker_api.post("heartbeat", auth=NodeAuth())
@@ -85,21 +87,23 @@ def node_heartbeat(request: HttpRequest) -> HttpResponse:
     told = _read(request, wire.NodeHeartbeat, wire.MAX_BATCH_BYTES)
     orders = cluster.heartbeat(node.pk, told)
     cluster.give_up_orphans(node.pk, {running.attempt_id for running in told.attempts})
-    return _json(orders)
+    return _json(orders, version=told.wire_version)
 
 
 @worker_api.post("attempts/{int:attempt_id}/claim", auth=NodeAuth())
 def claim(request: HttpRequest, attempt_id: int) -> HttpResponse:
     """Once, for the node that the attempt is allocated to."""
     told = _read(request, wire.Claim)
-    return _json(attempts.claim(request.auth, attempt_id, told.epoch))  # type: ignore[attr-defined]
+    node = request.auth  # type: ignore[attr-defined]
+    return _json(attempts.claim(node, attempt_id, told.epoch), version=node.wire_version)
 
 
 @worker_api.post("attempts/{int:attempt_id}/heartbeat", auth=AttemptAuth())
 def attempt_heartbeat(request: HttpRequest, attempt_id: int) -> HttpResponse:
     """Renews the lease, brings signals."""
     own = _own(request, attempt_id)
-    return _json(attempts.heartbeat(own, _read(request, wire.AttemptHeartbeat)))
+    node = request.auth.node  # type: ignore[attr-defined]
+    return _json(attempts.heartbeat(own, _read(request, wire.AttemptHeartbeat)), version=node.wire_version)
 
 
 @worker_api.post("attempts/{int:attempt_id}/events", auth=AttemptAuth())
@@ -155,9 +159,36 @@ def _read(request: HttpRequest, model: type[Body], limit: int = MAX_BODY_BYTES) 
     try:
         return model.model_validate_json(request.body)
     except ValidationError as error:
+        if _is_newer(request) and (known := _known_part(model, request.body, error)) is not None:
+            return known
         told = error.errors(include_url=False, include_context=False, include_input=False)[:COMPLAINTS_SHOWN]
         raise Malformed([SpecProblem(".".join(map(str, e["loc"])), e["msg"]) for e in told]) from None
 
 
-def _json(model: BaseModel, status: int = 200) -> HttpResponse:
-    return HttpResponse(model.model_dump_json(), status=status, content_type="application/json")
+def _is_newer(request: HttpRequest) -> bool:
+    version = request.headers.get(wire.VERSION_HEADER, "")
+    return version.isdecimal() and len(version) < 6 and int(version) > wire.WIRE_VERSION
+
+
+def _known_part(model: type[Body], body: bytes, error: ValidationError) -> Body | None:
+    """A newer worker's body without the keys that this platform does not know; None when something else is wrong with it.
+
+    A worker that is ahead gets no work, but what runs on it goes on: its leases, events and outcomes are understood.
+    """
+    complaints = error.errors(include_url=False, include_context=False, include_input=False)
+    if any(complaint["type"] != "extra_forbidden" for complaint in complaints):
+        return None
+    data = json.loads(body)
+    for complaint in complaints:
+        *way, last = complaint["loc"]
+        if not isinstance(last, str):
+            return None
+        holder = data
+        for part in way:
+            holder = holder[part]
+        del holder[last]
+    return model.model_validate(data)
+
+
+def _json(model: wire.Wire, status: int = 200, version: int = wire.WIRE_VERSION) -> HttpResponse:
+    return HttpResponse(wire.said_to(model, version), status=status, content_type="application/json")

@@ -31,6 +31,7 @@ class Node(models.Model):
     pool = models.ForeignKey(Pool, null=True, on_delete=models.PROTECT, related_name="nodes")
     drained_at = models.DateTimeField(null=True)
     drain_reason = models.CharField(max_length=300, blank=True)
+    wire_version = models.PositiveSmallIntegerField(default=1, help_text="What its worker speaks (`oppo_contract.wire`).")
 
     def __str__(self) -> str:
         return self.name
@@ -42,6 +43,8 @@ class DeviceState(models.TextChoices):
     READY = "ready"
     # A fenced attempt may still sit on it; its node has not reported it empty.
     UNKNOWN = "unknown"
+    # Its node says why it should not be given away: processes left on it, memory errors.
+    QUARANTINED = "quarantined"
     # No longer in the node's report.
     GONE = "gone"
 
@@ -55,7 +58,9 @@ class Device(models.Model):
     model = models.CharField(max_length=200)
     memory_bytes = models.PositiveBigIntegerField()
     busy_share = models.FloatField(null=True)
-    state = models.CharField(max_length=8, choices=DeviceState.choices, default=DeviceState.READY)
+    state = models.CharField(max_length=12, choices=DeviceState.choices, default=DeviceState.READY)
+    health = models.CharField(max_length=500, blank=True, help_text="What its node says against it.")
+    waived = models.CharField(max_length=500, blank=True, help_text="The `health` with which an administrator put it back.")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["node", "index"], name="one_device_an_index")]

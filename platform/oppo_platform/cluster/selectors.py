@@ -11,6 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Prefetch, QuerySet
 
+from oppo_contract import wire
 from oppo_platform import clock
 from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
@@ -29,10 +30,18 @@ def catalogue_ids(kind: str) -> list[str]:
     return list(items.order_by("entry_id").values_list("entry_id", flat=True).distinct())
 
 
-def nodes_overview(user: User) -> list[dict[str, Any]]:
-    """Every node: `{id, name, hostname, pool, live, last_seen_at, drained_at, drain_reason, devices}`.
+def skew_of(node: Node) -> str:
+    """Why a node gets no work because of its worker's version; empty when it is understood."""
+    if node.wire_version in wire.SPOKEN:
+        return ""
+    spoken = " and ".join(map(str, wire.SPOKEN))
+    return f"its worker speaks wire version {node.wire_version}, this platform {spoken}; update the one that is behind"
 
-    `devices`: `[{index, kind, model, state, why, busy_share, holder, run}]`. `pool` is its name, None before the first report.
+
+def nodes_overview(user: User) -> list[dict[str, Any]]:
+    """Every node: `{id, name, hostname, pool, live, last_seen_at, drained_at, drain_reason, skew, devices}`.
+
+    `devices`: `[{id, index, kind, model, state, why, busy_share, holder, run}]`. `pool`: its name, None before a report.
     `holder` tells devices that one run holds from others and is never shown.
     `run` is `{id, name}` of the run on the device; for another team's run both are None; `run` itself is None when it is free.
     """
@@ -57,6 +66,7 @@ def nodes_overview(user: User) -> list[dict[str, Any]]:
             "last_seen_at": node.last_seen_at.isoformat() if node.last_seen_at else None,
             "drained_at": node.drained_at.isoformat() if node.drained_at else None,
             "drain_reason": node.drain_reason,
+            "skew": skew_of(node),
             "devices": [_device(device, mine) for device in node.devices.all()],
         }
         for node in nodes
@@ -67,12 +77,13 @@ def _device(device: Any, mine: set[int]) -> dict[str, Any]:
     run = device.held[0].attempt.run if device.held else None
     shown = None if run is None else {"id": run.pk, "name": run.name} if run.pk in mine else {"id": None, "name": None}
     return {
+        "id": device.pk,
         "index": device.index,
         "kind": device.kind,
         "model": device.model,
         "state": device.state,
         "busy_share": device.busy_share,
         "holder": run.pk if run else None,
-        "why": "",
+        "why": device.health,
         "run": shown,
     }

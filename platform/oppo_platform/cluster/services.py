@@ -13,6 +13,7 @@ from django.db import transaction
 from oppo_contract import wire
 from oppo_platform import clock
 from oppo_platform.accounts import audit
+from oppo_platform.accounts.models import User
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, JoinToken, Node
 from oppo_platform.cluster.pools import pool_for
 from oppo_platform.notify import wake_scheduler
@@ -61,6 +62,7 @@ def join(told: wire.Join) -> wire.Joined:
         "queue": f"oppo.node.{told.name}",
         "joined_at": now,
         "catalogue_at": None,
+        "wire_version": told.wire_version,
     }
     node, _ = Node.objects.update_or_create(name=told.name, defaults=facts)
     audit.record(None, f"node:{node.name}", "node.join", node.name, host=told.hostname)
@@ -79,21 +81,22 @@ def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
     node = Node.objects.select_for_update().get(pk=node_id)
     now = clock.now()
     fresh = node.last_seen_at is not None and now - node.last_seen_at < timedelta(seconds=settings.OPPO_NODE_FRESH_S)
-    node.last_seen_at = now
+    node.last_seen_at, node.wire_version = now, told.wire_version
     if told.catalogue is not None:
         _replace_catalogue(node, told.catalogue)
         node.catalogue_at = now
     if node.pool_id is None and told.devices:
         node.pool = pool_for(told.devices, now)
-    node.save(update_fields=["last_seen_at", "catalogue_at", "pool"])
+    node.save(update_fields=["last_seen_at", "wire_version", "catalogue_at", "pool"])
     live = list(Attempt.objects.filter(node=node, state__in=LIVE_ATTEMPT))
     owned = {(attempt.pk, attempt.epoch) for attempt in live}
     stop = [r for r in told.attempts if (r.attempt_id, r.epoch) not in owned]
     changed = _note_devices(node, told.devices, clear=not stop)
     if changed or told.catalogue is not None or not fresh:
         wake_scheduler()
+    given = live if node.wire_version in wire.SPOKEN else []
     return wire.NodeOrders(
-        unclaimed=[_order(a.pk, a.epoch) for a in live if a.state == AttemptState.ALLOCATED],
+        unclaimed=[_order(a.pk, a.epoch) for a in given if a.state == AttemptState.ALLOCATED],
         stop=[_order(r.attempt_id, r.epoch) for r in stop],
         catalogue_wanted=node.catalogue_at is None,
     )
@@ -126,20 +129,49 @@ def _note_devices(node: Node, reports: list[wire.DeviceReport], clear: bool) -> 
     allocatable = False
     for report in reports:
         device = known.pop(report.index, None)
-        facts = {"kind": report.kind, "model": report.model[:200], "memory_bytes": report.memory_bytes}
+        facts = {"kind": report.kind, "model": report.model[:200], "memory_bytes": report.memory_bytes, "health": report.health}
         busy = None if report.busy_share is None else round(report.busy_share, 2)
         if device is None:
-            Device.objects.create(node=node, index=report.index, busy_share=busy, **facts)
+            state = device_state(DeviceState.READY, report.health, "", clear=True)
+            Device.objects.create(node=node, index=report.index, busy_share=busy, state=state, **facts)
             allocatable = True
             continue
-        back = device.state == DeviceState.GONE or (device.state == DeviceState.UNKNOWN and clear)
-        state = DeviceState.READY if back else device.state
-        wanted = {**facts, "busy_share": busy, "state": state}
+        waived = device.waived if report.health else ""  # what was put back is watched anew once it has been well
+        state = device_state(device.state, report.health, waived, clear=clear)
+        back = state == DeviceState.READY and device.state != DeviceState.READY
+        wanted = {**facts, "busy_share": busy, "state": state, "waived": waived}
         if any(getattr(device, name) != value for name, value in wanted.items()):
             Device.objects.filter(pk=device.pk).update(**wanted)
         allocatable = allocatable or back
     Device.objects.filter(pk__in=[device.pk for device in known.values()]).update(state=DeviceState.GONE)
     return allocatable
+
+
+def device_state(old: str, health: str, waived: str, *, clear: bool) -> DeviceState:
+    """Whether a device may be given away, by what its node says now.
+
+    Args:
+        old: its state so far; not asked for by a report that has something against it.
+        health: what the node says against it.
+        waived: what an administrator has put it back in spite of.
+        clear: nothing that was fenced is left on the node.
+    """
+    if health and health != waived:
+        return DeviceState.QUARANTINED
+    waits = old in (DeviceState.UNKNOWN, DeviceState.QUARANTINED) and not clear
+    return DeviceState.UNKNOWN if waits else DeviceState.READY
+
+
+@transaction.atomic
+def put_back(device_id: int, actor: User | str = audit.SHELL) -> Device:
+    """Give a quarantined device away again, in spite of what its node says now; should it say something else, it is taken out."""
+    device = Device.objects.select_for_update(of=("self",)).select_related("node").get(pk=device_id)
+    if device.state == DeviceState.QUARANTINED:
+        device.state, device.waived = DeviceState.READY, device.health
+        device.save(update_fields=["state", "waived"])
+        audit.record(None, actor, "device.put_back", str(device), health=device.health)
+        wake_scheduler()
+    return device
 
 
 def _replace_catalogue(node: Node, entries: list[wire.CatalogueEntry]) -> None:

@@ -50,6 +50,6 @@ def _look(node: dict[str, Any], device: dict[str, Any]) -> dict[str, str]:
         return {"look": "bad", "word": "quarantined", "why": device["why"]}
     if device["state"] != "ready":
         return {"look": "draining", "word": WORDS.get(device["state"], device["state"]), "why": device["why"]}
-    if node["drained_at"]:
-        return {"look": "draining", "word": "drain", "why": node["drain_reason"]}
+    if node["drained_at"] or node["skew"]:
+        return {"look": "draining", "word": "drain", "why": node["drain_reason"] or node["skew"]}
     return {"look": "free", "word": "free", "why": ""}

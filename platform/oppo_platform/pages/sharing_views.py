@@ -13,8 +13,8 @@ from django.views.decorators.http import require_GET, require_POST
 from oppo_platform import clock
 from oppo_platform.accounts.access import administers, visible_teams
 from oppo_platform.accounts.models import Team
-from oppo_platform.cluster import pools
-from oppo_platform.cluster.models import Node, Pool
+from oppo_platform.cluster import pools, services
+from oppo_platform.cluster.models import Device, Node, Pool
 from oppo_platform.cluster.selectors import nodes_overview
 from oppo_platform.scheduling import quotas
 from oppo_platform.scheduling.usage import faded_usage, weekly_usage
@@ -81,6 +81,14 @@ def steer_node(request: HttpRequest, node_id: int, deed: str) -> HttpResponse:
     if deed not in deeds:
         raise Http404
     return _told(request, deeds[deed])
+
+
+@require_POST
+def put_back(request: HttpRequest, device_id: int) -> HttpResponse:
+    """Give a quarantined device away again."""
+    _only_administrators(request)
+    device = get_object_or_404(Device, pk=device_id)
+    return _told(request, lambda: f"{services.put_back(device.pk, request.user)} may be given away again.")
 
 
 def _only_administrators(request: HttpRequest) -> None:

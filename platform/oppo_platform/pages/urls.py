@@ -21,6 +21,7 @@ urlpatterns = [
     path("sharing/pools/<int:pool_id>", sharing_views.rename_pool, name="rename-pool"),
     path("sharing/pools/<int:pool_id>/teams/<int:team_id>", sharing_views.set_quota, name="set-quota"),
     path("sharing/nodes/<int:node_id>/<slug:deed>", sharing_views.steer_node, name="steer-node"),
+    path("sharing/devices/<int:device_id>/put-back", sharing_views.put_back, name="put-back"),
     path("compare", views.compare, name="compare"),
     path("teams", team_views.teams, name="teams"),
     path("teams/current", team_views.choose, name="choose-team"),

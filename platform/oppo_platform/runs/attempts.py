@@ -218,7 +218,7 @@ def fence(attempt_id: int, outcome: Literal["lease_lost", "orphaned"], cause: st
     claimed = attempt.state != AttemptState.ALLOCATED
     if claimed:
         held = Device.objects.filter(allocations__attempt=attempt, allocations__released_at__isnull=True)
-        held.exclude(state=DeviceState.GONE).update(state=devices)
+        held.exclude(state__in=(DeviceState.GONE, DeviceState.QUARANTINED)).update(state=devices)
     end_attempt(attempt, AttemptState.FENCED, outcome if claimed else "unclaimed", cause)
     if claimed:
         _move_on(run, attempt, cause, (), actor)

@@ -15,9 +15,10 @@ from datetime import UTC, datetime, timedelta
 import structlog
 from django.conf import settings
 from django.db import IntegrityError, connection, transaction
-from django.db.models import F
+from django.db.models import F, Q
 
 from oppo_contract.states import RunState
+from oppo_contract.wire import SPOKEN
 from oppo_platform import clock
 from oppo_platform.cluster.models import DeviceState
 from oppo_platform.runs.attempts import fence, latest_checkpoint
@@ -91,9 +92,10 @@ def _fence_expired(now: datetime) -> int:
 
 
 def _take_back_unclaimed(now: datetime) -> int:
-    """An allocation to a node that fell silent before it claimed need not wait for a lease: nothing can run there."""
+    """What a node had not claimed when it fell silent, or came back with a version that is not spoken, waits for no lease."""
     silent = now - timedelta(seconds=settings.OPPO_NODE_FRESH_S)
-    unclaimed = Attempt.objects.filter(state=AttemptState.ALLOCATED, node__last_seen_at__lt=silent).select_related("node")
+    lost = Q(node__last_seen_at__lt=silent) | ~Q(node__wire_version__in=SPOKEN)
+    unclaimed = Attempt.objects.filter(lost, state=AttemptState.ALLOCATED)
     cause = "Node {} fell silent before it began"
     return sum(
         fence(a.pk, "lease_lost", cause.format(a.node.name), "scheduler", DeviceState.READY)

@@ -9,6 +9,7 @@ from typing import Any
 from django.conf import settings
 
 from oppo_contract.states import RunState
+from oppo_contract.wire import SPOKEN
 from oppo_platform.accounts.models import Team
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node, Pool
 from oppo_platform.cluster.selectors import live_nodes
@@ -101,7 +102,7 @@ def _nodes(holders: dict[int, int]) -> tuple[policy.Node, ...]:
             devices=tuple(devices[node.pk]),
             offers=frozenset(offers[node.pk]),
             connected=node.pk in fresh,
-            draining=node.drained_at is not None,
+            draining=node.drained_at is not None or node.wire_version not in SPOKEN,
         )
         for node in Node.objects.filter(pool__isnull=False).order_by("pk")
     )
