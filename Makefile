@@ -8,6 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 PYTEST := $(BIN)/python -m pytest
+# These tests share nothing and run in two processes. The others share a database, a browser and the machine's processes.
+APART := tests/contract tests/engine tests/simulation
+TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART)))
 export PYTHON
 # Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
 test test-full: export OMP_WAIT_POLICY ?= passive
@@ -26,11 +29,13 @@ demo: setup ## the whole platform and two demo runs; DEMO="--exit" ends when the
 
 test: setup ## lint and the test suite, browser included (under 15 minutes on 2 cores)
 	@$(MAKE) lint
-	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) -m "not full" $(ARGS)
+	@$(if $(ARGS),,$(PYTEST) -n 2 -m "not full" $(APART))
+	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) -m "not full" $(TOGETHER)
 
 test-full: setup ## the tests of `make test` and the slow ones (under 60 minutes)
 	@$(MAKE) lint
-	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) $(ARGS)
+	@$(if $(ARGS),,$(PYTEST) -n 2 $(APART))
+	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) $(TOGETHER)
 
 lint: setup ## ruff, the import rules, and mypy (strict for the contract, the engine and the worker)
 	@$(BIN)/ruff check --quiet .
