@@ -27,6 +27,9 @@ def cluster() -> None:
 @click.option("--cycle", type=POSITIVE, default=10.0, show_default=True, help="Seconds between two plans, at least.")
 @click.option("--checkpoint", type=POSITIVE, default=900.0, show_default=True, help="Seconds of work between two checkpoints.")
 @click.option("--restart", type=click.FloatRange(min=0), default=120.0, show_default=True, help="Seconds a preempted run loses.")
+@click.option(
+    "--measured", type=click.FloatRange(min=0), default=300.0, show_default=True, help="Work after which an end is known."
+)
 @click.option("--min-runtime", type=click.FloatRange(min=0), default=600.0, show_default=True, help="As OPPO_MIN_RUNTIME_S.")
 @click.option("--half-life", type=POSITIVE, default=7 * 24 * 3600.0, show_default=True, help="As OPPO_USAGE_HALF_LIFE_S.")
 @click.option("--window", type=POSITIVE, default=6 * 3600.0, show_default=True, help="Seconds over which shares are compared.")
@@ -36,6 +39,7 @@ def simulate(
     cycle: float,
     checkpoint: float,
     restart: float,
+    measured: float,
     min_runtime: float,
     half_life: float,
     window: float,
@@ -58,6 +62,7 @@ def simulate(
         cycle_s=cycle,
         checkpoint_s=checkpoint,
         restart_s=restart,
+        measured_s=measured,
         policy=PolicySettings(half_life_s=half_life, min_runtime_s=min_runtime),
     )
     _report(trace, conduct, window, json_file)

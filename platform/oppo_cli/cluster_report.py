@@ -28,6 +28,10 @@ PLANNERS: Mapping[str, tuple[Planner, bool]] = {
 }
 TITLES = {"policy": "policy", "fifo": "FIFO", "backfill": "FIFO + backfill"}
 
+HEADINGS = (
+    "wait mean", "median", "p95", "longest", "slowdown", "used", "useful", "Jain", "preempted", "lost GPU-h", "frag.", "makespan",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Played:
@@ -74,17 +78,14 @@ def print_report(screen: Console, trace: Trace, conduct: Conduct, played: list[P
 def _overview(title: str, played: list[Played]) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
-    for heading in (
-        "wait mean", "median", "p95", "longest", "slowdown p95", "used", "useful", "Jain", "preempted", "work lost", "fragmented",
-        "makespan",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
     for each in played:
         f = each.figures
         table.add_row(
             TITLES[each.name], duration(f.wait.mean), duration(f.wait.median), duration(f.wait.p95), duration(f.wait.most),
             f"{f.slowdown.p95:.1f} ×", percent(f.utilization), percent(f.useful), f"{f.jain:.2f}", f"{f.preemptions:,}",
-            f"{(f.lost_gpu_s + f.restart_gpu_s) / 3600:,.0f} GPU-h", percent(f.fragmentation), duration(f.makespan_s),
+            f"{(f.lost_gpu_s + f.restart_gpu_s) / 3600:,.0f}", percent(f.fragmentation), duration(f.makespan_s),
         )  # fmt: skip
     for each in played:
         if each.figures.refused or each.figures.stuck:

@@ -76,6 +76,7 @@ def figures_of(outcome: Outcome, window_s: float = WINDOW_S) -> Figures:
     """The figures of an outcome."""
     trace = outcome.trace
     waits = _waits(outcome)
+    by_size = _grouped(waits, trace, _size_class)
     span: Span = (min((s.at_s for s in trace.submissions), default=0.0), trace.last_s)
     devices = sum(pool.nodes * pool.gpus for pool in trace.cluster.pools)
     available = max(1e-9, devices * (span[1] - span[0]))
@@ -86,7 +87,7 @@ def figures_of(outcome: Outcome, window_s: float = WINDOW_S) -> Figures:
     return Figures(
         wait=Spread.of(waits.values()),
         wait_by_team=_grouped(waits, trace, _team),
-        wait_by_size=_grouped(waits, trace, _size_class),
+        wait_by_size={name: by_size[name] for _, name in SIZE_CLASSES if name in by_size},
         slowdown=Spread.of(_slowdown(trace, run_id, end) for run_id, end in outcome.ends.items()),
         utilization=held / available,
         useful=(held - vain) / available,

@@ -37,6 +37,7 @@ class Conduct:
     cycle_s: float = 10.0  # two plans are at least so far apart
     recheck_s: float = 60.0  # and at most so far while somebody waits, because shares and terms move without an event
     checkpoint_s: float = 900.0  # a run saves its work so often
+    measured_s: float = 300.0  # after so much work its end is known from its steps per second, whatever was estimated before
     restart_s: float = 120.0  # what a preempted run needs on its devices before it works again
     policy: PolicySettings = field(default_factory=PolicySettings)
 
@@ -99,20 +100,20 @@ class _Job:
     lost_s: float = 0.0  # in the attempt that is being stopped
     idle_s: float = 0.0
 
-    def waiting(self) -> WaitingRun:
-        """As the planner sees it in the queue: what is left of its estimate."""
+    def waiting(self, measured_s: float) -> WaitingRun:
+        """As the planner sees it in the queue: what is left of its estimate, or of its work once that was measured."""
         asked, left = self.asked, None
-        if asked.estimate_s is not None:
-            left = max(1, math.ceil(asked.estimate_s - self.saved_s))
+        known = asked.work_s if self.saved_s >= measured_s else asked.estimate_s
+        if known is not None:
+            left = max(1, math.ceil(known - self.saved_s))
         return WaitingRun(
             run_id=self.run_id, team_id=self.team_id, devices=asked.devices, priority=asked.priority, nodes_max=asked.nodes_max,
             kind=asked.kind, submitted_at=asked.at_s, queued_at=self.queued_at, preemptible=asked.preemptible,
             max_runtime_s=asked.max_runtime_s, steps_left=left, steps_per_s=None if left is None else 1.0,
         )  # fmt: skip
 
-    def running(self, placed: Placement) -> RunningRun:
-        """As the planner sees it on its devices."""
-        estimate = self.waiting().estimate_s
+    def running(self, placed: Placement, estimate: float | None) -> RunningRun:
+        """As the planner sees it on its devices before its pace was measured."""
         return RunningRun(
             run_id=self.run_id, team_id=self.team_id, devices=placed.devices, priority=self.asked.priority,
             preemptible=self.asked.preemptible, started_at=self.started_at,
@@ -156,6 +157,7 @@ class _World:
         heapq.heapify(self._events)
         self._waiting: dict[int, WaitingRun] = {}
         self._running: dict[int, RunningRun] = {}
+        self._unmeasured: set[int] = set()  # running, and nobody knows for how long
         self._free = set(self._node_of)
         self._reserved = self._start.reservations
         # GPU-seconds of ended attempts as they would count at instant 0: one number that is right for every later instant.
@@ -194,7 +196,7 @@ class _World:
             self._ended()
 
     def _submit(self, job: _Job, now: float) -> None:
-        run = job.waiting()
+        run = job.waiting(self._conduct.measured_s)
         key = (run.team_id, run.devices, run.nodes_max, run.kind)
         if key not in self._verdicts:
             reason = feasible_ever(run, self._start)
@@ -208,10 +210,11 @@ class _World:
 
     def _queue(self, job: _Job, now: float) -> None:
         job.queued_at = now
-        self._waiting[job.run_id] = job.waiting()
+        self._waiting[job.run_id] = job.waiting(self._conduct.measured_s)
 
     def _leave(self, job: _Job, now: float, preempted: bool) -> None:
         run = self._running.pop(job.run_id)
+        self._unmeasured.discard(job.run_id)
         devices = tuple(device_id for ids in run.devices.values() for device_id in ids)
         self._free.update(devices)
         half_life = self._conduct.policy.half_life_s
@@ -225,6 +228,7 @@ class _World:
         if not self._waiting:
             self._reserved = ()
             return
+        self._measure(now)
         decided = self._planner(self._snapshot(), now)
         self._outcome.plans += 1
         self._reserved = decided.reservations
@@ -233,6 +237,14 @@ class _World:
             self._stop(self._jobs[preemption.run_id], now)
         if self._waiting and (self._events or self._running):
             self._plan_at = now + max(self._conduct.cycle_s, self._conduct.recheck_s)
+
+    def _measure(self, now: float) -> None:
+        """Tell the planner the ends of those that have worked for long enough."""
+        jobs = [self._jobs[run_id] for run_id in self._unmeasured]
+        for job in jobs:
+            if now - job.started_at - job.restart_s >= self._conduct.measured_s:
+                self._unmeasured.remove(job.run_id)
+                self._running[job.run_id] = replace(self._running[job.run_id], expected_end=job.end())
 
     def _snapshot(self) -> Snapshot:
         teams = tuple(self._with_usage(team) for team in self._teams.values())
@@ -248,12 +260,13 @@ class _World:
         for placed in placements:
             job, ids = self._jobs[placed.run_id], placed.device_ids
             self._check(job, placed)
-            del self._waiting[job.run_id]
+            estimate = self._waiting.pop(job.run_id).estimate_s
             self._free.difference_update(ids)
             self._outcome.waits.append(Wait(job.run_id, job.queued_at, now))
             job.restart_s = self._conduct.restart_s if job.attempts else 0.0
             job.started_at, job.attempts = now, job.attempts + 1
-            self._running[job.run_id] = job.running(placed)
+            self._running[job.run_id] = job.running(placed, estimate)
+            self._unmeasured.add(job.run_id)
             heapq.heappush(self._events, (job.end(), _Kind.DONE, job.run_id, job.attempts))
 
     def _check(self, job: _Job, placed: Placement) -> None:
