@@ -261,6 +261,28 @@ def test_a_trace_survives_writing_and_reading() -> None:
     assert read_trace(made.lines()) == made
 
 
+def test_the_documented_trace_is_read() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/scheduling.md").read_text()
+    block = page.partition("## The simulator")[2].partition("```json\n")[2].partition("```")[0]
+    documented = read_trace(block.splitlines())
+    assert documented.submissions[0].devices == 8
+    written = json.loads(documented.submissions[0].model_dump_json())
+    assert set(written) == set(json.loads(block.splitlines()[1]))
+
+
+def test_the_end_of_a_running_run_is_known_once_it_was_measured() -> None:
+    told: list[float | None] = []
+
+    def watches(snapshot: Snapshot, now: float) -> Decisions:
+        told.extend(running.expected_end for running in snapshot.running)
+        return fifo(snapshot, now)
+
+    conduct = Conduct(cycle_s=1.0, recheck_s=100.0, measured_s=300.0)
+    simulate(trace(run(0, 4, 1000, estimate_s=None), run(10, 4, 10)), watches, conduct)
+    assert told[0] is None
+    assert told[-1] == 1000.0
+
+
 def oppo(*arguments: str) -> Iterator[str]:
     """The lines that the command prints."""
     result = CliRunner().invoke(main, ["cluster", *arguments])
