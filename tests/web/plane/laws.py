@@ -1,0 +1,156 @@
+"""What must hold after every step of the simulated control plane, and when it has come to rest."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import connection
+
+from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, may_move
+from oppo_platform.runs.models import Attempt, Run
+from oppo_platform.scheduling.models import Allocation, Usage
+from oppo_platform.scheduling.usage import decay, faded
+from oppo_platform.telemetry.models import LogLine, ProducerMark, StepAxis
+
+if TYPE_CHECKING:
+    from tests.web.plane.simulation import ControlPlane
+
+# Why a run may still wait when everybody else has ended and every node is back.
+FOR_EVER = {"too_large", "missing", "excluded", "quota_never"}
+
+RUNS = """
+    SELECT run.id, run.state, run.epochs, run.devices, run.reason, waiting.text, attempt.id, attempt.epoch,
+           (SELECT count(*) FROM runs_attempt a WHERE a.run_id = run.id AND a.state IN ('allocated', 'claimed', 'running')),
+           (SELECT count(*) FROM scheduling_allocation h WHERE h.attempt_id = attempt.id AND h.released_at IS NULL)
+      FROM runs_run run
+      LEFT JOIN runs_attempt attempt ON attempt.run_id = run.id AND attempt.state IN ('allocated', 'claimed', 'running')
+      LEFT JOIN scheduling_waitingreason waiting ON waiting.run_id = run.id
+"""
+DEVICES = """
+    SELECT device.node_id, device.index, device.state, held.attempt_id, attempt.state
+      FROM cluster_device device
+      LEFT JOIN scheduling_allocation held ON held.device_id = device.id AND held.released_at IS NULL
+      LEFT JOIN runs_attempt attempt ON attempt.id = held.attempt_id
+"""
+MOVES = "SELECT id, run_id, old, new, reason FROM runs_transition WHERE id > %s ORDER BY id"
+LIVE = ("allocated", "claimed", "running")
+
+
+class Laws:
+    """Looks at the database and at the simulated nodes. Raises AssertionError with what is broken."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+        self.state_of: dict[int, str] = {}
+        self.last_move = self._rows("SELECT coalesce(max(id), 0) FROM runs_transition")[0][0]
+        self.looked_at: set[int] | None = None
+        self._device_rows: list[tuple[Any, ...]] = []
+
+    def cycle_begins(self) -> None:
+        """What waits now has a reason after the cycle, if it still waits."""
+        self.looked_at = {run_id for run_id, state in self.state_of.items() if state == RunState.QUEUED}
+
+    def check(self, written: bool = True) -> None:
+        """After every step; `written`: the database may have changed in it."""
+        if written:
+            self._moves()
+            self._runs()
+            self._device_rows = self._rows(DEVICES)
+        self._devices()
+
+    def _rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, values)
+            return list(cursor.fetchall())
+
+    def _moves(self) -> None:
+        """Only along the table, without a gap, and with a reason."""
+        for number, run_id, old, new, reason in self._rows(MOVES, self.last_move):
+            self.last_move = number
+            assert self.state_of.get(run_id, "") == old, f"run {run_id} moved from {old}, but was {self.state_of.get(run_id)}"
+            assert not old or may_move(RunState(old), RunState(new)), f"run {run_id} moved from {old} to {new}"
+            assert reason, f"run {run_id} became {new} without a reason"
+            self.state_of[run_id] = new
+            if self.looked_at is not None:
+                self.looked_at.discard(run_id)
+            self.plane.say(f"  run {run_id}: {old} → {new}: {reason}")
+
+    def _runs(self) -> None:
+        """At most one live attempt, the newest; devices are held by it, all of them, exactly in the states that hold some."""
+        for run_id, state, epochs, devices, reason, waiting, attempt_id, epoch, live, held in self._rows(RUNS):
+            assert state == self.state_of[run_id], f"run {run_id} became {state} without a transition"
+            assert live <= 1, f"run {run_id} has {live} live attempts"
+            assert (attempt_id is not None) == (state in HOLDING_DEVICES), f"run {run_id} is {state}, its attempt {attempt_id}"
+            assert attempt_id is None or (epoch, held) == (epochs, devices), f"run {run_id}: epoch {epoch}, {held} devices"
+            assert reason, f"run {run_id} is {state} without a reason"
+            if self.looked_at is not None:
+                assert waiting or run_id not in self.looked_at, f"run {run_id} waits and is not told why"
+                assert not waiting or state == RunState.QUEUED, f"run {run_id} is {state} and told: {waiting}"
+        self.looked_at = None
+
+    def _devices(self) -> None:
+        """No device is held by what has ended, none runs two engines, and none that could be given away runs any."""
+        running: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for node in self.plane.nodes:
+            for engine in node.engines:
+                for index in engine.devices if engine.alive else ():
+                    running[node.node_id, index].append(engine.attempt_id)
+        seen = set()
+        for node_id, index, state, holder, attempt_state in self._device_rows:
+            place = (node_id, index)
+            engines = running.get(place, [])
+            assert place not in seen, f"device {place} is held twice"
+            seen.add(place)
+            assert holder is None or attempt_state in LIVE, f"device {place} leaked: attempt {holder} is {attempt_state}"
+            assert len(engines) <= 1, f"device {place} runs the engines of attempts {engines}"
+            if state == "ready":
+                allowed = [[], [holder]] if attempt_state in ("claimed", "running") else [[]]
+                assert engines in allowed, f"device {place} is ready, held by {holder} ({attempt_state}), and runs {engines}"
+
+    def at_rest(self) -> None:
+        """When nothing moves any more."""
+        self.check()
+        for run in Run.objects.select_related("waiting"):
+            calm = run.state in ENDED | {RunState.PAUSED}
+            forever = run.state == RunState.QUEUED and run.waiting.code in FOR_EVER
+            assert calm or forever, f"run {run.pk} is {run.state}: {run.reason}"
+        assert not Allocation.objects.filter(released_at__isnull=True).exists(), "a device leaked"
+        states = {state for _, _, state, _, _ in self._device_rows}
+        assert states == {"ready"}, f"devices are {states}"
+        for node in self.plane.nodes:
+            assert not node.running(), f"{node.name} keeps {node.running()}"
+        self._telemetry()
+        self._usage()
+
+    def _telemetry(self) -> None:
+        """What engines and supervisors wrote was applied once, in order, and to its end where the platform wanted it."""
+        marks = {(m.attempt_id, m.producer): m.high_water for m in ProducerMark.objects.all()}
+        lines, steps = defaultdict(list), defaultdict(list)
+        for attempt_id, text in LogLine.objects.order_by("id").values_list("attempt_id", "text"):
+            lines[attempt_id].append(text)
+        for attempt_id, step in StepAxis.objects.order_by("attempt", "step").values_list("attempt_id", "step"):
+            steps[attempt_id].append(step)
+        for attempt_id, files in self.plane.written.items():
+            told = files.supervisor[: marks.get((attempt_id, "supervisor"), 0)]
+            assert lines[attempt_id] == [line for event in told for line in event.lines], f"log of attempt {attempt_id}"
+            applied = files.engine[: marks.get((attempt_id, "engine"), 0)]
+            assert steps[attempt_id] == [e.step for e in applied if e.kind == "step"], f"steps of attempt {attempt_id}"
+            assert len(applied) == len(files.engine), (
+                f"attempt {attempt_id}: {len(applied)} of {len(files.engine)} events arrived"
+            )
+            assert len(told) == len(files.supervisor), f"attempt {attempt_id}: its log is not complete"
+
+    def _usage(self) -> None:
+        """Every allocation was added to its team's use, once."""
+        now, half_life = self.plane.clock.now(), settings.OPPO_USAGE_HALF_LIFE_S
+        expected: dict[int, float] = defaultdict(float)
+        for held in Allocation.objects.select_related("attempt__run__project"):
+            assert held.settled, f"allocation {held.pk} was never settled"
+            team = held.attempt.run.project.team_id
+            expected[team] += faded(held.created_at, held.released_at, now, half_life)
+        used = {u.team_id: u.device_seconds * decay((now - u.at).total_seconds(), half_life) for u in Usage.objects.all()}
+        for team, seconds in expected.items():
+            assert abs(used[team] - seconds) <= 1e-6 * max(1.0, seconds), f"team {team} used {seconds}, told {used[team]}"
+        assert not Attempt.objects.filter(state__in=LIVE).exists()

@@ -1,0 +1,247 @@
+"""Simulated supervisors: the life of `worker/supervisor.py` and `worker/shipping.py` as steps, with its own words and margins.
+
+A supervisor reads its own clock, which runs a little fast or slow. It may be frozen (a stopped process, a starved machine) and
+killed at any step; what it leaves in its attempt's files is what the next one finds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oppo_contract import wire
+from oppo_contract.events import CheckpointEvent, Event, FinishedEvent, StartedEvent
+from tests.web.plane.engines import Engine, Files
+from tests.web.plane.network import Serving
+from worker.folders import EngineEnd, KeptClaim
+from worker.outcomes import outcome_of
+from worker.platform_api import GapError, RefusedError, Unreachable
+from worker.supervisor import LEAVE_WITHIN_S, OUTCOME_TAKES_S, STOP_WITHIN_S, Signal, lease_margin_s
+
+if TYPE_CHECKING:
+    from tests.web.plane.nodes import SimulatedNode
+
+NEVER = float("inf")
+MOST_EVENTS = 4  # a request holds, so that there are several
+
+
+class Supervisor:
+    """One process, from its start to its end. `wake` is one turn of its loop."""
+
+    def __init__(self, node: SimulatedNode, attempt_id: int, epoch: int, files: Files) -> None:
+        self.node, self.attempt_id, self.epoch, self.files = node, attempt_id, epoch, files
+        self.rng = node.rng
+        self.alive = True
+        self.engine: Engine | None = None
+        self.doing = self._begin
+        self.engine_started = self.told_running = self.fenced = self.leaving = False
+        self.signal: Signal | None = None
+        self.reason: str | None = None
+        self.kill_at = self.leave_at = NEVER
+        self.lease_s = self.lease_ends = 0.0
+        self.frozen_until = 0.0
+        self.acknowledged = {"engine": 0, "supervisor": 0}
+        self.unregistered: list[CheckpointEvent] = []
+        self.finished: FinishedEvent | None = None
+        self.report_wait_s = 0.5
+        self._turn = 0
+        self.sleep(self.rng.uniform(0.05, 1.5))
+
+    def sleep(self, seconds: float) -> None:
+        """Until the next turn, on its own clock; a later call replaces an earlier one."""
+        self._turn += 1
+        turn = self._turn
+        self.node.plane.agenda.after(seconds / self.node.rate, lambda: self.wake() if turn == self._turn else None)
+
+    def wake(self) -> None:
+        """One turn, unless the process is dead or frozen."""
+        if not self.alive:
+            return
+        thaws_in = self.frozen_until - self.node.plane.agenda.now
+        if thaws_in > 0:
+            self.sleep(thaws_in)
+            return
+        self.node.plane.say(f"supervisor {self.attempt_id} on {self.node.name}: {self.doing.__name__.strip('_')}")
+        self.doing()
+
+    def stop(self) -> None:
+        """SIGTERM: save, requeue, go."""
+        self.leaving = True
+        self.sleep(0.0)
+
+    def kill(self) -> None:
+        """SIGKILL: its files stay, its engine's lifeline is cut."""
+        self.alive = False
+        if self.engine is not None:
+            self.engine.lose_lifeline()
+        self.node.supervisors.pop(self.attempt_id, None)
+
+    def _begin(self) -> None:
+        if self.files.claim is None and not self._claim():
+            self._forget()
+            return
+        assert self.files.claim is not None
+        self.epoch = self.files.claim.epoch
+        self.lease_s = self.files.claim.claimed.lease_s
+        self.lease_ends = self.node.local_now() + self.lease_s
+        if self.files.end is None and not self.files.session:
+            self._start_engine(self.files.claim)
+            self.doing = self._watch
+        else:
+            self.node.kill_leftover(self.attempt_id)
+            self.doing = self._drain
+        self.sleep(0.1)
+
+    def _claim(self) -> bool:
+        try:
+            claimed = self.node.call(lambda: Serving.claim(self.node.node_id, self.attempt_id, self.epoch))
+        except (RefusedError, Unreachable) as error:
+            self.node.plane.say(f"  claim of {self.attempt_id}: {error}")
+            return False
+        self.files.claim = KeptClaim(epoch=self.epoch, claimed=claimed)
+        return True
+
+    def _start_engine(self, claim: KeptClaim) -> None:
+        plane = self.node.plane
+        engine = Engine(plane.agenda, self.rng, self.files, claim.claimed, lambda: plane.quiet)
+        engine.attempt_id, engine.on_end = self.attempt_id, lambda: self.sleep(0.0)
+        self.files.session = True
+        self.engine = engine
+        self.node.engines.append(engine)
+
+    def _watch(self) -> None:
+        engine = self.engine
+        assert engine is not None
+        self._ship()
+        if engine.alive:
+            self._beat()
+            self._act(engine)
+        if not engine.alive:
+            self.files.end = EngineEnd(exit_code=engine.exit_code, signal=self.signal, reason=self.reason)
+            self.doing = self._drain
+            self.sleep(0.0)
+            return
+        self.sleep(max(0.01, min(self.node.beat_s(), self.kill_at - self.node.local_now())))
+
+    def _beat(self) -> None:
+        sent_at = self.node.local_now()
+        told = wire.AttemptHeartbeat(epoch=self.epoch, running=self.engine_started)
+        try:
+            orders = self.node.call(lambda: Serving.attempt_heartbeat(self.attempt_id, told))
+        except Unreachable:
+            return
+        except RefusedError as error:
+            self.fenced = True
+            self.reason = f"the platform no longer owns up to this attempt: {error}"
+            return
+        self.lease_ends = sent_at + orders.lease_s
+        self.told_running = self.engine_started
+        if orders.signal is not None and self.engine is not None and self.signal != orders.signal:
+            self.node.plane.say(f"  told to {orders.signal} within {orders.deadline_s:.1f} s")
+            first = self.signal is None
+            self.signal = orders.signal
+            self.kill_at = min(self.kill_at, sent_at + max(0.0, orders.deadline_s - OUTCOME_TAKES_S))
+            if first:
+                self.engine.ask_to_stop()
+
+    def _act(self, engine: Engine) -> None:
+        now = self.node.local_now()
+        if self.leaving and self.signal is None:
+            self.signal, self.reason = "preempt", "the worker was shut down"
+            self.kill_at = now + STOP_WITHIN_S
+            engine.ask_to_stop()
+        if now >= self.lease_ends - lease_margin_s(self.lease_s) and not self.fenced:
+            self.fenced = True
+            self.reason = "the platform could not be reached and the lease was about to end"
+        if now >= self.kill_at:
+            self.reason = self.reason or "it did not stop by its deadline and was killed"
+        if self.fenced or now >= self.kill_at:
+            engine.kill()
+
+    def _drain(self) -> None:
+        if self._ship():
+            self.doing = self._report
+            self.sleep(0.0)
+            return
+        if not self.fenced:
+            self._beat()
+        now = self.node.local_now()
+        self.leave_at = min(self.leave_at, now + LEAVE_WITHIN_S) if self.leaving else NEVER
+        if now > self.leave_at:
+            self.kill()
+            return
+        self.sleep(self.node.beat_s())
+
+    def _report(self) -> None:
+        if self.engine_started and not self.told_running and not self.fenced:
+            self._beat()
+        told = outcome_of(self.epoch, self.files.end, self.finished, self.files.last_lines())
+        try:
+            self.node.call(lambda: Serving.outcome(self.attempt_id, told))
+            self.node.plane.say(f"  outcome of {self.attempt_id}: {told.outcome}")
+        except Unreachable:
+            if self.leaving:
+                self.kill()
+                return
+            self.sleep(self.report_wait_s)
+            self.report_wait_s = min(2 * self.report_wait_s, 4.0)
+            return
+        except RefusedError as error:
+            self.node.plane.say(f"  outcome of {self.attempt_id} refused: {error}")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Everything is acknowledged, or it was never ours."""
+        self.alive = False
+        self.node.supervisors.pop(self.attempt_id, None)
+        self.node.files.pop(self.attempt_id, None)
+
+    def _ship(self) -> bool:
+        """Send what is not acknowledged. Returns whether nothing is left, or the platform wants no more of it."""
+        try:
+            self._send("engine", self.files.engine)
+            self._register()
+            self._send("supervisor", self.files.supervisor)
+        except Unreachable:
+            return False
+        except RefusedError:
+            return True
+        return True
+
+    def _send(self, producer: str, outbox: list[Event]) -> None:
+        while waiting := outbox[self.acknowledged[producer] :]:
+            # Now and then a sender that has lost its place begins too late; the answer tells it where to begin.
+            skip = 1 if len(waiting) > 1 and self.rng.random() < self.node.plane.gap_chance else 0
+            batch = waiting[skip : skip + MOST_EVENTS]
+            self._look_at(batch)
+            try:
+                taken = self.node.call(lambda batch=batch: Serving.events(self.attempt_id, producer, batch))  # type: ignore[misc]
+            except GapError as gap:
+                self.acknowledged[producer] = gap.expected_seq - 1
+                continue
+            fresh = outbox[self.acknowledged[producer] : taken]
+            self.unregistered += [event for event in fresh if isinstance(event, CheckpointEvent)]
+            self.acknowledged[producer] = max(taken, self.acknowledged[producer])
+
+    def _look_at(self, batch: list[Event]) -> None:
+        for event in batch:
+            if isinstance(event, StartedEvent):
+                self.engine_started = True
+            elif isinstance(event, FinishedEvent):
+                self.finished = event
+
+    def _register(self) -> None:
+        assert self.files.claim is not None
+        while self.unregistered:
+            event = self.unregistered[0]
+            told = wire.CheckpointRegistration(
+                epoch=self.epoch,
+                step=event.step,
+                url=f"{self.files.claim.claimed.artifact_url}/{event.folder}",
+                manifest_sha256=event.manifest_sha256,
+                bytes=event.bytes,
+            )
+            try:
+                self.node.call(lambda told=told: Serving.checkpoint(self.attempt_id, told))  # type: ignore[misc]
+            except RefusedError as error:
+                self.node.plane.say(f"  checkpoint {event.step} of {self.attempt_id} refused: {error}")
+            self.unregistered.pop(0)
