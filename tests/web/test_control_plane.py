@@ -50,7 +50,7 @@ def careless_claim(node, attempt_id, epoch):
     except attempts.AttemptRefused:
         attempt = Attempt.objects.select_related("run", "resume_from").get(pk=attempt_id)
         indices = list(attempt.allocations.values_list("device__index", flat=True))
-        return attempts._claimed(attempt.run, attempt, "token").model_copy(update={"device_indices": indices})
+        return attempts._claimed(attempt.run, attempt, "token", {}).model_copy(update={"device_indices": indices})
 
 
 def keeps_devices(attempt, state, outcome, reason, exit_code=None):

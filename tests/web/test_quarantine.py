@@ -79,7 +79,7 @@ def test_a_device_is_ready_only_when_nothing_speaks_against_it(old, health, waiv
     state = device_state(old, health, waived, clear=clear)
     if state == DeviceState.READY:
         assert health in ("", waived)
-        assert clear or old in (DeviceState.READY, DeviceState.GONE)
+        assert clear or old == DeviceState.READY
     assert (state == DeviceState.QUARANTINED) == bool(health and health != waived)
 
 

@@ -134,6 +134,21 @@ def test_a_fenced_attempts_device_is_given_away_only_when_reported_empty(world, 
     assert (run.state, Device.objects.get().state) == ("allocated", "ready")
 
 
+def test_a_device_that_was_out_of_sight_when_its_attempt_was_fenced_is_not_ready_when_it_is_back(world, settings):
+    settings.OPPO_LEASE_S = 30
+    worker = world.worker(devices=2, kind="cuda")
+    _, attempt_id = world.start(worker)
+    held = Device.objects.get(allocations__attempt=attempt_id)
+    assert held.index == 0
+    cycles_over(world, 30, worker, devices=0, attempts=[(attempt_id, 1)])
+    worker.heartbeat(devices=2, kind="cuda", attempts=[(attempt_id, 1)])
+    held.refresh_from_db()
+    assert held.state == "unknown"
+    worker.heartbeat(devices=2, kind="cuda")
+    held.refresh_from_db()
+    assert held.state == "ready"
+
+
 def test_a_run_whose_engine_dies_again_and_again_fails(world):
     worker = world.worker()
     run = world.submit()

@@ -158,7 +158,7 @@ def device_state(old: str, health: str, waived: str, *, clear: bool) -> DeviceSt
     """
     if health and health != waived:
         return DeviceState.QUARANTINED
-    waits = old in (DeviceState.UNKNOWN, DeviceState.QUARANTINED) and not clear
+    waits = old != DeviceState.READY and not clear  # also when it was away meanwhile: its engine may have stayed
     return DeviceState.UNKNOWN if waits else DeviceState.READY
 
 
