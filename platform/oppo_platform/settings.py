@@ -150,6 +150,8 @@ LOGGING = logging_config(json=not DEBUG and environment.text("OPPO_LOG_FORMAT", 
 # Health and leases, seconds.
 OPPO_LEASE_S = environment.number("OPPO_LEASE_S", 900)
 OPPO_NODE_FRESH_S = environment.number("OPPO_NODE_FRESH_S", 60)
+# A gap between two cycles of the scheduler that is longer was downtime of the control plane; leases are credited with it.
+OPPO_DOWNTIME_S = environment.number("OPPO_DOWNTIME_S", 10)
 OPPO_ORPHAN_GRACE_S = environment.number("OPPO_ORPHAN_GRACE_S", 30)
 OPPO_REDISPATCH_S = environment.number("OPPO_REDISPATCH_S", 15)
 # Use of devices counts half for fair shares after this long.

@@ -35,8 +35,6 @@ from oppo_platform.scheduling.waiting import keep_order, keep_reservations, tell
 log = structlog.get_logger(__name__)
 
 LOCK_KEY = 0x4F50504F  # "OPPO"
-# A gap between two cycles longer than this is downtime of the control plane and is credited to the leases.
-USUAL_GAP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ def _credit_downtime(now: datetime) -> None:
     """While no scheduler ran, perhaps nobody could renew a lease either: extend them all by the gap."""
     beat, first = SchedulerBeat.objects.get_or_create(pk=1, defaults={"last_cycle_at": now})
     gap = now - beat.last_cycle_at
-    if not first and gap > timedelta(seconds=USUAL_GAP_S):
+    if not first and gap > timedelta(seconds=settings.OPPO_DOWNTIME_S):
         Attempt.objects.filter(state__in=LIVE_ATTEMPT).update(lease_expires_at=F("lease_expires_at") + gap)
         log.info("leases credited", gap_s=round(gap.total_seconds(), 1))
     SchedulerBeat.objects.filter(pk=1).update(last_cycle_at=now)
