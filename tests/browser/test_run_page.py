@@ -68,6 +68,7 @@ def test_a_hidden_tab_holds_no_stream_and_catches_up(visit, platform):
     page = visit().page
     page.goto(f"/runs/{run_id}")
     step_shown(page, 1)
+    points_drawn(page, 1)  # nothing that was asked for before is still to come
     hide = """hidden => {
         Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});
         document.dispatchEvent(new Event('visibilitychange'));

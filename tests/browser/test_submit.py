@@ -42,7 +42,7 @@ def test_a_run_goes_from_the_form_into_the_queue(visit, platform, two_runs):
     page.goto("/queue")
     row = page.locator(".queue tr", has_text="from the form")
     assert "in use" in row.inner_text()
-    assert "letters holder" in page.locator("[data-key=cluster]").inner_text()
+    assert "letters holder" in page.locator("[data-key^=pool]").inner_text()
 
 
 def test_a_wrong_value_is_told_at_its_field_while_one_types(visit, platform):
