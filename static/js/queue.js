@@ -6,14 +6,16 @@
 
   queue.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-priority]");
-    if (!button) return;
+    if (!button || button.ariaDisabled === "true") return;
     const said = document.getElementById("said");
-    button.disabled = true;
+    button.ariaDisabled = "true";                        // not `disabled`, which would take the focus away
     try {
       const run = await Oppo.api.post(`runs/${button.dataset.priority}/priority`, { priority: Number(button.dataset.to) });
       said.textContent = `${run.name} has priority ${run.priority} now.`;
     } catch (e) {
       said.textContent = e.message;
+    } finally {
+      button.ariaDisabled = null;                        // a part that did not change is not drawn anew
     }
     await turn();
   });
