@@ -156,3 +156,21 @@ def test_nobody_else_changes_how_the_cluster_is_shared(world, who):
         assert browser.post(f"/sharing/{path}", {"name": "mine", "nominal": "9", "pool": "mine"}).status_code == 403
     node.refresh_from_db()
     assert (node.drained_at, node.pool.name, Pool.objects.count()) == (None, "m", 1)
+
+
+def test_what_the_quota_never_allows_is_refused_at_submit(world, make_spec):
+    world.worker(devices=4, kind="cuda")
+    pool, ada = Pool.objects.get(), world.login("ada")
+    set_quota(world.team.pk, pool.pk, 0, 0)
+    body = {"spec": make_spec(), "project": world.project.pk}
+    refused = ada.post("/api/v1/runs", body, content_type="application/json")
+    (told,) = refused.json()["errors"]
+    assert (refused.status_code, told["path"], told["value"]) == (422, "resources.devices", "1")
+    assert "may hold 0 at most on pool m" in told["message"]
+    checked = ada.post("/api/v1/runs/validate", body, content_type="application/json").json()
+    assert [problem["path"] for problem in checked["problems"]] == ["resources.devices"]
+    # A stranger to the team may check a spec, but is told nothing of its quota.
+    eve = world.login("eve").post("/api/v1/runs/validate", body, content_type="application/json").json()
+    assert eve["ok"], eve
+    set_quota(world.team.pk, pool.pk, 0, 1)
+    assert ada.post("/api/v1/runs", body, content_type="application/json").status_code == 201

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Annotated, Any
 
 from django.core.exceptions import PermissionDenied
@@ -16,7 +15,6 @@ from oppo_contract.states import RunState
 from oppo_contract.yaml_text import dump_yaml, parse_yaml
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit, visible_projects
 from oppo_platform.accounts.models import User
-from oppo_platform.accounts.team_secrets import secret_names_of
 from oppo_platform.api.auth import PERSON
 from oppo_platform.api.problems import install, problem
 from oppo_platform.runs import selectors as runs
@@ -44,11 +42,11 @@ class SpecBody(Schema):
     spec: dict[str, Any] | None = None
     project: int | str | None = None
 
-    def checked(self, secrets: Collection[str] | None) -> RunSpec:
-        """The spec; raises `SpecError`. `secrets` as in `check_spec`."""
+    def checked(self, team_id: int | None) -> RunSpec:
+        """The spec; raises `SpecError`. `team_id` as in `check_spec`."""
         if (self.yaml is None) == (self.spec is None):
             raise SpecError([SpecProblem("", "give either `yaml` or `spec`")])
-        return check_spec(yaml=self.yaml, data=self.spec, secrets=secrets)
+        return check_spec(yaml=self.yaml, data=self.spec, team_id=team_id)
 
 
 class PriorityBody(Schema):
@@ -80,20 +78,20 @@ class Submitted(Schema):
 def validate(request: HttpRequest, body: SpecBody) -> dict[str, Any]:
     """`{"ok", "problems", "spec", "yaml"}`: the spec with every default filled in when it is fine, otherwise as it was given."""
     try:
-        spec = body.checked(_secrets_for(_user(request), body.project)).model_dump(mode="json")
+        spec = body.checked(_team_for(_user(request), body.project)).model_dump(mode="json")
     except SpecError as error:
         spec, yaml = _as_given(body)
         return {"ok": False, "problems": [p.as_dict() for p in error.problems], "spec": spec, "yaml": yaml}
     return {"ok": True, "problems": [], "spec": spec, "yaml": dump_yaml(spec)}
 
 
-def _secrets_for(user: User, wanted: int | str | None) -> list[str] | None:
-    """The secrets that a spec for this project may name; None when the user may not submit there, so may not see them."""
+def _team_for(user: User, wanted: int | str | None) -> int | None:
+    """The team whose quota and secrets the spec has to respect; None when the user may not submit there, so may not see them."""
     try:
         project = _project(user, wanted)
     except Project.DoesNotExist:
         return None
-    return secret_names_of(project.team_id) if may(user, Action.NAME_SECRETS, project.team_id) else None
+    return project.team_id if may(user, Action.NAME_SECRETS, project.team_id) else None
 
 
 def _as_given(body: SpecBody) -> tuple[dict[str, Any] | None, str | None]:
@@ -114,7 +112,7 @@ def submit(request: HttpRequest, body: SpecBody) -> Any:
     project = _project(user, body.project)
     if not may_submit(user, project):
         raise PermissionDenied(f"You may look at {project.team.name}'s runs, but not submit any.")
-    run = submit_run(user, project, body.checked(secret_names_of(project.team_id)))
+    run = submit_run(user, project, body.checked(project.team_id))
     return Status(201, {"id": run.pk, "url": runs.run_url(run.pk), "name": run.name, "state": run.state})
 
 

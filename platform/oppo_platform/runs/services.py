@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection
 from typing import Any
 
 from django.db import transaction
@@ -17,28 +16,31 @@ from oppo_contract.yaml_text import load_yaml
 from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
+from oppo_platform.accounts.team_secrets import secret_names_of
 from oppo_platform.cluster.models import DeviceState
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.notify import run_changed, wake_scheduler
 from oppo_platform.runs.models import Project, Run, Transition
 from oppo_platform.runs.preflight import ModelFacts, NodeOffer, problems_on, secret_problems, wanted_files, wanted_models
+from oppo_platform.scheduling.admission import never_starts
 
 
-def check_spec(yaml: str | None = None, data: Any = None, secrets: Collection[str] | None = None) -> RunSpec:
-    """The spec, checked alone, against what the connected workers offer, and against the team's secrets.
+def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = None) -> RunSpec:
+    """The spec, checked alone, against what the connected workers offer, and against the team's quota and secrets.
 
     Args:
         yaml: the spec as text, or
         data: as plain data.
-        secrets: names of the team's secrets; None: not checked, because who asks may not see them.
+        team_id: the team that it is for; None: these are not checked, because who asks may not see them.
 
     Raises:
         SpecError: with every problem found.
     """
     spec = load_yaml(yaml) if yaml is not None else load_spec(_not_too_large(data))
     problems = problems_on(spec, node_offers())
-    if secrets is not None:
-        problems += secret_problems(spec, secrets)
+    if team_id is not None:
+        problems = problems or never_starts(team_id, spec.resources.devices, needs_of(spec))
+        problems += secret_problems(spec, secret_names_of(team_id))
     if problems:
         raise SpecError(problems)
     return spec

@@ -39,7 +39,7 @@ def snapshot_of(now: datetime) -> policy.Snapshot:
     waiting = list(queued.values(*WAITING)[:MOST_WAITING])
     homes = {} if settings.OPPO_ARTIFACTS_SHARED else _homes()
     return policy.Snapshot(
-        pools=tuple(policy.Pool(pk, name) for pk, name in Pool.objects.order_by("pk").values_list("pk", "name")),
+        pools=_pools(),
         nodes=nodes,
         teams=_teams(now),
         waiting=tuple(_waiting(row, homes) for row in waiting),
@@ -53,6 +53,20 @@ def snapshot_of(now: datetime) -> policy.Snapshot:
     )
 
 
+def empty_cluster(now: datetime) -> policy.Snapshot:
+    """The cluster's nodes and the teams' quotas, with nobody on the nodes and nobody waiting."""
+    return policy.Snapshot(pools=_pools(), nodes=_nodes({}), teams=_teams(now))
+
+
+def wanted_of(needs: dict[str, Any]) -> frozenset[policy.Need]:
+    """A run's `needs` as the policy compares them with what nodes offer."""
+    return frozenset([*(("model", m) for m in needs["models"]), *(("prompts", p) for p in needs["prompts"])])
+
+
+def _pools() -> tuple[policy.Pool, ...]:
+    return tuple(policy.Pool(pk, name) for pk, name in Pool.objects.order_by("pk").values_list("pk", "name"))
+
+
 def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]]) -> policy.WaitingRun:
     needs = row["needs"]
     return policy.WaitingRun(
@@ -63,7 +77,7 @@ def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]]) -> policy.W
         user_id=row["user_id"],
         priority=row["priority"],
         kind=needs["kind"],
-        needs=frozenset([*(("model", m) for m in needs["models"]), *(("prompts", p) for p in needs["prompts"])]),
+        needs=wanted_of(needs),
         home=homes.get(row["id"]),
         # Its place: kept whatever befalls it, new when somebody held and resumed it.
         submitted_at=row["queued_at"].timestamp(),

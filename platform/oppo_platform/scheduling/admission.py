@@ -1,0 +1,35 @@
+"""What is refused at submit, because it would wait for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oppo_contract.problems import SpecProblem
+from oppo_platform import clock
+from oppo_platform.scheduling import policy
+from oppo_platform.scheduling.snapshot_of import empty_cluster, wanted_of
+
+# The field to change, by the policy's code; other codes concern the spec as a whole.
+FIELDS = {"quota_never": "resources.devices", "too_large": "resources.devices", "kind": "resources.kind"}
+
+
+def never_starts(team_id: int, devices: int, needs: dict[str, Any]) -> list[SpecProblem]:
+    """Why a run of the team could not start even on an empty cluster, within the team's quota; empty when it could.
+
+    Args:
+        team_id: whose quota counts.
+        devices: how many devices the run asks for.
+        needs: as `Run.needs`.
+    """
+    run = policy.WaitingRun(run_id=0, team_id=team_id, devices=devices, kind=needs["kind"], needs=wanted_of(needs))
+    reason = policy.feasible_ever(run, empty_cluster(clock.now()))
+    if reason is None:
+        return []
+    field = FIELDS.get(reason.code, "")
+    value = str(devices) if field == "resources.devices" else None
+    return [SpecProblem(field, f"can never be met: {_inside(reason.text)}", value, _inside(reason.sooner))]
+
+
+def _inside(sentence: str) -> str:
+    """A sentence as part of another one."""
+    return sentence[:1].lower() + sentence[1:].rstrip(".")
