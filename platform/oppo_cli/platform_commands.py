@@ -214,16 +214,24 @@ def web(host: str, port: int) -> None:
 
 @click.command()
 @click.option("--check", is_flag=True, help="Only say whether one works: status 0 when its last cycle is recent, else 1.")
-def scheduler(check: bool) -> None:
+@click.option("--once", is_flag=True, help="Carry out one cycle and leave.")
+@click.option(
+    "--explain", "explained", is_flag=True, help="Print the plan as a table and leave; without --once nothing is changed."
+)
+def scheduler(check: bool, once: bool, explained: bool) -> None:
     """Allocate devices to waiting runs."""
     _serve_part()
     set_up_django()
     if check:
         _check_scheduler()
-        return
-    from django.core.management import call_command
+    elif once or explained:
+        from oppo_cli.scheduler_explain import explain
 
-    call_command("scheduler")
+        explain(once)
+    else:
+        from django.core.management import call_command
+
+        call_command("scheduler")
 
 
 def _check_scheduler() -> None:

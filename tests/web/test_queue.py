@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from oppo_cli.scheduler_explain import explain
 from oppo_platform.cluster.models import Pool
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.services import submit_run
@@ -121,3 +122,23 @@ def test_a_blocked_gang_keeps_its_turn_and_a_short_run_passes(cluster):
     page = cluster.login("ada").get("/queue").content.decode()
     assert "kept for it" in page
     assert WaitingReason.objects.get(run=unknown).sooner in page.replace("&#x27;", "'")
+
+
+def test_a_plan_is_explained_without_changing_anything(cluster, capsys):
+    borrowed = [of_others(cluster) for _ in range(4)]
+    explain(once=False)
+    told = capsys.readouterr().out
+    assert states(*borrowed) == ["queued"] * 4
+    assert "4 to start, 0 to stop, 0 to wait. Nothing was changed" in told
+    explain(once=True)
+    assert states(*borrowed) == ["allocated"] * 4
+    assert "Done: 4 started" in capsys.readouterr().out
+    train(cluster, *borrowed)
+    cluster.clock.advance(700)
+    cluster.node.heartbeat(4, "cuda", [(run.attempts.get().pk, 1) for run in borrowed])
+    mine = cluster.submit(name="mine too")
+    explain(once=False)
+    stop, wait = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[0] in ("stop", "wait")]
+    assert (stop[:2], stop[3:5]) == (["stop", "reclaim"], ["theirs", "Others"])
+    assert wait[:5] == ["wait", "preempting", str(mine.pk), "mine", "too"]
+    assert states(*borrowed, mine) == ["running"] * 4 + ["queued"]

@@ -27,7 +27,7 @@ from oppo_platform.runs.steering import pause_overtime, preempt_run
 from oppo_platform.runs.transitions import RunMoved, move_run
 from oppo_platform.scheduling.dispatch import send_due
 from oppo_platform.scheduling.models import Allocation, BackfillTerm, Dispatch, SchedulerBeat
-from oppo_platform.scheduling.policy import Placement, plan
+from oppo_platform.scheduling.policy import Decisions, Placement, plan
 from oppo_platform.scheduling.snapshot_of import snapshot_of
 from oppo_platform.scheduling.usage import settle
 from oppo_platform.scheduling.waiting import keep_order, keep_reservations, tell_waiting
@@ -39,13 +39,18 @@ LOCK_KEY = 0x4F50504F  # "OPPO"
 
 @dataclass(frozen=True, slots=True)
 class CycleResult:
-    """What a cycle did."""
+    """What a cycle decided, and what it did."""
 
+    decisions: Decisions
     placed: int
     preempted: int
     fenced: int
-    waiting: int
     sent: int
+
+    def counts(self) -> dict[str, int]:
+        """The numbers, for a log."""
+        waiting = len(self.decisions.reasons)
+        return {"placed": self.placed, "preempted": self.preempted, "fenced": self.fenced, "waiting": waiting, "sent": self.sent}
 
 
 def run_cycle() -> CycleResult | None:
@@ -64,7 +69,7 @@ def run_cycle() -> CycleResult | None:
         tell_waiting(decisions, now)
         keep_reservations(decisions)
         keep_order(decisions)
-    return CycleResult(placed=placed, preempted=preempted, fenced=fenced, waiting=len(decisions.reasons), sent=send_due())
+    return CycleResult(decisions, placed, preempted, fenced, sent=send_due())
 
 
 def _try_lock() -> bool:

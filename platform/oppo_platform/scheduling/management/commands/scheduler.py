@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import threading
 from typing import Any
 
 import psycopg
 import structlog
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connection, connections
 
 from oppo_platform.notify import SCHEDULER
@@ -21,19 +20,12 @@ LONGEST_WAIT_S = 2.0
 
 
 class Command(BaseCommand):
-    """`manage.py scheduler` runs until SIGTERM or SIGINT; `--once` runs one cycle and prints what it did."""
+    """`manage.py scheduler` runs until SIGTERM or SIGINT. `oppo scheduler --once` runs one cycle and prints what it did."""
 
     help = "Allocate devices to waiting runs."
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        """Only `--once`."""
-        parser.add_argument("--once", action="store_true", help="run one cycle and leave")
-
     def handle(self, *args: Any, **options: Any) -> None:
         """Run cycles until told to stop."""
-        if options["once"]:
-            self.stdout.write(str(run_cycle()))
-            return
         stop = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: stop.set())
@@ -42,7 +34,7 @@ class Command(BaseCommand):
             try:
                 result = run_cycle()
                 if result is not None and (result.placed or result.preempted or result.fenced):
-                    log.info("cycle", **dataclasses.asdict(result))
+                    log.info("cycle", **result.counts())
                 listener.wait(LONGEST_WAIT_S)
             except (DatabaseError, psycopg.Error) as error:
                 # The database restarts or is away: everything is kept there, so come back when it answers.

@@ -1,0 +1,59 @@
+"""`oppo scheduler --explain`: the plan as a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from oppo_platform.scheduling.cycle import CycleResult
+    from oppo_platform.scheduling.explanation import Line
+    from oppo_platform.scheduling.policy import Decisions
+
+MOST_LINES = 200
+WIDE = 500  # where there is no terminal, so that a run has one line and can be searched for
+
+
+def explain(once: bool) -> None:
+    """Print the plan, after carrying it out (`once`) or without touching anything."""
+    from oppo_platform.scheduling.cycle import run_cycle
+    from oppo_platform.scheduling.explanation import explained, present_plan
+
+    screen = Console()
+    if not screen.is_terminal:
+        screen = Console(width=WIDE)
+    result = run_cycle() if once else None
+    if once and result is None:
+        screen.print("Another scheduler is in the middle of a cycle; this one did nothing. What follows is what it would decide.")
+    decisions = present_plan() if result is None else result.decisions
+    print_plan(screen, explained(decisions), decisions, result)
+
+
+def print_plan(screen: Console, lines: list[Line], decisions: Decisions, result: CycleResult | None) -> None:
+    """The table, and below it what was done."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("decision", "because", "run", "team"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("priority", "devices"):
+        table.add_column(heading, justify="right")
+    for heading in ("in words", "expected start"):
+        table.add_column(heading)
+    for line in lines[:MOST_LINES]:
+        each = line.decided
+        start = "now" if each.verb == "start" else "" if each.start is None else f"{each.start:%Y-%m-%d %H:%M:%S} UTC"
+        run = f"{each.run_id} {line.run}"
+        told = (escape(run), escape(line.team), str(line.priority), str(line.devices), escape(each.text))
+        table.add_row(each.verb, each.code, *told, start)
+    if lines:
+        screen.print(table, highlight=False)
+    if len(lines) > MOST_LINES:
+        screen.print(f"… and {len(lines) - MOST_LINES} more", highlight=False)
+    counts = f"{len(decisions.placements)} to start, {len(decisions.preemptions)} to stop, {len(decisions.reasons)} to wait"
+    if result is None:
+        screen.print(f"Plan: {counts}. Nothing was changed; --once carries a cycle out.", highlight=False)
+    else:
+        done = f"{result.placed} started, {result.preempted} asked to stop, {result.fenced} fenced, {result.sent} orders sent"
+        screen.print(f"Plan: {counts}. Done: {done}.", highlight=False)

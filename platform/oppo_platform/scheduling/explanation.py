@@ -1,0 +1,85 @@
+"""A plan in words: who starts where, who is asked to stop, and who waits for what. For `oppo scheduler --explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from oppo_platform import clock
+from oppo_platform.cluster.models import Device
+from oppo_platform.runs.models import Run
+from oppo_platform.scheduling.policy import Decisions, Placement, plan
+from oppo_platform.scheduling.snapshot_of import snapshot_of
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a plan decided for one run. `start`: when a waiting run is expected to start; None: nobody can tell, or at once."""
+
+    verb: Literal["start", "stop", "wait"]
+    run_id: int
+    code: str
+    text: str
+    start: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A decision, and whose run it concerns."""
+
+    decided: Decided
+    run: str
+    team: str
+    priority: int
+    devices: int
+
+
+def present_plan() -> Decisions:
+    """What a cycle would decide now; nothing is changed."""
+    now = clock.now()
+    return plan(snapshot_of(now), now.timestamp())
+
+
+def explained(decisions: Decisions) -> list[Line]:
+    """The plan's lines: starts, stops, then the queue in its order. Runs that were deleted since are left out."""
+    given = {device_id for placement in decisions.placements for device_id in placement.device_ids}
+    devices = Device.objects.filter(pk__in=given).select_related("node").in_bulk()
+    decided = [*_starts(decisions, devices), *_stops(decisions), *_waits(decisions)]
+    runs = Run.objects.select_related("project__team").defer("spec").in_bulk([each.run_id for each in decided])
+    return [
+        Line(each, run.name, run.project.team.name, run.priority, run.devices)
+        for each in decided
+        if (run := runs.get(each.run_id)) is not None
+    ]
+
+
+def _starts(decisions: Decisions, devices: Mapping[int, Device]) -> Iterator[Decided]:
+    for placement in decisions.placements:
+        text = f"on {_where(placement, devices)}"
+        if placement.backfill is None:
+            yield Decided("start", placement.run_id, "free", text)
+        else:
+            until = datetime.fromtimestamp(placement.backfill.until, UTC)
+            text += f", in front of run {placement.backfill.for_run_id}, for which it makes way at {until:%H:%M:%S} UTC"
+            yield Decided("start", placement.run_id, "backfill", text)
+
+
+def _where(placement: Placement, devices: Mapping[int, Device]) -> str:
+    nodes: dict[str, list[str]] = {}
+    for device in (devices[device_id] for device_id in placement.device_ids if device_id in devices):
+        nodes.setdefault(device.node.name, []).append(f"{device.kind}:{device.index}")
+    return "; ".join(f"{name} ({', '.join(places)})" for name, places in nodes.items())
+
+
+def _stops(decisions: Decisions) -> Iterator[Decided]:
+    for victim in decisions.preemptions:
+        yield Decided("stop", victim.run_id, victim.code, f"for run {victim.for_run_id}: {victim.text}")
+
+
+def _waits(decisions: Decisions) -> Iterator[Decided]:
+    for run_id in decisions.order:
+        reason = decisions.reasons[run_id]
+        start = None if reason.estimated_start is None else datetime.fromtimestamp(reason.estimated_start, UTC)
+        yield Decided("wait", run_id, reason.code, reason.text, start)
