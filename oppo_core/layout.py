@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from oppo_contract.events import Role
-from oppo_contract.sections.run import MOST_DEVICES, ON_ONE_DEVICE
+from oppo_contract.sections.run import DEVICES_A_NODE, ON_ONE_DEVICE
 from oppo_contract.spec import RunSpec
 
 # Below this width a decode step's operations are too small to be worth a second thread (measured: bench/decode_threads.py).
@@ -64,8 +64,10 @@ def device_of(spec: RunSpec) -> torch.device:
     Raises:
         LayoutError: the spec wants a GPU and there is none, several devices, or a switch that works on CPUs only.
     """
-    if spec.resources.devices > MOST_DEVICES:
+    if spec.resources.devices > spec.resources.nodes * DEVICES_A_NODE:
         raise LayoutError(f"resources.devices is {spec.resources.devices}, but {ON_ONE_DEVICE}")
+    if spec.resources.nodes > 1:
+        raise LayoutError(f"resources.nodes is {spec.resources.nodes}, but this engine trains on one node; set it to 1")
     found = torch.cuda.is_available()
     if spec.resources.kind == "cuda" and not found:
         raise LayoutError("resources.kind is cuda, but torch sees no GPU here; choose cpu, or another node")

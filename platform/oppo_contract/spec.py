@@ -46,7 +46,7 @@ class RunSpec(Section):
     evaluation: Evaluation | None = Field(
         None, description="Held-out prompts answered and scored during training; off when empty."
     )
-    resources: Resources = Field(default_factory=Resources, description="What the run needs from a node.")
+    resources: Resources = Field(default_factory=Resources, description="What the run needs from its nodes.")
     queue: Queue = Field(default_factory=Queue, description="How it waits for its turn.")
     retries: Retries = Field(default_factory=Retries, description="What happens after a death.")
     secrets: SecretRefs | None = Field(
@@ -97,6 +97,19 @@ class RunSpec(Section):
         for applies, path, value, allowed in reasons:
             if applies:
                 raise Impossible(path, "does not go with overlap.update_overlap", value=value, allowed=allowed)
+        return self
+
+    @model_validator(mode="after")
+    def every_node_has_its_share(self) -> Self:
+        """Each rank trains B ÷ nodes sequences a step, and as many in every mini-batch as the others."""
+        ppo, nodes = self.ppo, self.resources.nodes
+        if ppo.batch_size % (nodes * ppo.mini_batches):
+            raise Impossible(
+                "ppo.batch_size",
+                f"cannot be divided among {nodes} nodes (resources.nodes) with {ppo.mini_batches} mini-batches on each",
+                value=ppo.batch_size,
+                allowed=f"a multiple of {nodes * ppo.mini_batches}",
+            )
         return self
 
     @model_validator(mode="after")

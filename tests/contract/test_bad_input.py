@@ -83,6 +83,8 @@ CASES = [
     ("ppo", {**GRPO, "whiten_rewards": True}, "ppo.whiten_rewards", None, "true", "false, its default", None),
     ("ppo", {**RLOO, "normalize_advantages_by_std": False}, "ppo.normalize_advantages_by_std", None, "false", "true, its", None),
     ("ppo", {**GRPO, "batch_size": 6, "mini_batches": 4}, "ppo.mini_batches", None, "4", "a divisor of 6", None),
+    ("resources.nodes", 2, "resources.devices", None, "1", "2, or another multiple of it", None),
+    ("resources", {"nodes": 3, "devices": 3}, "ppo.batch_size", None, "16", "a multiple of 3", None),
     ("overlap.overcommit.max", 17, "overlap.overcommit.max", "is above ppo.batch_size", "17", "at most 16", None),
     ("overlap.overcommit.initial", 9, "overlap.overcommit.initial", None, "9", "0 to 8", None),
     ("overlap.overcommit.min", 9, "overlap.overcommit.min", None, "9", "at most max, 8", None),

@@ -75,7 +75,7 @@ def test_held_out_prompts_texts_and_stop_tokens_are_looked_at(world: Any, tmp_pa
 def test_several_devices_are_refused_until_the_engine_trains_on_them(world: Any, tmp_path: Path) -> None:
     (told,) = complaints(world, {"resources": {"devices": 2}})
     assert told.startswith("LayoutError: resources.devices is 2, but the engine trains on one device")
-    assert "set it to 1" in told
+    assert "set resources.devices and resources.nodes to the same number" in told
     status, events = world.main(world.tree({"resources": {"devices": 2}}), tmp_path)
     assert (status, [event.kind for event in events]) == (1, ["finished"])
     assert "resources.devices is 2" in events[0].reason

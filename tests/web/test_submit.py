@@ -152,11 +152,11 @@ def test_several_devices_are_refused_in_the_engines_words_until_it_trains_on_the
     world.worker(devices=2, kind="cuda")
     told = complaint(browser, spec=make_spec(resources={"devices": 2}))
     assert (told["path"], told["allowed"]) == ("resources.devices", "at most 1")
-    assert told["message"].startswith("is 2, but the engine trains on one device, on which all roles work; set it to 1 (")
+    assert told["message"].startswith("is 2, but the engine trains on one device a node, on which all roles work; set ")
 
 
 def test_more_devices_than_exist(world, browser, make_spec, monkeypatch):
-    monkeypatch.setattr("oppo_platform.runs.preflight.MOST_DEVICES", 8)
+    monkeypatch.setattr("oppo_platform.runs.preflight.DEVICES_A_NODE", 8)
     world.worker(devices=2, kind="cuda")
     world.worker("node2", devices=4, kind="cuda", catalogue=[])
     told = complaint(browser, spec=make_spec(resources={"devices": 5}))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from oppo_contract.problems import Impossible
 from oppo_contract.sections.base import Path, Section
 
 DEFAULT_PRIORITY = 50
-# Until the engine shares a run out among several; refused at submit and by the engine in the same words.
-MOST_DEVICES = 1
+# Until the engine shares a rank's work out among several; refused at submit and by the engine in the same words.
+DEVICES_A_NODE = 1
 ON_ONE_DEVICE = (
-    "the engine trains on one device, on which all roles work; set it to 1 (a cpu device is the whole node: resources.cpu_threads"
-    " says how many of its cores)"
+    "the engine trains on one device a node, on which all roles work; set resources.devices and resources.nodes to the same"
+    " number (a cpu device is the whole node: resources.cpu_threads says how many of its cores)"
 )
 
 
@@ -43,10 +44,20 @@ class Evaluation(Section):
 
 
 class Resources(Section):
-    """What the run needs from a node."""
+    """What the run needs from its nodes."""
 
     devices: int = Field(
-        1, ge=1, le=4096, description="GPUs; on a node without GPUs, its one cpu device. The engine trains on 1 only."
+        1,
+        ge=1,
+        le=4096,
+        description="GPUs of the whole run; on a node without GPUs, its one cpu device. One a node: as many as `nodes`.",
+    )
+    nodes: int = Field(
+        1,
+        ge=1,
+        le=512,
+        description="Nodes the run is spread over. Its devices are divided evenly among them, and each node runs one rank of"
+        " data-parallel training.",
     )
     kind: Literal["any", "cpu", "cuda"] = Field("any", description="Which devices will do.")
     dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="Precision of weights and arithmetic.")
@@ -54,6 +65,17 @@ class Resources(Section):
         600.0, ge=1, le=86400, description="A process of the run that gives no sign of life for so long counts as hung, seconds."
     )
     cpu_threads: int | None = Field(None, ge=1, le=1024, description="Cores the engine may use; empty: all of the node's.")
+
+    @model_validator(mode="after")
+    def devices_are_divided_evenly(self) -> Self:
+        if self.devices % self.nodes:
+            raise Impossible(
+                "devices",
+                f"counts the devices of the whole run, which are divided evenly among {self.nodes} nodes",
+                value=self.devices,
+                allowed=f"{self.nodes}, or another multiple of it",
+            )
+        return self
 
 
 class Queue(Section):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from oppo_contract.problems import SpecProblem, nearest
-from oppo_contract.sections.run import MOST_DEVICES, ON_ONE_DEVICE
+from oppo_contract.sections.run import DEVICES_A_NODE, ON_ONE_DEVICE
 from oppo_contract.sections.secrets import PREFIX, secret_names
 from oppo_contract.spec import ModelSpec, RunSpec
 
@@ -110,9 +110,10 @@ def _bad_ids(spec: RunSpec) -> Iterator[SpecProblem]:
 
 
 def _too_many(spec: RunSpec) -> Iterator[SpecProblem]:
-    if spec.resources.devices > MOST_DEVICES:
+    most = spec.resources.nodes * DEVICES_A_NODE
+    if spec.resources.devices > most:
         given = str(spec.resources.devices)
-        yield SpecProblem("resources.devices", f"is {given}, but {ON_ONE_DEVICE}", given, f"at most {MOST_DEVICES}")
+        yield SpecProblem("resources.devices", f"is {given}, but {ON_ONE_DEVICE}", given, f"at most {most}")
 
 
 def _missing(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
