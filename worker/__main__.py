@@ -22,6 +22,10 @@ def main(arguments: list[str]) -> int:
             from worker.supervisor import supervise
 
             return supervise(int(attempt_id), int(epoch))
+        case ["standby", control_fd, _] if control_fd.isdigit():
+            from worker.standby import supervise_what_comes
+
+            return supervise_what_comes(int(control_fd))
     sys.stderr.write(USAGE)
     return 2
 

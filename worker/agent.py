@@ -22,6 +22,7 @@ from worker.consumer import LAUNCH_FD
 from worker.devices import device_reports
 from worker.folders import NodeIdentity, WorkerFolder
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
+from worker.warm import NEVER_BEGAN, WarmStarts, WarmSupervisor
 
 LAUNCH_AGAIN_S = 5.0
 CONSUMER_AGAIN_S = 5.0
@@ -59,7 +60,8 @@ class Supervisors:
     """The supervisors of this node: the agent's children, and those that outlived an earlier agent."""
 
     folder: WorkerFolder
-    children: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    warm: WarmStarts
+    children: dict[int, subprocess.Popen[bytes] | WarmSupervisor] = field(default_factory=dict)
     launched_at: dict[int, float] = field(default_factory=dict)
 
     def launch(self, order: LaunchOrder) -> None:
@@ -69,23 +71,40 @@ class Supervisors:
         if alive or now - self.launched_at.get(number, float("-inf")) < LAUNCH_AGAIN_S:
             return
         self.launched_at[number] = now
+        child = self.warm.supervisor(order)
+        self.children[number] = child or self._start_cold(order)
+        log.info("supervisor_launched", attempt=number, epoch=order.epoch, warm=child is not None)
+
+    def _start_cold(self, order: LaunchOrder) -> subprocess.Popen[bytes]:
         lifeline = inherited_lifeline()  # none when the worker runs alone: then a supervisor may outlive its agent
-        self.children[number] = subprocess.Popen(
-            [sys.executable, "-m", "worker", "supervise", str(number), str(order.epoch)],
+        return subprocess.Popen(
+            [sys.executable, "-m", "worker", "supervise", str(order.attempt_id), str(order.epoch)],
             stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=() if lifeline is None else (lifeline,),
         )  # fmt: skip
-        log.info("supervisor_launched", attempt=number, epoch=order.epoch)
 
     def collect(self) -> None:
         """Forget children that have ended, and start one for every attempt that a killed supervisor left behind."""
         for number, child in list(self.children.items()):
-            if child.poll() is not None:
+            status = child.poll()
+            if status is not None:
                 del self.children[number]
-                log.info("supervisor_ended", attempt=number, status=child.returncode)
+                log.info("supervisor_ended", attempt=number, status=status)
+            if status is not None and isinstance(child, WarmSupervisor):
+                self._clear_away(child, status)
         for attempt in self.folder.attempts():
             claim = attempt.kept_claim() if attempt.attempt_id not in self.children else None
             if claim is not None and attempt.supervised() is None:
                 self.launch(LaunchOrder(attempt_id=attempt.attempt_id, epoch=claim.epoch))
+
+    def _clear_away(self, child: WarmSupervisor, status: int) -> None:
+        child.close()
+        if status == NEVER_BEGAN:
+            self.warm.gave_none()
+            self.children[child.order.attempt_id] = self._start_cold(child.order)
+
+    def forked_fds(self) -> list[int]:
+        """Readable when a supervisor ended that is no child of this process, so that no signal tells."""
+        return [child.fileno() for child in self.children.values() if isinstance(child, WarmSupervisor)]
 
     def running(self) -> list[RunningAttempt]:
         """Every attempt with a living supervisor, or with something left that the next one will ship and report."""
@@ -170,7 +189,8 @@ class NodeAgent:
 
     def __init__(self, folder: WorkerFolder, node: NodeIdentity) -> None:
         self.api = PlatformApi(node.platform_url, node.node_token)
-        self.supervisors = Supervisors(folder)
+        self.warm = WarmStarts(folder.path)
+        self.supervisors = Supervisors(folder, self.warm)
         self.consumer = Consumer()
         self.catalogue = Catalogue(node.models_roots)
         self.catalogue_due = True
@@ -187,7 +207,10 @@ class NodeAgent:
                 self._beat()
             self.supervisors.collect()
             self.consumer.keep_alive()
-            select.select([self.wake.fd, self.consumer.fd], [], [], max(0.0, next_beat - time.monotonic()))
+            self.warm.keep_alive()
+            select.select(
+                [self.wake.fd, self.consumer.fd, *self.supervisors.forked_fds()], [], [], max(0.0, next_beat - time.monotonic())
+            )
             self.wake.drain()
             for order in self.consumer.orders():
                 self.supervisors.launch(order)
@@ -195,6 +218,7 @@ class NodeAgent:
         if not keep_attempts:
             self.supervisors.stop()
             self.supervisors.wait_for_children(STOP_WITHIN_S)
+        self.warm.stop()
 
     def _beat(self) -> None:
         """Report the node, and act on the reply."""

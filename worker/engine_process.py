@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import socket
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from oppo_contract.wire import Claimed
 from worker.artifacts import ArtifactError, FileStore, check_manifest, path_of
 from worker.devices import engine_environment
 from worker.folders import AttemptFolder, NodeIdentity
+from worker.warm_engine import READ_EARLY, WarmGuard, start_warm
 
 # An engine may have an environment of its own, say another torch build.
 ENGINE_COMMAND = "OPPO_ENGINE_COMMAND"
@@ -26,6 +28,7 @@ ENGINE_COMMAND = "OPPO_ENGINE_COMMAND"
 KEPT_FROM_ENGINE = ("DATABASE_URL", "REDIS_URL", "OPPO_", "DJANGO_")
 # But for these: which reward services it may talk to, and their tokens.
 MEANT_FOR_ENGINE = "OPPO_REWARD_"
+WARM_PROGRAM = [sys.executable, "-m", "oppo_core"]
 PATIENT_S = 24 * 3600.0
 GONE_WITHIN_S = 30.0
 LOOK_AGAIN_S = 0.05
@@ -34,6 +37,16 @@ LOOK_AGAIN_S = 0.05
 def is_for_engine(variable: str) -> bool:
     """Whether the engine, which runs models and rules of others, gets to see an environment variable."""
     return variable.startswith(MEANT_FOR_ENGINE) or not variable.startswith(KEPT_FROM_ENGINE)
+
+
+def engine_environ() -> dict[str, str]:
+    """This process's environment as far as the engine may see it."""
+    return {key: value for key, value in os.environ.items() if is_for_engine(key)} | {"PYTHONUNBUFFERED": "1"}
+
+
+def engine_program() -> list[str]:
+    """What starts an engine."""
+    return shlex.split(os.environ.get(ENGINE_COMMAND, "")) or WARM_PROGRAM
 
 
 def engine_command(claimed: Claimed, folder: AttemptFolder, node: NodeIdentity) -> list[str]:
@@ -45,8 +58,15 @@ def engine_command(claimed: Claimed, folder: AttemptFolder, node: NodeIdentity) 
     store = FileStore(claimed.artifact_url)
     store.root.mkdir(parents=True, exist_ok=True)
     folder.spec_file.write_text(json.dumps(claimed.spec))
-    program = shlex.split(os.environ.get(ENGINE_COMMAND, "")) or [sys.executable, "-m", "oppo_core"]
-    command = [*program, "--spec", str(folder.spec_file), "--out", str(store.root), "--events", str(folder.engine_events)]
+    command = [
+        *engine_program(),
+        "--spec",
+        str(folder.spec_file),
+        "--out",
+        str(store.root),
+        "--events",
+        str(folder.engine_events),
+    ]
     for root in node.models_roots:
         command += ["--root", str(root)]
     if claimed.resume_from is not None:
@@ -68,12 +88,16 @@ class EngineProcess:
         device_indices: list[int],
         secrets: Mapping[str, str],
         on_end: Callable[[], None],
+        standby: socket.socket | None = None,
     ) -> None:
+        """Start `command`; warm when `standby` leads to an interpreter that can become it."""
         self._lifeline = Lifeline()
-        environment = {key: value for key, value in os.environ.items() if is_for_engine(key)} | dict(secrets)
-        environment |= {"PYTHONUNBUFFERED": "1", **engine_environment(device_indices)}
+        environment = {**engine_environ(), **secrets, "PYTHONUNBUFFERED": "1", **engine_environment(device_indices)}
+        warm: WarmGuard | None = None
         with folder.log_file("stdout").open("ab") as output, folder.log_file("stderr").open("ab") as errors:
-            self._guard = start_guarded(
+            if standby is not None and command[:3] == WARM_PROGRAM and not any(name.startswith(READ_EARLY) for name in secrets):
+                warm = start_warm(standby, command[3:], environment, folder.path, self._lifeline.fd, (output, errors), PATIENT_S)
+            self._guard = warm or start_guarded(
                 command,
                 self._lifeline.fd,
                 grace_s=PATIENT_S,
@@ -95,7 +119,7 @@ class EngineProcess:
     @property
     def exit_code(self) -> int:
         """Its exit status; 128 + n when signal n ended it."""
-        code = self._guard.returncode
+        code = int(self._guard.returncode or 0)
         return code if code >= 0 else 128 - code
 
     def ask_to_stop(self) -> None:

@@ -1,4 +1,4 @@
-"""One attempt, from claim to outcome: `python -m worker supervise ATTEMPT EPOCH`.
+"""One attempt, from claim to outcome: `python -m worker supervise ATTEMPT EPOCH`, or a fork that was ready (worker.warm).
 
     claim → start the engine → heartbeat until it ends → ship the rest → report → forget
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from typing import Literal
@@ -42,8 +43,9 @@ log = structlog.get_logger("worker.supervisor")
 class Supervisor:
     """Supervises one claimed attempt. `run` is its life; other threads only set events."""
 
-    def __init__(self, folder: AttemptFolder, claim: KeptClaim, node: NodeIdentity) -> None:
+    def __init__(self, folder: AttemptFolder, claim: KeptClaim, node: NodeIdentity, standby: socket.socket | None = None) -> None:
         self.folder, self.claim, self.node = folder, claim, node
+        self.standby = standby  # leads to an engine that has its imports done
         token = claim.claimed.attempt_token
         self.api = PlatformApi(node.platform_url, token)
         self.shipping = Shipping(folder, claim, PlatformApi(node.platform_url, token), on_started=self._on_started)
@@ -86,7 +88,7 @@ class Supervisor:
             self._keep_end(EngineEnd(exit_code=2, reason=str(error)))
             return
         claimed = self.claim.claimed
-        self.engine = EngineProcess(command, self.folder, claimed.device_indices, claimed.secrets, self._wake.set)
+        self.engine = EngineProcess(command, self.folder, claimed.device_indices, claimed.secrets, self._wake.set, self.standby)
         log.info("engine_started", attempt=self.folder.attempt_id, run=self.claim.claimed.run_id)
 
     def _watch(self, engine: EngineProcess) -> None:
@@ -216,8 +218,11 @@ def claim_attempt(folder: AttemptFolder, epoch: int, node: NodeIdentity) -> Kept
     return kept
 
 
-def supervise(attempt_id: int, epoch: int) -> int:
-    """The supervisor's main program. Returns 0, also when the attempt turns out not to be ours."""
+def supervise(attempt_id: int, epoch: int, standby: socket.socket | None = None) -> int:
+    """The supervisor's main program. Returns 0, also when the attempt turns out not to be ours.
+
+    `standby` leads to an engine that was forked for this attempt (worker.warm).
+    """
     watch_lifeline()
     worker = WorkerFolder.from_environment()
     node = worker.identity()
@@ -231,7 +236,7 @@ def supervise(attempt_id: int, epoch: int) -> int:
         if claim is None:
             folder.remove()
             return 0
-        supervisor = Supervisor(folder, claim, node)
+        supervisor = Supervisor(folder, claim, node, standby)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: supervisor.stop())
         try:

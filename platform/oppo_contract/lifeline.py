@@ -136,8 +136,6 @@ def die_with_parent(stop_signal: int) -> None:
 def _become(argv: Sequence[str], user: str, stop_signal: int, guard_pid: int) -> None:
     """In the forked child: drop the uid, ask to die with the guard, become the program. Never returns."""
     try:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
         if user:
             uid, gid = (int(part) for part in user.split(":"))
             os.setgroups([])
@@ -192,6 +190,20 @@ def guard(arguments: Sequence[str]) -> int:
             del rest[:2]
     lifeline_fd, stop_signal, grace_s = int(options["--fd"]), int(options["--stop"]), float(options["--grace"])
     os.set_inheritable(lifeline_fd, pass_on)
+    guard_pid = os.getpid()
+    status = fork_guarded(lifeline_fd, stop_signal, grace_s)
+    if status is None:
+        _become(rest[1:], options["--user"], stop_signal, guard_pid)
+        return 127
+    return status
+
+
+def fork_guarded(lifeline_fd: int, stop_signal: int, grace_s: float) -> int | None:
+    """Fork, and stand guard over the child. The caller must have no other thread.
+
+    Returns:
+        None in the child, whose signals are as a new program finds them; in the guard, after the child's end, its exit status.
+    """
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -199,13 +211,16 @@ def guard(arguments: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: asked.append(received))
     signal.signal(signal.SIGCHLD, lambda _received, _frame: None)
-    guard_pid = os.getpid()
     pid = os.fork()
-    if pid == 0:
-        with contextlib.suppress(ValueError):
-            signal.set_wakeup_fd(-1)
-        _become(rest[1:], options["--user"], stop_signal, guard_pid)
-    return _stand_guard(pid, lifeline_fd, stop_signal, grace_s, wake_read, asked)
+    if pid != 0:
+        return _stand_guard(pid, lifeline_fd, stop_signal, grace_s, wake_read, asked)
+    with contextlib.suppress(ValueError):
+        signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    os.close(wake_read)
+    os.close(wake_write)
+    return None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,25 @@
+"""A supervisor with its imports done that waits for its order: `python -m worker standby FD`, forked once for every attempt."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+from oppo_contract.standby import receive_order, serve_forks, show_arguments
+from oppo_contract.wire import LaunchOrder
+from worker.supervisor import supervise
+
+
+def supervise_what_comes(control_fd: int) -> int:
+    """Wait, and in each fork supervise one attempt; returns its exit status, or 0 when the agent is gone."""
+    job = serve_forks(control_fd)
+    if job is None:
+        return 0
+    with job:  # open for as long as this process lives: its end tells the agent
+        received = receive_order(job)
+        if received is None:
+            return 0
+        order = LaunchOrder.model_validate(received[0])
+        standby = socket.socket(fileno=received[1][0]) if received[1] else None
+        show_arguments([sys.executable, "-m", "worker", "supervise", str(order.attempt_id), str(order.epoch)])
+        return supervise(order.attempt_id, order.epoch, standby)
