@@ -19,12 +19,13 @@ from typing import Any
 from oppo_contract.lifeline import LIFELINE_FD, die_with_parent, fork_guarded
 from oppo_contract.standby import receive_order, serve_forks, show_arguments
 
-PROGRAM = ("-m", "oppo_core")
+PROGRAM = (sys.executable, "-m", "oppo_core")
 
 
 def wait_for_an_attempt(control_fd: int) -> list[str]:
     """Import, then wait. Returns only in a fork that has become an engine, with its arguments."""
     _import_engine()
+    show_arguments([*PROGRAM, "--standby", "ready"])
     job = serve_forks(control_fd)
     if job is None:
         os._exit(0)
@@ -32,6 +33,7 @@ def wait_for_an_attempt(control_fd: int) -> list[str]:
     if received is None:  # the attempt was not ours after all
         os._exit(0)
     order, fds = received
+    show_arguments([*PROGRAM, "--guard"])
     return _become_engine(order, fds, job)
 
 
@@ -69,7 +71,7 @@ def _become_engine(order: dict[str, Any], fds: list[int], job: socket.socket) ->
     signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments: list[str] = order["arguments"]
     sys.argv[1:] = arguments
-    show_arguments([sys.executable, *PROGRAM, *arguments])
+    show_arguments([*PROGRAM, *arguments])
     return arguments
 
 

@@ -9,9 +9,12 @@ from oppo_contract.standby import receive_order, serve_forks, show_arguments
 from oppo_contract.wire import LaunchOrder
 from worker.supervisor import supervise
 
+PROGRAM = (sys.executable, "-m", "worker")
+
 
 def supervise_what_comes(control_fd: int) -> int:
     """Wait, and in each fork supervise one attempt; returns its exit status, or 0 when the agent is gone."""
+    show_arguments([*PROGRAM, "standby", "ready"])
     job = serve_forks(control_fd)
     if job is None:
         return 0
@@ -21,5 +24,5 @@ def supervise_what_comes(control_fd: int) -> int:
             return 0
         order = LaunchOrder.model_validate(received[0])
         standby = socket.socket(fileno=received[1][0]) if received[1] else None
-        show_arguments([sys.executable, "-m", "worker", "supervise", str(order.attempt_id), str(order.epoch)])
+        show_arguments([*PROGRAM, "supervise", str(order.attempt_id), str(order.epoch)])
         return supervise(order.attempt_id, order.epoch, standby)

@@ -2,7 +2,7 @@
 
 spec["engine"]: steps, step_s, checkpoint_every, ignore_sigterm, die_at (a step), exit_code, leave_child, say (lines a step),
 bulk (metrics a step), keep (checkpoints, but for those that are spared), blab (an environment variable that it tells
-everybody, and then fails).
+everybody, and then fails), tell (a file in which it describes its process).
 """
 
 from __future__ import annotations
@@ -106,6 +106,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if ignore else lambda _number, _frame: stopping.set())
     if how.get("leave_child"):
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(options.out)])
+    if "tell" in how:
+        process = {"pid": os.getpid(), "session": os.getsid(0), "folder": os.getcwd(), "arguments": sys.argv[1:]}
+        Path(how["tell"]).write_text(json.dumps({**process, "path": sys.path, "environ": dict(os.environ)}))
     first = json.loads((options.resume_from / "manifest.json").read_text())["step"] if options.resume_from else 0
     train(how, options.out, Journal(options.events), first)
     return 0

@@ -22,7 +22,8 @@ def send(bench: Any, redis_url: str) -> Any:
 def consumer_of(agent: Any) -> psutil.Process | None:
     """The agent's Celery consumer."""
     below = psutil.Process(agent.pid).children(recursive=True)
-    return next((process for process in below if "consume" in process.cmdline()), None)
+    alive = [process for process in below if process.status() != psutil.STATUS_ZOMBIE]
+    return next((process for process in alive if "consume" in process.cmdline()), None)
 
 
 def test_the_same_message_three_times_starts_one_engine(bench: Any, tools: Any, send: Any) -> None:
