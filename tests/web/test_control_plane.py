@@ -11,9 +11,15 @@ from django.test import override_settings
 
 from oppo_platform import clock
 from oppo_platform.clock import ManualClock, use_clock
+from oppo_platform.cluster import services as cluster
+from oppo_platform.cluster.models import DeviceState
 from oppo_platform.runs import attempts, steering
 from oppo_platform.runs.models import Attempt
-from oppo_platform.scheduling import dispatch
+from oppo_platform.scheduling import cycle, dispatch
+from oppo_platform.scheduling.models import Allocation
+from oppo_platform.telemetry import ingest
+from oppo_platform.telemetry.models import ProducerMark
+from tests.web.plane import network
 from tests.web.plane.simulation import SETTINGS, ControlPlane
 
 QUICK, FULL = 25, 1000
@@ -60,11 +66,41 @@ def keeps_devices(attempt, state, outcome, reason, exit_code=None):
     )
 
 
-real_claim = attempts.claim
+def trusting_fence(attempt_id, outcome, cause, actor, devices):
+    """Gives the devices of a silent attempt away at once."""
+    return real_fence(attempt_id, outcome, cause, actor, DeviceState.READY)
+
+
+def deaf_to_reports(node_id, reported):
+    """Takes an attempt away although its node says that it is there."""
+    return real_give_up(node_id, set())
+
+
+def forgets_what_it_has(attempt_id, producer, events):
+    """Applies a batch whatever was applied before."""
+    ProducerMark.objects.filter(attempt_id=attempt_id, producer=producer).update(high_water=events[0].seq - 1)
+    return real_ingest(attempt_id, producer, events)
+
+
+def settles_again(now):
+    """Adds what it has added before."""
+    Allocation.objects.filter(released_at__isnull=False).update(settled=False)
+    return real_settle(now)
+
+
+real_claim, real_fence, real_give_up = attempts.claim, attempts.fence, cluster.give_up_orphans
+real_ingest, real_settle, real_note = ingest.ingest, cycle.settle, cluster._note_devices
 # What is broken: where, how, and a seed that finds it (if it does not any more, others are tried).
 BROKEN = {
     "a claim without compare-and-set": ([(attempts, "claim", careless_claim)], 13),
     "an end that keeps devices": ([(attempts, "end_attempt", keeps_devices), (steering, "end_attempt", keeps_devices)], 0),
+    "a fence that trusts the silent": ([(cycle, "fence", trusting_fence)], 28),
+    "a report that clears fenced devices": ([(cluster, "_note_devices", lambda n, r, clear: real_note(n, r, True))], 28),
+    "orphans that are none": ([(cluster, "give_up_orphans", deaf_to_reports)], 17),
+    "a wish that waits for nobody": ([(steering, "_signalled", lambda attempt, within_s: False)], 5),
+    "events applied twice": ([(network, "ingest", forgets_what_it_has)], 20),
+    "usage settled twice": ([(cycle, "settle", settles_again)], 0),
+    "a cycle that gives no reasons": ([(cycle, "tell_waiting", lambda decisions, now: 0)], 0),
 }
 
 

@@ -164,8 +164,8 @@ class ControlPlane:
             self.laws.looked_at = None
             self.say("the scheduler dies in the middle of a cycle")
             return
-        self.say(f"cycle: {result}")
         assert result is not None
+        self.say(f"cycle: {result.counts()}")
         still = not (result.placed or result.preempted or result.fenced)
         unclear = Device.objects.exclude(state=DeviceState.READY).exists() or Allocation.objects.filter(settled=False).exists()
         later = Run.objects.filter(state=RunState.QUEUED).exclude(waiting__code__in=FOR_EVER).exists()
