@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import oppo_platform.scheduling.policy.backfill as backfill
+import oppo_platform.scheduling.policy.placement as placement
 import oppo_platform.scheduling.policy.queue as queue
 from oppo_platform.scheduling.policy.board import Board
 from oppo_platform.scheduling.policy.fair_share import Shares
@@ -58,10 +59,15 @@ def _whatever_is_borrowed(search: Search, team_id: int, lost: int, *_: int) -> b
     return search.board.ledger.borrowed((team_id, search.place.pool_id), lost) > 0
 
 
+def _as_it_comes(bins: Any, part: int, nodes: int, amount: Any) -> Any:
+    return placement.whole_cut(bins, part * nodes, nodes, amount)
+
+
 MUTANTS = [
     Mutant("placed devices stay free", Room, "take", lambda *_: [], "no_device_twice"),
     Mutant("no limit to borrowing", Ledger, "limit_of", lambda *_: None, "no_quota_exceeded"),
     Mutant("a gang starts with a device less", Room, "fit", _half(Room.fit), "gangs_whole"),
+    Mutant("so many nodes are so many at most", placement, "even_cut", _as_it_comes, "exact_nodes"),
     Mutant("only the head is told why", plan, "explain", _only_the_first(plan.explain), "everyone_told"),
     Mutant("ties are broken by chance", queue, "place_in_team", lambda run: -run.priority, "deterministic"),
     Mutant("young runs are stopped", Board, "may_stop", lambda board, run: run.run_id not in board.leaving, "victims_allowed"),

@@ -57,17 +57,31 @@ def no_quota_exceeded(snapshot: Snapshot, decisions: Decisions) -> None:
 
 
 def gangs_whole(snapshot: Snapshot, decisions: Decisions) -> None:
-    """A placed run has all its devices, of one kind and pool, on one node or on whole nodes and one more, where it may be."""
+    """A placed run has all its devices, of one kind and pool, where it may be: on one node, or on whole nodes and one more."""
     nodes = {node.node_id: node for node in snapshot.nodes}
     runs = {run.run_id: run for run in snapshot.waiting}
     for placement in decisions.placements:
         run, on = runs[placement.run_id], [nodes[node_id] for node_id in placement.devices]
         assert len(ids_of(placement)) == run.devices
-        assert 1 <= len(on) <= run.nodes_max
         assert all(_suits(run, node, placement) for node in on)
         assert len({d.kind for n in on for d in n.devices if d.device_id in placement.devices[n.node_id]}) == 1
+        if run.nodes is not None:
+            continue
+        assert 1 <= len(on) <= run.nodes_max
         partly = [n for n in on if len(placement.devices[n.node_id]) < sum(d.state == "ready" for d in n.devices)]
         assert len(on) == 1 or len(partly) <= 1
+
+
+def exact_nodes(snapshot: Snapshot, decisions: Decisions) -> None:
+    """A run that asks for a number of nodes has, and is reserved, exactly so many, with an equal part on each."""
+    nodes, runs = {node.node_id: node for node in snapshot.nodes}, {run.run_id: run for run in snapshot.waiting}
+    for entry in (*decisions.placements, *decisions.reservations):
+        run = runs[entry.run_id]
+        if run.nodes is None:
+            continue
+        assert [len(ids) for ids in entry.devices.values()] == [run.devices // run.nodes] * run.nodes
+        assert all(d // 100 == node_id for node_id, ids in entry.devices.items() for d in ids)
+        assert all(nodes[node_id].joins_others for node_id in entry.devices)
 
 
 def _suits(run: WaitingRun, node: Node, placement: Placement) -> bool:
@@ -182,7 +196,11 @@ def _quota_free(run: WaitingRun, pool_id: int, victims: Iterable[RunningRun], sn
 
 
 def _fits(run: WaitingRun, pool_id: int, room: set[int], snapshot: Snapshot) -> bool:
-    """Whether these devices hold the run on one node (several nodes are left to other tests: this errs on the safe side)."""
+    """Whether these devices hold the run on one node, or on as many as it asks for.
+
+    Whole nodes are left to other tests: this errs on the safe side.
+    """
+    enough: Counter[str] = Counter()
     for node in snapshot.nodes:
         if not (node.connected and not node.draining and node.pool_id == pool_id) or node.node_id in run.excluded_nodes:
             continue
@@ -191,9 +209,11 @@ def _fits(run: WaitingRun, pool_id: int, room: set[int], snapshot: Snapshot) -> 
         if run.pools is not None and pool_id not in run.pools:
             continue
         ready = [d for d in node.devices if d.state == "ready" and run.kind in ("any", d.kind) and d.device_id in room]
-        if len(ready) >= run.devices:
+        if run.nodes is None and len(ready) >= run.devices:
             return True
-    return False
+        if run.nodes is not None and node.joins_others and len(ready) >= run.devices // run.nodes:
+            enough[node.devices[0].kind] += 1
+    return any(count >= run.nodes for count in enough.values()) if run.nodes is not None else False
 
 
 def reservations_kept(snapshot: Snapshot, decisions: Decisions) -> None:
@@ -243,7 +263,19 @@ def own_quota_first(snapshot: Snapshot, decisions: Decisions) -> None:
             assert not (within and borrows and first and usable)
 
 
-HOPELESS = {"backoff", "home_away", "missing", "apart", "excluded", "kind", "too_large", "unhealthy", "quota_never", "no_node"}
+HOPELESS = {
+    "old_worker",
+    "backoff",
+    "home_away",
+    "missing",
+    "apart",
+    "excluded",
+    "kind",
+    "too_large",
+    "unhealthy",
+    "quota_never",
+    "no_node",
+}
 
 
 def decisions_about(run: WaitingRun, decisions: Decisions) -> str:
@@ -257,6 +289,7 @@ PROPERTIES: dict[str, Property] = {
         no_device_twice,
         no_quota_exceeded,
         gangs_whole,
+        exact_nodes,
         everyone_told,
         deterministic,
         victims_allowed,

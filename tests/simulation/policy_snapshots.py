@@ -58,7 +58,8 @@ def _node(rng: Random, number: int, pool_id: int) -> Node:
     devices = tuple(Device(number * 100 + i, kind, "H100", rng.choice(states)) for i in range(rng.choice([1, 2, 4, 4, 4])))
     offers = frozenset([NEED] if rng.random() < 0.7 else [])
     away = rng.random()
-    return Node(number, f"n{number}", pool_id, devices, offers, connected=away > 0.05, draining=away > 0.95)
+    joins = rng.random() < 0.95
+    return Node(number, f"n{number}", pool_id, devices, offers, connected=away > 0.05, draining=away > 0.95, joins_others=joins)
 
 
 def _occupy(rng: Random, nodes: list[Node]) -> tuple[list[Node], tuple[RunningRun, ...]]:
@@ -98,11 +99,12 @@ def _running(rng: Random, run_id: int, ids: list[int]) -> RunningRun:
 
 
 def _waiting(rng: Random, run_id: int, nodes: list[Node]) -> WaitingRun:
-    home = rng.choice(nodes)
+    home, exactly = rng.choice(nodes), rng.choice([None] * 6 + [2, 2, 3])
     return WaitingRun(
         run_id,
         rng.randint(1, 3),
-        rng.choice([1, 1, 1, 1, 2, 2, 2, 3, 4, 6]),
+        rng.choice([1, 1, 1, 1, 2, 2, 2, 3, 4, 6]) if exactly is None else exactly * rng.choice([1, 1, 2]),
+        nodes=exactly,
         priority=rng.choice([20, 50, 50, 80]),
         nodes_max=rng.choice([1, 1, 2, 3]),
         kind=rng.choice(["any", "cuda", "cuda"]),

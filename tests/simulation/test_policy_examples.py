@@ -52,6 +52,41 @@ def test_a_gang_gets_whole_nodes_and_the_rest_on_one_more():
     assert not plan(cluster([node(1), node(2), node(3)], [waiting(1, devices=11, nodes_max=2)], busy), 0).placements
 
 
+def test_a_run_that_asks_for_nodes_gets_exactly_so_many_with_an_equal_part_on_each():
+    nodes = [node(1), node(2), node(3)]
+    made = plan(cluster(nodes, [waiting(1, devices=4, nodes=2)], [running(10, 1, [201])]), 0)
+    assert made.placements[0].devices == {1: (100, 101), 2: (200, 202)}  # node 2 is the fullest that has two
+    assert not plan(cluster([node(1, 8)], [waiting(1, devices=2, nodes=2)]), 0).placements
+    mixed = [node(1, 1, kind="cpu"), node(2, 1, kind="cuda")]
+    told = why(plan(cluster(mixed, [waiting(1, devices=2, nodes=2)]), 0), 1)
+    assert told == ("too_large", "Needs 2 nodes with 1 device each; 1 connected one would do.")
+
+
+def test_room_is_made_on_every_node_of_a_run_that_asks_for_nodes():
+    busy = [running(10, 1, [100], priority=10), running(11, 1, [200], priority=10), running(12, 1, [300], preemptible=False)]
+    made = plan(cluster([node(1, 1), node(2, 1), node(3, 1)], [waiting(1, devices=2, nodes=2)], busy), 0)
+    assert sorted(p.run_id for p in made.preemptions) == [10, 11]
+    assert [dict(r.devices) for r in made.reservations] == [{1: (100,), 2: (200,)}]
+
+
+def test_a_reservation_of_a_run_that_asks_for_nodes_is_where_they_open_first():
+    ends = {100: 50.0, 200: 90.0, 300: 70.0}
+    busy = [running(10 + d, 2, [d], preemptible=False, expected_end=end) for d, end in ends.items()]
+    made = plan(cluster([node(1, 1), node(2, 1), node(3, 1)], [waiting(1, devices=2, nodes=2)], busy), 0)
+    assert [(dict(r.devices), r.start) for r in made.reservations] == [({1: (100,), 3: (300,)}, 70.0)]
+
+
+def test_workers_that_cannot_join_others_get_runs_on_one_node_only():
+    old = [node(1, 1), replace(node(2, 1), joins_others=False)]
+    made = plan(cluster(old, [waiting(1, devices=2, nodes=2), waiting(2), waiting(3)]), 0)
+    assert placed(made) == [2, 3]
+    text = "Needs 2 devices on 2 nodes, and the workers of n2 are too old to take part in that."
+    assert why(made, 1) == ("old_worker", text)
+    gone = waiting(1, devices=2, nodes=2, excluded_nodes=frozenset([1]))
+    text = "Needs 2 nodes; its retry rules exclude n1, and too few others would do."
+    assert why(plan(cluster([node(1, 1), node(2, 1)], [gone]), 0), 1) == ("excluded", text)
+
+
 def test_own_quota_goes_before_borrowed_and_then_the_lower_share():
     quotas = {2: Quota(1, None)}
     made = plan(cluster([node(1, 1)], [waiting(1, 1), waiting(2, 2)], quotas=quotas, usage={2: 1e6}), 0)

@@ -48,6 +48,8 @@ def _condition(devices: DevicesByNode, place: Place, board: Board) -> Backfill |
 
 def earliest(demand: Demand, place: Place, board: Board, liked: frozenset[int]) -> tuple[float, DevicesByNode]:
     """When and on which devices the run could start there, as far as one can tell; `liked`: its devices in the last plan."""
+    if demand.nodes is not None:
+        return _even_nodes(demand.devices // demand.nodes, demand.nodes, place, liked)
     single = [
         (*_opening(b, demand.devices), sum(d not in liked for d in b.free_at), b.node.node_id, b)
         for b in place.bins
@@ -57,6 +59,13 @@ def earliest(demand: Demand, place: Place, board: Board, liked: frozenset[int]) 
         start, _, _, _, best = min(single, key=lambda entry: entry[:4])
         return start, {best.node.node_id: _first_free(best, demand.devices)}
     return _whole_nodes(demand, place)
+
+
+def _even_nodes(part: int, nodes: int, place: Place, liked: frozenset[int]) -> tuple[float, DevicesByNode]:
+    """The same for a part on each of so many nodes: those that open first."""
+    able = [(*_opening(b, part), sum(d not in liked for d in b.free_at), b.node.node_id, b) for b in place.bins if b.size >= part]
+    first = sorted(able, key=lambda entry: entry[:4])[:nodes]
+    return max(entry[0] for entry in first), {b.node.node_id: _first_free(b, part) for *_, b in first}
 
 
 def _opening(each: Bin, devices: int) -> tuple[float, int]:

@@ -6,6 +6,7 @@ every registered node, away or draining or with devices out of order, and on its
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from oppo_platform.scheduling.policy.placement import Bin, Room
@@ -51,6 +52,8 @@ def _large_enough(run: WaitingRun, bins: Sequence[Bin]) -> bool:
 
 
 def _spread(sizes: Sequence[int], run: WaitingRun) -> bool:
+    if run.nodes is not None:
+        return sum(size >= run.devices // run.nodes for size in sizes) >= run.nodes
     return sum(sorted(sizes, reverse=True)[: run.nodes_max]) >= run.devices
 
 
@@ -107,10 +110,28 @@ def _why(run: WaitingRun, nodes: Sequence[Node], bins: Sequence[Bin], word: str)
         text = f"No single {word} worker has all the models and prompts it needs."
         return Reason("apart", text, {}, None, "A worker that has all of them.")
     allowed = [b for b in bins if b.node.node_id not in run.excluded_nodes]
+    names = ", ".join(sorted({b.node.name for b in bins if b not in allowed}))
     if not allowed:
-        names = ", ".join(sorted({b.node.name for b in bins}))
         return Reason("excluded", f"Its retry rules exclude every node that would do: {names}.", {}, None, "Another node.")
+    if run.nodes is not None and _fits_into(run, bins) and not _fits_into(run, allowed):
+        text = f"Needs {run.nodes} nodes; its retry rules exclude {names}, and too few others would do."
+        return Reason("excluded", text, {}, None, "Another node.")
+    old = sorted({b.node.name for b in allowed if not b.node.joins_others})
+    if run.nodes is not None and old and _fits_into(run, allowed):
+        text = (
+            f"Needs {asked(run)} on {nodes_allowed(run)}, and the workers of {', '.join(old)} are too old to take part in that."
+        )
+        return Reason("old_worker", text, {"nodes": run.nodes}, None, "Newer workers on those nodes.")
     return _too_large(run, allowed, word)
+
+
+def _fits_into(run: WaitingRun, bins: Sequence[Bin]) -> bool:
+    """Whether bins of one pool and kind could hold it if all their devices were in order and free."""
+    by_group: dict[tuple[int, str], list[int]] = {}
+    for each in bins:
+        if run.kind in ("any", each.kind) and (run.pools is None or each.node.pool_id in run.pools):
+            by_group.setdefault((each.node.pool_id, each.kind), []).append(each.registered)
+    return any(_spread(sizes, run) for sizes in by_group.values())
 
 
 def _too_large(run: WaitingRun, bins: Sequence[Bin], word: str) -> Reason:
@@ -120,12 +141,23 @@ def _too_large(run: WaitingRun, bins: Sequence[Bin], word: str) -> Reason:
         return Reason("kind", text, {"kind": run.kind}, None, "A node that has some.")
     most = max(b.registered for b in fitting)
     detail = {"devices": run.devices, "nodes_max": run.nodes_max, "largest": most}
-    by_group: dict[tuple[int, str], list[int]] = {}
-    for each in fitting:
-        by_group.setdefault((each.node.pool_id, each.kind), []).append(each.registered)
-    if any(_spread(sizes, run) for sizes in by_group.values()):
+    if _fits_into(run, fitting):
         text = f"Needs {asked(run)} on {nodes_allowed(run)}, and too many devices are out of order."
         return Reason("unhealthy", text, detail, None, "Devices that are put in order.")
+    if run.nodes is not None:
+        return _too_few(run, fitting, word)
     text = f"Needs {asked(run)} on {nodes_allowed(run)}; the largest {word} one that would do has {most}."
     sooner = "A run with fewer devices" + ("." if run.nodes_max > 1 else ", or one that may span several nodes.")
     return Reason("too_large", text, detail, None, sooner)
+
+
+def _too_few(run: WaitingRun, bins: Sequence[Bin], word: str) -> Reason:
+    """Too few nodes for a run that asks for a number of them."""
+    part = run.devices // (run.nodes or 1)
+    by_kind = Counter((b.node.pool_id, b.kind) for b in bins if b.registered >= part)
+    enough = max(by_kind.values(), default=0)
+    each, ones = "device" + "s" * (part > 1), "one" + "s" * (enough != 1)
+    text = f"Needs {nodes_allowed(run)} with {part} {each} each; {enough} {word} {ones} would do."
+    return Reason(
+        "too_large", text, {"devices": run.devices, "nodes": run.nodes, "would_do": enough}, None, "A run on fewer nodes."
+    )

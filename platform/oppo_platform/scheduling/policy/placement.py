@@ -1,7 +1,8 @@
 """Which devices: the free ones by node and kind, and the choice of a node or of whole nodes for a gang.
 
 A run's devices are of one kind and in one pool. It gets them on the fullest node that has enough (best fit: that leaves the
-larger gaps whole); when no node is large enough and the run allows several, it gets whole nodes, and the rest on one more.
+larger gaps whole); when no node is large enough and the run allows several, it gets whole nodes, and the rest on one more. A run
+that asks for a number of nodes gets exactly so many, the fullest that have its part, with an equal part of its devices on each.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from oppo_platform.scheduling.policy.snapshot import DevicesByNode, Node, Reservation, RunningRun, Snapshot, WaitingRun
 
@@ -54,7 +56,19 @@ class Demand:
 
     devices: int
     nodes_max: int
+    nodes: int | None
     places: list[Place]
+
+
+class Wanted(Protocol):
+    """How many devices, and on how many nodes: a waiting run, or a demand."""
+
+    @property
+    def devices(self) -> int: ...
+    @property
+    def nodes_max(self) -> int: ...
+    @property
+    def nodes(self) -> int | None: ...
 
 
 Cut = list[tuple[Bin, int]]  # so many devices of each bin
@@ -67,8 +81,25 @@ def best_fit(bins: Iterable[Bin], devices: int, amount: Callable[[Bin], int]) ->
     return None if found is None else found[2]
 
 
-def cut(bins: Sequence[Bin], devices: int, nodes_max: int, amount: Callable[[Bin], int]) -> Cut | None:
-    """Devices on one node, else on whole nodes (all that is in order there) and the rest on one more; None: it does not fit."""
+def cut(bins: Sequence[Bin], wanted: Wanted, amount: Callable[[Bin], int]) -> Cut | None:
+    """Devices on one node, else on whole nodes (all that is in order there) and the rest on one more; None: it does not fit.
+
+    Or on exactly as many nodes as are asked for.
+    """
+    if wanted.nodes is not None:
+        return even_cut(bins, wanted.devices // wanted.nodes, wanted.nodes, amount)
+    return whole_cut(bins, wanted.devices, wanted.nodes_max, amount)
+
+
+def even_cut(bins: Sequence[Bin], each: int, nodes: int, amount: Callable[[Bin], int]) -> Cut | None:
+    """So many devices on each of exactly so many nodes, on those with the least that is enough; None: it does not fit."""
+    enough = sorted((offered, b.node.node_id) for b in bins if (offered := amount(b)) >= each)
+    chosen = {node_id for _, node_id in enough[:nodes]}
+    return [(b, each) for b in bins if b.node.node_id in chosen] if len(chosen) == nodes else None
+
+
+def whole_cut(bins: Sequence[Bin], devices: int, nodes_max: int, amount: Callable[[Bin], int]) -> Cut | None:
+    """Devices on one node, else on whole nodes and the rest on one more; None: it does not fit."""
     chosen: Cut = []
     left, rest = list(bins), devices
     while len(chosen) < nodes_max:
@@ -135,9 +166,9 @@ class Room:
     def demand(self, run: WaitingRun) -> Demand:
         """The run's demand, shared with all runs that ask for the same."""
         home = None if run.home is None else run.home[0]
-        key = (run.devices, run.nodes_max, run.kind, run.needs, run.pools, home, run.excluded_nodes)
+        key = (run.devices, run.nodes_max, run.nodes, run.kind, run.needs, run.pools, home, run.excluded_nodes)
         if key not in self._demands:
-            self._demands[key] = Demand(run.devices, run.nodes_max, list(self._places(run)))
+            self._demands[key] = Demand(run.devices, run.nodes_max, run.nodes, list(self._places(run)))
         return self._demands[key]
 
     def _places(self, run: WaitingRun) -> Iterator[Place]:
@@ -146,14 +177,14 @@ class Room:
             if each.node.schedulable and each.size and may_use(run, each):
                 groups.setdefault((each.kind != "cuda", each.node.pool_id, each.kind), []).append(each)
         for (_, pool_id, kind), bins in sorted(groups.items()):
-            if cut(bins, run.devices, run.nodes_max, lambda b: b.size):
+            if cut(bins, run, lambda b: b.size):
                 yield Place(pool_id, kind, bins)
 
     def fit(self, demand: Demand, place: Place) -> DevicesByNode | None:
         """Free devices that nobody has reserved, or None."""
         if place.full or self.free_in.get(place.pool_id, 0) < demand.devices:
             return None
-        chosen = cut(place.bins, demand.devices, demand.nodes_max, lambda b: len(b.free))
+        chosen = cut(place.bins, demand, lambda b: len(b.free))
         place.full = chosen is None
         return None if chosen is None else {b.node.node_id: tuple(b.free[:count]) for b, count in chosen}
 
@@ -164,7 +195,7 @@ class Room:
         open_to = {
             b: [*b.free, *(d for d, kept in b.kept.items() if kept.start is not None and until <= kept.start)] for b in place.bins
         }
-        chosen = cut(place.bins, demand.devices, demand.nodes_max, lambda b: len(open_to[b]))
+        chosen = cut(place.bins, demand, lambda b: len(open_to[b]))
         if chosen is None:
             place.no_gap_until = until
             return None
@@ -220,4 +251,5 @@ def may_use(run: WaitingRun, each: Bin) -> bool:
         and run.needs <= node.offers
         and (run.home is None or run.home[0] == node.node_id)
         and node.node_id not in run.excluded_nodes
+        and (run.nodes is None or node.joins_others)
     )

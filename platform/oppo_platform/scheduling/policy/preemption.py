@@ -142,6 +142,12 @@ class Search:
             return self._open(each) + sum(len(victim.by_bin[each]) for victim in by_bin.get(each, ()))
 
         able = [(each, reach(each)) for each in self.place.bins]
+        if self.demand.nodes is not None:
+            part = self.demand.devices // self.demand.nodes
+            near = sorted((b for b, most in able if most >= part), key=lambda b: (max(0, part - self._open(b)), b.node.node_id))
+            if len(near) >= self.demand.nodes:
+                yield [(each, part) for each in near[: self.demand.nodes]]
+            return
         yield from ([(each, self.demand.devices)] for each, most in able if most >= self.demand.devices)
         if self.demand.nodes_max > 1:
             whole = [each for each, most in able if most >= each.size]
@@ -221,7 +227,7 @@ class Search:
         def amount(each: Bin) -> int:
             return self._open(each) + sum(len(v.by_bin.get(each, ())) for v in victims)
 
-        return cut(self.place.bins, self.demand.devices, self.demand.nodes_max, amount)
+        return cut(self.place.bins, self.demand, amount)
 
     def _cleared(self, victims: list[Victim]) -> Cleared:
         devices = {}

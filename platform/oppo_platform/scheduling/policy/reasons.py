@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oppo_platform.scheduling.policy.board import Blocked, Board
-from oppo_platform.scheduling.policy.placement import UNKNOWN, Bin, Place, cut
+from oppo_platform.scheduling.policy.placement import UNKNOWN, Bin, Place, cut, whole_cut
 from oppo_platform.scheduling.policy.snapshot import Reason, RunningRun, WaitingRun
 from oppo_platform.scheduling.policy.words import asked, nodes_allowed, runs
 
@@ -77,7 +77,7 @@ def _quota(blocked: Blocked, board: Board) -> Reason:
 def _devices(blocked: Blocked, board: Board) -> Reason:
     """Why there is no room, judged on the places that are not closed by the quota alone."""
     run, demand = blocked.run, blocked.demand
-    short = [place for place in demand.places if cut(place.bins, run.devices, run.nodes_max, lambda b: len(b.free)) is None]
+    short = [place for place in demand.places if cut(place.bins, run, lambda b: len(b.free)) is None]
     if not short:
         return _quota(blocked, board)
     bins = [each for place in short for each in place.bins]
@@ -85,7 +85,7 @@ def _devices(blocked: Blocked, board: Board) -> Reason:
     free = sum(len(each.free) + len(each.kept) for each in bins)
     wanted = asked(run, _model(bins))
     detail = {"devices": run.devices, "free": free, "kept": len(keepers), "usable": sum(each.size for each in bins)}
-    if keepers and any(cut(place.bins, run.devices, run.nodes_max, lambda b: len(b.free) + len(b.kept)) for place in short):
+    if keepers and any(cut(place.bins, run, lambda b: len(b.free) + len(b.kept)) for place in short):
         own = [run_id for run_id in keepers if board.team_of.get(run_id) == run.team_id]
         keeper = f"run {own[0]}" if own else "a run of another team"
         text = f"Waits for {wanted}: enough are free, but kept for {keeper} in front of it."
@@ -115,8 +115,10 @@ def _fewer(run: WaitingRun, places: Sequence[Place]) -> str:
     def open_to_it(each: Bin) -> int:
         return len(each.free) + sum(kept.run_id == run.run_id for kept in each.kept.values())
 
+    if run.nodes is not None:
+        return "Runs that end, or more nodes."
     for place in places:
-        chosen = cut(place.bins, run.devices, len(place.bins), open_to_it)
+        chosen = whole_cut(place.bins, run.devices, len(place.bins), open_to_it)
         if chosen and len(chosen) > run.nodes_max:
             return f"It would start now if it could span {len(chosen)} nodes."
     most = max((open_to_it(each) for place in places for each in place.bins), default=0)

@@ -61,6 +61,7 @@ class Node:
     offers: frozenset[Need] = frozenset()
     connected: bool = True
     draining: bool = False
+    joins_others: bool = True  # its worker can take part in a run on several nodes
 
     @property
     def schedulable(self) -> bool:
@@ -113,6 +114,7 @@ class WaitingRun:
     user_id: int | None = None
     priority: int = 50  # 1–99, higher goes first, compared within the team only
     nodes_max: int = 1  # a gang may span whole nodes up to this many
+    nodes: int | None = None  # exactly so many, with an equal part of the devices on each, whatever `nodes_max` says
     kind: str = "any"  # "any" | "cuda" | "cpu"; kinds are never mixed
     needs: frozenset[Need] = frozenset()
     pools: frozenset[int] | None = None  # only these pools; None: any

@@ -17,6 +17,8 @@ def asked(run: WaitingRun, model: str = "") -> str:
 
 def nodes_allowed(run: WaitingRun) -> str:
     """On how many nodes it may be."""
+    if run.nodes is not None:
+        return f"{run.nodes} nodes"
     return "one node" if run.nodes_max == 1 else f"at most {run.nodes_max} nodes"
 
 

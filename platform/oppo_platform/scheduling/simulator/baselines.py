@@ -97,7 +97,7 @@ def _earliest(run: WaitingRun, place: Place) -> tuple[float, DevicesByNode]:
 
 
 def _cut_at(run: WaitingRun, place: Place, instant: float) -> Cut | None:
-    return cut(place.bins, run.devices, run.nodes_max, lambda b: sum(free <= instant for free in b.free_at.values()))
+    return cut(place.bins, run, lambda b: sum(free <= instant for free in b.free_at.values()))
 
 
 def _first_free(free_at: dict[int, float], count: int) -> tuple[int, ...]:
