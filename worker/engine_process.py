@@ -20,6 +20,7 @@ from oppo_contract.wire import Claimed
 from worker.artifacts import ArtifactError, FileStore, check_manifest, path_of
 from worker.devices import engine_environment
 from worker.folders import AttemptFolder, NodeIdentity
+from worker.rendezvous import torchrun
 from worker.warm_engine import READ_EARLY, WarmGuard, start_warm
 
 # An engine may have an environment of its own, say another torch build.
@@ -32,6 +33,8 @@ WARM_PROGRAM = [sys.executable, "-m", "oppo_core"]
 PATIENT_S = 24 * 3600.0
 GONE_WITHIN_S = 30.0
 LOOK_AGAIN_S = 0.05
+# What torchrun puts into the environment of the processes that it starts, each in a session of its own.
+BELOW_TORCHRUN = "TORCHELASTIC_RUN_ID"
 
 
 def is_for_engine(variable: str) -> bool:
@@ -75,7 +78,8 @@ def engine_command(claimed: Claimed, folder: AttemptFolder, node: NodeIdentity) 
         command += ["--resume-from", str(checkpoint)]
     resources = claimed.spec.get("resources")
     threads = resources.get("cpu_threads") if isinstance(resources, dict) else None
-    return [*command, "--threads", str(threads)] if threads else command
+    command += ["--threads", str(threads)] if threads else []
+    return command if claimed.rendezvous is None else torchrun(command, claimed.rendezvous)
 
 
 class EngineProcess:
@@ -108,6 +112,7 @@ class EngineProcess:
                 cwd=folder.path,
             )
         folder.session_file.write_text(str(self._guard.pid))
+        self._home = folder.path
         self._on_end = on_end
         threading.Thread(target=self._wait, name="engine-end", daemon=True).start()
 
@@ -123,35 +128,45 @@ class EngineProcess:
         return code if code >= 0 else 128 - code
 
     def ask_to_stop(self) -> None:
-        """SIGTERM: finish the chunk, write a checkpoint, leave."""
-        self._guard.terminate()
+        """SIGTERM: finish the chunk, write a checkpoint, leave.
+
+        Below torchrun it goes to the engine itself: torchrun would wait for it half a minute at most, and would not tell other
+        nodes that all is well.
+        """
+        ranks = [process for process in _below_torchrun(self._home) if os.getsid(process.pid) == process.pid]
+        for process in ranks:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        if not ranks:
+            self._guard.terminate()
 
     def kill(self) -> None:
         """End every process of the engine at once."""
-        kill_session(self._guard.pid)
+        kill_session(self._guard.pid, self._home)
 
     def clear_away(self) -> None:
         """After the end: make sure that no descendant is left on the devices, and let go of the lifeline."""
         self._lifeline.cut()
-        kill_session(self._guard.pid)
+        kill_session(self._guard.pid, self._home)
 
     def _wait(self) -> None:
         self._guard.wait()
         self._on_end()
 
 
-def kill_session(session: int, working_folder: Path | None = None) -> None:
-    """Kill every process of a session and wait until none is left.
+def kill_session(session: int, home: Path, *, only_at_home: bool = False) -> None:
+    """Kill every process of a session, and what torchrun started outside of it, and wait until none is left.
 
     Args:
         session: its number.
-        working_folder: spare processes that work elsewhere; for a number that may be somebody else's by now.
+        home: the folder in which they work.
+        only_at_home: spare processes that work elsewhere; for a number that may be somebody else's by now.
 
     Raises:
         TimeoutError: a process does not die (it hangs in the kernel).
     """
     deadline = time.monotonic() + GONE_WITHIN_S
-    while members := _members(session, working_folder):
+    while members := [*_members(session, home if only_at_home else None), *_below_torchrun(home)]:
         for process in members:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -163,7 +178,7 @@ def kill_session(session: int, working_folder: Path | None = None) -> None:
 def kill_leftover(folder: AttemptFolder) -> None:
     """End what an engine whose supervisor was killed may have left. Raises TimeoutError, as `kill_session`."""
     if folder.session_file.exists():
-        kill_session(int(folder.session_file.read_text()), folder.path)
+        kill_session(int(folder.session_file.read_text()), folder.path, only_at_home=True)
 
 
 def _members(session: int, working_folder: Path | None) -> list[psutil.Process]:
@@ -175,6 +190,19 @@ def _members(session: int, working_folder: Path | None) -> list[psutil.Process]:
             if working_folder is None or Path(process.cwd()) == working_folder:
                 found.append(process)
         except (ProcessLookupError, PermissionError, psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def _below_torchrun(home: Path) -> list[psutil.Process]:
+    """Processes that torchrun started in an attempt's folder, also those that have outlived it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            works_here = Path(process.cwd()) == home and process.status() != psutil.STATUS_ZOMBIE
+            if works_here and BELOW_TORCHRUN in process.environ():
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
 

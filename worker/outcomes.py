@@ -14,7 +14,9 @@ Word = Literal["succeeded", "failed", "cancelled", "paused", "preempted", "engin
 STOPPED_FOR: dict[str | None, Word] = {"cancel": "cancelled", "pause": "paused", "preempt": "preempted"}
 
 
-def outcome_of(epoch: int, end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str]) -> Outcome:
+def outcome_of(
+    epoch: int, end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str], rank: int = 0
+) -> Outcome:
     """The report of an attempt.
 
     Args:
@@ -22,7 +24,10 @@ def outcome_of(epoch: int, end: EngineEnd | None, finished: FinishedEvent | None
         end: how the engine's process ended; None when its supervisor was killed before that.
         finished: the engine's last event, if it wrote one.
         last_lines: the end of its log.
+        rank: of the node among those of the attempt; engines of further nodes write no last event.
     """
+    if rank and end is not None and (end.exit_code, end.signal, end.reason) == (0, None, None):
+        return Outcome(epoch=epoch, outcome="succeeded", exit_code=0, reason="its part is done", last_log_lines=last_lines)
     word, reason = _word_and_reason(end, finished, last_lines)
     code = end.exit_code if end is not None else None
     return Outcome(epoch=epoch, outcome=word, exit_code=code, reason=reason[:MAX_REASON], last_log_lines=last_lines)

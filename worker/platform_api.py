@@ -12,6 +12,7 @@ from oppo_contract.events import Wire
 from oppo_contract.wire import (
     VERSION_HEADER,
     WIRE_VERSION,
+    Address,
     Applied,
     AttemptHeartbeat,
     AttemptOrders,
@@ -77,9 +78,9 @@ class PlatformApi:
         """Report the node; the token must be the node's, here and in `claim`."""
         return self._post("heartbeat", request, NodeOrders)
 
-    def claim(self, attempt_id: int, epoch: int) -> Claimed:
-        """Take the attempt, once and for good."""
-        return self._post(f"attempts/{attempt_id}/claim", Claim(epoch=epoch), Claimed)
+    def claim(self, attempt_id: int, epoch: int, address: Address | None = None) -> Claimed:
+        """Take the attempt, or one of its launches, once and for good; `address`: where engines on other nodes find this one."""
+        return self._post(f"attempts/{attempt_id}/claim", Claim(epoch=epoch, address=address), Claimed)
 
     def attempt_heartbeat(self, attempt_id: int, request: AttemptHeartbeat) -> AttemptOrders:
         """Renew the lease; the token must be the attempt's, here and below."""

@@ -27,6 +27,7 @@ from worker.folders import AttemptFolder, EngineEnd, KeptClaim, NodeIdentity, Wo
 from worker.logs import last_lines
 from worker.outcomes import outcome_of
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
+from worker.rendezvous import own_address
 from worker.shipping import Shipping
 
 LEASE_MARGIN = "OPPO_LEASE_MARGIN_S"
@@ -45,6 +46,8 @@ class Supervisor:
 
     def __init__(self, folder: AttemptFolder, claim: KeptClaim, node: NodeIdentity, standby: socket.socket | None = None) -> None:
         self.folder, self.claim, self.node = folder, claim, node
+        meeting = claim.claimed.rendezvous
+        self.rank = 0 if meeting is None else meeting.node_rank
         self.standby = standby  # leads to an engine that has its imports done
         token = claim.claimed.attempt_token
         self.api = PlatformApi(node.platform_url, token)
@@ -81,7 +84,8 @@ class Supervisor:
         self._wake.set()
 
     def _start_engine(self) -> None:
-        self.shipping.keeper.begin()
+        if self.rank == 0:  # otherwise that is the first node's business
+            self.shipping.keeper.begin()
         try:
             command = engine_command(self.claim.claimed, self.folder, self.node)
         except (ArtifactError, OSError) as error:
@@ -168,7 +172,8 @@ class Supervisor:
         if self.engine_started and not self.told_running and not self.fenced:
             self._beat()  # it was quick, but it did run
         end = self.folder.engine_end()
-        outcome = outcome_of(self.claim.epoch, end, self.shipping.finished, last_lines(self.folder, self.shipping.redactor))
+        said = last_lines(self.folder, self.shipping.redactor)
+        outcome = outcome_of(self.claim.epoch, end, self.shipping.finished, said, self.rank)
         wait_s = 0.5
         while not self._reported(outcome):
             if self.leaving.wait(wait_s):
@@ -206,7 +211,7 @@ def claim_attempt(folder: AttemptFolder, epoch: int, node: NodeIdentity) -> Kept
         return kept
     try:
         with PlatformApi(node.platform_url, node.node_token) as api:
-            claimed = api.claim(folder.attempt_id, epoch)
+            claimed = api.claim(folder.attempt_id, epoch, own_address(node.platform_url))
     except (RefusedError, UnacceptableError) as error:
         log.info("claim_refused", attempt=folder.attempt_id, epoch=epoch, detail=str(error))
         return None

@@ -21,14 +21,14 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from oppo_contract.events import Event, Wire
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 # The platform serves workers of this version and of the one before. Others get no work, which the page of nodes tells, and what
 # runs on them goes on. Update the platform first.
 SPOKEN = (WIRE_VERSION - 1, WIRE_VERSION)
 # From version 2 on every call of a worker names its version, so that a platform can tell what a newer one added.
 VERSION_HEADER = "OPPO-Wire-Version"
 # Fields that came after version 1. What an older worker does not know is left out of replies to it: it takes no surprises.
-SINCE: dict[tuple[str, str], int] = {("DeviceReport", "health"): 2}
+SINCE: dict[tuple[str, str], int] = {("DeviceReport", "health"): 2, ("Claim", "address"): 3, ("Claimed", "rendezvous"): 3}
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 MAX_BATCH_EVENTS = 1000
 HEARTBEAT_S = 2.0
@@ -117,10 +117,20 @@ class NodeOrders(Wire):
     catalogue_wanted: bool = False
 
 
+class Address(Wire):
+    """Where a process on a node is reached by those on other nodes."""
+
+    host: str = Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9:][A-Za-z0-9.:_-]*$")
+    port: int = Field(ge=1, le=65535)
+
+
 class Claim(Wire):
-    """Compare-and-set: works once, for the node that the attempt is allocated to, under the current epoch."""
+    """Compare-and-set: works once, for each node that the attempt is allocated to, under the current epoch."""
 
     epoch: int
+    address: Address | None = Field(
+        None, description="A free port of this node: the engines meet there if the attempt is on several and this is the first."
+    )
 
 
 class CheckpointRef(Wire):
@@ -129,6 +139,15 @@ class CheckpointRef(Wire):
     step: int
     url: str
     manifest_sha256: str
+
+
+class Rendezvous(Wire):
+    """How the engines of an attempt on several nodes find each other: `torchrun`'s arguments."""
+
+    nodes: int = Field(ge=2)
+    node_rank: int = Field(ge=0)
+    address: Address = Field(description="The first node's.")
+    deadline_s: float = Field(description="Who has not come by then is waited for no longer, seconds.")
 
 
 class Claimed(Wire):
@@ -141,6 +160,7 @@ class Claimed(Wire):
     lease_s: float
     artifact_url: str = Field(description="Folder for this run's checkpoints, file://….")
     resume_from: CheckpointRef | None = None
+    rendezvous: Rendezvous | None = Field(None, description="Only for an attempt on several nodes.")
     secrets: dict[str, str] = Field(
         default_factory=dict,
         repr=False,

@@ -154,6 +154,8 @@ OPPO_NODE_FRESH_S = environment.number("OPPO_NODE_FRESH_S", 60)
 OPPO_DOWNTIME_S = environment.number("OPPO_DOWNTIME_S", 10)
 OPPO_ORPHAN_GRACE_S = environment.number("OPPO_ORPHAN_GRACE_S", 30)
 OPPO_REDISPATCH_S = environment.number("OPPO_REDISPATCH_S", 15)
+# How long the first node of an attempt on several waits for the others to claim their launches.
+OPPO_RENDEZVOUS_S = environment.number("OPPO_RENDEZVOUS_S", 300)
 # Use of devices counts half for fair shares after this long.
 OPPO_USAGE_HALF_LIFE_S = environment.number("OPPO_USAGE_HALF_LIFE_S", 7 * 24 * 3600)
 # A run counts for fair shares as at least this long on its devices, so that a burst of short ones cannot win.

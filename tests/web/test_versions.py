@@ -11,7 +11,8 @@ from oppo_platform.cluster.models import Node
 from oppo_platform.runs.models import Attempt, Run
 from oppo_platform.runs.steering import cancel_run
 
-RECORDED = Path(__file__).with_name("recorded") / "wire-1.json"
+RECORDED = Path(__file__).with_name("recorded") / "wire-2.json"
+BEFORE = {wire.VERSION_HEADER: "2"}
 NEWER = {wire.VERSION_HEADER: str(wire.WIRE_VERSION + 1)}
 
 
@@ -23,9 +24,9 @@ def say(path, body, token, **headers):
 
 
 @pytest.mark.skipif(
-    1 not in wire.SPOKEN, reason="version 1 is not spoken any more; record the conversation of the version before"
+    2 not in wire.SPOKEN, reason="version 2 is not spoken any more; record the conversation of the version before"
 )
-def test_a_worker_of_version_1_is_served_from_join_to_outcome(world, settings):
+def test_a_worker_of_version_2_is_served_from_join_to_outcome(world, settings):
     tokens, known = {"join": world.join_token}, {"artifacts": settings.OPPO_ARTIFACT_ROOT}
     for call in json.loads(RECORDED.read_text())["calls"]:
         if call.get("do") == "submit":
@@ -39,7 +40,7 @@ def test_a_worker_of_version_1_is_served_from_join_to_outcome(world, settings):
         body = json.loads(
             json.dumps(call["body"]).replace("{artifacts}", known["artifacts"]).replace("{run}", str(known.get("run")))
         )
-        reply = say(call["path"].format(**known), body, tokens[call["token"]])
+        reply = say(call["path"].format(**known), body, tokens[call["token"]], **BEFORE)
         assert reply.status_code == call.get("status", 200), (call["path"], reply.content)
         told = reply.json()
         assert set(told) <= set(call["reply"]), call["path"]
@@ -92,7 +93,7 @@ def test_a_node_of_another_version_gets_no_work_and_what_runs_there_goes_on(worl
     run.refresh_from_db()
     assert (run.state, second.state) == ("succeeded", "queued")
     page = world.login("ada").get("/sharing").content.decode()
-    assert f"its worker speaks wire version {version}, this platform 1 and 2" in page
+    assert f"its worker speaks wire version {version}, this platform 2 and 3" in page
     assert beat(worker, wire.WIRE_VERSION).status_code == 200  # updated
     world.cycle()
     second.refresh_from_db()

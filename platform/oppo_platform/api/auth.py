@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest
@@ -11,7 +12,7 @@ from oppo_platform.accounts.models import User
 from oppo_platform.accounts.services import user_of_api_token
 from oppo_platform.cluster.models import Node
 from oppo_platform.cluster.services import is_join_token, node_of_token
-from oppo_platform.runs.models import Attempt
+from oppo_platform.runs.models import Attempt, Launch
 from oppo_platform.tokens import parse_token, same_digest
 
 
@@ -39,14 +40,31 @@ class NodeAuth(HttpBearer):
         return node_of_token(token)
 
 
+@dataclass(frozen=True, slots=True)
+class Supervisor:
+    """A supervisor of an attempt: on its first node with rank 0, on a further one with its launch's."""
+
+    attempt_id: int
+    rank: int
+    node: Node
+
+
 class AttemptAuth(HttpBearer):
     """An attempt's supervisor. Whether the attempt still counts is decided by the call, not here."""
 
-    def authenticate(self, request: HttpRequest, token: str) -> Attempt | None:
-        """The attempt, or None."""
+    def authenticate(self, request: HttpRequest, token: str) -> Supervisor | None:
+        """Who it is, or None."""
         parsed = parse_token(token, "attempt")
-        found = Attempt.objects.select_related("node").filter(token_prefix=parsed[0]).first() if parsed else None
-        return found if parsed and found and same_digest(found.token_digest, parsed[1]) else None
+        if parsed is None:
+            return None
+        prefix, secret = parsed
+        head = Attempt.objects.select_related("node").filter(token_prefix=prefix).first()
+        if head is not None:
+            return Supervisor(head.pk, 0, head.node) if same_digest(head.token_digest, secret) else None
+        launch = Launch.objects.select_related("node").filter(token_prefix=prefix).first()
+        if launch is None or not same_digest(launch.token_digest, secret):
+            return None
+        return Supervisor(launch.attempt_id, launch.rank, launch.node)
 
 
 # Descriptions of the API, which ninja serves without an authenticator: they stay behind the gate.

@@ -14,11 +14,12 @@ from pydantic import BaseModel, ValidationError
 
 from oppo_contract import wire
 from oppo_contract.problems import SpecProblem
-from oppo_platform.api.auth import AttemptAuth, JoinTokenAuth, NodeAuth
+from oppo_platform.api.auth import AttemptAuth, JoinTokenAuth, NodeAuth, Supervisor
 from oppo_platform.api.problems import install, problem
 from oppo_platform.cluster import services as cluster
 from oppo_platform.runs import attempts
 from oppo_platform.runs.models import Attempt
+from oppo_platform.runs.refusal import AttemptRefused
 from oppo_platform.telemetry.ingest import GapFound, ingest
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -46,8 +47,8 @@ class Malformed(Exception):
         super().__init__("malformed body")
 
 
-@worker_api.exception_handler(attempts.AttemptRefused)
-def _refused(request: HttpRequest, error: attempts.AttemptRefused) -> HttpResponse:
+@worker_api.exception_handler(AttemptRefused)
+def _refused(request: HttpRequest, error: AttemptRefused) -> HttpResponse:
     return _json(wire.Refused(detail=error.detail, reason=error.reason), 409)
 
 
@@ -95,15 +96,15 @@ def claim(request: HttpRequest, attempt_id: int) -> HttpResponse:
     """Once, for the node that the attempt is allocated to."""
     told = _read(request, wire.Claim)
     node = request.auth  # type: ignore[attr-defined]
-    return _json(attempts.claim(node, attempt_id, told.epoch), version=node.wire_version)
+    return _json(attempts.claim(node, attempt_id, told.epoch, told.address), version=node.wire_version)
 
 
 @worker_api.post("attempts/{int:attempt_id}/heartbeat", auth=AttemptAuth())
 def attempt_heartbeat(request: HttpRequest, attempt_id: int) -> HttpResponse:
     """Renews the lease, brings signals."""
     own = _own(request, attempt_id)
-    node = request.auth.node  # type: ignore[attr-defined]
-    return _json(attempts.heartbeat(own, _read(request, wire.AttemptHeartbeat)), version=node.wire_version)
+    orders = attempts.heartbeat(attempt_id, _read(request, wire.AttemptHeartbeat), own.rank)
+    return _json(orders, version=own.node.wire_version)
 
 
 @worker_api.post("attempts/{int:attempt_id}/events", auth=AttemptAuth())
@@ -118,7 +119,7 @@ def events(request: HttpRequest, attempt_id: int) -> HttpResponse:
         answer.headers["Retry-After"] = str(RETRY_AFTER_S)
         return answer
     try:
-        return _json(wire.Applied(high_water=ingest(own, batch.producer, batch.events)))
+        return _json(wire.Applied(high_water=ingest(attempt_id, batch.producer, batch.events, own.rank)))
     except GapFound as gap:
         return _json(wire.Gap(detail=str(gap), expected_seq=gap.expected_seq), 409)
     except (DataError, OverflowError) as error:
@@ -131,7 +132,7 @@ def events(request: HttpRequest, attempt_id: int) -> HttpResponse:
 def checkpoints(request: HttpRequest, attempt_id: int) -> HttpResponse:
     """The run resumes from here from now on."""
     own = _own(request, attempt_id)
-    attempts.register_checkpoint(own, _read(request, wire.CheckpointRegistration))
+    attempts.register_checkpoint(attempt_id, _read(request, wire.CheckpointRegistration), own.rank)
     return _json(wire.Applied())
 
 
@@ -139,16 +140,16 @@ def checkpoints(request: HttpRequest, attempt_id: int) -> HttpResponse:
 def outcome(request: HttpRequest, attempt_id: int) -> HttpResponse:
     """The engine has ended and the devices are free."""
     own = _own(request, attempt_id)
-    attempts.finish(own, _read(request, wire.Outcome))
+    attempts.finish(attempt_id, _read(request, wire.Outcome), own.rank)
     return _json(wire.Applied())
 
 
-def _own(request: HttpRequest, attempt_id: int) -> int:
-    """The attempt's id, provided that the token is this attempt's."""
-    attempt: Attempt = request.auth  # type: ignore[attr-defined]
-    if attempt.pk != attempt_id:
+def _own(request: HttpRequest, attempt_id: int) -> Supervisor:
+    """Who asks, provided that the token is this attempt's."""
+    own: Supervisor = request.auth  # type: ignore[attr-defined]
+    if own.attempt_id != attempt_id:
         raise Attempt.DoesNotExist
-    return attempt_id
+    return own
 
 
 def _read(request: HttpRequest, model: type[Body], limit: int = MAX_BODY_BYTES) -> Body:

@@ -18,7 +18,8 @@ from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Joi
 from oppo_platform.cluster.pools import pool_for
 from oppo_platform.notify import wake_scheduler
 from oppo_platform.runs.attempts import fence
-from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState
+from oppo_platform.runs.launches import SPOKEN_SINCE, launches_due
+from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Launch, LaunchState
 from oppo_platform.tokens import new_token, parse_token, same_digest
 
 JOIN_TOKEN_HOURS = 24
@@ -89,17 +90,27 @@ def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
         node.pool = pool_for(told.devices, now)
     node.save(update_fields=["last_seen_at", "wire_version", "catalogue_at", "pool"])
     live = list(Attempt.objects.filter(node=node, state__in=LIVE_ATTEMPT))
-    owned = {(attempt.pk, attempt.epoch) for attempt in live}
+    joined = Launch.objects.filter(node=node).exclude(state=LaunchState.ENDED)
+    owned = {(attempt.pk, attempt.epoch) for attempt in live} | set(joined.values_list("attempt_id", "attempt__epoch"))
     stop = [r for r in told.attempts if (r.attempt_id, r.epoch) not in owned]
     changed = _note_devices(node, told.devices, clear=not stop)
     if changed or told.catalogue is not None or not fresh:
         wake_scheduler()
-    given = live if node.wire_version in wire.SPOKEN else []
     return wire.NodeOrders(
-        unclaimed=[_order(a.pk, a.epoch) for a in given if a.state == AttemptState.ALLOCATED],
+        unclaimed=[_order(attempt_id, epoch) for attempt_id, epoch in _unclaimed(node, live)],
         stop=[_order(r.attempt_id, r.epoch) for r in stop],
         catalogue_wanted=node.catalogue_at is None,
     )
+
+
+def _unclaimed(node: Node, live: list[Attempt]) -> list[tuple[int, int]]:
+    """Attempts, and launches of attempts whose first node is there, that the node may claim, each with its epoch."""
+    if node.wire_version not in wire.SPOKEN:
+        return []
+    may_join = node.wire_version >= SPOKEN_SINCE
+    first = [(a.pk, a.epoch) for a in live if a.state == AttemptState.ALLOCATED and (a.nodes == 1 or may_join)]
+    further = launches_due().filter(node=node).values_list("attempt_id", "attempt__epoch") if may_join else ()
+    return [*first, *further]
 
 
 def give_up_orphans(node_id: int, reported: set[int]) -> int:
@@ -111,11 +122,15 @@ def give_up_orphans(node_id: int, reported: set[int]) -> int:
     orphans = Attempt.objects.filter(
         node_id=node_id, state__in=(AttemptState.CLAIMED, AttemptState.RUNNING), seen_at__lt=silent_since
     ).exclude(pk__in=reported)
+    joined = Launch.objects.filter(node_id=node_id, state=LaunchState.CLAIMED, seen_at__lt=silent_since)
     given_up = 0
-    for attempt_id in orphans.values_list("pk", flat=True):
+    for attempt_id in [
+        *orphans.values_list("pk", flat=True),
+        *joined.exclude(attempt__in=reported).values_list("attempt", flat=True),
+    ]:
         with transaction.atomic():
             cause = "Its worker no longer runs it, the machine or the supervisor was restarted"
-            given_up += fence(attempt_id, "orphaned", cause, "scheduler", DeviceState.READY)
+            given_up += fence(attempt_id, "orphaned", cause, "scheduler", DeviceState.READY, node_id)
     return given_up
 
 

@@ -3,7 +3,9 @@
 Guarantees: an attempt is claimed once, by the node it was allocated to; devices are released in the transaction that ends it;
 a call under an old epoch, or for an attempt that has ended, changes nothing and is told so (`AttemptRefused`). The checks here
 serve the answer; what is relied on are compare-and-sets (`_write`) and triggers (migration `0003_fencing`).
-Lock order, everywhere: run, attempt, allocation.
+An attempt on several nodes has a launch for each further one (`launches`), which asks with its rank. The head's end, or the first
+failure of any node, ends the attempt and moves the run, once; the others are told that it has ended, and end with it.
+Lock order, everywhere: run, attempt, launch, allocation.
 """
 
 from __future__ import annotations
@@ -21,13 +23,24 @@ from oppo_contract.states import RunState
 from oppo_platform import clock
 from oppo_platform.accounts.team_secrets import SecretUnavailable, delivered_secrets
 from oppo_platform.cluster.models import Device, DeviceState, Node
+from oppo_platform.notify import wake_scheduler
 from oppo_platform.runs.endings import DIED, Ended, RetryPolicy, verdict
-from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Checkpoint, Run
+from oppo_platform.runs.launches import (
+    claim_launch,
+    claimed_nodes,
+    end_launch,
+    end_launches,
+    held_launch,
+    meeting_place,
+    rendezvous_of,
+    renew_launch,
+)
+from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Checkpoint, Launch, LaunchState, Run
+from oppo_platform.runs.refusal import AttemptRefused
 from oppo_platform.runs.transitions import move_run
 from oppo_platform.scheduling.models import Allocation
 from oppo_platform.tokens import new_token
 
-Why = Literal["stale_epoch", "already_claimed", "not_your_node", "ended", "lease_lost", "unknown_checkpoint"]
 # What a run that is being stopped tells its supervisor.
 SIGNALS: dict[str, Literal["cancel", "pause", "preempt"]] = {
     RunState.CANCELLING: "cancel",
@@ -36,33 +49,35 @@ SIGNALS: dict[str, Literal["cancel", "pause", "preempt"]] = {
 }
 
 
-class AttemptRefused(Exception):
-    """Decided elsewhere; final for this call."""
-
-    def __init__(self, reason: Why, detail: str) -> None:
-        self.reason, self.detail = reason, detail
-        super().__init__(detail)
-
-
-def claim(node: Node, attempt_id: int, epoch: int) -> wire.Claimed:
-    """Hand the attempt to its node, once. Raises `AttemptRefused` for anybody else and ever after.
+def claim(node: Node, attempt_id: int, epoch: int, address: wire.Address | None = None) -> wire.Claimed:
+    """Hand the attempt, or one of its launches, to its node, once. Raises `AttemptRefused` for anybody else and ever after.
 
     A run whose secrets are gone cannot start: it fails, and nobody gets it.
+
+    Args:
+        node: who asks.
+        attempt_id: what for.
+        epoch: the attempt's, as ordered.
+        address: where engines of other nodes would find this node's.
     """
     try:
-        return _claim(node, attempt_id, epoch)
+        return _claim(node, attempt_id, epoch, address)
     except SecretUnavailable as error:
         _fail_unclaimed(attempt_id, epoch, str(error))
         raise AttemptRefused("ended", str(error)) from None
 
 
 @transaction.atomic
-def _claim(node: Node, attempt_id: int, epoch: int) -> wire.Claimed:
+def _claim(node: Node, attempt_id: int, epoch: int, address: wire.Address | None) -> wire.Claimed:
     run, attempt = _locked(attempt_id)
-    if attempt.node_id != node.pk:
+    if attempt.node_id != node.pk and attempt.nodes == 1:
         raise AttemptRefused("not_your_node", f"Attempt {attempt_id} is not allocated to node {node.name}.")
     if attempt.epoch != epoch:
         raise AttemptRefused("stale_epoch", f"Attempt {attempt_id} has epoch {attempt.epoch}, not {epoch}.")
+    if attempt.node_id != node.pk:
+        _refuse_ended(attempt)
+        launch, text = claim_launch(attempt, node, clock.now())
+        return _claimed(run, attempt, text, node, launch.rank)
     if attempt.state != AttemptState.ALLOCATED:
         _refuse_ended(attempt)
         raise AttemptRefused("already_claimed", f"Attempt {attempt_id} has been claimed already.")
@@ -70,10 +85,13 @@ def _claim(node: Node, attempt_id: int, epoch: int) -> wire.Claimed:
     lease_ends = now + timedelta(seconds=settings.OPPO_LEASE_S)
     _write(
         attempt, epoch, state=AttemptState.CLAIMED, token_prefix=token.prefix, token_digest=token.digest, claimed_at=now,
-        seen_at=now, lease_expires_at=lease_ends,
+        seen_at=now, lease_expires_at=lease_ends, **meeting_place(attempt, address, now),
     )  # fmt: skip
-    move_run(run, RunState.STARTING, f"Starts on node {node.name}.", f"node:{node.name}")
-    return _claimed(run, attempt, token.text, delivered_secrets(run, f"node:{node.name}"))
+    waits = f" The other {attempt.nodes - 1} of its nodes follow." if attempt.nodes > 1 else ""
+    move_run(run, RunState.STARTING, f"Starts on node {node.name}.{waits}", f"node:{node.name}")
+    if attempt.nodes > 1:
+        wake_scheduler()  # it sends the orders of the others
+    return _claimed(run, attempt, token.text, node)
 
 
 @transaction.atomic
@@ -84,8 +102,8 @@ def _fail_unclaimed(attempt_id: int, epoch: int, why: str) -> None:
         move_run(run, RunState.FAILED, why, "scheduler")
 
 
-def _claimed(run: Run, attempt: Attempt, token: str, secrets: dict[str, str]) -> wire.Claimed:
-    held = Device.objects.filter(allocations__attempt=attempt, allocations__released_at__isnull=True)
+def _claimed(run: Run, attempt: Attempt, token: str, node: Node, rank: int = 0) -> wire.Claimed:
+    held = Device.objects.filter(node=node, allocations__attempt=attempt, allocations__released_at__isnull=True)
     saved = attempt.resume_from
     return wire.Claimed(
         attempt_token=token,
@@ -95,7 +113,8 @@ def _claimed(run: Run, attempt: Attempt, token: str, secrets: dict[str, str]) ->
         lease_s=settings.OPPO_LEASE_S,
         artifact_url=artifact_url(run.pk),
         resume_from=wire.CheckpointRef(step=saved.step, url=saved.url, manifest_sha256=saved.manifest_sha256) if saved else None,
-        secrets=secrets,
+        rendezvous=rendezvous_of(attempt, rank, clock.now()),
+        secrets=delivered_secrets(run, f"node:{node.name}"),
     )
 
 
@@ -105,16 +124,32 @@ def artifact_url(run_id: int) -> str:
 
 
 @transaction.atomic
-def heartbeat(attempt_id: int, beat: wire.AttemptHeartbeat) -> wire.AttemptOrders:
-    """Renew the lease; the first beat with `running` moves the run to running. Carries what the run's state asks for."""
+def heartbeat(attempt_id: int, beat: wire.AttemptHeartbeat, rank: int = 0) -> wire.AttemptOrders:
+    """Renew the lease; the head's first beat with `running` moves the run to running. Carries what the run's state asks for."""
     run, attempt = _held(attempt_id, beat.epoch)
     now = clock.now()
+    if rank:
+        launch = held_launch(attempt, rank)
+        renew_launch(launch, now, _renewed(attempt, launch.lease_expires_at, now))
+        return _orders(run, attempt, launch.lease_expires_at, now)
     begins = beat.running and attempt.state == AttemptState.CLAIMED
     state = AttemptState.RUNNING if begins else attempt.state
-    _write(attempt, beat.epoch, state=state, seen_at=now, lease_expires_at=_renewed(attempt, now))
+    _write(attempt, beat.epoch, state=state, seen_at=now, lease_expires_at=_renewed(attempt, attempt.lease_expires_at, now))
     if begins and run.state == RunState.STARTING:
-        move_run(run, RunState.RUNNING, f"Trains on node {attempt.node.name}.", f"node:{attempt.node.name}")
-    lease_s = (attempt.lease_expires_at - now).total_seconds()
+        move_run(run, RunState.RUNNING, f"Trains on {named_nodes(attempt)}.", f"node:{attempt.node.name}")
+    return _orders(run, attempt, attempt.lease_expires_at, now)
+
+
+def named_nodes(attempt: Attempt) -> str:
+    """`node a`, `nodes a, b`: where it is, the head first."""
+    if attempt.nodes == 1:
+        return f"node {attempt.node.name}"
+    others = attempt.launches.order_by("rank").values_list("node__name", flat=True)
+    return "nodes " + ", ".join([attempt.node.name, *others])
+
+
+def _orders(run: Run, attempt: Attempt, lease_ends: datetime | None, now: datetime) -> wire.AttemptOrders:
+    lease_s = (lease_ends - now).total_seconds() if lease_ends is not None else 0.0
     signal = SIGNALS.get(run.state)
     if signal is None or attempt.stop_by is None:
         return wire.AttemptOrders(lease_s=lease_s)
@@ -122,14 +157,14 @@ def heartbeat(attempt_id: int, beat: wire.AttemptHeartbeat) -> wire.AttemptOrder
     return wire.AttemptOrders(lease_s=lease_s, signal=signal, deadline_s=left_s)
 
 
-def _renewed(attempt: Attempt, now: datetime) -> datetime:
+def _renewed(attempt: Attempt, lease_ends: datetime | None, now: datetime) -> datetime:
     """Until when a heartbeat renews the lease: past the deadline of a wish it does not, so that the lease decides in the end."""
     asked_to_stop = attempt.stop_by is not None and attempt.stop_by <= now
-    return attempt.lease_expires_at if asked_to_stop else now + timedelta(seconds=settings.OPPO_LEASE_S)
+    return lease_ends if asked_to_stop and lease_ends is not None else now + timedelta(seconds=settings.OPPO_LEASE_S)
 
 
 @transaction.atomic
-def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration) -> None:
+def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration, rank: int = 0) -> None:
     """From now on the run resumes from here. Told again, nothing changes; of two at the same step the one told last counts.
 
     A run that stops in the middle of a step has two: the one on schedule, and one with the half-done step after it. An attempt
@@ -141,6 +176,8 @@ def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration) -> N
     if not (attempt.state == AttemptState.FENCED and newest and waits):
         _refuse_ended(attempt)
     _refuse_epoch(attempt, told.epoch)
+    if rank:
+        raise AttemptRefused("unknown_checkpoint", f"Checkpoints of attempt {attempt_id} are its first node's to register.")
     inside = told.url.startswith(artifact_url(run.pk) + "/") and ".." not in told.url.split("/")
     if not inside or told.step < attempt.start_step:
         raise AttemptRefused("unknown_checkpoint", f"{told.url} is not a checkpoint of run {run.pk}.")
@@ -158,27 +195,48 @@ def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration) -> N
 
 
 @transaction.atomic
-def finish(attempt_id: int, told: wire.Outcome) -> None:
+def finish(attempt_id: int, told: wire.Outcome, rank: int = 0) -> None:
     """The engine has ended: free the devices and move the run on. The same outcome told again changes nothing."""
     run, attempt = _locked(attempt_id)
+    if rank:
+        _finish_launch(run, attempt, told, rank)
+        return
     if attempt.state == AttemptState.ENDED and attempt.outcome == told.outcome and attempt.epoch == told.epoch:
         return
     _refuse_ended(attempt)
     _refuse_epoch(attempt, told.epoch)
-    end_attempt(attempt, AttemptState.ENDED, told.outcome, told.reason, told.exit_code)
+    _end_as_told(run, attempt, told, attempt.node, told.reason)
+
+
+def _finish_launch(run: Run, attempt: Attempt, told: wire.Outcome, rank: int) -> None:
+    """A further node's engine has ended. One that ended well leaves it to the head to say how; any other ends the attempt."""
+    said = Launch.objects.filter(attempt=attempt, rank=rank, state=LaunchState.ENDED, outcome=told.outcome)
+    if attempt.epoch == told.epoch and said.exists():
+        return
+    _refuse_ended(attempt)
+    _refuse_epoch(attempt, told.epoch)
+    launch = held_launch(attempt, rank)
+    end_launch(launch, told)
+    if told.exit_code != 0 or told.outcome in DIED:
+        _end_as_told(run, attempt, told, launch.node, f"on node {launch.node.name}, {told.reason}")
+
+
+def _end_as_told(run: Run, attempt: Attempt, told: wire.Outcome, node: Node, reason: str) -> None:
+    """End the attempt by the outcome that a node of it reports."""
+    end_attempt(attempt, AttemptState.ENDED, told.outcome, reason, told.exit_code, reporter=node.pk)
     run.last_log_lines = told.last_log_lines
     run.save(update_fields=["last_log_lines"])
-    _move_on(run, attempt, told.reason, told.last_log_lines, f"node:{attempt.node.name}")
+    _move_on(run, attempt, node.pk, reason, told.last_log_lines, f"node:{node.name}")
 
 
-def _move_on(run: Run, attempt: Attempt, reason: str, lines: Sequence[str], actor: str) -> None:
-    """What the end of an attempt means for its run; `endings.verdict` decides."""
+def _move_on(run: Run, attempt: Attempt, node_id: int, reason: str, lines: Sequence[str], actor: str) -> None:
+    """What the end of an attempt, by what happened on a node, means for its run; `endings.verdict` decides."""
     deaths = Attempt.objects.filter(run=run, outcome__in=DIED).count()
     ended = Ended(attempt.outcome, reason, lines, deaths, attempt.exit_code)
     after = verdict(ended, run.state, run.reason, retry_policy(run), resume_words(run))
     run.not_before = clock.now() + timedelta(seconds=after.wait_s) if after.wait_s else None
-    if after.exclude_node and attempt.node_id not in run.excluded_nodes:
-        run.excluded_nodes = [*run.excluded_nodes, attempt.node_id]
+    if after.exclude_node and node_id not in run.excluded_nodes:
+        run.excluded_nodes = [*run.excluded_nodes, node_id]
     run.save(update_fields=["not_before", "excluded_nodes"])
     move_run(run, after.state, after.why, actor)
 
@@ -200,28 +258,61 @@ def latest_checkpoint(run: Run) -> Checkpoint | None:
     return Checkpoint.objects.filter(run=run).order_by("-step", "-id").first()
 
 
-def end_attempt(attempt: Attempt, state: AttemptState, outcome: str, reason: str, exit_code: int | None = None) -> None:
-    """End it and release its devices; the run's row is locked by the caller. Raises `AttemptRefused` when it has ended."""
-    now = clock.now()
+def end_attempt(
+    attempt: Attempt,
+    state: AttemptState,
+    outcome: str,
+    reason: str,
+    exit_code: int | None = None,
+    reporter: int | None = None,
+) -> None:
+    """End it with its launches and release its devices. Raises `AttemptRefused` when it has ended.
+
+    Args:
+        attempt: its run's row is locked by the caller.
+        state: ended or fenced.
+        outcome: how, in a word.
+        reason: how, in a sentence.
+        exit_code: of the engine, when known.
+        reporter: the node of which it is known what became of the engine there; other nodes' devices become unknown.
+    """
+    now, silent = clock.now(), claimed_nodes(attempt) - {reporter}
     _write(attempt, attempt.epoch, state=state, outcome=outcome, reason=reason, ended_at=now, exit_code=exit_code)
+    end_launches(attempt, silent, now)
     Allocation.objects.filter(attempt=attempt, released_at__isnull=True).update(released_at=now)
 
 
-def fence(attempt_id: int, outcome: Literal["lease_lost", "orphaned"], cause: str, actor: str, devices: DeviceState) -> bool:
+def fence(
+    attempt_id: int,
+    outcome: Literal["lease_lost", "orphaned", "absent"],
+    cause: str,
+    actor: str,
+    devices: DeviceState,
+    node_id: int | None = None,
+) -> bool:
     """Take the run away from a silent attempt. Its devices become `devices` (unknown: not given away until reported empty).
 
     An attempt that nobody had claimed left nothing on them. Returns whether it was still live. Call inside a transaction.
+
+    Args:
+        attempt_id: which.
+        outcome: how it is counted.
+        cause: why, a sentence without its full stop.
+        actor: who found out.
+        devices: what becomes of the devices of that node.
+        node_id: the node that it is about, the head's by default; devices of its other nodes with an engine become unknown.
     """
     run, attempt = _locked(attempt_id)
     if not attempt.live:
         return False
     claimed = attempt.state != AttemptState.ALLOCATED
-    if claimed:
-        held = Device.objects.filter(allocations__attempt=attempt, allocations__released_at__isnull=True)
+    about = attempt.node_id if node_id is None else node_id
+    if about in claimed_nodes(attempt):
+        held = Device.objects.filter(node=about, allocations__attempt=attempt, allocations__released_at__isnull=True)
         held.exclude(state__in=(DeviceState.GONE, DeviceState.QUARANTINED)).update(state=devices)
-    end_attempt(attempt, AttemptState.FENCED, outcome if claimed else "unclaimed", cause)
+    end_attempt(attempt, AttemptState.FENCED, outcome if claimed else "unclaimed", cause, reporter=about)
     if claimed:
-        _move_on(run, attempt, cause, (), actor)
+        _move_on(run, attempt, about, cause, (), actor)
     else:
         move_run(run, RunState.QUEUED, f"{cause}. Nothing was lost.", actor)
     return True

@@ -18,9 +18,9 @@ LAST_LINES = 50
 LONGEST_LINE = 2000
 LONGEST_BACKOFF_S = 3600.0
 # Outcomes that count against the number of attempts.
-DIED = ("engine_died", "lease_lost", "orphaned", "failed")
+DIED = ("engine_died", "lease_lost", "orphaned", "absent", "failed")
 # Of those, what the node did: the run is not to blame, so it need not wait.
-NODES_FAULT = ("lease_lost", "orphaned")
+NODES_FAULT = ("lease_lost", "orphaned", "absent")
 S = RunState
 
 

@@ -39,7 +39,7 @@ class Run(models.Model):
     spec_version = models.PositiveSmallIntegerField()
     preset = models.CharField(max_length=32)
     devices = models.PositiveIntegerField(help_text="Devices asked for.")
-    needs = models.JSONField(help_text="What a node must offer: {kind, models: [id…], prompts: [id…]}.")
+    needs = models.JSONField(help_text="What its nodes must offer, and how many they are: {kind, models, prompts, nodes}.")
     priority = models.PositiveSmallIntegerField(default=DEFAULT_PRIORITY, help_text="1 to 99; higher goes first.")
     preemptible = models.BooleanField(default=True, help_text="Whether it may be asked to make room for others.")
     max_runtime_s = models.FloatField(null=True, help_text="Seconds on devices after which it is paused; may be extended.")
@@ -93,11 +93,15 @@ LIVE_ATTEMPT = (AttemptState.ALLOCATED, AttemptState.CLAIMED, AttemptState.RUNNI
 
 
 class Attempt(models.Model):
-    """One try at a run, on one node. Its epoch fences leases, states, allocations and checkpoints, not history."""
+    """One try at a run. Its epoch fences leases, states, allocations and checkpoints, not history.
+
+    On several nodes it is its first node's launch as well, rank 0, which the others meet; each of those has a `Launch`.
+    """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="attempts")
     epoch = models.PositiveIntegerField()
     node = models.ForeignKey("cluster.Node", on_delete=models.PROTECT, related_name="attempts")
+    nodes = models.PositiveSmallIntegerField(default=1, help_text="How many nodes it is on.")
     state = models.CharField(max_length=10, choices=AttemptState.choices, default=AttemptState.ALLOCATED)
     token_prefix = models.CharField(max_length=16, blank=True)
     token_digest = models.CharField(max_length=64, blank=True)
@@ -106,6 +110,9 @@ class Attempt(models.Model):
     claimed_at = models.DateTimeField(null=True)
     seen_at = models.DateTimeField(null=True, help_text="Last heartbeat of the supervisor.")
     stop_by = models.DateTimeField(null=True, help_text="Asked to stop: its engine is killed then if it still runs.")
+    rendezvous_host = models.CharField(max_length=255, blank=True, help_text="Where its other nodes find the first one.")
+    rendezvous_port = models.PositiveIntegerField(null=True)
+    rendezvous_by = models.DateTimeField(null=True, help_text="Every node has claimed its launch by then, or it is given up.")
     ended_at = models.DateTimeField(null=True)
     outcome = models.CharField(max_length=16, blank=True)
     exit_code = models.IntegerField(null=True)
@@ -134,6 +141,44 @@ class Attempt(models.Model):
     def live(self) -> bool:
         """Whether it still holds its devices and its lease."""
         return self.state in LIVE_ATTEMPT
+
+
+class LaunchState(models.TextChoices):
+    """Where a launch is: allocated → claimed → ended, at the latest with its attempt."""
+
+    ALLOCATED = "allocated"
+    CLAIMED = "claimed"
+    ENDED = "ended"
+
+
+class Launch(models.Model):
+    """A further node of an attempt on several, rank 1 and up, with a token and a lease of its own (`runs.launches`)."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="launches")
+    node = models.ForeignKey("cluster.Node", on_delete=models.PROTECT, related_name="launches")
+    rank = models.PositiveSmallIntegerField()
+    state = models.CharField(max_length=10, choices=LaunchState.choices, default=LaunchState.ALLOCATED)
+    token_prefix = models.CharField(max_length=16, blank=True)
+    token_digest = models.CharField(max_length=64, blank=True)
+    lease_expires_at = models.DateTimeField(null=True)
+    claimed_at = models.DateTimeField(null=True)
+    seen_at = models.DateTimeField(null=True, help_text="Last heartbeat of the supervisor.")
+    ended_at = models.DateTimeField(null=True)
+    outcome = models.CharField(max_length=16, blank=True, help_text="What its node told; empty when it ended with its attempt.")
+    exit_code = models.IntegerField(null=True)
+    reason = models.TextField(blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["attempt", "rank"], name="one_launch_a_rank"),
+            models.UniqueConstraint(fields=["attempt", "node"], name="one_launch_a_node"),
+            models.UniqueConstraint(fields=["token_prefix"], condition=~Q(token_prefix=""), name="one_launch_a_token"),
+            models.CheckConstraint(condition=Q(rank__gte=1), name="rank_0_is_the_attempt"),
+        ]
+        indexes = [models.Index(fields=["node"], condition=~Q(state="ended"), name="launch_live_by_node")]
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt_id} rank {self.rank}"
 
 
 class Transition(models.Model):

@@ -84,9 +84,15 @@ def _near(name: str, known: Collection[str]) -> str | None:
     return PREFIX + close if close else None
 
 
-def problems_on(spec: RunSpec, offers: Sequence[NodeOffer]) -> list[SpecProblem]:
-    """Every reason why no connected worker could run the spec; empty when one could."""
-    problems = [*_bad_ids(spec), *_too_many(spec)]
+def problems_on(spec: RunSpec, offers: Sequence[NodeOffer], shared: bool = True) -> list[SpecProblem]:
+    """Every reason why the connected workers could not run the spec; empty when they could.
+
+    Args:
+        spec: what somebody wants to submit.
+        offers: what the workers have.
+        shared: whether all of them keep checkpoints on a path that they share.
+    """
+    problems = [*_bad_ids(spec), *_too_many(spec), *([] if shared else _apart(spec))]
     if problems:
         return problems
     if not offers:
@@ -114,6 +120,12 @@ def _too_many(spec: RunSpec) -> Iterator[SpecProblem]:
     if spec.resources.devices > most:
         given = str(spec.resources.devices)
         yield SpecProblem("resources.devices", f"is {given}, but {ON_ONE_DEVICE}", given, f"at most {most}")
+
+
+def _apart(spec: RunSpec) -> Iterator[SpecProblem]:
+    if spec.resources.nodes > 1:
+        said = "needs storage that all nodes share; an administrator names it with OPPO_ARTIFACT_ROOT"
+        yield SpecProblem("resources.nodes", said, str(spec.resources.nodes), "1")
 
 
 def _missing(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
@@ -182,6 +194,8 @@ def _too_large(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProbl
     kind = "" if spec.resources.kind == "any" else f"{spec.resources.kind} "
     if most == 0:
         yield SpecProblem("resources.kind", f"no connected worker has a {kind}device", spec.resources.kind)
+    elif spec.resources.nodes > 1:
+        yield from _too_few_nodes(spec, offers)
     elif spec.resources.devices > most:
         yield SpecProblem(
             "resources.devices",
@@ -191,12 +205,25 @@ def _too_large(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProbl
         )
 
 
+def _too_few_nodes(spec: RunSpec, offers: Sequence[NodeOffer], able: str = "") -> Iterator[SpecProblem]:
+    """A run on several nodes needs as many with its part of the devices, all of one kind."""
+    part, wanted = spec.resources.devices // spec.resources.nodes, spec.resources.kind
+    kinds = {kind for offer in offers for kind in offer.devices} if wanted == "any" else {wanted}
+    most = max((sum(offer.devices.get(kind, 0) >= part for offer in offers) for kind in kinds), default=0)
+    if spec.resources.nodes > most:
+        each = f"{part} {'' if wanted == 'any' else wanted + ' '}device{'s' if part > 1 else ''}"
+        said = f"is more than there are connected workers{able} with {each} each"
+        yield SpecProblem("resources.nodes", said, str(spec.resources.nodes), f"at most {most}")
+
+
 def _scattered(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
     ids = {w.id for w in wanted_models(spec)}
     files = {file for _, file in wanted_files(spec)}
     whole = [o for o in offers if ids <= o.models.keys() and files <= o.prompts]
     if not whole:
         yield SpecProblem("", "needs models and prompts that lie on different workers; no single one has them all")
+    elif spec.resources.nodes > 1:
+        yield from _too_few_nodes(spec, whole, " that can read the models and prompts")
     elif spec.resources.devices > (most := max(devices_of(o.devices, spec.resources.kind) for o in whole)):
         yield SpecProblem(
             "resources.devices",

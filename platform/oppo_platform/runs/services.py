@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 
 from oppo_contract.presets import PRESETS
@@ -37,7 +38,7 @@ def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = 
         SpecError: with every problem found.
     """
     spec = load_yaml(yaml) if yaml is not None else load_spec(_not_too_large(data))
-    problems = problems_on(spec, node_offers())
+    problems = problems_on(spec, node_offers(), shared=settings.OPPO_ARTIFACTS_SHARED)
     if team_id is not None:
         problems = problems or never_starts(team_id, spec.resources.devices, needs_of(spec))
         problems += secret_problems(spec, secret_names_of(team_id))
@@ -106,7 +107,8 @@ def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
 def needs_of(spec: RunSpec) -> dict[str, Any]:
     """What a node must offer, in the small: the scheduler reads this instead of the whole spec."""
     models = sorted({wanted.id for wanted in wanted_models(spec)})
-    return {"kind": spec.resources.kind, "models": models, "prompts": sorted({file for _, file in wanted_files(spec)})}
+    prompts = sorted({file for _, file in wanted_files(spec)})
+    return {"kind": spec.resources.kind, "models": models, "prompts": prompts, "nodes": spec.resources.nodes}
 
 
 def preset_of(spec: RunSpec) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from oppo_contract.problems import SpecProblem
 from oppo_platform import clock
 from oppo_platform.scheduling import policy
-from oppo_platform.scheduling.snapshot_of import empty_cluster, wanted_of
+from oppo_platform.scheduling.snapshot_of import empty_cluster, nodes_of, wanted_of
 
 # The field to change, by the policy's code; other codes concern the spec as a whole.
 FIELDS = {"quota_never": "resources.devices", "too_large": "resources.devices", "kind": "resources.kind"}
@@ -21,7 +21,9 @@ def never_starts(team_id: int, devices: int, needs: dict[str, Any]) -> list[Spec
         devices: how many devices the run asks for.
         needs: as `Run.needs`.
     """
-    run = policy.WaitingRun(run_id=0, team_id=team_id, devices=devices, kind=needs["kind"], needs=wanted_of(needs))
+    run = policy.WaitingRun(
+        run_id=0, team_id=team_id, devices=devices, nodes=nodes_of(needs), kind=needs["kind"], needs=wanted_of(needs)
+    )
     reason = policy.feasible_ever(run, empty_cluster(clock.now()))
     if reason is None:
         return []

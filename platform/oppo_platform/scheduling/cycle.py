@@ -15,19 +15,19 @@ from datetime import UTC, datetime, timedelta
 import structlog
 from django.conf import settings
 from django.db import IntegrityError, connection, transaction
-from django.db.models import F, Q
 
 from oppo_contract.states import RunState
-from oppo_contract.wire import SPOKEN
 from oppo_platform import clock
-from oppo_platform.cluster.models import DeviceState
-from oppo_platform.runs.attempts import fence, latest_checkpoint
-from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Run
+from oppo_platform.cluster.models import Node
+from oppo_platform.runs.attempts import latest_checkpoint, named_nodes
+from oppo_platform.runs.launches import create_launches
+from oppo_platform.runs.models import Attempt, Run
 from oppo_platform.runs.steering import pause_overtime, preempt_run
 from oppo_platform.runs.transitions import RunMoved, move_run
 from oppo_platform.scheduling.dispatch import send_due
-from oppo_platform.scheduling.models import Allocation, BackfillTerm, Dispatch, SchedulerBeat
+from oppo_platform.scheduling.models import Allocation, BackfillTerm, Dispatch
 from oppo_platform.scheduling.policy import Decisions, Placement, plan
+from oppo_platform.scheduling.silence import credit_downtime, fence_expired, give_up_absent, take_back_unclaimed
 from oppo_platform.scheduling.snapshot_of import snapshot_of
 from oppo_platform.scheduling.usage import settle
 from oppo_platform.scheduling.waiting import keep_order, keep_reservations, tell_waiting
@@ -59,8 +59,8 @@ def run_cycle() -> CycleResult | None:
         if not _try_lock():
             return None
         now = clock.now()
-        _credit_downtime(now)
-        fenced = _fence_expired(now) + _take_back_unclaimed(now)
+        credit_downtime(now)
+        fenced = fence_expired(now) + take_back_unclaimed(now) + give_up_absent(now)
         pause_overtime(now)
         settle(now)
         decisions = plan(snapshot_of(now), now.timestamp())
@@ -78,34 +78,6 @@ def _try_lock() -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def _credit_downtime(now: datetime) -> None:
-    """While no scheduler ran, perhaps nobody could renew a lease either: extend them all by the gap."""
-    beat, first = SchedulerBeat.objects.get_or_create(pk=1, defaults={"last_cycle_at": now})
-    gap = now - beat.last_cycle_at
-    if not first and gap > timedelta(seconds=settings.OPPO_DOWNTIME_S):
-        Attempt.objects.filter(state__in=LIVE_ATTEMPT).update(lease_expires_at=F("lease_expires_at") + gap)
-        log.info("leases credited", gap_s=round(gap.total_seconds(), 1))
-    SchedulerBeat.objects.filter(pk=1).update(last_cycle_at=now)
-
-
-def _fence_expired(now: datetime) -> int:
-    expired = Attempt.objects.filter(state__in=LIVE_ATTEMPT, lease_expires_at__lte=now).select_related("node").order_by("pk")
-    cause = "Nothing was heard of it on node {} until its lease ran out"
-    return sum(fence(a.pk, "lease_lost", cause.format(a.node.name), "scheduler", DeviceState.UNKNOWN) for a in expired)
-
-
-def _take_back_unclaimed(now: datetime) -> int:
-    """What a node had not claimed when it fell silent, or came back with a version that is not spoken, waits for no lease."""
-    silent = now - timedelta(seconds=settings.OPPO_NODE_FRESH_S)
-    lost = Q(node__last_seen_at__lt=silent) | ~Q(node__wire_version__in=SPOKEN)
-    unclaimed = Attempt.objects.filter(lost, state=AttemptState.ALLOCATED)
-    cause = "Node {} fell silent before it began"
-    return sum(
-        fence(a.pk, "lease_lost", cause.format(a.node.name), "scheduler", DeviceState.READY)
-        for a in unclaimed.select_related("node")
-    )
-
-
 def _allocate(placement: Placement, now: datetime) -> bool:
     """Make the attempt, its allocations and its launch order, and move the run; False when somebody was faster."""
     try:
@@ -120,8 +92,8 @@ def _allocate(placement: Placement, now: datetime) -> bool:
             if placement.backfill is not None:
                 until = datetime.fromtimestamp(placement.backfill.until, UTC)
                 BackfillTerm.objects.create(attempt=attempt, for_run_id=placement.backfill.for_run_id, until=until)
-            Dispatch.objects.create(attempt=attempt, queue=attempt.node.queue, created_at=now)
-            move_run(run, RunState.ALLOCATED, f"Allocated on node {attempt.node.name}.", "scheduler")
+            _order_launches(attempt, placement, now)
+            move_run(run, RunState.ALLOCATED, f"Allocated on {named_nodes(attempt)}.", "scheduler")
     except (IntegrityError, RunMoved) as error:
         log.warning("allocation lost", run=placement.run_id, error=str(error))
         return False
@@ -135,9 +107,21 @@ def _new_attempt(run: Run, placement: Placement, now: datetime) -> Attempt:
     return Attempt.objects.create(
         run=run,
         epoch=run.epochs,
-        node_id=next(iter(placement.devices)),  # a run stays on one node
+        node_id=next(iter(placement.devices)),  # the first node is the one that the others meet
+        nodes=len(placement.devices),
         created_at=now,
         lease_expires_at=now + timedelta(seconds=settings.OPPO_LEASE_S),
         resume_from=saved,
         start_step=saved.step if saved else 0,
     )
+
+
+def _order_launches(attempt: Attempt, placement: Placement, now: datetime) -> None:
+    """A launch order for every node; those of further nodes are sent when the first one has claimed."""
+    Dispatch.objects.create(attempt=attempt, queue=attempt.node.queue, created_at=now)
+    if attempt.nodes > 1:
+        launches = create_launches(attempt, list(placement.devices)[1:])
+        queues = dict(Node.objects.filter(pk__in=placement.devices).values_list("pk", "queue"))
+        Dispatch.objects.bulk_create(
+            Dispatch(attempt=attempt, launch=launch, queue=queues[launch.node_id], created_at=now) for launch in launches
+        )

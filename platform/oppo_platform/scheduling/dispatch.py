@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 
 from oppo_contract.wire import LaunchOrder
 from oppo_platform import clock
+from oppo_platform.runs.launches import launches_due
 from oppo_platform.runs.models import AttemptState
 from oppo_platform.scheduling.models import Dispatch
 
@@ -46,7 +47,8 @@ def send_due() -> int:
     """
     now = clock.now()
     again = now - timedelta(seconds=settings.OPPO_REDISPATCH_S)
-    due = Dispatch.objects.filter(Q(sent_at__isnull=True) | Q(sent_at__lt=again), attempt__state=AttemptState.ALLOCATED)
+    claimable = Q(launch__isnull=True, attempt__state=AttemptState.ALLOCATED) | Q(launch__in=launches_due())
+    due = Dispatch.objects.filter(Q(sent_at__isnull=True) | Q(sent_at__lt=again), claimable)
     sent = 0
     for dispatch in due.select_related("attempt").order_by("pk")[:MOST_AT_ONCE]:
         order = LaunchOrder(attempt_id=dispatch.attempt_id, epoch=dispatch.attempt.epoch)

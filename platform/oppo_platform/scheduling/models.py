@@ -28,11 +28,15 @@ class Allocation(models.Model):
 class Dispatch(models.Model):
     """The outbox of launch orders: written with the allocation, sent after the commit, sent again while unclaimed."""
 
-    attempt = models.OneToOneField("runs.Attempt", on_delete=models.CASCADE, related_name="dispatch")
+    attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="dispatches")
+    launch = models.OneToOneField("runs.Launch", null=True, on_delete=models.CASCADE, related_name="dispatch")
     queue = models.CharField(max_length=160)
     created_at = models.DateTimeField()
     sent_at = models.DateTimeField(null=True)
     sends = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["attempt", "queue"], name="one_order_a_node")]
 
 
 class SchedulerBeat(models.Model):

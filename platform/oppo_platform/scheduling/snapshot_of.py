@@ -13,6 +13,7 @@ from oppo_contract.wire import SPOKEN
 from oppo_platform.accounts.models import Team
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node, Pool
 from oppo_platform.cluster.selectors import live_nodes
+from oppo_platform.runs.launches import SPOKEN_SINCE
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Run
 from oppo_platform.scheduling import policy
 from oppo_platform.scheduling.models import Allocation, BackfillTerm, Reservation, TeamQuota, TeamShare
@@ -63,6 +64,12 @@ def wanted_of(needs: dict[str, Any]) -> frozenset[policy.Need]:
     return frozenset([*(("model", m) for m in needs["models"]), *(("prompts", p) for p in needs["prompts"])])
 
 
+def nodes_of(needs: dict[str, Any]) -> int | None:
+    """On exactly how many nodes a run wants to be, by its `needs`; None: on one."""
+    nodes: int = needs.get("nodes", 1)  # runs of before there were several have none
+    return nodes if nodes > 1 else None
+
+
 def _pools() -> tuple[policy.Pool, ...]:
     return tuple(policy.Pool(pk, name) for pk, name in Pool.objects.order_by("pk").values_list("pk", "name"))
 
@@ -77,6 +84,7 @@ def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]]) -> policy.W
         user_id=row["user_id"],
         priority=row["priority"],
         kind=needs["kind"],
+        nodes=nodes_of(needs),
         needs=wanted_of(needs),
         home=homes.get(row["id"]),
         # Its place: kept whatever befalls it, new when somebody held and resumed it.
@@ -117,6 +125,7 @@ def _nodes(holders: dict[int, int]) -> tuple[policy.Node, ...]:
             offers=frozenset(offers[node.pk]),
             connected=node.pk in fresh,
             draining=node.drained_at is not None or node.wire_version not in SPOKEN,
+            joins_others=node.wire_version >= SPOKEN_SINCE,
         )
         for node in Node.objects.filter(pool__isnull=False).order_by("pk")
     )

@@ -44,26 +44,35 @@ class GapFound(Exception):
         super().__init__(f"Event {expected_seq} comes next.")
 
 
-def ingest(attempt_id: int, producer: str, events: Sequence[Event]) -> int:
+def ingest(attempt_id: int, producer: str, events: Sequence[Event], rank: int = 0) -> int:
     """Apply what is new of a batch and return the producer's high water.
 
     Args:
         events: of one producer, oldest first, numbered without holes.
+        rank: of the node among those of the attempt. A further node's producers count apart, as `engine/1`, and of what they tell
+            only the log is kept: the head tells of the training.
 
     Raises:
         GapFound: nothing was applied; send from `expected_seq` on.
     """
     with transaction.atomic():
-        mark = _locked_mark(attempt_id, producer)
+        mark = _locked_mark(attempt_id, f"{producer}/{rank}" if rank else producer)
         fresh = [event for event in events if event.seq > mark.high_water]
         for number, event in enumerate(fresh, start=mark.high_water + 1):
             if event.seq != number:
                 raise GapFound(number)
         if fresh:
-            _apply(Attempt.objects.get(pk=attempt_id), fresh)
+            _apply(
+                Attempt.objects.get(pk=attempt_id),
+                [_of_rank(e, rank) for e in fresh if isinstance(e, LogEvent)] if rank else fresh,
+            )
             mark.high_water = fresh[-1].seq
             mark.save(update_fields=["high_water"])
     return mark.high_water
+
+
+def _of_rank(event: LogEvent, rank: int) -> Event:
+    return event.model_copy(update={"lines": [f"[rank {rank}] {line}" for line in event.lines]})
 
 
 def _locked_mark(attempt_id: int, producer: str) -> ProducerMark:

@@ -1,0 +1,140 @@
+"""The further nodes of an attempt on several: a launch each, rank 1 and up. The attempt's own row is rank 0, its head.
+
+    the head claims, and says where it is → the others are ordered, and claim in time → all of them train
+
+Guarantees: a launch is claimed once, by its node, while its attempt lives, is not being stopped, and can still be met. It ends at
+the latest with its attempt. Devices of a node that had claimed and has not said how its engine ended are `unknown` from then on,
+so they are given away when its agent reports them empty.
+Callers hold the locks of run and attempt. Lock order, everywhere: run, attempt, launch, allocation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db.models import QuerySet
+
+from oppo_contract import wire
+from oppo_platform import clock
+from oppo_platform.cluster.models import Device, DeviceState, Node
+from oppo_platform.runs.models import Attempt, AttemptState, Launch, LaunchState
+from oppo_platform.runs.refusal import AttemptRefused
+from oppo_platform.scheduling.models import Allocation
+from oppo_platform.tokens import new_token
+
+SPOKEN_SINCE = wire.SINCE["Claimed", "rendezvous"]
+WITH_ENGINE = (AttemptState.CLAIMED, AttemptState.RUNNING)
+
+
+def launches_due() -> QuerySet[Launch]:
+    """Launches that their nodes may claim now: the head is there, and nobody has asked the attempt to stop."""
+    return Launch.objects.filter(
+        state=LaunchState.ALLOCATED, attempt__state__in=WITH_ENGINE, attempt__stop_by__isnull=True, attempt__nodes__gt=1
+    )
+
+
+def create_launches(attempt: Attempt, node_ids: Sequence[int]) -> list[Launch]:
+    """Launches for the nodes after the first, in the order of their ranks."""
+    return Launch.objects.bulk_create(
+        Launch(attempt=attempt, node_id=node_id, rank=rank) for rank, node_id in enumerate(node_ids, start=1)
+    )
+
+
+def meeting_place(attempt: Attempt, address: wire.Address | None, now: datetime) -> dict[str, object]:
+    """Where the others find the head, as fields of the attempt; empty for one on a single node.
+
+    Raises:
+        AttemptRefused: the worker did not say.
+    """
+    if attempt.nodes == 1:
+        return {}
+    if address is None:
+        raise AttemptRefused("not_your_node", f"Attempt {attempt.pk} is on several nodes, and its first one told no address.")
+    by = now + timedelta(seconds=settings.OPPO_RENDEZVOUS_S)
+    return {"rendezvous_host": address.host, "rendezvous_port": address.port, "rendezvous_by": by}
+
+
+def rendezvous_of(attempt: Attempt, rank: int, now: datetime) -> wire.Rendezvous | None:
+    """What the engine of a rank needs to meet the others; None for an attempt on one node."""
+    if attempt.rendezvous_port is None or attempt.rendezvous_by is None:
+        return None
+    return wire.Rendezvous(
+        nodes=attempt.nodes,
+        node_rank=rank,
+        address=wire.Address(host=attempt.rendezvous_host, port=attempt.rendezvous_port),
+        deadline_s=max(0.0, (attempt.rendezvous_by - now).total_seconds()),
+    )
+
+
+def claim_launch(attempt: Attempt, node: Node, now: datetime) -> tuple[Launch, str]:
+    """Hand the node its launch, once: the launch and its token. Raises `AttemptRefused` for anybody else and ever after."""
+    launch = Launch.objects.select_for_update().filter(attempt=attempt, node=node).first()
+    if launch is None:
+        raise AttemptRefused("not_your_node", f"Attempt {attempt.pk} is not allocated to node {node.name}.")
+    if launch.state != LaunchState.ALLOCATED:
+        raise AttemptRefused("already_claimed", f"Rank {launch.rank} of attempt {attempt.pk} has been claimed already.")
+    if attempt.rendezvous_by is None:
+        raise AttemptRefused("not_your_node", f"The first node of attempt {attempt.pk} is not there yet.")
+    if attempt.rendezvous_by <= now or attempt.stop_by is not None:
+        raise AttemptRefused("ended", f"It is too late to take part in attempt {attempt.pk}.")
+    token = new_token("attempt")
+    _write(
+        launch, LaunchState.ALLOCATED, state=LaunchState.CLAIMED, token_prefix=token.prefix, token_digest=token.digest,
+        claimed_at=now, seen_at=now, lease_expires_at=now + timedelta(seconds=settings.OPPO_LEASE_S),
+    )  # fmt: skip
+    return launch, token.text
+
+
+def held_launch(attempt: Attempt, rank: int) -> Launch:
+    """The launch of a rank, locked. Raises `AttemptRefused` when it has ended."""
+    launch = Launch.objects.select_for_update(of=("self",)).select_related("node").get(attempt=attempt, rank=rank)
+    if launch.state != LaunchState.CLAIMED:
+        raise AttemptRefused("ended", f"Rank {rank} of attempt {attempt.pk} has ended ({launch.outcome}).")
+    return launch
+
+
+def renew_launch(launch: Launch, now: datetime, lease_ends: datetime) -> None:
+    """A heartbeat of its supervisor."""
+    _write(launch, LaunchState.CLAIMED, seen_at=now, lease_expires_at=lease_ends)
+
+
+def end_launch(launch: Launch, told: wire.Outcome) -> None:
+    """Its engine has ended, and no process is left: its devices are free."""
+    now = clock.now()
+    _write(
+        launch, LaunchState.CLAIMED, state=LaunchState.ENDED, ended_at=now, outcome=told.outcome, exit_code=told.exit_code,
+        reason=told.reason,
+    )  # fmt: skip
+    held = Allocation.objects.filter(attempt=launch.attempt_id, device__node=launch.node_id, released_at__isnull=True)
+    held.update(released_at=now)
+
+
+def claimed_nodes(attempt: Attempt) -> set[int]:
+    """Nodes on which an engine of the attempt is, or may be, at work."""
+    head = {attempt.node_id} if attempt.state in WITH_ENGINE else set()
+    if attempt.nodes == 1:
+        return head
+    return head | set(attempt.launches.filter(state=LaunchState.CLAIMED).values_list("node_id", flat=True))
+
+
+def end_launches(attempt: Attempt, silent: Collection[int], now: datetime) -> None:
+    """The attempt has ended: so have its launches, and devices of `silent` nodes are not given away until reported empty."""
+    if attempt.nodes == 1:
+        return
+    attempt.launches.exclude(state=LaunchState.ENDED).update(state=LaunchState.ENDED, ended_at=now)
+    held = Device.objects.filter(allocations__attempt=attempt, allocations__released_at__isnull=True, node__in=silent)
+    held.exclude(state__in=(DeviceState.GONE, DeviceState.QUARANTINED)).update(state=DeviceState.UNKNOWN)
+
+
+def _write(launch: Launch, before: LaunchState, **values: object) -> None:
+    """A compare-and-set on the state; a trigger refuses it as well once the attempt has ended (migration `0004_launches`).
+
+    Raises:
+        AttemptRefused: it is in that state no more.
+    """
+    if not Launch.objects.filter(pk=launch.pk, state=before).update(**values):
+        raise AttemptRefused("stale_epoch", f"Rank {launch.rank} of attempt {launch.attempt_id} is not {before} any more.")
+    for name, value in values.items():
+        setattr(launch, name, value)

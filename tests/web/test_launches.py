@@ -1,0 +1,426 @@
+"""An attempt on several nodes: one launch a node, a rendezvous, and one end for all, in both orders of every race."""
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+
+from oppo_contract import wire
+from oppo_platform.cluster.models import Device, Node
+from oppo_platform.runs.models import Attempt, AttemptState, Launch, LaunchState, Run
+from oppo_platform.runs.steering import cancel_run, pause_run
+from oppo_platform.scheduling import dispatch
+from oppo_platform.scheduling.cycle import run_cycle
+from oppo_platform.scheduling.models import Allocation
+from oppo_platform.telemetry.models import LogLine, ProducerMark
+
+ADDRESS = {"host": "10.0.0.1", "port": 29500}
+TWO = {"nodes": 2, "devices": 2}
+
+
+class Pair:
+    """Two nodes and a run that is allocated on both."""
+
+    def __init__(self, world, **changes):
+        self.world = world
+        self.workers = {name: world.worker(name) for name in ("a", "b")}
+        self.run = world.submit(resources=TWO, **changes)
+        world.cycle()
+        self.attempt = self.run.attempts.get()
+        self.head = self.workers[self.attempt.node.name]
+        self.other = next(w for w in self.workers.values() if w is not self.head)
+
+    def claim(self, worker, epoch=1, **more):
+        reply = worker.post(f"attempts/{self.attempt.pk}/claim", {"epoch": epoch, "address": ADDRESS, **more}, worker.token)
+        if reply.status_code == 200:
+            worker.attempt_tokens[self.attempt.pk] = reply.json()["attempt_token"]
+        return reply
+
+    def claim_both(self):
+        return [self.claim(worker).json() for worker in (self.head, self.other)]
+
+    def beat(self, worker, running=True):
+        return worker.attempt(self.attempt.pk, "heartbeat", {"epoch": 1, "running": running})
+
+    def train(self):
+        self.claim_both()
+        assert self.beat(self.head).status_code == self.beat(self.other).status_code == 200
+
+    def report(self, worker, outcome="engine_died", exit_code=1, **more):
+        told = {"epoch": 1, "outcome": outcome, "exit_code": exit_code, "reason": "it was killed", **more}
+        return worker.attempt(self.attempt.pk, "outcome", told)
+
+    def states(self):
+        """Of the run, the attempt and its launch."""
+        self.run.refresh_from_db()
+        self.attempt.refresh_from_db()
+        return self.run.state, self.attempt.state, self.attempt.launches.get().state
+
+    def device(self, worker):
+        return Device.objects.get(node__name=worker.name).state
+
+    def held(self):
+        held = Allocation.objects.filter(released_at__isnull=True, attempt=self.attempt)
+        return sorted(held.values_list("device__node__name", flat=True))
+
+
+@pytest.fixture
+def pair(world, settings):
+    settings.OPPO_ARTIFACTS_SHARED = True
+    settings.OPPO_RENDEZVOUS_S = 20
+    settings.OPPO_LEASE_S = 40
+    settings.OPPO_NODE_FRESH_S = 1000
+    settings.OPPO_DOWNTIME_S = 1000
+    return Pair(world)
+
+
+def test_the_others_are_ordered_when_the_first_node_is_there(pair):
+    assert pair.attempt.nodes == 2
+    assert pair.states() == ("allocated", "allocated", "allocated")
+    assert pair.run.reason == f"Allocated on nodes {pair.head.name}, {pair.other.name}."
+    assert pair.head.heartbeat()["unclaimed"] == [{"attempt_id": pair.attempt.pk, "epoch": 1}]
+    assert pair.other.heartbeat()["unclaimed"] == []
+    assert pair.claim(pair.other).json()["reason"] == "not_your_node"
+    told = pair.claim(pair.head).json()
+    assert told["rendezvous"] == {"nodes": 2, "node_rank": 0, "address": ADDRESS, "deadline_s": 20.0}
+    assert pair.other.heartbeat()["unclaimed"] == [{"attempt_id": pair.attempt.pk, "epoch": 1}]
+    pair.world.clock.advance(5)
+    told = pair.claim(pair.other).json()
+    assert told["rendezvous"] == {"nodes": 2, "node_rank": 1, "address": ADDRESS, "deadline_s": 15.0}
+    assert told["device_indices"] == [0]
+    assert pair.other.heartbeat(attempts=[(pair.attempt.pk, 1)]) == {"unclaimed": [], "stop": [], "catalogue_wanted": False}
+
+
+def test_orders_go_over_the_broker_at_their_time_and_once(pair, monkeypatch):
+    sent = []
+
+    class Broker:
+        def send_task(self, name, kwargs, queue, **_):
+            sent.append(queue)
+
+    monkeypatch.setattr(dispatch, "broker", lambda url: Broker())
+    pair.world.cycle()
+    assert sent == []  # the first node's went out when it was allocated
+    pair.claim(pair.head)
+    pair.world.cycle()
+    pair.world.cycle()
+    assert sent == [f"oppo.node.{pair.other.name}"]
+
+
+def test_a_launch_is_claimed_once_whoever_asks_and_however_often(pair, at_once):
+    pair.claim(pair.head)
+    replies = at_once(*[lambda: pair.claim(pair.other)] * 4)
+    assert sorted(reply.status_code for reply in replies) == [200, 409, 409, 409]
+    third = pair.world.worker("c")
+    assert pair.claim(third).json()["reason"] == "not_your_node"
+    assert pair.claim(pair.other, epoch=2).json()["reason"] == "stale_epoch"
+
+
+def test_two_schedulers_make_one_attempt_with_one_launch_a_node(world, settings, at_once):
+    settings.OPPO_ARTIFACTS_SHARED = True
+    for name in ("a", "b"):
+        world.worker(name)
+    run = world.submit(resources=TWO)
+    at_once(run_cycle, run_cycle)
+    assert [(a.epoch, a.nodes, a.launches.count()) for a in run.attempts.all()] == [(1, 2, 1)]
+
+
+def test_each_node_speaks_for_itself_alone(pair, events):
+    pair.claim_both()
+    assert pair.beat(pair.other).json()["lease_s"] == 40
+    assert pair.states() == ("starting", "claimed", "claimed")  # the first node says when it runs
+    assert pair.beat(pair.head).status_code == 200
+    assert pair.states()[0] == "running"
+    assert pair.run.reason == f"Trains on nodes {pair.head.name}, {pair.other.name}."
+    log = {"kind": "log", "producer": "engine", "seq": 1, "time": 1.0, "stream": "stderr", "lines": ["here"]}
+    assert pair.head.send_events(pair.attempt.pk, [events.started(1)]).status_code == 200
+    assert pair.other.send_events(pair.attempt.pk, [log, events.step(2, 7)]).json()["high_water"] == 2
+    assert list(LogLine.objects.values_list("text", flat=True)) == ["[rank 1] here"]
+    assert Run.objects.get(pk=pair.run.pk).step == 0
+    assert set(ProducerMark.objects.values_list("producer", "high_water")) == {("engine", 1), ("engine/1", 2)}
+    told = {"epoch": 1, "step": 1, "url": "file:///x", "manifest_sha256": "0", "bytes": 1}
+    assert pair.other.attempt(pair.attempt.pk, "checkpoints", told).status_code == 409
+
+
+@pytest.mark.parametrize("first", ["head", "other"])
+def test_success_is_the_first_nodes_to_tell_in_whatever_order(pair, first):
+    pair.train()
+    order = [pair.head, pair.other] if first == "head" else [pair.other, pair.head]
+    replies = [pair.report(worker, "succeeded", 0).status_code for worker in order]
+    assert replies == ([200, 409] if first == "head" else [200, 200])
+    assert pair.states() == ("succeeded", "ended", "ended")
+    assert pair.held() == []
+    assert pair.device(pair.head) == "ready"
+    assert pair.device(pair.other) == ("unknown" if first == "head" else "ready")
+    pair.other.heartbeat()
+    assert pair.device(pair.other) == "ready"
+
+
+def test_a_node_that_is_done_frees_its_devices_while_the_first_one_saves(pair):
+    pair.train()
+    assert pair.report(pair.other, "succeeded", 0).status_code == 200
+    assert pair.report(pair.other, "succeeded", 0).status_code == 200  # told again
+    assert pair.states() == ("running", "running", "ended")
+    assert pair.held() == [pair.head.name]
+    assert pair.beat(pair.other).json()["reason"] == "ended"
+
+
+@pytest.mark.parametrize("who", ["head", "other"])
+def test_the_first_failure_ends_all_and_moves_the_run_once(pair, who):
+    pair.train()
+    failed, left = (pair.head, pair.other) if who == "head" else (pair.other, pair.head)
+    assert pair.report(failed, last_log_lines=["killed"]).status_code == 200
+    assert pair.states() == ("queued", "ended", "ended")
+    assert pair.run.transitions.filter(new="queued", old="running").count() == 1
+    assert ("on node " + failed.name in pair.run.reason) == (who == "other")
+    assert (pair.device(failed), pair.device(left)) == ("ready", "unknown")
+    refused = pair.beat(left)
+    assert (refused.status_code, refused.json()["reason"]) == (409, "ended")
+    stop = [{"attempt_id": pair.attempt.pk, "epoch": 1}]
+    assert left.heartbeat(attempts=[(pair.attempt.pk, 1)])["stop"] == stop
+    assert pair.device(left) == "unknown"  # its engine is still there
+    assert pair.report(left).status_code in (200, 409)  # what it says has been said, or comes too late
+    assert pair.states() == ("queued", "ended", "ended")
+    left.heartbeat()
+    assert pair.device(left) == "ready"
+    pair.world.cycle()
+    second = pair.run.attempts.get(epoch=2)
+    assert (second.nodes, second.launches.count()) == (2, 1)
+
+
+def test_two_failures_at_once_count_as_one_death(pair, at_once):
+    pair.train()
+    at_once(lambda: pair.report(pair.head), lambda: pair.report(pair.other))
+    assert pair.states() == ("queued", "ended", "ended")
+    assert pair.run.transitions.filter(new="queued", old="running").count() == 1
+
+
+def test_a_rule_excludes_the_node_that_failed(pair):
+    pair.train()
+    pair.report(pair.other, last_log_lines=["uncorrectable ECC error"])
+    pair.run.refresh_from_db()
+    assert pair.run.excluded_nodes == [Node.objects.get(name=pair.other.name).pk]
+    pair.head.heartbeat()
+    pair.world.cycle()
+    pair.run.refresh_from_db()
+    assert pair.run.reason == f"Needs 2 nodes; its retry rules exclude {pair.other.name}, and too few others would do."
+
+
+def test_who_does_not_come_is_named_and_the_run_keeps_its_place(pair):
+    place = pair.run.queued_at
+    pair.claim(pair.head)
+    pair.world.clock.advance(21)
+    assert pair.claim(pair.other).json()["reason"] == "ended"  # late, and before the scheduler has noticed
+    pair.world.cycle()
+    pair.attempt.refresh_from_db()
+    assert (pair.attempt.state, pair.attempt.outcome) == ("fenced", "absent")
+    assert pair.attempt.reason == f"Node {pair.other.name} did not join the others within 20 s"
+    assert pair.claim(pair.other).json()["reason"] == "lease_lost"  # late, and after
+    assert Run.objects.get(pk=pair.run.pk).queued_at == place
+    assert (pair.device(pair.head), pair.device(pair.other)) == ("unknown", "ready")
+    assert pair.beat(pair.head).status_code == 409
+
+
+def test_who_comes_in_time_is_not_given_up(pair):
+    pair.claim(pair.head)
+    pair.world.clock.advance(19)
+    assert pair.claim(pair.other).status_code == 200
+    pair.world.clock.advance(2)
+    pair.world.cycle()
+    assert pair.states() == ("starting", "claimed", "claimed")
+
+
+def test_time_in_which_no_scheduler_ran_is_not_held_against_the_one_that_is_awaited(pair, settings):
+    settings.OPPO_DOWNTIME_S = 5
+    pair.claim(pair.head)
+    pair.world.clock.advance(30)
+    pair.world.cycle()
+    assert pair.states() == ("starting", "claimed", "allocated")
+    assert pair.claim(pair.other).status_code == 200
+
+
+@pytest.mark.parametrize("head_has_claimed", [False, True])
+def test_a_node_that_falls_silent_before_it_claims_is_not_waited_for(pair, settings, head_has_claimed):
+    if head_has_claimed:
+        pair.claim(pair.head)
+    settings.OPPO_NODE_FRESH_S = 5
+    pair.world.clock.advance(6)
+    pair.head.heartbeat(attempts=[(pair.attempt.pk, 1)] if head_has_claimed else [])
+    pair.world.cycle()
+    pair.attempt.refresh_from_db()
+    assert pair.attempt.outcome == ("absent" if head_has_claimed else "unclaimed")
+    assert f"Node {pair.other.name} fell silent before it" in pair.attempt.reason
+    assert Run.objects.get(pk=pair.run.pk).state == "queued"
+
+
+def test_the_head_dies_before_the_others_claim(pair):
+    pair.claim(pair.head)
+    pair.report(pair.head)
+    assert pair.states() == ("queued", "ended", "ended")
+    assert pair.claim(pair.other).json()["reason"] == "ended"
+    assert pair.other.heartbeat()["unclaimed"] == []
+    assert (pair.device(pair.head), pair.device(pair.other)) == ("ready", "ready")
+
+
+@pytest.mark.parametrize("silent", ["head", "other"])
+def test_one_lease_that_runs_out_fences_all(pair, silent):
+    pair.train()
+    quiet, alive = (pair.head, pair.other) if silent == "head" else (pair.other, pair.head)
+    for _ in range(3):
+        pair.world.clock.advance(15)
+        last = pair.beat(alive)
+    assert last.status_code == 200
+    pair.world.cycle()
+    pair.attempt.refresh_from_db()
+    assert (pair.attempt.state, pair.attempt.outcome) == ("fenced", "lease_lost")
+    assert pair.attempt.reason == f"Nothing was heard of it on node {quiet.name} until its lease ran out"
+    assert (pair.device(pair.head), pair.device(pair.other)) == ("unknown", "unknown")
+    assert pair.beat(alive).status_code == pair.beat(quiet).status_code == 409
+    assert pair.states() == ("queued", "fenced", "ended")
+
+
+@pytest.mark.parametrize("lost", ["head", "other"])
+def test_a_supervisor_that_its_agent_no_longer_runs_ends_all(pair, settings, lost):
+    settings.OPPO_ORPHAN_GRACE_S = 3
+    pair.train()
+    gone, alive = (pair.head, pair.other) if lost == "head" else (pair.other, pair.head)
+    pair.world.clock.advance(4)
+    alive.heartbeat(attempts=[(pair.attempt.pk, 1)])
+    assert pair.states()[0] == "running"
+    gone.heartbeat()
+    assert pair.states() == ("queued", "fenced", "ended")
+    assert (pair.device(gone), pair.device(alive)) == ("ready", "unknown")
+
+
+@pytest.mark.parametrize(("wish", "signal", "word"), [(cancel_run, "cancel", "cancelled"), (pause_run, "pause", "paused")])
+def test_a_wish_reaches_every_node_and_the_head_says_how_it_ended(pair, wish, signal, word):
+    pair.train()
+    wish(pair.run.pk, "user:ada")
+    assert pair.beat(pair.head).json()["signal"] == pair.beat(pair.other).json()["signal"] == signal
+    assert pair.report(pair.other, word, 0).status_code == 200
+    assert pair.states()[1:] == ("running", "ended")
+    assert pair.report(pair.head, word, 0).status_code == 200
+    assert pair.states()[0] == word
+
+
+def test_a_wish_while_others_are_awaited_lets_nobody_in_any_more(pair):
+    pair.claim(pair.head)
+    pause_run(pair.run.pk, "user:ada")
+    assert pair.claim(pair.other).json()["reason"] == "ended"
+    assert pair.other.heartbeat()["unclaimed"] == []
+    pair.report(pair.head, "paused", 1)
+    assert pair.states() == ("paused", "ended", "ended")
+
+
+def test_a_wish_before_anybody_claimed_frees_all_at_once(pair):
+    cancel_run(pair.run.pk, "user:ada")
+    assert pair.states() == ("cancelled", "ended", "ended")
+    assert pair.held() == []
+    assert (pair.device(pair.head), pair.device(pair.other)) == ("ready", "ready")
+
+
+@pytest.mark.parametrize("cancelled_first", [True, False])
+def test_a_failure_against_a_cancel(pair, cancelled_first):
+    pair.train()
+    acts = [lambda: cancel_run(pair.run.pk, "user:ada"), lambda: pair.report(pair.other)]
+    for act in acts if cancelled_first else acts[::-1]:
+        act()
+    assert pair.states() == ("cancelled", "ended", "ended")
+    assert pair.held() == []
+
+
+def test_a_node_that_is_killed_at_a_deadline_ends_all_by_the_wish(pair):
+    pair.train()
+    pause_run(pair.run.pk, "user:ada")
+    pair.report(pair.other, "paused", 137)
+    assert pair.states() == ("paused", "ended", "ended")
+
+
+def test_the_database_itself_refuses_what_is_stale(pair):
+    pair.train()
+    head, other = (Node.objects.get(name=worker.name).pk for worker in (pair.head, pair.other))
+    launch = f"attempt_id = {pair.attempt.pk} AND rank = 1"
+    columns = "INSERT INTO runs_launch (attempt_id, node_id, rank, state, token_prefix, token_digest, outcome, reason) VALUES "
+
+    def refused(statement):
+        with pytest.raises(IntegrityError), transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    refused(f"{columns} ({pair.attempt.pk}, {head}, 1, 'allocated', '', '', '', '')")
+    refused(f"{columns} ({pair.attempt.pk}, {other}, 2, 'allocated', '', '', '', '')")
+    refused(f"UPDATE runs_launch SET rank = 0 WHERE {launch}")
+    refused(f"UPDATE runs_launch SET node_id = {head} WHERE {launch}")
+    pair.report(pair.head)
+    assert pair.states() == ("queued", "ended", "ended")
+    refused(f"UPDATE runs_launch SET state = 'claimed' WHERE {launch}")
+    refused(f"UPDATE runs_launch SET lease_expires_at = now() WHERE {launch}")
+    refused(f"UPDATE runs_launch SET outcome = 'succeeded' WHERE {launch}")
+
+
+def test_a_token_of_one_node_is_no_token_of_another_attempt(pair):
+    pair.train()
+    elsewhere = pair.attempt.pk + 1
+    pair.other.attempt_tokens[elsewhere] = pair.other.attempt_tokens[pair.attempt.pk]
+    assert pair.other.attempt(elsewhere, "heartbeat", {"epoch": 1}).status_code == 404
+    pair.other.attempt_tokens[pair.attempt.pk] += "x"
+    assert pair.beat(pair.other).status_code == 401
+
+
+def test_nodes_of_the_version_before_get_no_part_in_it(world, settings):
+    settings.OPPO_ARTIFACTS_SHARED = True
+    world.worker("a")
+    old = world.worker("b")
+    Node.objects.filter(name="b").update(wire_version=wire.WIRE_VERSION - 1)
+    run = world.submit(resources=TWO)
+    alone = world.submit()
+    world.cycle()
+    run.refresh_from_db()
+    alone.refresh_from_db()
+    assert run.reason == "Needs 2 devices on 2 nodes, and the workers of b are too old to take part in that."
+    assert alone.state == "allocated"
+    old.heartbeat()
+
+
+@pytest.mark.parametrize("who", ["head", "other"])
+def test_a_worker_that_is_put_back_to_an_older_version_is_not_waited_for(pair, who):
+    worker = pair.head if who == "head" else pair.other
+    report = [{"index": 0, "kind": "cpu", "model": "m", "memory_bytes": 1}]
+    told = {"wire_version": wire.WIRE_VERSION - 1, "devices": report, "attempts": [], "catalogue": None}
+    assert worker.post("heartbeat", told, worker.token).json()["unclaimed"] == []
+    pair.world.cycle()
+    assert pair.states()[1:] == ("fenced", "ended")
+
+
+def test_a_first_node_without_an_address_is_refused(pair):
+    assert pair.head.claim(pair.attempt.pk).json()["reason"] == "not_your_node"
+    assert pair.states() == ("allocated", "allocated", "allocated")
+
+
+@pytest.mark.parametrize("host", ["-x", "a b", "--master-port", "", "a;b", "x" * 300])
+def test_an_address_is_a_name_or_a_number(pair, host):
+    assert pair.claim(pair.head, address={"host": host, "port": 1}).status_code == 422
+
+
+def test_what_cannot_be_on_so_many_nodes_is_refused_at_submit(world, settings, make_spec):
+    world.worker("a")
+    browser = world.login("ada")
+
+    def complaints(**changes):
+        body = {"spec": make_spec(**changes), "project": world.project.pk}
+        reply = browser.post("/api/v1/runs/validate", body, content_type="application/json").json()
+        return [(p["path"], p["message"], p["allowed"]) for p in reply["problems"]]
+
+    settings.OPPO_ARTIFACTS_SHARED = False
+    [(path, message, _)] = complaints(resources=TWO)
+    assert path == "resources.nodes"
+    assert message.startswith("needs storage that all nodes share")
+    settings.OPPO_ARTIFACTS_SHARED = True
+    said = "is more than there are connected workers with 1 device each"
+    assert complaints(resources=TWO) == [("resources.nodes", said, "at most 1")]
+    world.worker("b")
+    assert complaints(resources=TWO) == []
+
+
+def test_at_most_one_live_attempt_and_its_launches_hold_devices(pair):
+    pair.train()
+    assert pair.held() == ["a", "b"]
+    assert Attempt.objects.filter(state=AttemptState.RUNNING).count() == 1
+    assert Launch.objects.filter(state=LaunchState.CLAIMED).count() == 1
