@@ -49,7 +49,7 @@ class CarefulUpdate(PlainUpdate):
     def start_critic(self, engine: Engine, experience: Experience, version: int) -> None:
         """Train the critic on trial, beside the actor."""
         with engine.trace.span("actor", "advantages", rows=len(experience.sequences)):
-            order = critic_order(experience, [s.sequence_id for s in experience.sequences], version)
+            order = critic_order(experience, version)
         engine.scorers.start_trial(order)
 
     def wait_critic(self, engine: Engine) -> Trial:

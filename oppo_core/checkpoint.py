@@ -4,11 +4,15 @@ Weights and optimizer states are safetensors, the rest is JSON. Those written on
 scorers are told everything again, in interrupted and uninterrupted runs alike, so that both compute the same from there on. A
 run that is stopped elsewhere, be it in the middle of a step, is *suspended*: keys and values and what the scorers hold are
 written too, and it goes on with the very same bits.
+
+Several ranks write one checkpoint together, in a folder that all of them see: the first rank what is the same on all, and each
+what is its own (`Ranks.home`). The first publishes it when all have written.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import asdict
@@ -23,7 +27,7 @@ from oppo_contract.spec import RunSpec
 from oppo_core import changes
 from oppo_core.changes import Change
 from oppo_core.control import ChunkState, OvercommitState
-from oppo_core.durable import MANIFEST, draft_of, heal, publish, remove, sha256
+from oppo_core.durable import MANIFEST, draft_of, heal, publish, remove, sha256, sync_files
 from oppo_core.engine import Engine, Progress
 from oppo_core.metrics import Cohorts
 from oppo_core.models.folder import save_weights
@@ -34,6 +38,8 @@ from oppo_core.rollout.support import load_supports, save_supports
 from oppo_core.standing import ALL_DONE, Standing, best_rule, superfluous
 
 FORMAT = 4
+# A shared folder that one node makes is seen by the others a little later.
+SEEN_WITHIN_S, LOOKS_EVERY_S = 10.0, 0.02
 DECODER, EVALUATION = "decoder.safetensors", "evaluation.safetensors"
 SEQUENCE_FIELDS = (
     "sequence_id",
@@ -69,7 +75,7 @@ def save_at_the_end(engine: Engine, reason: str, window_start: float) -> None:
     """Write the run's last checkpoint, unless this state is saved; `window_start`: of the step under way."""
     if engine.batch is not None:
         engine.progress.elapsed_s += engine.clock() - window_start
-    if engine.saved == name_of(engine):
+    if not engine.ranks.any(engine.saved != name_of(engine)):
         return
     if reason == ALL_DONE:
         save(engine)
@@ -111,7 +117,8 @@ def suspend(engine: Engine) -> None:
 
 def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
     """Take back everything but the critic, which its process has loaded itself. `verify` has accepted the folder."""
-    state = json.loads((folder / "state.json").read_text())
+    home = engine.ranks.home(folder)
+    state = json.loads((home / "state.json").read_text())
     if state["prompts_sha256"] != engine.prompts.digest:
         raise CheckpointError(
             f"{engine.spec.data.prompts} does not hold the prompts that the checkpoint was made with (or the actor's tokenizer"
@@ -128,12 +135,12 @@ def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
     engine.pool.started = state["sequences_started"]
     engine.pool.sequences = [_sequence(row, engine) for row in state["pool"]]
     engine.pool.queue = [_sequence(row, engine) for row in state["queue"]]
-    load_supports(engine.pool.sequences, folder)
-    engine.decoder.load(folder, engine.pool.sequences)
+    load_supports(engine.pool.sequences, home)
+    engine.decoder.load(home, engine.pool.sequences)
     engine.changes = list(changed)
     changes.apply(changed, engine)
     if state["suspended"] is not None:
-        _go_on(engine, folder, state["suspended"], exact=not changes.disturbs(changed))
+        _go_on(engine, home, state["suspended"], exact=not changes.disturbs(changed))
     engine.saved = name_of(engine)
 
 
@@ -196,19 +203,50 @@ def intact(folder: Path) -> None:
 def _keep(engine: Engine, fill: Callable[[Path], None]) -> None:
     """Let `fill` write a draft, publish it, tell of it, and delete what need not be kept any more."""
     folder = engine.out / "checkpoints" / name_of(engine)
-    keep = engine.spec.checkpoints
     with engine.trace.span("actor", "checkpoint"):
         score = engine.standing.judge(folder.name, engine.progress.step, engine.spec) if engine.batch is None else None
-        with draft_of(folder, needed_bytes(engine)) as draft:
-            fill(draft)
-            seal = publish(draft, folder)
-        engine.journal.write(
-            "checkpoint", step=engine.progress.step, folder=str(folder.relative_to(engine.out)),
-            manifest_sha256=seal.digest, bytes=seal.size, score=score, chunk=engine.batch.chunk if engine.batch else 0,
-        )  # fmt: skip
+        if engine.ranks.first:
+            _publish(engine, folder, fill, score)
+        else:
+            _add_to_draft(engine, fill)
         engine.saved = folder.name
-        names = [path.name for path in folder.parent.glob("step-*")]
-        delete(engine.out, superfluous(names, folder.name, engine.standing.checkpoints, keep.keep, keep.keep_best))
+
+
+def _publish(engine: Engine, folder: Path, fill: Callable[[Path], None], score: float | None) -> None:
+    keep = engine.spec.checkpoints
+    with draft_of(folder, needed_bytes(engine)) as draft:
+        engine.ranks.gather(str(draft).encode())
+        fill(draft)
+        engine.ranks.any(False)  # all have written their parts
+        seal = publish(draft, folder)
+    engine.journal.write(
+        "checkpoint", step=engine.progress.step, folder=str(folder.relative_to(engine.out)),
+        manifest_sha256=seal.digest, bytes=seal.size, score=score, chunk=engine.batch.chunk if engine.batch else 0,
+    )  # fmt: skip
+    names = [path.name for path in folder.parent.glob("step-*")]
+    delete(engine.out, superfluous(names, folder.name, engine.standing.checkpoints, keep.keep, keep.keep_best))
+
+
+def _add_to_draft(engine: Engine, fill: Callable[[Path], None]) -> None:
+    """Write this rank's part into the first one's draft.
+
+    Raises:
+        CheckpointError: it cannot be seen from here.
+    """
+    draft = Path(engine.ranks.gather(b"")[0].decode())
+    until = time.monotonic() + SEEN_WITHIN_S
+    while not draft.is_dir() and time.monotonic() < until:
+        time.sleep(LOOKS_EVERY_S)
+    if not draft.is_dir():
+        raise CheckpointError(
+            f"rank {engine.ranks.rank} does not see {draft}, which rank 0 has made: the ranks' --out must lie on a path that all"
+            " nodes share (OPPO_ARTIFACT_ROOT)"
+        )
+    home = engine.ranks.home(draft)
+    home.mkdir()
+    fill(home)
+    sync_files(home)
+    engine.ranks.any(False)
 
 
 def delete(out: Path, names: Rows[str]) -> None:
@@ -234,7 +272,8 @@ def name_of(engine: Engine) -> str:
 
 
 def _write(engine: Engine, draft: Path, suspended: dict[str, Any]) -> None:
-    engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
+    if engine.ranks.first:
+        engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
     save_supports(engine.pool.sequences, draft)
     engine.decoder.save(draft)
     state = _state(engine) | {"suspended": suspended or None}

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,9 +16,10 @@ from types import FrameType
 
 from oppo_contract.problems import SpecError
 from oppo_contract.spec import RunSpec, load_spec
-from oppo_core.journal import Journal
+from oppo_core.journal import OF_EACH_RANK, Journal
 
 OK, FAILED, REFUSED = 0, 1, 2
+PARENT_EVERY_S = 0.1
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,7 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError, SpecError) as error:  # ValueError: neither UTF-8 nor JSON
         print(f"{options.spec}: {error}", file=sys.stderr)
         return REFUSED
-    journal = Journal(options.events)
+    speaks_for_all = spec.resources.nodes == 1 or os.environ.get("RANK") == "0"
+    journal = Journal(options.events, None if speaks_for_all else OF_EACH_RANK)
     try:
         return _run(spec, options, journal)
     finally:
@@ -50,25 +53,34 @@ def _parser() -> argparse.ArgumentParser:
 def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
     stop = _stop_when_asked()
     engine = None
+    ranks = None
     with ExitStack() as running:
         # Whatever goes wrong, be it that a rule calls `sys.exit`, the run's owner must read it in the last event.
         try:
             from oppo_core.durable import tidy
             from oppo_core.engine import assemble
+            from oppo_core.layout import device_of
             from oppo_core.preflight import refuse_impossible
+            from oppo_core.ranks import join, meeting_of
             from oppo_core.standing import ASKED_TO_STOP
             from oppo_core.train import train
 
-            tidy(options.out / "checkpoints")
+            meeting = meeting_of(spec.resources.nodes, spec.resources.longest_silence_s)
+            ranks = join(meeting, "engine", device_of(spec))
+            if ranks.first:
+                tidy(options.out / "checkpoints")
+            ranks.any(False)  # nobody reads or writes there before it is tidy
             refuse_impossible(spec, options.root, options.out)
-            engine = assemble(spec, options.root, options.out, journal, options.threads, options.resume_from)
+            engine = assemble(spec, options.root, options.out, journal, options.threads, options.resume_from, ranks)
             running.callback(engine.scorers.close)
             reason = train(engine, stop.is_set)
+            unconsumed = int(ranks.total([engine.pool.unconsumed])[0])
             running.close()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - see above
+            if ranks is not None:
+                ranks.leave(f"{type(error).__name__}: {error}")
             return _failed(error, engine.progress.step if engine is not None else 0, journal)
     outcome = "stopped" if reason == ASKED_TO_STOP else "succeeded"
-    unconsumed = engine.pool.unconsumed
     journal.write("finished", outcome=outcome, step=engine.progress.step, reason=reason, unconsumed=unconsumed)
     return OK
 
@@ -104,18 +116,25 @@ def _named() -> tuple[type[Exception], ...]:
     from oppo_core.models.errors import ModelFolderError
     from oppo_core.ppo.optimizer import NonFiniteError
     from oppo_core.preflight import PreflightError
+    from oppo_core.ranks import RankError
     from oppo_core.rewards.errors import RewardError
     from oppo_core.rollout.prompts import PromptError
     from oppo_core.scoring.remote import ScorerError
 
     return (
         LayoutError, ModelFolderError, PromptError, CheckpointError, DiskFullError, NonFiniteError, RewardError, ScorerError,
-        PreflightError, OSError,
+        PreflightError, RankError, OSError,
     )  # fmt: skip
 
 
 def _end_with_lifeline() -> None:
-    """End at once when the inherited pipe `OPPO_LIFELINE_FD` closes: whoever started us is gone."""
+    """End at once when the inherited pipe `OPPO_LIFELINE_FD` closes: whoever started us is gone.
+
+    torchrun closes the pipes that we would inherit; below it we watch whether it is there.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=_end_after, args=(os.getppid(),), name="torchrun", daemon=True).start()
+        return
     number = os.environ.get("OPPO_LIFELINE_FD")
     if number is None:
         return
@@ -126,3 +145,10 @@ def _end_with_lifeline() -> None:
         os._exit(137)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def _end_after(parent: int) -> None:
+    """End at once when process `parent` is not our parent any more."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_EVERY_S)
+    os._exit(137)

@@ -76,6 +76,12 @@ def publish(draft: Path, folder: Path) -> Seal:
     return seal
 
 
+def sync_files(folder: Path) -> None:
+    """Sync every file below `folder`, for others to publish."""
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        _sync(path)
+
+
 def remove(folders: Sequence[Path]) -> None:
     """Delete folders. Each is there whole, or gone, at every instant; what is killed on the way is tidied later."""
     aside = [folder.with_name(f".{folder.name}.draft") for folder in folders]

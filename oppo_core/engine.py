@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import Experience, build_experience
 from oppo_core.ppo.pretraining import PretrainingMix, read_texts
 from oppo_core.ppo.shaping import ScoreMoments
+from oppo_core.ranks import ALONE, Meeting, Ranks, join
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rollout.batch import Batch
 from oppo_core.rollout.decoder import Decoder, DecodeSettings, Decoding
@@ -100,6 +102,7 @@ class Engine:
     experience: Callable[..., Experience] = build_experience
     moments: ScoreMoments = field(default_factory=ScoreMoments)
     origin: float = 0.0  # `clock()` of the `started` event
+    ranks: Ranks = ALONE  # who trains together with us
 
     def new_group(self, sequence_ids: Iterable[int]) -> list[Sequence]:
         """Sequences for the next prompt."""
@@ -115,6 +118,13 @@ class Engine:
         self.set_threads(count)
         self.trace.devices = self.layout.cores(count)
 
+    def on_any_rank(self, flag: bool) -> bool:
+        """Whether `flag` is true on some rank. The ranks meet here, so we may wait for the slowest one's tail."""
+        if self.ranks.world == 1:
+            return flag
+        with self.trace.wait("tail"):
+            return self.ranks.any(flag)
+
     def readable(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Those of `sequences` that the scorers may read by now: what was begun, or only what is finished."""
         if self.spec.overlap.intra_step == "per_chunk":
@@ -123,14 +133,16 @@ class Engine:
 
 
 def assemble(
-    spec: RunSpec, roots: list[Path], out: Path, journal: Journal, threads: int | None = None, resume: Path | None = None
-) -> Engine:
+    spec: RunSpec, roots: list[Path], out: Path, journal: Journal, threads: int | None = None, resume: Path | None = None,
+    ranks: Ranks = ALONE,
+) -> Engine:  # fmt: skip
     """Load models and prompts, start the scorers, and take back a checkpoint when `resume` names one.
 
     Raises:
         ModelFolderError, PromptError: something that the spec names is missing or does not fit.
         CheckpointError: `resume` is damaged, or of a run that computes something else.
         LayoutError: the machine does not have what the spec asks for.
+        RankError: another rank did not come as far.
     """
     from oppo_core.checkpoint import verify
 
@@ -140,20 +152,21 @@ def assemble(
     device = device_of(spec)
     network, codec, source = _actor(spec, roots, device)
     check_contexts(spec, network)
-    layout = lay_out(spec, device, threads, network.width)
+    layout = lay_out(spec, device, threads, network.width, ranks.device)
     trace = Recorder(layout.actor_devices)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
     settings = decode_settings(spec, codec)
-    evaluator = evaluator_of(spec, roots, network, codec, settings, partial(stops_of, spec, codec))
-    actor = _trainer(spec, roots, network, codec)
+    evaluator = evaluator_of(spec, roots, network, codec, settings, partial(stops_of, spec, codec), ranks)
+    actor = _trainer(spec, roots, network, codec, ranks)
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
     engine = Engine(
-        spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
-        pool=pool_of(spec), decoder=Decoder(network, settings, slots(spec), drafter_of(spec), stops_of(spec, codec)),
-        actor=actor, scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared),
+        spec=spec, layout=layout, codec=codec,
+        prompts=PromptStream(prompts, spec.seed, spec.data.shuffle, ranks.rank, ranks.world),
+        pool=pool_of(spec, ranks), decoder=Decoder(network, settings, slots(spec), drafter_of(spec), stops_of(spec, codec)),
+        actor=actor, scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting),
         journal=journal, out=out, model_source=source, trace=trace,
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
-        chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator,
+        chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks,
     )  # fmt: skip
     engine.update = _update(spec, network, shared)
     if resume is not None:
@@ -181,10 +194,10 @@ def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:
     )  # fmt: skip
 
 
-def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec) -> ActorTrainer:
+def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec, ranks: Ranks) -> ActorTrainer:
     """The actor's trainer with what the spec adds to it: a moving average, texts that are mixed in."""
     ppo = spec.ppo
-    trainer = ActorTrainer(network, ppo, spec.rollout.temperature, spec.seed, spec.steps)
+    trainer = ActorTrainer(network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks)
     if ppo.ema_decay is not None:
         trainer.average = MovingAverage(trainer.optimizer, ppo.ema_decay)
     if ppo.pretraining is not None:
@@ -241,16 +254,17 @@ def share_actor(network: Network, actor: ActorTrainer) -> SharedActor:
     return SharedActor(weights, [in_shared_memory(torch.zeros_like(p)) for p in actor.optimizer.parameters])
 
 
-def pool_of(spec: RunSpec) -> Pool:
-    """An empty pool, by what is done with unfinished answers."""
+def pool_of(spec: RunSpec, ranks: Ranks = ALONE) -> Pool:
+    """An empty pool for a rank's part of the batch, by what is done with unfinished answers."""
     kind = TailBatchPool if spec.overlap.inter_step == "tail_batch" else Pool
-    return kind(spec.ppo.batch_size, spec.overlap.max_age, spec.ppo.group_size)
+    share = spec.ppo.batch_size // ranks.world
+    return kind(share, spec.overlap.max_age, spec.ppo.group_size, rank=ranks.rank, world=ranks.world)
 
 
 def slots(spec: RunSpec) -> int:
-    """Most sequences that can be in flight: (B + Δ_max)·G."""
+    """Most sequences that can be in flight on a node: its part of (B + Δ_max)·G, the largest one."""
     extra = spec.overlap.overcommit.max if spec.overlap.inter_step != "off" else 0
-    return (spec.ppo.batch_size + extra) * spec.ppo.group_size
+    return math.ceil((spec.ppo.batch_size + extra) / spec.resources.nodes) * spec.ppo.group_size
 
 
 def check_contexts(spec: RunSpec, network: Network) -> None:
@@ -264,9 +278,12 @@ def check_contexts(spec: RunSpec, network: Network) -> None:
 
 
 def build_scorers(
-    spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None, trace: Recorder
-) -> ScorerSet:
+    spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
+    meeting: Meeting | None, trace: Recorder,
+) -> ScorerSet:  # fmt: skip
     """The three scorers' networks, in the process that calls this; with `shared` they are the actor's partner too.
+
+    The critic's trainer joins those of the other ranks at `meeting`.
 
     Raises:
         ModelFolderError: a model is missing, too short, or its tokenizer differs from the actor's.
@@ -280,7 +297,9 @@ def build_scorers(
     for network in (reference, critic):
         if network is not None:
             check_contexts(spec, network)
-    trainer = CriticTrainer(critic, spec.ppo, spec.seed, spec.steps) if critic is not None else None
+    trainer = None
+    if critic is not None:
+        trainer = CriticTrainer(critic, spec.ppo, spec.seed, spec.steps, join(meeting, "critic", device))
     if trainer is not None and resume is not None:
         trainer.load(resume)
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
@@ -318,9 +337,11 @@ def _critic_source(spec: RunSpec) -> ModelSpec:
 
 def _start_scorers(
     spec: RunSpec, roots: list[Path], layout: Layout, device: torch.device, trace: Recorder, resume: Path | None,
-    shared: SharedActor | None,
+    shared: SharedActor | None, meeting: Meeting | None,
 ) -> Scoring:  # fmt: skip
-    build = partial(build_scorers, spec, roots, device, resume, shared)
+    # The store is kept by the engine's own group already.
+    meeting = replace(meeting, hosts=False) if meeting is not None else None
+    build = partial(build_scorers, spec, roots, device, resume, shared, meeting)
     if layout.remote and device.type == "cuda":
         return SideStreamScorers(build(trace), device)
     if layout.remote:

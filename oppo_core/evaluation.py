@@ -6,6 +6,7 @@ evaluations differ by the weights alone. The reward reads them whole and forgets
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from oppo_core.models.protocol import Network
 from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.ppo.shaping import shaped_scores
 from oppo_core.randomness import Use
+from oppo_core.ranks import ALONE, Ranks
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.prompts import read_prompts
 from oppo_core.rollout.sampling import Filters
@@ -59,15 +61,20 @@ class Answering:
 
 @dataclass(slots=True)
 class Evaluator:
-    """The held-out prompts, and how to make a decoder that answers `rows` of them at a time."""
+    """The held-out prompts, and how to make a decoder that answers `rows` of them at a time.
+
+    Of `world` ranks each answers every `world`-th prompt: this is `rank`'s.
+    """
 
     prompts: list[NDArray[np.int64]]
     rows: int
     decoder: Callable[[], Decoder]
     under_way: Answering | None = None
+    rank: int = 0
+    world: int = 1
 
     def answers(self, version: int, chunk: int, should_stop: Callable[[], bool] = never) -> list[Sequence] | None:
-        """An answer to every prompt, numbered as the prompts are, under the weights of `version`.
+        """An answer to every prompt of this rank's, numbered as the prompts are, under the weights of `version`.
 
         None when `should_stop` was true after a chunk of so many rounds; the next call goes on where this one ended.
         """
@@ -80,7 +87,7 @@ class Evaluator:
 
     def _chunk(self, now: Answering, rounds: int, version: int) -> bool:
         """Decode so many rounds at most; returns whether all is answered."""
-        if not now.decoder.live:
+        if not now.decoder.live and now.begun < len(now.answers):
             now.decoder.begin(now.answers[now.begun : now.begun + self.rows], version)
             now.begun += self.rows
         while rounds and now.decoder.live:
@@ -89,7 +96,8 @@ class Evaluator:
         return not now.decoder.live and now.begun >= len(now.answers)
 
     def _blank(self) -> list[Sequence]:
-        return [Sequence(number, number, prompt) for number, prompt in enumerate(self.prompts)]
+        numbers = range(self.rank, len(self.prompts), self.world)
+        return [Sequence(number, number, self.prompts[number]) for number in numbers]
 
     def suspend(self, now: Answering) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The answers in the making, as plain data and tensors."""
@@ -111,6 +119,7 @@ def evaluator_of(
     codec: TextCodec,
     settings: DecodeSettings,
     stops: Callable[[], StopConditions | None],
+    ranks: Ranks = ALONE,
 ) -> Evaluator | None:
     """What evaluates, when the spec asks for it; `settings` are the training decoder's, `stops` makes its stop conditions.
 
@@ -123,11 +132,11 @@ def evaluator_of(
     path = find(asked.prompts, roots)
     longest = spec.rollout.max_prompt_tokens
     prompts = read_prompts(path, asked.prompt_field, codec, longest, "evaluation.prompt_field")[: asked.count]
-    rows = min(len(prompts), spec.ppo.rows)
+    rows = min(math.ceil(len(prompts) / ranks.world), spec.ppo.rows // ranks.world)
     given = replace(settings, use=Use.EVALUATION, rates_stale=False, keeps_cache=False)
     if asked.greedy:
         given = replace(given, filters=Filters(top_k=1, top_p=None, min_p=None))
-    return Evaluator(prompts, rows, lambda: Decoder(network, given, rows, stops=stops()))
+    return Evaluator(prompts, rows, lambda: Decoder(network, given, rows, stops=stops()), rank=ranks.rank, world=ranks.world)
 
 
 def evaluate_when_due(engine: Engine, should_stop: Callable[[], bool]) -> None:
@@ -221,16 +230,31 @@ def evaluate(
     with engine.trace.span("actor", "eval", rows=len(evaluator.prompts)):
         answers = evaluator.answers(engine.progress.step, engine.chunk.current, should_stop)
     engine.use_cores(len(engine.layout.actor_devices))
-    if answers is None:
+    if engine.on_any_rank(answers is None):
         return None
+    assert answers is not None
     told = [Growth(APART + s.sequence_id, len(s.prompt), s.tokens(), finished=True, stopped=s.stopped) for s in answers]
     engine.scorers.start_judge(told)
     with engine.trace.wait("eval"):
         judged = engine.scorers.wait_judge()
-    raw = torch.tensor([judged[APART + s.sequence_id] for s in answers], dtype=torch.float64)
+    answers, raw = _of_all_ranks(engine, answers, [judged[APART + s.sequence_id] for s in answers])
     plain = engine.spec.ppo.model_copy(update={"normalize_scores": "off"})
     shaped = shaped_scores(raw, answers, plain, engine.moments)
     return answers, torch.where(raw.isfinite(), shaped, math.nan).numpy()
+
+
+def _of_all_ranks(engine: Engine, answers: list[Sequence], scores: list[float]) -> tuple[list[Sequence], Tensor]:
+    """The answers of all ranks, numbered as the prompts are, and their raw scores [N] float64."""
+    if engine.ranks.world > 1:
+        kept = [{name: getattr(answer, name) for name in KEPT_FIELDS} for answer in answers]
+        own = [(answer.sequence_id, score, row) for answer, score, row in zip(answers, scores, kept, strict=True)]
+        with engine.trace.wait("tail"):
+            told = engine.ranks.gather(json.dumps(own).encode())
+        assert engine.evaluator is not None
+        prompts = engine.evaluator.prompts
+        rows: list[Any] = sorted((row for text in told for row in json.loads(text)), key=lambda row: int(row[0]))
+        answers, scores = [Sequence(n, n, prompts[n], **row) for n, _, row in rows], [score for _, score, _ in rows]
+    return answers, torch.tensor(scores, dtype=torch.float64)
 
 
 def evaluation_metrics(name: str, answers: list[Sequence], scores: NDArray[np.float64], spec: RunSpec) -> dict[str, float]:

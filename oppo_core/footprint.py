@@ -6,6 +6,7 @@ An estimate with its arithmetic shown, not a promise: activations depend on the 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,8 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
         size = 3 * actor.trained * each
         items.append(Item("actor: the partner's gradients", size, f"3 × {actor.trained:,} × {each} B (update overlap)"))
     if spec.evaluation is not None:
-        rows = min(spec.evaluation.count, spec.ppo.rows)
+        nodes = spec.resources.nodes
+        rows = min(math.ceil(spec.evaluation.count / nodes), spec.ppo.rows // nodes)
         size = rows * columns * actor.shape.cached * each
         items.append(
             Item("evaluation: keys and values", size, f"{rows} rows × {columns} tokens × {actor.shape.cached:,} × {each} B")

@@ -9,11 +9,18 @@ from typing import Any
 
 from oppo_contract.events import EVENT, parse_event
 
+# What every rank tells of its own node; the rest concerns the run, and the first rank tells it.
+OF_EACH_RANK = ("started", "spans", "log", "finished")
+
 
 class Journal:
-    """Appends numbered events to a file. Numbers go on after the file's last complete line."""
+    """Appends numbered events to a file. Numbers go on after the file's last complete line.
 
-    def __init__(self, path: Path) -> None:
+    `kinds`: those that are written, where others are another rank's to tell; None: all.
+    """
+
+    def __init__(self, path: Path, kinds: tuple[str, ...] | None = None) -> None:
+        self._kinds = kinds
         path.parent.mkdir(parents=True, exist_ok=True)
         self._seq = _repair(path)
         self._file = path.open("a", encoding="utf-8")
@@ -24,6 +31,8 @@ class Journal:
         Raises:
             pydantic.ValidationError: the payload does not fit the kind.
         """
+        if self._kinds is not None and kind not in self._kinds:
+            return
         self._seq += 1
         fields = {"kind": kind, "producer": "engine", "seq": self._seq, "time": time.time() if at is None else at, **payload}
         self._file.write(EVENT.validate_python(fields).model_dump_json() + "\n")

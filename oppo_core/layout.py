@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -66,8 +67,6 @@ def device_of(spec: RunSpec) -> torch.device:
     """
     if spec.resources.devices > spec.resources.nodes * DEVICES_A_NODE:
         raise LayoutError(f"resources.devices is {spec.resources.devices}, but {ON_ONE_DEVICE}")
-    if spec.resources.nodes > 1:
-        raise LayoutError(f"resources.nodes is {spec.resources.nodes}, but this engine trains on one node; set it to 1")
     found = torch.cuda.is_available()
     if spec.resources.kind == "cuda" and not found:
         raise LayoutError("resources.kind is cuda, but torch sees no GPU here; choose cpu, or another node")
@@ -78,16 +77,16 @@ def device_of(spec: RunSpec) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def lay_out(spec: RunSpec, device: torch.device, threads: int, hidden: int) -> Layout:
-    """Give the GPU, or `threads` cores, to the actor and the scorers.
+def lay_out(spec: RunSpec, device: torch.device, threads: int, hidden: int, named: Callable[[str], str] = str) -> Layout:
+    """Give the GPU, or `threads` cores, to the actor and the scorers. `named`: the run's name for a device of this node.
 
     In sequential PPO one process has all cores; streaming gives the scorers a process and cores. With one core they run in the
     actor's process, and nothing is streamed.
     """
     if device.type == "cuda":
-        one = (str(device),)
+        one = (named(str(device)),)
         return Layout([*one], one, one, threads, spec.overlap.intra_step != "off", scorers_of(spec))
-    devices = [f"cpu:{core}" for core in range(threads)]
+    devices = [named(f"cpu:{core}") for core in range(threads)]
     everything = tuple(devices)
     if spec.overlap.intra_step == "off":
         decoding = threads if hidden >= DECODE_THREADS_FROM_HIDDEN else 1

@@ -100,7 +100,7 @@ def tail_batch_metrics(pool: Pool) -> dict[str, float]:
 
 
 def overlap_metrics(
-    experience: Experience, overcommit: int, chunk_size: int, deferred: int, cohorts: Cohorts
+    experience: Experience, overcommit: float, chunk_size: int, deferred: float, cohorts: Cohorts
 ) -> dict[str, float]:
     """What deferral did to this batch."""
     mask, stale = experience.mask, experience.stale

@@ -52,6 +52,10 @@ def _skip(engine: Engine, error: NonFiniteError) -> None:
 
 def _roll_back(engine: Engine, error: NonFiniteError) -> None:
     folder, changed = _sound_checkpoint(engine, error)
+    # What one node has written, others may not see yet.
+    seen = sorted({name.decode() for name in engine.ranks.gather(folder.name.encode())})
+    if len(seen) > 1:
+        raise NonFiniteError(f"{error}; the ranks see different checkpoints to go back to: {', '.join(seen)}") from error
     drawn, started = engine.prompts.drawn, engine.pool.started
     engine.handover.forget_all()
     engine.scorers.start_load(str(folder))

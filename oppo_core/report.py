@@ -29,7 +29,8 @@ def recovered(engine: Engine) -> None:
 
 
 def started(engine: Engine) -> None:
-    """Tell that everything is loaded. The event's time is the origin of all span times."""
+    """Tell that everything is loaded, on all ranks. The event's time is the origin of all span times."""
+    engine.ranks.any(False)
     engine.origin = engine.clock()
     engine.journal.write(
         "started", devices=engine.layout.devices, lanes=engine.layout.lanes(),
@@ -95,9 +96,8 @@ def _step_metrics(engine: Engine, experience: Experience) -> dict[str, float]:
     """What the batch and the pool tell, by the names of docs/metrics.md; time is the trace's matter."""
     progress, spec = engine.progress, engine.spec
     metrics = experience_metrics(experience, progress.kl_coefficient, spec.rollout.max_new_tokens)
-    metrics |= overlap_metrics(
-        experience, engine.pool.overcommit, engine.chunk.current, len(engine.pool.sequences), engine.cohorts
-    )
+    overcommit, deferred = engine.ranks.total([engine.pool.overcommit, len(engine.pool.sequences)])
+    metrics |= overlap_metrics(experience, overcommit, engine.chunk.current, deferred, engine.cohorts)
     if spec.ppo.has_critic:
         metrics |= value_metrics(experience)
     if spec.overlap.inter_step == "tail_batch":
@@ -119,6 +119,8 @@ def _counters(engine: Engine, batch: Batch, start: float) -> dict[Counter, Sampl
 
 
 def _samples(engine: Engine, experience: Experience) -> None:
+    if not engine.ranks.first:
+        return
     rows = []
     for index, sequence in enumerate(experience.sequences[: engine.spec.logging.samples_per_step]):
         stale = int(experience.stale[index].sum())

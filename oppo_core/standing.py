@@ -80,7 +80,12 @@ def superfluous(names: list[str], present: str, scores: dict[str, float], keep: 
 
 
 def reason_to_end(engine: Engine) -> str | None:
-    """Why no further step is to be trained; None while there is no reason."""
+    """Why no further step is to be trained; None while there is no reason. The ranks' clocks differ: the first one's counts."""
+    said = engine.ranks.gather((_reason_to_end(engine) or "").encode())[0]
+    return said.decode() or None
+
+
+def _reason_to_end(engine: Engine) -> str | None:
     spec, progress, standing = engine.spec, engine.progress, engine.standing
     budget = spec.budget
     if standing.unfinished:

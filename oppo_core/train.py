@@ -31,7 +31,7 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
         with tolerated(engine):  # what is not finite may be skipped or rolled back
             window_start = train_step(engine, window_start, should_stop)
         save_when_due(engine)
-        if should_stop():
+        if engine.on_any_rank(should_stop()):
             reason = ASKED_TO_STOP
             break
     reason = evaluate_last(engine, reason, should_stop)
@@ -63,7 +63,7 @@ def begin_step(engine: Engine, version: int) -> Batch:
     """Top up the pool, and bring every cache to the present weights; with streaming, the scorers do theirs meanwhile."""
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))
-        fresh = engine.pool.top_up(engine.overcommit.overcommit, version, engine.new_group)
+        fresh = engine.pool.top_up(engine.ranks.part(engine.overcommit.overcommit), version, engine.new_group)
         engine.cohorts.begin(version, len(fresh))
         if engine.layout.remote:
             # New prompts are read together with their first chunk: a pass over a few tokens costs as much as over many.
@@ -78,7 +78,7 @@ def begin_step(engine: Engine, version: int) -> Batch:
 def decode_batch(engine: Engine, batch: Batch, version: int, should_stop: Callable[[], bool]) -> bool:
     """Decode chunk after chunk until B answers are ready, handing each chunk to the scorers; take the batch out of the pool.
 
-    Returns False when `should_stop` was true after a chunk, before the batch was complete.
+    Returns False when `should_stop` was true after a chunk, before the batch was complete, here or on another rank.
     """
     start = engine.clock()
     batch.ends = {s.sequence_id: start for s in batch.finishers}
@@ -97,7 +97,9 @@ def decode_batch(engine: Engine, batch: Batch, version: int, should_stop: Callab
             if not complete:
                 engine.update.chunk_done(engine, batch.finishers, version)
         if not complete and should_stop():
-            return False
+            break
+    if engine.on_any_rank(not complete):
+        return False
     batch.decode = (start, engine.clock())
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))

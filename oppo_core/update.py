@@ -8,7 +8,7 @@ never from measured time.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -21,10 +21,12 @@ from oppo_core.ppo.actor import ActorTrainer, TokenSums
 from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.math import whitening
+from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.rollout.sequence import Sequence, Support
 from oppo_core.scoring.partner import EarlyOrder, LateUpdate, Partnership, ShareOrder
 from oppo_core.scoring.results import Scored
 from oppo_core.shares import Costs, Ledger
+from oppo_core.whole_batch import WholeBatch, whole_batch
 
 if TYPE_CHECKING:
     from oppo_core.engine import Engine
@@ -71,7 +73,7 @@ class PlainUpdate:
         ids = [s.sequence_id for s in trained]
         experience, parts = experience_of(engine, trained, version)
         with trace.span("actor", "advantages", rows=len(ids)):
-            order = critic_order(experience, ids, version)
+            order = critic_order(experience, version)
         scorers.start_critic_update(order)
         with trace.span("actor", "update-actor", rows=len(ids)):
             actor_metrics = engine.actor.update(experience, version, engine.progress.kl_coefficient)
@@ -106,23 +108,25 @@ def experience_of(engine: Engine, trained: list[Sequence], version: int) -> tupl
         proximal = engine.actor.logprobs(*rows_of(trained))
     with trace.wait("score"):
         scored = scorers.wait_collect()
+    batch = whole_batch(engine, trained, proximal, [scored[i] for i in ids])
     with trace.span("actor", "advantages", rows=len(ids)):
-        rows = [scored[i] for i in ids]
-        experience = judged(engine, trained, proximal, rows, version)
-    return experience, part_metrics(rows)
+        return judged(engine, batch, version), part_metrics(batch.scored)
 
 
-def judged(engine: Engine, trained: list[Sequence], proximal: list[Tensor], rows: list[Scored], version: int) -> Experience:
-    """The batch with everything that the loss needs."""
-    return engine.experience(trained, proximal, rows, engine.spec.ppo, engine.progress.kl_coefficient, version, engine.moments)
+def judged(engine: Engine, batch: WholeBatch, version: int) -> Experience:
+    """The batch of all ranks with everything that the loss needs."""
+    spec, coefficient = engine.spec, engine.progress.kl_coefficient
+    found = engine.experience(batch.sequences, batch.proximal, batch.scored, spec.ppo, coefficient, version, engine.moments)
+    return found if batch.own is None else replace(found, own_rows=batch.own)
 
 
-def critic_order(experience: Experience, ids: list[int], step: int) -> CriticUpdate:
-    """The critic's share of a step, as rows without padding."""
-    lengths = experience.mask.sum(-1).tolist()
-    returns = [row[:n].numpy() for row, n in zip(experience.returns, lengths, strict=True)]
-    values = [row[:n].numpy() for row, n in zip(experience.values, lengths, strict=True)]
-    return CriticUpdate(step, ids, experience.prompt_lengths, returns, values)
+def critic_order(experience: Experience, step: int) -> CriticUpdate:
+    """The critic's share of a step, this rank's rows without padding."""
+    e, lengths = experience, experience.mask.sum(-1).tolist()
+    ids = [e.sequences[row].sequence_id for row in e.own]
+    returns = [e.returns[row, : lengths[row]].numpy() for row in e.own]
+    values = [e.values[row, : lengths[row]].numpy() for row in e.own]
+    return CriticUpdate(step, ids, [e.prompt_lengths[row] for row in e.own], returns, values)
 
 
 @dataclass(slots=True)
@@ -189,24 +193,26 @@ class OverlappedUpdate:
             forward = actor.logprobs(*rows_of([trained[row] for row in mine]))
         with trace.wait("score"):
             scored = partner.wait_share()
+        proximal = proximal_of(trained, scored, dict(zip(mine, forward, strict=True)))
+        batch = whole_batch(engine, trained, proximal, [scored[i] for i in ids])
         with trace.span("actor", "advantages", rows=len(ids)):
-            proximal = proximal_of(trained, scored, dict(zip(mine, forward, strict=True)))
-            experience = judged(engine, trained, proximal, [scored[i] for i in ids], version)
-            late = self._late_update(experience, ids, theirs, version, coefficient)
+            experience = judged(engine, batch, version)
+            mine, theirs = ([experience.own[place] for place in places] for places in (mine, theirs))
+            late = self._late_update(experience, theirs, version, coefficient)
         partner.start_late_update(late)
         metrics = (self._rest if actor.rests(version) else self._train)(engine, experience, mine, late)
-        return experience, metrics | part_metrics([scored[i] for i in ids])
+        return experience, metrics | part_metrics(batch.scored)
 
     def _train(self, engine: Engine, experience: Experience, mine: list[int], late: LateUpdate) -> dict[str, float]:
         """The actor's update on `mine`, joined with the partner's."""
         actor, sums = actor_of(engine), TokenSums(tokens=late.tokens)
-        with engine.trace.span("actor", "update-actor", rows=len(mine)):
+        with engine.trace.span("actor", "update-actor", rows=len(mine)), engine.ranks.agreed(NonFiniteError):
             actor.accumulate(experience, mine, late.kl_coefficient, late.tokens, sums, late.step)
             actor.mix_in(late.step, 0, sums)
         with engine.trace.wait("update"):
             critic_metrics = partner_of(engine).wait_late_update()
         with engine.trace.span("actor", "update-actor"):
-            others = [row for row in range(len(experience.tokens)) if row not in set(mine)]
+            others = sorted(set(experience.own) - set(mine))
             sums.loss -= float((experience.weights * experience.advantages)[others].sum())
             sums.entropy += critic_metrics.pop("entropy")
             return actor.apply_with(self.gradients, sums, late.step) | critic_metrics
@@ -220,11 +226,12 @@ class OverlappedUpdate:
             gradient.zero_()
         return actor_of(engine).rest(late.step) | critic_metrics
 
-    def _late_update(self, e: Experience, ids: list[int], theirs: list[int], step: int, coefficient: float) -> LateUpdate:
-        lengths = e.mask.sum(-1).tolist()
+    def _late_update(self, e: Experience, theirs: list[int], step: int, coefficient: float) -> LateUpdate:
+        lengths, ids = e.mask.sum(-1).tolist(), [s.sequence_id for s in e.sequences]
         mean, scale = whitening(e.raw_advantages, e.mask) if self.costs.whitens else (0.0, 1.0)
         weighted = e.weights * e.advantages
-        returns = {i: e.returns[row, : lengths[row]].numpy() for row, i in enumerate(ids) if i not in self.ledger.critic}
+        late = [row for row in e.own if ids[row] not in self.ledger.critic]
+        returns = {ids[row]: e.returns[row, : lengths[row]].numpy() for row in late}
         advantages = {ids[row]: weighted[row, : lengths[row]].numpy() for row in theirs}
         return LateUpdate(step, coefficient, sum(lengths), mean, scale, returns, advantages)
 

@@ -27,6 +27,7 @@ from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
 from oppo_core.ppo.pretraining import PretrainingMix
 from oppo_core.ppo.schedule import actor_rates
 from oppo_core.ppo.trial import Trial, attempt, settle
+from oppo_core.ranks import ALONE, Ranks
 from oppo_core.rollout.sequence import Support
 from oppo_core.rollout.support import joined, restricted
 
@@ -81,15 +82,16 @@ class Acting(Protocol):
 
 
 class ActorTrainer:
-    """Trains the policy network on an `Experience`."""
+    """Trains the policy network on an `Experience`: on this rank's rows of it, together with the other ranks."""
 
-    def __init__(self, network: Network, ppo: Ppo, temperature: float, seed: int, steps: int) -> None:
+    def __init__(self, network: Network, ppo: Ppo, temperature: float, seed: int, steps: int, ranks: Ranks = ALONE) -> None:
         """`steps`: of the whole run, over which the learning rate falls."""
+        self.ranks = ranks
         self.network = network
         self.ppo = ppo
         self.temperature = temperature
         self.seed = seed
-        self.optimizer = Optimizer(network.parameters(), actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm)
+        self.optimizer = Optimizer(network.parameters(), actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.average: MovingAverage | None = None
         self.mix: PretrainingMix | None = None
         self._held: HeldForward | None = None
@@ -178,10 +180,11 @@ class ActorTrainer:
             return self.rest(step)
         sums, norms = TokenSums(), []
         for epoch in range(self.ppo.epochs):
-            for number, rows in enumerate(self._mini_batches(len(experience.tokens), step, epoch)):
-                total = int(experience.mask[rows].sum())
-                self.accumulate(experience, rows, kl_coefficient, total, sums, step)
-                self.mix_in(step, number, sums)
+            for number, rows in enumerate(self._mini_batches(experience.own, step, epoch)):
+                total = int(self.ranks.total([int(experience.mask[rows].sum())])[0])
+                with self.ranks.agreed(NonFiniteError):
+                    self.accumulate(experience, rows, kl_coefficient, total, sums, step)
+                    self.mix_in(step, number, sums)
                 sums.tokens += total
                 norms.append(self.optimizer.apply(step, "actor"))
         return self.metrics(sums, step, norms)
@@ -189,7 +192,7 @@ class ActorTrainer:
     def mix_in(self, step: int, number: int, sums: TokenSums) -> None:
         """The gradient of the texts that go with mini-batch `number`, where texts are mixed in."""
         if self.mix is not None:
-            loss, tokens = self.mix.add_gradient(self.network, step, number, self.ppo.mini_batches)
+            loss, tokens = self.mix.add_gradient(self.network, step, number, self.ppo.mini_batches, self.ranks)
             sums.texts, sums.text_tokens = sums.texts + loss, sums.text_tokens + tokens
 
     def rests(self, step: int) -> bool:
@@ -201,17 +204,24 @@ class ActorTrainer:
         self._held = None
         return {"actor/lr": self.optimizer.rates.at(step)}
 
-    def _mini_batches(self, batch: int, step: int, epoch: int) -> list[list[int]]:
-        return mini_batch_rows(batch, self.ppo.mini_batches, self.seed, step, epoch, self.ppo.group_size)
+    def _mini_batches(self, own: list[int], step: int, epoch: int) -> list[list[int]]:
+        parts = mini_batch_rows(len(own), self.ppo.mini_batches, self.seed, step, epoch, self.ppo.group_size)
+        return [[own[place] for place in part] for part in parts]
 
     def metrics(self, sums: TokenSums, step: int, norms: list[float]) -> dict[str, float]:
-        """`actor/*` of PPO step `step`, from sums over its tokens and the gradient norms of its optimizer steps."""
-        texts = {"actor/ptx_loss": sums.texts / sums.text_tokens} if sums.text_tokens else {}
+        """`actor/*` of PPO step `step`, from sums over its tokens and the gradient norms of its optimizer steps.
+
+        `sums.tokens` counts those of all ranks, the other sums are this rank's.
+        """
+        loss, clipped, log_ratio, entropy, text_loss, text_tokens = self.ranks.total(
+            [sums.loss, sums.clipped, sums.log_ratio, sums.entropy, sums.texts, sums.text_tokens]
+        )
+        texts = {"actor/ptx_loss": text_loss / text_tokens} if text_tokens else {}
         return texts | {
-            "actor/pg_loss": sums.loss / sums.tokens,
-            "actor/pg_clipfrac": sums.clipped / sums.tokens,
-            "actor/ppo_kl": -sums.log_ratio / sums.tokens,
-            "actor/entropy": sums.entropy / sums.tokens,
+            "actor/pg_loss": loss / sums.tokens,
+            "actor/pg_clipfrac": clipped / sums.tokens,
+            "actor/ppo_kl": -log_ratio / sums.tokens,
+            "actor/entropy": entropy / sums.tokens,
             "actor/grad_norm": float(np.mean(norms)),
             "actor/lr": self.optimizer.rates.at(step),
         }

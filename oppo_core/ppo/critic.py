@@ -22,6 +22,7 @@ from oppo_core.ppo.math import value_loss
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
 from oppo_core.ppo.schedule import critic_rates
 from oppo_core.ppo.trial import Trial, attempt
+from oppo_core.ranks import ALONE, Ranks
 
 WEIGHTS, MOMENTS = "critic.safetensors", "critic-optimizer.safetensors"
 
@@ -38,14 +39,15 @@ class CriticUpdate:
 
 
 class CriticTrainer:
-    """Trains the value network."""
+    """Trains the value network, together with the critic's trainers of the other ranks."""
 
-    def __init__(self, network: Network, ppo: Ppo, seed: int, steps: int) -> None:
+    def __init__(self, network: Network, ppo: Ppo, seed: int, steps: int, ranks: Ranks = ALONE) -> None:
         """`steps`: of the whole run, over which the learning rate falls."""
+        self.ranks = ranks
         self.network = network
         self.ppo = ppo
         self.seed = seed
-        self.optimizer = Optimizer(network.parameters(), critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm)
+        self.optimizer = Optimizer(network.parameters(), critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
 
     def attempt(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> Trial:
         """`update` that can be taken back: `settle` its optimizer."""
@@ -63,24 +65,33 @@ class CriticTrainer:
         count, norms = 0, []
         for epoch in range(self.ppo.epochs):
             for rows in mini_batch_rows(len(tokens), self.ppo.mini_batches, self.seed, order.step, epoch):
-                total = sum(len(order.returns[r]) for r in rows)
-                self.optimizer.zero_grad()
+                total = int(self.ranks.total([sum(len(order.returns[r]) for r in rows)])[0])
                 forward = held or self.hold([tokens[r] for r in rows], [order.prompt_lengths[r] for r in rows], 0)
-                for group, (values,) in forward.groups():
-                    returns, old = (
-                        torch.from_numpy(np.concatenate([column[rows[i]] for i in group])).to(values)
-                        for column in (order.returns, order.old_values)
-                    )
-                    loss, clipped = self.backward(values, old, returns, total, order.step)
-                    loss_sum, clipped_sum = loss_sum + loss, clipped_sum + clipped
+                with self.ranks.agreed(NonFiniteError):
+                    loss, clipped = self._accumulate(order, rows, forward, total)
+                loss_sum, clipped_sum = loss_sum + loss, clipped_sum + clipped
                 count += total
                 norms.append(self.optimizer.apply(order.step, "critic"))
+        loss_sum, clipped_sum = self.ranks.total([loss_sum, clipped_sum])
         return {
             "critic/vf_loss": loss_sum / count,
             "critic/vf_clipfrac": clipped_sum / count,
             "critic/grad_norm": float(np.mean(norms)),
             "critic/lr": self.optimizer.rates.at(order.step),
         }
+
+    def _accumulate(self, order: CriticUpdate, rows: list[int], forward: HeldForward, total: int) -> tuple[float, float]:
+        """Gradients of a mini-batch's rows, divided by `total` tokens; returns their summed loss, and the clipped tokens."""
+        self.optimizer.zero_grad()
+        loss_sum = clipped_sum = 0.0
+        for group, (values,) in forward.groups():
+            returns, old = (
+                torch.from_numpy(np.concatenate([column[rows[i]] for i in group])).to(values)
+                for column in (order.returns, order.old_values)
+            )
+            loss, clipped = self.backward(values, old, returns, total, order.step)
+            loss_sum, clipped_sum = loss_sum + loss, clipped_sum + clipped
+        return loss_sum, clipped_sum
 
     def hold(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], kept: int | None = None) -> HeldForward:
         """Values of the response tokens; graphs are kept up to `kept` padded tokens (default: a micro-batch)."""
@@ -108,7 +119,9 @@ class CriticTrainer:
         return float(loss.detach()), float(clipped.sum())
 
     def save(self, folder: str) -> None:
-        """Write weights and optimizer into `folder`."""
+        """Write weights and optimizer into `folder`: the first rank does, they are the same on all."""
+        if not self.ranks.first:
+            return
         save_weights(trained_weights(self.network), Path(folder) / WEIGHTS)
         save_weights(self.optimizer.state(), Path(folder) / MOMENTS)
 

@@ -20,7 +20,7 @@ from oppo_core.scoring.results import Scored
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """One PPO step's batch. Tensors are [B, T] float64 unless said otherwise; masked entries are 0."""
+    """One PPO step's batch, all ranks' rows. Tensors are [B, T] float64 unless said otherwise; masked entries are 0."""
 
     sequences: list[Sequence]
     tokens: list[NDArray[np.int64]]
@@ -40,6 +40,12 @@ class Experience:
     advantages: Tensor
     returns: Tensor  # [B, 0] without a critic
     weights: Tensor
+    own_rows: list[int] | None = None  # those that this rank has sampled and trains; None: all
+
+    @property
+    def own(self) -> list[int]:
+        """The rows that this rank has sampled and trains."""
+        return list(range(len(self.sequences))) if self.own_rows is None else self.own_rows
 
 
 def padded(rows: Rows[list[float] | NDArray[np.float64] | Tensor]) -> Tensor:

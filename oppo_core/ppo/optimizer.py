@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from oppo_core.ppo.schedule import Rates
+from oppo_core.ranks import ALONE, Ranks
 
 MASTER = "master"
 
@@ -23,9 +24,15 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 
 
 class Optimizer:
-    """AdamW over a network's weights. `masters`: the weights as precisely as they are kept, mostly the parameters themselves."""
+    """AdamW over a network's weights. `masters`: the weights as precisely as they are kept, mostly the parameters themselves.
 
-    def __init__(self, parameters: Iterable[Parameter], rates: Rates, weight_decay: float, max_norm: float) -> None:
+    Every rank adds up the gradients of all `ranks` and so takes the same step.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Parameter], rates: Rates, weight_decay: float, max_norm: float, ranks: Ranks = ALONE
+    ) -> None:
+        self.ranks = ranks
         self.parameters = [p for p in parameters if p.requires_grad]
         # A small step is lost on a bfloat16 weight, which has eight bits: those are kept in float32 here, and rounded for use.
         self.masters = [p if p.dtype.itemsize > 2 else Parameter(p.detach().float()) for p in self.parameters]
@@ -50,6 +57,7 @@ class Optimizer:
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is not parameter:
                 master.grad = None if parameter.grad is None else parameter.grad.float()
+        self.ranks.add_up([master.grad for master in self.masters if master.grad is not None])
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.max_norm))
         if not norm < float("inf"):
             raise NonFiniteError(

@@ -18,6 +18,7 @@ from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import ragged_batches, response_states
 from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.randomness import Use, generator
+from oppo_core.ranks import ALONE, Ranks
 from oppo_core.rollout.prompts import PromptError, rows_in
 from oppo_core.rollout.tokens import TextCodec
 
@@ -52,14 +53,17 @@ class PretrainingMix:
         orders = {epoch: self._order(epoch) for epoch in epochs}
         return [self.texts[orders[number // len(self.texts)][number % len(self.texts)]] for number in wanted]
 
-    def add_gradient(self, network: Network, step: int, share: int, shares: int) -> tuple[float, int]:
+    def add_gradient(self, network: Network, step: int, share: int, shares: int, ranks: Ranks = ALONE) -> tuple[float, int]:
         """Gradient of the `share`-th of `shares` parts of the step's texts; returns the summed loss and its tokens.
+
+        Each of the `ranks` takes its texts of the part.
 
         Raises:
             NonFiniteError: the loss is NaN or infinite.
         """
         texts = self.of_step(step)[share::shares]
         total, summed = sum(len(ids) - 1 for ids in texts), 0.0
+        texts = texts[ranks.rank :: ranks.world]
         for rows in ragged_batches([len(ids) for ids in texts], self.budget):
             chosen = [texts[row] for row in rows]
             logits = precise(network.logits(response_states(network, chosen, [1] * len(chosen))))
@@ -69,7 +73,7 @@ class PretrainingMix:
                 raise NonFiniteError(f"the pretraining loss is {float(loss.detach())} at step {step + 1}; look at the texts")
             (self.settings.coefficient * loss / total).backward()  # type: ignore[no-untyped-call]
             summed += float(loss.detach())
-        return summed, total
+        return summed, sum(len(ids) - 1 for ids in texts)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         order = np.arange(len(self.texts))

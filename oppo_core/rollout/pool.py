@@ -23,7 +23,8 @@ class Pool:
     """Sequences in flight in FIFO order: oldest group first, by sequence_id.
 
     `started` counts sequences. `overcommit` is the Δ that the present step was filled for. `queue` and `discarded` are used by
-    tail batching alone (`oppo_core/rollout/tail_batch.py`).
+    tail batching alone (`oppo_core/rollout/tail_batch.py`). Of `world` ranks each has a pool for its part of the batch and starts
+    every `world`-th group of the run: this is `rank`'s.
     """
 
     batch_size: int
@@ -34,6 +35,8 @@ class Pool:
     overcommit: int = 0
     queue: list[Sequence] = field(default_factory=list)
     discarded: list[Sequence] = field(default_factory=list)
+    rank: int = 0
+    world: int = 1
 
     @property
     def rows(self) -> int:
@@ -55,13 +58,17 @@ class Pool:
         self.overcommit = overcommit
         fresh: list[Sequence] = []
         while len(self.sequences) < self.places:
-            group = new(range(self.started, self.started + self.group_size))
+            group = new(self._next_ids())
             for sequence in group:
                 sequence.cohort = version
             self.started += self.group_size
             self.sequences += group
             fresh += group
         return fresh
+
+    def _next_ids(self) -> range:
+        number = self.started // self.group_size * self.world + self.rank
+        return range(number * self.group_size, (number + 1) * self.group_size)
 
     def unfinished(self) -> list[Sequence]:
         """What the decoder works on, in FIFO order."""

@@ -95,10 +95,14 @@ def digest(prompts: list[NDArray[np.int64]]) -> str:
 
 
 class PromptStream:
-    """Endless prompts: each epoch visits every prompt once, in an order drawn from (seed, epoch)."""
+    """Endless prompts: each epoch visits every prompt once, in an order drawn from (seed, epoch).
 
-    def __init__(self, prompts: list[NDArray[np.int64]], seed: int, shuffle: bool) -> None:
+    Of `world` ranks each draws every `world`-th: this is `rank`'s, and `drawn` counts its own.
+    """
+
+    def __init__(self, prompts: list[NDArray[np.int64]], seed: int, shuffle: bool, rank: int = 0, world: int = 1) -> None:
         self.prompts = prompts
+        self.rank, self.world = rank, world
         self.seed = seed
         self.shuffle = shuffle
         self.drawn = 0
@@ -107,7 +111,7 @@ class PromptStream:
 
     def draw(self) -> int:
         """Index of the next prompt; advances the cursor `drawn`."""
-        epoch, offset = divmod(self.drawn, len(self.prompts))
+        epoch, offset = divmod(self.drawn * self.world + self.rank, len(self.prompts))
         self.drawn += 1
         return int(self._epoch(epoch)[offset])
 

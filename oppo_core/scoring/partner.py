@@ -187,9 +187,10 @@ class PartnerScorers(ScorerSet):
         with self.trace.span("actor", "update-actor", rows=len(step.theirs)):
             self._actor_backward(step.late_actor, update)
             self._hand_over_gradients(update)
+        loss, clipped = trainer.ranks.total([step.critic_loss, step.critic_clipped])
         self._metrics = {
-            "critic/vf_loss": step.critic_loss / update.tokens,
-            "critic/vf_clipfrac": step.critic_clipped / update.tokens,
+            "critic/vf_loss": loss / update.tokens,
+            "critic/vf_clipfrac": clipped / update.tokens,
             "critic/grad_norm": norm,
             "critic/lr": trainer.optimizer.rates.at(update.step),
             "entropy": step.entropy,

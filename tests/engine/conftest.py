@@ -262,6 +262,10 @@ class World:
         """See the class."""
         return recorded()
 
+    def streaming_inline(self) -> Any:
+        """See the function."""
+        return streaming_inline()
+
     def inline_streaming(self) -> Layout:
         """See `INLINE`."""
         return INLINE

@@ -23,6 +23,7 @@ from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.engine import Engine
 from oppo_core.layout import Layout
 from oppo_core.metrics import Cohorts
+from oppo_core.ranks import ALONE
 from oppo_core.rollout.batch import Batch
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence
@@ -137,8 +138,10 @@ class Simulation:
             chunk=ChunkState(case.chunk), new_group=lambda ids: [Sequence(i, 0, np.asarray([-1, -i - 1])) for i in ids],
             layout=Layout(["cpu:0"], ("cpu:0",), ("cpu:0",), 1, remote=case.streamed), clock=time.monotonic,
             use_cores=lambda count: None, update=PlainUpdate(), readable=lambda sequences: [s for s in sequences if s.length],
+            ranks=ALONE,
         )  # fmt: skip
         self.engine.let_go = partial(Engine.let_go, self.engine)
+        self.engine.on_any_rank = partial(Engine.on_any_rank, self.engine)
 
     @property
     def pool(self) -> Pool:

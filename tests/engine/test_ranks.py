@@ -1,0 +1,337 @@
+"""Several ranks train as one: what they compute together, keep, and say when one of them is lost."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from oppo_contract.events import parse_event
+from oppo_core import report
+from oppo_core.checkpoint import CheckpointError
+from oppo_core.engine import Engine, assemble
+from oppo_core.journal import OF_EACH_RANK, Journal
+from oppo_core.ppo.actor import ActorTrainer
+from oppo_core.ppo.batches import mini_batch_rows
+from oppo_core.ppo.experience import Experience
+from oppo_core.ppo.optimizer import NonFiniteError
+from oppo_core.ranks import ALONE, Meeting, RankError, Ranks, join, meeting_of
+from oppo_core.train import train
+
+CPU = torch.device("cpu")
+Tree = dict[str, Any]
+TWO: Tree = {"resources": {"nodes": 2, "devices": 2}, "steps": 3}
+PLAIN: Tree = {"overlap": {"intra_step": "off", "inter_step": "off"}}
+DEFER: Tree = {"overlap": {"intra_step": "per_chunk", "inter_step": "defer"}}
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank of a run, and how it went."""
+
+    engine: Engine | None = None
+    reason: str = ""
+    error: BaseException | None = None
+    experiences: list[Experience] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    trained: list[list[int]] = field(default_factory=list)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def meetings(count: int, longest_wait_s: float = 30.0) -> list[Meeting]:
+    """Where so many ranks of this process meet."""
+    port = free_port()
+    return [Meeting("127.0.0.1", port, rank, count, rank == 0, longest_wait_s) for rank in range(count)]
+
+
+def on_ranks(count: int, work: Callable[[Ranks], Any], longest_wait_s: float = 30.0) -> list[Any]:
+    """`work` on so many ranks at once, each in a thread; what they return, or the exception that ended it."""
+    results: list[Any] = [None] * count
+
+    def one(meeting: Meeting) -> None:
+        try:
+            ranks = join(meeting, "engine", CPU)
+            results[meeting.rank] = work(ranks)
+        except Exception as error:  # noqa: BLE001 - handed to the test
+            results[meeting.rank] = error
+
+    threads = [threading.Thread(target=one, args=(meeting,)) for meeting in meetings(count, longest_wait_s)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def trained_by(
+    world: Any, spec: Any, out: Path, count: int = 2, resume: Path | None = None, inline: bool = False,
+    stop_after: Callable[[int, int], bool] = lambda rank, chunks: False,
+) -> list[Rank]:  # fmt: skip
+    """A run on so many ranks in this process. `stop_after(rank, chunks)`: whether a rank is asked to stop by then."""
+    told = [Rank() for _ in range(count)]
+    plain = report.finish_step
+
+    def finish_step(engine: Engine, batch: Any, experience: Experience, metrics: dict[str, float], window: Any) -> None:
+        here = told[engine.ranks.rank]
+        here.experiences.append(experience)
+        here.metrics.append(dict(metrics))
+        here.trained.append([s.sequence_id for s in batch.sequences])
+        plain(engine, batch, experience, metrics, window)
+
+    def work(ranks: Ranks) -> None:
+        here, chunks = told[ranks.rank], 0
+
+        def should_stop() -> bool:
+            nonlocal chunks
+            chunks += 1
+            return stop_after(ranks.rank, chunks)
+
+        try:
+            journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else OF_EACH_RANK)
+            here.engine = assemble(spec, [world.folder], out, journal, 1, resume, ranks)
+            here.reason = train(here.engine, should_stop)
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            here.error = error
+            ranks.leave(f"{type(error).__name__}: {error}")
+        finally:
+            if here.engine is not None:
+                here.engine.scorers.close()
+
+    with mock.patch.object(report, "finish_step", finish_step), world.streaming_inline() if inline else nullcontext():
+        for result in [work(ALONE)] if count == 1 else on_ranks(count, work):
+            assert result is None, result
+    return told
+
+
+def sound(told: list[Rank]) -> list[Rank]:
+    """The ranks, none of which has failed."""
+    for rank in told:
+        if rank.error is not None:
+            raise rank.error
+    return told
+
+
+def weights(rank: Rank) -> dict[str, torch.Tensor]:
+    """The actor's weights, as they are now."""
+    assert rank.engine is not None
+    return dict(rank.engine.actor.network.state_dict())  # type: ignore[attr-defined]
+
+
+def critic_weights(rank: Rank) -> dict[str, torch.Tensor]:
+    """The critic's."""
+    assert rank.engine is not None
+    return dict(rank.engine.scorers.trainer.network.state_dict())  # type: ignore[attr-defined]
+
+
+def united(batch: int, mini_batches: int, seed: int, step: int, epoch: int, group: int = 1) -> list[list[int]]:
+    """One process's mini-batches that hold what those of two ranks hold together: rank r has every second row from r."""
+    parts = mini_batch_rows(batch // 2, mini_batches, seed, step, epoch, group)
+    return [sorted(2 * row + rank for row in part for rank in (0, 1)) for part in parts]
+
+
+ORACLE: dict[str, Tree] = {
+    "one-step": {},
+    "mini-batches": {"ppo": {"mini_batches": 3, "epochs": 2}},
+    "shaped": {
+        "ppo": {"whiten_rewards": True, "normalize_scores": "running", "kl": {"controller": "adaptive"},
+                "entropy_coefficient": 0.1, "pretraining": {"data": "texts.jsonl", "sequences": 3}, "ema_decay": 0.9},
+    },
+    "groups": {
+        "ppo": {"algorithm": "grpo", "group_size": 2, "batch_size": 4, "critic_learning_rate": 1e-5},
+        "models": {"critic": "actor"},
+    },
+    "update-overlap": {"overlap": {"intra_step": "per_chunk", "update_overlap": True}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORACLE)
+def test_two_ranks_compute_what_one_process_does(world: Any, tmp_path: Path, name: str) -> None:
+    changes = [PLAIN, ORACLE[name], {"steps": 3}]
+    with mock.patch("oppo_core.ppo.actor.mini_batch_rows", united), mock.patch("oppo_core.ppo.critic.mini_batch_rows", united):
+        (one,) = sound(trained_by(world, world.spec(*changes), tmp_path / "one", 1, inline=name == "update-overlap"))
+    two = sound(trained_by(world, world.spec(*changes, TWO), tmp_path / "two", inline=name == "update-overlap"))
+    for rank in two:
+        for key, value in weights(one).items():
+            torch.testing.assert_close(weights(rank)[key], value, rtol=0, atol=1e-9)
+        for ours, theirs in zip(rank.metrics, one.metrics, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-7, abs=1e-9, nan_ok=True)
+        for ours, theirs in zip(rank.experiences, one.experiences, strict=True):
+            assert [s.response for s in ours.sequences] == [s.response for s in theirs.sequences]
+            torch.testing.assert_close(ours.advantages, theirs.advantages, rtol=0, atol=1e-9)
+
+
+def test_tail_batching_ranks_train_every_answer_once(world: Any, tmp_path: Path) -> None:
+    spec = world.spec(DEFER, TWO, {"overlap": {"inter_step": "tail_batch"}, "steps": 5})
+    two = sound(trained_by(world, spec, tmp_path, inline=True))
+    engines = [rank.engine for rank in two]
+    trained = [i for rank in two for batch in rank.trained for i in batch]
+    left = [s.sequence_id for engine in engines for s in engine.pool.queue]
+    assert sorted(trained + left) == sorted(n * 2 + e.ranks.rank for e in engines for n in range(e.pool.started))
+    assert left
+    assert all(torch.equal(weights(two[1])[key], value) for key, value in weights(two[0]).items())
+
+
+def test_deferring_ranks_hold_the_same_weights_and_lose_nothing(world: Any, tmp_path: Path) -> None:
+    """Δ is odd, so the ranks have different shares of it; every answer is in one batch, or still in one pool."""
+    spec = world.spec(DEFER, TWO, {"steps": 6})
+    two = sound(trained_by(world, spec, tmp_path, inline=True))
+    engines = [rank.engine for rank in two]
+    for key, value in weights(two[0]).items():
+        assert torch.equal(weights(two[1])[key], value), key
+    for key, value in critic_weights(two[0]).items():
+        assert torch.equal(critic_weights(two[1])[key], value), key
+    trained = [i for rank in two for batch in rank.trained for i in batch]
+    left = [s.sequence_id for engine in engines for s in engine.pool.sequences]
+    assert len(trained) == 6 * 6
+    assert any(engine.pool.sequences for engine in engines)
+    started = [n * 2 + engine.ranks.rank for engine in engines for n in range(engine.pool.started)]
+    assert sorted(trained + left) == sorted(started)
+    assert engines[0].overcommit == engines[1].overcommit
+    assert any(s.age for rank in two for e in rank.experiences for s in e.sequences)
+
+
+def test_a_stop_on_one_rank_ends_both_and_they_go_on_with_the_same_bits(world: Any, tmp_path: Path) -> None:
+    spec = world.spec(DEFER, TWO, {"steps": 4, "checkpoints": {"every_steps": 2}})
+    whole = sound(trained_by(world, spec, tmp_path / "whole", inline=True))
+    halves: list[bool] = []
+    for number, when in enumerate((3, 8, 13)):
+        out = tmp_path / f"cut-{number}"
+        cut = sound(trained_by(world, spec, out, inline=True, stop_after=lambda rank, n, when=when: rank == 1 and n >= when))
+        assert {rank.reason for rank in cut} == {"asked to stop"}
+        (newest,) = sorted((out / "checkpoints").iterdir())[-1:]
+        assert (newest / "rank-1" / "state.json").is_file()
+        halves.append("-chunk-" in newest.name)
+        rest = sound(trained_by(world, spec, out, resume=newest, inline=True))
+        for was, now, again in zip(whole, cut, rest, strict=True):
+            assert now.trained + again.trained == was.trained
+            for key, value in weights(was).items():
+                assert torch.equal(weights(again)[key], value), key
+    assert any(halves)  # stopped within a step
+
+
+def test_a_checkpoint_between_two_steps_is_resumed_alike_and_by_as_many_ranks_only(world: Any, tmp_path: Path) -> None:
+    spec = world.spec(DEFER, TWO, {"steps": 4, "checkpoints": {"every_steps": 2, "keep": 9}})
+    whole = sound(trained_by(world, spec, tmp_path / "whole", inline=True))
+    half = tmp_path / "whole" / "checkpoints" / "step-00000002"
+    rest = sound(trained_by(world, spec, tmp_path / "rest", resume=half, inline=True))
+    for was, again in zip(whole, rest, strict=True):
+        assert again.trained == was.trained[2:]
+        assert all(torch.equal(weights(again)[key], value) for key, value in weights(was).items())
+    with pytest.raises(CheckpointError, match=r"resources\.nodes: 2 → 1 cannot change, because each node"):
+        world.assemble(world.spec(DEFER, {"steps": 4}), tmp_path / "alone", resume=half)
+
+
+HELD_OUT: Tree = {"evaluation": {"prompts": "prompts.jsonl", "every_steps": 2, "count": 5}}
+
+
+@pytest.mark.parametrize("count", [5, 1])
+def test_ranks_share_an_evaluation(world: Any, tmp_path: Path, count: int) -> None:
+    changes = [PLAIN, HELD_OUT, {"evaluation": {"count": count}, "steps": 2}]
+    (one,) = sound(trained_by(world, world.spec(*changes), tmp_path / "one", 1))
+    two = sound(trained_by(world, world.spec(*changes, TWO, {"steps": 2}), tmp_path / "two"))
+    assert one.engine is not None
+    for rank in two:
+        assert rank.engine is not None
+        for name, value in one.engine.standing.told.items():
+            if name.startswith("eval/"):
+                assert rank.engine.standing.told[name] == pytest.approx(value, rel=1e-9, nan_ok=True), name
+
+
+@pytest.mark.parametrize(("policy", "told"), [("skip", 3), ("rollback", 4)])
+def test_a_fault_on_one_rank_is_one_of_both(world: Any, tmp_path: Path, policy: str, told: int) -> None:
+    spec = world.spec(PLAIN, TWO, {"ppo": {"on_nonfinite": policy}, "steps": 4, "checkpoints": {"every_steps": 1}})
+    faults, plain = [True], ActorTrainer.accumulate
+
+    def accumulate(self: ActorTrainer, *arguments: Any) -> None:
+        plain(self, *arguments)
+        if self.ranks.rank == 1 and arguments[-1] == 1 and faults:
+            faults.clear()
+            raise NonFiniteError("the policy loss is nan")
+
+    with mock.patch.object(ActorTrainer, "accumulate", accumulate):
+        two = sound(trained_by(world, spec, tmp_path))
+    assert [len(rank.trained) for rank in two] == [told, told]
+    assert all(rank.engine is not None and rank.engine.progress.nonfinite_steps == 1 for rank in two)
+    assert all(torch.equal(weights(two[1])[key], value) for key, value in weights(two[0]).items())
+    events = [parse_event(line) for line in (tmp_path / "events-0.jsonl").read_bytes().splitlines()]
+    (said,) = [event for event in events if event.kind == "decision" and event.controller == "nonfinite"]
+    assert said.reason == f"{policy}: rank 1: the policy loss is nan"
+    assert {parse_event(line).kind for line in (tmp_path / "events-1.jsonl").read_bytes().splitlines()} <= set(OF_EACH_RANK)
+
+
+def check_even(number: int) -> None:
+    """Raises ValueError for an odd number."""
+    if number % 2:
+        raise ValueError("odd")
+
+
+def test_what_ranks_say_to_each_other() -> None:
+    def work(ranks: Ranks) -> Any:
+        tensors = [torch.full((3,), float(ranks.rank)), torch.ones(2, 2, dtype=torch.float64), torch.full((1,), 2.0)]
+        ranks.add_up(tensors)
+        with pytest.raises(ValueError, match=r"^rank 1: odd$"), ranks.agreed(ValueError):
+            check_even(ranks.rank)
+        told = ranks.gather(b"x" * ranks.rank)
+        return (
+            [t.flatten().tolist() for t in tensors],
+            told,
+            ranks.total([1.0, ranks.rank]),
+            ranks.any(ranks.rank == 2),
+            ranks.part(4),
+        )
+
+    results = on_ranks(3, work)
+    assert [result[:4] for result in results] == [([[3.0] * 3, [3.0] * 4, [6.0]], [b"", b"x", b"xx"], [3.0, 3.0], True)] * 3
+    assert [result[4] for result in results] == [2, 1, 1]
+
+
+def test_a_rank_that_leaves_or_is_silent_is_named() -> None:
+    def leaves(ranks: Ranks) -> None:
+        if ranks.rank == 1:
+            ranks.leave("RewardError: no answer")
+            ranks.close()
+            return
+        ranks.any(False)
+
+    lost = on_ranks(2, leaves)[0]
+    assert isinstance(lost, RankError)
+    assert str(lost) == "rank 0 of 2, adding up: rank 1 has ended: RewardError: no answer"
+    held = threading.Event()
+
+    def falls_silent(ranks: Ranks) -> None:
+        if ranks.rank == 1:
+            held.wait(30)
+            return
+        try:
+            ranks.any(False)
+        finally:
+            held.set()
+
+    with mock.patch("oppo_core.ranks.SAYS_WHY_WITHIN_S", 0.2):
+        silent = on_ranks(2, falls_silent, longest_wait_s=1.0)[0]
+    assert isinstance(silent, RankError)
+    assert str(silent) == "rank 0 of 2, adding up: rank 1 died, or gave no sign of life for 1 s"
+
+
+def test_the_number_of_ranks_must_be_the_specs() -> None:
+    assert meeting_of(1, 10.0, {}) is None
+    environ = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "7", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert meeting_of(2, 10.0, environ) == Meeting("h", 7, 1, 2, False, 10.0)
+    with pytest.raises(RankError, match=r"resources\.nodes is 2, but 1 ranks were started"):
+        meeting_of(2, 10.0, {})
+    with pytest.raises(RankError, match=r"resources\.nodes is 1, but 2 ranks were started"):
+        meeting_of(1, 10.0, environ)
