@@ -20,7 +20,7 @@ from oppo_contract.wire import Claimed
 from worker.artifacts import ArtifactError, FileStore, check_manifest, path_of
 from worker.devices import engine_environment
 from worker.folders import AttemptFolder, NodeIdentity
-from worker.rendezvous import torchrun
+from worker.rendezvous import TORCHRUN, torchrun
 from worker.warm_engine import READ_EARLY, WarmGuard, start_warm
 
 # An engine may have an environment of its own, say another torch build.
@@ -97,6 +97,7 @@ class EngineProcess:
         """Start `command`; warm when `standby` leads to an interpreter that can become it."""
         self._lifeline = Lifeline()
         environment = {**engine_environ(), **secrets, "PYTHONUNBUFFERED": "1", **engine_environment(device_indices)}
+        below_torchrun = TORCHRUN in command  # it closes the pipe for its engine, which dies with it instead
         warm: WarmGuard | None = None
         with folder.log_file("stdout").open("ab") as output, folder.log_file("stderr").open("ab") as errors:
             if standby is not None and command[:3] == WARM_PROGRAM and not any(name.startswith(READ_EARLY) for name in secrets):
@@ -105,10 +106,10 @@ class EngineProcess:
                 command,
                 self._lifeline.fd,
                 grace_s=PATIENT_S,
-                env=self._lifeline.environ(environment),
+                env=environment if below_torchrun else self._lifeline.environ(environment),
                 output=output,
                 errors=errors,
-                pass_lifeline=True,
+                pass_lifeline=not below_torchrun,
                 cwd=folder.path,
             )
         folder.session_file.write_text(str(self._guard.pid))

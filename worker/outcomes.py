@@ -10,13 +10,12 @@ from worker.folders import EngineEnd
 
 REFUSED = 2  # the engine's exit status for a spec or command line that it does not take
 MAX_REASON = 3900
+LOST_OTHERS = "RankError:"  # how an engine's last reason begins when it lost those on other nodes
 Word = Literal["succeeded", "failed", "cancelled", "paused", "preempted", "engine_died"]
 STOPPED_FOR: dict[str | None, Word] = {"cancel": "cancelled", "pause": "paused", "preempt": "preempted"}
 
 
-def outcome_of(
-    epoch: int, end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str], rank: int = 0
-) -> Outcome:
+def outcome_of(epoch: int, end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str]) -> Outcome:
     """The report of an attempt.
 
     Args:
@@ -24,17 +23,19 @@ def outcome_of(
         end: how the engine's process ended; None when its supervisor was killed before that.
         finished: the engine's last event, if it wrote one.
         last_lines: the end of its log.
-        rank: of the node among those of the attempt; engines of further nodes write no last event.
     """
-    if rank and end is not None and (end.exit_code, end.signal, end.reason) == (0, None, None):
-        return Outcome(epoch=epoch, outcome="succeeded", exit_code=0, reason="its part is done", last_log_lines=last_lines)
     word, reason = _word_and_reason(end, finished, last_lines)
     code = end.exit_code if end is not None else None
     return Outcome(epoch=epoch, outcome=word, exit_code=code, reason=reason[:MAX_REASON], last_log_lines=last_lines)
 
 
+def lost_others(finished: FinishedEvent | None) -> bool:
+    """Whether an engine on one of several nodes ended because another one did, or was silent."""
+    return finished is not None and finished.outcome == "failed" and finished.reason.startswith(LOST_OTHERS)
+
+
 def _word_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str]) -> tuple[Word, str]:
-    if finished is not None and finished.outcome != "stopped":  # it was faster than any wish
+    if finished is not None and finished.outcome != "stopped" and not lost_others(finished):  # it was faster than any wish
         return finished.outcome, finished.reason
     if end is None:
         # Also when the engine was quick enough to save: a death counts, or a node that kills supervisors would go on for ever.
@@ -42,6 +43,8 @@ def _word_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last
         return "engine_died", f"its supervisor was killed, and the engine ended with it{saved}"
     if end.signal is not None:
         return STOPPED_FOR[end.signal], end.reason or (finished.reason if finished else f"ended on request to {end.signal}")
+    if finished is not None and lost_others(finished):  # a death like any other, which need not be the end of the run
+        return "engine_died", finished.reason
     if finished is not None and end.reason is None:  # one that was killed for a reason may have been quick enough to save
         return "preempted", f"the engine stopped at step {finished.step}: {finished.reason}"
     if end.exit_code == REFUSED:

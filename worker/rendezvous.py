@@ -15,6 +15,7 @@ from oppo_contract.wire import Address, Rendezvous
 
 HOST = "OPPO_RENDEZVOUS_HOST"
 PORTS = "OPPO_RENDEZVOUS_PORTS"
+TORCHRUN = "torch.distributed.run"
 # The platform's deadline is the one that decides; torchrun gives up by itself only if the platform is away.
 LATER_THAN_THE_PLATFORM_S = 60.0
 
@@ -60,7 +61,7 @@ def torchrun(command: Sequence[str], meeting: Rendezvous) -> list[str]:
         f"--master-addr={meeting.address.host}", "--master-port", str(meeting.address.port), "--max-restarts", "0",
         "--rdzv-conf", f"timeout={math.ceil(meeting.deadline_s + LATER_THAN_THE_PLATFORM_S)}",
     ]  # fmt: skip
-    run = ["-m", "torch.distributed.run", *options]
+    run = ["-m", TORCHRUN, *options]
     if Path(command[0]).name.startswith("python"):
         return [command[0], *run, *command[1:]]
     return [sys.executable, *run, "--no-python", *command]

@@ -25,7 +25,7 @@ from worker.artifacts import ArtifactError
 from worker.engine_process import EngineProcess, engine_command, kill_leftover
 from worker.folders import AttemptFolder, EngineEnd, KeptClaim, NodeIdentity, WorkerFolder, write_private
 from worker.logs import last_lines
-from worker.outcomes import outcome_of
+from worker.outcomes import lost_others, outcome_of
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
 from worker.rendezvous import own_address
 from worker.shipping import Shipping
@@ -36,6 +36,7 @@ OUTCOME_TAKES_S = 0.5  # of a deadline, for the report after the engine's end
 STOP_WITHIN_S = 12.0  # when the node is shut down: time for a checkpoint
 LEAVE_WITHIN_S = 8.0  # and for shipping the rest
 LONGEST_WAIT_S = 30.0
+OTHERS_SPEAK_WITHIN_S = 6.0
 Signal = Literal["cancel", "pause", "preempt"]
 
 log = structlog.get_logger("worker.supervisor")
@@ -173,13 +174,21 @@ class Supervisor:
             self._beat()  # it was quick, but it did run
         end = self.folder.engine_end()
         said = last_lines(self.folder, self.shipping.redactor)
-        outcome = outcome_of(self.claim.epoch, end, self.shipping.finished, said, self.rank)
+        if lost_others(self.shipping.finished):
+            self._let_others_speak()
+        outcome = outcome_of(self.claim.epoch, end, self.shipping.finished, said)
         wait_s = 0.5
         while not self._reported(outcome):
             if self.leaving.wait(wait_s):
                 return
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         self.folder.remove()
+
+    def _let_others_speak(self) -> None:
+        """The node on which it began knows the cause: its report comes first if it lives to make one, and then we are refused."""
+        until = time.monotonic() + OTHERS_SPEAK_WITHIN_S
+        while not self.fenced and time.monotonic() < until and not self.leaving.wait(HEARTBEAT_S / 2):
+            self._beat()
 
     def _reported(self, outcome: Outcome) -> bool:
         try:

@@ -51,6 +51,7 @@ class Attempt:
     claimed: bool = False
     secrets: dict[str, str] = field(default_factory=dict)
     resume_from: wire.CheckpointRef | None = None
+    rendezvous: wire.Rendezvous | None = None
     signal: str | None = None
     deadline_s: float = 5.0
     running: bool = False
@@ -97,6 +98,7 @@ class SmallPlatform:
         return 200, wire.Claimed(
             attempt_token="attempt", run_id=7, spec=attempt.spec, device_indices=[0], lease_s=self.lease_s,
             artifact_url=attempt.artifact_url, resume_from=attempt.resume_from, secrets=attempt.secrets,
+            rendezvous=attempt.rendezvous,
         )  # fmt: skip
 
     def _heartbeat(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:

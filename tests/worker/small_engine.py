@@ -52,6 +52,8 @@ def checkpoint(out: Path, step: int, journal: Journal, keep: int = 0) -> None:
 
 
 def end_with_lifeline() -> None:
+    if "OPPO_LIFELINE_FD" not in os.environ:  # below torchrun
+        return
     fd = int(os.environ["OPPO_LIFELINE_FD"])
 
     def wait() -> None:

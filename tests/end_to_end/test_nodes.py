@@ -1,0 +1,104 @@
+"""A run on two nodes, with everything real: two agents on this machine, one platform, torchrun and gloo."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("oppo_core.ranks", reason="this engine trains on one node")
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
+LIMITS = {"OPPO_NODE_FRESH_S": "20", "OPPO_ORPHAN_GRACE_S": "3", "OPPO_REDISPATCH_S": "5", "OPPO_WARM": "0"}
+
+
+class TwoNodes:
+    """A platform with its own node, and a second one."""
+
+    def __init__(self, platform: Any, second: subprocess.Popen[bytes], tools: Any) -> None:
+        self.platform, self.second, self.tools = platform, second, tools
+
+    def spec(self, name: str, steps: int) -> dict[str, Any]:
+        """A tiny run on both nodes, one core each."""
+        return self.tools.tiny_spec(name, steps, resources={"nodes": 2, "devices": 2, "cpu_threads": 1})
+
+    def engines(self) -> list[psutil.Process]:
+        """The engines' main processes: of the platform's own node, and of the second one."""
+        found = []
+        for root in (self.platform.process.pid, self.second.pid):
+            for process in psutil.Process(root).children(recursive=True):
+                try:
+                    line = process.cmdline()
+                except psutil.NoSuchProcess:
+                    continue
+                if "oppo_core" in line and "torch.distributed.run" not in line and not any("lifeline.py" in w for w in line):
+                    found.append(process)
+        return found
+
+    def running(self, run_id: int) -> Any:
+        """The run once it trains."""
+        return self.tools.eventually(
+            lambda: run if (run := self.platform.run(run_id))["state"] == "running" else None, "training"
+        )
+
+
+@pytest.fixture(scope="module")
+def nodes(home: Path, tmp_path_factory: pytest.TempPathFactory, tools: Any) -> Iterator[TwoNodes]:
+    """A platform whose artifacts are on a path that both of its nodes share."""
+    shared, second_home = tmp_path_factory.mktemp("shared"), tmp_path_factory.mktemp("second")
+    with tools.running_platform(home, OPPO_ARTIFACT_ROOT=shared.as_uri(), **LIMITS) as platform:
+        url = platform.base_url
+        token = tools.oppo(home, "admin", "join-token").stdout.split()[-1]
+        joined = tools.oppo(second_home, "worker", "join", url, token, "--name", "second", "--models-root", str(home / "models"))
+        assert joined.returncode == 0, joined.stderr
+        command = [sys.executable, "-m", "oppo_cli", "worker", "run"]
+        with (second_home / "worker.out").open("w") as out:
+            second = subprocess.Popen(
+                command, env=tools.environment(second_home, **LIMITS), stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+        try:
+            yield TwoNodes(platform, second, tools)
+        finally:
+            second.terminate()
+            second.wait(tools.PATIENCE_S)
+
+
+def test_a_run_is_trained_on_two_nodes(nodes: TwoNodes) -> None:
+    platform = nodes.platform
+    run_id = platform.submit(nodes.spec("on two nodes", 6))
+    run = platform.wait_for_end(run_id)
+    assert run["state"] == "succeeded", (run["reason"], run["last_log_lines"])
+    assert platform.steps_of(run_id) == list(range(1, 7))
+    assert not nodes.engines()
+
+
+def test_an_engine_that_is_killed_ends_both_and_the_run_resumes(nodes: TwoNodes) -> None:
+    platform = nodes.platform
+    run_id = platform.submit(nodes.spec("killed on one node", 40))
+    assert nodes.running(run_id)["reason"].startswith("Trains on nodes ")
+    platform.wait_for_step(run_id, 7)  # there is a checkpoint of step 5
+    engines = nodes.engines()
+    assert len(engines) == 2
+    engines[-1].kill()
+    nodes.tools.eventually(lambda: not any(process.is_running() for process in engines), "both engines to end")
+    run = platform.wait_for_end(run_id)
+    assert run["state"] == "succeeded", (run["reason"], run["last_log_lines"])
+    assert platform.steps_of(run_id) == list(range(1, 41))
+
+
+def test_a_pause_stops_both_at_the_same_step_and_they_resume(nodes: TwoNodes) -> None:
+    platform = nodes.platform
+    run_id = platform.submit(nodes.spec("paused on two nodes", 40))
+    platform.wait_for_step(run_id, 3)
+    assert platform.http.post(f"runs/{run_id}/pause").status_code == 200
+    nodes.tools.eventually(lambda: platform.run(run_id)["state"] == "paused", "the pause")
+    assert not nodes.engines()
+    done = platform.run(run_id)["step"]
+    assert done < 40
+    assert platform.http.post(f"runs/{run_id}/resume").status_code == 200
+    assert platform.wait_for_end(run_id)["state"] == "succeeded"
+    assert platform.steps_of(run_id) == list(range(1, 41))
