@@ -39,7 +39,9 @@ def wait_for_an_attempt(control_fd: int) -> list[str]:
 
 def _import_engine() -> None:
     import torch
+    import torch._dynamo  # every optimizer of torch wants it when it is made, and it takes longer than torch itself
 
+    import oppo_core.command
     import oppo_core.engine
     import oppo_core.preflight
     import oppo_core.train  # noqa: F401 - so that the forks have it

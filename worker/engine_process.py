@@ -184,9 +184,12 @@ def kill_leftover(folder: AttemptFolder) -> None:
 
 def _members(session: int, working_folder: Path | None) -> list[psutil.Process]:
     found = []
-    for process in psutil.process_iter():
+    for pid in psutil.pids():
         try:
-            if os.getsid(process.pid) != session or process.status() == psutil.STATUS_ZOMBIE:
+            if os.getsid(pid) != session:  # asked first, because a `Process` reads files and there are hundreds
+                continue
+            process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
                 continue
             if working_folder is None or Path(process.cwd()) == working_folder:
                 found.append(process)

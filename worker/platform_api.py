@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import ssl
 from types import TracebackType
 from typing import TypeVar
 
@@ -60,6 +62,12 @@ class GapError(Exception):
         self.expected_seq = gap.expected_seq
 
 
+@functools.cache
+def tls() -> ssl.SSLContext:
+    """What connections are secured with; reading the certificates takes a while, so all share one."""
+    return httpx.create_ssl_context()
+
+
 class PlatformApi:
     """A connection with one token. Not thread-safe: each thread opens its own.
 
@@ -68,7 +76,8 @@ class PlatformApi:
 
     def __init__(self, platform_url: str, token: str) -> None:
         headers = {"Authorization": f"Bearer {token}", VERSION_HEADER: str(WIRE_VERSION)}
-        self._http = httpx.Client(base_url=f"{platform_url.rstrip('/')}/api/worker/v1/", timeout=TIMEOUT_S, headers=headers)
+        base_url = f"{platform_url.rstrip('/')}/api/worker/v1/"
+        self._http = httpx.Client(base_url=base_url, timeout=TIMEOUT_S, headers=headers, verify=tls())
 
     def join(self, request: Join) -> Joined:
         """Become a node of the cluster; the token must be a join token."""

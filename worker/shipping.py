@@ -24,6 +24,8 @@ from worker.platform_api import GapError, PlatformApi, RefusedError, Unacceptabl
 from worker.redaction import Redactor
 
 LOOK_EVERY_S = 1.0
+# Until the engine has said that it started, which a user waits for; then it is one batch a second.
+FIRST_LOOKS_S = 0.1
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 
 log = structlog.get_logger("worker.shipping")
@@ -87,7 +89,7 @@ class Shipping:
             wait_s = FIRST_WAIT_S
             if closing:
                 break
-            self._closing.wait(LOOK_EVERY_S)
+            self._closing.wait(LOOK_EVERY_S if self._seen_seq else FIRST_LOOKS_S)
         self.complete.set()
 
     def _ship(self, outbox: OutboxReader) -> None:

@@ -97,11 +97,11 @@ class Supervisor:
         log.info("engine_started", attempt=self.folder.attempt_id, run=self.claim.claimed.run_id)
 
     def _watch(self, engine: EngineProcess) -> None:
-        """Heartbeat every two seconds until the engine has ended, obeying what the replies say."""
+        """Heartbeat every two seconds, and when it has started, until the engine has ended; obey what the replies say."""
         next_beat = time.monotonic()
         while not engine.ended:
             now = time.monotonic()
-            if now >= next_beat:
+            if now >= next_beat or (self.engine_started and not self.told_running):
                 next_beat = now + HEARTBEAT_S
                 self._beat()
             self._act(engine)

@@ -30,6 +30,12 @@ class Result:
         """The figure over its repetitions, of which there is at least one."""
         return cls(name, unit, median(values), min(values), max(values), len(values))
 
+    @classmethod
+    def tail(cls, name: str, unit: str, values: Sequence[float]) -> Self:
+        """The 95th percentile in the median's place."""
+        ordered = sorted(values)
+        return cls(name, unit, ordered[max(0, round(0.95 * len(ordered)) - 1)], ordered[0], ordered[-1], len(ordered))
+
 
 def document(bench: str, machine: Machine, settings: dict[str, Any], results: list[Result]) -> dict[str, Any]:
     """What `--json` writes."""

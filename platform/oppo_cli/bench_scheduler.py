@@ -15,16 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oppo_cli.bench_attempts import attempts_per_second
 from oppo_cli.bench_report import keep
+from oppo_cli.bench_start import LEGS, submit_to_start
 from oppo_cli.scheduler_load import Load, begin_all, build, drawn
 
 if TYPE_CHECKING:
     from oppo_bench.document import Result
+    from oppo_bench.quiet import Machine
 
 LOADS = (Load(100, 50), Load(1000, 200), Load(3000, 500), Load(10_000, 1000))
 QUICK_LOADS = LOADS[:2]
 CYCLES, FREED, QUICK = 11, 60, (5, 20)
+STARTS, ATTEMPTS, FEW = 40, 1000, (6, 60)
 ENDED_A_CYCLE = 0.05  # of the running runs
+LOOK_AT_OTHERS_S = 3.0
 PATIENCE_S = 30
 
 
@@ -33,28 +38,50 @@ PATIENCE_S = 30
 @click.option("--quick", is_flag=True, help="The two smaller clusters, fewer repetitions.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of everything drawn.")
 def scheduler(json_file: Path | None, quick: bool, seed: int) -> None:
-    """Time the scheduler's cycles on a real PostgreSQL and broker of their own.
+    """Time the way of a run to its engine, many short attempts, and the scheduler's cycles, on a real PostgreSQL and broker.
 
-    Ten teams with quotas share nodes of eight GPUs, all in use. Before each timed cycle a twentieth of the runs end; the cycle
-    gives their GPUs away, tells every waiting run why it waits, and sends the launch orders.
+    First the whole platform runs here, with real workers. Then ten teams with quotas share nodes of eight GPUs, all in use:
+    before each timed cycle a twentieth of the runs end; the cycle gives their GPUs away, tells every waiting run why it waits,
+    and sends the launch orders.
     """
-    from oppo_bench.quiet import Watch
-
-    watch, results = Watch(), []
+    before, results = _others(), []
     cycles, freed = QUICK if quick else (CYCLES, FREED)
+    starts, attempts = FEW if quick else (STARTS, ATTEMPTS)
+    settings = {
+        "seed": seed, "cycles": cycles, "freed": freed, "ended_a_cycle": ENDED_A_CYCLE, "starts": starts, "attempts": attempts,
+    }  # fmt: skip
     loads = [Load(load.waiting, load.gpus, seed) for load in (QUICK_LOADS if quick else LOADS)]
     with _platform():
+        click.echo(f"{starts} starts on an idle platform …", err=True)
+        results += submit_to_start(starts)
+        keep("scheduler", before, settings, results, json_file)
+        click.echo(f"{attempts} short attempts …", err=True)
+        results += attempts_per_second(attempts)
+        keep("scheduler", before, settings, results, json_file)
         for load in loads:
             click.echo(f"{load.name}: {load.waiting} waiting runs, {load.gpus} GPUs …", err=True)
             build(load)
             results += _cycles(load, cycles)
             if load.waiting == 1000:
                 results += _freed_to_dispatch(freed, seed)
-            settings = {"seed": seed, "cycles": cycles, "freed": freed, "ended_a_cycle": ENDED_A_CYCLE}
-            keep("scheduler", watch.machine(), settings, results, json_file)
+            keep("scheduler", before, settings, results, json_file)
     _show(results)
-    machine = watch.machine()
-    click.echo(f"Load before: {machine.load:.2f}. {machine.complaint or ''}".rstrip())
+    _tell_legs(results)
+    for when, machine in {"before": before, "after": _others()}.items():
+        click.echo(
+            f"Load {when}: {machine.load:.2f}; other programs used {machine.other_cores or 0.0:.2f} cores for a moment {when}."
+        )
+        if machine.complaint:
+            click.echo("Others were busy: do not trust the figures.")
+
+
+def _others() -> Machine:
+    """What other programs take of the machine while the bench does nothing; what it starts itself is no stranger."""
+    from oppo_bench.quiet import Watch
+
+    watch = Watch()
+    time.sleep(LOOK_AT_OTHERS_S)
+    return watch.machine()
 
 
 @contextmanager
@@ -65,6 +92,8 @@ def _platform() -> Iterator[None]:
 
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oppo-bench-")))
+        for server in (embedded.PostgresServer(home), embedded.ValkeyServer(home)):
+            stack.callback(server.remove_data)  # as root it lies outside
         os.environ["DATABASE_URL"] = stack.enter_context(embedded.postgres(home))
         os.environ["REDIS_URL"] = stack.enter_context(embedded.valkey(home))
         os.environ["OPPO_HOME"] = str(home)
@@ -132,10 +161,7 @@ def _freed_to_dispatch(repetitions: int, seed: int) -> list[Result]:
                 raise click.ClickException("No launch order came: nothing that waits fits what was freed.")
             taken.append(1e3 * (time.perf_counter() - start))
             _drain(broker, queues, settle_s=0.3)
-    ordered = sorted(taken)
-    tail = ordered[max(0, round(0.95 * len(ordered)) - 1)]
-    return [Result("freed_to_dispatch_ms/p95", "ms", tail, min(taken), max(taken), len(taken)),
-            Result.of("freed_to_dispatch_ms", "ms", taken)]  # fmt: skip
+    return [Result.tail("freed_to_dispatch_ms/p95", "ms", taken), Result.of("freed_to_dispatch_ms", "ms", taken)]
 
 
 def _drain(broker: Any, queues: list[str], settle_s: float) -> None:
@@ -165,5 +191,16 @@ def _show(results: list[Result]) -> None:
     for column in ("figure", "median", "min", "max", "n"):
         table.add_column(column, justify="left" if column == "figure" else "right")
     for r in results:
-        table.add_row(f"{r.name} [{r.unit}]", f"{r.median:,.1f}", f"{r.min:,.1f}", f"{r.max:,.1f}", str(r.n))
+        shown = (
+            f"{figure:,.3f}" if r.unit != "ms" and abs(figure) < 100 else f"{figure:,.1f}" for figure in (r.median, r.min, r.max)
+        )
+        table.add_row(f"{r.name} [{r.unit}]", *shown, str(r.n))
     console().print(table)
+
+
+def _tell_legs(results: list[Result]) -> None:
+    """Where the time from a click to the engine's first event went, in shares of the medians' sum."""
+    found = {r.name: r.median for r in results}
+    legs = {leg: found[f"submit_to_start_s/{leg}"] for leg in LEGS}
+    for leg, meaning in LEGS.items():
+        click.echo(f"{legs[leg] / sum(legs.values()):6.1%}  {leg:7} {meaning}")

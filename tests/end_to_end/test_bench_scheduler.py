@@ -24,4 +24,9 @@ def test_the_schedulers_bench_writes_its_figures(tmp_path: Path) -> None:
     figures = {result["name"]: result for result in told["results"]}
     assert told["bench"] == "scheduler"
     assert {"cycle_ms/100x50", "cycle_ms/1000x200", "quiet_cycle_ms/1000x200", "freed_to_dispatch_ms/p95"} <= set(figures)
+    assert {"submit_to_start_s/p95", "submit_to_start_s/engine", "attempts_per_s", "process_start_share"} <= set(figures)
+    assert figures["attempts_lost"]["median"] == 0
+    assert figures["attempts_doubled"]["median"] == 0
+    legs = [figure["median"] for name, figure in figures.items() if name.startswith("submit_to_start_s/") and "p95" not in name]
+    assert all(leg > 0 for leg in legs), "the legs follow each other"
     assert figures["placed_a_cycle/1000x200"]["median"] > 1, "a bench of cycles that place nothing would say little"

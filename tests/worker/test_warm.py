@@ -26,7 +26,9 @@ sys.path.append({str(HERE)!r})
 import small_engine
 raise SystemExit(small_engine.main())
 """,
-    "torch.py": "class cuda:\n    is_initialized = staticmethod(lambda: False)",
+    "torch/__init__.py": "class cuda:\n    is_initialized = staticmethod(lambda: False)",
+    "torch/_dynamo.py": "",
+    "oppo_core/command.py": "",
     "oppo_core/engine.py": "",
     "oppo_core/preflight.py": "",
     "oppo_core/train.py": "",
@@ -196,9 +198,12 @@ def test_attempts_that_were_forked_may_outlive_the_agent(bench: Any, tools: Any,
 @pytest.mark.parametrize("setting", [{"OPPO_WARM": "0"}, {"OPPO_ENGINE_COMMAND": "true"}])
 def test_what_keeps_an_engine_cold(bench: Any, tools: Any, environ: dict[str, str], setting: dict[str, str]) -> None:
     agent = bench.start("agent", **{**environ, **setting})
+    if "OPPO_WARM" not in setting:
+        tools.eventually(lambda: standby(agent, "worker"), "the supervisor's standby")
     tools.eventually(lambda: len(bench.platform.node_beats) > 1)
-    assert standby(agent, "oppo_core") is None
-    assert ("OPPO_WARM" in setting) == (standby(agent, "worker") is None)
+    below = [" ".join(process.cmdline()) for process in psutil.Process(agent.pid).children()]
+    assert not [line for line in below if "oppo_core" in line]
+    assert ("OPPO_WARM" in setting) == (not [line for line in below if "worker standby" in line])
 
 
 @pytest.mark.full

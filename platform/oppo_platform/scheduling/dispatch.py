@@ -49,18 +49,23 @@ def send_due() -> int:
     again = now - timedelta(seconds=settings.OPPO_REDISPATCH_S)
     claimable = Q(launch__isnull=True, attempt__state=AttemptState.ALLOCATED) | Q(launch__in=launches_due())
     due = Dispatch.objects.filter(Q(sent_at__isnull=True) | Q(sent_at__lt=again), claimable)
-    sent = 0
-    for dispatch in due.select_related("attempt").order_by("pk")[:MOST_AT_ONCE]:
-        order = LaunchOrder(attempt_id=dispatch.attempt_id, epoch=dispatch.attempt.epoch)
-        try:
-            # Expires when it is due again, so that a queue nobody listens to does not fill up.
-            broker(settings.REDIS_URL).send_task(
-                TASK, kwargs=order.model_dump(), queue=dispatch.queue, retry=False, expires=settings.OPPO_REDISPATCH_S
-            )
-        except OperationalError as error:
-            # The nodes' heartbeats carry the same orders; the next cycle tries again.
-            log.warning("broker unreachable, heartbeats will carry the orders", error=str(error))
-            return sent
-        Dispatch.objects.filter(pk=dispatch.pk).update(sent_at=now, sends=F("sends") + 1)
-        sent += 1
-    return sent
+    sent: list[int] = []
+    try:
+        for dispatch in due.select_related("attempt").order_by("pk")[:MOST_AT_ONCE]:
+            _send(dispatch)
+            sent.append(dispatch.pk)
+    except OperationalError as error:
+        # The nodes' heartbeats carry the same orders; the next cycle tries again.
+        log.warning("broker unreachable, heartbeats will carry the orders", error=str(error))
+    # Whoever dies before this line sends them again, which is harmless.
+    Dispatch.objects.filter(pk__in=sent).update(sent_at=now, sends=F("sends") + 1)
+    return len(sent)
+
+
+def _send(dispatch: Dispatch) -> None:
+    """Raises OperationalError when the broker is away."""
+    order = LaunchOrder(attempt_id=dispatch.attempt_id, epoch=dispatch.attempt.epoch)
+    # Expires when it is due again, so that a queue nobody listens to does not fill up.
+    broker(settings.REDIS_URL).send_task(
+        TASK, kwargs=order.model_dump(), queue=dispatch.queue, retry=False, expires=settings.OPPO_REDISPATCH_S
+    )

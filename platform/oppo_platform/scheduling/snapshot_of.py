@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections import defaultdict
 from datetime import datetime
 from typing import Any
 
 from django.conf import settings
+from django.db.models import TextField
+from django.db.models.functions import Cast
 
 from oppo_contract.states import RunState
 from oppo_contract.wire import SPOKEN
@@ -23,8 +27,8 @@ MOST_WAITING = 20_000
 STOPPING = frozenset({RunState.PAUSING, RunState.PREEMPTING, RunState.CANCELLING})
 # Plain rows and not objects: with ten thousand runs in the queue objects alone would take longer than the plan.
 WAITING = (
-    "id", "project__team_id", "user_id", "name", "priority", "devices", "needs", "queued_at", "preemptible",
-    "max_runtime_s", "step", "total_steps", "elapsed_s", "excluded_nodes", "not_before",
+    "id", "project__team_id", "user_id", "name", "priority", "devices", "needs_text", "queued_at", "preemptible",
+    "max_runtime_s", "step", "total_steps", "elapsed_s", "excluded_text", "not_before",
 )  # fmt: skip
 RUNNING = (
     "id", "run_id", "run__project__team_id", "run__priority", "run__preemptible", "run__state", "run__step", "run__total_steps",
@@ -37,6 +41,7 @@ def snapshot_of(now: datetime) -> policy.Snapshot:
     held = list(Allocation.objects.filter(released_at__isnull=True).values_list("attempt_id", "attempt__run_id", "device_id"))
     nodes = _nodes({device_id: run_id for _, run_id, device_id in held})
     queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
+    queued = queued.annotate(needs_text=Cast("needs", TextField()), excluded_text=Cast("excluded_nodes", TextField()))
     waiting = list(queued.values(*WAITING)[:MOST_WAITING])
     homes = {} if settings.OPPO_ARTIFACTS_SHARED else _homes()
     return policy.Snapshot(
@@ -70,12 +75,24 @@ def nodes_of(needs: dict[str, Any]) -> int | None:
     return nodes if nodes > 1 else None
 
 
+@functools.lru_cache(maxsize=1024)
+def _needs(text: str) -> tuple[str, int | None, frozenset[policy.Need]]:
+    """Kind of device, number of nodes and wanted things of a run's `needs`, as JSON: few differ, so each is read once."""
+    needs = json.loads(text)
+    return needs["kind"], nodes_of(needs), wanted_of(needs)
+
+
+@functools.lru_cache(maxsize=1024)
+def _numbers(text: str) -> frozenset[int]:
+    return frozenset(json.loads(text))
+
+
 def _pools() -> tuple[policy.Pool, ...]:
     return tuple(policy.Pool(pk, name) for pk, name in Pool.objects.order_by("pk").values_list("pk", "name"))
 
 
 def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]]) -> policy.WaitingRun:
-    needs = row["needs"]
+    kind, nodes, needs = _needs(row["needs_text"])
     return policy.WaitingRun(
         run_id=row["id"],
         team_id=row["project__team_id"],
@@ -83,9 +100,9 @@ def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]]) -> policy.W
         name=row["name"],
         user_id=row["user_id"],
         priority=row["priority"],
-        kind=needs["kind"],
-        nodes=nodes_of(needs),
-        needs=wanted_of(needs),
+        kind=kind,
+        nodes=nodes,
+        needs=needs,
         home=homes.get(row["id"]),
         # Its place: kept whatever befalls it, new when somebody held and resumed it.
         submitted_at=row["queued_at"].timestamp(),
@@ -94,7 +111,7 @@ def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]]) -> policy.W
         max_runtime_s=row["max_runtime_s"],
         steps_left=row["total_steps"] - row["step"],
         steps_per_s=_pace(row["step"], row["elapsed_s"]),
-        excluded_nodes=frozenset(row["excluded_nodes"]),
+        excluded_nodes=_numbers(row["excluded_text"]),
         not_before=_posix(row["not_before"]),
     )
 

@@ -7,6 +7,7 @@ thousand rows would take longer than the plan.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from oppo_contract.states import RunState
 from oppo_platform.runs.models import Run
@@ -19,19 +20,27 @@ ESTIMATE_MOVED_S, ESTIMATE_MOVED = 60.0, 0.1
 FIELDS = ["code", "text", "detail", "sooner", "estimated_start", "changed_at"]
 
 
+class Told(NamedTuple):
+    """What a run was told last; a plain row, because there are thousands and few change."""
+
+    code: str
+    text: str
+    sooner: str
+    estimated_start: datetime | None
+
+
 def tell_waiting(decisions: Decisions, now: datetime) -> int:
     """Write down why each run of `decisions.reasons` waits. Returns how many rows were written."""
-    known = {row.run_id: row for row in WaitingReason.objects.all()}
+    known = {run_id: Told(*told) for run_id, *told in WaitingReason.objects.values_list("run_id", *Told._fields)}
     written, said = [], []
     for run_id, reason in decisions.reasons.items():
-        row = known.pop(run_id, None)
-        told = _row(run_id, reason, now)
+        old = known.pop(run_id, None)
         # A run that waits after a death goes on telling what happened; the page tells both.
-        if (row is None or row.text != told.text) and reason.code != "backoff":
+        if (old is None or old.text != reason.text) and reason.code != "backoff":
             said.append(run_id)
-        if row is None or _differs(row, told, now):
-            written.append(told)
-    WaitingReason.objects.filter(pk__in=[row.pk for row in known.values()]).delete()
+        if old is None or _differs(old, reason, now):
+            written.append(_row(run_id, reason, now))
+    WaitingReason.objects.filter(run_id__in=list(known)).delete()
     WaitingReason.objects.bulk_create(written, update_conflicts=True, unique_fields=["run"], update_fields=FIELDS)
     for run in Run.objects.filter(pk__in=said, state=RunState.QUEUED).only("id", "reason", "state"):
         explain_waiting(run, decisions.reasons[run.pk].text)
@@ -75,12 +84,12 @@ def _row(run_id: int, reason: Reason, now: datetime) -> WaitingReason:
     )
 
 
-def _differs(old: WaitingReason, new: WaitingReason, now: datetime) -> bool:
+def _differs(old: Told, new: Reason, now: datetime) -> bool:
     said = (old.code, old.text, old.sooner) != (new.code, new.text, new.sooner)
     if said or old.estimated_start is None or new.estimated_start is None:
-        return said or old.estimated_start != new.estimated_start
-    moved = abs((new.estimated_start - old.estimated_start).total_seconds())
-    return moved > max(ESTIMATE_MOVED_S, ESTIMATE_MOVED * (new.estimated_start - now).total_seconds())
+        return said or (old.estimated_start is None) != (new.estimated_start is None)
+    moved = abs(new.estimated_start - old.estimated_start.timestamp())
+    return moved > max(ESTIMATE_MOVED_S, ESTIMATE_MOVED * (new.estimated_start - now.timestamp()))
 
 
 def _time(posix: float | None) -> datetime | None:

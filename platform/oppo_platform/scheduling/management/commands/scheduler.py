@@ -58,8 +58,9 @@ class Listener:
             keys = ("dbname", "user", "password", "host", "port")
             self._connection = psycopg.connect(**{k: params[k] for k in keys if k in params}, autocommit=True)
             self._connection.execute(f"LISTEN {SCHEDULER}")
-        for _ in self._connection.notifies(timeout=seconds, stop_after=1):
-            pass
+        heard = sum(1 for _ in self._connection.notifies(timeout=seconds, stop_after=1))
+        while heard:  # one cycle serves all that came meanwhile
+            heard = sum(1 for _ in self._connection.notifies(timeout=0))
 
     def close(self) -> None:
         """Let go of the connection; the next `wait` makes a new one."""

@@ -1,0 +1,142 @@
+"""The whole platform for a bench: web, scheduler and workers as processes, on servers that are running already."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from oppo_cli.home import Failure, Home, without_secrets
+from oppo_cli.processes import Child, oppo_command, start_logged
+from oppo_cli.stack import Prepared, Stack
+
+if TYPE_CHECKING:
+    from oppo_cli.demo_api import DemoApi
+
+PATIENCE_S = 120.0
+LOOK_EVERY_S = 0.01
+PROMPTS = "tiny/prompts.jsonl"
+
+
+def tiny_run(name: str, steps: int) -> dict[str, Any]:
+    """A run of the smallest models on one core, one stage after the other: it starts as soon as an engine can."""
+    tiny = {"hidden": 16, "layers": 1, "heads": 2, "context": 64, "vocab": 259}
+    return {
+        "name": name, "overlap": {"intra_step": "off", "inter_step": "off"}, "steps": steps, "data": {"prompts": PROMPTS},
+        "models": {"actor": {"tiny": tiny}, "critic": "actor", "reward": {"rule": "letters:score"}},
+        "ppo": {"batch_size": 4}, "rollout": {"max_new_tokens": 16, "max_prompt_tokens": 16},
+        "checkpoints": {"every_steps": 1000}, "resources": {"cpu_threads": 1},
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A platform that takes runs."""
+
+    stack: Stack
+    api: DemoApi
+    project: int
+
+    def submit(self, spec: dict[str, Any]) -> int:
+        """Submit a run, as a user's notebook does. Raises Failure when it is not taken."""
+        run, complaints = self.api.submit(json.dumps(spec), self.project)
+        if run is None:
+            raise Failure(f"The bench's run was refused: {complaints}")
+        return run
+
+    @staticmethod
+    def ended(runs: list[int]) -> int:
+        """How many of these runs have ended, by the database's rows."""
+        from oppo_contract.states import ENDED
+        from oppo_platform.runs.models import Run
+
+        return Run.objects.filter(pk__in=runs, state__in=ENDED).count()
+
+
+@contextmanager
+def running_platform(workers: int, environ: Mapping[str, str]) -> Iterator[Running]:
+    """Start it in the `OPPO_HOME` of this process, with variables for the workers, and wait until every node can take a run."""
+    from oppo_cli.demo_api import DemoApi
+
+    home = Home.from_environment()
+    prompts = home.models / PROMPTS
+    prompts.parent.mkdir(parents=True, exist_ok=True)
+    prompts.write_text('{"prompt": "note sea"}\n')
+    with home.locked(), Stack(home) as stack:
+        stack.environ.update(environ)
+        stack.environ["OPPO_LOG_FORMAT"] = "json"
+        prepared = stack.start()
+        for number in range(1, workers):
+            _add_worker(stack, prepared, f"node-{number}")
+        api = DemoApi(stack.base_url_here(), prepared.api_token)
+        try:
+            wait_for(lambda: _reporting() == workers, "every node to report what it has")
+            yield Running(stack, api, prepared.project)
+        finally:
+            api.close()
+
+
+def _add_worker(stack: Stack, prepared: Prepared, name: str) -> None:
+    folder = stack.home.path / name
+    folder.mkdir(exist_ok=True)
+    environ = {**without_secrets(stack.environ), "OPPO_HOME": str(folder)}
+    join = oppo_command("worker", "join", stack.base_url_here(), "-", "--name", name, "--models-root", str(stack.home.models))
+    done = subprocess.run(join, env=environ, input=prepared.join_token, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Failure(f"A worker could not join.\n{done.stderr[-2000:]}")
+    log, command = stack.home.logs / f"{name}.log", oppo_command("worker", "run")
+    child = Child(name, lambda: start_logged(command, environ, stack.lifeline.fd, log), log, stop_within_s=30.0)
+    stack.children.append(child)
+    child.begin()
+
+
+def _reporting() -> int:
+    """Nodes whose prompts and devices are known."""
+    from oppo_platform.cluster.models import CatalogueItem, Device
+
+    return min(CatalogueItem.objects.values("node").distinct().count(), Device.objects.values("node").distinct().count())
+
+
+def wait_for(holds: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
+    """The first true value of `holds`. Raises Failure after `within_s` seconds."""
+    deadline = time.monotonic() + within_s
+    while not (value := holds()):
+        if time.monotonic() > deadline:
+            raise Failure(f"Waited in vain for {what}.")
+        time.sleep(LOOK_EVERY_S)
+    return value
+
+
+def ready_standbys(stack: Stack) -> bool:
+    """Whether the worker's two standbys wait for orders (worker.warm)."""
+    import psutil
+
+    [worker] = [child for child in stack.children if child.name == "worker"]
+    assert worker.process is not None
+    try:
+        lines = [process.cmdline() for process in psutil.Process(worker.process.pid).children()]
+    except psutil.Error:  # one of them ended this moment
+        return False
+    return sum("standby" in " ".join(line) and "ready" in line for line in lines) == 2
+
+
+def processor_s(stack: Stack) -> dict[str, float]:
+    """Processor seconds used so far by web, scheduler, the workers with all that they started, and database and broker."""
+    import psutil
+
+    used = {"web": 0.0, "scheduler": 0.0, "workers": 0.0, "servers": 0.0}
+    parts = {child.process.pid: child.name for child in stack.children if child.process is not None}
+    for child in psutil.Process().children():
+        part = parts.get(child.pid, "servers")
+        part = part if part in used else "workers"
+        for process in [child, *child.children(recursive=True)]:
+            try:
+                times = process.cpu_times()
+            except psutil.Error:  # it ended this moment
+                continue
+            used[part] += times.user + times.system + times.children_user + times.children_system
+    return used
