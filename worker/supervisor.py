@@ -113,11 +113,9 @@ class Supervisor:
 
     def _beat(self) -> None:
         """Renew the lease and take orders; without an answer everything goes on until the lease nears its end."""
-        sent_at = time.monotonic()
+        sent_at, running = time.monotonic(), self.engine_started  # which may start while the call is under way
         try:
-            orders = self.api.attempt_heartbeat(
-                self.folder.attempt_id, AttemptHeartbeat(epoch=self.claim.epoch, running=self.engine_started)
-            )
+            orders = self.api.attempt_heartbeat(self.folder.attempt_id, AttemptHeartbeat(epoch=self.claim.epoch, running=running))
         except Unreachable:
             return
         except (RefusedError, UnacceptableError) as error:
@@ -126,7 +124,7 @@ class Supervisor:
             self.reason = f"the platform no longer owns up to this attempt: {error}"
             return
         self.lease_ends = sent_at + orders.lease_s
-        self.told_running = self.engine_started
+        self.told_running = running
         self._take_order(orders)
 
     def _take_order(self, orders: AttemptOrders) -> None:
