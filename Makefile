@@ -8,8 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 PYTEST := $(BIN)/python -m pytest
-# These tests share nothing and run in two processes. The others share a database, a browser and the machine's processes.
-APART := tests/contract tests/engine tests/simulation
+# These tests share nothing and run in two processes, each with a database of its own. The others share a database, a browser and the machine's processes.
+APART := tests/contract tests/engine tests/simulation tests/web/test_control_plane.py
 TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART)))
 export PYTHON
 # Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
