@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oppo_contract.lifeline import die_with_parent
+
 READY = b"r"
 MOST_FDS = 4
 # The command line is overwritten in place, so the parent's must be as long as a child's will be.
@@ -39,6 +41,7 @@ def serve_forks(control_fd: int) -> socket.socket | None:
         starter is gone.
     """
     control = socket.socket(fileno=control_fd)
+    die_with_parent(signal.SIGKILL)  # a stopped process reads no end of file; forks do not inherit the wish
     gc.collect()
     gc.freeze()  # the collector would write to, and so copy, every page that the children share
     signal.signal(signal.SIGCHLD, lambda _number, _frame: _reap())

@@ -164,6 +164,7 @@ def test_only_the_engines_standby_is_lost(bench: Any, tools: Any, agent: Any) ->
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_standbys_end_with_their_agent(bench: Any, tools: Any, agent: Any, number: int) -> None:
     waiting = [standby(agent, kind) for kind in ("worker", "oppo_core")]
+    waiting[0].send_signal(signal.SIGSTOP)  # also one that hangs
     agent.send_signal(number)
     agent.wait()
     tools.eventually(lambda: all(ended(process) for process in waiting), "the standbys to end")
