@@ -179,11 +179,11 @@ WISHES = {
 }
 # What two wishes at a running run come to, in whichever order they arrive.
 EITHER_ORDER = {
-    ("cancel", "pause"): {S.CANCELLING},
-    ("cancel", "preempt"): {S.CANCELLING},
-    ("pause", "preempt"): {S.PAUSING},
-    ("pause", "resume"): {S.PAUSING, S.PREEMPTING},
-    ("preempt", "resume"): {S.PREEMPTING},
+    ("cancel", "pause"): (S.CANCELLING,),
+    ("cancel", "preempt"): (S.CANCELLING,),
+    ("pause", "preempt"): (S.PAUSING,),
+    ("pause", "resume"): (S.PAUSING, S.PREEMPTING),
+    ("preempt", "resume"): (S.PREEMPTING,),
 }
 
 
