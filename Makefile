@@ -8,9 +8,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 PYTEST := $(BIN)/python -m pytest
-# These tests share nothing and run in two processes, each with a database of its own. The others share a database, a browser and the machine's processes.
+# These tests share nothing and run in two processes, each with a database of its own.
 APART := tests/contract tests/engine tests/simulation tests/web/test_control_plane.py
-TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART)))
+# Nor do these, a file in one process; there are three, because they wait for others most of the time.
+WAITING := tests/web tests/worker
+# The rest shares a browser and the machine's processes.
+TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART) $(WAITING)))
+IN_TWO := $(PYTEST) -n 2
+IN_THREE := $(PYTEST) -n 3 --dist loadfile --ignore=tests/web/test_control_plane.py
 export PYTHON
 # Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
 test test-full: export OMP_WAIT_POLICY ?= passive
@@ -29,12 +34,14 @@ demo: setup ## the whole platform and two demo runs; DEMO="--exit" ends when the
 
 test: setup ## lint and the test suite, browser included (under 15 minutes on 2 cores)
 	@$(MAKE) lint
-	@$(if $(ARGS),,$(PYTEST) -n 2 -m "not full" $(APART))
+	@$(if $(ARGS),,$(IN_TWO) -m "not full" $(APART))
+	@$(if $(ARGS),,$(IN_THREE) -m "not full" $(WAITING))
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) -m "not full" $(TOGETHER)
 
 test-full: setup ## the tests of `make test` and the slow ones (under 60 minutes)
 	@$(MAKE) lint
-	@$(if $(ARGS),,$(PYTEST) -n 2 $(APART))
+	@$(if $(ARGS),,$(IN_TWO) $(APART))
+	@$(if $(ARGS),,$(IN_THREE) $(WAITING))
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) $(TOGETHER)
 
 lint: setup ## ruff, the import rules, and mypy (strict for the contract, the engine and the worker)
