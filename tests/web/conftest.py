@@ -240,3 +240,16 @@ def make_entry() -> Callable[..., dict[str, Any]]:
 def base_catalogue() -> list[dict[str, Any]]:
     """What workers offer unless told otherwise."""
     return list(CATALOGUE)
+
+
+@pytest.fixture
+def pair(world: World, settings: Any) -> Any:
+    """A run that is allocated on two nodes."""
+    from tests.web.pair import Pair
+
+    settings.OPPO_ARTIFACTS_SHARED = True
+    settings.OPPO_RENDEZVOUS_S = 20
+    settings.OPPO_LEASE_S = 40
+    settings.OPPO_NODE_FRESH_S = 1000
+    settings.OPPO_DOWNTIME_S = 1000
+    return Pair(world)

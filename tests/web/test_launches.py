@@ -1,75 +1,14 @@
 """An attempt on several nodes: one launch a node, a rendezvous, and one end for all, in both orders of every race."""
 
 import pytest
-from django.db import IntegrityError, connection, transaction
 
-from oppo_contract import wire
-from oppo_platform.cluster.models import Device, Node
-from oppo_platform.runs.models import Attempt, AttemptState, Launch, LaunchState, Run
+from oppo_platform.cluster.models import Node
+from oppo_platform.runs.models import Run
 from oppo_platform.runs.steering import cancel_run, pause_run
 from oppo_platform.scheduling import dispatch
 from oppo_platform.scheduling.cycle import run_cycle
-from oppo_platform.scheduling.models import Allocation
 from oppo_platform.telemetry.models import LogLine, ProducerMark
-
-ADDRESS = {"host": "10.0.0.1", "port": 29500}
-TWO = {"nodes": 2, "devices": 2}
-
-
-class Pair:
-    """Two nodes and a run that is allocated on both."""
-
-    def __init__(self, world, **changes):
-        self.world = world
-        self.workers = {name: world.worker(name) for name in ("a", "b")}
-        self.run = world.submit(resources=TWO, **changes)
-        world.cycle()
-        self.attempt = self.run.attempts.get()
-        self.head = self.workers[self.attempt.node.name]
-        self.other = next(w for w in self.workers.values() if w is not self.head)
-
-    def claim(self, worker, epoch=1, **more):
-        reply = worker.post(f"attempts/{self.attempt.pk}/claim", {"epoch": epoch, "address": ADDRESS, **more}, worker.token)
-        if reply.status_code == 200:
-            worker.attempt_tokens[self.attempt.pk] = reply.json()["attempt_token"]
-        return reply
-
-    def claim_both(self):
-        return [self.claim(worker).json() for worker in (self.head, self.other)]
-
-    def beat(self, worker, running=True):
-        return worker.attempt(self.attempt.pk, "heartbeat", {"epoch": 1, "running": running})
-
-    def train(self):
-        self.claim_both()
-        assert self.beat(self.head).status_code == self.beat(self.other).status_code == 200
-
-    def report(self, worker, outcome="engine_died", exit_code=1, **more):
-        told = {"epoch": 1, "outcome": outcome, "exit_code": exit_code, "reason": "it was killed", **more}
-        return worker.attempt(self.attempt.pk, "outcome", told)
-
-    def states(self):
-        """Of the run, the attempt and its launch."""
-        self.run.refresh_from_db()
-        self.attempt.refresh_from_db()
-        return self.run.state, self.attempt.state, self.attempt.launches.get().state
-
-    def device(self, worker):
-        return Device.objects.get(node__name=worker.name).state
-
-    def held(self):
-        held = Allocation.objects.filter(released_at__isnull=True, attempt=self.attempt)
-        return sorted(held.values_list("device__node__name", flat=True))
-
-
-@pytest.fixture
-def pair(world, settings):
-    settings.OPPO_ARTIFACTS_SHARED = True
-    settings.OPPO_RENDEZVOUS_S = 20
-    settings.OPPO_LEASE_S = 40
-    settings.OPPO_NODE_FRESH_S = 1000
-    settings.OPPO_DOWNTIME_S = 1000
-    return Pair(world)
+from tests.web.pair import ADDRESS, TWO
 
 
 def test_the_others_are_ordered_when_the_first_node_is_there(pair):
@@ -332,95 +271,3 @@ def test_a_node_that_is_killed_at_a_deadline_ends_all_by_the_wish(pair):
     pause_run(pair.run.pk, "user:ada")
     pair.report(pair.other, "paused", 137)
     assert pair.states() == ("paused", "ended", "ended")
-
-
-def test_the_database_itself_refuses_what_is_stale(pair):
-    pair.train()
-    head, other = (Node.objects.get(name=worker.name).pk for worker in (pair.head, pair.other))
-    launch = f"attempt_id = {pair.attempt.pk} AND rank = 1"
-    columns = "INSERT INTO runs_launch (attempt_id, node_id, rank, state, token_prefix, token_digest, outcome, reason) VALUES "
-
-    def refused(statement):
-        with pytest.raises(IntegrityError), transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(statement)
-
-    refused(f"{columns} ({pair.attempt.pk}, {head}, 1, 'allocated', '', '', '', '')")
-    refused(f"{columns} ({pair.attempt.pk}, {other}, 2, 'allocated', '', '', '', '')")
-    refused(f"UPDATE runs_launch SET rank = 0 WHERE {launch}")
-    refused(f"UPDATE runs_launch SET node_id = {head} WHERE {launch}")
-    pair.report(pair.head)
-    assert pair.states() == ("queued", "ended", "ended")
-    refused(f"UPDATE runs_launch SET state = 'claimed' WHERE {launch}")
-    refused(f"UPDATE runs_launch SET lease_expires_at = now() WHERE {launch}")
-    refused(f"UPDATE runs_launch SET outcome = 'succeeded' WHERE {launch}")
-
-
-def test_a_token_of_one_node_is_no_token_of_another_attempt(pair):
-    pair.train()
-    elsewhere = pair.attempt.pk + 1
-    pair.other.attempt_tokens[elsewhere] = pair.other.attempt_tokens[pair.attempt.pk]
-    assert pair.other.attempt(elsewhere, "heartbeat", {"epoch": 1}).status_code == 404
-    pair.other.attempt_tokens[pair.attempt.pk] += "x"
-    assert pair.beat(pair.other).status_code == 401
-
-
-def test_nodes_of_the_version_before_get_no_part_in_it(world, settings):
-    settings.OPPO_ARTIFACTS_SHARED = True
-    world.worker("a")
-    old = world.worker("b")
-    Node.objects.filter(name="b").update(wire_version=wire.WIRE_VERSION - 1)
-    run = world.submit(resources=TWO)
-    alone = world.submit()
-    world.cycle()
-    run.refresh_from_db()
-    alone.refresh_from_db()
-    assert run.reason == "Needs 2 devices on 2 nodes, and the workers of b are too old to take part in that."
-    assert alone.state == "allocated"
-    old.heartbeat()
-
-
-@pytest.mark.parametrize("who", ["head", "other"])
-def test_a_worker_that_is_put_back_to_an_older_version_is_not_waited_for(pair, who):
-    worker = pair.head if who == "head" else pair.other
-    report = [{"index": 0, "kind": "cpu", "model": "m", "memory_bytes": 1}]
-    told = {"wire_version": wire.WIRE_VERSION - 1, "devices": report, "attempts": [], "catalogue": None}
-    assert worker.post("heartbeat", told, worker.token).json()["unclaimed"] == []
-    pair.world.cycle()
-    assert pair.states()[1:] == ("fenced", "ended")
-
-
-def test_a_first_node_without_an_address_is_refused(pair):
-    assert pair.head.claim(pair.attempt.pk).json()["reason"] == "not_your_node"
-    assert pair.states() == ("allocated", "allocated", "allocated")
-
-
-@pytest.mark.parametrize("host", ["-x", "a b", "--master-port", "", "a;b", "x" * 300])
-def test_an_address_is_a_name_or_a_number(pair, host):
-    assert pair.claim(pair.head, address={"host": host, "port": 1}).status_code == 422
-
-
-def test_what_cannot_be_on_so_many_nodes_is_refused_at_submit(world, settings, make_spec):
-    world.worker("a")
-    browser = world.login("ada")
-
-    def complaints(**changes):
-        body = {"spec": make_spec(**changes), "project": world.project.pk}
-        reply = browser.post("/api/v1/runs/validate", body, content_type="application/json").json()
-        return [(p["path"], p["message"], p["allowed"]) for p in reply["problems"]]
-
-    settings.OPPO_ARTIFACTS_SHARED = False
-    [(path, message, _)] = complaints(resources=TWO)
-    assert path == "resources.nodes"
-    assert message.startswith("needs storage that all nodes share")
-    settings.OPPO_ARTIFACTS_SHARED = True
-    said = "is more than there are connected workers with 1 device each"
-    assert complaints(resources=TWO) == [("resources.nodes", said, "at most 1")]
-    world.worker("b")
-    assert complaints(resources=TWO) == []
-
-
-def test_at_most_one_live_attempt_and_its_launches_hold_devices(pair):
-    pair.train()
-    assert pair.held() == ["a", "b"]
-    assert Attempt.objects.filter(state=AttemptState.RUNNING).count() == 1
-    assert Launch.objects.filter(state=LaunchState.CLAIMED).count() == 1
