@@ -52,6 +52,7 @@ def build(load: Load) -> None:
 
 
 def _nodes(load: Load) -> Any:
+    from oppo_contract.wire import WIRE_VERSION
     from oppo_platform import clock
     from oppo_platform.cluster.models import CatalogueItem, Device, Node, Pool
 
@@ -62,6 +63,7 @@ def _nodes(load: Load) -> Any:
         Node(
             name=f"gpu-{n:03}", hostname="host", cpus=64, memory_bytes=1 << 40, token_prefix=f"n{n}", token_digest="", pool=pool,
             queue=f"oppo.node.gpu-{n:03}", joined_at=now, last_seen_at=seen, catalogue_at=now,
+            wire_version=WIRE_VERSION,
         )
         for n in range(-(-load.gpus // GPUS_A_NODE))
     )  # fmt: skip
