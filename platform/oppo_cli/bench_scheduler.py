@@ -31,6 +31,7 @@ STARTS, ATTEMPTS, FEW = 40, 1000, (6, 60)
 ENDED_A_CYCLE = 0.05  # of the running runs
 LOOK_AT_OTHERS_S = 3.0
 PATIENCE_S = 30
+ORDER_WITHIN_S = 5.0  # two of the scheduler's own rounds
 
 
 @click.command()
@@ -141,27 +142,36 @@ def end_some(chance: random.Random, count: int | None = None) -> None:
 
 
 def _freed_to_dispatch(repetitions: int, seed: int) -> list[Result]:
-    """From the commit that frees a run's GPUs to the next launch order in the broker, with a scheduler process of its own."""
+    """From the commit that frees a run's GPUs to the next launch order in the broker, with a scheduler process of its own.
+
+    Sometimes the freed GPUs are rightly given to nobody, because the run in front waits for more of them: these are counted.
+    """
     import redis
     from django.conf import settings
 
     from oppo_bench.document import Result
     from oppo_platform.cluster.models import Node
 
-    broker: Any = redis.Redis.from_url(settings.REDIS_URL)
+    broker: Any = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=PATIENCE_S)
     queues = list(Node.objects.order_by("pk").values_list("queue", flat=True))
-    chance, taken = drawn(seed), []
+    chance, taken, kept_back = drawn(seed), [], 0
     with _scheduler_process():
         _drain(broker, queues, settle_s=3.0)
-        for _ in range(repetitions):
+        while len(taken) < repetitions:
             begin_all(chance)
             end_some(chance, 1)
             start = time.perf_counter()
-            if broker.brpop(queues, timeout=PATIENCE_S) is None:
-                raise click.ClickException("No launch order came: nothing that waits fits what was freed.")
+            if broker.brpop(queues, timeout=ORDER_WITHIN_S) is None:
+                kept_back += 1  # one GPU of the several that the run in front waits for
+                if kept_back > repetitions:
+                    raise click.ClickException("Launch orders hardly ever come: nothing that waits fits what is freed.")
+                continue
             taken.append(1e3 * (time.perf_counter() - start))
             _drain(broker, queues, settle_s=0.3)
-    return [Result.tail("freed_to_dispatch_ms/p95", "ms", taken), Result.of("freed_to_dispatch_ms", "ms", taken)]
+    return [
+        Result.tail("freed_to_dispatch_ms/p95", "ms", taken), Result.of("freed_to_dispatch_ms", "ms", taken),
+        Result.of("freed_and_kept_back", "times", [kept_back]),
+    ]  # fmt: skip
 
 
 def _drain(broker: Any, queues: list[str], settle_s: float) -> None:
