@@ -6,13 +6,15 @@ wanted it (compare-and-set on the old state), and left a `Transition` row in the
 
 from __future__ import annotations
 
-from django.db import transaction
+from collections.abc import Mapping
+
+from django.db import connection, transaction
 from django.db.models import F
 
 from oppo_contract.states import ENDED, RunState, may_move
 from oppo_platform import clock
 from oppo_platform.accounts import audit
-from oppo_platform.notify import run_changed, wake_scheduler
+from oppo_platform.notify import run_changed, runs_changed, wake_scheduler
 from oppo_platform.runs.models import Run, Transition
 
 
@@ -59,10 +61,14 @@ def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
     run.refresh_from_db(fields=["cursor", *changes])
 
 
-def explain_waiting(run: Run, reason: str) -> None:
-    """Tell why a queued run waits; nothing happens when the sentence is the same or the run waits no longer."""
-    if run.reason == reason:
-        return
-    told = Run.objects.filter(pk=run.pk, state=RunState.QUEUED).exclude(reason=reason)
-    if told.update(reason=reason, cursor=F("cursor") + 1):
-        run_changed(run.pk)
+def explain_waiting(reasons: Mapping[int, str]) -> None:
+    """Tell queued runs why they wait; nothing happens to those that were told so already, or wait no longer.
+
+    One statement for all of them: when the run in front changes, thousands behind it may be told its name.
+    """
+    rows = f"UPDATE {Run._meta.db_table} AS run SET reason = told.reason, cursor = run.cursor + 1 "  # noqa: S608 - no input
+    rows += "FROM unnest(%s::bigint[], %s::text[]) AS told(id, reason) "
+    rows += "WHERE run.id = told.id AND run.state = %s AND run.reason <> told.reason RETURNING run.id"
+    with connection.cursor() as cursor:
+        cursor.execute(rows, [list(reasons), list(reasons.values()), RunState.QUEUED])
+        runs_changed([run_id for (run_id,) in cursor.fetchall()])

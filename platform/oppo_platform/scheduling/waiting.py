@@ -9,8 +9,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from oppo_contract.states import RunState
-from oppo_platform.runs.models import Run
 from oppo_platform.runs.transitions import explain_waiting
 from oppo_platform.scheduling.models import Reservation, SchedulerBeat, WaitingReason
 from oppo_platform.scheduling.policy import Decisions, Reason
@@ -32,18 +30,18 @@ class Told(NamedTuple):
 def tell_waiting(decisions: Decisions, now: datetime) -> int:
     """Write down why each run of `decisions.reasons` waits. Returns how many rows were written."""
     known = {run_id: Told(*told) for run_id, *told in WaitingReason.objects.values_list("run_id", *Told._fields)}
-    written, said = [], []
+    written: list[WaitingReason] = []
+    said: dict[int, str] = {}
     for run_id, reason in decisions.reasons.items():
         old = known.pop(run_id, None)
         # A run that waits after a death goes on telling what happened; the page tells both.
         if (old is None or old.text != reason.text) and reason.code != "backoff":
-            said.append(run_id)
+            said[run_id] = reason.text
         if old is None or _differs(old, reason, now):
             written.append(_row(run_id, reason, now))
     WaitingReason.objects.filter(run_id__in=list(known)).delete()
     WaitingReason.objects.bulk_create(written, update_conflicts=True, unique_fields=["run"], update_fields=FIELDS)
-    for run in Run.objects.filter(pk__in=said, state=RunState.QUEUED).only("id", "reason", "state"):
-        explain_waiting(run, decisions.reasons[run.pk].text)
+    explain_waiting(said)
     return len(written)
 
 
