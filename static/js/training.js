@@ -94,18 +94,8 @@
   }
   async function samples() {
     const { items } = await Oppo.api.get(`runs/${run.id}/samples`, { limit: 4 });
-    if (items.length) $("samples").replaceChildren(...items.map(card));
+    if (items.length) $("samples").replaceChildren(...items.map((s) => Oppo.sampleCard(s)));
     $("samples-none").hidden = items.length > 0;
-  }
-  function card(s) {
-    const head = s.stale_response || "", fact = (name, value) => el("span", {}, `${name} `, el("b", {}, value));
-    const rest = s.response.startsWith(head) ? s.response.slice(head.length) : s.response;
-    const [from, to] = s.versions;
-    return el("article", { class: "card sample" },
-      el("div", { class: "facts" }, fact("reward", f.fixed(s.score, 2)), fact("KL", f.fixed(s.kl, 2)), fact("length", f.whole(s.length)), fact("age", s.age), s.ending ? fact("ended by", s.ending) : null,
-        fact("versions", from === to ? from : `${from} → ${to}`), fact("sequence", `#${f.whole(s.sequence_id)}`), fact("step", f.whole(s.step))),
-      el("p", { class: "text prompt" }, s.prompt),
-      el("p", { class: "text" }, head && s.response.startsWith(head) ? el("span", { class: "v-old" }, head) : null, rest));
   }
   const seen = new IntersectionObserver((entries) => {
     entries.forEach((e) => {

@@ -198,14 +198,15 @@ class Story:
         stale = "My dear friend, the sea is grey today " if oldest.age else ""
         sample = {
             "sequence_id": oldest.id,
-            "prompt": "write a letter about the sea",
-            "response": f"{stale}and I think of you. {SCRIPT}",
+            "prompt": f"write a letter about the {'sea' if self.step % 2 else 'harbour'} {SCRIPT}",
+            "response": f"{stale}and I think of you on day {self.step}. {SCRIPT}",
             "stale_response": stale,
             "score": 0.4 + self._progress(),
             "kl": 0.8,
             "length": oldest.length,
             "age": oldest.age,
             "versions": (max(0, self.step - 1 - oldest.age), self.step - 1),
+            "ending": "length" if oldest.length == 512 else "eos",
         }
         yield self._event("samples", step=self.step, samples=[sample])
         yield self._event("log", stream="stderr", lines=[f"step {self.step} of {self.steps}, {len(trained)} answers"])

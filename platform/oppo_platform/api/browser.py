@@ -15,8 +15,10 @@ from oppo_contract.states import RunState
 from oppo_contract.yaml_text import dump_yaml, parse_yaml
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit, visible_projects
 from oppo_platform.accounts.models import User
+from oppo_platform.api import samples
 from oppo_platform.api.auth import PERSON
 from oppo_platform.api.problems import install, problem
+from oppo_platform.api.subjects import LARGEST_ID, person, run_of
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs import steering
 from oppo_platform.runs.models import Project, Run
@@ -26,10 +28,10 @@ from oppo_platform.telemetry.comparison import compare
 
 MOST_KEYS = 100
 MOST_COMPARED = 100
-LARGEST_ID = 2**63 - 1
 
 api = NinjaAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, urls_namespace="api")
 install(api)
+api.add_router("", samples.router)
 api.add_exception_handler(steering.NotPossible, lambda request, error: problem(409, str(error)))
 
 
@@ -78,7 +80,7 @@ class Submitted(Schema):
 def validate(request: HttpRequest, body: SpecBody) -> dict[str, Any]:
     """`{"ok", "problems", "spec", "yaml"}`: the spec with every default filled in when it is fine, otherwise as it was given."""
     try:
-        spec = body.checked(_team_for(_user(request), body.project)).model_dump(mode="json")
+        spec = body.checked(_team_for(person(request), body.project)).model_dump(mode="json")
     except SpecError as error:
         spec, yaml = _as_given(body)
         return {"ok": False, "problems": [p.as_dict() for p in error.problems], "spec": spec, "yaml": yaml}
@@ -108,7 +110,7 @@ def _as_given(body: SpecBody) -> tuple[dict[str, Any] | None, str | None]:
 @api.post("runs", summary="Submit a run", response={201: Submitted})
 def submit(request: HttpRequest, body: SpecBody) -> Any:
     """201 with the queued run; 422 with every complaint; 403 for viewers."""
-    user = _user(request)
+    user = person(request)
     project = _project(user, body.project)
     if not may_submit(user, project):
         raise PermissionDenied(f"You may look at {project.team.name}'s runs, but not submit any.")
@@ -125,55 +127,55 @@ def list_runs(
     unknown = [word for word in states if word not in set(RunState)]
     if unknown:
         return problem(422, f"There is no state {unknown[0]}; states are {', '.join(RunState)}.")
-    wanted = _project(_user(request), project) if project else None
-    return runs.list_runs(_user(request), states=states, project=wanted, limit=limit, after=after)
+    wanted = _project(person(request), project) if project else None
+    return runs.list_runs(person(request), states=states, project=wanted, limit=limit, after=after)
 
 
 @api.get("runs/{int:run_id}", summary="One run")
 def show(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """The run's summary."""
-    return runs.run_summary(_run(request, run_id))
+    return runs.run_summary(run_of(request, run_id))
 
 
 @api.post("runs/{int:run_id}/cancel", summary="Cancel a run")
 def cancel(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """At once when it waits; otherwise its engine is told by the next heartbeat. A run that has ended stays as it is."""
     steering.cancel_run(run_id, _steers(request, run_id))
-    return runs.run_summary(_run(request, run_id))
+    return runs.run_summary(run_of(request, run_id))
 
 
 @api.post("runs/{int:run_id}/pause", summary="Pause a run")
 def pause(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """At once when it waits; otherwise its engine saves first. 409 once it ends or is being cancelled."""
     steering.pause_run(run_id, _steers(request, run_id))
-    return runs.run_summary(_run(request, run_id))
+    return runs.run_summary(run_of(request, run_id))
 
 
 @api.post("runs/{int:run_id}/resume", summary="Resume a paused run")
 def resume(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """It waits for devices again. 409 when it is neither paused nor pausing, or has used up its time."""
     steering.resume_run(run_id, _steers(request, run_id))
-    return runs.run_summary(_run(request, run_id))
+    return runs.run_summary(run_of(request, run_id))
 
 
 @api.post("runs/{int:run_id}/priority", summary="Change a run's priority")
 def set_priority(request: HttpRequest, run_id: int, body: PriorityBody) -> runs.RunSummary:
     """1 to 99, higher goes first within the team."""
     steering.set_priority(run_id, body.priority, _steers(request, run_id))
-    return runs.run_summary(_run(request, run_id))
+    return runs.run_summary(run_of(request, run_id))
 
 
 @api.post("runs/{int:run_id}/extend", summary="Give a run more time on devices")
 def extend(request: HttpRequest, run_id: int, body: ExtendBody) -> runs.RunSummary:
     """So many hours more. 409 for a run without a limit."""
     steering.extend_run(run_id, body.hours, _steers(request, run_id))
-    return runs.run_summary(_run(request, run_id))
+    return runs.run_summary(run_of(request, run_id))
 
 
 def _steers(request: HttpRequest, run_id: int) -> str:
     """Who asks, as an actor. Raises `Run.DoesNotExist` and `PermissionDenied`."""
-    user = _user(request)
-    if not may_steer(user, _run(request, run_id)):
+    user = person(request)
+    if not may_steer(user, run_of(request, run_id)):
         raise PermissionDenied("Only maintainers steer other people's runs.")
     return f"user:{user.username}"
 
@@ -188,31 +190,25 @@ def metrics(
     since_step: int = 0,
 ) -> telemetry.Metrics | Any:
     """`keys` separated by commas; one that ends in `*` stands for all that begin so. Spikes survive thinning."""
-    return telemetry.metrics(_run(request, run_id), _keys(names), x, max_points, since_step)
+    return telemetry.metrics(run_of(request, run_id), _keys(names), x, max_points, since_step)
 
 
 @api.get("runs/{int:run_id}/timeline", summary="What every device did, at most 50 steps")
 def timeline(request: HttpRequest, run_id: int, from_step: int | None = None, to_step: int | None = None) -> dict[str, Any]:
     """The newest steps, or those from `from_step` on."""
-    return telemetry.timeline(_run(request, run_id), from_step, to_step)
+    return telemetry.timeline(run_of(request, run_id), from_step, to_step)
 
 
 @api.get("runs/{int:run_id}/decisions", summary="What the controllers decided, and why")
 def decisions(request: HttpRequest, run_id: int) -> dict[str, Any]:
     """In the order of steps."""
-    return {"items": telemetry.decisions(_run(request, run_id))}
-
-
-@api.get("runs/{int:run_id}/samples", summary="Recorded answers")
-def samples(request: HttpRequest, run_id: int, step: int | None = None, limit: int = 20) -> dict[str, Any]:
-    """Newest step first. Texts are what a model wrote: show them as text."""
-    return {"items": telemetry.samples(_run(request, run_id), step, limit)}
+    return {"items": telemetry.decisions(run_of(request, run_id))}
 
 
 @api.get("runs/{int:run_id}/logs", summary="Log lines of a run")
 def logs(request: HttpRequest, run_id: int, after: int = 0) -> dict[str, Any]:
     """The last thousand lines, or the next thousand after `after`."""
-    return telemetry.logs(_run(request, run_id), after)
+    return telemetry.logs(run_of(request, run_id), after)
 
 
 @api.get("compare", summary="Runs side by side; the first is the baseline")
@@ -227,7 +223,7 @@ def compare_runs(
     ids = parse_ids(run_ids)
     if not ids or len(ids) > MOST_COMPARED:
         return problem(422, f"Give 1 to {MOST_COMPARED} run ids, separated by commas.")
-    return compare(runs.get_runs(_user(request), ids), _keys(names), x, target)
+    return compare(runs.get_runs(person(request), ids), _keys(names), x, target)
 
 
 def parse_ids(text: str) -> list[int]:
@@ -240,16 +236,6 @@ def parse_ids(text: str) -> list[int]:
 
 def _keys(text: str) -> list[str]:
     return [key.strip() for key in text.split(",") if key.strip()][:MOST_KEYS]
-
-
-def _user(request: HttpRequest) -> User:
-    return request.auth  # type: ignore[attr-defined]  # ninja puts what the authenticator returned there
-
-
-def _run(request: HttpRequest, run_id: int) -> Run:
-    if run_id > LARGEST_ID:
-        raise Run.DoesNotExist
-    return runs.get_run(_user(request), run_id)
 
 
 def _project(user: User, wanted: int | str | None) -> Project:

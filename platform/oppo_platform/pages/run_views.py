@@ -20,6 +20,7 @@ from oppo_platform.runs.selectors import get_run, run_summary, transitions
 TABS = (
     ("run", "Training"),
     ("run-timeline", "Timeline"),
+    ("run-samples", "Samples"),
     ("run-logs", "Logs"),
     ("run-config", "Config"),
     ("run-events", "Events"),
@@ -49,6 +50,12 @@ def timeline(request: HttpRequest, run_id: int) -> HttpResponse:
     """What every device did, and why it waited."""
     context = {"phases": PHASES, "causes": get_args(IdleCause)}
     return _page(request, _run(request, run_id), "run-timeline", "run/timeline.html", context)
+
+
+@require_GET
+def samples(request: HttpRequest, run_id: int) -> HttpResponse:
+    """Recorded answers: filter, sort, search, and the same prompt over the steps."""
+    return _page(request, _run(request, run_id), "run-samples", "run/samples.html")
 
 
 @require_GET

@@ -5,7 +5,27 @@ Rows belong to an attempt; `selectors` merge a run's attempts (the newer wins fr
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
+from django.db.models import Value
+from django.db.models.fields.json import KeyTextTransform, KeyTransform
+from django.db.models.functions import MD5, Cast, Coalesce, Concat, Lower
+
+
+def derived(expression: Any, field: models.Field[Any, Any]) -> models.GeneratedField:
+    """A column that the database computes when the row is written."""
+    return models.GeneratedField(expression=expression, output_field=field, db_persist=True)
+
+
+def told(key: str, place: int | None = None) -> KeyTextTransform:
+    """What `data` holds under the key, as text; of a list, what stands at that place."""
+    return KeyTextTransform(key, "data") if place is None else KeyTextTransform(place, KeyTransform(key, "data"))
+
+
+def derived_number(key: str, place: int | None = None) -> models.GeneratedField:
+    """`told` as a number; null where it was not finite."""
+    return derived(Cast(told(key, place), models.FloatField()), models.FloatField(null=True))
 
 
 class ProducerMark(models.Model):
@@ -72,14 +92,35 @@ class Decision(models.Model):
 
 
 class SampleRow(models.Model):
-    """One trained answer (`oppo_contract.events.Sample`). Its text is untrusted."""
+    """One trained answer (`oppo_contract.events.Sample`). Its text is untrusted.
+
+    The database itself derives what samples are filtered, sorted and searched by (`telemetry.samples`) from `data`.
+    """
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="+")
     step = models.PositiveIntegerField()
     data = models.JSONField()
+    score = derived_number("score")
+    kl = derived_number("kl")
+    # Not whole numbers, because a count that a worker makes up may be larger than any integer column.
+    length = derived_number("length")
+    age = derived_number("age")
+    version = derived_number("versions", 0)
+    ending = derived(told("ending"), models.TextField(null=True))
+    held_out = derived(
+        Cast(Coalesce(told("held_out"), Value("false"), output_field=models.TextField()), models.BooleanField()),
+        models.BooleanField(),
+    )
+    prompt_key = derived(MD5(told("prompt")), models.TextField())
+    searched = derived(
+        Lower(Concat(told("prompt"), Value("\n"), told("response"), output_field=models.TextField())), models.TextField()
+    )
 
     class Meta:
-        indexes = [models.Index(fields=["attempt", "step"], name="sample_by_step")]
+        indexes = [
+            models.Index(fields=["attempt", "step"], name="sample_by_step"),
+            models.Index(fields=["attempt", "prompt_key", "step"], name="sample_by_prompt"),
+        ]
 
 
 class LogLine(models.Model):

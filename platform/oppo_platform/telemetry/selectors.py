@@ -1,6 +1,6 @@
 """Reading what attempts told, merged over a run's attempts: the newer one wins from the first step that it recorded.
 
-For pages and the API: `metrics(run, keys, …)`, `timeline(run, …)`, `decisions(run)`, `samples(run, …)`, `logs(run, …)`.
+For pages and the API: `metrics(run, keys, …)`, `timeline(run, …)`, `decisions(run)`, `logs(run, …)`. Answers: `samples`.
 The caller has made sure that the user may see the run. Everything returned is ready for JSON.
 """
 
@@ -15,14 +15,13 @@ from django.db.models import Q, QuerySet
 from oppo_platform.runs.models import Attempt, Run
 from oppo_platform.telemetry.downsample import shown_indices
 from oppo_platform.telemetry.ingest import finite
-from oppo_platform.telemetry.models import Decision, LogLine, SampleRow, SeriesChunk, SpanBatch, StepAxis
+from oppo_platform.telemetry.models import Decision, LogLine, SeriesChunk, SpanBatch, StepAxis
 from oppo_platform.telemetry.packing import unpack_steps, unpack_values
 
 Axis = Literal["step", "wall", "tokens", "gpu_seconds"]
 AXIS_FIELD = {"wall": "elapsed_s", "tokens": "generated_tokens", "gpu_seconds": "device_seconds"}
 MOST_POINTS = 20_000
 MOST_TIMELINE_STEPS = 50
-MOST_SAMPLES = 200
 MOST_LOG_LINES = 1000
 
 
@@ -179,16 +178,6 @@ def decisions(run: Run) -> list[dict[str, Any]]:
         for part in reigns(run)
         for d in _within(Decision.objects.all(), part).order_by("step", "id")
     ]
-
-
-def samples(run: Run, step: int | None = None, limit: int = 20) -> list[dict[str, Any]]:
-    """Recorded answers with their step, newest step first; of one step when given."""
-    found: list[dict[str, Any]] = []
-    for part in reversed(reigns(run)):
-        rows = _within(SampleRow.objects.all(), part)
-        rows = rows if step is None else rows.filter(step=step)
-        found += [{"step": row.step, **row.data} for row in rows.order_by("-step", "id")[: min(limit, MOST_SAMPLES)]]
-    return found[: max(0, min(limit, MOST_SAMPLES))]
 
 
 def logs(run: Run, after: int = 0) -> dict[str, Any]:

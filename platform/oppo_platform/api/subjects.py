@@ -1,0 +1,23 @@
+"""Who asks, and for which run: what every call of the JSON API begins with."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest
+
+from oppo_platform.accounts.models import User
+from oppo_platform.runs import selectors as runs
+from oppo_platform.runs.models import Run
+
+LARGEST_ID = 2**63 - 1
+
+
+def person(request: HttpRequest) -> User:
+    """The user whom the authenticator let in."""
+    return request.auth  # type: ignore[attr-defined]  # ninja puts what the authenticator returned there
+
+
+def run_of(request: HttpRequest, run_id: int) -> Run:
+    """The run with everything. Raises `Run.DoesNotExist`, also when it is another team's."""
+    if run_id > LARGEST_ID:
+        raise Run.DoesNotExist
+    return runs.get_run(person(request), run_id)

@@ -1,0 +1,146 @@
+"""Recorded answers of a run: filtered, sorted, searched, and side by side with other answers to the same prompt.
+
+Texts are what users and models wrote. Whoever shows them shows text, never mark-up.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from django.db.models import F, FloatField, Q, QuerySet, TextField, Value
+from django.db.models.functions import Coalesce, Lower
+
+from oppo_platform.runs.models import Run
+from oppo_platform.telemetry.models import SampleRow
+from oppo_platform.telemetry.selectors import reigns
+
+MOST_SAMPLES = 200
+MOST_SAME_PROMPT = 500
+MOST_WORDS = 10
+
+Column = Literal["step", "score", "kl", "length", "age", "version", "ending"]
+Ending = Literal["eos", "stop", "length"]
+_WORD = re.compile(r'"([^"]+)"|(\S+)')
+
+
+class BadCursor(ValueError):
+    """The cursor is not one that this listing gave out."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFilter:
+    """Which answers: every condition that is not None (or empty) must hold; bounds are inclusive."""
+
+    from_step: int | None = None
+    to_step: int | None = None
+    min_score: float | None = None
+    max_score: float | None = None
+    min_age: int | None = None
+    max_age: int | None = None
+    ending: Ending | None = None
+    held_out: bool | None = None
+    prompt: str = ""
+    """The `prompt_key` of an answer: answers to the same prompt."""
+    words: str = ""
+    """Pieces of text that prompt and answer hold between them, upper or lower case; a "quoted phrase" is one piece."""
+
+
+def samples(
+    run: Run,
+    wanted: SampleFilter,
+    *,
+    by: Column = "step",
+    descending: bool = True,
+    limit: int = 20,
+    cursor: str = "",
+) -> dict[str, Any]:
+    """One page of answers: `{"items": [Sample + id, step, prompt_key], "next": cursor of the following page or None}`.
+
+    Raises:
+        BadCursor: `cursor` is no `next` of this listing.
+    """
+    limit = max(1, min(limit, MOST_SAMPLES))
+    rows = _matching(_visible(run), wanted).annotate(place=_place(by))
+    if cursor:
+        rows = rows.filter(_beyond(cursor, by, descending))
+    sign = "-" if descending else ""
+    found = list(rows.order_by(f"{sign}place", f"{sign}id")[: limit + 1])
+    last = found[limit - 1] if len(found) > limit else None
+    return {"items": [_told(row) for row in found[:limit]], "next": _cursor(last.place, last.pk) if last else None}
+
+
+def sample(run: Run, sample_id: int) -> dict[str, Any]:
+    """One answer, and under `same_prompt` the figures (no texts) of every answer to its prompt, oldest step first.
+
+    Raises `SampleRow.DoesNotExist`, also for an answer that a newer attempt's telling has replaced.
+    """
+    row = _visible(run).get(pk=sample_id)
+    same = _visible(run).filter(prompt_key=row.prompt_key).order_by("-step", "-id")[:MOST_SAME_PROMPT]
+    figures = same.values("id", "step", "score", "kl", "length", "age", "held_out")
+    return {**_told(row), "same_prompt": list(figures)[::-1]}
+
+
+def _told(row: SampleRow) -> dict[str, Any]:
+    return {"id": row.pk, "step": row.step, "prompt_key": row.prompt_key, **row.data}
+
+
+def _visible(run: Run) -> QuerySet[SampleRow]:
+    """The answers of every attempt, less those of steps that a newer attempt tells."""
+    told = Q(pk__in=[])
+    for part in reigns(run):
+        told |= Q(attempt=part.attempt) if part.before is None else Q(attempt=part.attempt, step__lt=part.before)
+    return SampleRow.objects.filter(told).defer("searched")
+
+
+def _matching(rows: QuerySet[SampleRow], wanted: SampleFilter) -> QuerySet[SampleRow]:
+    conditions = {
+        "step__gte": wanted.from_step,
+        "step__lte": wanted.to_step,
+        "score__gte": wanted.min_score,
+        "score__lte": wanted.max_score,
+        "age__gte": wanted.min_age,
+        "age__lte": wanted.max_age,
+        "ending": wanted.ending,
+        "held_out": wanted.held_out,
+        "prompt_key": wanted.prompt or None,
+    }
+    rows = rows.filter(**{name: value for name, value in conditions.items() if value is not None})
+    for word in pieces(wanted.words):
+        # Lower case is the database's on both sides: its rules and Python's differ in a few letters.
+        rows = rows.filter(searched__contains=Lower(Value(word, output_field=TextField())))
+    return rows
+
+
+def pieces(words: str) -> list[str]:
+    """What to search for: words, and phrases in double quotes; at most ten."""
+    clean = words.replace("\0", "\ufffd")
+    return [phrase or word for phrase, word in _WORD.findall(clean)][:MOST_WORDS]
+
+
+def _place(by: Column) -> Any:
+    """What the rows are ordered by, without nulls, which no comparison would find again."""
+    if by == "ending":
+        return Coalesce("ending", Value(""), output_field=TextField())
+    return F("step") if by == "step" else Coalesce(by, Value(float("-inf")), output_field=FloatField())
+
+
+def _cursor(place: float | str, pk: int) -> str:
+    return base64.urlsafe_b64encode(json.dumps([place, pk]).encode()).decode().rstrip("=")
+
+
+def _beyond(cursor: str, by: Column, descending: bool) -> Q:
+    """The rows after the one that the cursor names."""
+    try:
+        place, pk = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (binascii.Error, ValueError, TypeError) as error:
+        raise BadCursor from error
+    kinds: Any = str if by == "ending" else (int, float)
+    if not isinstance(place, kinds) or isinstance(place, bool) or not isinstance(pk, int) or abs(pk) >= 2**63:
+        raise BadCursor
+    way = "lt" if descending else "gt"
+    return Q(**{f"place__{way}": place}) | Q(**{"place": place, f"id__{way}": pk})

@@ -1,0 +1,59 @@
+/* What opens below a row of the Samples tab: the whole answer, and how answers to the same prompt have changed over the steps.
+     Oppo.sampleDetail(sample, { pieces, diff: [older id, newer id] or null, onDiff(pair), onPrompt(key) }) → element */
+(function () {
+  "use strict";
+  const { Oppo } = window, { run, el, format: f } = Oppo;
+  const WORDS = { gone: "del", new: "ins" };
+
+  const get = (id) => Oppo.api.get(`runs/${run.id}/samples/${id}`);
+  const title = (s) => `step ${f.whole(s.step)} · reward ${f.fixed(s.score, 2)} · ${f.whole(s.length)} tokens${s.held_out ? " · held out" : ""}`;
+
+  function choice(name, same, id, onChange) {
+    const select = el("select", { class: "input select-inline", "aria-label": name, onchange: () => onChange(Number(select.value)) },
+      same.map((s) => el("option", { value: s.id, selected: s.id === id }, title(s))));
+    return el("label", { class: "row" }, `${name} `, select);
+  }
+  async function difference(place, pair) {
+    const [older, newer] = await Promise.all(pair.map(get));
+    const parts = Oppo.wordDiff(older.response, newer.response), changed = parts.some(([kind]) => kind !== "same");
+    place.replaceChildren(
+      changed ? el("p", { class: "note" }, el("del", {}, `only in step ${f.whole(older.step)}`), " ", el("ins", {}, `only in step ${f.whole(newer.step)}`)) : el("p", { class: "note" }, "Word for word the same answer."),
+      el("p", { class: "text" }, parts.map(([kind, text]) => (kind === "same" ? text : el(WORDS[kind], {}, text)))));
+  }
+  /* Two answers to one prompt, the oldest and the newest unless the reader picks others. */
+  function comparison(same, first, onDiff) {
+    const pair = first.slice(), place = el("div", { class: "diff-text", "aria-live": "polite" });
+    async function show() {
+      onDiff(pair.slice());
+      try {
+        await difference(place, pair);
+      } catch (e) {
+        if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
+        place.replaceChildren(el("p", { class: "bad" }, e instanceof Oppo.ApiError ? e.message : "The server does not answer. Choose again in a moment."));
+      }
+    }
+    const pick = (k) => (id) => { pair[k] = id; show(); };
+    show();
+    return el("div", { class: "comparison" }, el("div", { class: "row" }, choice("older", same, pair[0], pick(0)), choice("newer", same, pair[1], pick(1))), place);
+  }
+  function others(sample, same, { diff, onDiff, onPrompt }) {
+    if (same.length < 2) return el("p", { class: "note" }, "No other answer to this prompt is recorded.");
+    const ids = same.map((s) => s.id), pair = diff && diff.every((id) => ids.includes(id)) ? diff : [ids[0], ids[ids.length - 1]];
+    const box = el("div", {});
+    const open = () => { button.hidden = true; box.append(comparison(same, pair, onDiff)); };
+    const button = el("button", { class: "btn btn-small", type: "button", onclick: open }, Oppo.icon("compare"), "How it changed over the steps");
+    if (diff) open();
+    return el("div", { class: "same-prompt" }, el("div", { class: "row" }, el("span", { class: "note" }, `${f.whole(same.length)} answers to this prompt, steps ${f.whole(same[0].step)} to ${f.whole(same[same.length - 1].step)}`), button,
+      el("button", { class: "btn btn-small btn-quiet", type: "button", onclick: () => onPrompt(sample.prompt_key) }, "List them")), box);
+  }
+  Oppo.sampleDetail = function (sample, options) {
+    const below = el("div", { class: "card-foot" }, el("p", { class: "note" }, "Looking for answers to the same prompt …"));
+    const card = Oppo.sampleCard(sample, options.pieces);
+    card.append(below);
+    get(sample.id).then(({ same_prompt: same }) => below.replaceChildren(others(sample, same, options)), (e) => {
+      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
+      below.replaceChildren(el("p", { class: "note" }, "Other answers to this prompt could not be read. Close and open this one to try again."));
+    });
+    return card;
+  };
+})();

@@ -1,0 +1,191 @@
+/* Samples tab. What is searched, how it is sorted and which answer is open stands in the address, so that a link shows the same
+   and the browser's back button undoes. Rows never move by themselves: newer answers come when the reader asks. */
+(function () {
+  "use strict";
+  const { Oppo } = window, { run, el, format: f, setText } = Oppo;
+  const $ = (id) => document.getElementById(id);
+  const form = $("wanted"), rows = $("rows"), headings = [...document.querySelectorAll("[data-sort]")];
+  const FIELDS = ["q", "from_step", "to_step", "min_score", "max_score", "min_age", "max_age", "ending", "held_out", "sort"];
+  const NEWEST = "-step", A_PAGE = 50, TYPING_MS = 250, EXCERPT = 400;
+  let state = {}, items = [], next = null, newest = 0, seen = 0, timer = 0, loading = false;
+
+  /* --- the address ------------------------------------------------------ */
+  function fromAddress() {
+    const asked = new URLSearchParams(location.search);
+    state = Object.fromEntries([...asked].filter(([name, value]) => value && [...FIELDS, "prompt", "open", "diff"].includes(name)));
+    FIELDS.forEach((name) => { form.elements[name].value = state[name] || (name === "sort" ? NEWEST : ""); });
+  }
+  function toAddress(how) {
+    const query = new URLSearchParams(Object.entries(state).filter(([, value]) => value));
+    const url = `${location.pathname}${`${query}` ? `?${query}` : ""}`.replace(/%2C/g, ",");
+    if (url !== location.pathname + location.search) history[how](null, "", url);
+  }
+  function fromForm() {
+    FIELDS.forEach((name) => { state[name] = form.elements[name].value.trim(); });
+    if (state.sort === NEWEST) state.sort = "";
+    state.open = state.diff = "";
+  }
+  const filters = () => [...FIELDS.filter((name) => name !== "sort"), "prompt"].filter((name) => state[name]);
+  const pieces = () => [...(state.q || "").matchAll(/"([^"]+)"|(\S+)/g)].map((m) => m[1] || m[2]);
+
+  /* --- reading ---------------------------------------------------------- */
+  async function load(cursor) {
+    const mine = ++newest, query = { limit: A_PAGE };
+    [...FIELDS, "prompt"].forEach((name) => { if (state[name]) query[name] = state[name]; });
+    if (cursor) query.cursor = cursor;
+    const step = run.summary.step;
+    loading = true;
+    try {
+      const reply = await Oppo.api.get(`runs/${run.id}/samples`, query);
+      if (mine !== newest) return;
+      items = cursor ? items.concat(reply.items) : reply.items;
+      next = reply.next;
+      if (!cursor) seen = step;
+      $("refused").hidden = true;
+      draw(cursor ? reply.items : null);
+    } catch (e) {
+      if (mine !== newest) return;
+      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
+      refuse(e);
+    } finally {
+      if (mine === newest) loading = false;
+    }
+  }
+  function refuse(e) {
+    $("refused").hidden = false;
+    const detail = e instanceof Oppo.ApiError ? [e.message, ...e.errors.map((p) => `${p.path.split(".").pop()}: ${p.message}`)].join(" ") : "The server does not answer; this is what was read before. Change anything to try again.";
+    setText($("refused").querySelector("p"), detail);
+  }
+
+  /* --- drawing ---------------------------------------------------------- */
+  function row(s) {
+    const cut = (text) => (text.length > EXCERPT ? `${text.slice(0, EXCERPT)} …` : text);
+    const opener = el("button", { class: "opener", type: "button", "aria-expanded": "false", onclick: () => toggle(s) },
+      el("span", { class: "line muted" }, Oppo.sampleCard.marked(cut(s.prompt), pieces())), el("span", { class: "line" }, Oppo.sampleCard.marked(cut(around(s.response)), pieces())));
+    return el("tr", { "data-id": s.id }, el("td", { class: "what" }, opener), el("td", { class: "num", "data-name": "step" }, f.whole(s.step)), el("td", { class: "num strong", "data-name": "reward" }, f.fixed(s.score, 2)), el("td", { class: "num", "data-name": "KL" }, f.fixed(s.kl, 2)),
+      el("td", { class: "num", "data-name": "length" }, f.whole(s.length)), el("td", { class: "num", "data-name": "age" }, f.whole(s.age)), el("td", { class: "num", "data-name": "versions" }, Oppo.sampleCard.versions(s)), el("td", { "data-name": "ended by" }, s.ending || f.NONE, s.held_out ? el("span", { class: "tag" }, "held out") : null));
+  }
+  /* From a little before the first hit on, when the hit would be cut off. */
+  function around(text) {
+    const low = text.toLowerCase(), places = pieces().map((piece) => low.indexOf(piece.toLowerCase())).filter((i) => i >= 0);
+    const first = Math.min(...places);
+    return first > 60 && first < Infinity ? `… ${text.slice(first - 40)}` : text;
+  }
+  function draw(added) {
+    if (added) rows.append(...added.map(row));
+    else rows.replaceChildren(...items.map(row));
+    const any = items.length > 0;
+    $("found").hidden = $("keys").hidden = !any;
+    $("more").hidden = next === null;
+    $("clear").hidden = !filters().length;
+    $("same-prompt").hidden = !state.prompt;
+    $("fresh").hidden = true;
+    setText($("count"), any ? `${f.whole(items.length)} ${items.length === 1 ? "answer" : "answers"}${next ? ", and more" : ""}` : "");
+    headings.forEach((button) => {
+      const sort = state.sort || NEWEST, mine = sort.replace("-", "") === button.dataset.sort;
+      if (mine) button.closest("th").setAttribute("aria-sort", sort.startsWith("-") ? "descending" : "ascending");
+      else button.closest("th").removeAttribute("aria-sort");
+    });
+    nothing(any);
+    showOpen();
+  }
+  function nothing(any) {
+    const wanted = filters().length > 0, off = run.spec.logging && run.spec.logging.samples_per_step === 0, ended = Boolean(run.summary.ended_at);
+    $("nothing").hidden = any;
+    $("clear-too").hidden = !wanted;
+    if ($("fork")) $("fork").hidden = wanted || !off;
+    const [title, words] = wanted ? ["No answer matches", "Search looks for every word in prompt and answer together, upper or lower case. Take a bound away, or clear them all."]
+      : off ? ["This run records no answers", "Its logging.samples_per_step is 0. A fork that sets it to 2, say, records two answers of every step."]
+        : ended ? ["No answer was recorded", "The run ended before its first step was done."] : ["No answer yet", "They appear with the first step that ends: logging.samples_per_step of each step, and some held-out ones when evaluation is set."];
+    setText($("nothing").querySelector("h2"), title);
+    setText($("nothing").querySelector("p"), words);
+  }
+
+  /* --- the open answer --------------------------------------------------- */
+  function options() {
+    const diff = (state.diff || "").split(",").map(Number);
+    return { pieces: pieces(), diff: diff.length === 2 && diff.every((id) => id > 0) ? diff : null,
+      onDiff(pair) { state.diff = pair.join(","); toAddress("replaceState"); },
+      onPrompt(key) { change(() => { FIELDS.forEach((name) => { state[name] = ""; }); Object.assign(state, { prompt: key, sort: "step", open: "", diff: "" }); }); fromAddress(); } };
+  }
+  async function showOpen() {
+    rows.querySelectorAll(".detail").forEach((node) => node.remove());
+    rows.querySelectorAll("[aria-expanded=true]").forEach((node) => node.setAttribute("aria-expanded", "false"));
+    $("linked").hidden = true;
+    const id = Number(state.open);
+    if (!id) return;
+    const at = rows.querySelector(`[data-id="${id}"]`);
+    if (!at) return linked(id);
+    at.querySelector(".opener").setAttribute("aria-expanded", "true");
+    at.after(el("tr", { class: "detail" }, el("td", { colspan: 8 }, Oppo.sampleDetail(items.find((s) => s.id === id), options()))));
+  }
+  async function linked(id) {                            // not among the rows that are here: shown above them
+    try {
+      const sample = await Oppo.api.get(`runs/${run.id}/samples/${id}`);
+      if (Number(state.open) !== id) return;
+      $("linked").replaceChildren(Oppo.sampleDetail(sample, options()));
+      $("linked").hidden = false;
+    } catch (e) {
+      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
+      refuse(e);
+    }
+  }
+  function toggle(s) {
+    state.open = Number(state.open) === s.id ? "" : String(s.id);
+    state.diff = "";
+    toAddress("pushState");
+    showOpen();
+  }
+  function close() {
+    state.open = state.diff = "";
+    toAddress("pushState");
+    showOpen();
+  }
+  function change(edit, how = "pushState") {
+    clearTimeout(timer);
+    edit();
+    toAddress(how);
+    load();
+  }
+
+  /* --- hands -------------------------------------------------------------- */
+  form.addEventListener("submit", (e) => e.preventDefault());
+  form.addEventListener("input", (e) => {                // while one types, the address follows without filling the history
+    clearTimeout(timer);
+    if (e.target.matches("input")) timer = setTimeout(() => change(fromForm, "replaceState"), TYPING_MS);
+    else change(fromForm);
+  });
+  const clear = () => { change(() => { const { sort } = state; state = { sort }; }); fromAddress(); };
+  form.addEventListener("reset", (e) => { e.preventDefault(); clear(); });
+  $("clear-too").addEventListener("click", clear);
+  $("same-prompt").querySelector("button").addEventListener("click", () => change(() => { state.prompt = ""; }));
+  headings.forEach((button) => button.addEventListener("click", () => {
+    const by = button.dataset.sort, now = state.sort || NEWEST;
+    form.elements.sort.value = now === `-${by}` ? by : `-${by}`;
+    change(fromForm);
+  }));
+  $("more").addEventListener("click", () => load(next));
+  $("fresh").addEventListener("click", () => load());
+  rows.addEventListener("keydown", (e) => {
+    if (e.key === "Escape" && state.open) {
+      const at = rows.querySelector(`[data-id="${state.open}"] .opener`);
+      close();
+      if (at) at.focus();
+    }
+    if (!e.target.matches(".opener") || !["ArrowDown", "ArrowUp"].includes(e.key)) return;
+    const all = [...rows.querySelectorAll(".opener")], to = all[all.indexOf(e.target) + (e.key === "ArrowDown" ? 1 : -1)];
+    if (to) { e.preventDefault(); to.focus(); }
+  });
+  $("q").addEventListener("keydown", (e) => { if (e.key === "Escape") { $("q").value = ""; change(fromForm, "replaceState"); $("q").blur(); } });
+  window.addEventListener("popstate", () => { fromAddress(); load(); });
+
+  fromAddress();
+  load();
+  run.follow((summary) => {
+    const news = summary.step - seen;
+    if (news <= 0 || loading) return;
+    if (!items.length && !filters().length) { load(); return; }
+    $("fresh").hidden = false;
+    setText($("fresh"), `${f.whole(news)} newer ${news === 1 ? "step" : "steps"}: read again`);
+  });
+})();

@@ -1,0 +1,60 @@
+/* Word by word, what two texts share and what only one of them has. In any language: words are the browser's own.
+     Oppo.wordDiff("the grey sea", "the blue sea") → [["same", "the "], ["gone", "grey"], ["new", "blue"], ["same", " sea"]]
+   "same" and "gone" joined are the first text, "same" and "new" the second. */
+(function () {
+  "use strict";
+  const Oppo = (window.Oppo = window.Oppo || {});
+  const MOST_CELLS = 40e6;                               // 80 MB for a moment; longer texts are told as replaced
+  const words = window.Intl && Intl.Segmenter ? new Intl.Segmenter(undefined, { granularity: "word" }) : null;
+
+  const split = (text) => (words ? Array.from(words.segment(text), (s) => s.segment) : text.match(/\s+|\w+|[^\s\w]/gu) || []);
+
+  /* The longest common subsequence of a and b, as pairs [kind, text] in order. */
+  function align(a, b) {
+    const wide = b.length + 1;
+    if (wide * (a.length + 1) > MOST_CELLS) return [["gone", a.join("")], ["new", b.join("")]];
+    const best = new Uint16Array(wide * (a.length + 1));
+    for (let i = a.length - 1; i >= 0; i--)
+      for (let j = b.length - 1; j >= 0; j--)
+        best[i * wide + j] = a[i] === b[j] ? best[(i + 1) * wide + j + 1] + 1 : Math.max(best[(i + 1) * wide + j], best[i * wide + j + 1]);
+    const found = [];
+    let i = 0, j = 0;
+    while (i < a.length && j < b.length) {
+      if (a[i] === b[j]) { found.push(["same", a[i]]); i++; j++; }
+      else if (best[(i + 1) * wide + j] >= best[i * wide + j + 1]) found.push(["gone", a[i++]]);
+      else found.push(["new", b[j++]]);
+    }
+    while (i < a.length) found.push(["gone", a[i++]]);
+    while (j < b.length) found.push(["new", b[j++]]);
+    return found;
+  }
+  /* One piece a stretch. A space alone between two changes belongs to them, or the reader would see crumbs. */
+  function join(parts) {
+    const found = [];
+    let gone = "", fresh = "";
+    const flush = () => {
+      if (gone) found.push(["gone", gone]);
+      if (fresh) found.push(["new", fresh]);
+      gone = fresh = "";
+    };
+    parts.forEach(([kind, text], k) => {
+      const next = parts[k + 1], crumb = kind === "same" && (gone || fresh) && !text.trim() && next && next[0] !== "same";
+      if (kind === "gone" || crumb) gone += text;
+      if (kind === "new" || crumb) fresh += text;
+      if (kind !== "same" || crumb) return;
+      flush();
+      if (found.length && found[found.length - 1][0] === "same") found[found.length - 1][1] += text;
+      else found.push(["same", text]);
+    });
+    flush();
+    return found;
+  }
+  Oppo.wordDiff = function (before, after) {
+    const a = split(before), b = split(after);
+    let head = 0, tail = 0;
+    while (head < a.length && head < b.length && a[head] === b[head]) head++;
+    while (tail < a.length - head && tail < b.length - head && a[a.length - 1 - tail] === b[b.length - 1 - tail]) tail++;
+    const same = (list) => list.map((text) => ["same", text]);
+    return join([...same(a.slice(0, head)), ...align(a.slice(head, a.length - tail), b.slice(head, b.length - tail)), ...same(a.slice(a.length - tail))]);
+  };
+})();
