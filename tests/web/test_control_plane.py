@@ -58,10 +58,10 @@ def test_every_run_ends_or_waits_with_a_reason(seed, monkeypatch):
     simulate(seed, monkeypatch, aloud=bool(GIVEN))
 
 
-def careless_claim(node, attempt_id, epoch):
+def careless_claim(node, attempt_id, epoch, address):
     """Without the compare-and-set: whoever asks, and however late, gets it."""
     try:
-        return real_claim(node, attempt_id, epoch)
+        return real_claim(node, attempt_id, epoch, address)
     except attempts.AttemptRefused:
         attempt = Attempt.objects.select_related("run", "resume_from").get(pk=attempt_id)
         indices = list(attempt.allocations.values_list("device__index", flat=True))
@@ -80,15 +80,20 @@ def trusting_fence(attempt_id, outcome, cause, actor, devices, *node):
     return real_fence(attempt_id, outcome, cause, actor, DeviceState.READY, *node)
 
 
+def knows_the_head_only(attempt):
+    """Gives the devices of an attempt's further nodes away at once when it ends."""
+    return real_claimed_nodes(attempt) & {attempt.node_id}
+
+
 def deaf_to_reports(node_id, reported):
     """Takes an attempt away although its node says that it is there."""
     return real_give_up(node_id, set())
 
 
-def forgets_what_it_has(attempt_id, producer, events):
+def forgets_what_it_has(attempt_id, producer, events, rank):
     """Applies a batch whatever was applied before."""
     ProducerMark.objects.filter(attempt_id=attempt_id, producer=producer).update(high_water=events[0].seq - 1)
-    return real_ingest(attempt_id, producer, events)
+    return real_ingest(attempt_id, producer, events, rank)
 
 
 def settles_again(now):
@@ -97,6 +102,7 @@ def settles_again(now):
     return real_settle(now)
 
 
+real_claimed_nodes = attempts.claimed_nodes
 real_claim, real_fence, real_give_up = attempts.claim, attempts.fence, cluster.give_up_orphans
 real_ingest, real_settle, real_note = ingest.ingest, cycle.settle, cluster._note_devices
 # What is broken: where, how, and a seed that finds it (if it does not any more, others are tried).
@@ -104,8 +110,10 @@ BROKEN = {
     "a claim without compare-and-set": ([(attempts, "claim", careless_claim)], 13),
     "an end that keeps devices": ([(attempts, "end_attempt", keeps_devices), (steering, "end_attempt", keeps_devices)], 0),
     "a fence that trusts the silent": ([(silence, "fence", trusting_fence)], 28),
+    "an end that forgets the further nodes": ([(attempts, "end_launches", lambda attempt, silent, now: None)], 1),
+    "an end that knows of the head only": ([(attempts, "claimed_nodes", knows_the_head_only)], 3),
     "a report that clears fenced devices": ([(cluster, "_note_devices", lambda n, r, clear: real_note(n, r, True))], 28),
-    "orphans that are none": ([(cluster, "give_up_orphans", deaf_to_reports)], 17),
+    "orphans that are none": ([(cluster, "give_up_orphans", deaf_to_reports)], 28),
     "a wish that waits for nobody": ([(steering, "_signalled", lambda attempt, within_s: False)], 8),
     "events applied twice": ([(network, "ingest", forgets_what_it_has)], 20),
     "usage settled twice": ([(cycle, "settle", settles_again)], 0),

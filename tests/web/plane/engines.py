@@ -9,8 +9,11 @@ from typing import Any
 
 from oppo_contract.events import CheckpointEvent, Event, FinishedEvent, LogEvent, StartedEvent, StepEvent
 from oppo_contract.wire import Claimed
+from tests.web.plane.meetings import Meeting
 from tests.web.plane.network import Agenda
 from worker.folders import EngineEnd, KeptClaim
+from worker.outcomes import LOST_OTHERS
+from worker.rendezvous import LATER_THAN_THE_PLATFORM_S
 
 KILLED = 137
 # What engines say when they die, and the exit status that comes with it.
@@ -44,10 +47,20 @@ class Files:
 
 
 class Engine:
-    """One engine's process, on devices. `on_end(exit code)` and `on_started` are its supervisor's ears."""
+    """One engine's process, on devices of one node. `on_end` is its supervisor's ear; `meeting` is where it finds the others."""
 
-    def __init__(self, agenda: Agenda, rng: Random, files: Files, claimed: Claimed, hurry: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        agenda: Agenda,
+        rng: Random,
+        files: Files,
+        claimed: Claimed,
+        hurry: Callable[[], bool],
+        meeting: Meeting | None = None,
+    ) -> None:
         self.agenda, self.rng, self.files, self.claimed, self.hurry = agenda, rng, files, claimed, hurry
+        self.meeting = meeting
+        self.rank = claimed.rendezvous.node_rank if claimed.rendezvous else 0
         self.attempt_id = 0
         self.devices = tuple(claimed.device_indices)
         self.alive = True
@@ -62,17 +75,22 @@ class Engine:
 
     def ask_to_stop(self) -> None:
         """SIGTERM: finish the chunk, write a checkpoint, leave."""
-        if self.alive and not self.stopping and not self.deaf:
-            self.stopping = True
-            self.agenda.after(self.rng.uniform(0.0, 3.0), self._stopped)
+        if not self.alive or self.stopping or self.deaf:
+            return
+        if self.meeting is not None and self.meeting.met:
+            self.meeting.stop()
+            return
+        self.stopping = True
+        self.agenda.after(self.rng.uniform(0.0, 3.0), self.leave_stopped if self.meeting is None else self._give_up)
 
     def kill(self) -> None:
         """SIGKILL to every process of it."""
         self._end(KILLED)
 
     def lose_lifeline(self) -> None:
-        """Its supervisor is gone: it may save within its grace, then it is killed."""
-        self.ask_to_stop()
+        """Its supervisor is gone: it may save within its grace, then it is killed. Below torchrun it has none."""
+        if self.meeting is None:
+            self.ask_to_stop()
         self.on_end = lambda: None
         self.agenda.after(self.rng.uniform(0.0, 3.0), self.kill)
 
@@ -82,12 +100,47 @@ class Engine:
             self.files.note(words or "killed", self.agenda.now)
             self._end(LAST_WORDS[words])
 
+    def begin(self) -> None:
+        """All are loaded. The head steps, and tells of it."""
+        devices = [f"node{self.rank}/cuda:{index}" if self.rank else f"cuda:{index}" for index in self.devices]
+        self._tell(StartedEvent, devices=devices, lanes=[(devices[0], "actor")], start_step=self.step, total_steps=self.total)
+        if self.rank == 0:
+            self.agenda.after(self._pace(), self._next_step)
+
+    def leave_stopped(self) -> None:
+        """It was asked to, or another rank was."""
+        if self.alive:
+            self._leave("stopped")
+
+    def leave_done(self) -> None:
+        """Every step is trained."""
+        if self.alive:
+            self._leave("succeeded")
+
+    def lose_others(self) -> None:
+        """Another rank has ended or is silent."""
+        if self.alive:
+            self.files.note("lost sight of another rank", self.agenda.now)
+            self._tell(
+                FinishedEvent, outcome="failed", step=self.step, reason=f"{LOST_OTHERS} rank {self.rank} lost another rank"
+            )
+            self._end(1)
+
     def _loaded(self) -> None:
         if not self.alive or self.stopping:
             return
-        devices = [f"cuda:{index}" for index in self.devices]
-        self._tell(StartedEvent, devices=devices, lanes=[(devices[0], "actor")], start_step=self.step, total_steps=self.total)
-        self.agenda.after(self._pace(), self._next_step)
+        if self.meeting is None:
+            self.begin()
+            return
+        assert self.claimed.rendezvous is not None
+        self.meeting.join(self)
+        self.agenda.after(self.claimed.rendezvous.deadline_s + LATER_THAN_THE_PLATFORM_S, self._give_up)
+
+    def _give_up(self) -> None:
+        """torchrun waits no longer, or not at all when it is asked to stop before all are there."""
+        if self.alive and self.meeting is not None and not self.meeting.met:
+            self.files.note("the rendezvous timed out", self.agenda.now)
+            self._end(1)
 
     def _next_step(self) -> None:
         if not self.alive or self.stopping:
@@ -96,18 +149,18 @@ class Engine:
         told = {"elapsed_s": self.step * self.pace_s, "generated_tokens": 10 * self.step, "device_seconds": self.step * 1.0}
         self._tell(StepEvent, step=self.step, metrics={"reward": float(self.step)}, **told)
         if self.step >= self.total:
-            self._leave("succeeded")
+            if self.meeting is None:
+                self._leave("succeeded")
+            else:
+                self.meeting.all_done()
             return
         if self.step % 2 == 0:
             self._save()
         self.agenda.after(self._pace(), self._next_step)
 
-    def _stopped(self) -> None:
-        if self.alive:
-            self._leave("stopped")
-
     def _leave(self, outcome: str) -> None:
-        self._save()
+        if self.rank == 0:
+            self._save()
         self._tell(
             FinishedEvent, outcome=outcome, step=self.step, reason="all steps are done" if outcome == "succeeded" else "asked"
         )
@@ -120,6 +173,8 @@ class Engine:
     def _end(self, code: int) -> None:
         if self.alive:
             self.alive, self.exit_code = False, code
+            if self.meeting is not None and code != 0:
+                self.meeting.lost(self)
             self.on_end()
 
     def _pace(self) -> float:

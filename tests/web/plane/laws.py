@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +22,32 @@ if TYPE_CHECKING:
 FOR_EVER = {"too_large", "missing", "excluded", "quota_never"}
 
 RUNS = """
-    SELECT run.id, run.state, run.epochs, run.devices, run.reason, waiting.text, attempt.id, attempt.epoch,
+    SELECT run.id, run.state, run.epochs, run.devices, attempt.nodes, run.reason, waiting.text, attempt.id, attempt.epoch,
            (SELECT count(*) FROM runs_attempt a WHERE a.run_id = run.id AND a.state IN ('allocated', 'claimed', 'running')),
-           (SELECT count(*) FROM scheduling_allocation h WHERE h.attempt_id = attempt.id AND h.released_at IS NULL)
+           (SELECT count(*) FROM scheduling_allocation h WHERE h.attempt_id = attempt.id AND h.released_at IS NULL),
+           (SELECT count(*) FROM runs_launch l WHERE l.attempt_id = attempt.id AND l.state <> 'ended')
       FROM runs_run run
       LEFT JOIN runs_attempt attempt ON attempt.run_id = run.id AND attempt.state IN ('allocated', 'claimed', 'running')
       LEFT JOIN scheduling_waitingreason waiting ON waiting.run_id = run.id
 """
+# Every node of every attempt on several: the attempt itself is rank 0, its launches are the others.
+LAUNCHES = """
+    SELECT attempt.id, attempt.state, attempt.nodes, launch.rank, launch.node_id, launch.state, run.devices / attempt.nodes,
+           (SELECT count(*) FROM scheduling_allocation h JOIN cluster_device d ON d.id = h.device_id
+             WHERE h.attempt_id = attempt.id AND h.released_at IS NULL AND d.node_id = launch.node_id)
+      FROM runs_attempt attempt
+      JOIN runs_run run ON run.id = attempt.run_id
+      JOIN (SELECT attempt_id, rank, node_id, state FROM runs_launch
+            UNION ALL SELECT id, 0, node_id, state FROM runs_attempt) launch ON launch.attempt_id = attempt.id
+     WHERE attempt.nodes > 1
+     ORDER BY attempt.id, launch.rank
+"""
 DEVICES = """
-    SELECT device.node_id, device.index, device.state, held.attempt_id, attempt.state
+    SELECT device.node_id, device.index, device.state, held.attempt_id, coalesce(launch.state, attempt.state)
       FROM cluster_device device
       LEFT JOIN scheduling_allocation held ON held.device_id = device.id AND held.released_at IS NULL
       LEFT JOIN runs_attempt attempt ON attempt.id = held.attempt_id
+      LEFT JOIN runs_launch launch ON launch.attempt_id = held.attempt_id AND launch.node_id = device.node_id
 """
 MOVES = "SELECT id, run_id, old, new, reason FROM runs_transition WHERE id > %s ORDER BY id"
 LIVE = ("allocated", "claimed", "running")
@@ -57,6 +72,8 @@ class Laws:
         if written:
             self._moves()
             self._runs()
+            if self.plane.spreads:
+                self._launches()
             self._device_rows = self._rows(DEVICES)
         self._devices()
 
@@ -79,24 +96,52 @@ class Laws:
 
     def _runs(self) -> None:
         """At most one live attempt, the newest; devices are held by it, all of them, exactly in the states that hold some."""
-        for run_id, state, epochs, devices, reason, waiting, attempt_id, epoch, live, held in self._rows(RUNS):
+        rows = self._rows(RUNS)
+        for run_id, state, epochs, devices, nodes, reason, waiting, attempt_id, epoch, live, held, further in rows:
             assert state == self.state_of[run_id], f"run {run_id} became {state} without a transition"
             assert live <= 1, f"run {run_id} has {live} live attempts"
             assert (attempt_id is not None) == (state in HOLDING_DEVICES), f"run {run_id} is {state}, its attempt {attempt_id}"
-            assert attempt_id is None or (epoch, held) == (epochs, devices), f"run {run_id}: epoch {epoch}, {held} devices"
+            if attempt_id is not None:  # a further node that is done has given its devices back
+                due = devices * (1 + further) // nodes
+                assert (epoch, held) == (epochs, due), f"run {run_id}: epoch {epoch}, {held} devices instead of {due}"
             assert reason, f"run {run_id} is {state} without a reason"
             if self.looked_at is not None:
                 assert waiting or run_id not in self.looked_at, f"run {run_id} waits and is not told why"
                 assert not waiting or state == RunState.QUEUED, f"run {run_id} is {state} and told: {waiting}"
         self.looked_at = None
 
-    def _devices(self) -> None:
-        """No device is held by what has ended, none runs two engines, and none that could be given away runs any."""
+    def _launches(self) -> None:
+        """Each node of an attempt has its part of the devices as long as it takes part, and none outlives the attempt."""
+        places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        count = {}
+        for attempt_id, attempt_state, nodes, rank, node_id, state, part, held in self._rows(LAUNCHES):
+            what = f"rank {rank} of attempt {attempt_id} ({attempt_state}) is {state}"
+            places[attempt_id].append((rank, node_id))
+            count[attempt_id] = nodes
+            assert state not in LIVE or attempt_state in LIVE, what
+            assert state != "claimed" or attempt_state in ("claimed", "running"), what
+            assert held == (part if state in LIVE else 0), f"{what}, with {held} devices of {part}"
+        for attempt_id, found in places.items():
+            assert [rank for rank, _ in found] == list(range(count[attempt_id])), f"attempt {attempt_id} has the ranks {found}"
+            assert len({node_id for _, node_id in found}) == count[attempt_id], f"attempt {attempt_id} is on {found}"
+
+    def _engines(self) -> dict[tuple[int, int], list[int]]:
+        """The attempts whose engines live on each device. A rank of an attempt has one engine at most, wherever it is."""
         running: dict[tuple[int, int], list[int]] = defaultdict(list)
+        ranks = set()
         for node in self.plane.nodes:
             for engine in node.engines:
-                for index in engine.devices if engine.alive else ():
-                    running[node.node_id, index].append(engine.attempt_id)
+                if engine.alive:
+                    rank = (engine.attempt_id, engine.rank)
+                    assert rank not in ranks, f"rank {engine.rank} of attempt {engine.attempt_id} has two engines"
+                    ranks.add(rank)
+                    for index in engine.devices:
+                        running[node.node_id, index].append(engine.attempt_id)
+        return running
+
+    def _devices(self) -> None:
+        """No device is held by what has ended, none runs two engines, and none that could be given away runs any."""
+        running = self._engines()
         seen = set()
         for node_id, index, state, holder, attempt_state in self._device_rows:
             place = (node_id, index)
@@ -121,6 +166,8 @@ class Laws:
         assert states == {"ready"}, f"devices are {states}"
         for node in self.plane.nodes:
             assert not node.running(), f"{node.name} keeps {node.running()}"
+            living = [(engine.attempt_id, engine.rank) for engine in node.engines if engine.alive]
+            assert not living, f"{node.name} still runs the engines of (attempt, rank) {living}"
         self._telemetry()
         self._usage()
 
@@ -129,18 +176,22 @@ class Laws:
         marks = {(m.attempt_id, m.producer): m.high_water for m in ProducerMark.objects.all()}
         lines, steps = defaultdict(list), defaultdict(list)
         for attempt_id, text in LogLine.objects.order_by("id").values_list("attempt_id", "text"):
-            lines[attempt_id].append(text)
+            of_rank = re.match(r"\[rank (\d+)\] ", text)  # what further nodes say is marked
+            lines[attempt_id, int(of_rank[1]) if of_rank else 0].append(text[of_rank.end() :] if of_rank else text)
         for attempt_id, step in StepAxis.objects.order_by("attempt", "step").values_list("attempt_id", "step"):
             steps[attempt_id].append(step)
-        for attempt_id, files in self.plane.written.items():
-            told = files.supervisor[: marks.get((attempt_id, "supervisor"), 0)]
-            assert lines[attempt_id] == [line for event in told for line in event.lines], f"log of attempt {attempt_id}"
-            applied = files.engine[: marks.get((attempt_id, "engine"), 0)]
-            assert steps[attempt_id] == [e.step for e in applied if e.kind == "step"], f"steps of attempt {attempt_id}"
-            assert len(applied) == len(files.engine), (
-                f"attempt {attempt_id}: {len(applied)} of {len(files.engine)} events arrived"
-            )
-            assert len(told) == len(files.supervisor), f"attempt {attempt_id}: its log is not complete"
+        for (attempt_id, _), files in self.plane.written.items():
+            assert files.claim is not None
+            meeting = files.claim.claimed.rendezvous
+            rank = meeting.node_rank if meeting else 0
+            what, mark = f"rank {rank} of attempt {attempt_id}", f"/{rank}" if rank else ""
+            told = files.supervisor[: marks.get((attempt_id, f"supervisor{mark}"), 0)]
+            assert lines[attempt_id, rank] == [line for event in told for line in event.lines], f"{what}: its log is {lines}"
+            applied = files.engine[: marks.get((attempt_id, f"engine{mark}"), 0)]
+            if rank == 0:
+                assert steps[attempt_id] == [e.step for e in applied if e.kind == "step"], f"{what}: its steps"
+            assert len(applied) == len(files.engine), f"{what}: {len(applied)} of {len(files.engine)} events arrived"
+            assert len(told) == len(files.supervisor), f"{what}: its log is not complete"
 
     def _usage(self) -> None:
         """Every allocation was added to its team's use, once."""

@@ -11,10 +11,12 @@ from random import Random
 from typing import Any, TypeVar
 
 from django.db import IntegrityError, connection
+from django.http import HttpRequest
 from kombu.exceptions import OperationalError
 
 from oppo_contract import wire
 from oppo_contract.events import Event
+from oppo_platform.api.auth import AttemptAuth
 from oppo_platform.api.worker import STALE_EPOCH
 from oppo_platform.clock import ManualClock
 from oppo_platform.cluster import services as cluster
@@ -167,29 +169,37 @@ class Serving:
         return orders
 
     @staticmethod
-    def claim(node_id: int, attempt_id: int, epoch: int) -> wire.Claimed:
-        """Once, for the node that the attempt is allocated to."""
-        return attempts.claim(Node.objects.get(pk=node_id), attempt_id, epoch)
+    def claim(node_id: int, attempt_id: int, epoch: int, address: wire.Address) -> wire.Claimed:
+        """Once, for each node that the attempt is allocated to."""
+        return attempts.claim(Node.objects.get(pk=node_id), attempt_id, epoch, address)
 
     @staticmethod
-    def attempt_heartbeat(attempt_id: int, told: wire.AttemptHeartbeat) -> wire.AttemptOrders:
+    def rank_of(attempt_id: int, node_id: int, token: str) -> int:
+        """For which rank of the attempt a supervisor with this token speaks. Asked once: nothing about a token ever changes."""
+        own = AttemptAuth().authenticate(HttpRequest(), token)
+        assert own is not None, f"the token for attempt {attempt_id} is nobody's"
+        assert (own.attempt_id, own.node.pk) == (attempt_id, node_id), f"attempt {attempt_id} has the token of {own}"
+        return own.rank
+
+    @staticmethod
+    def attempt_heartbeat(attempt_id: int, told: wire.AttemptHeartbeat, rank: int) -> wire.AttemptOrders:
         """Renews the lease, brings signals."""
-        return attempts.heartbeat(attempt_id, told)
+        return attempts.heartbeat(attempt_id, told, rank)
 
     @staticmethod
-    def events(attempt_id: int, producer: str, batch: list[Event]) -> int:
+    def events(attempt_id: int, producer: str, batch: list[Event], rank: int) -> int:
         """Telemetry, exactly once."""
-        return ingest(attempt_id, producer, batch)
+        return ingest(attempt_id, producer, batch, rank)
 
     @staticmethod
-    def checkpoint(attempt_id: int, told: wire.CheckpointRegistration) -> None:
+    def checkpoint(attempt_id: int, told: wire.CheckpointRegistration, rank: int) -> None:
         """The run resumes from here from now on."""
-        attempts.register_checkpoint(attempt_id, told)
+        attempts.register_checkpoint(attempt_id, told, rank)
 
     @staticmethod
-    def outcome(attempt_id: int, told: wire.Outcome) -> None:
+    def outcome(attempt_id: int, told: wire.Outcome, rank: int) -> None:
         """The engine has ended and the devices are free."""
-        attempts.finish(attempt_id, told)
+        attempts.finish(attempt_id, told, rank)
 
 
 @dataclass

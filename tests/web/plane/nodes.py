@@ -38,6 +38,7 @@ class SimulatedNode:
         self.up = True
         self.catalogue_due = True
         self.cut_until = 0.0
+        self.port = 29500
         self._life = 0
         plane.bus.consumers[self.queue] = self.receive
         self.start_agent(0.0)
@@ -54,6 +55,11 @@ class SimulatedNode:
     def reachable(self) -> bool:
         """Whether its network is there."""
         return self.plane.agenda.now >= self.cut_until
+
+    def own_address(self) -> wire.Address:
+        """Where engines of other nodes would find one of this node; another one each time."""
+        self.port += 1
+        return wire.Address(host=self.name, port=self.port)
 
     def call(self, serve: Callable[[], Reply]) -> Reply:
         """A call to the platform. Raises as `Network.call`."""

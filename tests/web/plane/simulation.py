@@ -10,12 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 
+from django.conf import settings
 from django.contrib.auth.hashers import make_password
 from django.db import connection
 
 from oppo_contract import load_spec
 from oppo_contract.spec import RunSpec
 from oppo_contract.states import RunState
+from oppo_contract.wire import Rendezvous
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.clock import ManualClock
 from oppo_platform.cluster.models import Device, DeviceState, Pool
@@ -26,8 +28,9 @@ from oppo_platform.runs.services import submit_run
 from oppo_platform.scheduling.cycle import run_cycle
 from oppo_platform.scheduling.models import Allocation
 from oppo_platform.scheduling.quotas import set_quota, set_weight
-from tests.web.plane.engines import LAST_WORDS
+from tests.web.plane.engines import LAST_WORDS, Files
 from tests.web.plane.laws import FOR_EVER, Laws
+from tests.web.plane.meetings import Meeting
 from tests.web.plane.network import Agenda, Bus, Crash, Faults, Network, Writes, crashing
 from tests.web.plane.nodes import SimulatedNode
 
@@ -36,6 +39,7 @@ SETTINGS = {
     "OPPO_LEASE_S": 15.0,
     "OPPO_NODE_FRESH_S": 7.0,
     "OPPO_ORPHAN_GRACE_S": 6.0,
+    "OPPO_RENDEZVOUS_S": 9.0,
     "OPPO_REDISPATCH_S": 6.0,
     "OPPO_STOP_DEADLINE_S": 8.0,
     "OPPO_CANCEL_DEADLINE_S": 3.0,
@@ -77,12 +81,15 @@ class ControlPlane:
         self.last_cycle_quiet = 0
         self.runs: list[int] = []
         self.projects: list[tuple[User, Project]] = []
-        self.written: dict[int, object] = {}
+        self.written: dict[tuple[int, int], Files] = {}  # by attempt and node
+        self.meetings: dict[tuple[str, int], Meeting] = {}
         self.writes = Writes()
         self._found()
         self.nodes = [
             SimulatedNode(self, f"node{n}", self.rng.choice((1, 2, 2, 3))) for n in range(self.rng.choice((1, 2, 2, 3)))
         ]
+        # Runs on several nodes need storage that all of them see.
+        self.spreads = settings.OPPO_ARTIFACTS_SHARED and len(self.nodes) > 1
         self.laws = Laws(self)
 
     def say(self, text: str) -> None:
@@ -91,6 +98,13 @@ class ControlPlane:
         self.log.append(line)
         if self.aloud:
             print(line)
+
+    def meeting_at(self, told: Rendezvous | None) -> Meeting | None:
+        """Where the engines of an attempt on several nodes meet."""
+        if told is None:
+            return None
+        place = (told.address.host, told.address.port)
+        return self.meetings.setdefault(place, Meeting(self.agenda, self.rng, told.nodes))
 
     def run(self) -> None:
         """The wild part, the quiet part, and the laws all along."""
@@ -147,7 +161,7 @@ class ControlPlane:
         act()
         if len(self.log) != before:  # otherwise nobody did anything but wait
             for node in self.nodes:
-                self.written.update(node.files)
+                self.written |= {(number, node.node_id): files for number, files in node.files.items() if files.claim}
         self.laws.check(self.writes.seen)
         self.writes.seen = False
 
@@ -200,17 +214,20 @@ class ControlPlane:
         user, project = self.rng.choice(self.projects)
         run = submit_run(user, project, self._spec())
         self.runs.append(run.pk)
-        self.say(f"{user} submits run {run.pk} on {run.devices} devices, priority {run.priority}")
+        nodes = f" of {run.needs['nodes']} nodes" if run.needs["nodes"] > 1 else ""
+        self.say(f"{user} submits run {run.pk} on {run.devices} devices{nodes}, priority {run.priority}")
 
     def _spec(self) -> RunSpec:
         rng = self.rng
         devices = rng.choices((1, 2, 3, 9), (8, 5, 1, 1))[0]
+        nodes = rng.choices((1, 2, 3), (6, 4, 1))[0] if self.spreads else 1
+        devices = devices if nodes == 1 else nodes * rng.choice((1, 1, 2))
         hours = rng.choice((None, None, None, 0.002))
         prompts = "elsewhere" if rng.random() < 0.04 else "letters"
         return SPEC.model_copy(
             update={
                 "steps": rng.choice((2, 5, 8, 20)),
-                "resources": SPEC.resources.model_copy(update={"devices": devices}),
+                "resources": SPEC.resources.model_copy(update={"devices": devices, "nodes": nodes}),
                 "data": SPEC.data.model_copy(update={"prompts": prompts}),
                 "queue": SPEC.queue.model_copy(
                     update={

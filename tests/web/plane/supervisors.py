@@ -13,9 +13,16 @@ from oppo_contract.events import CheckpointEvent, Event, FinishedEvent, StartedE
 from tests.web.plane.engines import Engine, Files
 from tests.web.plane.network import Serving
 from worker.folders import EngineEnd, KeptClaim
-from worker.outcomes import outcome_of
+from worker.outcomes import lost_others, outcome_of
 from worker.platform_api import GapError, RefusedError, Unreachable
-from worker.supervisor import LEAVE_WITHIN_S, OUTCOME_TAKES_S, STOP_WITHIN_S, Signal, lease_margin_s
+from worker.supervisor import (
+    LEAVE_WITHIN_S,
+    OTHERS_SPEAK_WITHIN_S,
+    OUTCOME_TAKES_S,
+    STOP_WITHIN_S,
+    Signal,
+    lease_margin_s,
+)
 
 if TYPE_CHECKING:
     from tests.web.plane.nodes import SimulatedNode
@@ -36,7 +43,8 @@ class Supervisor:
         self.engine_started = self.told_running = self.fenced = self.leaving = False
         self.signal: Signal | None = None
         self.reason: str | None = None
-        self.kill_at = self.leave_at = NEVER
+        self.rank = 0
+        self.kill_at = self.leave_at = self.speak_at = NEVER
         self.lease_s = self.lease_ends = 0.0
         self.frozen_until = 0.0
         self.acknowledged = {"engine": 0, "supervisor": 0}
@@ -81,6 +89,8 @@ class Supervisor:
             return
         assert self.files.claim is not None
         self.epoch = self.files.claim.epoch
+        if self.files.claim.claimed.rendezvous is not None:
+            self.rank = Serving.rank_of(self.attempt_id, self.node.node_id, self.files.claim.claimed.attempt_token)
         self.lease_s = self.files.claim.claimed.lease_s
         self.lease_ends = self.node.local_now() + self.lease_s
         if self.files.end is None and not self.files.session:
@@ -93,7 +103,8 @@ class Supervisor:
 
     def _claim(self) -> bool:
         try:
-            claimed = self.node.call(lambda: Serving.claim(self.node.node_id, self.attempt_id, self.epoch))
+            address = self.node.own_address()
+            claimed = self.node.call(lambda: Serving.claim(self.node.node_id, self.attempt_id, self.epoch, address))
         except (RefusedError, Unreachable) as error:
             self.node.plane.say(f"  claim of {self.attempt_id}: {error}")
             return False
@@ -102,7 +113,8 @@ class Supervisor:
 
     def _start_engine(self, claim: KeptClaim) -> None:
         plane = self.node.plane
-        engine = Engine(plane.agenda, self.rng, self.files, claim.claimed, self._hurry)
+        meeting = plane.meeting_at(claim.claimed.rendezvous)
+        engine = Engine(plane.agenda, self.rng, self.files, claim.claimed, self._hurry, meeting)
         engine.attempt_id, engine.on_end = self.attempt_id, lambda: self.sleep(0.0)
         self.files.session = True
         self.engine = engine
@@ -130,7 +142,7 @@ class Supervisor:
         sent_at = self.node.local_now()
         told = wire.AttemptHeartbeat(epoch=self.epoch, running=self.engine_started)
         try:
-            orders = self.node.call(lambda: Serving.attempt_heartbeat(self.attempt_id, told))
+            orders = self.node.call(lambda: Serving.attempt_heartbeat(self.attempt_id, told, self.rank))
         except Unreachable:
             return
         except RefusedError as error:
@@ -163,7 +175,8 @@ class Supervisor:
 
     def _drain(self) -> None:
         if self._ship():
-            self.doing = self._report
+            self.speak_at = self.node.local_now() + OTHERS_SPEAK_WITHIN_S
+            self.doing = self._let_others_speak if lost_others(self.finished) else self._report
             self.sleep(0.0)
             return
         if not self.fenced:
@@ -175,12 +188,20 @@ class Supervisor:
             return
         self.sleep(self.node.beat_s())
 
+    def _let_others_speak(self) -> None:
+        if self.fenced or self.leaving or self.node.local_now() >= self.speak_at:
+            self.doing = self._report
+            self.sleep(0.0)
+            return
+        self._beat()
+        self.sleep(wire.HEARTBEAT_S / 2)
+
     def _report(self) -> None:
         if self.engine_started and not self.told_running and not self.fenced:
             self._beat()
         told = outcome_of(self.epoch, self.files.end, self.finished, self.files.last_lines())
         try:
-            self.node.call(lambda: Serving.outcome(self.attempt_id, told))
+            self.node.call(lambda: Serving.outcome(self.attempt_id, told, self.rank))
             self.node.plane.say(f"  outcome of {self.attempt_id}: {told.outcome}")
         except Unreachable:
             if self.leaving:
@@ -218,7 +239,7 @@ class Supervisor:
             batch = waiting[skip : skip + MOST_EVENTS]
             self._look_at(batch)
             try:
-                taken = self.node.call(lambda batch=batch: Serving.events(self.attempt_id, producer, batch))  # type: ignore[misc]
+                taken = self.node.call(lambda batch=batch: Serving.events(self.attempt_id, producer, batch, self.rank))  # type: ignore[misc]
             except GapError as gap:
                 self.acknowledged[producer] = gap.expected_seq - 1
                 continue
@@ -245,7 +266,7 @@ class Supervisor:
                 bytes=event.bytes,
             )
             try:
-                self.node.call(lambda told=told: Serving.checkpoint(self.attempt_id, told))  # type: ignore[misc]
+                self.node.call(lambda told=told: Serving.checkpoint(self.attempt_id, told, self.rank))  # type: ignore[misc]
             except RefusedError as error:
                 self.node.plane.say(f"  checkpoint {event.step} of {self.attempt_id} refused: {error}")
             self.unregistered.pop(0)
