@@ -25,6 +25,7 @@ def test_pages_are_clean(visit, platform, two_runs, scheme, window):
         "/queue": "#queue section",
         f"/runs/{oppo}": "#plot-reward .main-svg >> nth=0",
         f"/runs/{oppo}/timeline": "#worst li",
+        f"/runs/{oppo}/utilization": "#plot-causes .main-svg >> nth=0",
         f"/runs/{oppo}/samples": "#rows tr",
         f"/runs/{oppo}/logs": "#log li",
         f"/runs/{oppo}/config": "#spec-text",

@@ -20,6 +20,7 @@ from oppo_platform.runs.selectors import get_run, run_summary, transitions
 TABS = (
     ("run", "Training"),
     ("run-timeline", "Timeline"),
+    ("run-utilization", "Utilization"),
     ("run-samples", "Samples"),
     ("run-logs", "Logs"),
     ("run-config", "Config"),
@@ -50,6 +51,12 @@ def timeline(request: HttpRequest, run_id: int) -> HttpResponse:
     """What every device did, and why it waited."""
     context = {"phases": PHASES, "causes": get_args(IdleCause)}
     return _page(request, _run(request, run_id), "run-timeline", "run/timeline.html", context)
+
+
+@require_GET
+def utilization(request: HttpRequest, run_id: int) -> HttpResponse:
+    """How busy each device is, and where its idle time goes."""
+    return _page(request, _run(request, run_id), "run-utilization", "run/utilization.html")
 
 
 @require_GET

@@ -12,6 +12,7 @@ urlpatterns = [
     path("runs/new", views.submit, name="submit"),
     path("runs/<int:run_id>", run_views.training, name="run"),
     path("runs/<int:run_id>/timeline", run_views.timeline, name="run-timeline"),
+    path("runs/<int:run_id>/utilization", run_views.utilization, name="run-utilization"),
     path("runs/<int:run_id>/samples", run_views.samples, name="run-samples"),
     path("runs/<int:run_id>/logs", run_views.logs, name="run-logs"),
     path("runs/<int:run_id>/config", run_views.config, name="run-config"),

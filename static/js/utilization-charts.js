@@ -1,0 +1,63 @@
+/* What the Utilization tab draws: pure functions from the run's series to Plotly traces, layout and a reading. */
+(function () {
+  "use strict";
+  const Oppo = window.Oppo, T = window.OppoTheme, f = Oppo.format;
+  const STEP = "timing_s/step";
+  /* Seconds of a step by what they went into, each in the colour that its spans have on the timeline. */
+  const PHASES = [["timing_s/gen", "decode", "decode"], ["timing_s/score", "score", "reward-prefill"], ["timing_s/adv", "advantages", "actor-forward"], ["timing_s/update_actor", "update actor", "update-actor"],
+    ["timing_s/update_critic", "update critic", "update-critic"], ["timing_s/sync_weights", "weights", "weight-sync"], ["timing_s/save_checkpoint", "checkpoint", "checkpoint"], ["timing_s/eval", "eval", "weight-sync"]];
+  const MEMORY = "perf/max_memory_allocated_gb";
+  const KEYS = ["busy/*", "bubble/*", "idle_s/*", "overlap_factor", "decode_occupancy", STEP, MEMORY, ...PHASES.map(([key]) => key)];
+  const RAW = ["checkpoint", "eval"];                    // their spikes are the message: never smoothed
+
+  const last = (list) => list[list.length - 1];
+  const lastKnown = (list) => { for (let i = list.length - 1; i >= 0; i--) if (f.known(list[i])) return i; return -1; };
+  const endLabel = (x, y, text, color) => ({ x, y, text, xanchor: "left", xshift: 4, showarrow: false, font: { size: 11, color: color || T.css("--text-3") } });
+  const scaled = (column, by) => column.y.map((y) => (f.known(y) ? by * y : null));
+  /* Labels at the ends of lines, pushed apart so that none covers another; `gap` in the axis' own units. */
+  function apart(labels, gap) {
+    const sorted = labels.slice().sort((a, b) => a.y - b.y);
+    for (let i = 1; i < sorted.length; i++) if (sorted[i].y - sorted[i - 1].y < gap) sorted[i].y = sorted[i - 1].y + gap;
+    return labels;
+  }
+  const device = (name) => (v) => {
+    const column = v.series.get(`busy/${name}`), color = T.run(v.colour), y = scaled(column, 100), soft = T.ema(y, v.weight);
+    return { column, data: [{ x: column.x, y, mode: "lines", line: { width: 1, color: T.fade(color, 0.28) }, hoverinfo: "skip" }, { x: column.x, y: soft, name: "busy", mode: "lines", line: { width: 2, color }, hovertemplate: "%{y:.0f} %<extra></extra>" }],
+      layout: { margin: { l: 34, r: 8, t: 4, b: 22 }, yaxis: { range: [0, 105], dtick: 50 } } };
+  };
+  function causes(v) {
+    const { base, bubble, shares } = Oppo.idleShares(v.series, v.devices, Oppo.run.CAUSES);
+    let under = 0;
+    const labels = [], top = Math.max(5, ...bubble), i = base.x.length - 1;
+    const data = Oppo.run.CAUSES.filter((cause) => shares[cause].some((share) => share > 0)).map((cause) => {
+      const y = T.ema(shares[cause], RAW.includes(cause) ? 0 : v.weight);
+      if (last(y) > 0.04 * top) labels.push(endLabel(base.x[i], under + last(y) / 2, cause, T.idle(cause)));
+      under += last(y);
+      return Object.assign(T.idleArea(base.x, y, cause, "a"), { hovertemplate: "%{y:.1f} %" });
+    });
+    return { column: base, data, layout: { hovermode: "x unified", margin: { r: 74 }, yaxis: { ticksuffix: " %", rangemode: "tozero", range: [0, 1.1 * top] }, annotations: apart(labels, 0.05 * top) } };
+  }
+  /* One metric: raw faint, smoothed on top, its newest figure at the end. */
+  function line(key, { by = 1, write, axis }) {
+    return (v) => {
+      const column = v.series.get(key), color = T.run(v.colour), y = scaled(column, by), soft = T.ema(y, v.weight), i = lastKnown(soft);
+      return { column, data: [{ x: column.x, y, mode: "lines", line: { width: 1, color: T.fade(color, v.weight ? 0.28 : 1) }, hoverinfo: "skip" },
+        { x: column.x, y: soft, mode: "lines", line: { width: 2, color }, text: soft.map(write), hovertemplate: "%{text}<extra></extra>" }],
+      layout: { yaxis: axis, annotations: i < 0 ? [] : [endLabel(column.x[i], soft[i], write(soft[i]))] }, say: i < 0 ? "" : write(soft[i]) };
+    };
+  }
+  /* Side by side, not stacked: phases overlap, so they add up to more than the step. */
+  function phases(v) {
+    const whole = v.series.get(STEP), shown = PHASES.map(([key, name, hue]) => ({ name, hue, column: v.series.get(key) })).filter(({ column }) => column.y.some((y) => y > 0));
+    const soft = ({ y }, name) => T.ema(y, RAW.includes(name) ? 0 : v.weight), total = soft(whole), top = Math.max(0, ...total.filter(f.known));
+    const data = shown.map(({ name, hue, column }) => ({ x: column.x, y: soft(column, name), name, mode: RAW.includes(name) ? "markers" : "lines", marker: { size: 5, color: T.phase(hue) }, line: { width: 2, color: T.phase(hue) }, hovertemplate: "%{y:.2f} s" }));
+    data.push({ x: whole.x, y: total, name: "whole step", mode: "lines", line: { width: 2, color: T.css("--text-2"), dash: "5px,3px" }, hovertemplate: "%{y:.2f} s" });
+    const labels = data.filter((t) => t.mode === "lines" && lastKnown(t.y) >= 0).map((t) => endLabel(last(t.x), t.y[lastKnown(t.y)], t.name));
+    return { column: whole, data, layout: { hovermode: "x unified", margin: { r: 90 }, yaxis: { ticksuffix: " s", rangemode: "tozero", range: [0, 1.1 * top || 1] }, annotations: apart(labels, 0.075 * (top || 1)) } };
+  }
+  const CHARTS = { causes, phases,
+    overlap: line("overlap_factor", { write: (y) => `${f.fixed(y, 2)}×`, axis: { ticksuffix: "×", rangemode: "tozero", nticks: 5 } }),
+    occupancy: line("decode_occupancy", { by: 100, write: (y) => `${f.fixed(y, 0)} %`, axis: { ticksuffix: " %", range: [0, 104], dtick: 25 } }),
+    memory: line(MEMORY, { write: (y) => `${f.fixed(y, 1)} GB`, axis: { ticksuffix: " GB", rangemode: "tozero" } }) };
+  Oppo.utilizationCharts = { KEYS, MEMORY, CHARTS, device };
+})();

@@ -1,0 +1,128 @@
+/* Utilization tab: how busy each device is, where its idle time goes, and how far the stages overlap; all from the run's spans. */
+(function () {
+  "use strict";
+  const { Oppo, OppoTheme: T, Plotly } = window, { run, el, format: f, setText } = Oppo;
+  const { KEYS, MEMORY, CHARTS, device } = Oppo.utilizationCharts;
+  const RECENT = 50, MOST_CARDS = 16;
+  const $ = (id) => document.getElementById(id);
+  const series = Oppo.series(run.id, KEYS);
+  const view = { series, colour: run.colour, devices: [], weight: stored() };
+  const charts = { ...CHARTS };
+  let roles = null, busy = false, again = false;
+
+  /* What to do about a cause, for the one that costs most. */
+  const REMEDY = {
+    decode: "the scorers have read everything there is and wait for the actor. Put them together on fewer devices, or give the actor more.",
+    tail: "only the last few answers are still being written. A larger Δ keeps more rows on the device; a drafter shortens the tail.",
+    score: "scores are completed after decoding has ended. Chunk-wise streaming hides most of it; a smaller C leaves less for the end.",
+    update: "a device waits while weights are updated elsewhere. Balance the models: the shorter update waits for the longer one.",
+    weights: "weights are handed over or caches rebuilt. Fewer, larger steps make it rarer.",
+    data: "prompts are being drawn. Pre-tokenized prompts shorten it.",
+    checkpoint: "a checkpoint is being written. Write fewer of them: checkpoints.every_steps.",
+    eval: "an evaluation runs. Evaluate more rarely, or fewer prompts.",
+    unknown: "no span says why. More than 2 % means that something is wrong: look at the timeline.",
+  };
+
+  function stored() {
+    try { const w = parseFloat(localStorage.getItem("oppo-smoothing")); return w >= 0 && w < 1 ? w : 0.6; } catch (e) { return 0.6; }
+  }
+  function layout(made) {
+    const top = made.column.x[made.column.x.length - 1] || 0, bare = { showticklabels: false, showgrid: false, zeroline: false };
+    if (!made.data.length || !made.column.x.length) {
+      const text = run.summary.step ? "This run does not report it" : run.summary.ended_at ? "The run ended before its first step" : "Appears when the first step has ended";
+      return T.layout({ margin: { l: 48, r: 14, t: 8, b: 24 }, xaxis: bare, yaxis: bare, annotations: [{ xref: "paper", yref: "paper", x: 0.5, y: 0.5, text, showarrow: false, font: { size: 12, color: T.css("--text-3") } }] });
+    }
+    const { margin, ...more } = made.layout;
+    return T.layout({ hovermode: "x", uirevision: "utilization", margin: { l: 48, r: 14, t: 8, b: 24, ...margin }, xaxis: { range: [0, Math.max(10, Math.ceil((margin && margin.r > 14 ? 1 : 1.1) * top))], nticks: 7, tickformat: ",d" }, ...more });
+  }
+  function drawOne(name) {
+    const plot = $(`plot-${name}`), made = charts[name](view);
+    if (made.say !== undefined && $(`at-${name}`)) setText($(`at-${name}`), made.say);
+    return Plotly.react(plot, made.data, layout(made), T.config);
+  }
+  /* --- devices ------------------------------------------------------------ */
+  function cards(devices) {
+    if (devices.join() === view.devices.join()) return;
+    view.devices = devices;
+    const latest = run.summary.latest, shown = devices.length > MOST_CARDS ? devices.slice().sort((a, b) => latest[`busy/${a}`] - latest[`busy/${b}`]).slice(0, MOST_CARDS) : devices;
+    $("devices").className = devices.length > 2 ? "grid-4" : "grid-2";
+    $("devices").replaceChildren(...shown.map((name, k) => {
+      charts[`device-${k}`] = device(name);
+      return el("section", { class: "card", "data-device": name }, el("div", { class: "card-head" }, el("h3", {}, name), el("span", { class: "muted roles" }), el("span", { class: "reading" }, el("b"), " busy")), el("div", { class: "plot plot-s", id: `plot-device-${k}` }),
+        el("div", { class: "card-foot row" }, el("span", { class: "idle-words" })));
+    }));
+    setText($("least"), devices.length > MOST_CARDS ? `The ${MOST_CARDS} least busy of ${devices.length} devices. ` : "");
+  }
+  async function readRoles() {
+    if (roles || !run.summary.step) return;
+    const { lanes } = await Oppo.api.get(`runs/${run.id}/timeline`, { from_step: run.summary.step, to_step: run.summary.step });
+    roles = {};
+    lanes.forEach(([name, role]) => { (roles[name] = roles[name] || []).push(role); });
+  }
+  /* --- the last steps, unthinned -------------------------------------------- */
+  async function recent() {
+    const since = Math.max(0, run.summary.step - RECENT);
+    const { series: columns } = await Oppo.api.get(`runs/${run.id}/metrics`, { keys: "busy/*,bubble/*,idle_s/*,timing_s/step", since_step: since });
+    const sum = (key) => ((columns[key] || {}).y || []).filter(f.known).reduce((a, b) => a + b, 0);
+    const steps = ((columns["timing_s/step"] || {}).y || []).length || Math.max(0, ...Object.values(columns).map((c) => c.y.length)), n = Math.max(1, view.devices.length);
+    const bubble = view.devices.reduce((all, d) => all + sum(`bubble/${d}`), 0) / Math.max(1, steps) / n;
+    const idle = Object.fromEntries(Oppo.run.CAUSES.map((cause) => [cause, view.devices.reduce((all, d) => all + sum(`idle_s/${d}/${cause}`), 0)]));
+    const seconds = Object.values(idle).reduce((a, b) => a + b, 0);
+    words({ steps, bubble, shares: Oppo.run.CAUSES.map((cause) => [cause, seconds ? bubble * idle[cause] / seconds : 0, idle[cause] / Math.max(1, steps) / n]) });
+    view.devices.forEach((d) => {
+      const card = $("devices").querySelector(`[data-device="${CSS.escape(d)}"]`);
+      if (!card) return;
+      setText(card.querySelector(".reading b"), f.percent(sum(`busy/${d}`) / Math.max(1, steps), 0));
+      const worst = Oppo.run.CAUSES.map((cause) => [cause, sum(`idle_s/${d}/${cause}`)]).sort((a, b) => b[1] - a[1])[0];
+      setText(card.querySelector(".idle-words"), worst[1] > 0 ? `waits mostly for: ${worst[0]}, ${f.brief(worst[1] / Math.max(1, steps))} a step` : "never idle");
+      setText(card.querySelector(".roles"), roles && roles[d] ? roles[d].join(", ") : "");
+    });
+  }
+  function words({ steps, bubble, shares }) {
+    document.querySelectorAll("[data-recent]").forEach((node) => setText(node, `last ${f.whole(steps)} ${steps === 1 ? "step" : "steps"}`));
+    setText($("at-causes"), f.percent(bubble));
+    const sorted = shares.slice().sort((a, b) => b[1] - a[1]), most = sorted[0][1];
+    $("causes").replaceChildren(...sorted.map(([cause, share, s]) => el("tr", {}, el("td", {}, el("span", { class: "row" }, el("span", { class: "swatch swatch-idle", "data-idle": cause }), cause)), el("td", { class: "num" }, f.percent(share)), el("td", { class: "num" }, f.brief(s)),
+      el("td", { class: "hide-narrow" }, bar(cause, most ? share / most : 0)))));
+    $("advice").replaceChildren(...(most > 0 ? [el("strong", {}, `Most is lost to ${sorted[0][0]}: `), REMEDY[sorted[0][0]], " ", el("a", { href: `/runs/${run.id}/timeline` }, "See it on the timeline")] : ["No idle time was recorded."]));
+  }
+  function bar(cause, share) {
+    const meter = el("span", { class: "cause-bar" }, share > 0 ? el("span", { class: "swatch-idle", "data-idle": cause }) : null);
+    if (meter.firstChild) meter.firstChild.style.width = `${100 * share}%`;    // through the style object, which a strict policy permits
+    return meter;
+  }
+  function unmeasured() {
+    const latest = run.summary.latest || {}, missing = [], cpu = view.devices.some((d) => d.includes("cpu:"));
+    const memory = MEMORY in latest;
+    $("memory-card").hidden = !memory;
+    if (!memory) missing.push("memory");
+    $("unmeasured").hidden = !view.devices.length;
+    setText($("unmeasured-words"), `${missing.length ? "Not recorded by this run: memory, and the driver's own utilization figure." : "Not recorded by this run: the driver's own utilization figure."} ${cpu ? "Its devices are processor cores, for which there is no such figure; work on n threads occupies n of them." : "NVML counts any moment with a kernel as used, so that it overstates a scorer that waits between chunks; busy does not."}`);
+  }
+  async function refresh() {
+    if (busy) { again = true; return; }
+    busy = true;
+    try {
+      cards(run.devicesOf(run.summary.latest || {}));
+      const fresh = await series.update(run.summary);
+      if (fresh) {
+        await readRoles();
+        if (view.devices.length) await recent();
+        await draw();
+      }
+    } catch (e) {
+      // The connection's own note says that the page is stale; the next event or poll tries again.
+      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
+    } finally {
+      busy = false;
+    }
+    if (again) { again = false; refresh(); }
+  }
+  async function draw() {
+    $("no-devices").hidden = view.devices.length > 0;
+    unmeasured();
+    await Promise.all(Object.keys(charts).filter((name) => $(`plot-${name}`) && !(name === "memory" && $("memory-card").hidden)).map(drawOne));
+  }
+  T.onChange(draw);
+  run.follow(refresh);
+})();
