@@ -26,6 +26,7 @@ COMMANDS = {
     "migrate": "oppo_cli.platform_commands:migrate",
     "web": "oppo_cli.platform_commands:web",
     "scheduler": "oppo_cli.platform_commands:scheduler",
+    "housekeeper": "oppo_cli.platform_commands:housekeeper",
     "worker": "oppo_cli.worker_commands:worker",
 }
 

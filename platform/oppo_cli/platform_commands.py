@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from oppo_cli.home import Failure, Home, Refusal
 
 STREAMS_END_WITHIN_S = 3
 SCHEDULER_FRESH_S = 30.0
+HOUSEKEEPER_FRESH_S = 300.0  # a round may seal a great deal
 
 
 @contextmanager
@@ -235,14 +237,37 @@ def scheduler(check: bool, once: bool, explained: bool) -> None:
 
 
 def _check_scheduler() -> None:
-    from oppo_platform import clock
     from oppo_platform.scheduling.models import SchedulerBeat
 
     beat = SchedulerBeat.objects.first()
-    silent_s = (clock.now() - beat.last_cycle_at).total_seconds() if beat is not None else float("inf")
-    if silent_s > SCHEDULER_FRESH_S:
-        raise Failure("No scheduler has worked " + ("yet." if beat is None else f"for {silent_s:.0f} s."))
-    click.echo(f"The last cycle was {silent_s:.1f} s ago.")
+    _check_beat("scheduler", "cycle", beat and beat.last_cycle_at, SCHEDULER_FRESH_S)
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Only say whether one works: status 0 when its last round is recent, else 1.")
+def housekeeper(check: bool) -> None:
+    """Seal the series of runs into blocks, round after round."""
+    _serve_part()
+    set_up_django()
+    if not check:
+        from django.core.management import call_command
+
+        call_command("housekeeper")
+        return
+    from oppo_platform.telemetry.models import HousekeeperBeat
+
+    beat = HousekeeperBeat.objects.first()
+    _check_beat("housekeeper", "round", beat and beat.last_round_at, HOUSEKEEPER_FRESH_S)
+
+
+def _check_beat(who: str, what: str, last_at: datetime | None, fresh_s: float) -> None:
+    """Raises Failure when it is too long ago."""
+    from oppo_platform import clock
+
+    silent_s = (clock.now() - last_at).total_seconds() if last_at is not None else float("inf")
+    if silent_s > fresh_s:
+        raise Failure(f"No {who} has worked " + ("yet." if last_at is None else f"for {silent_s:.0f} s."))
+    click.echo(f"The last {what} was {silent_s:.1f} s ago.")
 
 
 def _serve_part() -> None:

@@ -1,6 +1,6 @@
 """The whole platform on one machine, as child processes of this one.
 
-    PostgreSQL and Valkey → one-shot set-up (migrations, static files, first user) → web, scheduler → worker
+    PostgreSQL and Valkey → one-shot set-up (migrations, static files, first user) → web, scheduler, housekeeper → worker
 
 Everything below holds a lifeline of this process: however it ends, nothing is left behind. Ports are remembered, so that a
 restarted child is found where it was. With `DATABASE_URL` and `REDIS_URL` set, those servers are used and none is started.
@@ -65,6 +65,7 @@ class Stack:
         self._add("scheduler", oppo_command("scheduler"), self.environ)
         web = self._add("web", oppo_command("web", "--host", self.host, "--port", self.environ["OPPO_PORT"]), self.environ)
         web.wait_until(self._web_answers, WEB_WITHIN_S)
+        self._add("housekeeper", oppo_command("housekeeper"), self.environ)
         self._join_worker(prepared.join_token)
         command = oppo_command("worker", "run")
         self._add("worker", command, without_secrets(self.environ), stop_within_s=WORKER_STOPS_WITHIN_S)

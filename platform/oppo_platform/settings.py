@@ -168,6 +168,12 @@ OPPO_STOP_DEADLINE_S = environment.number("OPPO_STOP_DEADLINE_S", 600)
 OPPO_CANCEL_DEADLINE_S = environment.number("OPPO_CANCEL_DEADLINE_S", 5)
 # Ingest transactions at the same time in one process; above it a worker is told to come again.
 OPPO_INGEST_SLOTS = int(environment.number("OPPO_INGEST_SLOTS", 6))
+# Metrics a run may have; more are refused with a line in its log.
+OPPO_MOST_SERIES = int(environment.number("OPPO_MOST_SERIES", 2000))
+# The points of an attempt are sealed into compressed blocks after so many of its events.
+OPPO_SEAL_EVENTS = int(environment.number("OPPO_SEAL_EVENTS", 2000))
+# Seconds between two rounds of the housekeeper.
+OPPO_HOUSEKEEPING_S = environment.number("OPPO_HOUSEKEEPING_S", 5)
 # Where checkpoints live. Named explicitly it is a path that every worker shares; otherwise it is this machine's own.
 OPPO_ARTIFACTS_SHARED = bool(environment.text("OPPO_ARTIFACT_ROOT"))
 OPPO_ARTIFACT_ROOT = environment.text("OPPO_ARTIFACT_ROOT", (OPPO_HOME / "artifacts").as_uri()).rstrip("/")

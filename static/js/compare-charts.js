@@ -3,6 +3,7 @@
   "use strict";
   const Oppo = window.Oppo, T = window.OppoTheme, f = Oppo.format;
   const REWARD = "critic/score/mean", KL = "objective/kl";
+  const BANDS_UP_TO = 6;                                 // more lie over each other
   const DASHES = ["solid", "6px,3px", "2px,3px", "8px,3px,2px,3px"];
 
   /* The axis in a unit that fits its length: {size, title, word} per unit of `x`. */
@@ -13,7 +14,10 @@
     if (name === "tokens") return top > 2e6 ? { size: 1e6, word: "M", title: "trained response tokens, millions" } : { size: 1000, word: "k", title: "trained response tokens, thousands" };
     return { size: 1, word: "", title: "step" };
   }
-  const known = (column) => (column ? { x: column.x.filter((x) => x !== null), y: column.y.filter((_, i) => column.x[i] !== null), step: column.step.filter((_, i) => column.x[i] !== null) } : { x: [], y: [], step: [] });
+  function known(column) {                               // the rows whose place on the axis is known
+    const rows = column || { step: [], x: [], y: [] };
+    return Object.fromEntries(Object.entries(rows).map(([name, list]) => [name, list.filter((_, i) => rows.x[i] !== null)]));
+  }
   function bubbleOf(series) {
     const columns = Object.entries(series).filter(([key]) => key.startsWith("bubble/")).map(([, column]) => known(column));
     if (!columns.length) return { x: [], y: [], step: [] };
@@ -31,10 +35,11 @@
   function build(name, v) {
     const curves = v.runs.map((run, k) => {
       const column = PICK[name](v.series[run.id] || {});
-      return { run, k, x: column.x.map((x) => x / v.axis.size), raw: column.y, y: smooth(column.y, v.weight), color: T.run(v.colours.get(run.id)), dash: DASHES[k % DASHES.length] };
+      return { run, k, x: column.x.map((x) => x / v.axis.size), raw: column.y, low: column.low, high: column.high, y: smooth(column.y, v.weight), color: T.run(v.colours.get(run.id)), dash: DASHES[k % DASHES.length] };
     });
     const main = name === "reward", data = [];
     curves.forEach((c) => {
+      if (c.low && curves.length <= BANDS_UP_TO) data.push(...T.band(c.x, c.low, c.high, c.color, 0.12));
       if (main && v.weight > 0) data.push({ x: c.x, y: c.raw, mode: "lines", line: { width: 0.75, color: T.fade(c.color, 0.25) }, hoverinfo: "skip" });
       data.push({ x: c.x, y: c.y, name: shortened(c.run.name), mode: "lines", line: { width: 2, color: c.color, dash: c.dash }, hovertemplate: name === "bubble" ? "%{y:.1f} %" : "%{y:.2f}" });
     });

@@ -1,5 +1,6 @@
 /* The metrics of one run, by column, growing while it trains: only steps that are not here yet are fetched.
-     const series = Oppo.series(runId, ["objective/kl", "bubble/*"]);  await series.update(summary);  series.get("objective/kl") → {step, x, y} */
+     const series = Oppo.series(runId, ["objective/kl", "bubble/*"]);  await series.update(summary);  series.get("objective/kl") → {step, x, y, low, high, thinned}
+   Of a long run a row stands for many steps: y is their mean, low and high are their extremes. A zoom brings the steps themselves. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
@@ -7,32 +8,49 @@
 
   Oppo.series = function (runId, keys) {
     let columns = {}, lastStep = 0, axis = "step", anew = true;
+    let near = null, range = null;                       // the columns of a zoomed range, where rows stand for many steps
 
-    const empty = { step: [], x: [], y: [] };
-    const get = (key) => columns[key] || empty;
+    const empty = { step: [], x: [], y: [], low: [], high: [], thinned: false };
+    const get = (key) => (near || columns)[key] || empty;
+    const whole = (more) => ({ low: more.y, high: more.y, ...more, thinned: "low" in more });
     const longest = () => Math.max(0, ...Object.values(columns).map((c) => c.step.length));
 
     function append(reply) {
       for (const [key, more] of Object.entries(reply.series)) {
-        const have = columns[key] || (columns[key] = { step: [], x: [], y: [] });
-        const from = have.step.length ? more.step.findIndex((s) => s > have.step[have.step.length - 1]) : 0;
+        if (!columns[key]) { columns[key] = whole(more); continue; }
+        const have = columns[key], rows = whole(more);
+        const from = have.step.length ? rows.step.findIndex((s) => s > have.step[have.step.length - 1]) : 0;
         if (from < 0) continue;
-        ["step", "x", "y"].forEach((c) => { have[c] = have[c].concat(more[c].slice(from)); });
+        ["step", "x", "y", "low", "high"].forEach((c) => { have[c] = have[c].concat(rows[c].slice(from)); });
       }
       lastStep = Math.max(lastStep, reply.last_step || 0);
     }
     /* Resolves to whether anything is new. */
     async function update(summary) {
-      const whole = anew || longest() > REFETCH_AT;
-      if (!whole && summary.step <= lastStep) return false;
-      const query = { keys: keys.join(","), x: axis, max_points: MAX_POINTS, since_step: whole ? 0 : lastStep };
-      const reply = await Oppo.api.get(`runs/${runId}/metrics`, query);
-      if (whole) { columns = {}; lastStep = 0; anew = false; }
+      const all = anew || longest() > REFETCH_AT;
+      if (!all && summary.step <= lastStep) return false;
+      const reply = await fetch({ since_step: all ? 0 : lastStep });
+      if (all) { columns = {}; lastStep = 0; anew = false; }
       const before = lastStep;
       append(reply);
-      return whole || lastStep > before;
+      if (range && lastStep > before) await zoom(range);
+      return all || lastStep > before;
     }
-    function setAxis(name) { axis = name; anew = true; }
+    const fetch = (query) => Oppo.api.get(`runs/${runId}/metrics`, { keys: keys.join(","), x: axis, max_points: MAX_POINTS, ...query });
+    function setAxis(name) { axis = name; anew = true; near = range = null; }
+
+    /* Fetches the steps of a range of the axis, `[from, to]`, or forgets them (null). Resolves to whether anything changed. */
+    async function zoom(wanted) {
+      const had = near !== null;
+      range = wanted;
+      const base = Object.values(columns).filter((c) => c.thinned).sort((a, b) => b.step.length - a.step.length)[0];
+      if (!wanted || !base) { near = null; return had; }
+      const [from, to] = [nearest(base.x, wanted[0]) - 2, nearest(base.x, wanted[1]) + 2].map((i) => base.step[Math.max(0, Math.min(base.step.length - 1, i))]);
+      const reply = await fetch({ since_step: Math.max(0, from - 1), to_step: to });
+      if (range !== wanted) return false;                // another zoom was faster
+      near = Object.fromEntries(Object.entries(reply.series).map(([key, more]) => [key, whole(more)]));
+      return true;
+    }
 
     /* The index of the point nearest to `x`, -1 when there is none. */
     function nearest(list, x) {
@@ -50,6 +68,6 @@
         return i >= 0 && Math.abs(column.step[i] - step) < Math.max(1, gap) && column.y[i] !== null ? column.y[i] : otherwise;
       });
     }
-    return { update, get, along, nearest, setAxis, get lastStep() { return lastStep; }, get axis() { return axis; } };
+    return { update, get, zoom, along, nearest, setAxis, get lastStep() { return lastStep; }, get axis() { return axis; } };
   };
 })();

@@ -16,7 +16,8 @@
 
   function smooth(column, v) {
     const color = T.run(v.colour), soft = T.ema(column.y, v.weight);
-    return { soft, data: [
+    const spread = column.thinned ? T.band(column.x, column.low, column.high, color, 0.16) : [];
+    return { soft, data: [...spread,
       { x: column.x, y: column.y, mode: "lines", line: { width: 1, color: T.fade(color, v.weight ? 0.28 : 1) }, hoverinfo: "none" },
       { x: column.x, y: soft, mode: "lines", line: { width: 2, color }, hoverinfo: "none", visible: v.weight > 0 }] };
   }

@@ -63,6 +63,7 @@
     zoomed = whole ? null : [e["xaxis.range[0]"], e["xaxis.range[1]"]];
     if (whole) resets += 1;                              // or the axis would not grow with the run any more
     requestAnimationFrame(draw);
+    series.zoom(zoomed).then((changed) => { if (changed) draw(); }, stale);
   }
   function read(x) {                                     // the card's head says the figure under the cursor, or the newest
     Object.entries(drawn).forEach(([name, made]) => {
@@ -80,12 +81,14 @@
       const [fresh] = await Promise.all([series.update(run.summary), decisions(run.summary)]);
       if (fresh) { await draw(); await samples(); }
     } catch (e) {
-      // The connection's own note says that the page is stale; the next event or poll tries again.
-      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
+      stale(e);
     } finally {
       busy = false;
     }
     if (again) { again = false; refresh(); }
+  }
+  function stale(e) {                                    // the connection's own note says so; the next event or poll tries again
+    if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
   }
   async function decisions(summary) {
     if (summary.step === decisionsAt) return;

@@ -68,11 +68,13 @@ def test_the_services_work_together(tmp_path: Path, database_url: str, redis_url
     with ExitStack() as running:
         web = running.enter_context(service(command("web"), environ, tmp_path / "web.log"))
         running.enter_context(service(command("scheduler"), environ, tmp_path / "scheduler.log"))
+        running.enter_context(service(command("housekeeper"), environ, tmp_path / "housekeeper.log"))
         tools.eventually(lambda: healthy(url) or web.poll() is not None, "web")
         running.enter_context(service(command("worker"), worker_environ, tmp_path / "worker.log"))
         run = trained(url, oppo("admin", "token", "ann"), tools)
         assert run["state"] == "succeeded", run
-        assert "ago" in oppo(*services["scheduler"]["healthcheck"]["test"][2:])
+        for name in ("scheduler", "housekeeper"):
+            assert "ago" in oppo(*services[name]["healthcheck"]["test"][2:])
     assert (tmp_path / "worker" / "worker" / "node.json").stat().st_mode & 0o077 == 0
     assert (tmp_path / "artifacts" / "runs" / str(run["id"]) / "checkpoints").is_dir()
 

@@ -1,46 +1,12 @@
-"""Reading series: thinning keeps spikes, attempts merge, axes join."""
-
-import math
+"""Reading series: attempts merge, axes join, runs are compared."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry import selectors
 from oppo_platform.telemetry.comparison import compare
-from oppo_platform.telemetry.downsample import shown_indices
 from oppo_platform.telemetry.models import SpanBatch
-from oppo_platform.telemetry.packing import pack_steps, pack_values, unpack_steps, unpack_values
-
-
-@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=400), st.integers(1, 120))
-def test_thinning_keeps_ends_extremes_and_the_limit(values, max_points):
-    shown = shown_indices(values, max_points)
-    assert shown == sorted(set(shown))
-    assert len(shown) <= max(max_points, 8)
-    if values:
-        assert {0, len(values) - 1} <= set(shown)
-    finite = [value for value in values if math.isfinite(value)]
-    if finite:
-        kept = {values[i] for i in shown}
-        assert {min(finite), max(finite)} <= kept
-    if any(not math.isfinite(value) for value in values):
-        assert any(not math.isfinite(values[i]) for i in shown)
-
-
-def test_five_spikes_in_ten_thousand_points_stay_visible():
-    values = [0.0] * 10_000
-    for place in (17, 2500, 5001, 7777, 9990):
-        values[place] = 9.0
-    assert sum(values[i] == 9.0 for i in shown_indices(values, 500)) == 5
-
-
-@given(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(allow_nan=False))))
-def test_packing_round_trip(points):
-    steps, values = [step for step, _ in points], [value for _, value in points]
-    assert list(unpack_steps(pack_steps(steps))) == steps
-    assert list(unpack_values(pack_values(values))) == values
+from oppo_platform.telemetry.reading import reigns
 
 
 @pytest.fixture
@@ -70,14 +36,14 @@ def test_the_newer_attempt_wins_from_its_first_step_on(resumed, events):
     worker, run, first, second = resumed
     run.refresh_from_db()
     # Before it has told anything, what the older one told stays.
-    assert list(selectors.series_points(selectors.reigns(run), "m")) == [1, 2, 3, 4, 5, 6]
+    assert list(selectors.series_points(reigns(run), "m")) == [1, 2, 3, 4, 5, 6]
     worker.send_events(second, [events.started(1, 4, time=2000.0), events.step(2, 5, m=50.0), events.step(3, 6, m=60.0)])
-    parts = selectors.reigns(run)
+    parts = reigns(run)
     assert selectors.series_points(parts, "m") == {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0, 5: 50.0, 6: 60.0}
     assert selectors.series_points(parts, "old") == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
     # Late history of the fenced attempt does not come back.
     worker.send_events(first, [events.step(8, 7, m=7.0)])
-    assert max(selectors.series_points(selectors.reigns(run), "m")) == 6
+    assert max(selectors.series_points(reigns(run), "m")) == 6
     assert Run.objects.get().latest["m"] == 60.0
 
 

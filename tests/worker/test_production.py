@@ -16,7 +16,7 @@ from oppo_cli.main import main
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
-OURS = ("migrate", "web", "scheduler", "worker")
+OURS = ("migrate", "web", "scheduler", "housekeeper", "worker")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_every_service_is_there_with_an_init_a_health_check_and_a_way_back(compo
 def test_the_order_of_starting(compose: dict[str, Any]) -> None:
     services = compose["services"]
     assert services["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
-    for name in ("web", "scheduler"):
+    for name in ("web", "scheduler", "housekeeper"):
         assert services[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
     assert services["worker"]["depends_on"] == {"web": {"condition": "service_healthy"}}
 

@@ -28,6 +28,7 @@ from oppo_platform.telemetry.comparison import compare
 
 MOST_KEYS = 100
 MOST_COMPARED = 100
+LAST_STEP = 2**31 - 1
 
 api = NinjaAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, urls_namespace="api")
 install(api)
@@ -188,9 +189,11 @@ def metrics(
     x: telemetry.Axis = "step",
     max_points: int = 2000,
     since_step: int = 0,
+    to_step: int = LAST_STEP,
 ) -> telemetry.Metrics | Any:
     """`keys` separated by commas; one that ends in `*` stands for all that begin so. Spikes survive thinning."""
-    return telemetry.metrics(run_of(request, run_id), _keys(names), x, max_points, since_step)
+    steps = telemetry.Range(max(-1, min(since_step, LAST_STEP)), max(-1, min(to_step, LAST_STEP)))
+    return telemetry.metrics(run_of(request, run_id), _keys(names), x, max_points, steps)
 
 
 @api.get("runs/{int:run_id}/timeline", summary="What every device did, at most 50 steps")
@@ -218,12 +221,13 @@ def compare_runs(
     names: Annotated[str, Query(alias="keys")] = "",
     x: telemetry.Axis = "step",
     target: float | None = None,
+    max_points: int = 1000,
 ) -> dict[str, Any] | Any:
     """Curves, time to the target, speed-up, differing configuration and figures."""
     ids = parse_ids(run_ids)
     if not ids or len(ids) > MOST_COMPARED:
         return problem(422, f"Give 1 to {MOST_COMPARED} run ids, separated by commas.")
-    return compare(runs.get_runs(person(request), ids), _keys(names), x, target)
+    return compare(runs.get_runs(person(request), ids), _keys(names), x, target, max_points)
 
 
 def parse_ids(text: str) -> list[int]:

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from statistics import fmean
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import run_summary
-from oppo_platform.telemetry.selectors import Axis, Reign, axis_values, metrics, reigns, series_points
+from oppo_platform.telemetry.axes import Axis
+from oppo_platform.telemetry.blocks import Buckets, Values
+from oppo_platform.telemetry.reading import Name, Parts, Points, Range, read_buckets, read_points, reigns_of
+from oppo_platform.telemetry.selectors import columns, matching
 
 REWARD = "critic/score/mean"
 EMA_ALPHA = 0.1
+GROUP = 64
+MEANS = {"step_s": "timing_s/step", "occupancy": "decode_occupancy", "deferred_share": "oppo/deferred_token_share"}
 ABSENT = "–"
 
 
-def compare(runs: Sequence[Run], keys: Sequence[str], x: Axis, target: float | None = None) -> dict[str, Any]:
+def compare(
+    runs: Sequence[Run], keys: Sequence[str], x: Axis, target: float | None = None, max_points: int = 1000
+) -> dict[str, Any]:
     """Everything the compare page shows (docs/interfaces.md, `GET compare`); the first run is the baseline.
 
     `target` defaults to the first `budget.target_reward` found. `speedup` is the baseline's time to the target divided by the
     run's own; without a target it is the same ratio of mean seconds a step. None where one of the two is unknown.
     """
-    parts = {run.pk: reigns(run) for run in runs}
+    parts = reigns_of(runs)
     goal = target if target is not None else next((r.target_reward for r in runs if r.target_reward is not None), None)
-    reached = {run.pk: time_to_target(parts[run.pk], goal) for run in runs}
-    told = {run.pk: figures(run, parts[run.pk]) for run in runs}
+    rewards = {run_id: values for (run_id, _), values in read_points(parts, [REWARD]).items()}
+    reached = times_to_target(parts, rewards, goal)
+    told = figures(runs, parts, rewards)
     pace = {run_id: (reached[run_id] or {}).get("elapsed_s") if goal is not None else told[run_id]["step_s"] for run_id in parts}
     first = pace[runs[0].pk] if runs else None
+    series = columns(parts, {run.pk: matching(run, keys) for run in runs}, x, max_points)
     return {
         "runs": [run_summary(run) for run in runs],
-        "series": {str(run.pk): metrics(run, keys, x)["series"] for run in runs},
+        "series": {str(run_id): found for run_id, found in series.items()},
         "target": goal,
         "time_to_target": {str(run_id): value for run_id, value in reached.items()},
         "speedup": {str(run_id): first / own if first and own else None for run_id, own in pace.items()},
@@ -39,47 +48,82 @@ def compare(runs: Sequence[Run], keys: Sequence[str], x: Axis, target: float | N
     }
 
 
-def time_to_target(parts: Sequence[Reign], target: float | None) -> dict[str, float | None] | None:
-    """`{step, elapsed_s}` of the first step at which the smoothed reward reaches the target; None when it never does.
+Reached = dict[str, float | None] | None
+
+
+def times_to_target(parts: Parts, rewards: Mapping[int, Points], target: float | None) -> dict[int, Reached]:
+    """By run, `{step, elapsed_s}` of the first step at which the smoothed reward reaches the target; None when it never does.
 
     Smoothed: m₁ = y₁, mₜ = 0.1·yₜ + 0.9·mₜ₋₁ over `critic/score/mean` in full resolution, non-finite values left out. A
     single lucky batch does not count as having reached the target.
     """
-    if target is None:
+    steps = {run_id: step for run_id, points in rewards.items() if (step := _reached_at(points, target)) is not None}
+    walls = read_points({run_id: parts[run_id] for run_id in steps}, ["@wall"], {i: Range(s - 1, s) for i, s in steps.items()})
+    elapsed = {run_id: float(values[-1]) for (run_id, _), (_, values) in walls.items()}
+    return {i: {"step": steps[i], "elapsed_s": elapsed.get(i)} if i in steps else None for i in parts}
+
+
+def _reached_at(points: Points, target: float | None) -> int | None:
+    steps, values = points
+    finite = np.isfinite(values)
+    if target is None or not finite.any():
         return None
-    mean: float | None = None
-    for step, value in series_points(parts, REWARD).items():
-        if not math.isfinite(value):
-            continue
-        mean = value if mean is None else EMA_ALPHA * value + (1 - EMA_ALPHA) * mean
-        if mean >= target:
-            return {"step": step, "elapsed_s": axis_values(parts, "wall", step - 1).get(step)}
-    return None
+    reached = np.flatnonzero(smoothed(values[finite], EMA_ALPHA) >= target)
+    return int(steps[finite][reached[0]]) if len(reached) else None
 
 
-def figures(run: Run, parts: Sequence[Reign]) -> dict[str, float | None]:
-    """`{step_s, bubble, occupancy, reward_last_tenth, wall_s, deferred_share}` of a run.
+def smoothed(values: Values, alpha: float) -> Values:
+    """m₁ = y₁, mₜ = α·yₜ + (1−α)·mₜ₋₁, 64 at a time: what a group adds by itself, and what is left of the mean before it."""
+    decay, groups = 1.0 - alpha, -(-len(values) // GROUP)
+    padded = np.zeros(groups * GROUP)
+    padded[: len(values)] = values
+    ages = np.subtract.outer(np.arange(GROUP), np.arange(GROUP))
+    weights = np.where(ages >= 0, alpha * decay ** np.maximum(ages, 0), 0.0)
+    own = padded.reshape(groups, GROUP) @ weights.T
+    left = decay ** np.arange(1, GROUP + 1)
+    before = values[0]  # so that the first mean is the first value
+    for group in own:
+        group += left * before
+        before = group[-1]
+    return own.ravel()[: len(values)]
+
+
+def figures(runs: Sequence[Run], parts: Parts, rewards: Mapping[int, Points]) -> dict[int, dict[str, float | None]]:
+    """By run, `{step_s, bubble, occupancy, reward_last_tenth, wall_s, deferred_share}`.
 
     Means over steps, leaving out the first `max_age` + 1, while the pool fills: seconds a step, bubble share over all devices,
     rows that decode ÷ rows in flight, share of deferred tokens; mean reward over the last tenth of the steps; training
     seconds in all.
     """
-    warm = run.spec["overlap"]["max_age"] + 1
-    bubbles = [key for key in run.latest if key.startswith("bubble/")]
-    reward = list(series_points(parts, REWARD).values())
+    warm = {run.pk: Range(run.spec["overlap"]["max_age"] + 1) for run in runs}
+    bubbles = {run.pk: matching(run, ["bubble/*"]) for run in runs}
+    found = read_buckets(parts, {*MEANS.values(), *(key for keys in bubbles.values() for key in keys)}, warm, most=1)
     return {
-        "step_s": _mean(series_points(parts, "timing_s/step", warm).values()),
-        "bubble": _mean(value for key in bubbles for value in series_points(parts, key, warm).values()),
-        "occupancy": _mean(series_points(parts, "decode_occupancy", warm).values()),
-        "reward_last_tenth": _mean(reward[-max(1, len(reward) // 10) :]),
-        "wall_s": run.elapsed_s or None,
-        "deferred_share": _mean(series_points(parts, "oppo/deferred_token_share", warm).values()),
+        run.pk: {
+            **{name: _mean(found, run.pk, [key]) for name, key in MEANS.items()},
+            "bubble": _mean(found, run.pk, bubbles[run.pk]),
+            "reward_last_tenth": _last_tenth(rewards.get(run.pk)),
+            "wall_s": run.elapsed_s or None,
+        }
+        for run in runs
     }
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    known = [value for value in values if math.isfinite(value)]
-    return fmean(known) if known else None
+def _mean(found: Mapping[Name, Buckets], run_id: int, keys: Iterable[str]) -> float | None:
+    """The mean of the finite points of some series."""
+    whole = [found[run_id, key][0] for key in keys if (run_id, key) in found]
+    weights = [int(bucket["count"] - bucket["broken"]) for bucket in whole]
+    if not sum(weights):
+        return None
+    return sum(float(b["mean"]) * weight for b, weight in zip(whole, weights, strict=True) if weight) / sum(weights)
+
+
+def _last_tenth(points: Points | None) -> float | None:
+    if points is None:
+        return None
+    values = points[1][-max(1, len(points[1]) // 10) :]
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None
 
 
 def config_diff(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 
 from oppo_contract.events import (
@@ -30,10 +31,11 @@ from oppo_contract.events import (
 )
 from oppo_platform.notify import run_changed
 from oppo_platform.runs.models import Attempt, Run
-from oppo_platform.telemetry.models import Decision, LogLine, ProducerMark, SampleRow, SeriesChunk, SpanBatch, StepAxis
-from oppo_platform.telemetry.packing import pack_steps, pack_values
+from oppo_platform.telemetry.models import Decision, LogLine, ProducerMark, SampleRow, SpanBatch
+from oppo_platform.telemetry.points import write_steps
 
 LONGEST_LOG_LINE = 4000
+PLATFORM_STREAM = "platform"
 
 
 class GapFound(Exception):
@@ -123,40 +125,17 @@ def _write_start(attempt: Attempt, events: list[StartedEvent]) -> None:
 def _write_steps(attempt: Attempt, events: list[StepEvent]) -> None:
     if attempt.first_step is None or events[0].step < attempt.first_step:
         Attempt.objects.filter(pk=attempt.pk).update(first_step=events[0].step)
-    axes = [
-        StepAxis(
-            attempt=attempt,
-            step=event.step,
-            elapsed_s=finite(event.elapsed_s) or 0.0,
-            generated_tokens=event.generated_tokens,
-            device_seconds=finite(event.device_seconds) or 0.0,
-        )
-        for event in {event.step: event for event in events}.values()
-    ]
-    # An engine that was started again within the attempt repeats steps: the later telling counts, here and in the series.
-    StepAxis.objects.bulk_create(
-        axes,
-        update_conflicts=True,
-        unique_fields=["attempt", "step"],
-        update_fields=["elapsed_s", "generated_tokens", "device_seconds"],
-    )
-    points: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for event in events:
-        for key, value in event.metrics.items():
-            points[key].append((event.step, value))
-    SeriesChunk.objects.bulk_create(_chunk(attempt, key, series) for key, series in points.items())
+    left_out = write_steps(attempt, events)
+    if left_out:
+        _tell_left_out(attempt, left_out, events[-1].time)
 
 
-def _chunk(attempt: Attempt, key: str, points: list[tuple[int, float]]) -> SeriesChunk:
-    steps = [step for step, _ in points]
-    return SeriesChunk(
-        attempt=attempt,
-        key=key,
-        first_step=min(steps),
-        last_step=max(steps),
-        steps=pack_steps(steps),
-        values=pack_values(value for _, value in points),
-    )
+def _tell_left_out(attempt: Attempt, keys: list[str], time: float) -> None:
+    """A line in the run's log, the first time only."""
+    most = settings.OPPO_MOST_SERIES
+    text = f"This run has {most} metrics, the most a run may have (OPPO_MOST_SERIES). Others are not kept, such as {keys[0]}."
+    if not LogLine.objects.filter(attempt=attempt, stream=PLATFORM_STREAM).exists():
+        LogLine.objects.create(attempt=attempt, stream=PLATFORM_STREAM, text=text, time=datetime.fromtimestamp(time, UTC))
 
 
 def _write_spans(attempt: Attempt, events: list[SpansEvent]) -> None:

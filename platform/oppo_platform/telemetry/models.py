@@ -1,4 +1,4 @@
-"""What attempts told, packed the way it came: one row a (series, batch), one a step, one a line.
+"""What attempts told. Series lie hot, one row a (series, batch), until they are sealed in blocks (`telemetry.sealing`).
 
 Rows belong to an attempt; `selectors` merge a run's attempts (the newer wins from its first step on).
 """
@@ -34,36 +34,60 @@ class ProducerMark(models.Model):
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="producers")
     producer = models.CharField(max_length=16)
     high_water = models.PositiveBigIntegerField(default=0)
+    # The high water when the attempt's series were last sealed; only the engine's counts.
+    sealed = models.PositiveBigIntegerField(default=0)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["attempt", "producer"], name="one_mark_a_producer")]
 
 
-class SeriesChunk(models.Model):
-    """Some consecutive points of one metric: int32 steps and float64 values, little-endian, as long as each other."""
+class Series(models.Model):
+    """One metric of one attempt. Keys that begin with `@` are its x axes (`telemetry.axes`)."""
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="+")
     key = models.CharField(max_length=200)
+    # Of the sealed points; what is hot comes on top.
+    points = models.PositiveBigIntegerField(default=0)
+    first_step = models.PositiveIntegerField(default=0)
+    last_step = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["attempt", "key"], name="one_series_a_key")]
+
+
+class HotPoints(models.Model):
+    """Some points of a series as one batch brought them (`blocks.pack_points`), until they are sealed."""
+
+    series = models.ForeignKey(Series, on_delete=models.CASCADE, related_name="hot")
     first_step = models.PositiveIntegerField()
     last_step = models.PositiveIntegerField()
-    steps = models.BinaryField()
-    values = models.BinaryField()
+    data = models.BinaryField()
+
+
+class Block(models.Model):
+    """At most 4,096 sealed points of a series, sorted by step, with their pyramid (`telemetry.blocks`).
+
+    The blocks of a series do not overlap. Large columns lie outside the row: reading `coarse` of many blocks touches no points.
+    """
+
+    series = models.ForeignKey(Series, on_delete=models.CASCADE, related_name="blocks", db_index=False)
+    first_step = models.PositiveIntegerField()
+    last_step = models.PositiveIntegerField()
+    count = models.PositiveIntegerField()
+    stride = models.PositiveIntegerField(help_text="Between two steps; 0 where they are not equally far apart.")
+    points = models.BinaryField()
+    fine = models.BinaryField(help_text="Buckets of 16 points.")
+    coarse = models.BinaryField(help_text="Buckets of 256 points.")
+    whole = models.BinaryField(help_text="One bucket.")
 
     class Meta:
-        indexes = [models.Index(fields=["attempt", "key", "first_step"], name="chunk_by_series")]
+        constraints = [models.UniqueConstraint(fields=["series", "first_step"], name="one_block_a_first_step")]
 
 
-class StepAxis(models.Model):
-    """The other x axes, once a step: training time, trained response tokens, device-seconds, all since step 0."""
+class HousekeeperBeat(models.Model):
+    """One row: when the last round of housekeeping ended."""
 
-    attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="+")
-    step = models.PositiveIntegerField()
-    elapsed_s = models.FloatField()
-    generated_tokens = models.PositiveBigIntegerField()
-    device_seconds = models.FloatField()
-
-    class Meta:
-        constraints = [models.UniqueConstraint(fields=["attempt", "step"], name="one_axis_a_step")]
+    last_round_at = models.DateTimeField()
 
 
 class SpanBatch(models.Model):

@@ -17,7 +17,7 @@ from django.db.models.functions import Coalesce, Lower
 
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.models import SampleRow
-from oppo_platform.telemetry.selectors import reigns
+from oppo_platform.telemetry.reading import reigns
 
 MOST_SAMPLES = 200
 MOST_SAME_PROMPT = 500

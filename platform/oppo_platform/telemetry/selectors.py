@@ -6,31 +6,40 @@ The caller has made sure that the user may see the run. Everything returned is r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
 
+import numpy as np
 from django.db.models import Q, QuerySet
+from numpy.typing import NDArray
 
 from oppo_platform.runs.models import Attempt, Run
-from oppo_platform.telemetry.downsample import shown_indices
+from oppo_platform.telemetry.axes import Axis
+from oppo_platform.telemetry.blocks import BUCKET, Buckets
 from oppo_platform.telemetry.ingest import finite
-from oppo_platform.telemetry.models import Decision, LogLine, SeriesChunk, SpanBatch, StepAxis
-from oppo_platform.telemetry.packing import unpack_steps, unpack_values
+from oppo_platform.telemetry.models import Decision, LogLine, SpanBatch
+from oppo_platform.telemetry.reading import EVERYTHING, Parts, Range, Reign, read_buckets, read_points, reigns
 
-Axis = Literal["step", "wall", "tokens", "gpu_seconds"]
-AXIS_FIELD = {"wall": "elapsed_s", "tokens": "generated_tokens", "gpu_seconds": "device_seconds"}
-MOST_POINTS = 20_000
+LEAST_POINTS, MOST_POINTS = 8, 20_000
+NO_BUCKETS = np.empty(0, BUCKET)
+NO_POINTS = (np.empty(0, np.int32), np.empty(0))
 MOST_TIMELINE_STEPS = 50
 MOST_LOG_LINES = 1000
 
 
-class Series(TypedDict):
-    """One metric: three columns of the same length; `y` is None where it is not finite, `x` where it is unknown."""
+class Column(TypedDict):
+    """One metric: columns of the same length. `y` is None where it is not finite, `x` where it is unknown.
+
+    With more points than were asked for a row stands for several: `step` and `x` are their last, `y` is their mean, and None if
+    one of them is not finite; `low` and `high` are the extremes of the finite ones.
+    """
 
     step: list[int]
     x: list[float | None]
     y: list[float | None]
+    low: NotRequired[list[float | None]]
+    high: NotRequired[list[float | None]]
 
 
 class Metrics(TypedDict):
@@ -38,44 +47,33 @@ class Metrics(TypedDict):
 
     x: Axis
     last_step: int
-    series: dict[str, Series]
+    series: dict[str, Column]
 
 
-@dataclass(frozen=True, slots=True)
-class Reign:
-    """The steps from `first` on and before `before` (None: without end) are told by this attempt."""
-
-    attempt: Attempt
-    first: int
-    before: int | None
-
-
-def reigns(run: Run) -> list[Reign]:
-    """Which attempt tells which steps, oldest first."""
-    found: list[Reign] = []
-    before: int | None = None
-    for attempt in Attempt.objects.filter(run=run, first_step__isnull=False).order_by("-epoch"):
-        first = attempt.first_step or 0
-        if before is None or first < before:
-            found.append(Reign(attempt, first, before))
-            before = first
-    return found[::-1]
-
-
-def metrics(run: Run, keys: Iterable[str], x: Axis = "step", max_points: int = 2000, since_step: int = 0) -> Metrics:
-    """Series of a run, each with at most `max_points` points that keep every spike.
+def metrics(run: Run, keys: Iterable[str], x: Axis = "step", max_points: int = 2000, within: Range = EVERYTHING) -> Metrics:
+    """Series of a run, each with at most `max_points` rows that keep every spike.
 
     Args:
         keys: metric names; one that ends in `*` stands for all that begin so (`bubble/*`).
         x: the axis: step, training seconds, trained response tokens, or device-seconds.
-        since_step: only steps above this one, for a page that has the others already.
+        within: only these steps, for a page that has the others already, or that zooms.
     """
-    parts = reigns(run)
     wanted = matching(run, keys)
-    columns = {key: series_points(parts, key, since_step) for key in wanted}
-    axis = axis_values(parts, x, since_step) if x != "step" else {}
-    shown = {key: _shown(points, axis, x, min(max_points, MOST_POINTS)) for key, points in columns.items()}
-    return Metrics(x=x, last_step=run.step, series=shown)
+    series = columns({run.pk: reigns(run)}, {run.pk: wanted}, x, max_points, within)[run.pk]
+    return Metrics(x=x, last_step=run.step, series=series)
+
+
+def columns(
+    parts: Parts, keys: Mapping[int, Sequence[str]], x: Axis, max_points: int, within: Range = EVERYTHING
+) -> dict[int, dict[str, Column]]:
+    """The series of several runs in one go, by run id and key."""
+    most = max(LEAST_POINTS, min(max_points, MOST_POINTS))
+    wanted = {key for names in keys.values() for key in names}
+    found = read_buckets(parts, wanted | ({f"@{x}"} - {"@step"}), within, most)
+    return {
+        run_id: {key: _column(found.get((run_id, key), NO_BUCKETS), found.get((run_id, f"@{x}")), x) for key in names}
+        for run_id, names in keys.items()
+    }
 
 
 def matching(run: Run, keys: Iterable[str]) -> list[str]:
@@ -89,33 +87,43 @@ def matching(run: Run, keys: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def series_points(parts: Sequence[Reign], key: str, since_step: int = 0) -> dict[int, float]:
-    """Step → value of one metric in full resolution, ascending by step."""
-    points: dict[int, float] = {}
-    for part in parts:
-        chunks = SeriesChunk.objects.filter(attempt=part.attempt, key=key, last_step__gt=since_step)
-        if part.before is not None:
-            chunks = chunks.filter(first_step__lt=part.before)
-        for steps, values in chunks.order_by("id").values_list("steps", "values"):
-            points.update(zip(unpack_steps(steps), unpack_values(values), strict=True))
-        if part.before is not None:
-            points = {step: value for step, value in points.items() if step < part.before}
-    return {step: points[step] for step in sorted(points) if step > since_step}
+def series_points(parts: Sequence[Reign], key: str, after: int = 0) -> dict[int, float]:
+    """Step → value of one metric of one run in full resolution, ascending by step."""
+    steps, values = read_points({0: parts}, [key], Range(after)).get((0, key), NO_POINTS)
+    return dict(zip(steps.tolist(), values.tolist(), strict=True))
 
 
-def axis_values(parts: Sequence[Reign], x: Axis, since_step: int = 0) -> dict[int, float]:
-    """Step → place on the axis."""
-    values: dict[int, float] = {}
-    for part in parts:
-        values.update(_within(StepAxis.objects.filter(step__gt=since_step), part).values_list("step", AXIS_FIELD[x]))
-    return values
+def _column(buckets: Buckets, axis: Buckets | None, x: Axis) -> Column:
+    steps = buckets["last"].tolist()
+    thinned = bool((buckets["count"] > 1).any())
+    written = _rounded if thinned else _finite
+    column = Column(
+        step=steps,
+        x=steps if x == "step" else _places(buckets["last"], axis),
+        y=written(np.where(buckets["broken"], np.nan, buckets["mean"])),
+    )
+    if thinned:
+        column["low"], column["high"] = written(buckets["low"]), written(buckets["high"])
+    return column
 
 
-def _shown(points: dict[int, float], axis: dict[int, float], x: Axis, max_points: int) -> Series:
-    steps, values = list(points), list(points.values())
-    indices = shown_indices(values, max_points)
-    places = [float(steps[i]) if x == "step" else axis.get(steps[i]) for i in indices]
-    return Series(step=[steps[i] for i in indices], x=places, y=[finite(values[i]) for i in indices])
+def _places(steps: NDArray[np.int32], axis: Buckets | None) -> list[float | None]:
+    """Where steps lie on an axis; between its buckets on a straight line."""
+    if axis is None or not len(axis):
+        return [None] * len(steps)
+    return _finite(np.interp(steps, axis["last"], axis["end"], left=np.nan, right=np.nan))
+
+
+def _finite(values: NDArray[np.float64]) -> list[float | None]:
+    """For JSON: None where a value is not finite."""
+    if np.isfinite(values).all():
+        return values.tolist()
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _rounded(values: NDArray[np.float64]) -> list[float | None]:
+    """To six digits: what stands for many points is drawn, and half the bytes."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
 def timeline(run: Run, from_step: int | None = None, to_step: int | None = None) -> dict[str, Any]:

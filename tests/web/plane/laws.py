@@ -13,7 +13,8 @@ from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, may_move
 from oppo_platform.runs.models import Attempt, Run
 from oppo_platform.scheduling.models import Allocation, Usage
 from oppo_platform.scheduling.usage import decay, faded
-from oppo_platform.telemetry.models import LogLine, ProducerMark, StepAxis
+from oppo_platform.telemetry.blocks import unpack_points
+from oppo_platform.telemetry.models import HotPoints, LogLine, ProducerMark
 
 if TYPE_CHECKING:
     from tests.web.plane.simulation import ControlPlane
@@ -178,8 +179,9 @@ class Laws:
         for attempt_id, text in LogLine.objects.order_by("id").values_list("attempt_id", "text"):
             of_rank = re.match(r"\[rank (\d+)\] ", text)  # what further nodes say is marked
             lines[attempt_id, int(of_rank[1]) if of_rank else 0].append(text[of_rank.end() :] if of_rank else text)
-        for attempt_id, step in StepAxis.objects.order_by("attempt", "step").values_list("attempt_id", "step"):
-            steps[attempt_id].append(step)
+        hot = HotPoints.objects.filter(series__key="@wall").order_by("id")
+        for attempt_id, data in hot.values_list("series__attempt_id", "data"):
+            steps[attempt_id] += unpack_points(data)[0].tolist()
         for (attempt_id, _), files in self.plane.written.items():
             assert files.claim is not None
             meeting = files.claim.claimed.rendezvous

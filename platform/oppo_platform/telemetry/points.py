@@ -1,0 +1,63 @@
+"""Writing points: a batch of steps becomes one hot row a series, by COPY."""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from django.conf import settings
+from django.db import connection
+
+from oppo_contract.events import StepEvent
+from oppo_platform.runs.models import Attempt
+from oppo_platform.telemetry.axes import AXIS_KEYS
+from oppo_platform.telemetry.blocks import pack_points
+from oppo_platform.telemetry.models import Series
+
+Column = tuple["array[int]", "array[float]"]
+COPY_HOT = "COPY telemetry_hotpoints (series_id, first_step, last_step, data) FROM STDIN (FORMAT BINARY)"
+
+
+def write_steps(attempt: Attempt, events: Sequence[StepEvent]) -> list[str]:
+    """Keep the metrics and axes of some steps; returns the keys that were left out because the run has too many.
+
+    Guarantee of `ingest`, whose transaction and lock this is in: an attempt's points of one series arrive in order.
+    """
+    columns = _columns(events)
+    ids = _series_ids(attempt, list(columns))
+    with connection.cursor() as cursor, cursor.copy(COPY_HOT) as copy:
+        copy.set_types(["int8", "int4", "int4", "bytea"])
+        for key, (steps, values) in columns.items():
+            if key in ids:
+                data = pack_points(np.asarray(steps), np.asarray(values))
+                copy.write_row((ids[key], min(steps), max(steps), data))
+    return [key for key in columns if key not in ids]
+
+
+def _columns(events: Iterable[StepEvent]) -> dict[str, Column]:
+    """The steps' metrics and axes by key."""
+    found: dict[str, Column] = defaultdict(lambda: (array("i"), array("d")))
+    for event in events:
+        step = event.step
+        for key, field in AXIS_KEYS.items():
+            steps, values = found[key]
+            steps.append(step)
+            values.append(getattr(event, field))
+        for key, value in event.metrics.items():
+            steps, values = found[key]
+            steps.append(step)
+            values.append(value)
+    return found
+
+
+def _series_ids(attempt: Attempt, keys: list[str]) -> dict[str, int]:
+    """The series' ids, made where they are missing and the run may have more of them."""
+    known = dict(Series.objects.filter(attempt=attempt).values_list("key", "id"))
+    missing = [key for key in keys if key not in known]
+    if missing:
+        room = max(0, settings.OPPO_MOST_SERIES + len(AXIS_KEYS) - len(known))
+        made = Series.objects.bulk_create(Series(attempt=attempt, key=key) for key in missing[:room])
+        known |= {series.key: series.pk for series in made}
+    return known

@@ -1,0 +1,213 @@
+"""Reading series out of blocks and hot rows, as finely as is asked for.
+
+    attempt 1 ████████████▌            a run's attempts: the newer one tells from its first step on (`Reign`)
+    attempt 2             ▐█████████░░ ░ hot
+
+One statement brings, of each block, the level of its pyramid that is wanted, or its points where it must be cut: at the ends of
+the range, where a newer attempt takes over, and where hot points tell a step again. One statement, because points move from hot
+rows to blocks while somebody reads.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from django.db import connection
+
+from oppo_platform.runs.models import Attempt, Run
+from oppo_platform.telemetry import blocks
+from oppo_platform.telemetry.blocks import Buckets, Steps, Values
+from oppo_platform.telemetry.models import Block, HotPoints, Series
+
+Level = Literal["points", "fine", "coarse", "whole"]
+Points = tuple[Steps, Values]
+LEVELS: tuple[tuple[Level, int], ...] = (("whole", blocks.POINTS_A_BLOCK), ("coarse", blocks.COARSE), ("fine", blocks.FINE))
+END = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reign:
+    """The steps from `first` on and before `before` (None: without end) are told by this attempt."""
+
+    attempt: Attempt
+    first: int
+    before: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Steps above `after` and up to `until`."""
+
+    after: int = -1
+    until: int = END
+
+
+EVERYTHING = Range()
+
+
+def reigns(run: Run) -> list[Reign]:
+    """Which attempt tells which steps, oldest first."""
+    return reigns_of([run])[run.pk]
+
+
+def reigns_of(runs: Iterable[Run]) -> dict[int, list[Reign]]:
+    """The same of several runs, by their ids."""
+    found: dict[int, list[Reign]] = {run.pk: [] for run in runs}
+    for attempt in Attempt.objects.filter(run__in=found, first_step__isnull=False).order_by("-epoch"):
+        parts, first = found[attempt.run_id], attempt.first_step or 0
+        if not parts or first < parts[-1].first:
+            parts.append(Reign(attempt, first, parts[-1].first if parts else None))
+    return {run_id: parts[::-1] for run_id, parts in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A series of one reign, and which of its steps."""
+
+    series_id: int
+    after: int
+    until: int
+
+
+class _Points(NamedTuple):
+    """A piece of a series in full resolution."""
+
+    steps: Steps
+    values: Values
+
+
+_Piece = _Points | Buckets
+Name = tuple[int, str]  # (run id, key)
+Parts = Mapping[int, Sequence[Reign]]  # run id → reigns
+Within = Range | Mapping[int, Range]  # the same steps of all runs, or some of each
+
+
+def read_buckets(parts: Parts, keys: Collection[str], within: Within, most: int) -> dict[Name, Buckets]:
+    """Series as buckets, of several runs at once, ascending by step: one bucket a point where that is few enough.
+
+    Args:
+        parts: the runs and their reigns.
+        keys: of series; those that a run has not are left out of the answer.
+        within: the steps.
+        most: buckets a series at most.
+    """
+    found: dict[Name, Buckets] = {}
+    for name, pieces in _read(parts, keys, within, most).items():
+        found[name] = blocks.thinned(np.concatenate([_bucketed(piece) for piece in pieces]), most)
+    return found
+
+
+def read_points(parts: Parts, keys: Collection[str], within: Within = EVERYTHING) -> dict[Name, Points]:
+    """Series in full resolution: steps and values, ascending by step."""
+    found: dict[Name, Points] = {}
+    for name, pieces in _read(parts, keys, within, None).items():
+        points = [(piece.steps, piece.values) for piece in pieces if isinstance(piece, _Points)]
+        found[name] = (np.concatenate([s for s, _ in points]), np.concatenate([v for _, v in points]))
+    return found
+
+
+def _read(parts: Parts, keys: Collection[str], within: Within, most: int | None) -> dict[Name, list[_Piece]]:
+    """Pieces of each series that has points in the range, oldest first."""
+    whose = {part.attempt.pk: (run_id, part) for run_id, reigns in parts.items() for part in reigns}
+    wanted: dict[Level, list[_Wanted]] = defaultdict(list)
+    names: dict[int, Name] = {}
+    for series in Series.objects.filter(attempt__in=whose, key__in=keys).order_by("attempt__epoch"):
+        run_id, part = whose[series.attempt_id]
+        steps = within if isinstance(within, Range) else within[run_id]
+        until = steps.until if part.before is None else min(steps.until, part.before - 1)
+        asked = _Wanted(series.pk, steps.after, until)
+        wanted[_level(series, asked, most)].append(asked)
+        names[series.pk] = (run_id, series.key)
+    pieces: dict[int, list[_Piece]] = {}
+    for level, asked_for in wanted.items():
+        pieces |= _fetch(asked_for, level)
+    found: dict[Name, list[_Piece]] = defaultdict(list)
+    for series_id, name in names.items():
+        found[name] += pieces.get(series_id, [])
+    return {name: pieces for name, pieces in found.items() if pieces}
+
+
+def _level(series: Series, asked: _Wanted, most: int | None) -> Level:
+    """The coarsest level with as many buckets as are wanted; points for whoever wants all."""
+    if most is None:
+        return "points"
+    if most == 1:
+        return "whole"
+    length = series.last_step - series.first_step + 1
+    shared = min(series.last_step, asked.until) - max(series.first_step, asked.after + 1) + 1
+    points = series.points * max(0, shared) / length
+    return next((level for level, size in LEVELS if points / size >= most), "points")
+
+
+def _fetch(wanted: Sequence[_Wanted], level: Level) -> dict[int, list[_Piece]]:
+    """By series: its blocks in order, then what is hot."""
+    columns = [[getattr(asked, field) for asked in wanted] for field in ("series_id", "after", "until")]
+    with connection.cursor() as cursor:
+        cursor.execute(ROWS[level], columns)
+        rows = cursor.fetchall()
+    by_series: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    for series_id, *row, _ in rows:
+        by_series[series_id].append(tuple(row))
+    return {asked.series_id: list(_pieces(by_series[asked.series_id], asked)) for asked in wanted}
+
+
+def _pieces(rows: Iterable[tuple[Any, ...]], asked: _Wanted) -> Iterator[_Piece]:
+    """Blocks as they are, or cut; those that hot points reach into are one piece with them."""
+    tail: list[Points] = []
+    for kind, first_step, stride, data in rows:
+        if kind == "bucket":
+            yield blocks.unpack_buckets(data)
+        elif kind == "cut":
+            yield from _cut([blocks.unpack_block(first_step, stride, data)], asked)
+        elif kind == "retold":
+            tail.append(blocks.unpack_block(first_step, stride, data))
+        else:
+            tail.append(blocks.unpack_points(data))
+    if tail:
+        yield from _cut(tail, asked)
+
+
+def _cut(parts: Sequence[Points], asked: _Wanted) -> Iterator[_Points]:
+    steps, values = blocks.newest(np.concatenate([s for s, _ in parts]), np.concatenate([v for _, v in parts]))
+    inside = slice(*np.searchsorted(steps, [asked.after, asked.until], side="right"))
+    if len(steps[inside]):
+        yield _Points(steps[inside], values[inside])
+
+
+def _bucketed(piece: _Piece) -> Buckets:
+    return blocks.as_buckets(piece.steps, piece.values) if isinstance(piece, _Points) else piece
+
+
+def _rows_of(level: Level) -> str:
+    """The statement: blocks in the range, at this level or, where they must be cut or are told again, as points; hot rows."""
+    block, hot = Block._meta.db_table, HotPoints._meta.db_table
+    kind = "points" if level == "points" else "bucket"
+    return f"""
+        WITH wanted AS (SELECT * FROM unnest(%s::bigint[], %s::int[], %s::int[]) AS w(series_id, after, until)),
+        hot AS MATERIALIZED (
+            SELECT h.series_id, h.id, h.first_step, h.data FROM wanted w JOIN {hot} h USING (series_id)
+            WHERE h.last_step > w.after AND h.first_step <= w.until
+        ),
+        tail AS (SELECT series_id, min(first_step) AS first FROM hot GROUP BY series_id),
+        block AS (
+            SELECT b.*, CASE
+                WHEN b.last_step >= t.first THEN 'retold'
+                WHEN b.first_step <= w.after OR b.last_step > w.until OR '{kind}' = 'points' THEN 'cut'
+                ELSE 'bucket' END AS kind
+            FROM wanted w JOIN {block} b USING (series_id) LEFT JOIN tail t USING (series_id)
+            WHERE b.last_step > w.after AND b.first_step <= w.until
+        )
+        SELECT
+            series_id, kind, first_step, stride, CASE kind WHEN 'bucket' THEN {level} ELSE points END AS data, first_step AS place
+        FROM block
+        UNION ALL
+        SELECT series_id, 'hot', first_step, 0, data, {END} + id AS place FROM hot
+        ORDER BY series_id, place
+    """  # noqa: S608 - the level is one of four words
+
+
+ROWS = {level: _rows_of(level) for level in ("points", "fine", "coarse", "whole")}
