@@ -29,6 +29,7 @@ def test_pages_are_clean(visit, platform, two_runs, scheme, window):
         f"/runs/{oppo}/samples": "#rows tr",
         f"/runs/{oppo}/logs": "#log li",
         f"/runs/{oppo}/config": "#spec-text",
+        f"/runs/{oppo}/checkpoints": "#checkpoints tr",
         f"/runs/{oppo}/events": "#decisions tr",
         f"/compare?runs={sequential},{oppo}": "#plot-reward .main-svg",
         "/compare": "#nothing h2",

@@ -47,11 +47,12 @@ def link_in(reply):
     return unescape(shown[1])
 
 
+MEMBERS = {Action.READ, Action.SUBMIT, Action.DOWNLOAD, Action.CREATE_PROJECT, Action.NAME_SECRETS}
 GRANTED = {
     None: set(),
     "viewer": {Action.READ},
-    "member": {Action.READ, Action.SUBMIT, Action.CREATE_PROJECT, Action.NAME_SECRETS},
-    "maintainer": {Action.READ, Action.SUBMIT, Action.CREATE_PROJECT, Action.NAME_SECRETS, Action.STEER_ANY_RUN},
+    "member": MEMBERS,
+    "maintainer": MEMBERS | {Action.STEER_ANY_RUN},
     "owner": set(Action),
 }
 

@@ -21,6 +21,7 @@ class Action(StrEnum):
 
     READ = "look at the team's runs"
     SUBMIT = "submit runs and steer their own"
+    DOWNLOAD = "download checkpoints"
     CREATE_PROJECT = "create projects"
     NAME_SECRETS = "see which secrets there are"
     STEER_ANY_RUN = "steer other people's runs"
@@ -34,6 +35,7 @@ RANK = {role: rank for rank, role in enumerate((Role.VIEWER, Role.MEMBER, Role.M
 LEAST_ROLE = {
     Action.READ: Role.VIEWER,
     Action.SUBMIT: Role.MEMBER,
+    Action.DOWNLOAD: Role.MEMBER,
     Action.CREATE_PROJECT: Role.MEMBER,
     Action.NAME_SECRETS: Role.MEMBER,
     Action.STEER_ANY_RUN: Role.MAINTAINER,

@@ -15,7 +15,7 @@ from oppo_contract.states import RunState
 from oppo_contract.yaml_text import dump_yaml, parse_yaml
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit, visible_projects
 from oppo_platform.accounts.models import User
-from oppo_platform.api import samples
+from oppo_platform.api import checkpoints, samples
 from oppo_platform.api.auth import PERSON
 from oppo_platform.api.problems import install, problem
 from oppo_platform.api.subjects import LARGEST_ID, person, run_of
@@ -32,7 +32,8 @@ LAST_STEP = 2**31 - 1
 
 api = NinjaAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, urls_namespace="api")
 install(api)
-api.add_router("", samples.router)
+for part in (samples, checkpoints):
+    api.add_router("", part.router)
 api.add_exception_handler(steering.NotPossible, lambda request, error: problem(409, str(error)))
 
 

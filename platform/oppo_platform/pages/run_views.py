@@ -13,7 +13,8 @@ from oppo_contract.events import IdleCause
 from oppo_contract.problems import SpecError
 from oppo_contract.spec import load_spec
 from oppo_contract.yaml_text import dump_yaml
-from oppo_platform.accounts.access import may_steer, may_submit
+from oppo_platform.accounts.access import Action, may, may_steer, may_submit
+from oppo_platform.runs.checkpoints import checkpoints as saved
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import get_run, run_summary, transitions
 
@@ -24,6 +25,7 @@ TABS = (
     ("run-samples", "Samples"),
     ("run-logs", "Logs"),
     ("run-config", "Config"),
+    ("run-checkpoints", "Checkpoints"),
     ("run-events", "Events"),
 )
 # What the timeline's colours mean; the keys are those of the design's tokens.
@@ -95,6 +97,20 @@ def events(request: HttpRequest, run_id: int) -> HttpResponse:
     if request.GET.get("part"):
         return render(request, "run/transitions.html", context)
     return _page(request, run, "run-events", "run/events.html", context)
+
+
+@require_GET
+def checkpoints(request: HttpRequest, run_id: int) -> HttpResponse:
+    """What the run has saved, and which of it the next attempt resumes from."""
+    run = _run(request, run_id)
+    context = {
+        "checkpoints": saved(run),
+        "run_id": run.pk,
+        "may_download": may(request.user, Action.DOWNLOAD, run.project.team_id),
+    }
+    if request.GET.get("part"):
+        return render(request, "run/checkpoint_rows.html", context)
+    return _page(request, run, "run-checkpoints", "run/checkpoints.html", context)
 
 
 def _run(request: HttpRequest, run_id: int) -> Run:

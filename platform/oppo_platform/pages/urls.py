@@ -16,6 +16,7 @@ urlpatterns = [
     path("runs/<int:run_id>/samples", run_views.samples, name="run-samples"),
     path("runs/<int:run_id>/logs", run_views.logs, name="run-logs"),
     path("runs/<int:run_id>/config", run_views.config, name="run-config"),
+    path("runs/<int:run_id>/checkpoints", run_views.checkpoints, name="run-checkpoints"),
     path("runs/<int:run_id>/events", run_views.events, name="run-events"),
     path("queue", views.queue, name="queue"),
     path("sharing", sharing_views.sharing, name="sharing"),

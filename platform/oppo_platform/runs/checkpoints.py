@@ -1,0 +1,185 @@
+"""A run's checkpoints as people see them, and their files as one archive.
+
+The platform reads the artifact store only where it is a folder of this machine; elsewhere a checkpoint is listed and no more.
+Nothing outside the run's own folder is ever opened: a file must stand in the checkpoint's manifest, whose digest was registered,
+and must be a plain file of the size that it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import stat
+import tarfile
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+from django.db import transaction
+
+from oppo_platform.accounts import audit
+from oppo_platform.accounts.models import User
+from oppo_platform.runs.attempts import artifact_url, latest_checkpoint
+from oppo_platform.runs.models import Checkpoint, Run
+
+MANIFEST = "manifest.json"
+LARGEST_MANIFEST = 16 * 1024 * 1024
+READ_BYTES = 1024 * 1024
+BLOCK = tarfile.BLOCKSIZE
+
+# What a worker called its folder becomes a file name and a header: nothing in it may be odd there.
+_ODD = re.compile(r"[^A-Za-z0-9._-]")
+
+Files = Literal["here", "deleted", "elsewhere"]
+
+
+class NotReadable(Exception):
+    """The checkpoint's files are not on this machine, or are not those that were registered; the message says which."""
+
+
+def checkpoints(run: Run) -> list[dict[str, Any]]:
+    """Every registered checkpoint, newest step first.
+
+    `{id, step, name, attempt, node, bytes, manifest_sha256, registered_at, files, resumes}`: `files` says whether they can be
+    read here, `resumes` whether the next attempt would begin with it; none does once the run has ended.
+    """
+    newest = latest_checkpoint(run) if run.ended_at is None else None
+    rows = Checkpoint.objects.filter(run=run).select_related("attempt__node").order_by("-step", "-id")
+    return [
+        {
+            "id": row.pk,
+            "step": row.step,
+            "name": folder_name(row),
+            "attempt": row.attempt.epoch,
+            "node": row.attempt.node.name,
+            "bytes": row.bytes,
+            "manifest_sha256": row.manifest_sha256,
+            "registered_at": row.registered_at.isoformat().replace("+00:00", "Z"),
+            "files": where(row),
+            "resumes": newest is not None and row.pk == newest.pk,
+        }
+        for row in rows
+    ]
+
+
+def folder_name(row: Checkpoint) -> str:
+    """The checkpoint's own folder: `step-00000100`, or `step-00000100-chunk-000003` with a half-done step."""
+    return unquote(PurePosixPath(urlsplit(row.url).path).name)
+
+
+def where(row: Checkpoint) -> Files:
+    """Whether its files can be read on this machine. A run's checkpoints lie beside each other, so a lone gap is a deletion."""
+    try:
+        folder = _folder(row)
+    except NotReadable:
+        return "elsewhere"
+    if (folder / MANIFEST).is_file():
+        return "here"
+    return "deleted" if folder.parent.is_dir() else "elsewhere"
+
+
+def _folder(row: Checkpoint) -> Path:
+    """Where it lies, links resolved. Raises NotReadable when that is not inside the run's own folder on this machine."""
+    root, folder = (_path(url) for url in (artifact_url(row.run_id), row.url))
+    if not folder.is_relative_to(root) or folder == root:
+        raise NotReadable("This checkpoint does not lie in its run's folder.")
+    return folder
+
+
+def _path(url: str) -> Path:
+    parts = urlsplit(url)
+    path = Path(unquote(parts.path))
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not path.is_absolute() or "\0" in str(path):
+        raise NotReadable("The platform can read checkpoints from folders of its own machine only.")
+    return path.resolve()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One file of an archive: its header, its open descriptor, its size in bytes."""
+
+    header: bytes
+    descriptor: int
+    size: int
+
+
+class Archive:
+    """A checkpoint as a tar, read while it is sent. The files are open from the start, so that a deletion cannot cut it short."""
+
+    def __init__(self, name: str, members: list[Member], files: ExitStack) -> None:
+        self.name, self._members, self._files = name, members, files
+        self.bytes = sum(len(m.header) + m.size + -m.size % BLOCK for m in members) + 2 * BLOCK
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for member in self._members:
+            yield member.header
+            left = member.size
+            while left:
+                piece = await asyncio.to_thread(os.read, member.descriptor, min(left, READ_BYTES))
+                if not piece:
+                    raise OSError(f"a file of {self.name} has become shorter while it was sent")
+                left -= len(piece)
+                yield piece
+            yield b"\0" * (-member.size % BLOCK)
+        yield b"\0" * (2 * BLOCK)
+
+    def close(self) -> None:
+        """Close the files; the response calls it, sent to the end or not."""
+        self._files.close()
+
+
+@transaction.atomic
+def open_archive(run: Run, checkpoint_id: int, user: User) -> Archive:
+    """The files of a checkpoint, opened for `user`, who goes into the audit log.
+
+    Raises:
+        Checkpoint.DoesNotExist: it is not one of the run's.
+        NotReadable: its files are not here, or not those that were registered.
+    """
+    row = Checkpoint.objects.get(pk=checkpoint_id, run=run)
+    if where(row) != "here":
+        raise NotReadable("The files of this checkpoint are not on the platform's machine any more, or never were.")
+    audit.record(run.project.team_id, user, "checkpoint.download", f"run {run.pk} {run.name}", step=row.step)
+    folder, name = _folder(row), _ODD.sub("_", folder_name(row))
+    with ExitStack() as files:
+        members = [_member(folder, name, *file, row, files) for file in _listed(folder, row)]
+        return Archive(f"run-{run.pk}-{name}.tar", members, files.pop_all())
+
+
+def _listed(folder: Path, row: Checkpoint) -> list[tuple[str, int]]:
+    """(path in the folder, bytes) of every file, by the manifest that was registered."""
+    manifest = folder / MANIFEST
+    if manifest.is_symlink() or manifest.stat().st_size > LARGEST_MANIFEST:
+        raise NotReadable("The manifest of this checkpoint is not a plain file of a sensible size.")
+    content = manifest.read_bytes()
+    if hashlib.sha256(content).hexdigest() != row.manifest_sha256:
+        raise NotReadable("The manifest of this checkpoint is not the one that was registered: the files were changed.")
+    try:
+        told = [(str(path), int(entry["bytes"])) for path, entry in json.loads(content).items()]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise NotReadable("The manifest of this checkpoint is not in the form that the platform knows.") from error
+    return [(MANIFEST, len(content)), *sorted(told)]
+
+
+def _member(folder: Path, name: str, path: str, size: int, row: Checkpoint, files: ExitStack) -> Member:
+    """Open one file of the manifest. Raises NotReadable for anything but a plain file of that size inside the folder."""
+    wanted = PurePosixPath(path)
+    if wanted.is_absolute() or ".." in wanted.parts or "\0" in path or not wanted.parts:
+        raise NotReadable(f"The manifest names {path!r}, which is no file of the checkpoint.")
+    place, refusal = folder / wanted, f"The file {path!r} of this checkpoint is missing, or not the one that was registered."
+    if place.resolve() != place or not place.is_file():
+        raise NotReadable(refusal)
+    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
+    files.callback(os.close, descriptor)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+        raise NotReadable(refusal)
+    header = tarfile.TarInfo(f"{name}/{path}")
+    header.size, header.mtime, header.mode = size, int(row.registered_at.timestamp()), 0o644
+    return Member(header.tobuf(tarfile.PAX_FORMAT), descriptor, size)
