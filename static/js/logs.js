@@ -1,44 +1,161 @@
-/* Logs tab: the lines so far, then the new ones as they come; follows the end unless the reader scrolls up. */
+/* Logs tab: the last lines, earlier ones when one scrolls up, new ones as they are written. What is searched, the stream and the
+   line that a link leads to stand in the address. The end is followed until the reader scrolls up; then new lines are counted. */
 (function () {
   "use strict";
   const { Oppo } = window, { run, el, format: f, setText } = Oppo;
-  const MOST_SHOWN = 5000, EVERY_MS = 2000;
+  const MOST_SHOWN = 5000, A_PAGE = 1000, AROUND = 200, EVERY_MS = 2000, TYPING_MS = 250, NEAR_PX = 24;
   const $ = (id) => document.getElementById(id);
-  const list = $("log"), follow = $("follow-log");
-  let after = 0, count = 0, busy = false;
+  const form = $("wanted"), list = $("log"), follow = $("follow-log");
+  let state = {}, after = 0, first = 0, earlier = false, atEnd = false, news = 0, turn = 0, busy = false, timer = 0;
 
-  function level(line) {
-    if (/\b(error|exception|traceback|fatal)\b/i.test(line.text)) return "error";
-    return /\bwarn(ing)?\b/i.test(line.text) ? "warn" : "info";
+  /* --- the address ---------------------------------------------------------- */
+  function fromAddress() {
+    const asked = new URLSearchParams(location.search);
+    state = { q: asked.get("q") || "", stream: asked.get("stream") || "", line: asked.get("line") || "" };
+    form.elements.q.value = state.q;
+    form.elements.stream.value = state.stream;
   }
-  function item(line) {
-    const date = new Date(line.time);
-    return el("li", { "data-level": level(line) }, el("time", { datetime: line.time, title: line.time }, f.clock(date)), el("span", { class: "lvl" }, line.stream), el("span", { class: "msg" }, line.text));
+  function change(edit, how) {
+    clearTimeout(timer);
+    Object.assign(state, edit);
+    const query = new URLSearchParams(Object.entries(state).filter(([, value]) => value));
+    history[how](null, "", `${location.pathname}${`${query}` ? `?${query}` : ""}`);
+    begin();
   }
-  async function read() {
+
+  /* --- reading ---------------------------------------------------------------- */
+  function get(query) {
+    if (state.q) query.q = state.q;
+    if (state.stream) query.stream = state.stream;
+    return Oppo.api.get(`runs/${run.id}/logs`, query);
+  }
+  /* One reading at a time; what came for another search is thrown away. `turn` counts the searches. */
+  async function reading(work) {
     if (busy) return;
+    const mine = turn;
     busy = true;
     try {
-      for (;;) {
-        const reply = await Oppo.api.get(`runs/${run.id}/logs`, { after });
-        if (!reply.lines.length) break;
-        after = reply.next;
-        count += reply.lines.length;
-        list.append(...reply.lines.map(item));
-        while (list.children.length > MOST_SHOWN) list.firstChild.remove();
-      }
-      $("log-none").hidden = count > 0;
-      setText($("log-count"), count > MOST_SHOWN ? `the last ${f.whole(MOST_SHOWN)} of ${f.whole(count)} lines` : `${f.whole(count)} lines`);
-      if (follow.checked) list.scrollTop = list.scrollHeight;
+      await work(() => mine !== turn);
+      $("refused").hidden = true;
     } catch (e) {
-      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;      // the connection's note says "stale"
+      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
+      if (e instanceof Oppo.ApiError) {                  // a server that is away is told by the connection's own note
+        $("refused").hidden = false;
+        setText($("refused").querySelector("p"), e.message);
+      }
     } finally {
       busy = false;
     }
+    if (mine !== turn) begin(true);
+    else words();
   }
-  list.addEventListener("scroll", () => { follow.checked = list.scrollHeight - list.scrollTop - list.clientHeight < 24; });
-  follow.addEventListener("change", () => { if (follow.checked) list.scrollTop = list.scrollHeight; });
+  function begin(again) {
+    if (!again) turn += 1;
+    after = first = news = 0;
+    list.replaceChildren();
+    reading(state.line ? around : newest);
+  }
+  async function newest(stale) {
+    const reply = await get({ limit: A_PAGE });
+    if (stale()) return;
+    earlier = reply.earlier;
+    atEnd = true;
+    follow.checked = true;
+    append(reply);
+  }
+  async function around(stale) {                         // the line that the address names, among its neighbours
+    const line = Number(state.line) || 1, [upTo, on] = await Promise.all([get({ before: line + 1, limit: AROUND }), get({ after: line, limit: AROUND })]);
+    if (stale()) return;
+    earlier = upTo.earlier;
+    atEnd = on.lines.length < AROUND;
+    follow.checked = false;
+    append(upTo);
+    append({ lines: on.lines, next: Math.max(on.next, upTo.next) });
+    news = 0;
+    const at = list.querySelector(`[data-id="${line}"]`);
+    if (at) { at.setAttribute("aria-current", "true"); at.scrollIntoView({ block: "center" }); }
+  }
+  async function more(stale) {                           // what was written since
+    for (;;) {
+      const reply = await get({ after: after || 0, limit: A_PAGE });
+      if (stale() || !reply.lines.length) return;
+      append(reply);
+      atEnd = reply.lines.length < A_PAGE;
+      if (atEnd || !follow.checked) return;
+    }
+  }
+  async function older(stale) {
+    const reply = await get({ before: first, limit: A_PAGE });
+    if (stale()) return;
+    earlier = reply.earlier;
+    const from = list.scrollHeight - list.scrollTop;
+    list.prepend(...reply.lines.map(item));
+    if (reply.lines.length) first = reply.lines[0].id;
+    list.scrollTop = list.scrollHeight - from;           // what one was reading stays where it was
+  }
+
+  /* --- drawing ------------------------------------------------------------------ */
+  function level(text) {
+    if (/\b(error|exception|traceback|fatal)\b/i.test(text)) return "error";
+    return /\bwarn(ing)?\b/i.test(text) ? "warn" : "info";
+  }
+  function item(line) {
+    const query = new URLSearchParams({ line: line.id });
+    const link = el("a", { href: `?${query}`, title: `${line.time}, attempt ${line.attempt}: show this line among its neighbours`, onclick: (e) => { if (e.metaKey || e.ctrlKey || e.shiftKey) return; e.preventDefault(); change({ q: "", stream: "", line: String(line.id) }, "pushState"); fromAddress(); } },
+      el("time", { datetime: line.time }, f.clock(new Date(line.time))));
+    return el("li", { "data-level": level(line.text), "data-id": line.id }, link, el("span", { class: "lvl" }, line.stream), el("span", { class: "msg" }, Oppo.marked(line.text, Oppo.pieces(state.q))));
+  }
+  function append({ lines, next }) {
+    if (lines.length && !first) first = lines[0].id;
+    after = Math.max(after, next);
+    list.append(...lines.map(item));
+    if (follow.checked) {
+      while (list.children.length > MOST_SHOWN) { list.firstChild.remove(); earlier = true; first = Number(list.firstChild.dataset.id); }
+      list.scrollTop = list.scrollHeight;
+    } else news += lines.length;
+  }
+  function words() {
+    const shown = list.children.length, wanted = state.q || state.stream;
+    $("log-none").hidden = shown > 0;
+    list.hidden = shown === 0;
+    setText($("log-none"), wanted ? "No line matches. Search looks for every word in a line, upper or lower case." : run.summary.ended_at ? "Nothing was written." : "No line yet. They come as engine and supervisor write them.");
+    setText($("log-count"), shown ? `${f.whole(shown)} ${wanted ? "matching " : ""}${shown === 1 ? "line" : "lines"}${earlier ? "; scroll up for earlier ones" : ""}` : "");
+    $("clear").hidden = !wanted && !state.line;
+    $("news").hidden = news === 0 && atEnd;
+    setText($("news"), news ? `${f.whole(news)} new ${news === 1 ? "line" : "lines"} ↓` : "to the end ↓");
+  }
+  function toEnd() {
+    if (!atEnd || state.line) { change({ line: "" }, "pushState"); return; }
+    news = 0;
+    follow.checked = true;
+    list.scrollTop = list.scrollHeight;
+    words();
+  }
+
+  /* --- hands ---------------------------------------------------------------------- */
+  list.addEventListener("scroll", () => {
+    const below = list.scrollHeight - list.scrollTop - list.clientHeight;
+    follow.checked = atEnd && below < NEAR_PX;
+    if (follow.checked && news) { news = 0; words(); }
+    if (list.scrollTop < NEAR_PX && earlier && first) reading(older);
+    if (below < NEAR_PX && !atEnd && after) reading(more);
+  });
+  follow.addEventListener("change", () => { if (follow.checked) toEnd(); });
+  $("news").addEventListener("click", toEnd);
+  form.addEventListener("submit", (e) => e.preventDefault());
+  form.addEventListener("input", (e) => {
+    clearTimeout(timer);
+    if (e.target.name === "q") timer = setTimeout(() => change({ q: form.elements.q.value.trim(), line: "" }, "replaceState"), TYPING_MS);
+    if (e.target.name === "stream") change({ stream: form.elements.stream.value, line: "" }, "pushState");
+  });
+  form.addEventListener("reset", (e) => { e.preventDefault(); change({ q: "", stream: "", line: "" }, "pushState"); fromAddress(); });
+  $("q").addEventListener("keydown", (e) => { if (e.key === "Escape") { $("q").value = ""; change({ q: "", line: "" }, "replaceState"); $("q").blur(); } });
+  window.addEventListener("popstate", () => { fromAddress(); begin(); });
+
+  fromAddress();
+  begin();
   // A line may come without a step, so the summary's news is not enough while the run lives.
-  setInterval(() => { if (!document.hidden && !run.summary.ended_at) read(); }, EVERY_MS);
-  run.follow(read);
+  const look = () => { if (atEnd) reading(more); };
+  setInterval(() => { if (!document.hidden && !run.summary.ended_at) look(); }, EVERY_MS);
+  run.follow(look);
 })();

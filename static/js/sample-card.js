@@ -7,20 +7,14 @@
   const versions = ({ versions: [from, to] }) => (from === to ? String(from) : `${from} → ${to}`);
   const fact = (name, value) => el("span", {}, `${name} `, el("b", {}, value));
 
-  /* The text with every place where a piece of the search stands marked. */
-  function marked(text, pieces) {
-    const wanted = pieces.filter(Boolean).map((piece) => piece.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
-    if (!wanted.length) return [text];
-    return text.split(new RegExp(`(${wanted.join("|")})`, "giu")).map((part, i) => (i % 2 ? el("mark", {}, part) : part));
-  }
   function facts(s) {
     return el("div", { class: "facts" }, fact("reward", f.fixed(s.score, 2)), fact("KL", f.fixed(s.kl, 2)), fact("length", f.whole(s.length)), fact("age", s.age), s.ending ? fact("ended by", s.ending) : null,
       fact("versions", versions(s)), fact(s.held_out ? "held-out prompt" : "sequence", `#${f.whole(s.sequence_id)}`), fact("step", f.whole(s.step)));
   }
   function answer(s, pieces) {
     const head = s.stale_response || "", stale = head && s.response.startsWith(head);
-    return el("p", { class: "text" }, stale ? el("span", { class: "v-old", title: "sampled under older weights" }, marked(head, pieces)) : null, marked(stale ? s.response.slice(head.length) : s.response, pieces));
+    return el("p", { class: "text" }, stale ? el("span", { class: "v-old", title: "sampled under older weights" }, Oppo.marked(head, pieces)) : null, Oppo.marked(stale ? s.response.slice(head.length) : s.response, pieces));
   }
-  Oppo.sampleCard = (s, pieces = []) => el("article", { class: "card sample" }, facts(s), el("p", { class: "text prompt" }, marked(s.prompt, pieces)), answer(s, pieces));
-  Object.assign(Oppo.sampleCard, { marked, versions });
+  Oppo.sampleCard = (s, pieces = []) => el("article", { class: "card sample" }, facts(s), el("p", { class: "text prompt" }, Oppo.marked(s.prompt, pieces)), answer(s, pieces));
+  Oppo.sampleCard.versions = versions;
 })();

@@ -26,7 +26,7 @@
     state.open = state.diff = "";
   }
   const filters = () => [...FIELDS.filter((name) => name !== "sort"), "prompt"].filter((name) => state[name]);
-  const pieces = () => [...(state.q || "").matchAll(/"([^"]+)"|(\S+)/g)].map((m) => m[1] || m[2]);
+  const pieces = () => Oppo.pieces(state.q);
 
   /* --- reading ---------------------------------------------------------- */
   async function load(cursor) {
@@ -61,7 +61,7 @@
   function row(s) {
     const cut = (text) => (text.length > EXCERPT ? `${text.slice(0, EXCERPT)} …` : text);
     const opener = el("button", { class: "opener", type: "button", "aria-expanded": "false", onclick: () => toggle(s) },
-      el("span", { class: "line muted" }, Oppo.sampleCard.marked(cut(s.prompt), pieces())), el("span", { class: "line" }, Oppo.sampleCard.marked(cut(around(s.response)), pieces())));
+      el("span", { class: "line muted" }, Oppo.marked(cut(s.prompt), pieces())), el("span", { class: "line" }, Oppo.marked(cut(around(s.response)), pieces())));
     return el("tr", { "data-id": s.id }, el("td", { class: "what" }, opener), el("td", { class: "num", "data-name": "step" }, f.whole(s.step)), el("td", { class: "num strong", "data-name": "reward" }, f.fixed(s.score, 2)), el("td", { class: "num", "data-name": "KL" }, f.fixed(s.kl, 2)),
       el("td", { class: "num", "data-name": "length" }, f.whole(s.length)), el("td", { class: "num", "data-name": "age" }, f.whole(s.age)), el("td", { class: "num", "data-name": "versions" }, Oppo.sampleCard.versions(s)), el("td", { "data-name": "ended by" }, s.ending || f.NONE, s.held_out ? el("span", { class: "tag" }, "held out") : null));
   }

@@ -6,7 +6,7 @@ import pytest
 
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.telemetry.models import SampleRow
-from oppo_platform.telemetry.samples import pieces
+from oppo_platform.telemetry.search import pieces
 
 
 def answer(number, **facts):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from oppo_platform.runs.models import Attempt, AttemptState, Run
 from oppo_platform.telemetry import blocks, reading, sealing, selectors
+from oppo_platform.telemetry.logs import logs
 from oppo_platform.telemetry.models import Block, HotPoints, ProducerMark, Series
 from oppo_platform.telemetry.reading import Range, read_buckets, read_points, reigns
 
@@ -195,7 +196,7 @@ def test_more_metrics_than_a_run_may_have_are_left_out_and_told(world, events, s
     worker.send_events(attempt_id, [events.step(2, 2, a=1.0, c=1.0, d=1.0, e=1.0), events.step(3, 3, d=1.0)])
     kept = set(Series.objects.exclude(key__startswith="@").values_list("key", flat=True))
     assert kept == {"a", "b", "c"}
-    lines = [line["text"] for line in selectors.logs(run)["lines"]]
+    lines = [line["text"] for line in logs(run)["lines"]]
     assert len(lines) == 1
     assert "OPPO_MOST_SERIES" in lines[0]
     assert "such as d" in lines[0]

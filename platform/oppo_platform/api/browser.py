@@ -15,7 +15,7 @@ from oppo_contract.states import RunState
 from oppo_contract.yaml_text import dump_yaml, parse_yaml
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit, visible_projects
 from oppo_platform.accounts.models import User
-from oppo_platform.api import checkpoints, samples
+from oppo_platform.api import checkpoints, logs, samples
 from oppo_platform.api.auth import PERSON
 from oppo_platform.api.problems import install, problem
 from oppo_platform.api.subjects import LARGEST_ID, person, run_of
@@ -32,7 +32,7 @@ LAST_STEP = 2**31 - 1
 
 api = NinjaAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, urls_namespace="api")
 install(api)
-for part in (samples, checkpoints):
+for part in (samples, logs, checkpoints):
     api.add_router("", part.router)
 api.add_exception_handler(steering.NotPossible, lambda request, error: problem(409, str(error)))
 
@@ -207,12 +207,6 @@ def timeline(request: HttpRequest, run_id: int, from_step: int | None = None, to
 def decisions(request: HttpRequest, run_id: int) -> dict[str, Any]:
     """In the order of steps."""
     return {"items": telemetry.decisions(run_of(request, run_id))}
-
-
-@api.get("runs/{int:run_id}/logs", summary="Log lines of a run")
-def logs(request: HttpRequest, run_id: int, after: int = 0) -> dict[str, Any]:
-    """The last thousand lines, or the next thousand after `after`."""
-    return telemetry.logs(run_of(request, run_id), after)
 
 
 @api.get("compare", summary="Runs side by side; the first is the baseline")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,14 +17,13 @@ from django.db.models.functions import Coalesce, Lower
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.models import SampleRow
 from oppo_platform.telemetry.reading import reigns
+from oppo_platform.telemetry.search import pieces
 
 MOST_SAMPLES = 200
 MOST_SAME_PROMPT = 500
-MOST_WORDS = 10
 
 Column = Literal["step", "score", "kl", "length", "age", "version", "ending"]
 Ending = Literal["eos", "stop", "length"]
-_WORD = re.compile(r'"([^"]+)"|(\S+)')
 
 
 class BadCursor(ValueError):
@@ -47,7 +45,7 @@ class SampleFilter:
     prompt: str = ""
     """The `prompt_key` of an answer: answers to the same prompt."""
     words: str = ""
-    """Pieces of text that prompt and answer hold between them, upper or lower case; a "quoted phrase" is one piece."""
+    """Pieces of text (`search.pieces`) that prompt and answer hold between them, in upper or lower case."""
 
 
 def samples(
@@ -114,12 +112,6 @@ def _matching(rows: QuerySet[SampleRow], wanted: SampleFilter) -> QuerySet[Sampl
         # Lower case is the database's on both sides: its rules and Python's differ in a few letters.
         rows = rows.filter(searched__contains=Lower(Value(word, output_field=TextField())))
     return rows
-
-
-def pieces(words: str) -> list[str]:
-    """What to search for: words, and phrases in double quotes; at most ten."""
-    clean = words.replace("\0", "\ufffd")
-    return [phrase or word for phrase, word in _WORD.findall(clean)][:MOST_WORDS]
 
 
 def _place(by: Column) -> Any:

@@ -1,6 +1,6 @@
 """Reading what attempts told, merged over a run's attempts: the newer one wins from the first step that it recorded.
 
-For pages and the API: `metrics(run, keys, …)`, `timeline(run, …)`, `decisions(run)`, `logs(run, …)`. Answers: `samples`.
+For pages and the API: `metrics(run, keys, …)`, `timeline(run, …)`, `decisions(run)`. Answers: `samples`; lines: `logs`.
 The caller has made sure that the user may see the run. Everything returned is ready for JSON.
 """
 
@@ -18,14 +18,13 @@ from oppo_platform.runs.models import Attempt, Run
 from oppo_platform.telemetry.axes import Axis
 from oppo_platform.telemetry.blocks import BUCKET, Buckets
 from oppo_platform.telemetry.ingest import finite
-from oppo_platform.telemetry.models import Decision, LogLine, SpanBatch
+from oppo_platform.telemetry.models import Decision, SpanBatch
 from oppo_platform.telemetry.reading import EVERYTHING, Parts, Range, Reign, read_buckets, read_points, reigns
 
 LEAST_POINTS, MOST_POINTS = 8, 20_000
 NO_BUCKETS = np.empty(0, BUCKET)
 NO_POINTS = (np.empty(0, np.int32), np.empty(0))
 MOST_TIMELINE_STEPS = 50
-MOST_LOG_LINES = 1000
 
 
 class Column(TypedDict):
@@ -186,20 +185,6 @@ def decisions(run: Run) -> list[dict[str, Any]]:
         for part in reigns(run)
         for d in _within(Decision.objects.all(), part).order_by("step", "id")
     ]
-
-
-def logs(run: Run, after: int = 0) -> dict[str, Any]:
-    """Log lines of all attempts in the order of their arrival; `next` is the `after` of the following call.
-
-    Without `after` the last thousand lines, with it the next thousand.
-    """
-    lines = LogLine.objects.filter(attempt__run=run)
-    if after:
-        found = list(lines.filter(pk__gt=after).order_by("pk")[:MOST_LOG_LINES])
-    else:
-        found = list(lines.order_by("-pk")[:MOST_LOG_LINES])[::-1]
-    told = [{"stream": line.stream, "text": line.text, "time": line.time.isoformat()} for line in found]
-    return {"lines": told, "next": found[-1].pk if found else after}
 
 
 def _within(rows: QuerySet[Any], part: Reign) -> QuerySet[Any]:

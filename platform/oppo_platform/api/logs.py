@@ -1,0 +1,37 @@
+"""Logs over HTTP: `runs/{id}/logs` (docs/interfaces.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from django.http import HttpRequest, StreamingHttpResponse
+from ninja import Query, Router
+
+from oppo_platform.api.subjects import LARGEST_ID, run_of
+from oppo_platform.telemetry.logs import MOST_LINES, Stream, logs, whole_log
+
+router = Router()
+LineId = Annotated[int, Query(ge=0, le=LARGEST_ID)]
+
+
+@router.get("runs/{int:run_id}/logs", summary="Log lines of a run")
+def show_logs(
+    request: HttpRequest,
+    run_id: int,
+    after: LineId = 0,
+    before: LineId = 0,
+    stream: Stream | None = None,
+    q: Annotated[str, Query(max_length=1000)] = "",
+    limit: int = MOST_LINES,
+) -> dict[str, Any]:
+    """The last lines, the next ones after `after`, or the last ones before `before`. Lines are untrusted: show them as text."""
+    return logs(run_of(request, run_id), after=after, before=before, stream=stream, words=q, limit=limit)
+
+
+@router.get("runs/{int:run_id}/logs.txt", summary="The whole log as text")
+def download_logs(request: HttpRequest, run_id: int) -> StreamingHttpResponse:
+    """Every line of all attempts as `time attempt stream text`."""
+    run = run_of(request, run_id)
+    answer = StreamingHttpResponse(whole_log(run), content_type="text/plain; charset=utf-8")
+    answer.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}.log"'
+    return answer

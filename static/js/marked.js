@@ -1,0 +1,12 @@
+/* What a reader searches for, and where it stands in a text. Text stays text: a hit is an element around it.
+     Oppo.pieces('sea "grey sky"') → ["sea", "grey sky"]     Oppo.marked("the sea", ["sea"]) → ["the ", <mark>, ""] */
+(function () {
+  "use strict";
+  const Oppo = (window.Oppo = window.Oppo || {});
+  Oppo.pieces = (words) => [...(words || "").matchAll(/"([^"]+)"|(\S+)/g)].map((m) => m[1] || m[2]);
+  Oppo.marked = function (text, pieces) {
+    const wanted = pieces.filter(Boolean).map((piece) => piece.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+    if (!wanted.length) return [text];
+    return text.split(new RegExp(`(${wanted.join("|")})`, "giu")).map((part, i) => (i % 2 ? Oppo.el("mark", {}, part) : part));
+  };
+})();
