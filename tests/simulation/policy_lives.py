@@ -35,6 +35,23 @@ def no_starvation(rng: Random) -> None:
     raise AssertionError("the gang never started")
 
 
+def owners_get_their_own(rng: Random) -> None:
+    """Others borrow everything and have often been preempted: whose quota it is waits for the longest protection at most."""
+    quota = rng.randint(1, 8)
+    world = World([node(1, 4), node(2, 4)], [team(1, {1: Quota(quota)}), team(2), team(3)], SETTINGS)
+    for number in range(10, 30):
+        run = WaitingRun(number, rng.randint(2, 3), rng.choice([1, 2, 4]), submitted_at=0.0)
+        world.preempted[number] = rng.choice([0, 1, 3, 4, 5, 50])
+        world.submit(Job(run, 1e9, known=rng.random() < 0.5))
+    for _ in range(rng.randint(1, 40)):
+        world.step(10.0)
+    world.submit(Job(WaitingRun(1, 1, rng.randint(1, min(4, quota)), submitted_at=world.now), 100.0))
+    before = world.now
+    while world.jobs[1].started_first is None:
+        assert world.now - before <= 8 * SETTINGS.min_runtime_s + SETTINGS.stop_s + 20.0, "whose quota it is was kept waiting"
+        world.step(10.0)
+
+
 def no_ping_pong(rng: Random) -> None:
     """Nobody submits and nothing ends: after a while nobody is preempted any more."""
     teams = [team(i, _quota(rng), rng.choice([0.5, 1.0, 2.0])) for i in (1, 2, 3)]
@@ -93,4 +110,7 @@ def _quota(rng: Random) -> dict[int, Quota]:
     return {1: Quota(rng.randint(0, 5), rng.choice([None, None, 2, 4]))}
 
 
-LIVES = {each.__name__: each for each in (no_starvation, no_ping_pong, reservation_kept_in_time, burst_does_not_win)}
+LIVES = {
+    each.__name__: each
+    for each in (no_starvation, owners_get_their_own, no_ping_pong, reservation_kept_in_time, burst_does_not_win)
+}

@@ -15,6 +15,7 @@ from oppo_platform.scheduling.policy.fair_share import Shares
 from oppo_platform.scheduling.policy.placement import Room
 from oppo_platform.scheduling.policy.preemption import Search
 from oppo_platform.scheduling.policy.quota import Ledger, Tier
+from oppo_platform.scheduling.policy.snapshot import PolicySettings
 
 # The package's name `plan` is the function; this is the module.
 plan = sys.modules["oppo_platform.scheduling.policy.plan"]
@@ -63,6 +64,14 @@ def _as_it_comes(bins: Any, part: int, nodes: int, amount: Any) -> Any:
     return placement.whole_cut(bins, part * nodes, nodes, amount)
 
 
+def _the_same(settings: PolicySettings, preempted: int) -> float:
+    return settings.min_runtime_s
+
+
+def _endless(settings: PolicySettings, preempted: int) -> float:
+    return settings.min_runtime_s * 2**preempted
+
+
 MUTANTS = [
     Mutant("placed devices stay free", Room, "take", lambda *_: [], "no_device_twice"),
     Mutant("no limit to borrowing", Ledger, "limit_of", lambda *_: None, "no_quota_exceeded"),
@@ -71,6 +80,8 @@ MUTANTS = [
     Mutant("only the head is told why", plan, "explain", _only_the_first(plan.explain), "everyone_told"),
     Mutant("ties are broken by chance", queue, "place_in_team", lambda run: -run.priority, "deterministic"),
     Mutant("young runs are stopped", Board, "may_stop", lambda board, run: run.run_id not in board.leaving, "victims_allowed"),
+    Mutant("who was preempted is as young as others", PolicySettings, "protection_s", _the_same, "victims_allowed"),
+    Mutant("protection grows without end", PolicySettings, "protection_s", _endless, "owners_get_their_own"),
     Mutant("what is owned is reclaimed", Search, "may_reclaim", lambda *_: True, "only_borrowed_reclaimed"),
     Mutant("one victim more than needed", Search, "_spare", _one_more(Search._spare), "victims_minimal"),
     Mutant("backfill without a bound", backfill, "bound_s", lambda *_: 0.0, "reservations_kept"),

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 import oppo_platform.scheduling.policy as policy
-from oppo_platform.scheduling.policy import Decisions, Node, Placement, Reservation, RunningRun, Snapshot, WaitingRun
+from oppo_platform.scheduling.policy import (
+    Decisions,
+    Node,
+    Placement,
+    PolicySettings,
+    Reservation,
+    RunningRun,
+    Snapshot,
+    WaitingRun,
+)
 from tests.simulation.policy_snapshots import NOW, shuffled
 
 Property = Callable[[Snapshot, Decisions], None]
@@ -116,15 +125,20 @@ def deterministic(snapshot: Snapshot, decisions: Decisions) -> None:
         assert again == decisions
 
 
+def protection_s(settings: PolicySettings, preempted: int) -> float:
+    """For how long a run is left alone: the minimum time, doubled by each of its preemptions, eightfold at most."""
+    return settings.min_runtime_s * (1, 2, 4, 8)[min(preempted, 3)]
+
+
 def victims_allowed(snapshot: Snapshot, decisions: Decisions) -> None:
-    """Only preemptible runs past their minimum time, once, and with a title to it."""
+    """Only preemptible runs past their minimum time, which grows with each preemption, once, and with a title to it."""
     running, waiting = {r.run_id: r for r in snapshot.running}, {r.run_id: r for r in snapshot.waiting}
     assert len({p.run_id for p in decisions.preemptions}) == len(decisions.preemptions)
     for preemption in decisions.preemptions:
         victim, run = running[preemption.run_id], waiting[preemption.for_run_id]
         assert victim.preemptible
         assert not victim.stopping
-        assert NOW - victim.started_at >= snapshot.settings.min_runtime_s
+        assert NOW - victim.started_at >= protection_s(snapshot.settings, victim.preempted)
         if preemption.code == "priority":
             assert victim.team_id == run.team_id
             assert victim.priority < run.priority
@@ -229,7 +243,8 @@ def reservations_kept(snapshot: Snapshot, decisions: Decisions) -> None:
             estimate = run.max_runtime_s if _measured(run) is None else min(_measured(run), run.max_runtime_s or 1e99)
             assert all(r.start is None or (estimate is not None and NOW + estimate <= r.start) for r in crossed)
             continue
-        bounds = [run.max_runtime_s, max(_measured(run), snapshot.settings.min_runtime_s) if _stoppable(run) else None]
+        protected_s = protection_s(snapshot.settings, run.preempted)
+        bounds = [run.max_runtime_s, max(_measured(run), protected_s) if _stoppable(run) else None]
         known = [bound for bound in bounds if bound is not None]
         assert known
         assert NOW + min(known) <= placement.backfill.until

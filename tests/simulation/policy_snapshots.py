@@ -95,6 +95,7 @@ def _running(rng: Random, run_id: int, ids: list[int]) -> RunningRun:
         expected_end=rng.choice([None, NOW - 5, NOW + 20, NOW + 500, NOW + 4000]),
         stopping=rng.random() < 0.1,
         backfill=Backfill(rng.randint(1, 8), NOW - 10) if rng.random() < 0.1 else None,
+        preempted=rng.choice([0, 0, 0, 1, 3, 20]),
     )
 
 
@@ -118,6 +119,7 @@ def _waiting(rng: Random, run_id: int, nodes: list[Node]) -> WaitingRun:
         steps_per_s=rng.choice([None, 0.5, 2.0]),
         excluded_nodes=frozenset([home.node_id]) if rng.random() < 0.1 else frozenset(),
         not_before=NOW + 60 if rng.random() < 0.05 else None,
+        preempted=rng.choice([0, 0, 0, 1, 3, 20]),
     )
 
 

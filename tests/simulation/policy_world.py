@@ -54,14 +54,14 @@ class World:
         held = [tuple(replace(d, held_by=holder.get(d.device_id)) for d in n.devices) for n in self.nodes]
         nodes = tuple(replace(n, devices=devices) for n, devices in zip(self.nodes, held, strict=True))
         pools = tuple(Pool(i, f"pool{i}") for i in sorted({n.pool_id for n in self.nodes}))
-        waiting = tuple(job.waiting() for job in self.queue.values())
+        waiting = tuple(replace(job.waiting(), preempted=self.preempted[number]) for number, job in self.queue.items())
         busy = tuple(self._seen(run) for run in self.running.values())
         return Snapshot(pools, nodes, tuple(self.teams.values()), waiting, busy, self.reservations, self.settings)
 
     def _seen(self, run: RunningRun) -> RunningRun:
         job = self.jobs[run.run_id]
         limit = None if job.run.max_runtime_s is None else run.started_at + job.run.max_runtime_s
-        return replace(run, expected_end=self.now + job.left_s if job.known else limit)
+        return replace(run, expected_end=self.now + job.left_s if job.known else limit, preempted=self.preempted[run.run_id])
 
     def step(self, seconds: float) -> policy.Decisions:
         """Plan, carry the plan out, and let time pass; runs end and leave at the instants at which they do."""

@@ -95,6 +95,29 @@ def test_own_quota_goes_before_borrowed_and_then_the_lower_share():
     assert placed(made) == [2]
 
 
+def test_who_was_preempted_is_left_alone_for_longer_and_who_waits_for_that_is_told():
+    busy = [
+        running(10, 2, [100, 101], started_at=-1500.0, preempted=1),
+        running(11, 2, [102, 103], started_at=-1500.0, preempted=2),
+    ]
+    queue = [waiting(1, 1, 2), waiting(2, 1, 2)]
+    made = plan(cluster([node(1)], queue, busy, quotas={1: Quota(4)}), 0)
+    assert [(p.run_id, p.for_run_id) for p in made.preemptions] == [(10, 1)]
+    assert why(made, 2) == (
+        "protected", "1 run of another team can be asked to make room for it once it has had the minimum time on its devices.",
+    )  # fmt: skip
+    assert made.reasons[2].estimated_start == 4 * 600 - 1500 + 60
+    made = plan(cluster([node(1)], queue, busy, quotas={1: Quota(4)}), 900)
+    assert [(p.run_id, p.for_run_id) for p in made.preemptions] == [(10, 1), (11, 2)]
+
+
+def test_protection_ends_at_eight_times_the_minimum():
+    busy = [running(10, 2, [100, 101, 102, 103], started_at=0.0, preempted=1000)]
+    state = cluster([node(1)], [waiting(1, 1, 2)], busy, quotas={1: Quota(4)})
+    assert plan(state, 8 * 600 - 1).preemptions == ()
+    assert len(plan(state, 8 * 600).preemptions) == 1
+
+
 def test_a_burst_does_not_win():
     queue = [*(waiting(i, 1) for i in range(1, 9)), waiting(20, 2), waiting(21, 2)]
     made = plan(cluster([node(1, 4)], queue), 0)
@@ -115,7 +138,7 @@ def test_borrowed_devices_are_reclaimed_by_their_owner():
     busy = [running(10, 2, [100, 101]), running(11, 2, [102, 103], started_at=-5e4)]
     made = plan(cluster([node(1)], [waiting(1, 1, 2)], busy, quotas={1: Quota(2)}), 0)
     assert [(p.run_id, p.for_run_id, p.code) for p in made.preemptions] == [(11, 1, "reclaim")]
-    assert why(made, 1) == ("preempting", "1 run of other teams was asked to make room for it.")
+    assert why(made, 1) == ("preempting", "1 run of another team was asked to make room for it.")
     assert made.reservations == (Reservation(1, 1, {1: (102, 103)}, 60.0, cleared=True),)
 
 
@@ -140,6 +163,10 @@ def test_neither_the_young_nor_the_unpreemptible_are_stopped():
     fixed = running(11, 2, [101], preemptible=False)
     made = plan(cluster([node(1, 2)], [waiting(1, 1)], [young, fixed], quotas={1: Quota(2)}), 0)
     assert made.preemptions == ()
+    assert why(made, 1)[0] == "protected"
+    made = plan(
+        cluster([node(1, 2)], [waiting(1, 1)], [fixed, running(10, 2, [100], preemptible=False)], quotas={1: Quota(2)}), 0
+    )
     assert why(made, 1)[0] == "devices"
 
 
@@ -239,7 +266,7 @@ def test_whom_others_made_room_for_starts_first():
 def test_a_reason_names_no_run_of_another_team():
     busy = [running(10, 2, [100, 101]), running(11, 1, [102, 103], priority=10)]
     made = plan(cluster([node(1)], [waiting(1, 1, 4)], busy, quotas={1: Quota(4)}), 0)
-    assert why(made, 1) == ("preempting", "Run 11 and 1 run of other teams were asked to make room for it.")
+    assert why(made, 1) == ("preempting", "Run 11 and 1 run of another team were asked to make room for it.")
     owns = [running(11, 1, [102, 103], priority=10), running(12, 1, [100, 101], priority=20)]
     made = plan(cluster([node(1)], [waiting(1, 1, 4)], owns), 0)
     assert why(made, 1) == ("preempting", "Runs 11 and 12 were asked to make room for it.")

@@ -10,6 +10,7 @@ from oppo_platform.runs.models import Attempt, Change, Run
 from oppo_platform.runs.steering import NotPossible, cancel_run, pause_run, preempt_run, resume_run
 from oppo_platform.runs.wishes import wishes
 from oppo_platform.scheduling.models import Allocation
+from oppo_platform.scheduling.snapshot_of import snapshot_of
 
 S = RunState
 STATES = list(RunState)
@@ -119,6 +120,21 @@ def test_a_preemption_in_every_state(world, state):
         world.clock.advance(60)
         assert stop(worker, attempt_id, "preempted") == "queued"
     assert Run.objects.get(pk=run.pk).queued_at == place
+
+
+def test_the_scheduler_counts_a_runs_preemptions_and_no_other_stops(world):
+    run, worker, attempt_id = bring_to(world, S.PAUSING)
+    resume_run(run.pk, ADA)  # it becomes preempting, but makes room for nobody
+    stop(worker, attempt_id, "paused")
+    assert [waiting.preempted for waiting in snapshot_of(world.clock.now()).waiting] == [0]
+    world.cycle()
+    attempt_id = run.attempts.get(epoch=2).pk
+    worker.claim(attempt_id, 2)
+    preempt_run(run.pk, "Makes room for run 7.")
+    worker.attempt(attempt_id, "outcome", {"epoch": 2, "outcome": "preempted", "reason": "Stopped at step 3."})
+    assert [waiting.preempted for waiting in snapshot_of(world.clock.now()).waiting] == [1]
+    world.cycle()
+    assert [running.preempted for running in snapshot_of(world.clock.now()).running] == [1]
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -192,7 +192,10 @@ class Transition(models.Model):
     at = models.DateTimeField()
 
     class Meta:
-        indexes = [models.Index(fields=["run", "id"], name="transition_by_run")]
+        indexes = [
+            models.Index(fields=["run", "id"], name="transition_by_run"),
+            models.Index(fields=["run"], condition=Q(new="preempting"), name="transition_preempting"),
+        ]
 
 
 class Change(models.Model):

@@ -5,20 +5,21 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from django.conf import settings
-from django.db.models import TextField
+from django.db.models import Count, TextField
 from django.db.models.functions import Cast
 
-from oppo_contract.states import RunState
+from oppo_contract.states import HOLDING_DEVICES, RunState
 from oppo_contract.wire import SPOKEN
 from oppo_platform.accounts.models import Team
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node, Pool
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.runs.launches import SPOKEN_SINCE
-from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Run
+from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Run, Transition
 from oppo_platform.scheduling import policy
 from oppo_platform.scheduling.models import Allocation, BackfillTerm, Reservation, TeamQuota, TeamShare
 from oppo_platform.scheduling.usage import faded_usage
@@ -43,13 +44,13 @@ def snapshot_of(now: datetime) -> policy.Snapshot:
     queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
     queued = queued.annotate(needs_text=Cast("needs", TextField()), excluded_text=Cast("excluded_nodes", TextField()))
     waiting = list(queued.values(*WAITING)[:MOST_WAITING])
-    homes = {} if settings.OPPO_ARTIFACTS_SHARED else _homes()
+    homes, preempted = {} if settings.OPPO_ARTIFACTS_SHARED else _homes(), _preempted()
     return policy.Snapshot(
         pools=_pools(),
         nodes=nodes,
         teams=_teams(now),
-        waiting=tuple(_waiting(row, homes) for row in waiting),
-        running=_running(nodes, held, now),
+        waiting=tuple(_waiting(row, homes, preempted) for row in waiting),
+        running=_running(nodes, held, preempted, now),
         reservations=_reservations(),
         settings=policy.PolicySettings(
             half_life_s=settings.OPPO_USAGE_HALF_LIFE_S,
@@ -91,7 +92,7 @@ def _pools() -> tuple[policy.Pool, ...]:
     return tuple(policy.Pool(pk, name) for pk, name in Pool.objects.order_by("pk").values_list("pk", "name"))
 
 
-def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]]) -> policy.WaitingRun:
+def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]], preempted: dict[int, int]) -> policy.WaitingRun:
     kind, nodes, needs = _needs(row["needs_text"])
     return policy.WaitingRun(
         run_id=row["id"],
@@ -113,7 +114,15 @@ def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]]) -> policy.W
         steps_per_s=_pace(row["step"], row["elapsed_s"]),
         excluded_nodes=_numbers(row["excluded_text"]),
         not_before=_posix(row["not_before"]),
+        preempted=preempted.get(row["id"], 0),
     )
+
+
+def _preempted() -> dict[int, int]:
+    """How often each run that waits or is on devices was asked to make room; a resumed run that was still pausing was not."""
+    asked = Transition.objects.filter(new=RunState.PREEMPTING, run__state__in=[RunState.QUEUED, *HOLDING_DEVICES])
+    counted = asked.exclude(old=RunState.PAUSING).values_list("run_id").annotate(times=Count("id"))
+    return dict(counted.order_by())
 
 
 def _homes() -> dict[int, tuple[int, str]]:
@@ -160,7 +169,9 @@ def _teams(now: datetime) -> tuple[policy.Team, ...]:
     )
 
 
-def _running(nodes: tuple[policy.Node, ...], held: list[tuple[int, int, int]], now: datetime) -> tuple[policy.RunningRun, ...]:
+def _running(
+    nodes: tuple[policy.Node, ...], held: list[tuple[int, int, int]], preempted: dict[int, int], now: datetime
+) -> tuple[policy.RunningRun, ...]:
     node_of = {device.device_id: node.node_id for node in nodes for device in node.devices}
     devices: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for attempt_id, _, device_id in held:
@@ -168,7 +179,10 @@ def _running(nodes: tuple[policy.Node, ...], held: list[tuple[int, int, int]], n
             devices[attempt_id][node_of[device_id]].append(device_id)
     terms = {term.attempt_id: term for term in BackfillTerm.objects.filter(attempt__state__in=LIVE_ATTEMPT)}
     rows = Attempt.objects.filter(state__in=LIVE_ATTEMPT).order_by("run_id").values(*RUNNING)
-    return tuple(_running_run(row, devices[row["id"]], terms.get(row["id"]), now) for row in rows)
+    return tuple(
+        replace(_running_run(row, devices[row["id"]], terms.get(row["id"]), now), preempted=preempted.get(row["run_id"], 0))
+        for row in rows
+    )
 
 
 def _running_run(

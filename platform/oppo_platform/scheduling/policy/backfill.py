@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from oppo_platform.scheduling.policy.board import Board
 from oppo_platform.scheduling.policy.placement import UNKNOWN, Bin, Demand, Place
-from oppo_platform.scheduling.policy.snapshot import Backfill, DevicesByNode, WaitingRun
+from oppo_platform.scheduling.policy.snapshot import Backfill, DevicesByNode, PolicySettings, WaitingRun
 
 
-def bound_s(run: WaitingRun, min_runtime_s: float) -> float:
+def bound_s(run: WaitingRun, settings: PolicySettings) -> float:
     """Seconds after which the run is surely off its devices; `UNKNOWN` when nothing bounds it.
 
     A run that is bounded by preemption is not stopped before its minimum run time, however short its estimate.
@@ -21,12 +21,12 @@ def bound_s(run: WaitingRun, min_runtime_s: float) -> float:
     enforced = UNKNOWN if run.max_runtime_s is None else run.max_runtime_s
     if not run.preemptible or run.estimate_s is None:
         return enforced
-    return min(enforced, max(run.estimate_s, min_runtime_s))
+    return min(enforced, max(run.estimate_s, settings.protection_s(run.preempted)))
 
 
 def backfill(run: WaitingRun, demand: Demand, board: Board) -> bool:
     """Start the run on devices that are reserved for later, if it is sure to be gone by then."""
-    until = board.now + bound_s(run, board.snapshot.settings.min_runtime_s)
+    until = board.now + bound_s(run, board.snapshot.settings)
     if until == UNKNOWN:
         return False
     for place in demand.places:

@@ -20,9 +20,10 @@ def make_way(run: WaitingRun, demand: Demand, board: Board) -> bool:
     key = (run.team_id, id(demand), run.priority)
     if key in board.nobody_for or not within_lookahead(demand, board):
         return False
-    cleared = make_room(run, demand, board)
+    cleared = make_room(run, demand, board, board.may_stop)
     if cleared is None:
         board.nobody_for.add(key)
+        _await(run, demand, board)
         return False
     ready = board.now + board.snapshot.settings.stop_s
     if cleared.victims and _start_by_itself(run, demand, board) <= ready:
@@ -41,6 +42,15 @@ def _clear(run: WaitingRun, cleared: Cleared, board: Board) -> None:
         board.stop(victim.run, run, victim.cause.name.lower(), STOP_TEXT[victim.cause])
         for each, ids in victim.by_bin.items():
             each.soon.update(ids)
+
+
+def _await(run: WaitingRun, demand: Demand, board: Board) -> None:
+    """Note whom the run may stop as soon as they have run for their minimum time, for its reason; they are not asked yet."""
+    if all(board.protected_until(other) <= board.now for place in demand.places for other in board.running(place.pool_id)):
+        return
+    later = make_room(run, demand, board, board.may_stop_later)
+    if later is not None and later.victims:
+        board.awaited[run.run_id] = tuple(victim.run for victim in later.victims)
 
 
 def _start_by_itself(run: WaitingRun, demand: Demand, board: Board) -> float:

@@ -49,6 +49,7 @@ class Board:
     heads: dict[int, int] = field(default_factory=dict)  # pool → the blocked run whose devices are kept
     nobody_for: set[tuple[int, int, int]] = field(default_factory=set)  # (team, demand, priority) for which nobody can be stopped
     leaving: set[int] = field(default_factory=set)  # victims of this plan
+    awaited: dict[int, tuple[RunningRun, ...]] = field(default_factory=dict)  # blocked run → whom it may stop when they are older
     team_of: dict[int, int] = field(init=False)  # waiting runs
     _running: dict[int, list[RunningRun]] = field(default_factory=dict)  # by pool
 
@@ -70,9 +71,19 @@ class Board:
         return self._running.get(pool_id, [])
 
     def may_stop(self, run: RunningRun) -> bool:
-        """Whether the run can be preempted at all: it allows it, has run for its minimum time, and is not on its way out."""
-        young = self.now - run.started_at < self.snapshot.settings.min_runtime_s
-        return run.preemptible and not run.stopping and not young and run.run_id not in self.leaving
+        """Whether the run can be preempted now: it allows it, has run for its minimum time, and is not on its way out."""
+        return self.protected_until(run) <= self.now and self._may_be_stopped(run)
+
+    def may_stop_later(self, run: RunningRun) -> bool:
+        """Whether it could be if it had run for its minimum time; nobody else waits for that."""
+        return self._may_be_stopped(run) and not any(run in victims for victims in self.awaited.values())
+
+    def _may_be_stopped(self, run: RunningRun) -> bool:
+        return run.preemptible and not run.stopping and run.run_id not in self.leaving
+
+    def protected_until(self, run: RunningRun) -> float:
+        """When the run has been on its devices for long enough to be preempted."""
+        return run.started_at + self.snapshot.settings.protection_s(run.preempted)
 
     def tier(self, run: WaitingRun, place: Place) -> Tier:
         """How the run stands to its team's quota there."""

@@ -1,7 +1,8 @@
 """Who is asked to stop so that a blocked run can start.
 
-Only preemptible runs that have run for their minimum time, in this order: a backfilled run that is still there at the reservation
-it was let in front of; runs of teams that use borrowed devices; runs of the own team with a lower priority.
+Only preemptible runs that have run for their minimum time, which doubles with each preemption, in this order: a backfilled run
+that is still there at the reservation it was let in front of; runs of teams that use borrowed devices; runs of the own team with
+a lower priority.
 
 Devices that team v has borrowed are reclaimed for team p when p stays within its own quota; or, so that no two push each other
 out in turn, when all of these hold:
@@ -13,7 +14,7 @@ Of the sets found to make enough room, the one with the fewest runs, then the fe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -42,6 +43,7 @@ class Victim:
 
 
 ByBin = Mapping[Bin, Sequence[Victim]]
+MayStop = Callable[[RunningRun], bool]
 
 
 @dataclass(slots=True)
@@ -58,9 +60,9 @@ class Cleared:
         return len(self.victims), sum(v.size for v in self.victims), min(self.devices)
 
 
-def make_room(run: WaitingRun, demand: Demand, board: Board) -> Cleared | None:
+def make_room(run: WaitingRun, demand: Demand, board: Board, may_stop: MayStop) -> Cleared | None:
     """The cheapest way to make room by stopping others, or by waiting for those that stop already; None: there is none."""
-    searches = [Search(run, demand, place, board) for place in demand.places]
+    searches = [Search(run, demand, place, board, may_stop) for place in demand.places]
     for cause in Cause:
         found = [cleared for search in searches if (cleared := search.upto(cause)) is not None]
         if found:
@@ -71,15 +73,15 @@ def make_room(run: WaitingRun, demand: Demand, board: Board) -> Cleared | None:
 class Search:
     """For one run and one place: who may be stopped, and the cheapest set of them."""
 
-    def __init__(self, run: WaitingRun, demand: Demand, place: Place, board: Board) -> None:
-        """Collect the candidates."""
+    def __init__(self, run: WaitingRun, demand: Demand, place: Place, board: Board, may_stop: MayStop) -> None:
+        """Collect the candidates, of those that `may_stop` allows."""
         self.run, self.demand, self.place, self.board = run, demand, place, board
         self.account = (run.team_id, place.pool_id)
         self.owed = board.ledger.over_by(self.account, run.devices)
-        self.candidates = self._candidates()
+        self.candidates = self._candidates(may_stop)
 
-    def _candidates(self) -> list[Victim]:
-        others = [other for other in self.board.running(self.place.pool_id) if self.board.may_stop(other)]
+    def _candidates(self, may_stop: MayStop) -> list[Victim]:
+        others = [other for other in self.board.running(self.place.pool_id) if may_stop(other)]
         lower = [o for o in others if o.team_id == self.run.team_id and o.priority < self.run.priority]
         own = sum(self.board.ledger.by_pool(other.devices)[self.place.pool_id] for other in lower)
         # At best, when all lower priorities of its own team make way; who is chosen is judged exactly.

@@ -18,7 +18,7 @@ def explain(board: Board) -> dict[int, Reason]:
     shared: dict[tuple[int, int, str, bool], Reason] = {}
     reasons: dict[int, Reason] = {}
     for blocked in board.blocked:
-        if blocked.victims or blocked.start != UNKNOWN:
+        if blocked.victims or blocked.start != UNKNOWN or blocked.run.run_id in board.awaited:
             reasons[blocked.run.run_id] = _reason(blocked, board)
             continue
         key = (blocked.run.team_id, id(blocked.demand), blocked.cause, blocked.run.estimate_s is None)
@@ -31,6 +31,10 @@ def explain(board: Board) -> dict[int, Reason]:
 def _reason(blocked: Blocked, board: Board) -> Reason:
     if blocked.cause == "preempting":
         return _preempting(blocked)
+    victims = board.awaited.get(blocked.run.run_id, ())
+    from_when = max(map(board.protected_until, victims), default=UNKNOWN) + board.snapshot.settings.stop_s
+    if from_when < blocked.start:
+        return _protected(blocked.run, victims, from_when)
     if blocked.cause == "quota":
         return _quota(blocked, board)
     return _devices(blocked, board)
@@ -48,14 +52,21 @@ def _preempting(blocked: Blocked) -> Reason:
 def _victims(team_id: int, victims: Sequence[RunningRun]) -> str:
     if not victims:
         return "Waits for runs that are being stopped to leave their devices."
+    return f"{_named(team_id, victims)} {'was' if len(victims) == 1 else 'were'} asked to make room for it."
+
+
+def _named(team_id: int, victims: Sequence[RunningRun]) -> str:
+    """Whose runs they are, as the beginning of a sentence; those of other teams are counted."""
     own = [victim.run_id for victim in victims if victim.team_id == team_id]
     others = len(victims) - len(own)
-    if not others:
-        return f"{runs(own)} {'was' if len(own) == 1 else 'were'} asked to make room for it."
-    named = f"{runs(own)} and " if own else ""
-    count = f"{others} run{'s' if others > 1 else ''} of other teams"
-    text = f"{named}{count} {'was' if len(victims) == 1 else 'were'} asked to make room for it."
-    return text
+    count = f"{others} run{'s' if others > 1 else ''} of {'another team' if others == 1 else 'other teams'}"
+    return " and ".join([*([runs(own)] if own else []), *([count] if others else [])])
+
+
+def _protected(run: WaitingRun, victims: Sequence[RunningRun], start: float) -> Reason:
+    they, devices = ("it has", "its devices") if len(victims) == 1 else ("they have", "their devices")
+    text = f"{_named(run.team_id, victims)} can be asked to make room for it once {they} had the minimum time on {devices}."
+    return Reason("protected", text, {"protected": len(victims)}, start, "Runs that end.")
 
 
 def _quota(blocked: Blocked, board: Board) -> Reason:

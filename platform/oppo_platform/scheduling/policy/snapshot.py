@@ -23,12 +23,17 @@ class PolicySettings:
     half_life_s: float = 7 * 24 * 3600.0
     # Every run counts as at least this long on its devices from the moment it is placed, so that a burst cannot win.
     submit_penalty_s: float = 600.0
-    # Nobody is preempted before it has run this long.
+    # Nobody is preempted before it has run this long: twice as long after each preemption, up to so many times as long.
     min_runtime_s: float = 600.0
+    most_protection: int = 8
     # How long a run that is asked to stop is expected to hold its devices: for estimates only.
     stop_s: float = 60.0
     # This many blocked runs a pool, in order, get an estimate and may preempt; the rest gets a reason without an estimate.
     lookahead: int = 50
+
+    def protection_s(self, preempted: int) -> float:
+        """How long a run that was preempted so often is left alone from its start on."""
+        return self.min_runtime_s * min(1 << preempted, self.most_protection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,7 @@ class WaitingRun:
     steps_per_s: float | None = None  # measured
     excluded_nodes: frozenset[int] = frozenset()  # by its retry rules
     not_before: float | None = None  # retry back-off
+    preempted: int = 0  # how often it has been
 
     @property
     def estimate_s(self) -> float | None:
@@ -158,6 +164,7 @@ class RunningRun:
     expected_end: float | None = None  # steps left ÷ steps per second, or its max_runtime; None: unknown
     stopping: bool = False  # a pause, a cancellation or a preemption is under way
     backfill: Backfill | None = None  # as it was placed
+    preempted: int = 0  # how often it has been
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,7 @@ class _Job:
             run_id=self.run_id, team_id=self.team_id, devices=asked.devices, priority=asked.priority, nodes_max=asked.nodes_max,
             kind=asked.kind, submitted_at=asked.at_s, queued_at=self.queued_at, preemptible=asked.preemptible,
             max_runtime_s=asked.max_runtime_s, steps_left=left, steps_per_s=None if left is None else 1.0,
+            preempted=self.attempts,  # no attempt ends otherwise and is followed by another
         )  # fmt: skip
 
     def running(self, placed: Placement, estimate: float | None) -> RunningRun:
@@ -118,6 +119,7 @@ class _Job:
             run_id=self.run_id, team_id=self.team_id, devices=placed.devices, priority=self.asked.priority,
             preemptible=self.asked.preemptible, started_at=self.started_at,
             expected_end=None if estimate is None else self.started_at + self.restart_s + estimate, backfill=placed.backfill,
+            preempted=self.attempts - 1,
         )  # fmt: skip
 
     def end(self) -> float:
