@@ -1,27 +1,92 @@
-/* Events tab: the states are drawn by the server, the decisions come from the API. */
+/* Events tab: states, wishes, decisions and checkpoints on one list, newest first. Kind and search stand in the address. While only
+   the first page is shown, what happens appears on top; further down a button says that something has. */
 (function () {
   "use strict";
-  const { Oppo } = window, { run, el, format: f } = Oppo;
+  const { Oppo } = window, { run, el, format: f, setText } = Oppo;
   const NAMES = { overcommit: "Δ", chunk: "C", kl: "KL coefficient", nonfinite: "Not finite" };
-  const table = document.getElementById("decisions");
-  let at = -1;
+  const A_PAGE = 100, TYPING_MS = 250, NEWS_MS = 1500;
+  const $ = (id) => document.getElementById(id);
+  const form = $("wanted"), table = $("events"), kinds = [...document.querySelectorAll("[data-kinds]")];
+  let state = {}, next = null, pages = 0, newest = 0, cursor = -1, timer = 0, coming = 0;
 
-  async function decisions(summary) {
-    if (summary.step === at) return;
-    at = summary.step;
-    let items;
-    try {
-      ({ items } = await Oppo.api.get(`runs/${run.id}/decisions`));
-    } catch (e) {
-      at = -1;
-      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;      // the connection's note says "stale"
-      return;
-    }
-    document.getElementById("decisions-none").hidden = items.length > 0;
-    table.replaceChildren(...items.slice().reverse().map((d) => el("tr", {}, el("td", { class: "num" }, f.whole(d.step)), el("td", { class: "nowrap" }, NAMES[d.controller] || d.controller),
-      el("td", { class: "nowrap" }, d.old === d.new ? `keeps ${f.plain(d.new)}` : `${f.plain(d.old)} → ${f.plain(d.new)}`), el("td", {}, d.reason))));
+  function fromAddress() {
+    const asked = new URLSearchParams(location.search);
+    state = { q: asked.get("q") || "", kinds: asked.get("kinds") || "", keeps: asked.get("keeps") || "" };
+    form.elements.q.value = state.q;
+    form.elements.keeps.checked = state.keeps === "true";
   }
-  const again = Oppo.refresh(document.getElementById("transitions"), {});
-  let state = run.summary.state;
-  run.follow((summary) => { decisions(summary); if (summary.state !== state) { state = summary.state; again(); } });
+  function change(edit, how) {
+    clearTimeout(timer);
+    Object.assign(state, edit);
+    const query = new URLSearchParams(Object.entries(state).filter(([, value]) => value));
+    history[how](null, "", `${location.pathname}${`${query}` ? `?${query}` : ""}`.replace(/%2C/g, ","));
+    load();
+  }
+  async function load(from) {
+    const mine = ++newest, query = { ...Object.fromEntries(Object.entries(state).filter(([, value]) => value)), limit: A_PAGE };
+    if (from) query.cursor = from;
+    const at = run.summary.cursor;
+    try {
+      const reply = await Oppo.api.get(`runs/${run.id}/events`, query);
+      if (mine !== newest) return;
+      next = reply.next;
+      pages = from ? pages + 1 : 1;
+      if (!from) cursor = at;
+      $("refused").hidden = true;
+      draw(reply.items, Boolean(from));
+    } catch (e) {
+      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
+      if (mine !== newest || !(e instanceof Oppo.ApiError)) return;      // a server that is away is told by the connection's own note
+      $("refused").hidden = false;
+      setText($("refused").querySelector("p"), e.message);
+    }
+  }
+  function what(event) {
+    if (event.kind === "state") return Oppo.pill(event.new);
+    if (event.kind === "change") return el("span", { class: "tag" }, event.what);
+    if (event.kind === "checkpoint") return el("a", { class: "tag", href: `/runs/${run.id}/checkpoints` }, "checkpoint");
+    const name = NAMES[event.what] || event.what;
+    return el("span", { class: "nowrap" }, `${name} `, event.old === event.new ? `keeps ${f.plain(event.new)}` : el("b", {}, `${f.plain(event.old)} → ${f.plain(event.new)}`));
+  }
+  function time(event) {
+    if (!event.at) return f.NONE;
+    const date = new Date(event.at), today = date.toDateString() === new Date().toDateString();
+    return el("time", { datetime: event.at, title: event.at }, today ? f.clock(date) : f.when(date));
+  }
+  function row(event) {
+    const pieces = Oppo.pieces(state.q);
+    return el("tr", { "data-kind": event.kind }, el("td", { class: "nowrap muted" }, time(event)), el("td", { class: "num", "data-name": "step" }, event.step === null ? "" : f.whole(event.step)), el("td", {}, what(event)),
+      el("td", { class: "why" }, Oppo.marked(event.text || f.NONE, pieces)), el("td", { class: "muted by" }, Oppo.marked(event.kind === "decision" ? "controller" : event.actor, pieces)));
+  }
+  function draw(items, further) {
+    if (further) table.append(...items.map(row));
+    else table.replaceChildren(...items.map(row));
+    const any = table.children.length > 0, wanted = state.q || state.kinds;
+    $("found").hidden = !any;
+    $("more").hidden = next === null;
+    $("fresh").hidden = true;
+    $("nothing").hidden = any;
+    setText($("nothing"), wanted ? "Nothing on the list matches. Decisions that keep the value are shown only when asked for." : "Nothing has happened yet.");
+    setText($("count"), any ? `${f.whole(table.children.length)} ${table.children.length === 1 ? "event" : "events"}${next ? ", and more" : ""}` : "");
+    kinds.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.kinds === state.kinds)));
+  }
+  form.addEventListener("submit", (e) => e.preventDefault());
+  form.addEventListener("input", (e) => {
+    clearTimeout(timer);
+    if (e.target.name === "q") timer = setTimeout(() => change({ q: form.elements.q.value.trim() }, "replaceState"), TYPING_MS);
+    if (e.target.name === "keeps") change({ keeps: e.target.checked ? "true" : "" }, "pushState");
+  });
+  $("q").addEventListener("keydown", (e) => { if (e.key === "Escape") { $("q").value = ""; change({ q: "" }, "replaceState"); $("q").blur(); } });
+  kinds.forEach((button) => button.addEventListener("click", () => change({ kinds: button.dataset.kinds }, "pushState")));
+  $("more").addEventListener("click", () => load(next));
+  $("fresh").addEventListener("click", () => load());
+  window.addEventListener("popstate", () => { fromAddress(); load(); });
+
+  fromAddress();
+  load();
+  run.follow((summary) => {                              // every step moves the cursor: at most one reading a moment
+    if (cursor < 0 || summary.cursor === cursor || coming) return;
+    if (pages > 1) { $("fresh").hidden = false; return; }
+    coming = setTimeout(() => { coming = 0; if (pages === 1) load(); }, NEWS_MS);
+  });
 })();

@@ -30,7 +30,7 @@ def test_pages_are_clean(visit, platform, two_runs, scheme, window):
         f"/runs/{oppo}/logs": "#log li",
         f"/runs/{oppo}/config": "#spec-text",
         f"/runs/{oppo}/checkpoints": "#checkpoints tr",
-        f"/runs/{oppo}/events": "#decisions tr",
+        f"/runs/{oppo}/events": "#events tr",
         f"/compare?runs={sequential},{oppo}": "#plot-reward .main-svg",
         "/compare": "#nothing h2",
         "/teams": "h2",

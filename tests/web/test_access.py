@@ -69,7 +69,18 @@ def test_the_description_of_the_api_is_for_people_who_are_logged_in(world):
     assert "/api/v1/runs" in world.login("vic").get("/api/v1/openapi.json").json()["paths"]
 
 
-OF_A_RUN = ["", "/metrics?keys=m", "/timeline", "/decisions", "/samples", "/logs", "/checkpoints"]
+OF_A_RUN = [
+    "",
+    "/metrics?keys=m",
+    "/timeline",
+    "/decisions",
+    "/samples",
+    "/logs",
+    "/logs.txt",
+    "/checkpoints",
+    "/events",
+    "/spec.yaml",
+]
 
 
 def test_another_teams_run_does_not_exist(world):

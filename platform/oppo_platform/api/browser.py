@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from ninja import NinjaAPI, Query, Schema, Status
 from pydantic import ConfigDict
 
@@ -15,7 +15,7 @@ from oppo_contract.states import RunState
 from oppo_contract.yaml_text import dump_yaml, parse_yaml
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit, visible_projects
 from oppo_platform.accounts.models import User
-from oppo_platform.api import checkpoints, logs, samples
+from oppo_platform.api import checkpoints, history, logs, samples
 from oppo_platform.api.auth import PERSON
 from oppo_platform.api.problems import install, problem
 from oppo_platform.api.subjects import LARGEST_ID, person, run_of
@@ -32,7 +32,7 @@ LAST_STEP = 2**31 - 1
 
 api = NinjaAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, urls_namespace="api")
 install(api)
-for part in (samples, logs, checkpoints):
+for part in (samples, logs, checkpoints, history):
     api.add_router("", part.router)
 api.add_exception_handler(steering.NotPossible, lambda request, error: problem(409, str(error)))
 
@@ -137,6 +137,15 @@ def list_runs(
 def show(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """The run's summary."""
     return runs.run_summary(run_of(request, run_id))
+
+
+@api.get("runs/{int:run_id}/spec.yaml", summary="A run's spec as YAML")
+def spec(request: HttpRequest, run_id: int) -> HttpResponse:
+    """Everything that the run was asked to do, defaults included; `POST runs` takes it as it is."""
+    run = run_of(request, run_id)
+    answer = HttpResponse(runs.spec_yaml(run), content_type="application/yaml; charset=utf-8")
+    answer.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}.yaml"'
+    return answer
 
 
 @api.post("runs/{int:run_id}/cancel", summary="Cancel a run")

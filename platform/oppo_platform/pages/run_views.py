@@ -10,13 +10,10 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from oppo_contract.events import IdleCause
-from oppo_contract.problems import SpecError
-from oppo_contract.spec import load_spec
-from oppo_contract.yaml_text import dump_yaml
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit
 from oppo_platform.runs.checkpoints import checkpoints as saved
 from oppo_platform.runs.models import Run
-from oppo_platform.runs.selectors import get_run, run_summary, transitions
+from oppo_platform.runs.selectors import get_run, run_summary, spec_yaml
 
 TABS = (
     ("run", "Training"),
@@ -77,26 +74,13 @@ def logs(request: HttpRequest, run_id: int) -> HttpResponse:
 def config(request: HttpRequest, run_id: int) -> HttpResponse:
     """The spec as YAML."""
     run = _run(request, run_id)
-    return _page(request, run, "run-config", "run/config.html", {"yaml": _yaml(run)})
-
-
-def _yaml(run: Run) -> str:
-    """The spec in the schema's order, which the database does not keep."""
-    try:
-        return dump_yaml(load_spec(run.spec).model_dump(mode="json"))
-    except SpecError:
-        # Submitted under rules that have become stricter since: shown as it is stored.
-        return dump_yaml(run.spec)
+    return _page(request, run, "run-config", "run/config.html", {"yaml": spec_yaml(run)})
 
 
 @require_GET
 def events(request: HttpRequest, run_id: int) -> HttpResponse:
-    """Every change of state, and the controllers' decisions."""
-    run = _run(request, run_id)
-    context = {"transitions": transitions(run)[::-1]}
-    if request.GET.get("part"):
-        return render(request, "run/transitions.html", context)
-    return _page(request, run, "run-events", "run/events.html", context)
+    """What befell the run, on one list."""
+    return _page(request, _run(request, run_id), "run-events", "run/events.html")
 
 
 @require_GET

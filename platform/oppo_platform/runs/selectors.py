@@ -1,21 +1,24 @@
 """Reading runs: the summary that lists, pages, the API and the live stream share. None of it touches a metric series.
 
 For pages: `list_runs(user, …)`, `get_run(user, id)` (raises `Run.DoesNotExist`, answer 404), `run_summary(run)`, `queue(user)`,
-`transitions(run)`. A user sees the runs of their teams only.
+`spec_yaml(run)`. A user sees the runs of their teams only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from django.db.models import QuerySet
 
+from oppo_contract.problems import SpecError
+from oppo_contract.spec import load_spec
 from oppo_contract.states import HOLDING_DEVICES
+from oppo_contract.yaml_text import dump_yaml
 from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
-from oppo_platform.runs.models import Change, Project, Run, Transition
+from oppo_platform.runs.models import Project, Run
 from oppo_platform.runs.wishes import Wish, wishes
 
 MOST_RUNS_A_PAGE = 200
@@ -155,20 +158,13 @@ def get_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
     return [found[run_id] for run_id in ids]
 
 
-def transitions(run: Run) -> list[dict[str, Any]]:
-    """Every change of the run, oldest first: `{old, new, what, reason, actor, at}`.
-
-    `what` is empty for a move from state `old` to `new`; otherwise it says what else was changed, and both are empty.
-    """
-    moves = [
-        {"old": t.old, "new": t.new, "what": "", "reason": t.reason, "actor": t.actor, "at": t.at}
-        for t in Transition.objects.filter(run=run).order_by("id")
-    ]
-    others = [
-        {"old": "", "new": "", "what": c.what, "reason": c.reason, "actor": c.actor, "at": c.at}
-        for c in Change.objects.filter(run=run).order_by("id")
-    ]
-    return [{**row, "at": _iso(row["at"])} for row in sorted(moves + others, key=lambda row: row["at"])]
+def spec_yaml(run: Run) -> str:
+    """The spec in the schema's order, which the database does not keep."""
+    try:
+        return dump_yaml(load_spec(run.spec).model_dump(mode="json"))
+    except SpecError:
+        # Submitted under rules that have become stricter since: shown as it is stored.
+        return dump_yaml(run.spec)
 
 
 def _iso(time: datetime | None) -> str | None:

@@ -155,6 +155,7 @@ def _write_decisions(attempt: Attempt, events: list[DecisionEvent]) -> None:
             old=event.old,
             new=event.new,
             reason=_storable(event.reason),
+            at=datetime.fromtimestamp(event.time, UTC),
         )
         for event in events
     )

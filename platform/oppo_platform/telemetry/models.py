@@ -110,6 +110,7 @@ class Decision(models.Model):
     old = models.FloatField()
     new = models.FloatField()
     reason = models.TextField()
+    at = models.DateTimeField(null=True, help_text="Unknown for those that were stored before it was kept.")
 
     class Meta:
         indexes = [models.Index(fields=["attempt", "step"], name="decision_by_step")]

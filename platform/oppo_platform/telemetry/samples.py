@@ -5,9 +5,6 @@ Texts are what users and models wrote. Whoever shows them shows text, never mark
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +12,7 @@ from django.db.models import F, FloatField, Q, QuerySet, TextField, Value
 from django.db.models.functions import Coalesce, Lower
 
 from oppo_platform.runs.models import Run
+from oppo_platform.telemetry.cursors import read_cursor, write_cursor
 from oppo_platform.telemetry.models import SampleRow
 from oppo_platform.telemetry.reading import reigns
 from oppo_platform.telemetry.search import pieces
@@ -24,10 +22,6 @@ MOST_SAME_PROMPT = 500
 
 Column = Literal["step", "score", "kl", "length", "age", "version", "ending"]
 Ending = Literal["eos", "stop", "length"]
-
-
-class BadCursor(ValueError):
-    """The cursor is not one that this listing gave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +63,7 @@ def samples(
     sign = "-" if descending else ""
     found = list(rows.order_by(f"{sign}place", f"{sign}id")[: limit + 1])
     last = found[limit - 1] if len(found) > limit else None
-    return {"items": [_told(row) for row in found[:limit]], "next": _cursor(last.place, last.pk) if last else None}
+    return {"items": [_told(row) for row in found[:limit]], "next": write_cursor(last.place, last.pk) if last else None}
 
 
 def sample(run: Run, sample_id: int) -> dict[str, Any]:
@@ -121,18 +115,8 @@ def _place(by: Column) -> Any:
     return F("step") if by == "step" else Coalesce(by, Value(float("-inf")), output_field=FloatField())
 
 
-def _cursor(place: float | str, pk: int) -> str:
-    return base64.urlsafe_b64encode(json.dumps([place, pk]).encode()).decode().rstrip("=")
-
-
 def _beyond(cursor: str, by: Column, descending: bool) -> Q:
     """The rows after the one that the cursor names."""
-    try:
-        place, pk = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-    except (binascii.Error, ValueError, TypeError) as error:
-        raise BadCursor from error
-    kinds: Any = str if by == "ending" else (int, float)
-    if not isinstance(place, kinds) or isinstance(place, bool) or not isinstance(pk, int) or abs(pk) >= 2**63:
-        raise BadCursor
+    place, pk = read_cursor(cursor, str if by == "ending" else (int, float), int)
     way = "lt" if descending else "gt"
     return Q(**{f"place__{way}": place}) | Q(**{"place": place, f"id__{way}": pk})
