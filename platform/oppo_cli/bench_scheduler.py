@@ -18,6 +18,7 @@ import click
 from oppo_cli.bench_attempts import attempts_per_second
 from oppo_cli.bench_report import keep
 from oppo_cli.bench_start import LEGS, submit_to_start
+from oppo_cli.bench_tables import show
 from oppo_cli.scheduler_load import Load, begin_all, build, drawn
 
 if TYPE_CHECKING:
@@ -45,14 +46,14 @@ def scheduler(json_file: Path | None, quick: bool, seed: int) -> None:
     before each timed cycle a twentieth of the runs end; the cycle gives their GPUs away, tells every waiting run why it waits,
     and sends the launch orders.
     """
-    before, results = _others(), []
+    before, results = other_programs(), []
     cycles, freed = QUICK if quick else (CYCLES, FREED)
     starts, attempts = FEW if quick else (STARTS, ATTEMPTS)
     settings = {
         "seed": seed, "cycles": cycles, "freed": freed, "ended_a_cycle": ENDED_A_CYCLE, "starts": starts, "attempts": attempts,
     }  # fmt: skip
     loads = [Load(load.waiting, load.gpus, seed) for load in (QUICK_LOADS if quick else LOADS)]
-    with _platform():
+    with bench_servers():
         click.echo(f"{starts} starts on an idle platform …", err=True)
         results += submit_to_start(starts)
         keep("scheduler", before, settings, results, json_file)
@@ -66,9 +67,9 @@ def scheduler(json_file: Path | None, quick: bool, seed: int) -> None:
             if load.waiting == 1000:
                 results += _freed_to_dispatch(freed, seed)
             keep("scheduler", before, settings, results, json_file)
-    _show(results)
+    show("Scheduler", results)
     _tell_legs(results)
-    for when, machine in {"before": before, "after": _others()}.items():
+    for when, machine in {"before": before, "after": other_programs()}.items():
         click.echo(
             f"Load {when}: {machine.load:.2f}; other programs used {machine.other_cores or 0.0:.2f} cores for a moment {when}."
         )
@@ -76,7 +77,7 @@ def scheduler(json_file: Path | None, quick: bool, seed: int) -> None:
             click.echo("Others were busy: do not trust the figures.")
 
 
-def _others() -> Machine:
+def other_programs() -> Machine:
     """What other programs take of the machine while the bench does nothing; what it starts itself is no stranger."""
     from oppo_bench.quiet import Watch
 
@@ -86,7 +87,7 @@ def _others() -> Machine:
 
 
 @contextmanager
-def _platform() -> Iterator[None]:
+def bench_servers() -> Iterator[None]:
     """PostgreSQL (as in production: commits reach the disk) and a broker, in a folder that is removed afterwards."""
     from oppo_cli.platform_commands import set_up_django
     from oppo_platform import embedded
@@ -190,22 +191,6 @@ def _scheduler_process() -> Iterator[None]:
     finally:
         process.terminate()
         process.wait(timeout=PATIENCE_S)
-
-
-def _show(results: list[Result]) -> None:
-    from rich.table import Table
-
-    from oppo_bench.tables import console
-
-    table = Table(title="Scheduler", title_justify="left")
-    for column in ("figure", "median", "min", "max", "n"):
-        table.add_column(column, justify="left" if column == "figure" else "right")
-    for r in results:
-        shown = (
-            f"{figure:,.3f}" if r.unit != "ms" and abs(figure) < 100 else f"{figure:,.1f}" for figure in (r.median, r.min, r.max)
-        )
-        table.add_row(f"{r.name} [{r.unit}]", *shown, str(r.n))
-    console().print(table)
 
 
 def _tell_legs(results: list[Result]) -> None:
