@@ -10,6 +10,7 @@ BENCHES = {
     "engine": "oppo_cli.bench_engine:engine",
     "trl": "oppo_cli.bench_trl:trl",
     "scheduler": "oppo_cli.bench_scheduler:scheduler",
+    "telemetry": "oppo_cli.bench_telemetry:telemetry",
 }
 
 

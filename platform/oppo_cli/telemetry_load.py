@@ -35,6 +35,7 @@ class Tenant:
 
 def tenant() -> Tenant:
     """A team with a project, a user with an API token, and a node."""
+    from oppo_contract.wire import WIRE_VERSION
     from oppo_platform import clock
     from oppo_platform.accounts.models import Membership, Role, Team, User
     from oppo_platform.accounts.services import create_api_token
@@ -45,8 +46,8 @@ def tenant() -> Tenant:
     team, user = Team.objects.create(name="bench", created_at=now), User.objects.create_user("bench", "bench@example.org")
     Membership.objects.create(team=team, user=user, role=Role.OWNER)
     node = Node.objects.create(
-        name="bench", hostname="host", cpus=64, memory_bytes=1 << 40, token_prefix="n0", token_digest="", queue="bench",
-        pool=Pool.objects.create(name="bench", created_at=now), joined_at=now, last_seen_at=now + timedelta(days=1), wire_version=0,
+        name="bench", hostname="host", cpus=64, memory_bytes=1 << 40, queue="bench", joined_at=now,
+        pool=Pool.objects.create(name="bench", created_at=now), last_seen_at=now + timedelta(days=1), wire_version=WIRE_VERSION,
     )  # fmt: skip
     project = Project.objects.create(team=team, name="bench", created_at=now)
     return Tenant(create_api_token(user, team, "bench"), project, user, node)
@@ -60,14 +61,14 @@ def runs(owner: Tenant, count: int, keys: Sequence[str], state: str = "succeeded
 
     now = clock.now()
     spec = RunSpec.model_validate(
-        {"name": "bench", "steps": 10_000, "models": {"actor": {"tiny": {}}, "reward": {"rule": "letters:score"}},
+        {"name": "bench", "steps": 10_000, "models": {"actor": {"tiny": {"context": 1024}}, "reward": {"rule": "letters:score"}},
          "data": {"prompts": "letters"}}
     ).model_dump(mode="json")  # fmt: skip
     made = Run.objects.bulk_create(
         Run(
-            project=owner.project, user=owner.user, name=f"run {n}", spec=spec, spec_version=1, preset="oppo", devices=1, state=state,
+            project=owner.project, user=owner.user, name=f"run {n}", spec=spec, spec_version=1, preset="oppo", devices=1,
             needs={"kind": "cpu", "models": [], "prompts": []}, priority=50, created_at=now, queued_at=now, total_steps=10_000,
-            cursor=1, epochs=1, latest=dict.fromkeys(keys, 0.0),
+            state=state, cursor=1, epochs=1, latest=dict.fromkeys(keys, 0.0),
         )
         for n in range(count)
     )  # fmt: skip
@@ -124,8 +125,11 @@ def batches(columns: Mapping[str, NDArray[np.float64]]) -> list[bytes]:
     """The bodies that a supervisor sends for these steps."""
     keys, table = list(columns), list(zip(*(values.tolist() for values in columns.values()), strict=True))
     events = [
-        {"kind": "step", "producer": "engine", "seq": n, "time": 1e9 + n, "step": n, "elapsed_s": SECONDS_A_STEP * n,
-         "generated_tokens": TOKENS_A_STEP * n, "device_seconds": SECONDS_A_STEP * n, "metrics": dict(zip(keys, row, strict=True))}
+        {
+            "kind": "step", "producer": "engine", "seq": n, "time": 1e9 + n, "step": n, "elapsed_s": SECONDS_A_STEP * n,
+            "generated_tokens": TOKENS_A_STEP * n, "device_seconds": SECONDS_A_STEP * n,
+            "metrics": dict(zip(keys, row, strict=True)),
+        }
         for n, row in enumerate(table, start=1)
     ]  # fmt: skip
     return [

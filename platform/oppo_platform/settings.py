@@ -62,6 +62,7 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "oppo_platform.web.headers.ContentSecurityPolicy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "oppo_platform.web.compression.CompressJson",
     "oppo_platform.web.origin.audit_origin",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",

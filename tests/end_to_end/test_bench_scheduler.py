@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-
 # What points at the tests' own settings and servers.
 OTHERS = ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")
 

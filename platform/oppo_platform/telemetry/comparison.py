@@ -16,7 +16,7 @@ from oppo_platform.telemetry.selectors import columns, matching
 
 REWARD = "critic/score/mean"
 EMA_ALPHA = 0.1
-GROUP = 64
+GROUP, SMALLEST = 64, -17  # points at a time; the power of ten below which nothing is left of a number
 MEANS = {"step_s": "timing_s/step", "occupancy": "decode_occupancy", "deferred_share": "oppo/deferred_token_share"}
 ABSENT = "–"
 
@@ -77,15 +77,12 @@ def smoothed(values: Values, alpha: float) -> Values:
     decay, groups = 1.0 - alpha, -(-len(values) // GROUP)
     padded = np.zeros(groups * GROUP)
     padded[: len(values)] = values
-    ages = np.subtract.outer(np.arange(GROUP), np.arange(GROUP))
-    weights = np.where(ages >= 0, alpha * decay ** np.maximum(ages, 0), 0.0)
-    own = padded.reshape(groups, GROUP) @ weights.T
-    left = decay ** np.arange(1, GROUP + 1)
-    before = values[0]  # so that the first mean is the first value
-    for group in own:
-        group += left * before
-        before = group[-1]
-    return own.ravel()[: len(values)]
+    shrinking = decay ** np.arange(GROUP)
+    own = alpha * shrinking * np.cumsum(padded.reshape(groups, GROUP) / shrinking, axis=1)
+    # What each group leaves behind fades by decay^64 a group; the first mean is the first value, as if it had been so for ever.
+    ends = np.concatenate([values[:1], own[:-1, -1]])
+    before = np.convolve(ends, decay ** (GROUP * np.arange(1 + int(SMALLEST / (GROUP * np.log10(decay))))))[:groups]
+    return (own + np.outer(before, decay * shrinking)).ravel()[: len(values)]
 
 
 def figures(runs: Sequence[Run], parts: Parts, rewards: Mapping[int, Points]) -> dict[int, dict[str, float | None]]:

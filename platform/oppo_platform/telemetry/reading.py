@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import psycopg
 from django.db import connection
 
 from oppo_platform.runs.models import Attempt, Run
@@ -146,9 +147,10 @@ def _level(series: Series, asked: _Wanted, most: int | None) -> Level:
 def _fetch(wanted: Sequence[_Wanted], level: Level) -> dict[int, list[_Piece]]:
     """By series: its blocks in order, then what is hot."""
     columns = [[getattr(asked, field) for asked in wanted] for field in ("series_id", "after", "until")]
-    with connection.cursor() as cursor:
-        cursor.execute(ROWS[level], columns)
-        rows = cursor.fetchall()
+    connection.ensure_connection()
+    # Django's cursors read bytes as hexadecimal text; binary is twice as fast here.
+    with psycopg.Cursor(connection.connection) as cursor:
+        rows = cursor.execute(ROWS[level], columns, binary=True).fetchall()
     by_series: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for series_id, *row, _ in rows:
         by_series[series_id].append(tuple(row))

@@ -122,7 +122,11 @@ def _finite(values: NDArray[np.float64]) -> list[float | None]:
 
 def _rounded(values: NDArray[np.float64]) -> list[float | None]:
     """To six digits: what stands for many points is drawn, and half the bytes."""
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        digits = np.nan_to_num(5 - np.floor(np.log10(np.abs(values))), posinf=0, neginf=0)
+    # Powers of ten are exact, so that each way ends at the number nearest to the digits, whose text is short.
+    up, down = 10.0 ** np.clip(digits, 0, 22), 10.0 ** np.clip(-digits, 0, 22)
+    return _finite(np.where(np.abs(digits) > 22, values, np.rint(values * up / down) * down / up))
 
 
 def timeline(run: Run, from_step: int | None = None, to_step: int | None = None) -> dict[str, Any]:
