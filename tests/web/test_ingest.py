@@ -1,13 +1,16 @@
 """Every event is applied exactly once, whatever the network does."""
 
 import json
+import threading
+import time
 
 import pytest
+from django.db import connection, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.events import EVENT
-from oppo_platform.runs.models import Run
+from oppo_platform.runs.models import Attempt, Run
 from oppo_platform.telemetry import selectors
 from oppo_platform.telemetry.ingest import GapFound, ingest
 from oppo_platform.telemetry.logs import logs
@@ -190,3 +193,25 @@ def test_too_many_batches_at_once_are_put_off(running, events, monkeypatch):
         reply = worker.send_events(attempt_id, [events.step(1, 1, m=1.0)])
     assert (reply.status_code, reply.headers["Retry-After"]) == (429, "1")
     assert worker.send_events(attempt_id, [events.step(1, 1, m=1.0)]).status_code == 200
+
+
+def test_a_batch_takes_the_runs_lock_before_anything_else(running, events):
+    """Or it would hold the attempt and wait for the run, while a heartbeat does the opposite.
+
+    And of two producers' lines the later ones could be seen first; who then reads on from the last line misses the earlier ones.
+    """
+    _, _, run, attempt_id = running
+    batch = [EVENT.validate_python(event) for event in (events.started(1), events.step(2, 1, m=1.0))]
+    sender = threading.Thread(target=lambda: (ingest(attempt_id, "engine", batch), connection.close()))
+    with transaction.atomic():
+        Run.objects.select_for_update().get(pk=run.pk)
+        sender.start()
+        deadline = time.monotonic() + 20
+        with connection.cursor() as cursor:
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            while cursor.execute(waiting).fetchone() == (0,):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        assert Attempt.objects.select_for_update(nowait=True).get(pk=attempt_id).engine_started_at is None
+    sender.join(timeout=20)
+    assert points(run) == {1: 1.0}

@@ -84,18 +84,19 @@ def _locked_mark(attempt_id: int, producer: str) -> ProducerMark:
 
 
 def _apply(attempt: Attempt, events: list[Event]) -> None:
+    # First of all, as everywhere: writers touch the attempt. It also puts the lines of a run's producers into one order.
+    run = Run.objects.select_for_update().only("id", "cursor", "epochs", "latest").get(pk=attempt.run_id)
     by_kind: dict[type[Envelope], list[Any]] = defaultdict(list)
     for event in events:
         by_kind[type(event)].append(event)
     for kind, writer in WRITERS.items():
         if by_kind[kind]:
             writer(attempt, by_kind[kind])
-    _advance_run(attempt, by_kind[StepEvent])
+    _advance_run(run, attempt, by_kind[StepEvent])
 
 
-def _advance_run(attempt: Attempt, steps: list[StepEvent]) -> None:
+def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent]) -> None:
     """Everything that lists and heads of pages show, under the run's lock; a fenced attempt's history changes no head."""
-    run = Run.objects.select_for_update().only("id", "cursor", "epochs", "latest").get(pk=attempt.run_id)
     run.cursor += 1
     changed = ["cursor"]
     if steps and attempt.epoch == run.epochs:
