@@ -8,7 +8,7 @@
   const fact = (name, value) => el("span", {}, `${name} `, el("b", {}, value));
 
   function facts(s) {
-    return el("div", { class: "facts" }, fact("reward", f.fixed(s.score, 2)), fact("KL", f.fixed(s.kl, 2)), fact("length", f.whole(s.length)), fact("age", s.age), s.ending ? fact("ended by", s.ending) : null,
+    return el("div", { class: "facts" }, fact("reward", f.fixed(s.score, 2)), s.held_out ? null : fact("KL", f.fixed(s.kl, 2)), fact("length", f.whole(s.length)), fact("age", s.age), s.ending ? fact("ended by", s.ending) : null,
       fact("versions", versions(s)), fact(s.held_out ? "held-out prompt" : "sequence", `#${f.whole(s.sequence_id)}`), fact("step", f.whole(s.step)));
   }
   function answer(s, pieces) {

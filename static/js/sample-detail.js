@@ -1,5 +1,5 @@
 /* What opens below a row of the Samples tab: the whole answer, and how answers to the same prompt have changed over the steps.
-     Oppo.sampleDetail(sample, { pieces, diff: [older id, newer id] or null, onDiff(pair), onPrompt(key) }) → element */
+     Oppo.sampleDetail(sample, { pieces, diff: [older id, newer id] or null, onDiff(pair), onPrompt(key), onOpen(id) }) → element */
 (function () {
   "use strict";
   const { Oppo } = window, { run, el, format: f } = Oppo;
@@ -36,7 +36,26 @@
     show();
     return el("div", { class: "comparison" }, el("div", { class: "row" }, choice("older", same, pair[0], pick(0)), choice("newer", same, pair[1], pick(1))), place);
   }
-  function others(sample, same, { diff, onDiff, onPrompt }) {
+  /* The rewards of all answers to the prompt, by step; the open one is the ring. Each point says its figures and opens on a click. */
+  function course(sample, same, onOpen) {
+    const known = same.filter((s) => f.known(s.score)), scores = known.map((s) => s.score), low = Math.min(...scores), span = Math.max(...scores) - low || 1;
+    const first = known.length ? known[0].step : 0, steps = known.length ? known[known.length - 1].step - first || 1 : 1;
+    const x = (s) => 6 + 308 * (s.step - first) / steps, y = (s) => 42 - 34 * (s.score - low) / span;
+    const node = (tag, attributes, ...children) => {
+      const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+      Object.entries(attributes).forEach(([name, value]) => made.setAttribute(name, value));
+      made.append(...children);
+      return made;
+    };
+    const dots = known.map((s) => {
+      const dot = node("circle", { cx: x(s), cy: y(s), r: s.id === sample.id ? 4 : 2.5, class: s.id === sample.id ? "now" : "" }, node("title", {}, title(s)));
+      dot.addEventListener("click", () => onOpen(s.id));
+      return dot;
+    });
+    return node("svg", { class: "course", viewBox: "0 0 320 48", role: "img", "aria-label": `Reward of the answers to this prompt: ${f.fixed(scores[0], 2)} at step ${f.whole(first)}, ${f.fixed(scores[scores.length - 1], 2)} at step ${f.whole(first + steps)}` },
+      node("polyline", { points: known.map((s) => `${x(s)},${y(s)}`).join(" ") }), ...dots);
+  }
+  function others(sample, same, { diff, onDiff, onPrompt, onOpen }) {
     if (same.length < 2) return el("p", { class: "note" }, "No other answer to this prompt is recorded.");
     const ids = same.map((s) => s.id), pair = diff && diff.every((id) => ids.includes(id)) ? diff : [ids[0], ids[ids.length - 1]];
     const box = el("div", {});
@@ -44,7 +63,7 @@
     const button = el("button", { class: "btn btn-small", type: "button", onclick: open }, Oppo.icon("compare"), "How it changed over the steps");
     if (diff) open();
     return el("div", { class: "same-prompt" }, el("div", { class: "row" }, el("span", { class: "note" }, `${f.whole(same.length)} answers to this prompt, steps ${f.whole(same[0].step)} to ${f.whole(same[same.length - 1].step)}`), button,
-      el("button", { class: "btn btn-small btn-quiet", type: "button", onclick: () => onPrompt(sample.prompt_key) }, "List them")), box);
+      el("button", { class: "btn btn-small btn-quiet", type: "button", onclick: () => onPrompt(sample.prompt_key) }, "List them")), course(sample, same, onOpen), box);
   }
   Oppo.sampleDetail = function (sample, options) {
     const below = el("div", { class: "card-foot" }, el("p", { class: "note" }, "Looking for answers to the same prompt …"));

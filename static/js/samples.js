@@ -62,7 +62,7 @@
     const cut = (text) => (text.length > EXCERPT ? `${text.slice(0, EXCERPT)} …` : text);
     const opener = el("button", { class: "opener", type: "button", "aria-expanded": "false", onclick: () => toggle(s) },
       el("span", { class: "line muted" }, Oppo.marked(cut(s.prompt), pieces())), el("span", { class: "line" }, Oppo.marked(cut(around(s.response)), pieces())));
-    return el("tr", { "data-id": s.id }, el("td", { class: "what" }, opener), el("td", { class: "num", "data-name": "step" }, f.whole(s.step)), el("td", { class: "num strong", "data-name": "reward" }, f.fixed(s.score, 2)), el("td", { class: "num", "data-name": "KL" }, f.fixed(s.kl, 2)),
+    return el("tr", { "data-id": s.id }, el("td", { class: "what" }, opener), el("td", { class: "num", "data-name": "step" }, f.whole(s.step)), el("td", { class: "num strong", "data-name": "reward" }, f.fixed(s.score, 2)), el("td", { class: "num", "data-name": "KL", title: s.held_out ? "not measured for held-out answers" : null }, s.held_out ? f.NONE : f.fixed(s.kl, 2)),
       el("td", { class: "num", "data-name": "length" }, f.whole(s.length)), el("td", { class: "num", "data-name": "age" }, f.whole(s.age)), el("td", { class: "num", "data-name": "versions" }, Oppo.sampleCard.versions(s)), el("td", { "data-name": "ended by" }, s.ending || f.NONE, s.held_out ? el("span", { class: "tag" }, "held out") : null));
   }
   /* From a little before the first hit on, when the hit would be cut off. */
@@ -105,6 +105,7 @@
   function options() {
     const diff = (state.diff || "").split(",").map(Number);
     return { pieces: pieces(), diff: diff.length === 2 && diff.every((id) => id > 0) ? diff : null,
+      onOpen(id) { if (Number(state.open) !== id) toggle({ id }); },
       onDiff(pair) { state.diff = pair.join(","); toAddress("replaceState"); },
       onPrompt(key) { change(() => { FIELDS.forEach((name) => { state[name] = ""; }); Object.assign(state, { prompt: key, sort: "step", open: "", diff: "" }); }); fromAddress(); } };
   }

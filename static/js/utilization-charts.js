@@ -26,11 +26,11 @@
       layout: { margin: { l: 34, r: 8, t: 4, b: 22 }, yaxis: { range: [0, 105], dtick: 50 } } };
   };
   function causes(v) {
-    const { base, bubble, shares } = Oppo.idleShares(v.series, v.devices, Oppo.run.CAUSES);
+    const { base, shares } = Oppo.idleShares(v.series, v.devices, Oppo.run.CAUSES), i = base.x.length - 1;
+    const bands = Oppo.run.CAUSES.filter((cause) => shares[cause].some((share) => share > 0)).map((cause) => [cause, T.ema(shares[cause], RAW.includes(cause) ? 0 : v.weight)]);
+    const top = base.x.reduce((most, _, k) => Math.max(most, bands.reduce((sum, [, y]) => sum + y[k], 0)), 5), labels = [];
     let under = 0;
-    const labels = [], top = Math.max(5, ...bubble), i = base.x.length - 1;
-    const data = Oppo.run.CAUSES.filter((cause) => shares[cause].some((share) => share > 0)).map((cause) => {
-      const y = T.ema(shares[cause], RAW.includes(cause) ? 0 : v.weight);
+    const data = bands.map(([cause, y]) => {
       if (last(y) > 0.04 * top) labels.push(endLabel(base.x[i], under + last(y) / 2, cause, T.idle(cause)));
       under += last(y);
       return Object.assign(T.idleArea(base.x, y, cause, "a"), { hovertemplate: "%{y:.1f} %" });
@@ -46,18 +46,20 @@
       layout: { yaxis: axis, annotations: i < 0 ? [] : [endLabel(column.x[i], soft[i], write(soft[i]))] }, say: i < 0 ? "" : write(soft[i]) };
     };
   }
-  /* Side by side, not stacked: phases overlap, so they add up to more than the step. */
+  /* Side by side, not stacked: phases overlap, so they add up to more than the step. What is rare is drawn as dots. */
   function phases(v) {
-    const whole = v.series.get(STEP), shown = PHASES.map(([key, name, hue]) => ({ name, hue, column: v.series.get(key) })).filter(({ column }) => column.y.some((y) => y > 0));
-    const soft = ({ y }, name) => T.ema(y, RAW.includes(name) ? 0 : v.weight), total = soft(whole), top = Math.max(0, ...total.filter(f.known));
-    const data = shown.map(({ name, hue, column }) => ({ x: column.x, y: soft(column, name), name, mode: RAW.includes(name) ? "markers" : "lines", marker: { size: 5, color: T.phase(hue) }, line: { width: 2, color: T.phase(hue) }, hovertemplate: "%{y:.2f} s" }));
-    data.push({ x: whole.x, y: total, name: "whole step", mode: "lines", line: { width: 2, color: T.css("--text-2"), dash: "5px,3px" }, hovertemplate: "%{y:.2f} s" });
-    const labels = data.filter((t) => t.mode === "lines" && lastKnown(t.y) >= 0).map((t) => endLabel(last(t.x), t.y[lastKnown(t.y)], t.name));
-    return { column: whole, data, layout: { hovermode: "x unified", margin: { r: 90 }, yaxis: { ticksuffix: " s", rangemode: "tozero", range: [0, 1.1 * top || 1] }, annotations: apart(labels, 0.075 * (top || 1)) } };
+    const whole = v.series.get(STEP), top = Math.max(0, ...whole.y.filter(f.known));
+    const data = shownPhases(v).map(([key, name, hue]) => {
+      const column = v.series.get(key), rare = RAW.includes(name), color = T.phase(hue);
+      return { x: column.x, y: rare ? column.y : T.ema(column.y, v.weight), name, mode: rare ? "markers" : "lines", marker: { size: 6, color, symbol: name === "eval" ? "diamond" : "square" }, line: { width: 2, color }, hovertemplate: "%{y:.2f} s" };
+    });
+    data.push({ x: whole.x, y: whole.y, name: "whole step", mode: "lines", line: { width: 1.25, color: T.css("--text-2"), dash: "5px,3px" }, hovertemplate: "%{y:.2f} s" });
+    return { column: whole, data, layout: { hovermode: "x unified", yaxis: { ticksuffix: " s", rangemode: "tozero", range: [0, 1.1 * top || 1] } } };
   }
+  const shownPhases = (v) => PHASES.filter(([key]) => v.series.get(key).y.some((y) => y > 0));
   const CHARTS = { causes, phases,
     overlap: line("overlap_factor", { write: (y) => `${f.fixed(y, 2)}×`, axis: { ticksuffix: "×", rangemode: "tozero", nticks: 5 } }),
     occupancy: line("decode_occupancy", { by: 100, write: (y) => `${f.fixed(y, 0)} %`, axis: { ticksuffix: " %", range: [0, 104], dtick: 25 } }),
     memory: line(MEMORY, { write: (y) => `${f.fixed(y, 1)} GB`, axis: { ticksuffix: " GB", rangemode: "tozero" } }) };
-  Oppo.utilizationCharts = { KEYS, MEMORY, CHARTS, device };
+  Oppo.utilizationCharts = { KEYS, MEMORY, CHARTS, device, shownPhases };
 })();

@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const { Oppo, OppoTheme: T, Plotly } = window, { run, el, format: f, setText } = Oppo;
-  const { KEYS, MEMORY, CHARTS, device } = Oppo.utilizationCharts;
+  const { KEYS, MEMORY, CHARTS, device, shownPhases } = Oppo.utilizationCharts;
   const RECENT = 50, MOST_CARDS = 16;
   const $ = (id) => document.getElementById(id);
   const series = Oppo.series(run.id, KEYS);
@@ -118,7 +118,13 @@
     }
     if (again) { again = false; refresh(); }
   }
+  /* The key to the phases' colours; a dashed line and two shapes are drawn as they are in the chart. */
+  function legend() {
+    const shape = (name, hue) => (["checkpoint", "eval"].includes(name) ? el("span", { class: "mark-shape", "data-shape": name, "data-phase": hue }) : el("span", { class: "swatch-line", "data-phase": hue }));
+    $("phases-legend").replaceChildren(el("li", {}, el("span", { class: "key-line key-dash" }), "whole step"), ...shownPhases(view).map(([, name, hue]) => el("li", {}, shape(name, hue), name)));
+  }
   async function draw() {
+    legend();
     $("no-devices").hidden = view.devices.length > 0;
     unmeasured();
     await Promise.all(Object.keys(charts).filter((name) => $(`plot-${name}`) && !(name === "memory" && $("memory-card").hidden)).map(drawOne));

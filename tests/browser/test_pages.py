@@ -12,9 +12,8 @@ PHONE = {"viewport": {"width": 400, "height": 860}}
 DESK = {"viewport": {"width": 1440, "height": 900}}
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("window", [DESK, PHONE], ids=["desk", "phone"])
-def test_pages_are_clean(visit, platform, two_runs, scheme, window):
+@pytest.mark.parametrize(("window", "scheme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk-light", "phone-dark"])
+def test_pages_are_clean(visit, platform, two_runs, window, scheme):
     sequential, oppo = two_runs
     visitor = visit(color_scheme=scheme, **window)
     page = visitor.page

@@ -31,13 +31,29 @@ def embedded(reply, name):
 def test_a_run_of_another_team_does_not_exist(world, browser):
     run = world.submit(name="a secret of ours")
     stranger = world.login("eve")
-    for tab in ("", "/timeline", "/logs", "/config", "/events"):
+    for tab in ("", "/timeline", "/utilization", "/samples", "/logs", "/config", "/checkpoints", "/events"):
         assert browser.get(f"/runs/{run.pk}{tab}").status_code == 200
         assert stranger.get(f"/runs/{run.pk}{tab}").status_code == 404
     assert stranger.get(f"/runs/new?from={run.pk}").status_code == 404
     assert run.name not in stranger.get("/runs").content.decode()
     assert run.name not in stranger.get("/queue").content.decode()
     assert f'value="{run.pk}"' not in stranger.get("/compare").content.decode()
+
+
+def test_a_spec_is_shown_whole_or_without_its_defaults(world, browser, make_spec):
+    from oppo_contract.spec import load_spec
+    from oppo_contract.yaml_text import parse_yaml
+    from oppo_platform.runs.selectors import spec_yaml
+
+    run = world.submit(name="named", steps=7)
+    whole, only_set = parse_yaml(spec_yaml(run)), parse_yaml(spec_yaml(run, only_set=True))
+    assert (only_set["name"], only_set["steps"], "logging" in whole, "logging" in only_set) == ("named", 7, True, False)
+    page = browser.get(f"/runs/{run.pk}/config?only=set").content.decode()
+    assert "steps: 7" in page
+    assert "samples_per_step" not in page.split("<pre")[1].split("</pre>")[0]
+    client_copy = browser.get(f"/api/v1/runs/{run.pk}/spec.yaml")
+    assert parse_yaml(client_copy.content.decode()) == whole
+    assert load_spec(only_set).model_dump(mode="json") == whole
 
 
 def test_the_list_filters_and_pages(world, browser):

@@ -72,9 +72,10 @@ def logs(request: HttpRequest, run_id: int) -> HttpResponse:
 
 @require_GET
 def config(request: HttpRequest, run_id: int) -> HttpResponse:
-    """The spec as YAML."""
-    run = _run(request, run_id)
-    return _page(request, run, "run-config", "run/config.html", {"yaml": spec_yaml(run)})
+    """The spec as YAML; `?only=set` leaves out what is as by default."""
+    run, only_set = _run(request, run_id), request.GET.get("only") == "set"
+    context = {"yaml": spec_yaml(run, only_set=only_set), "only_set": only_set}
+    return _page(request, run, "run-config", "run/config.html", context)
 
 
 @require_GET

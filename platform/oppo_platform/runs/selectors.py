@@ -158,10 +158,10 @@ def get_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
     return [found[run_id] for run_id in ids]
 
 
-def spec_yaml(run: Run) -> str:
-    """The spec in the schema's order, which the database does not keep."""
+def spec_yaml(run: Run, *, only_set: bool = False) -> str:
+    """The spec in the schema's order, which the database does not keep; `only_set` leaves out what is as by default."""
     try:
-        return dump_yaml(load_spec(run.spec).model_dump(mode="json"))
+        return dump_yaml(load_spec(run.spec).model_dump(mode="json", exclude_defaults=only_set))
     except SpecError:
         # Submitted under rules that have become stricter since: shown as it is stored.
         return dump_yaml(run.spec)
