@@ -82,9 +82,15 @@
     setText(part("log"), (summary.last_log_lines || []).join("\n"));
     document.title = `${summary.state === "running" ? `${Math.floor(100 * summary.step / summary.total_steps)} % · ` : ""}${document.title.replace(/^\d+ % · /, "")}`;
   }
+  /* On which nodes it is or was; while it waits, on how many it wants to be, if on more than one. */
+  function where() {
+    const { nodes, where: names } = summary;
+    const words = names.length > 1 ? `on ${names.length} nodes: ${names.join(", ")}` : names.length ? `on ${names[0]}` : `wants ${nodes} nodes`;
+    setText(part("where"), names.length || nodes > 1 ? ` · ${words}` : "");
+  }
   function draw() {
     const latest = summary.latest || {};
-    state(); progress(); time(); speed(latest); idle(latest);
+    where(); state(); progress(); time(); speed(latest); idle(latest);
   }
   function take(next) {
     if (next.cursor !== null && summary.cursor !== null && next.cursor < summary.cursor) return;

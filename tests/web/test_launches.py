@@ -271,3 +271,18 @@ def test_a_node_that_is_killed_at_a_deadline_ends_all_by_the_wish(pair):
     pause_run(pair.run.pk, "user:ada")
     pair.report(pair.other, "paused", 137)
     assert pair.states() == ("paused", "ended", "ended")
+
+
+def test_pages_tell_on_which_nodes_a_run_is(pair):
+    ada, names = pair.world.login("ada"), [pair.head.name, pair.other.name]
+    second = pair.world.submit(resources=TWO)
+    pair.world.cycle()
+    told = {item["id"]: (item["nodes"], item["where"]) for item in ada.get("/api/v1/runs").json()["items"]}
+    assert told == {pair.run.pk: (2, names), second.pk: (2, [])}
+    page = ada.get("/queue").content.decode()
+    assert f"on {', '.join(names)}</span>" in page
+    assert '2 devices<span class="sub">on 2 nodes</span>' in page
+    assert page.count("<small>2 nodes</small>") == 2  # one block a node
+    pair.train()
+    pair.report(pair.head, "succeeded", 0)
+    assert ada.get(f"/api/v1/runs/{pair.run.pk}").json()["where"] == names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby
 from typing import Any
 
@@ -11,18 +12,19 @@ WORDS = {"unknown": "clearing", "quarantined": "quarantined", "draining": "drain
 
 def pools_of(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`nodes_overview` by pool: `{name, nodes, devices, in_use}`; each node gets `blocks` beside its devices."""
+    spread = Counter(holder for node in nodes for holder in {device["holder"] for device in node["devices"]})
     by_name = sorted(nodes, key=lambda node: (node["pool"] is None, node["pool"] or "", node["name"]))
     pools = []
     for name, group in groupby(by_name, key=lambda node: node["pool"]):
-        members = [{**node, "blocks": _blocks(node)} for node in group]
+        members = [{**node, "blocks": _blocks(node, spread)} for node in group]
         devices = [device for node in members for device in node["devices"]]
         in_use = sum(device["run"] is not None for device in devices)
         pools.append({"name": name, "nodes": members, "devices": len(devices), "in_use": in_use})
     return pools
 
 
-def _blocks(node: dict[str, Any]) -> list[dict[str, Any]]:
-    """Neighbouring devices of one run together; devices without a run one by one."""
+def _blocks(node: dict[str, Any], spread: Counter[int]) -> list[dict[str, Any]]:
+    """Neighbouring devices of one run together, with on how many nodes it is (`spread`, by holder); the others one by one."""
     devices = node["devices"]
     wide = max(1, COLUMNS // max(1, len(devices)))
     blocks = []
@@ -34,6 +36,7 @@ def _blocks(node: dict[str, Any]) -> list[dict[str, Any]]:
                 "devices": members,
                 "model": members[0]["model"],
                 "run": members[0]["run"],
+                "nodes": spread[members[0]["holder"]] if members[0]["holder"] else 0,
                 "span": min(COLUMNS, wide * len(members)),
                 "busy": sum(shares) / len(shares) if shares and key > 0 else None,
                 **_look(node, members[0]),

@@ -87,7 +87,7 @@ def _claim(node: Node, attempt_id: int, epoch: int, address: wire.Address | None
         attempt, epoch, state=AttemptState.CLAIMED, token_prefix=token.prefix, token_digest=token.digest, claimed_at=now,
         seen_at=now, lease_expires_at=lease_ends, **meeting_place(attempt, address, now),
     )  # fmt: skip
-    waits = f" The other {attempt.nodes - 1} of its nodes follow." if attempt.nodes > 1 else ""
+    waits = {1: "", 2: " Its other node follows."}.get(attempt.nodes, f" Its other {attempt.nodes - 1} nodes follow.")
     move_run(run, RunState.STARTING, f"Starts on node {node.name}.{waits}", f"node:{node.name}")
     if attempt.nodes > 1:
         wake_scheduler()  # it sends the orders of the others

@@ -10,15 +10,16 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TypedDict
 
-from django.db.models import QuerySet
+from django.contrib.postgres.expressions import ArraySubquery
+from django.db.models import OuterRef, QuerySet, Subquery
 
 from oppo_contract.problems import SpecError
 from oppo_contract.spec import load_spec
-from oppo_contract.states import HOLDING_DEVICES
+from oppo_contract.states import HOLDING_DEVICES, RunState
 from oppo_contract.yaml_text import dump_yaml
 from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
-from oppo_platform.runs.models import Project, Run
+from oppo_platform.runs.models import Attempt, Launch, Project, Run
 from oppo_platform.runs.wishes import Wish, wishes
 
 MOST_RUNS_A_PAGE = 200
@@ -46,6 +47,8 @@ class RunSummary(TypedDict):
     preset: str
     user: str
     devices: int
+    nodes: int
+    where: list[str]
     priority: int
     queued_at: str
     max_runtime_s: float | None
@@ -89,6 +92,8 @@ def run_summary(run: Run) -> RunSummary:
         preset=run.preset,
         user=run.user.username,
         devices=run.devices,
+        nodes=run.needs.get("nodes", 1),
+        where=_where(run),
         priority=run.priority,
         queued_at=_iso(run.queued_at) or "",
         max_runtime_s=run.max_runtime_s,
@@ -97,6 +102,15 @@ def run_summary(run: Run) -> RunSummary:
         last_log_lines=run.last_log_lines,
         url=run_url(run.pk),
     )
+
+
+def _where(run: Run) -> list[str]:
+    """Names of the nodes that it is on, the first one first, or was on when it ended; none while it waits or is held."""
+    if run.state in (RunState.QUEUED, RunState.PAUSED):
+        return []
+    head: str | None = run.head_node  # type: ignore[attr-defined]  # as the next one, by `_joined`
+    others: list[str] = run.other_nodes  # type: ignore[attr-defined]
+    return [head, *others] if head else []
 
 
 def eta_s(run: Run) -> float | None:
@@ -108,7 +122,17 @@ def eta_s(run: Run) -> float | None:
 
 def summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
     """Join what `run_summary` needs and leave the large columns in the database."""
-    return runs.select_related("project__team", "user").defer("spec")
+    return _joined(runs).defer("spec")
+
+
+def _joined(runs: QuerySet[Run]) -> QuerySet[Run]:
+    """With project, team, user, and the names of the newest attempt's nodes."""
+    newest = {"run": OuterRef("pk"), "epoch": OuterRef("epochs")}
+    further = {f"attempt__{name}": value for name, value in newest.items()}
+    return runs.select_related("project__team", "user").annotate(
+        head_node=Subquery(Attempt.objects.filter(**newest).values("node__name")[:1]),
+        other_nodes=ArraySubquery(Launch.objects.filter(**further).order_by("rank").values("node__name")),
+    )
 
 
 def list_runs(
@@ -146,13 +170,13 @@ def list_runs(
 
 def get_run(user: User, run_id: int) -> Run:
     """One run with everything. Raises `Run.DoesNotExist`, also when it is another team's."""
-    return visible_runs(user).select_related("project__team", "user").get(pk=run_id)
+    return _joined(visible_runs(user)).get(pk=run_id)
 
 
 def get_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
     """Several runs in the order asked for. Raises `Run.DoesNotExist` when one of them is not there."""
     ids = list(dict.fromkeys(run_ids))
-    found = visible_runs(user).select_related("project__team", "user").in_bulk(ids)
+    found = _joined(visible_runs(user)).in_bulk(ids)
     if len(found) < len(ids):
         raise Run.DoesNotExist(f"No run {next(i for i in ids if i not in found)}.")
     return [found[run_id] for run_id in ids]
