@@ -1,5 +1,5 @@
 /* What opens below a row of the Samples tab: the whole answer, and how answers to the same prompt have changed over the steps.
-     Oppo.sampleDetail(sample, { pieces, diff: [older id, newer id] or null, onDiff(pair), onPrompt(key), onOpen(id) }) → element */
+     Oppo.sampleDetail(id, { pieces, diff: [older id, newer id] or null, onDiff(pair), onPrompt(key), onOpen(id) }) → element */
 (function () {
   "use strict";
   const { Oppo } = window, { run, el, format: f } = Oppo;
@@ -38,8 +38,10 @@
   }
   /* The rewards of all answers to the prompt, by step; the open one is the ring. Each point says its figures and opens on a click. */
   function course(sample, same, onOpen) {
-    const known = same.filter((s) => f.known(s.score)), scores = known.map((s) => s.score), low = Math.min(...scores), span = Math.max(...scores) - low || 1;
-    const first = known.length ? known[0].step : 0, steps = known.length ? known[known.length - 1].step - first || 1 : 1;
+    const known = same.filter((s) => f.known(s.score));
+    if (known.length < 2) return null;
+    const scores = known.map((s) => s.score), low = Math.min(...scores), span = Math.max(...scores) - low || 1;
+    const first = known[0].step, steps = known[known.length - 1].step - first || 1;
     const x = (s) => 6 + 308 * (s.step - first) / steps, y = (s) => 42 - 34 * (s.score - low) / span;
     const node = (tag, attributes, ...children) => {
       const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -65,14 +67,17 @@
     return el("div", { class: "same-prompt" }, el("div", { class: "row" }, el("span", { class: "note" }, `${f.whole(same.length)} answers to this prompt, steps ${f.whole(same[0].step)} to ${f.whole(same[same.length - 1].step)}`), button,
       el("button", { class: "btn btn-small btn-quiet", type: "button", onclick: () => onPrompt(sample.prompt_key) }, "List them")), course(sample, same, onOpen), box);
   }
-  Oppo.sampleDetail = function (sample, options) {
-    const below = el("div", { class: "card-foot" }, el("p", { class: "note" }, "Looking for answers to the same prompt …"));
-    const card = Oppo.sampleCard(sample, options.pieces);
-    card.append(below);
-    get(sample.id).then(({ same_prompt: same }) => below.replaceChildren(others(sample, same, options)), (e) => {
+  Oppo.sampleDetail = function (id, options) {
+    const place = el("div", { class: "sample-detail", "aria-busy": "true" }, el("div", { class: "card skeleton" }));
+    get(id).then((sample) => {
+      const card = Oppo.sampleCard(sample, options.pieces);
+      card.append(el("div", { class: "card-foot" }, others(sample, sample.same_prompt, options)));
+      place.replaceChildren(card);
+    }, (e) => {
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
-      below.replaceChildren(el("p", { class: "note" }, "Other answers to this prompt could not be read. Close and open this one to try again."));
-    });
-    return card;
+      const words = e instanceof Oppo.ApiError && e.status === 404 ? "There is no such answer in this run any more: a newer attempt did its step again." : "This answer could not be read. Close and open it to try again.";
+      place.replaceChildren(el("p", { class: "card card-body" }, words));
+    }).finally(() => place.removeAttribute("aria-busy"));
+    return place;
   };
 })();

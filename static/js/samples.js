@@ -30,7 +30,7 @@
 
   /* --- reading ---------------------------------------------------------- */
   async function load(cursor) {
-    const mine = ++newest, query = { limit: A_PAGE };
+    const mine = ++newest, query = { limit: A_PAGE, excerpt: EXCERPT };
     [...FIELDS, "prompt"].forEach((name) => { if (state[name]) query[name] = state[name]; });
     if (cursor) query.cursor = cursor;
     const step = run.summary.step;
@@ -59,17 +59,10 @@
 
   /* --- drawing ---------------------------------------------------------- */
   function row(s) {
-    const cut = (text) => (text.length > EXCERPT ? `${text.slice(0, EXCERPT)} …` : text);
     const opener = el("button", { class: "opener", type: "button", "aria-expanded": "false", onclick: () => toggle(s) },
-      el("span", { class: "line muted" }, Oppo.marked(cut(s.prompt), pieces())), el("span", { class: "line" }, Oppo.marked(cut(around(s.response)), pieces())));
+      el("span", { class: "line muted" }, Oppo.marked(s.prompt, pieces())), el("span", { class: "line" }, Oppo.marked(s.response, pieces())));
     return el("tr", { "data-id": s.id }, el("td", { class: "what" }, opener), el("td", { class: "num", "data-name": "step" }, f.whole(s.step)), el("td", { class: "num strong", "data-name": "reward" }, f.fixed(s.score, 2)), el("td", { class: "num", "data-name": "KL", title: s.held_out ? "not measured for held-out answers" : null }, s.held_out ? f.NONE : f.fixed(s.kl, 2)),
       el("td", { class: "num", "data-name": "length" }, f.whole(s.length)), el("td", { class: "num", "data-name": "age" }, f.whole(s.age)), el("td", { class: "num", "data-name": "versions" }, Oppo.sampleCard.versions(s)), el("td", { "data-name": "ended by" }, s.ending || f.NONE, s.held_out ? el("span", { class: "tag" }, "held out") : null));
-  }
-  /* From a little before the first hit on, when the hit would be cut off. */
-  function around(text) {
-    const low = text.toLowerCase(), places = pieces().map((piece) => low.indexOf(piece.toLowerCase())).filter((i) => i >= 0);
-    const first = Math.min(...places);
-    return first > 60 && first < Infinity ? `… ${text.slice(first - 40)}` : text;
   }
   function draw(added) {
     if (added) rows.append(...added.map(row));
@@ -109,7 +102,7 @@
       onDiff(pair) { state.diff = pair.join(","); toAddress("replaceState"); },
       onPrompt(key) { change(() => { FIELDS.forEach((name) => { state[name] = ""; }); Object.assign(state, { prompt: key, sort: "step", open: "", diff: "" }); }); fromAddress(); } };
   }
-  async function showOpen() {
+  function showOpen() {
     rows.querySelectorAll(".detail").forEach((node) => node.remove());
     rows.querySelectorAll("[aria-expanded=true]").forEach((node) => node.setAttribute("aria-expanded", "false"));
     $("linked").hidden = true;
@@ -118,18 +111,11 @@
     const at = rows.querySelector(`[data-id="${id}"]`);
     if (!at) return linked(id);
     at.querySelector(".opener").setAttribute("aria-expanded", "true");
-    at.after(el("tr", { class: "detail" }, el("td", { colspan: 8 }, Oppo.sampleDetail(items.find((s) => s.id === id), options()))));
+    at.after(el("tr", { class: "detail" }, el("td", { colspan: 8 }, Oppo.sampleDetail(id, options()))));
   }
-  async function linked(id) {                            // not among the rows that are here: shown above them
-    try {
-      const sample = await Oppo.api.get(`runs/${run.id}/samples/${id}`);
-      if (Number(state.open) !== id) return;
-      $("linked").replaceChildren(Oppo.sampleDetail(sample, options()));
-      $("linked").hidden = false;
-    } catch (e) {
-      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
-      refuse(e);
-    }
+  function linked(id) {                                  // not among the rows that are here: shown above them
+    $("linked").replaceChildren(Oppo.sampleDetail(id, options()));
+    $("linked").hidden = false;
   }
   function toggle(s) {
     state.open = Number(state.open) === s.id ? "" : String(s.id);

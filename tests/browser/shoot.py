@@ -1,4 +1,4 @@
-"""Pictures of the five pages for the documentation, from a platform that is running.
+"""Pictures of the pages for the documentation, from a platform that is running.
 
     python tests/browser/shoot.py http://127.0.0.1:8000 LOGIN_LINK docs/img
 
@@ -63,8 +63,16 @@ def addresses(runs: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
     newest = {preset: next((run["id"] for run in trained if run["preset"] == preset), None) for preset in ("sequential", "oppo")}
     pages = {"runs": ("/runs", "#rows tr"), "submit": ("/runs/new", "#problems li"), "queue": ("/queue", "#queue section")}
     if newest["oppo"]:
-        pages["run"] = (f"/runs/{newest['oppo']}", "#plot-reward .main-svg >> nth=0")
-        pages["timeline"] = (f"/runs/{newest['oppo']}/timeline", "#worst li >> nth=0")
+        run = f"/runs/{newest['oppo']}"
+        pages |= {
+            "run": (run, "#plot-reward .main-svg >> nth=0"),
+            "timeline": (f"{run}/timeline", "#worst li >> nth=0"),
+            "utilization": (f"{run}/utilization", "#plot-phases .main-svg >> nth=0"),
+            "samples": (f"{run}/samples", "#rows tr >> nth=0"),
+            "logs": (f"{run}/logs", "#log li >> nth=0"),
+            "checkpoints": (f"{run}/checkpoints", "#checkpoints tr >> nth=0"),
+            "events": (f"{run}/events", "#events tr >> nth=0"),
+        }
     if all(newest.values()):
         pages["compare"] = (f"/compare?runs={newest['sequential']},{newest['oppo']}", "#plot-reward .main-svg >> nth=0")
     return pages

@@ -105,6 +105,17 @@ def test_search_knows_other_scripts_and_both_cases(told):
     assert numbers(get(q="灰色")) == numbers(get(q="ärger öl")) == numbers(get(q="ÜBER")) == [99]
 
 
+def test_excerpts_begin_shortly_before_the_first_hit(told):
+    *_, attempt_id, get = told
+    long = "x" * 500 + " zebra " + "y" * 500
+    SampleRow.objects.create(attempt_id=attempt_id, step=6, data=answer(99, response=long, prompt="short", stale_response="x"))
+    (item,) = get(q="ZEBRA", excerpt=100).json()["items"]
+    assert item["response"] == "… " + long[461:561] + " …"
+    assert (item["prompt"], "stale_response" in item) == ("short", False)
+    assert get(q="zebra").json()["items"][0]["response"] == long
+    assert get(q="xxx", excerpt=100).json()["items"][0]["response"] == "x" * 100 + " …"
+
+
 def test_an_answer_knows_the_others_to_its_prompt(told):
     *_, get = told
     newest = get(limit=1).json()["items"][0]

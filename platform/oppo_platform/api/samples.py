@@ -52,6 +52,7 @@ class SampleQuery(Schema):
     sort: Sort = "-step"
     limit: int = 20
     cursor: str = ""
+    excerpt: int = Field(0, ge=0, le=100_000)
 
     def filter(self) -> SampleFilter:
         """The conditions; `step` is short for both bounds."""
@@ -75,7 +76,15 @@ def list_samples(request: HttpRequest, run_id: int, query: Query[SampleQuery]) -
     run = run_of(request, run_id)
     by: Any = query.sort.removeprefix("-")
     try:
-        return samples(run, query.filter(), by=by, descending=query.sort.startswith("-"), limit=query.limit, cursor=query.cursor)
+        return samples(
+            run,
+            query.filter(),
+            by=by,
+            descending=query.sort.startswith("-"),
+            limit=query.limit,
+            cursor=query.cursor,
+            excerpt=query.excerpt,
+        )
     except BadCursor:
         return problem(422, "The cursor is not the `next` of a page with the same sorting.")
 

@@ -79,9 +79,10 @@ def where(row: Checkpoint) -> Files:
         folder = _folder(row)
     except NotReadable:
         return "elsewhere"
-    if (folder / MANIFEST).is_file():
+    if os.access(folder / MANIFEST, os.R_OK):
         return "here"
-    return "deleted" if folder.parent.is_dir() else "elsewhere"
+    hidden = os.path.lexists(folder / MANIFEST) or not os.access(folder.parent, os.R_OK | os.X_OK)
+    return "elsewhere" if hidden else "deleted"
 
 
 def _folder(row: Checkpoint) -> Path:
@@ -173,9 +174,12 @@ def _member(folder: Path, name: str, path: str, size: int, row: Checkpoint, file
     if wanted.is_absolute() or ".." in wanted.parts or "\0" in path or not wanted.parts:
         raise NotReadable(f"The manifest names {path!r}, which is no file of the checkpoint.")
     place, refusal = folder / wanted, f"The file {path!r} of this checkpoint is missing, or not the one that was registered."
-    if place.resolve() != place or not place.is_file():
+    if place.resolve() != place or not os.path.isfile(place):
         raise NotReadable(refusal)
-    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise NotReadable(refusal) from error
     files.callback(os.close, descriptor)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_size != size:

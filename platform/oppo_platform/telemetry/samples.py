@@ -19,6 +19,7 @@ from oppo_platform.telemetry.search import pieces
 
 MOST_SAMPLES = 200
 MOST_SAME_PROMPT = 500
+BEFORE_A_HIT = 40
 
 Column = Literal["step", "score", "kl", "length", "age", "version", "ending"]
 Ending = Literal["eos", "stop", "length"]
@@ -50,8 +51,12 @@ def samples(
     descending: bool = True,
     limit: int = 20,
     cursor: str = "",
+    excerpt: int = 0,
 ) -> dict[str, Any]:
     """One page of answers: `{"items": [Sample + id, step, prompt_key], "next": cursor of the following page or None}`.
+
+    With `excerpt` prompts and answers are cut to about so many characters, from shortly before the first hit of the search on,
+    and `stale_response` is left out: a list of long answers would be megabytes.
 
     Raises:
         BadCursor: `cursor` is no `next` of this listing.
@@ -63,7 +68,10 @@ def samples(
     sign = "-" if descending else ""
     found = list(rows.order_by(f"{sign}place", f"{sign}id")[: limit + 1])
     last = found[limit - 1] if len(found) > limit else None
-    return {"items": [_told(row) for row in found[:limit]], "next": write_cursor(last.place, last.pk) if last else None}
+    items = [_told(row) for row in found[:limit]]
+    if excerpt:
+        items = [_cut(item, excerpt, pieces(wanted.words)) for item in items]
+    return {"items": items, "next": write_cursor(last.place, last.pk) if last else None}
 
 
 def sample(run: Run, sample_id: int) -> dict[str, Any]:
@@ -79,6 +87,22 @@ def sample(run: Run, sample_id: int) -> dict[str, Any]:
 
 def _told(row: SampleRow) -> dict[str, Any]:
     return {"id": row.pk, "step": row.step, "prompt_key": row.prompt_key, **row.data}
+
+
+def _cut(item: dict[str, Any], length: int, words: list[str]) -> dict[str, Any]:
+    """The item with excerpts instead of its texts."""
+    texts = {name: _excerpt(str(item[name]), length, words) for name in ("prompt", "response")}
+    return {name: value for name, value in item.items() if name != "stale_response"} | texts
+
+
+def _excerpt(text: str, length: int, words: list[str]) -> str:
+    """About `length` characters, with the first place where one of the words stands; dots where something is left out."""
+    low = text.lower()
+    hits = [at for at in (low.find(word.lower()) for word in words) if at >= 0]
+    first = min(hits, default=0)
+    start = max(0, first - BEFORE_A_HIT) if first > length // 4 else 0
+    end = start + length
+    return ("… " if start else "") + text[start:end] + (" …" if end < len(text) else "")
 
 
 def _visible(run: Run) -> QuerySet[SampleRow]:
