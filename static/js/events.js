@@ -4,10 +4,10 @@
   "use strict";
   const { Oppo } = window, { run, el, format: f, setText } = Oppo;
   const NAMES = { overcommit: "Δ", chunk: "C", kl: "KL coefficient", nonfinite: "Not finite" };
-  const A_PAGE = 100, TYPING_MS = 250, NEWS_MS = 1500;
+  const A_PAGE = 100, TYPING_MS = 250, NEWS_MS = 2500;
   const $ = (id) => document.getElementById(id);
   const form = $("wanted"), table = $("events"), kinds = [...document.querySelectorAll("[data-kinds]")];
-  let state = {}, next = null, pages = 0, newest = 0, cursor = -1, timer = 0, coming = 0;
+  let state = {}, next = null, pages = 0, newest = 0, cursor = -1, timer = 0, coming = 0, shown = "";
 
   function fromAddress() {
     const asked = new URLSearchParams(location.search);
@@ -33,7 +33,9 @@
       pages = from ? pages + 1 : 1;
       if (!from) cursor = at;
       $("refused").hidden = true;
-      draw(reply.items, Boolean(from));
+      const same = JSON.stringify(reply);                // what has not changed is not drawn anew: a selection in it stays
+      if (from || same !== shown) draw(reply.items, Boolean(from));
+      shown = from ? "" : same;
     } catch (e) {
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
       if (mine !== newest || !(e instanceof Oppo.ApiError)) return;      // a server that is away is told by the connection's own note

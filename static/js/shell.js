@@ -12,7 +12,7 @@
     document.documentElement.dataset.theme = next;
     try { localStorage.setItem("oppo-theme", next); } catch (e) { /* storage may be refused; then the choice lasts for this page */ }
   }
-  const KEYS = [["g r", "runs"], ["g q", "queue"], ["g c", "compare"], ["g n", "new run"], ["/", "filter"], ["t", "light or dark"], ["?", "this list"], ["Esc", "close"]];
+  const KEYS = [["g r", "runs"], ["g q", "queue"], ["g c", "compare"], ["g n", "new run"], ["/", "filter"], ["[ ]", "tab before, tab after"], ["t", "light or dark"], ["?", "this list"], ["Esc", "close"]];
   function help() {
     let box = document.querySelector("dialog.keys");
     if (!box) {
@@ -22,11 +22,16 @@
     }
     if (!box.open) box.showModal();
   }
+  function tab(side) {
+    const now = document.querySelector('.tabs [aria-current="page"]'), next = now && now[side];
+    if (next && next.matches("a")) location.href = next.href;
+  }
   function onKey(e) {
     if (e.target.matches("input, select, textarea") || e.metaKey || e.ctrlKey || e.altKey || document.querySelector("dialog[open]")) return;
     if (e.timeStamp - pending < 900 && GO[e.key]) { location.href = GO[e.key]; return; }
     pending = e.key === "g" ? e.timeStamp : 0;
     if (e.key === "/") { const box = document.querySelector(".filter input"); if (box) { e.preventDefault(); box.focus(); } }
+    if (e.key === "[" || e.key === "]") tab(e.key === "[" ? "previousElementSibling" : "nextElementSibling");
     if (e.key === "t") toggleTheme();
     if (e.key === "?") help();
   }

@@ -77,6 +77,11 @@ def test_keyboard_leads_everywhere(visit, two_runs):
     for keys, path in {"gr": "/runs", "gq": "/queue", "gc": "/compare", "gn": "/runs/new"}.items():
         page.keyboard.type(keys)
         page.wait_for_url(f"**{path}**")
+    page.goto(f"/runs/{two_runs[1]}/logs")
+    page.keyboard.press("]")
+    page.wait_for_url("**/config")
+    page.keyboard.press("[")
+    page.wait_for_url("**/logs")
     page.goto("/runs")
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "filter"

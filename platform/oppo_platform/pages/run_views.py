@@ -113,7 +113,13 @@ def _page(request: HttpRequest, run: Run, tab: str, template: str, more: dict[st
         "may_steer": may_steer(request.user, run),
         "may_submit": may_submit(request.user, run.project),
         "tabs": [
-            {"title": title, "url": reverse(f"pages:{name}", args=[run.pk]), "current": name == tab} for name, title in TABS
+            {
+                "title": title,
+                "url": reverse(f"pages:{name}", args=[run.pk]),
+                "current": name == tab,
+                "count": run.checkpoints.count() if name == "run-checkpoints" else None,
+            }
+            for name, title in TABS
         ],
     }
     return render(request, template, context | (more or {}))
