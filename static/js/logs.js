@@ -101,7 +101,7 @@
   }
   function item(line) {
     const query = new URLSearchParams({ line: line.id });
-    const link = el("a", { href: `?${query}`, title: `${line.time}, attempt ${line.attempt}: show this line among its neighbours`, onclick: (e) => { if (e.metaKey || e.ctrlKey || e.shiftKey) return; e.preventDefault(); change({ q: "", stream: "", line: String(line.id) }, "pushState"); fromAddress(); } },
+    const link = el("a", { href: `?${query}`, tabindex: -1, title: `${line.time}, attempt ${line.attempt}: show this line among its neighbours`, onclick: (e) => { if (e.metaKey || e.ctrlKey || e.shiftKey) return; e.preventDefault(); change({ q: "", stream: "", line: String(line.id) }, "pushState"); fromAddress(); } },
       el("time", { datetime: line.time }, f.clock(new Date(line.time))));
     return el("li", { "data-level": level(line.text), "data-id": line.id }, link, el("span", { class: "lvl" }, line.stream), el("span", { class: "msg" }, Oppo.marked(line.text, Oppo.pieces(state.q))));
   }
@@ -140,6 +140,14 @@
     if (list.scrollTop < NEAR_PX && earlier && first) reading(older);
     if (below < NEAR_PX && !atEnd && after) reading(more);
   });
+  /* A thousand links are no way through with the tab key: inside the list n and p lead from line to line, Enter follows. */
+  list.addEventListener("keydown", (e) => {
+    if (!["n", "p"].includes(e.key) || e.metaKey || e.ctrlKey || e.altKey) return;
+    const at = document.activeElement.closest("#log li"), side = e.key === "n" ? "nextElementSibling" : "previousElementSibling";
+    const to = at ? at[side] : e.key === "n" ? firstInView() : list.lastElementChild;
+    if (to) to.querySelector("a").focus();
+  });
+  const firstInView = () => [...list.children].find((line) => line.offsetTop - list.offsetTop >= list.scrollTop) || list.lastElementChild;
   follow.addEventListener("change", () => { if (follow.checked) toEnd(); });
   $("news").addEventListener("click", toEnd);
   form.addEventListener("submit", (e) => e.preventDefault());

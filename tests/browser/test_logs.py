@@ -23,6 +23,13 @@ def test_lines_are_searched_and_linked(visit, two_runs):
     shown(page, 15)  # 5, 15, 25, 35, 45, 50 to 59
     assert page.locator("#log mark").count() > 15
     assert page.url.endswith("logs?q=STEP+5")
+    page.focus("#log")
+    page.keyboard.press("p")  # the last line that matches
+    page.keyboard.press("p")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#log li[aria-current] >> text=step 58 of 60")
+    page.go_back()
+    shown(page, 15)
     page.locator("#log li", has_text="step 25 of").locator("a").click()
     page.wait_for_selector("#log li[aria-current] >> text=step 25 of 60")
     shown(page, 62)
