@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,19 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": path, "OPPO_ENGINE_COMMAND": "", "OPPO_SECRET_KEY": "hidden", "HF_HOME": "shown"}
 
 
+def children(agent: Any) -> list[tuple[psutil.Process, list[str]]]:
+    """The agent's living children with their command lines; one may end while they are read."""
+    found = []
+    for process in psutil.Process(agent.pid).children():
+        with suppress(psutil.NoSuchProcess):  # a corpse as well
+            found.append((process, process.cmdline()))
+    return found
+
+
 def standby(agent: Any, kind: str) -> psutil.Process | None:
     """The agent's standby `worker` or `oppo_core`, once it is ready."""
-    for process in psutil.Process(agent.pid).children():
-        words = process.cmdline() if process.status() != psutil.STATUS_ZOMBIE else []
-        if words[2:3] == [kind] and words[4:5] == ["ready"]:
-            return process
-    return None
+    ready = (process for process, words in children(agent) if words[2:3] == [kind] and words[4:5] == ["ready"])
+    return next(ready, None)
 
 
 @pytest.fixture
@@ -202,9 +209,9 @@ def test_what_keeps_an_engine_cold(bench: Any, tools: Any, environ: dict[str, st
     if "OPPO_WARM" not in setting:
         tools.eventually(lambda: standby(agent, "worker"), "the supervisor's standby")
     tools.eventually(lambda: len(bench.platform.node_beats) > 1)
-    below = [" ".join(process.cmdline()) for process in psutil.Process(agent.pid).children()]
-    assert not [line for line in below if "oppo_core" in line]
-    assert ("OPPO_WARM" in setting) == (not [line for line in below if "worker standby" in line])
+    programs = [words[2:4] for _, words in children(agent)]
+    assert not [words for words in programs if "oppo_core" in words]
+    assert (["worker", "standby"] in programs) == ("OPPO_WARM" not in setting)
 
 
 @pytest.mark.full
