@@ -33,7 +33,7 @@
     const focused = active && active.getAttribute(name);
     if (focused) requestAnimationFrame(() => { const twin = node.querySelector(`[${name}="${CSS.escape(focused)}"]`); if (twin) twin.focus(); });
   }
-  Oppo.refresh = function (target, { onState, onPatched }) {
+  Oppo.refresh = function (target, { onState, onPatched, onRefused }) {
     const every = 1000 * Number(target.dataset.every || 3);
     let since = new Date(), timer = 0;
 
@@ -43,6 +43,11 @@
       try {
         const reply = await fetch(target.dataset.refresh, { headers: { "X-Part": "1" }, credentials: "same-origin" });
         if (reply.redirected || reply.status === 403) { location.reload(); return; }
+        if (onRefused && reply.headers.get("content-type").startsWith("text/plain")) {      // what is asked for makes no sense: the rows stay
+          onRefused(await reply.text());
+          timer = setTimeout(turn, every);
+          return;
+        }
         if (!reply.ok) throw new Error(`status ${reply.status}`);
         const holder = document.createElement(target.tagName);
         holder.innerHTML = await reply.text();           // our own template's output, escaped by the server

@@ -1,32 +1,60 @@
-/* The list of runs: live rows, a filter by words, and the choice of runs to compare. */
+/* The list of runs: live rows, the filter, which the server understands, and the choice of runs. */
 (function () {
   "use strict";
   const { Oppo } = window, { setText } = Oppo;
   const $ = (id) => document.getElementById(id);
-  const rows = $("rows"), filter = $("filter"), compare = $("compare"), base = compare.getAttribute("href");
+  const rows = $("rows"), filter = $("filter"), compare = $("compare"), base = compare.getAttribute("href"), wrong = $("filter-wrong");
+  const TYPED_MS = 250;
+  let typed = 0;
 
+  /* The address follows the filter, so that it can be kept, sent and gone back to; a change of the filter begins at the first page. */
   function applyFilter() {
-    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let shown = 0;
-    [...rows.children].forEach((row) => {
-      row.hidden = !words.every((word) => row.dataset.words.includes(word));
-      shown += !row.hidden;
+    const page = new URL(location.href), part = new URL(rows.dataset.refresh, location.href);
+    if ((page.searchParams.get("q") || "") === filter.value.trim()) return;
+    [page, part].forEach((url) => {
+      url.searchParams.delete("after");
+      if (filter.value.trim()) url.searchParams.set("q", filter.value.trim()); else url.searchParams.delete("q");
     });
-    $("none-match").hidden = shown > 0;
+    history.replaceState(null, "", page);
+    rows.dataset.refresh = part.pathname + part.search;
+    document.querySelectorAll(".tabs a, a.sorts").forEach((link) => {
+      const url = new URL(link.href);
+      if (filter.value.trim()) url.searchParams.set("q", filter.value.trim()); else url.searchParams.delete("q");
+      link.href = url;
+    });
+    if ($("further")) $("further").hidden = true;        // it leads on from the page as it was
+    turn();
+  }
+  function soon() { clearTimeout(typed); typed = setTimeout(applyFilter, TYPED_MS); }
+  function onRefused(text) {
+    setText(wrong, text);
+    wrong.hidden = false;
+    filter.setAttribute("aria-invalid", "true");
+  }
+  function onPatched() {
+    wrong.hidden = true;
+    filter.removeAttribute("aria-invalid");
+    $("none-match").hidden = rows.children.length > 0;
+    applyChoice();
   }
   function applyChoice() {
     const ids = [...rows.querySelectorAll("input:checked")].map((box) => box.value).reverse();    // oldest first: the baseline
     const few = ids.length < 2;
     compare.setAttribute("aria-disabled", String(few));
     compare.href = few ? base : `${base}?runs=${ids.join(",")}`;
-    setText($("picked"), ids.length === 0 ? "Tick two runs or more to compare them." : ids.length === 1 ? "One run ticked: tick another one." : `${ids.length} runs ticked.`);
+    setText($("picked"), ids.length === 0 ? "Tick two runs or more to compare them." : ids.length === 1 ? "One run ticked." : `${ids.length} runs ticked.`);
+    document.querySelectorAll("[data-bulk]").forEach((button) => { button.hidden = ids.length === 0; });
     rows.querySelectorAll("tr").forEach((row) => row.toggleAttribute("data-picked", row.querySelector("input").checked));
   }
-  filter.addEventListener("input", applyFilter);
-  filter.form.addEventListener("submit", (e) => { if (document.activeElement === filter) e.preventDefault(); });
+  Oppo.pickedRuns = () => [...rows.querySelectorAll("input:checked")].map((box) => ({ id: Number(box.value), name: box.closest("tr").dataset.name, state: box.closest("tr").dataset.state }));
+
+  Oppo.filterWords(filter, $("filter-words"), soon);
+  filter.addEventListener("input", soon);
+  filter.form.addEventListener("submit", (e) => { if (document.activeElement === filter) { e.preventDefault(); clearTimeout(typed); applyFilter(); } });
   filter.addEventListener("keydown", (e) => { if (e.key === "Escape") { filter.value = ""; applyFilter(); filter.blur(); } });
   rows.addEventListener("change", applyChoice);
   compare.addEventListener("click", (e) => { if (compare.getAttribute("aria-disabled") === "true") e.preventDefault(); });
   applyChoice();                                         // a browser keeps ticks over a reload
-  Oppo.refresh(rows, { onState: (state) => Oppo.showConnection($("live"), state), onPatched: () => { applyFilter(); applyChoice(); } });
+  const turn = Oppo.refresh(rows, { onState: (state) => Oppo.showConnection($("live"), state), onPatched, onRefused });
+  Oppo.refreshRuns = turn;
 })();

@@ -36,6 +36,51 @@ def test_filters_by_state_and_project(visit, platform, two_runs):
     )
 
 
+def test_the_filter_completes_complains_and_stays_in_the_address(visit, two_runs):
+    page = visit().page
+    page.goto("/runs?sort=name")
+    page.keyboard.press("/")
+    page.keyboard.type("preset:se")
+    page.wait_for_selector("#filter-words li >> text=preset:sequential")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelectorAll('#rows tr').length === 1")
+    assert page.input_value("#filter") == "preset:sequential "
+    assert page.get_attribute("#filter", "aria-expanded") == "true"
+    assert "q=preset%3Asequential" in page.url
+    page.keyboard.press("Escape")  # closes the list of words, not the filter
+    page.keyboard.type("rewrd>1")
+    page.wait_for_selector("#filter-wrong >> text=Did you mean “reward”?")
+    assert page.locator("#rows tr").count() == 1, "what was found before stays"
+    page.reload()
+    assert page.input_value("#filter") == "preset:sequential rewrd>1"
+    page.fill("#filter", "-preset:sequential reward>-9")
+    page.wait_for_selector(f"#rows tr[data-key='{two_runs[1]}']")
+    page.wait_for_selector("#filter-wrong", state="hidden")
+    assert page.locator(f"#rows tr[data-key='{two_runs[0]}']").count() == 0
+    assert page.get_attribute("th[aria-sort=ascending] a", "href").endswith("?q=-preset%3Asequential+reward%3E-9&sort=-name")
+    page.fill("#filter", "no such run")
+    page.wait_for_selector("#none-match", state="visible")
+
+
+def test_ticked_runs_are_tagged_and_found_by_it(visit, two_runs):
+    page = visit().page
+    page.goto("/runs")
+    for run_id in two_runs:
+        page.check(f"#rows input[value='{run_id}']")
+    page.click("[data-bulk=tag]")
+    page.keyboard.type("pair first")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=Tags of 2 runs changed")
+    page.locator(f"#rows tr[data-key='{two_runs[0]}'] .tag >> text=pair").click()
+    page.wait_for_url("**/runs?q=tag:pair")
+    page.wait_for_function("() => document.querySelectorAll('#rows tr').length === 2")
+    page.check(f"#rows input[value='{two_runs[0]}']")
+    page.click("[data-bulk=cancel]")
+    page.wait_for_selector("text=1 of those ticked ended already.")
+    assert page.is_disabled("#bulk-confirm")
+
+
 def test_two_runs_side_by_side(visit, two_runs):
     sequential, oppo = two_runs
     page = visit().page

@@ -3,6 +3,7 @@
 import pytest
 
 from oppo_platform.runs.models import Run
+from oppo_platform.runs.selectors import get_runs
 from oppo_platform.telemetry import selectors
 from oppo_platform.telemetry.comparison import compare
 from oppo_platform.telemetry.models import SpanBatch
@@ -123,5 +124,5 @@ def test_comparison(world, events):
     paths = {line["path"]: line["values"][str(slow.pk)] for line in told["config_diff"]}
     assert paths == {"overlap.intra_step": "off", "overlap.inter_step": "off", "budget.target_reward": "1.0"}
     assert len(told["series"][str(slow.pk)]["critic/score/mean"]["y"]) == 20
-    without = compare(list(Run.objects.order_by("pk")), [], "step", target=99.0)
+    without = compare(get_runs(world.people["vic"], [slow.pk, fast.pk]), [], "step", target=99.0)
     assert set(without["speedup"].values()) == {None}

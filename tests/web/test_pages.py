@@ -154,7 +154,6 @@ def test_figures_and_sparklines():
     assert oppo_format.fixed(-1.234) == "−1.23"
     assert oppo_format.fixed(float("inf")) == "–"
     assert oppo_format.percent(0.2081) == "20.8 %"
-    assert oppo_format.idle_share({"bubble/cpu:0": 0.1, "bubble/cpu:1": 0.3, "busy/cpu:0": 0.9}) == pytest.approx(0.2)
     assert oppo_format.spark_points([1.0]) == ""
     assert oppo_format.spark_points([0.0, None, 1.0]) == "2.0,20.0 82.0,2.0"
     assert oppo_format.spark_points([5.0, 5.0]).split()[0] == "2.0,2.0"

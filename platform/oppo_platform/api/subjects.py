@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from django.http import HttpRequest
 
+from oppo_platform.accounts.access import visible_projects
 from oppo_platform.accounts.models import User
 from oppo_platform.runs import selectors as runs
-from oppo_platform.runs.models import Run
+from oppo_platform.runs.models import Project, Run
 
 LARGEST_ID = 2**63 - 1
 
@@ -21,3 +22,17 @@ def run_of(request: HttpRequest, run_id: int) -> Run:
     if run_id > LARGEST_ID:
         raise Run.DoesNotExist
     return runs.get_run(person(request), run_id)
+
+
+def chosen_project(user: User, wanted: int | str | None) -> Project:
+    """By id or name among the user's projects; the only one, or the first by name, when not given."""
+    projects = visible_projects(user)
+    if wanted is None or wanted == "":
+        project = projects.first()
+    elif str(wanted).isdigit():
+        project = projects.filter(pk=int(wanted)).first() if int(wanted) <= LARGEST_ID else None
+    else:
+        project = projects.filter(name=wanted).first()
+    if project is None:
+        raise Project.DoesNotExist
+    return project

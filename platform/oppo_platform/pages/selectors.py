@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
 from django.db.models import Count
@@ -17,10 +16,13 @@ from oppo_platform.cluster.models import CatalogueItem
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import RunSummary
-from oppo_platform.telemetry.selectors import metrics
+from oppo_platform.telemetry.reading import reigns_of
+from oppo_platform.telemetry.selectors import columns
 
 REWARD = "critic/score/mean"
 SPARK_POINTS = 40
+MOST_CURVES = 4000
+_curves: dict[tuple[int, int], tuple[float | None, ...]] = {}
 
 
 def live_catalogue() -> list[CatalogueEntry]:
@@ -43,18 +45,17 @@ def live_catalogue() -> list[CatalogueEntry]:
     return list(entries.values())
 
 
-def with_curves(runs: Iterable[RunSummary]) -> list[dict[str, Any]]:
+def with_curves(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """The summaries, each with `curve`: its mean rewards, thinned out for a sparkline."""
-    return [{**run, "curve": _reward_curve(run["id"], run["step"])} for run in runs]
-
-
-@lru_cache(maxsize=4000)
-def _reward_curve(run_id: int, step: int) -> tuple[float | None, ...]:
     # A list is drawn again every two seconds, but a curve only grows with its run's steps: the step is part of the key.
-    if step == 0:
-        return ()
-    series = metrics(Run(pk=run_id, step=step), [REWARD], max_points=SPARK_POINTS)["series"]
-    return tuple(series[REWARD]["y"])
+    lacking = [run for run in runs if run["step"] and (run["id"], run["step"]) not in _curves]
+    if lacking:
+        parts = reigns_of(Run(pk=run["id"]) for run in lacking)
+        found = columns(parts, {run_id: [REWARD] for run_id in parts}, "step", SPARK_POINTS)
+        if len(_curves) > MOST_CURVES:
+            _curves.clear()
+        _curves.update({(run["id"], run["step"]): tuple(found[run["id"]][REWARD]["y"]) for run in lacking})
+    return [{**run, "curve": _curves.get((run["id"], run["step"]), ())} for run in runs]
 
 
 def teams_overview(user: User) -> list[dict[str, Any]]:

@@ -22,14 +22,21 @@ from oppo_platform.cluster.selectors import nodes_overview
 from oppo_platform.pages import spec_form
 from oppo_platform.pages.cluster_map import pools_of
 from oppo_platform.pages.selectors import live_catalogue, with_curves
+from oppo_platform.runs.filtering import FilterError, PlaceError
 from oppo_platform.runs.models import PRIORITIES, Project, Run
-from oppo_platform.runs.selectors import get_run, list_runs, run_url
+from oppo_platform.runs.selectors import RunList, get_run, list_runs, run_url
 from oppo_platform.scheduling.selectors import Waiting
 from oppo_platform.scheduling.selectors import queue as waiting_runs
 
 RUNS_A_PAGE = 50
 COMPARABLE_RUNS = 200
 PRIORITY_STEP = 10
+# Title, what it is sorted by, and `-` where the greatest are looked for first.
+COLUMNS = (
+    ("Name", "name", ""), ("State", "state", ""), ("Step", "step", "-"), ("Reward", "reward", "-"), ("Curve", "", ""),
+    ("KL", "kl", ""), ("Bubble", "bubble", ""), ("Time", "elapsed", "-"), ("Preset", "", ""), ("Project", "project", ""),
+    ("Owner", "user", ""), ("Submitted", "age", "-"),
+)  # fmt: skip
 STATE_GROUPS: dict[str, tuple[str, frozenset[RunState]]] = {
     "": ("All", frozenset()),
     "active": ("Running", HOLDING_DEVICES),
@@ -41,18 +48,24 @@ STATE_GROUPS: dict[str, tuple[str, frozenset[RunState]]] = {
 
 @require_GET
 def runs(request: HttpRequest) -> HttpResponse:
-    """The runs of the user's teams, newest first; `show` picks states, `project` a project, `after` an older page."""
-    group, project, after = request.GET.get("show", ""), _number(request, "project"), _number(request, "after")
+    """The runs of the user's teams: `show` picks states, `project` a project, `q` filters, `sort` sorts, `after` pages."""
+    group, project = request.GET.get("show", ""), _number(request, "project")
+    where, sort, after = (request.GET.get(name, "") for name in ("q", "sort", "after"))
     title_states = STATE_GROUPS.get(group)
     if title_states is None:
         raise Http404
     team_id = None if project else _team_id(request)  # a link to a project leads there, whatever team one looks at
-    found = list_runs(request.user, states=title_states[1], project=project, team_id=team_id, limit=RUNS_A_PAGE, after=after)
+    found, wrong = _listed(request, title_states[1], project, team_id)
     context: dict[str, Any] = {"runs": with_curves(found["items"])}
     if request.GET.get("part"):
-        return render(request, "runs/rows.html", context)
-    kept = {"show": group, "project": project}
+        # Not an error of the page, which shows what is wrong while one types: browsers would report any other status.
+        return HttpResponse(wrong, content_type="text/plain") if wrong else render(request, "runs/rows.html", context)
+    kept = {"show": group, "project": project, "q": where, "sort": sort}
     context |= {
+        "where": where,
+        "wrong": wrong,
+        "sort": sort,
+        "columns": _columns(kept),
         "section": "runs",
         "group": group,
         "project": project,
@@ -66,6 +79,33 @@ def runs(request: HttpRequest) -> HttpResponse:
         "rows_url": f"{reverse('pages:runs')}?{_query({**kept, 'after': after, 'part': 'rows'})}",
     }
     return render(request, "runs/list.html", context)
+
+
+def _listed(request: HttpRequest, states: frozenset[RunState], project: int | None, team_id: int | None) -> tuple[RunList, str]:
+    """The page of runs that is asked for, or none and what is wrong with the filter."""
+    where, sort, after = (request.GET.get(name, "") for name in ("q", "sort", "after"))
+    try:
+        found = list_runs(
+            request.user, states=states, project=project, team_id=team_id, where=where, sort=sort, limit=RUNS_A_PAGE,
+            after=after or None,
+        )  # fmt: skip
+    except PlaceError:
+        raise Http404 from None
+    except FilterError as error:
+        return RunList(items=[], next=None), error.message
+    return found, ""
+
+
+def _columns(kept: dict[str, Any]) -> list[dict[str, Any]]:
+    """Heads of the table. One that sorts has the query that does so: first as people look first, then reversed."""
+    heads = []
+    for title, column, first in COLUMNS:
+        now = kept["sort"].removeprefix("-") == column
+        falls = kept["sort"].startswith("-")
+        turned = ("" if falls else "-") + column if now else first + column
+        order = ("descending" if falls else "ascending") if now and column else ""
+        heads.append({"title": title, "order": order, "query": _query({**kept, "sort": turned}) if column else None})
+    return heads
 
 
 def _team_id(request: HttpRequest) -> int | None:

@@ -5,14 +5,21 @@ A run's `state` is changed by `runs.transitions.move_run` only, an attempt's by 
 
 from __future__ import annotations
 
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast
 
 from oppo_contract.sections.run import DEFAULT_PRIORITY
 from oppo_contract.states import RunState
 
 PRIORITIES = (1, 99)
 STATES = [(state.value, state.value) for state in RunState]
+
+
+def _newest(key: str) -> Cast:
+    return Cast(KeyTextTransform(key, "latest"), models.FloatField())
 
 
 class Project(models.Model):
@@ -63,6 +70,11 @@ class Run(models.Model):
     generated_tokens = models.PositiveBigIntegerField(default=0)
     device_seconds = models.FloatField(default=0.0)
     latest = models.JSONField(default=dict, help_text="The newest value of every metric; null where not finite.")
+    # Of `latest`, for lists that are sorted by them.
+    reward = models.GeneratedField(expression=_newest("critic/score/mean"), output_field=models.FloatField(), db_persist=True)
+    kl = models.GeneratedField(expression=_newest("objective/kl"), output_field=models.FloatField(), db_persist=True)
+    bubble = models.FloatField(null=True, help_text="Mean idle share of its devices in the newest step, 0 to 1.")
+    tags = ArrayField(models.CharField(max_length=40), default=list, help_text="Words that people gave it.")
     error = models.TextField(blank=True)
     last_log_lines = models.JSONField(default=list)
     epochs = models.PositiveIntegerField(default=0, help_text="Attempts ever made; the newest attempt's epoch.")

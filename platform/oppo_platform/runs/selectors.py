@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import TypedDict
 
 from django.contrib.postgres.expressions import ArraySubquery
-from django.db.models import OuterRef, QuerySet, Subquery
+from django.core.exceptions import ValidationError
+from django.db.models import F, OuterRef, Q, QuerySet, Subquery
 
 from oppo_contract.problems import SpecError
 from oppo_contract.spec import load_spec
@@ -19,6 +20,7 @@ from oppo_contract.states import HOLDING_DEVICES, RunState
 from oppo_contract.yaml_text import dump_yaml
 from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
+from oppo_platform.runs.filtering import PlaceError, filtered, sorting
 from oppo_platform.runs.models import Attempt, Launch, Project, Run
 from oppo_platform.runs.wishes import Wish, wishes
 
@@ -43,6 +45,8 @@ class RunSummary(TypedDict):
     eta_s: float | None
     cursor: int
     latest: dict[str, float | None]
+    bubble: float | None
+    tags: list[str]
     target_reward: float | None
     preset: str
     user: str
@@ -59,10 +63,10 @@ class RunSummary(TypedDict):
 
 
 class RunList(TypedDict):
-    """One page of runs, newest first; `next` is the `after` of the following page."""
+    """One page of runs; `next` is the `after` of the following page."""
 
     items: list[RunSummary]
-    next: int | None
+    next: str | None
 
 
 def run_url(run_id: int) -> str:
@@ -88,6 +92,8 @@ def run_summary(run: Run) -> RunSummary:
         eta_s=eta_s(run),
         cursor=run.cursor,
         latest=run.latest,
+        bubble=run.bubble,
+        tags=run.tags,
         target_reward=run.target_reward,
         preset=run.preset,
         user=run.user.username,
@@ -141,18 +147,25 @@ def list_runs(
     states: Iterable[str] = (),
     project: Project | int | None = None,
     team_id: int | None = None,
+    where: str = "",
+    sort: str = "",
     limit: int = 50,
-    after: int | None = None,
+    after: str | None = None,
 ) -> RunList:
-    """The user's runs, newest first.
+    """The user's runs, newest first unless sorted otherwise.
 
     Args:
         states: only these states; all when empty.
         project: only this project (an id will do).
         team_id: only this team.
+        where: a filter (`runs.filtering`).
+        sort: what `filtering.sorting` knows, ascending; with `-` in front descending. Runs without a value come last.
         after: the `next` of the page before.
+
+    Raises:
+        FilterError: the filter or the column is not understood. PlaceError: nor is `after`.
     """
-    runs = summaries(visible_runs(user)).order_by("-id")
+    runs = filtered(summaries(visible_runs(user)), where)
     wanted = list(states)
     if wanted:
         runs = runs.filter(state__in=wanted)
@@ -160,12 +173,44 @@ def list_runs(
         runs = runs.filter(project=project)
     if team_id is not None:
         runs = runs.filter(project__team_id=team_id)
-    if after is not None:
-        runs = runs.filter(pk__lt=after)
     limit = max(1, min(limit, MOST_RUNS_A_PAGE))
-    found = list(runs[: limit + 1])
+    found = list(_ordered(runs, sort, after)[: limit + 1])
     items = [run_summary(run) for run in found[:limit]]
-    return RunList(items=items, next=items[-1]["id"] if len(found) > limit else None)
+    return RunList(items=items, next=_place(found[limit - 1], sort) if len(found) > limit else None)
+
+
+def _ordered(runs: QuerySet[Run], sort: str, after: str | None) -> QuerySet[Run]:
+    """In order, from behind the place `after`."""
+    if not sort:
+        return (runs if after is None else runs.filter(pk__lt=_parsed(after)[0])).order_by("-id")
+    falls = sort.startswith("-")
+    column = sorting(sort.removeprefix("-"))
+    by = F("sorted_by").desc(nulls_last=True) if falls else F("sorted_by").asc(nulls_last=True)
+    runs = runs.annotate(sorted_by=column).order_by(by, "-id")
+    if after is None:
+        return runs
+    run_id, value = _parsed(after)
+    if value is None:
+        return runs.filter(sorted_by__isnull=True, pk__lt=run_id)
+    try:
+        beyond = Q(sorted_by__lt=value) if falls else Q(sorted_by__gt=value)
+        return runs.filter(beyond | Q(sorted_by=value, pk__lt=run_id) | Q(sorted_by__isnull=True))
+    except (ValueError, ValidationError):  # of another column's page
+        raise PlaceError from None
+
+
+def _place(run: Run, sort: str) -> str:
+    """Where a page ends: the run, and the value that it is sorted by."""
+    value = getattr(run, "sorted_by", None) if sort else None
+    return f"{run.pk}" if value is None else f"{run.pk}~{value.isoformat() if isinstance(value, datetime) else value}"
+
+
+def _parsed(after: str) -> tuple[int, str | None]:
+    """Raises PlaceError."""
+    run_id, tilde, value = after.partition("~")
+    if not (run_id.isascii() and run_id.isdecimal() and len(run_id) < 19):
+        raise PlaceError
+    return int(run_id), value if tilde else None
 
 
 def get_run(user: User, run_id: int) -> Run:

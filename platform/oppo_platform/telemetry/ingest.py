@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from statistics import fmean
 from typing import Any
 
 from django.conf import settings
@@ -103,11 +104,17 @@ def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent]) -> None:
         newest = steps[-1]
         for event in steps:
             run.latest.update({key: finite(value) for key, value in event.metrics.items()})
+        run.bubble = _bubble(run.latest)
         run.step, run.elapsed_s = newest.step, finite(newest.elapsed_s) or 0.0
         run.generated_tokens, run.device_seconds = newest.generated_tokens, finite(newest.device_seconds) or 0.0
-        changed += ["latest", "step", "elapsed_s", "generated_tokens", "device_seconds"]
+        changed += ["latest", "bubble", "step", "elapsed_s", "generated_tokens", "device_seconds"]
     run.save(update_fields=changed)
     run_changed(run.pk)
+
+
+def _bubble(latest: dict[str, float | None]) -> float | None:
+    shares = [value for key, value in latest.items() if key.startswith("bubble/") and value is not None]
+    return fmean(shares) if shares else None
 
 
 def finite(value: float) -> float | None:

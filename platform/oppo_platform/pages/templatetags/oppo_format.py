@@ -75,13 +75,6 @@ def run_colour(run_id: int) -> int:
 
 
 @register.filter
-def idle_share(latest: dict[str, float]) -> float | None:
-    """Mean bubble of a run's devices in its newest step, 0 to 1; None before the first step."""
-    shares = [value for key, value in latest.items() if key.startswith("bubble/") and _known(value)]
-    return sum(shares) / len(shares) if shares else None
-
-
-@register.filter
 def metric(latest: dict[str, float], key: str) -> float | None:
     """`latest[key]`, for keys that a template cannot spell."""
     return latest.get(key)

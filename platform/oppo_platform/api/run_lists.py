@@ -1,0 +1,70 @@
+"""Lists of runs over HTTP: filtered, sorted, tagged (docs/interfaces.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest
+from ninja import Query, Router, Schema
+from pydantic import ConfigDict, Field
+
+from oppo_contract.states import RunState
+from oppo_platform.accounts.access import may_submit
+from oppo_platform.api.problems import problem
+from oppo_platform.api.subjects import chosen_project, person, run_of
+from oppo_platform.runs import selectors as runs
+from oppo_platform.runs.filtering import FilterError
+from oppo_platform.runs.tags import MOST_TAGS, TagRefused, change_tags
+from oppo_platform.runs.words import words
+
+router = Router()
+
+
+class TagsBody(Schema):
+    """Tags to give and to take away."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    add: list[str] = Field(default=[], max_length=MOST_TAGS)
+    remove: list[str] = Field(default=[], max_length=MOST_TAGS)
+
+
+def list_runs(
+    request: HttpRequest,
+    state: str = "",
+    project: str = "",
+    where: Annotated[str, Query(alias="filter")] = "",
+    sort: str = "",
+    limit: int = 50,
+    after: str | None = None,
+) -> runs.RunList | Any:
+    """Newest first, or sorted by a column (`-reward` descends). `state` takes several, separated by commas."""
+    states = [word for word in state.split(",") if word]
+    unknown = [word for word in states if word not in set(RunState)]
+    if unknown:
+        return problem(422, f"There is no state {unknown[0]}; states are {', '.join(RunState)}.")
+    wanted = chosen_project(person(request), project) if project else None
+    try:
+        return runs.list_runs(person(request), states=states, project=wanted, where=where, sort=sort, limit=limit, after=after)
+    except FilterError as error:
+        return problem(422, error.message, term=error.term)
+
+
+@router.get("runs/words", summary="What a filter of runs can be made of")
+def filter_words(request: HttpRequest) -> dict[str, Any]:
+    """Fields with what they mean, values that occur, and metrics, for completion."""
+    return words(person(request))
+
+
+@router.post("runs/{int:run_id}/tags", summary="Change a run's tags")
+def tag(request: HttpRequest, run_id: int, body: TagsBody) -> runs.RunSummary | Any:
+    """Whoever may submit to the run's project may tag it. 422 for a tag that cannot be kept."""
+    user, run = person(request), run_of(request, run_id)
+    if not may_submit(user, run.project):
+        raise PermissionDenied("Viewers look; they do not tag.")
+    try:
+        change_tags(run.pk, body.add, body.remove, f"user:{user.username}")
+    except TagRefused as error:
+        return problem(422, str(error))
+    return runs.run_summary(run_of(request, run_id))

@@ -1,0 +1,212 @@
+"""The filter language of the runs table: `state:running reward>1.2 tag:baseline -user:ada ppo.batch_size=64`.
+
+    filter  = term { " " term }                      all of them hold
+    term    = [ "-" ] ( field ":" values | number op value | word )
+    values  = value { "," value }                    one of them holds
+    op      = ">" | ">=" | "<" | "<=" | "=" | "!="
+
+A word is looked for in name, owner, project, preset and tags. A number is one of `NUMBERS`, a metric's key (`actor/entropy`),
+which stands for its newest value, or a setting's path (`rollout.max_new_tokens`). Values with spaces stand in double quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import F, FloatField, Func, Q, QuerySet, TextField, Value
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast
+
+from oppo_contract.problems import nearest
+from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState
+from oppo_platform import clock
+from oppo_platform.runs.models import Run
+
+LONGEST, MOST_TERMS = 1000, 30
+COMPARISONS = {">=": "gte", "<=": "lte", "!=": "exact", ">": "gt", "<": "lt", "=": "exact"}
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+STATE_GROUPS = {"active": HOLDING_DEVICES, "waiting": {RunState.QUEUED, RunState.PAUSED}, "ended": ENDED}
+WORDS = ("name", "user__username", "project__name", "preset")
+
+TERM = re.compile(r'"[^"]*"?|[^\s"]+(?:"[^"]*"?[^\s"]*)*')
+SETTING = re.compile(r"^(seed|[a-z_0-9]+(\.[a-z_0-9]+)+)$")
+COMPARED = re.compile(r"^([A-Za-z@][\w./:@-]*?)(>=|<=|!=|>|<|=)(.*)$", re.S)
+
+
+class FilterError(ValueError):
+    """What is wrong with a filter, where, and what would do."""
+
+    def __init__(self, message: str, term: str = "") -> None:
+        self.message, self.term = message, term
+        super().__init__(message)
+
+
+class PlaceError(FilterError):
+    """`after` is not the `next` of a page with the same `sort`."""
+
+    def __init__(self) -> None:
+        super().__init__("“after” must be the `next` of a page with the same `sort`.")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Something that runs can be compared and sorted by."""
+
+    expression: Callable[[], Any]
+    says: str
+    seconds: bool = False  # values may be written as `90s`, `15m`, `2h`, `3d`
+    text: Any = None  # of a setting, which may be no number
+
+
+NUMBERS: dict[str, Number] = {
+    "reward": Number(lambda: F("reward"), "newest mean reward"),
+    "kl": Number(lambda: F("kl"), "newest KL to the reference, nats"),
+    "bubble": Number(lambda: F("bubble"), "share of device time that was idle in the newest step, 0 to 1"),
+    "step": Number(lambda: Cast("step", FloatField()), "steps done"),
+    "steps": Number(lambda: Cast("total_steps", FloatField()), "steps in all"),
+    "devices": Number(lambda: Cast("devices", FloatField()), "devices asked for"),
+    "priority": Number(lambda: Cast("priority", FloatField()), "1 to 99"),
+    "elapsed": Number(lambda: F("elapsed_s"), "time trained: 90s, 15m, 2h, 3d", seconds=True),
+    "age": Number(lambda: _age(), "time since it was submitted: 90s, 15m, 2h, 3d", seconds=True),
+    "id": Number(lambda: Cast("id", FloatField()), "the run's number"),
+}
+TEXTS: dict[str, tuple[str, str]] = {
+    "name": ("name__icontains", "part of the name"),
+    "user": ("user__username__iexact", "who submitted it"),
+    "project": ("project__name__iexact", "the project"),
+    "team": ("project__team__name__iexact", "the team"),
+    "preset": ("preset__iexact", "the preset that it was made from"),
+    "tag": ("tags__contains", "one of its tags"),
+    "state": ("state", "a state, or active, waiting, ended"),
+}
+
+
+def filtered(runs: QuerySet[Run], text: str) -> QuerySet[Run]:
+    """The runs for which the filter holds. Raises FilterError."""
+    if len(text) > LONGEST or "\0" in text:
+        raise FilterError(f"A filter has at most {LONGEST} characters.")
+    terms = TERM.findall(text)
+    if len(terms) > MOST_TERMS:
+        raise FilterError(f"A filter has at most {MOST_TERMS} terms.")
+    for place, term in enumerate(terms):
+        runs = _apply(runs, term, f"filter_{place}")
+    return runs
+
+
+def sorting(name: str) -> Any:
+    """What a column sorts by: a number, or `name`, `user`, `project`, `state`. Raises FilterError."""
+    by_text = {"name": "name", "user": "user__username", "project": "project__name", "state": "state"}
+    if name in by_text:
+        return F(by_text[name])
+    if name == "age":
+        return F("created_at")
+    return _number(name, name).expression()
+
+
+def _apply(runs: QuerySet[Run], term: str, alias: str) -> QuerySet[Run]:
+    negated = term.startswith("-") and len(term) > 1
+    inner = term[1:] if negated else term
+    field, colon, rest = inner.partition(":")
+    compared = COMPARED.match(inner)
+    if colon and field.lower() in TEXTS:
+        condition = _text(field.lower(), rest, term)
+    elif compared:
+        number, op, value = _number(compared[1], term), compared[2], _unquoted(compared[3])
+        condition = _compare(alias, op, value, number, term)
+        told = number.text if condition is None else number.expression()
+        runs = runs.alias(**{alias: told})
+        condition = condition or (Q(**{f"{alias}__iexact": value}) if op == "=" else ~Q(**{f"{alias}__iexact": value}))
+    elif colon and re.fullmatch(r"[A-Za-z_]+", field):
+        raise _unknown(field, term)
+    else:
+        condition = _anywhere(_unquoted(inner))
+    return runs.filter(~condition if negated else condition)
+
+
+def _text(field: str, values: str, term: str) -> Q:
+    found = Q()
+    wanted = [_unquoted(value) for value in re.findall(r'"[^"]*"?|[^,]+', values)]
+    if not wanted:
+        raise FilterError(f"“{field}:” needs a value, as in “{field}:{_example(field)}”.", term)
+    for value in wanted:
+        found |= _states(value, term) if field == "state" else Q(**{TEXTS[field][0]: [value] if field == "tag" else value})
+    return found
+
+
+def _states(value: str, term: str) -> Q:
+    if value in STATE_GROUPS:
+        return Q(state__in=STATE_GROUPS[value])
+    if value not in set(RunState):
+        known = [*RunState, *STATE_GROUPS]
+        raise FilterError(f"There is no state “{value}”{_perhaps(value, known)} States: {', '.join(known)}.", term)
+    return Q(state=value)
+
+
+def _compare(alias: str, op: str, value: str, number: Number, term: str) -> Q | None:
+    """The condition; None when a setting is compared with a text."""
+    try:
+        wanted = _seconds(value) if number.seconds else float(value)
+    except ValueError:
+        if number.text is not None and value and op in ("=", "!="):
+            return None
+        kind = "a time such as 90s, 15m, 2h or 3d" if number.seconds else "a number"
+        raise FilterError(f"“{value}” is not {kind}.", term) from None
+    condition = Q(**{f"{alias}__{COMPARISONS[op]}": wanted})
+    # Said outright, so that `-reward>1` finds runs without a reward too.
+    return Q(**{f"{alias}__isnull": False}) & (~condition if op == "!=" else condition)
+
+
+def _number(name: str, term: str) -> Number:
+    if name in NUMBERS:
+        return NUMBERS[name]
+    if "/" in name:
+        return Number(lambda: Cast(KeyTextTransform(name, "latest"), FloatField()), "a metric")
+    if SETTING.match(name):
+        place = "{" + name.replace(".", ",") + "}"  # words of a to z, digits and _
+        text = f"(%(expressions)s #>> '{place}')"
+        number = f"(CASE WHEN jsonb_typeof(%(expressions)s #> '{place}') = 'number' THEN {text}::float8 END)"
+        return Number(
+            lambda: Func(F("spec"), template=number, output_field=FloatField()), "a setting",
+            text=Func(F("spec"), template=text, output_field=TextField()),
+        )  # fmt: skip
+    raise _unknown(name, term)
+
+
+def _age() -> Any:
+    created = Func(F("created_at"), template="extract(epoch from %(expressions)s)::float8", output_field=FloatField())
+    return Value(clock.now().timestamp(), FloatField()) - created
+
+
+def _anywhere(word: str) -> Q:
+    found = Q(tags__contains=[word]) | Q(state__iexact=word)
+    for field in WORDS:
+        found |= Q(**{f"{field}__icontains": word})
+    return found
+
+
+def _seconds(text: str) -> float:
+    """Raises ValueError."""
+    return float(text[:-1]) * SECONDS[text[-1]] if text[-1:] in SECONDS else float(text)
+
+
+def _unquoted(text: str) -> str:
+    return text.strip('"')
+
+
+def _unknown(name: str, term: str) -> FilterError:
+    known = [*TEXTS, *NUMBERS]
+    return FilterError(
+        f"There is no field “{name}”{_perhaps(name, known)} Fields: {', '.join(known)}, metrics and settings.", term
+    )
+
+
+def _perhaps(word: str, known: list[str]) -> str:
+    near = nearest(word, known)
+    return f". Did you mean “{near}”?" if near else "."
+
+
+def _example(field: str) -> str:
+    return {"state": "running", "user": "ada", "tag": "baseline"}.get(field, "demo")

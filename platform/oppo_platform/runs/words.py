@@ -1,0 +1,39 @@
+"""What a filter of runs can be made of, for completion while it is typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import F, Func, TextField
+
+from oppo_contract.states import RunState
+from oppo_platform.accounts.access import visible_projects, visible_runs
+from oppo_platform.accounts.models import User
+from oppo_platform.runs.filtering import NUMBERS, STATE_GROUPS, TEXTS
+from oppo_platform.runs.models import Run
+
+MOST_VALUES = 200
+NEWEST = 20  # runs whose metrics are offered
+
+
+def words(user: User) -> dict[str, Any]:
+    """`{fields: [{name, kind, says}], values: {field: [value]}, metrics: [key]}` of the runs that the user may see."""
+    runs, projects = visible_runs(user), visible_projects(user)
+    fields = [{"name": name, "kind": "text", "says": says} for name, (_, says) in TEXTS.items()]
+    fields += [{"name": name, "kind": "number", "says": number.says} for name, number in NUMBERS.items()]
+    tags = runs.annotate(tag=Func(F("tags"), function="unnest", output_field=TextField())).values_list("tag", flat=True)
+    owners = User.objects.filter(runs__in=runs).order_by("username").values_list("username", flat=True)
+    newest = Run.objects.filter(pk__in=runs.order_by("-id").values("pk")[:NEWEST])
+    keys = newest.annotate(key=Func(F("latest"), function="jsonb_object_keys", output_field=TextField()))
+    return {
+        "fields": fields,
+        "values": {
+            "state": [*STATE_GROUPS, *RunState],
+            "user": list(owners.distinct()[:MOST_VALUES]),
+            "project": sorted(set(projects.values_list("name", flat=True)))[:MOST_VALUES],
+            "team": sorted(set(projects.values_list("team__name", flat=True)))[:MOST_VALUES],
+            "preset": sorted(set(runs.order_by().values_list("preset", flat=True).distinct()))[:MOST_VALUES],
+            "tag": sorted(set(tags.order_by().distinct()))[:MOST_VALUES],
+        },
+        "metrics": sorted(set(keys.values_list("key", flat=True))),
+    }

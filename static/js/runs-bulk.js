@@ -1,0 +1,62 @@
+/* What is done to all ticked runs: tags, and cancelling. One call a run; each that fails says so and the others go on. */
+(function () {
+  "use strict";
+  const { Oppo } = window, { el, setText } = Oppo;
+  const dialog = document.getElementById("bulk-dialog");
+  if (!dialog) return;
+  const $ = (id) => document.getElementById(id);
+  const input = $("bulk-value"), sure = $("bulk-confirm"), told = $("bulk-told");
+  const ENDED = ["succeeded", "failed", "cancelled"];
+  const DEEDS = {
+    tag: { title: "Tag", confirm: "Change tags", words: () => "Tags find runs again: tag:baseline in the filter.", runs: (all) => all, send: (run) => Oppo.api.post(`runs/${run.id}/tags`, tags()) },
+    cancel: { title: "Cancel", confirm: "Cancel them", grave: true, runs: (all) => all.filter((run) => !ENDED.includes(run.state)), send: (run) => Oppo.api.post(`runs/${run.id}/cancel`),
+      words: (runs, all) => (runs.length ? `${runs.map((run) => run.name).slice(0, 8).join(", ")}${runs.length > 8 ? " …" : ""}: their engines save and stop; they do not start again.` : "") + (runs.length < all.length ? ` ${all.length - runs.length} of those ticked ended already.` : "") },
+  };
+  let deed = null, runs = [];
+
+  function tags() {
+    const words = input.value.split(/[\s,]+/).filter(Boolean);
+    return { add: words.filter((w) => !w.startsWith("-")), remove: words.filter((w) => w.startsWith("-")).map((w) => w.slice(1)) };
+  }
+  const counted = (n) => (n === 1 ? "1 run" : `${n} runs`);
+
+  function ask(name) {
+    deed = DEEDS[name];
+    const all = Oppo.pickedRuns();
+    runs = deed.runs(all);
+    setText($("bulk-title"), `${deed.title} ${counted(runs.length)}${deed.grave ? "?" : ""}`);
+    setText($("bulk-words"), deed.words(runs, all));
+    setText(sure, deed.confirm);
+    sure.classList.toggle("btn-danger", Boolean(deed.grave));
+    sure.classList.toggle("btn-primary", !deed.grave);
+    sure.disabled = runs.length === 0;
+    $("bulk-field").hidden = input.disabled = Boolean(deed.grave);
+    input.value = "";
+    told.replaceChildren();
+    dialog.showModal();
+    (deed.grave ? sure : input).focus();
+  }
+  async function carryOut() {
+    const { add, remove } = tags();
+    if (!deed.grave && !add.length && !remove.length) { input.focus(); return; }
+    sure.disabled = true;
+    told.replaceChildren();
+    let done = 0;
+    for (const run of runs) {
+      try {
+        await deed.send(run);
+        done += 1;
+      } catch (e) {
+        told.append(el("li", {}, `${run.name}: ${e.message}`));
+      }
+    }
+    sure.disabled = false;
+    Oppo.refreshRuns();
+    if (done < runs.length) return;
+    dialog.close();
+    Oppo.toast(deed.grave ? `${counted(done)} asked to stop` : `Tags of ${counted(done)} changed`);
+  }
+  document.querySelectorAll("[data-bulk]").forEach((button) => button.addEventListener("click", () => ask(button.dataset.bulk)));
+  sure.addEventListener("click", carryOut);
+  input.addEventListener("keydown", (e) => { if (e.key === "Enter") { e.preventDefault(); carryOut(); } });
+})();
