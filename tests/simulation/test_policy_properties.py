@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import oppo_platform.scheduling.policy as policy
@@ -38,6 +38,7 @@ def broken_laws(law: str, rng: Random) -> set[str]:
 
 @settings(max_examples=60, deadline=None)
 @given(RANDOM)
+@example(Random(3530621))  # with the young to choose from, a set of others is found that was not found before
 def test_every_law_holds_for_a_plan(rng: Random) -> None:
     snapshot = random_snapshot(rng)
     decisions = policy.plan(snapshot, NOW)

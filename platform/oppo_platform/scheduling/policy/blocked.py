@@ -49,8 +49,10 @@ def _await(run: WaitingRun, demand: Demand, board: Board) -> None:
     if all(board.protected_until(other) <= board.now for place in demand.places for other in board.running(place.pool_id)):
         return
     later = make_room(run, demand, board, board.may_stop_later)
-    if later is not None and later.victims:
-        board.awaited[run.run_id] = tuple(victim.run for victim in later.victims)
+    victims = () if later is None else tuple(victim.run for victim in later.victims)
+    # With more to choose from, the search may also end with nobody who is young.
+    if any(board.protected_until(victim) > board.now for victim in victims):
+        board.awaited[run.run_id] = victims
 
 
 def _start_by_itself(run: WaitingRun, demand: Demand, board: Board) -> float:
