@@ -5,7 +5,7 @@ import pytest
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import get_runs
 from oppo_platform.telemetry import selectors
-from oppo_platform.telemetry.comparison import compare
+from oppo_platform.telemetry.comparison import View, compare
 from oppo_platform.telemetry.models import SpanBatch
 from oppo_platform.telemetry.reading import reigns
 
@@ -124,5 +124,32 @@ def test_comparison(world, events):
     paths = {line["path"]: line["values"][str(slow.pk)] for line in told["config_diff"]}
     assert paths == {"overlap.intra_step": "off", "overlap.inter_step": "off", "budget.target_reward": "1.0"}
     assert len(told["series"][str(slow.pk)]["critic/score/mean"]["y"]) == 20
-    without = compare(get_runs(world.people["vic"], [slow.pk, fast.pk]), [], "step", target=99.0)
+    without = compare(get_runs(world.people["vic"], [slow.pk, fast.pk]), [], "step", view=View(target=99.0))
     assert set(without["speedup"].values()) == {None}
+
+
+def test_runs_of_one_setting_are_one_group(world, events):
+    worker = world.worker(devices=5, kind="cuda")
+    paces = {("off", 1): 2.0, ("off", 2): 4.0, ("per_chunk", 1): 1.0, ("per_chunk", 2): 2.0, ("per_chunk", 3): None}
+    ids = []
+    for (intra, seed), pace in paces.items():
+        run, attempt = world.start(worker, seed=seed, overlap={"intra_step": intra, "inter_step": "off"})
+        scores = {i: 0.5 if i < 3 or pace is None else 9.0 for i in range(1, 6)}
+        batch = [{**events.step(i, i, **{"critic/score/mean": y}), "elapsed_s": i * (pace or 1.0)} for i, y in scores.items()]
+        worker.send_events(attempt, batch)
+        ids.append(run.pk)
+    client = world.login("vic")
+    asked = {"runs": ",".join(map(str, ids)), "target": 1.0, "baseline": ids[1]}
+    told = client.get("/api/v1/compare", {**asked, "group": "overlap.intra_step"}).json()
+    off, chunked = told["groups"]
+    assert (off["value"], off["runs"], off["reached"], off["elapsed_s"]) == ("off", ids[:2], 2, 9.0)
+    assert (chunked["value"], chunked["runs"], chunked["reached"], chunked["step"]) == ("per_chunk", ids[2:], 2, 3.0)
+    assert (off["speedup"]["mean"], chunked["speedup"]["mean"]) == (1.0, 2.0)
+    assert 1.0 <= chunked["speedup"]["low"] < 2.0 < chunked["speedup"]["high"] <= 4.0
+    assert told["speedup"][str(ids[2])] == 3.0, "a run against the mean of the baseline's group"
+    assert told["speedup"][str(ids[4])] is None
+    but_seed = client.get("/api/v1/compare", {**asked, "group": "-seed"}).json()["groups"]
+    assert [(group["value"], len(group["runs"])) for group in but_seed] == [("off", 2), ("per_chunk", 3)]
+    alone = client.get("/api/v1/compare", asked).json()
+    assert (alone["groups"], alone["baseline"], alone["speedup"][str(ids[0])]) == ([], ids[1], 2.0)
+    assert client.get("/api/v1/compare", {**asked, "baseline": ids[4] + 1}).status_code == 422

@@ -23,7 +23,7 @@ from oppo_platform.runs import steering
 from oppo_platform.runs.models import Project, Run
 from oppo_platform.runs.services import check_spec, submit_run
 from oppo_platform.telemetry import selectors as telemetry
-from oppo_platform.telemetry.comparison import compare
+from oppo_platform.telemetry.comparison import View, compare
 
 MOST_KEYS = 100
 MOST_COMPARED = 100
@@ -207,7 +207,7 @@ def decisions(request: HttpRequest, run_id: int) -> dict[str, Any]:
     return {"items": telemetry.decisions(run_of(request, run_id))}
 
 
-@api.get("compare", summary="Runs side by side; the first is the baseline")
+@api.get("compare", summary="Runs side by side, against a baseline")
 def compare_runs(
     request: HttpRequest,
     run_ids: Annotated[str, Query(alias="runs")],
@@ -215,12 +215,17 @@ def compare_runs(
     x: telemetry.Axis = "step",
     target: float | None = None,
     max_points: int = 1000,
+    baseline: int | None = None,
+    group: str = "",
 ) -> dict[str, Any] | Any:
-    """Curves, time to the target, speed-up, differing configuration and figures."""
+    """Curves, time to the target, speed-up by run and group, differing configuration and figures."""
     ids = parse_ids(run_ids)
     if not ids or len(ids) > MOST_COMPARED:
         return problem(422, f"Give 1 to {MOST_COMPARED} run ids, separated by commas.")
-    return compare(runs.get_runs(person(request), ids), _keys(names), x, target, max_points)
+    if baseline is not None and baseline not in ids:
+        return problem(422, "The baseline must be one of the runs.")
+    view = View(target, baseline, group)
+    return compare(runs.get_runs(person(request), ids), _keys(names), x, max_points, view)
 
 
 def parse_ids(text: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import run_summary
 from oppo_platform.telemetry.axes import Axis
 from oppo_platform.telemetry.blocks import Buckets, Values
+from oppo_platform.telemetry.grouping import Group, Ratio, Settings, differing, grouped, mean, speedup
 from oppo_platform.telemetry.reading import Name, Parts, Points, Range, read_buckets, read_points, reigns_of
 from oppo_platform.telemetry.selectors import columns, matching
 
@@ -18,37 +20,84 @@ REWARD = "critic/score/mean"
 EMA_ALPHA = 0.1
 GROUP, SMALLEST = 64, -17  # points at a time; the power of ten below which nothing is left of a number
 MEANS = {"step_s": "timing_s/step", "occupancy": "decode_occupancy", "deferred_share": "oppo/deferred_token_share"}
-ABSENT = "–"
+Reached = dict[str, float | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is compared with what.
+
+    `target`: the reward to reach, by default the first `budget.target_reward` found. `baseline`: a run's id, the first one's by
+    default; its whole group when `group`, a path of the spec or `-seed`, takes runs together.
+    """
+
+    target: float | None = None
+    baseline: int | None = None
+    group: str = ""
 
 
 def compare(
-    runs: Sequence[Run], keys: Sequence[str], x: Axis, target: float | None = None, max_points: int = 1000
+    runs: Sequence[Run], keys: Sequence[str], x: Axis, max_points: int = 1000, view: View | None = None
 ) -> dict[str, Any]:
-    """Everything the compare page shows (docs/interfaces.md, `GET compare`); the first run is the baseline.
+    """Everything the compare page shows (docs/interfaces.md, `GET compare`).
 
-    `target` defaults to the first `budget.target_reward` found. `speedup` is the baseline's time to the target divided by the
-    run's own; without a target it is the same ratio of mean seconds a step. None where one of the two is unknown.
+    `speedup` is the baseline's time to the target divided by the run's own; without a target it is the same ratio of mean
+    seconds a step. None where one of the two is unknown. Raises `ValueError` when the baseline is none of the runs.
     """
+    view = view or View()
     parts = reigns_of(runs)
-    goal = target if target is not None else next((r.target_reward for r in runs if r.target_reward is not None), None)
+    goal = view.target if view.target is not None else next((r.target_reward for r in runs if r.target_reward is not None), None)
     rewards = {run_id: values for (run_id, _), values in read_points(parts, [REWARD]).items()}
     reached = times_to_target(parts, rewards, goal)
     told = figures(runs, parts, rewards)
     pace = {run_id: (reached[run_id] or {}).get("elapsed_s") if goal is not None else told[run_id]["step_s"] for run_id in parts}
-    first = pace[runs[0].pk] if runs else None
+    settings = {run.pk: dict(_leaves(run.spec)) for run in runs}
+    groups = grouped(settings, view.group) if view.group else {}
+    baseline = _baseline(runs, view.baseline)
+    slow = [pace[run_id] for run_id in next((ids for ids in groups.values() if baseline in ids), [baseline])]
     series = columns(parts, {run.pk: matching(run, keys) for run in runs}, x, max_points)
     return {
         "runs": [run_summary(run) for run in runs],
         "series": {str(run_id): found for run_id, found in series.items()},
         "target": goal,
         "time_to_target": {str(run_id): value for run_id, value in reached.items()},
-        "speedup": {str(run_id): first / own if first and own else None for run_id, own in pace.items()},
-        "config_diff": config_diff(runs),
+        "baseline": baseline,
+        "speedup": {str(run_id): _times_faster(slow, own) for run_id, own in pace.items()},
+        "groups": [_group(value, ids, reached, slow, pace) for value, ids in groups.items()],
+        "config_diff": config_diff(settings),
         "figures": {str(run_id): value for run_id, value in told.items()},
     }
 
 
-Reached = dict[str, float | None] | None
+def _baseline(runs: Sequence[Run], asked: int | None) -> int:
+    ids = [run.pk for run in runs]
+    if asked is not None and asked not in ids:
+        raise ValueError("The baseline must be one of the runs.")
+    return ids[0] if asked is None else asked
+
+
+def _group(
+    value: str, ids: list[int], reached: Mapping[int, Reached], slow: Sequence[float | None], pace: Mapping[int, float | None]
+) -> Group:
+    hits = [hit for run_id in ids if (hit := reached[run_id])]
+    return Group(
+        value=value,
+        runs=ids,
+        reached=len(hits),
+        step=mean([hit["step"] for hit in hits]),
+        elapsed_s=mean([hit["elapsed_s"] for hit in hits]),
+        speedup=_speedup(slow, [pace[run_id] for run_id in ids]),
+    )
+
+
+def _times_faster(slow: Sequence[float | None], own: float | None) -> float | None:
+    ratio = _speedup(slow, [own])
+    return ratio["mean"] if ratio else None
+
+
+def _speedup(slow: Sequence[float | None], fast: Sequence[float | None]) -> Ratio | None:
+    """Over those whose time is known."""
+    return speedup([time for time in slow if time], [time for time in fast if time])
 
 
 def times_to_target(parts: Parts, rewards: Mapping[int, Points], target: float | None) -> dict[int, Reached]:
@@ -123,16 +172,10 @@ def _last_tenth(points: Points | None) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def config_diff(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def config_diff(settings: Settings) -> list[dict[str, Any]]:
     """The settings in which the runs differ: `{path, values: {run id: text}}`, in the order of the spec; names left out."""
-    flat = {run.pk: dict(_leaves(run.spec)) for run in runs}
-    paths = dict.fromkeys(path for leaves in flat.values() for path in leaves)
-    found = []
-    for path in paths:
-        values = {run_id: leaves.get(path, ABSENT) for run_id, leaves in flat.items()}
-        if path != "name" and len(set(values.values())) > 1:
-            found.append({"path": path, "values": {str(run_id): text for run_id, text in values.items()}})
-    return found
+    found = differing(settings)
+    return [{"path": path, "values": {str(run_id): text for run_id, text in values.items()}} for path, values in found.items()]
 
 
 def _leaves(data: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
