@@ -8,6 +8,7 @@ from oppo_platform.telemetry import selectors
 from oppo_platform.telemetry.comparison import View, compare
 from oppo_platform.telemetry.models import SpanBatch
 from oppo_platform.telemetry.reading import reigns
+from oppo_platform.telemetry.timelines import timeline
 
 
 @pytest.fixture
@@ -60,14 +61,14 @@ def test_the_timelines_of_attempts_lie_on_one_line(resumed, events):
     worker, run, first, second = resumed
     worker.send_events(first, [spans_event(8, 3, 10.0)])
     worker.send_events(second, [events.started(1, 4, time=1500.0), events.step(2, 5, m=1.0), spans_event(3, 5, 10.0)])
-    told = selectors.timeline(run)
+    told = timeline(run)
     assert (told["first_step"], told["last_step"], told["devices"]) == (3, 5, ["cpu:0", "cpu:1"])
     assert [step["start_s"] for step in told["steps"]] == [[10.0], [510.0]]
     assert told["steps"][1]["idle"] == [["cpu:1", "tail", 510.0, 511.0]]
     assert told["steps"][1]["counters"] == {"live_rows": [[510.0, 2.0], [511.0, 0.0]]}
     assert told["steps"][0].keys() == spans_event(1, 3, 10.0).keys() - {"kind", "producer", "seq", "time"}
-    assert [step["step"] for step in selectors.timeline(run, from_step=4)["steps"]] == [5]
-    assert selectors.timeline(run, to_step=2)["steps"] == []
+    assert [step["step"] for step in timeline(run, from_step=4)["steps"]] == [5]
+    assert timeline(run, to_step=2)["steps"] == []
 
 
 def test_a_timeline_that_was_stored_before_counters_came_is_shown(resumed, events):
@@ -76,7 +77,7 @@ def test_a_timeline_that_was_stored_before_counters_came_is_shown(resumed, event
     stored = SpanBatch.objects.get()
     stored.data = {key: value for key, value in stored.data.items() if key not in ("flows", "counters", "trained")}
     stored.save()
-    (step,) = selectors.timeline(run)["steps"]
+    (step,) = timeline(run)["steps"]
     assert (step["start_s"], step["counters"]) == ([510.0], {})
 
 

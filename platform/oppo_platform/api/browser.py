@@ -24,6 +24,7 @@ from oppo_platform.runs.models import Project, Run
 from oppo_platform.runs.services import check_spec, submit_run
 from oppo_platform.telemetry import selectors as telemetry
 from oppo_platform.telemetry.comparison import View, compare
+from oppo_platform.telemetry.timelines import timeline as spans_of_run
 
 MOST_KEYS = 100
 MOST_COMPARED = 100
@@ -195,10 +196,10 @@ def metrics(
     return telemetry.metrics(run_of(request, run_id), _keys(names), x, max_points, steps)
 
 
-@api.get("runs/{int:run_id}/timeline", summary="What every device did, at most 50 steps")
+@api.get("runs/{int:run_id}/timeline", summary="What every device did, step by step or from afar")
 def timeline(request: HttpRequest, run_id: int, from_step: int | None = None, to_step: int | None = None) -> dict[str, Any]:
-    """The newest steps, or those from `from_step` on."""
-    return telemetry.timeline(run_of(request, run_id), from_step, to_step)
+    """The newest steps, or those from `from_step` on; a range of more than 50 steps is merged."""
+    return spans_of_run(run_of(request, run_id), from_step, to_step)
 
 
 @api.get("runs/{int:run_id}/decisions", summary="What the controllers decided, and why")

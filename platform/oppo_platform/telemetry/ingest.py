@@ -32,6 +32,7 @@ from oppo_contract.events import (
 )
 from oppo_platform.notify import run_changed
 from oppo_platform.runs.models import Attempt, Run
+from oppo_platform.telemetry.far import pack_far
 from oppo_platform.telemetry.models import Decision, LogLine, ProducerMark, SampleRow, SpanBatch
 from oppo_platform.telemetry.points import write_steps
 
@@ -147,11 +148,11 @@ def _tell_left_out(attempt: Attempt, keys: list[str], time: float) -> None:
 
 
 def _write_spans(attempt: Attempt, events: list[SpansEvent]) -> None:
-    rows = [
-        SpanBatch(attempt=attempt, step=event.step, data=_storable(event.model_dump(exclude={"producer", "seq", "time", "kind"})))
-        for event in {event.step: event for event in events}.values()
-    ]
-    SpanBatch.objects.bulk_create(rows, update_conflicts=True, unique_fields=["attempt", "step"], update_fields=["data"])
+    rows = []
+    for event in {event.step: event for event in events}.values():
+        spans = _storable(event.model_dump(exclude={"producer", "seq", "time", "kind"}))
+        rows.append(SpanBatch(attempt=attempt, step=event.step, data=spans, far=pack_far(spans)))
+    SpanBatch.objects.bulk_create(rows, update_conflicts=True, unique_fields=["attempt", "step"], update_fields=["data", "far"])
 
 
 def _write_decisions(attempt: Attempt, events: list[DecisionEvent]) -> None:

@@ -96,6 +96,7 @@ class SpanBatch(models.Model):
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="+")
     step = models.PositiveIntegerField()
     data = models.JSONField()
+    far = models.BinaryField(help_text="The same from afar (`telemetry.far`).")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["attempt", "step"], name="one_timeline_a_step")]

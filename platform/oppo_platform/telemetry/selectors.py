@@ -1,6 +1,6 @@
 """Reading what attempts told, merged over a run's attempts: the newer one wins from the first step that it recorded.
 
-For pages and the API: `metrics(run, keys, …)`, `timeline(run, …)`, `decisions(run)`. Answers: `samples`; lines: `logs`.
+For pages and the API: `metrics(run, keys, …)`, `decisions(run)`. Spans: `timelines`; answers: `samples`; lines: `logs`.
 The caller has made sure that the user may see the run. Everything returned is ready for JSON.
 """
 
@@ -14,17 +14,16 @@ import numpy as np
 from django.db.models import Q, QuerySet
 from numpy.typing import NDArray
 
-from oppo_platform.runs.models import Attempt, Run
+from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.axes import Axis
 from oppo_platform.telemetry.blocks import BUCKET, Buckets
 from oppo_platform.telemetry.ingest import finite
-from oppo_platform.telemetry.models import Decision, SpanBatch
+from oppo_platform.telemetry.models import Decision
 from oppo_platform.telemetry.reading import EVERYTHING, Parts, Range, Reign, read_buckets, read_points, reigns
 
 LEAST_POINTS, MOST_POINTS = 8, 20_000
 NO_BUCKETS = np.empty(0, BUCKET)
 NO_POINTS = (np.empty(0, np.int32), np.empty(0))
-MOST_TIMELINE_STEPS = 50
 
 
 class Column(TypedDict):
@@ -127,59 +126,6 @@ def _rounded(values: NDArray[np.float64]) -> list[float | None]:
     # Powers of ten are exact, so that each way ends at the number nearest to the digits, whose text is short.
     up, down = 10.0 ** np.clip(digits, 0, 22), 10.0 ** np.clip(-digits, 0, 22)
     return _finite(np.where(np.abs(digits) > 22, values, np.rint(values * up / down) * down / up))
-
-
-def timeline(run: Run, from_step: int | None = None, to_step: int | None = None) -> dict[str, Any]:
-    """What each device did, step by step: at most 50 steps, the newest ones unless `from_step` says otherwise.
-
-    Times are seconds since the run's first `started` event, also in later attempts, so that they lie on one line.
-    """
-    parts = reigns(run)
-    rows = [(part.attempt, step, data) for part in parts for step, data in _span_rows(part, from_step, to_step)]
-    rows = rows[:MOST_TIMELINE_STEPS] if from_step is not None else rows[-MOST_TIMELINE_STEPS:]
-    newest = Attempt.objects.filter(run=run, engine_started_at__isnull=False).order_by("-epoch").first()
-    zero = Attempt.objects.filter(run=run, engine_started_at__isnull=False).order_by("epoch").first()
-    start = (zero.engine_started_at if zero else 0.0) or 0.0
-    return {
-        "lanes": newest.lanes if newest else [],
-        "devices": newest.device_names if newest else [],
-        "first_step": rows[0][1] if rows else None,
-        "last_step": rows[-1][1] if rows else None,
-        "steps": [shifted(data, (attempt.engine_started_at or start) - start) for attempt, _, data in rows],
-    }
-
-
-def _span_rows(part: Reign, from_step: int | None, to_step: int | None) -> list[tuple[int, dict[str, Any]]]:
-    rows = _within(SpanBatch.objects.all(), part)
-    if from_step is not None:
-        rows = rows.filter(step__gte=from_step)
-    if to_step is not None:
-        rows = rows.filter(step__lte=to_step)
-    ordered = rows.order_by("step" if from_step is not None else "-step").values_list("step", "data")
-    return sorted(ordered[:MOST_TIMELINE_STEPS], key=lambda row: row[0])
-
-
-def shifted(data: dict[str, Any], by_s: float) -> dict[str, Any]:
-    """One step's spans, `by_s` seconds later."""
-
-    def later(times: list[float | None]) -> list[float | None]:
-        return [None if time is None else time + by_s for time in times]
-
-    if by_s == 0:
-        return data
-    return {
-        **data,
-        "window_s": later(data["window_s"]),
-        "start_s": later(data["start_s"]),
-        "end_s": later(data["end_s"]),
-        "idle": [[device, cause, *later(times)] for device, cause, *times in data["idle"]],
-        "counters": {
-            name: [[*later([time]), value] for time, value in samples] for name, samples in data.get("counters", {}).items()
-        },
-        "deferred": [
-            dict(d, **dict(zip(("start_s", "end_s"), later([d["start_s"], d["end_s"]]), strict=True))) for d in data["deferred"]
-        ],
-    }
 
 
 def decisions(run: Run) -> list[dict[str, Any]]:

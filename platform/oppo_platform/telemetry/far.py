@@ -1,0 +1,180 @@
+"""A run's timeline seen from afar: spans too short for the picture become pieces that keep every total.
+
+When a step's spans arrive, `pack_far` writes beside them what a far picture needs: for every device the seconds of each kind of
+work and of each cause of idle time, and the step's longest bubbles. So nobody parses a thousand large rows to draw a whole run.
+
+    window's start and end (float64) │ length of the names (uint32) │ names as JSON │ `ENTRY`s
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oppo_contract.events import IdleCause, Phase, Role
+
+MOST_PIECES = 5000
+MOST_BUBBLES = 10
+HEAD = struct.Struct("<ddI")
+ENTRY = np.dtype([("device", "<u2"), ("kind", "<u2"), ("alone", "?"), ("start", "<f8"), ("seconds", "<f8")])
+
+Kind = tuple[str, str]  # (role, phase) of work, ("", cause) of idle time
+Entry = tuple[str, Kind, float, float]  # device, kind, start_s, seconds
+Json = dict[str, Any]
+KINDS: list[Kind] = [(role, phase) for role in get_args(Role) for phase in get_args(Phase)]
+KINDS += [("", cause) for cause in get_args(IdleCause)]
+
+
+class StoredStep(NamedTuple):
+    """A step as it is stored, and how many seconds later than its attempt's clock says it is drawn."""
+
+    step: int
+    packed: bytes
+    shift_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FarSteps:
+    """Unpacked steps. `rows` says whose step each of `entries` is (`ENTRY`); numbers are places in `devices` and `KINDS`."""
+
+    steps: list[int]
+    windows: NDArray[np.float64]
+    devices: list[str]
+    rows: NDArray[np.int64]
+    entries: NDArray[Any]
+
+
+def pack_far(spans: Json) -> bytes:
+    """What a far picture needs of one step's spans (a `SpansEvent` as plain data; what has no finite time is left out)."""
+    entries = list(_entries(spans))
+    starts: dict[tuple[str, Kind], float] = {}
+    seconds: dict[tuple[str, Kind], float] = defaultdict(float)
+    for device, kind, start, length in entries:
+        starts[device, kind] = min(start, starts.get((device, kind), math.inf))
+        seconds[device, kind] += length
+    devices, kinds = sorted({e[0] for e in entries}), sorted({e[1] for e in entries})
+    device_at, kind_at = ({name: number for number, name in enumerate(names)} for names in (devices, kinds))
+    rows = [(device_at[d], kind_at[k], False, start, seconds[d, k]) for (d, k), start in starts.items()]
+    bubbles = sorted((e for e in entries if not e[1][0]), key=lambda e: -e[3])[:MOST_BUBBLES]
+    rows += [(device_at[d], kind_at[k], True, start, length) for d, k, start, length in bubbles]
+    names = json.dumps([devices, kinds], separators=(",", ":")).encode()
+    start, end = (time if _is_finite(time) else 0.0 for time in spans["window_s"])
+    return HEAD.pack(start, end, len(names)) + names + np.array(rows, ENTRY).tobytes()
+
+
+def _entries(spans: Json) -> Iterator[Entry]:
+    # A worker may send columns of different lengths; what has no partner is no span.
+    columns = (spans[name] for name in ("device", "role", "phase", "start_s", "end_s"))
+    for device, role, phase, start, end in zip(*columns, strict=False):
+        if _is_finite(start) and _is_finite(end):
+            yield device, (role, phase), start, max(0.0, end - start)
+    for device, cause, start, end in spans["idle"]:
+        if _is_finite(start) and _is_finite(end):
+            yield device, ("", cause), start, max(0.0, end - start)
+
+
+def _is_finite(time: float | None) -> bool:
+    return time is not None and math.isfinite(time)
+
+
+def unpack_far(stored: Sequence[StoredStep]) -> FarSteps:
+    """Steps in the order given, all times moved onto one line."""
+    windows = np.zeros((len(stored), 2))
+    by_names: dict[bytes, list[tuple[int, NDArray[Any]]]] = defaultdict(list)
+    for row, (_, packed, shift) in enumerate(stored):
+        start, end, length = HEAD.unpack_from(packed)
+        windows[row] = start + shift, end + shift
+        body = HEAD.size + length
+        by_names[packed[HEAD.size : body]].append((row, np.frombuffer(packed, ENTRY, offset=body)))
+    devices: dict[str, int] = {}
+    rows, entries = [np.empty(0, np.int64)], [np.empty(0, ENTRY)]
+    for names, pieces in by_names.items():
+        told_devices, told_kinds = json.loads(names)
+        device_at = np.array([devices.setdefault(name, len(devices)) for name in told_devices], np.uint16)
+        kind_at = np.array([KINDS.index((role, name)) for role, name in told_kinds], np.uint16)
+        found = np.concatenate([piece for _, piece in pieces])
+        found["device"], found["kind"] = device_at[found["device"]], kind_at[found["kind"]]
+        entries.append(found)
+        rows.append(np.repeat([row for row, _ in pieces], [len(piece) for _, piece in pieces]))
+    every_row, every_entry = np.concatenate(rows), np.concatenate(entries)
+    if len(every_row):
+        every_entry["start"] += np.array([step.shift_s for step in stored])[every_row]
+    return FarSteps([step.step for step in stored], windows, list(devices), every_row, every_entry)
+
+
+def worst_bubbles(far: FarSteps) -> list[Json]:
+    """The ten longest bubbles, longest first: where, when (seconds), why, and that in words."""
+    at = np.flatnonzero(far.entries["alone"])
+    at = at[np.argsort(-far.entries["seconds"][at], kind="stable")][:MOST_BUBBLES]
+    return [_bubble(far, row, *entry.item()) for row, entry in zip(far.rows[at].tolist(), far.entries[at], strict=True)]
+
+
+def _bubble(far: FarSteps, row: int, device: int, kind: int, alone: bool, start: float, seconds: float) -> Json:
+    name, cause, step = far.devices[device], KINDS[kind][1], far.steps[row]
+    words = f"{name} was idle for {seconds:.3g} s in step {step}, {start:.0f} s after the run began. Cause: {cause}."
+    return {"device": name, "cause": cause, "step": step, "start_s": start, "length_s": seconds, "words": words}
+
+
+def merged_steps(far: FarSteps, most: int = MOST_PIECES) -> list[Json]:
+    """Neighbouring steps in one, as few as keep the pieces within `most`; each looks like a `SpansEvent` without its envelope.
+
+    A merged step is as long as its steps together. A lane's work lies at its beginning, one piece a phase, a device's idle time
+    at its end, one piece a cause: lengths are the totals, places within the merged step mean nothing. Where devices and phases
+    alone are more than `most`, all steps become one.
+    """
+    totals = ~far.entries["alone"]
+    rows, entries = far.rows[totals], far.entries[totals]
+    together = 1
+    while True:
+        place = (rows // together * len(far.devices) + entries["device"]) * len(KINDS) + entries["kind"]
+        places, inverse = np.unique(place, return_inverse=True)
+        if len(places) <= most or together >= len(far.steps):
+            break
+        together = max(together + 1, together * len(places) // most)
+    seconds = np.bincount(inverse, weights=entries["seconds"], minlength=len(places))
+    steps = [_merged_step(far, first, together) for first in range(0, len(far.steps), together)]
+    _lay(steps, far.devices, places.tolist(), seconds.tolist())
+    return steps
+
+
+def _merged_step(far: FarSteps, first: int, together: int) -> Json:
+    windows, steps = far.windows[first : first + together], far.steps[first : first + together]
+    start = float(windows[0, 0])
+    length = float((windows[:, 1] - windows[:, 0]).sum())
+    about: Json = {"step": steps[0], "to_step": steps[-1], "merged": len(steps), "window_s": [start, start + length]}
+    columns: Json = {name: [] for name in ("device", "role", "phase", "start_s", "end_s", "chunk", "rows", "idle")}
+    return about | columns | {"deferred": [], "flows": [], "counters": {}, "trained": []}
+
+
+def _lay(steps: list[Json], devices: list[str], places: list[int], seconds: list[float]) -> None:
+    """Put the pieces into their steps: work from the left in each lane, idle time up to the right on each device."""
+    ends: dict[tuple[int, str, str], float] = {}
+    idle: dict[tuple[int, str], float] = defaultdict(float)
+    found = []
+    for place, length in zip(places, seconds, strict=True):
+        rest, kind = divmod(place, len(KINDS))
+        row, device = divmod(rest, len(devices))
+        role, name = KINDS[kind]
+        found.append((row, devices[device], role, name, length))
+        if not role:
+            idle[row, devices[device]] += length
+    for row, on, role, name, length in found:
+        step = steps[row]
+        begin = step["window_s"][0] if role else step["window_s"][1] - idle[row, on]
+        start = ends.get((row, on, role), begin)
+        ends[row, on, role] = start + length
+        if not role:
+            step["idle"].append([on, name, start, start + length])
+            continue
+        for column, value in (("device", on), ("role", role), ("phase", name), ("start_s", start), ("end_s", start + length)):
+            step[column].append(value)
+        step["chunk"].append(0)
+        step["rows"].append(0)

@@ -1,0 +1,103 @@
+"""The timeline of a run, merged over its attempts: near, every span of some steps; from afar, any number of steps merged.
+
+The caller has made sure that the user may see the run. Everything returned is ready for JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import QuerySet
+
+from oppo_platform.runs.models import Attempt, Run
+from oppo_platform.telemetry.far import FarSteps, StoredStep, merged_steps, unpack_far, worst_bubbles
+from oppo_platform.telemetry.models import SpanBatch
+from oppo_platform.telemetry.reading import Reign, reigns
+
+MOST_NEAR_STEPS = 50
+
+
+def timeline(run: Run, from_step: int | None = None, to_step: int | None = None) -> dict[str, Any]:
+    """What each device did, step by step, and the ten worst bubbles of these steps.
+
+    Times are seconds since the run's first `started` event, also in later attempts, so that they lie on one line. A range with
+    both ends that holds more than 50 recorded steps is told from afar (`far.merged_steps`, at most 5,000 spans); otherwise
+    it is every span of at most 50 steps: the first ones from `from_step` on, or the newest.
+    """
+    started = Attempt.objects.filter(run=run, engine_started_at__isnull=False)
+    newest, oldest = started.order_by("-epoch").first(), started.order_by("epoch").first()
+    zero = (oldest.engine_started_at if oldest else None) or 0.0
+    parts = [(part, _rows(part, from_step, to_step)) for part in reigns(run)]
+    is_far = from_step is not None and to_step is not None and to_step - from_step >= MOST_NEAR_STEPS
+    stored = _stored(parts, zero) if is_far else []
+    if len(stored) > MOST_NEAR_STEPS:
+        far = unpack_far(stored)
+        steps = merged_steps(far)
+    else:
+        far, steps = _near(parts, zero, from_first=from_step is not None)
+    return {
+        "lanes": newest.lanes if newest else [],
+        "devices": newest.device_names if newest else [],
+        "first_step": far.steps[0] if far.steps else None,
+        "last_step": far.steps[-1] if far.steps else None,
+        "far": len(stored) > MOST_NEAR_STEPS,
+        "steps": steps,
+        "worst": worst_bubbles(far),
+    }
+
+
+def _rows(part: Reign, from_step: int | None, to_step: int | None) -> QuerySet[SpanBatch]:
+    """The steps of an attempt that no newer attempt hides."""
+    rows = SpanBatch.objects.filter(attempt=part.attempt)
+    if part.before is not None:
+        rows = rows.filter(step__lt=part.before)
+    if from_step is not None:
+        rows = rows.filter(step__gte=from_step)
+    return rows if to_step is None else rows.filter(step__lte=to_step)
+
+
+def _shift_s(part: Reign, zero: float) -> float:
+    return (part.attempt.engine_started_at or zero) - zero
+
+
+def _stored(parts: list[tuple[Reign, QuerySet[SpanBatch]]], zero: float) -> list[StoredStep]:
+    return [
+        StoredStep(step, bytes(packed), _shift_s(part, zero))
+        for part, rows in parts
+        for step, packed in rows.order_by("step").values_list("step", "far")
+    ]
+
+
+def _near(parts: list[tuple[Reign, QuerySet[SpanBatch]]], zero: float, from_first: bool) -> tuple[FarSteps, list[dict[str, Any]]]:
+    """At most 50 steps with every span: the first ones, or the newest."""
+    found = []
+    for part, rows in parts:
+        ordered = rows.order_by("step" if from_first else "-step").values_list("step", "far", "data")
+        shift = _shift_s(part, zero)
+        some = [(StoredStep(step, bytes(far), shift), data) for step, far, data in ordered[:MOST_NEAR_STEPS]]
+        found += some if from_first else some[::-1]
+    found = found[:MOST_NEAR_STEPS] if from_first else found[-MOST_NEAR_STEPS:]
+    return unpack_far([step for step, _ in found]), [shifted(data, step.shift_s) for step, data in found]
+
+
+def shifted(data: dict[str, Any], by_s: float) -> dict[str, Any]:
+    """One step's spans, `by_s` seconds later."""
+
+    def later(times: list[float | None]) -> list[float | None]:
+        return [None if time is None else time + by_s for time in times]
+
+    if by_s == 0:
+        return data
+    return {
+        **data,
+        "window_s": later(data["window_s"]),
+        "start_s": later(data["start_s"]),
+        "end_s": later(data["end_s"]),
+        "idle": [[device, cause, *later(times)] for device, cause, *times in data["idle"]],
+        "counters": {
+            name: [[*later([time]), value] for time, value in samples] for name, samples in data.get("counters", {}).items()
+        },
+        "deferred": [
+            dict(d, **dict(zip(("start_s", "end_s"), later([d["start_s"], d["end_s"]]), strict=True))) for d in data["deferred"]
+        ],
+    }
