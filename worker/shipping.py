@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,9 +24,9 @@ from worker.outbox import OutboxReader, OutboxWriter
 from worker.platform_api import GapError, PlatformApi, RefusedError, UnacceptableError, Unreachable
 from worker.redaction import Redactor
 
-LOOK_EVERY_S = 1.0
-# Until the engine has said that it started, which a user waits for; then it is one batch a second.
-FIRST_LOOKS_S = 0.1
+# Somebody may be watching: what is written is on its way at once. A busy engine's events go four times a second, in batches.
+LOOK_EVERY_S, BETWEEN_BATCHES_S = 0.1, 0.25
+FOLLOW_EVERY_S = 1.0  # the log files; of each round only so many lines are kept
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 
 log = structlog.get_logger("worker.shipping")
@@ -70,15 +71,17 @@ class Shipping:
 
     def run(self) -> None:
         """Look, send, wait; until everything is acknowledged after `close`, or `leave` was called."""
-        wait_s = FIRST_WAIT_S
+        wait_s, follow_at = FIRST_WAIT_S, 0.0
         while not self._leaving.is_set():
             closing = self._closing.is_set()
-            with self._note_lock:
-                self._tail.follow(ended=closing)
+            if closing or time.monotonic() >= follow_at:
+                follow_at = time.monotonic() + FOLLOW_EVERY_S
+                with self._note_lock:
+                    self._tail.follow(ended=closing)
             try:
-                self._ship(self._engine)
+                sent = self._ship(self._engine)
                 self._register_checkpoints()
-                self._ship(self._own)
+                sent |= self._ship(self._own)
             except Unreachable as error:
                 self._wait_out(error, wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
@@ -89,14 +92,15 @@ class Shipping:
             wait_s = FIRST_WAIT_S
             if closing:
                 break
-            self._closing.wait(LOOK_EVERY_S if self._seen_seq else FIRST_LOOKS_S)
+            self._closing.wait(BETWEEN_BATCHES_S if sent else LOOK_EVERY_S)
         self.complete.set()
 
-    def _ship(self, outbox: OutboxReader) -> None:
-        """Send all that waits in one outbox. Raises Unreachable or RefusedError."""
-        limit = 1000
+    def _ship(self, outbox: OutboxReader) -> bool:
+        """Send all that waits in one outbox; whether anything did. Raises Unreachable or RefusedError."""
+        limit, sent = 1000, False
         while lines := outbox.batch(limit):
             self._look_at([line.event for line in lines], outbox)
+            sent = True
             try:
                 high_water = self.api.send_events(self.attempt_id, outbox.body(lines))
             except GapError as gap:
@@ -110,6 +114,7 @@ class Shipping:
                 taken = outbox.acknowledge(high_water)
                 self._unregistered += [event for event in taken if isinstance(event, CheckpointEvent)]
                 limit = 1000
+        return sent
 
     def _look_at(self, events: list[Event], outbox: OutboxReader) -> None:
         for event in events:

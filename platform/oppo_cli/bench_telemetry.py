@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oppo_cli import telemetry_load as load
+from oppo_cli.bench_pages import event_to_pixel, first_chart
 from oppo_cli.bench_report import keep
 from oppo_cli.bench_scheduler import bench_servers, other_programs
 from oppo_cli.bench_tables import show
@@ -28,6 +29,7 @@ METRICS, STEPS = 20, 10_000
 LONG = 1_000_000
 SPIKES = (17, 250_000, 500_001, 777_777, 999_990)
 COMPARED, COMPARED_STEPS = 50, 10_000
+LISTED, METRICS_LISTED, ROWS = 10_000, 40, 50
 BUCKETS, BUCKETS_COMPARED = 1000, 300
 REPETITIONS, QUICK = 40, 8
 WEB_WITHIN_S = 30.0
@@ -49,15 +51,22 @@ def telemetry(json_file: Path | None, quick: bool, seed: int) -> None:
     settings = {
         "seed": seed, "metrics": METRICS, "steps": STEPS // scale, "long": LONG // scale, "compared": COMPARED,
         "compared_steps": COMPARED_STEPS // scale, "buckets": BUCKETS, "buckets_compared": BUCKETS_COMPARED,
+        "listed": LISTED // scale, "metrics_listed": METRICS_LISTED, "rows": ROWS,
         "repetitions": repetitions,
     }  # fmt: skip
-    with bench_servers(), _web() as base_url:
-        owner = load.tenant()
-        with _client(base_url, owner.token) as client:
-            for measure in (_ingest, _long, _compare):
-                click.echo(f"{measure.__name__[1:]} …", err=True)
-                results += measure(client, owner, scale, repetitions, seed)
-                keep("telemetry", before, settings, results, json_file)
+    with bench_servers():
+        click.echo("event to pixel …", err=True)
+        results += event_to_pixel()
+        with _web() as base_url:
+            owner = load.tenant()
+            with _client(base_url, owner.token) as client:
+                for measure in (_ingest, _long, _compare, _runs_table):
+                    click.echo(f"{measure.__name__[1:].replace('_', ' ')} …", err=True)
+                    results += measure(client, owner, scale, repetitions, seed)
+                    keep("telemetry", before, settings, results, json_file)
+            click.echo("first chart …", err=True)
+            results += first_chart(base_url, owner, scale, max(3, repetitions // 4), seed)
+            keep("telemetry", before, settings, results, json_file)
     show("Telemetry", results)
     for when, machine in {"before": before, "after": other_programs()}.items():
         click.echo(
@@ -68,8 +77,11 @@ def telemetry(json_file: Path | None, quick: bool, seed: int) -> None:
 @contextmanager
 def _web() -> Iterator[str]:
     """A web process as production has it."""
+    from django.core.management import call_command
+
     from oppo_platform.embedded.ports import LOOPBACK, remembered_port
 
+    call_command("buildstatic", verbosity=0)
     port = remembered_port(Path(os.environ["OPPO_HOME"]), "web")
     environ = {**os.environ, "OPPO_BASE_URL": f"http://{LOOPBACK}:{port}", "OPPO_LOG_FORMAT": "json"}
     process = subprocess.Popen([sys.executable, "-m", "oppo_cli", "web", "--port", str(port)], env=environ)
@@ -220,3 +232,21 @@ def _compare(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: 
         Result.tail(f"compare_{name}_ms/p95", "ms", taken), Result.of(f"compare_{name}_ms", "ms", taken),
         Result.of(f"compare_{name}_kb", "kB", [answer.num_bytes_downloaded / 1e3]),
     ]  # fmt: skip
+
+
+def _runs_table(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
+    """The first page of the runs table, sorted by the reward and by a metric that has no column of its own, in turn."""
+    from oppo_bench.document import Result
+
+    others = [f"actor/metric_{n}" for n in range(METRICS_LISTED - 1)]
+    load.runs(owner, LISTED // scale, [REWARD, *others])
+    names = {"reward": "-reward", "metric": f"-{others[seed % len(others)]}"}
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(repetitions):
+        for name, sort in names.items():
+            taken[name] += _timed(lambda _, sort=sort: _get(client, "runs", sort=sort, limit=ROWS), 1)
+    size = "10k" if scale == 1 else "1k"
+    return [
+        Result.tail(f"runs_{size}_ms/p95", "ms", [ms for each in taken.values() for ms in each]),
+        *(Result.of(f"runs_{size}_ms/{name}", "ms", each) for name, each in taken.items()),
+    ]

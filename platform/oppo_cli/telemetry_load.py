@@ -7,6 +7,7 @@ same code below HTTP, and sealed as the housekeeper does.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -59,26 +60,26 @@ def runs(owner: Tenant, count: int, keys: Sequence[str], state: str = "succeeded
     from oppo_platform import clock
     from oppo_platform.runs.models import Attempt, AttemptState, Run
 
-    now = clock.now()
+    now, chance = clock.now(), random.Random(0)  # noqa: S311 - repeatable, and no secret
     spec = RunSpec.model_validate(
         {"name": "bench", "steps": 10_000, "models": {"actor": {"tiny": {"context": 1024}}, "reward": {"rule": "letters:score"}},
          "data": {"prompts": "letters"}}
     ).model_dump(mode="json")  # fmt: skip
-    made = Run.objects.bulk_create(
+    made = Run.objects.bulk_create((
         Run(
             project=owner.project, user=owner.user, name=f"run {n}", spec=spec, spec_version=1, preset="oppo", devices=1,
             needs={"kind": "cpu", "models": [], "prompts": []}, priority=50, created_at=now, queued_at=now, total_steps=10_000,
-            state=state, cursor=1, epochs=1, latest=dict.fromkeys(keys, 0.0),
+            state=state, cursor=1, epochs=1, step=1, latest={key: chance.gauss(0, 1) for key in keys},
         )
         for n in range(count)
-    )  # fmt: skip
-    Attempt.objects.bulk_create(
+    ), batch_size=1000)  # fmt: skip
+    Attempt.objects.bulk_create((
         Attempt(
             run=run, epoch=1, node=owner.node, created_at=now, lease_expires_at=now + timedelta(days=1), first_step=1,
             state=AttemptState.RUNNING,
         )
         for run in made
-    )  # fmt: skip
+    ), batch_size=1000)  # fmt: skip
     return made
 
 
