@@ -12,9 +12,10 @@ PYTEST := $(BIN)/python -m pytest
 APART := tests/contract tests/engine tests/simulation tests/web/test_control_plane.py
 # Nor do these, a file in one process; there are three, because they wait for others most of the time.
 WAITING := tests/web tests/worker
-# The rest shares a browser and the machine's processes.
+# The rest, browsers and whole platforms: a file in one process again, and two of them.
 TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART) $(WAITING)))
 IN_TWO := $(PYTEST) -n 2
+A_FILE_EACH := $(PYTEST) $(if $(ARGS),,-n 2 --dist loadfile)
 IN_THREE := $(PYTEST) -n 3 --dist loadfile --ignore=tests/web/test_control_plane.py
 export PYTHON
 # Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
@@ -36,7 +37,7 @@ test: setup ## lint and the test suite, browser included (under 15 minutes on 2 
 	@$(MAKE) lint
 	@$(if $(ARGS),,$(IN_TWO) -m "not full" $(APART))
 	@$(if $(ARGS),,$(IN_THREE) -m "not full" $(WAITING))
-	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) -m "not full" $(TOGETHER)
+	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(A_FILE_EACH) -m "not full" $(TOGETHER)
 
 test-full: setup ## the tests of `make test` and the slow ones (under 60 minutes)
 	@$(MAKE) lint

@@ -85,10 +85,11 @@ def test_keyboard_leads_everywhere(visit, two_runs):
     page.goto("/runs")
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "filter"
-    page.keyboard.type("sequential")
-    assert page.locator("#rows tr:visible").count() == 1
+    page.keyboard.type("name:sequential")
+    page.wait_for_selector(f"#rows tr[data-key='{two_runs[1]}']", state="detached")
+    assert page.locator(f"#rows tr[data-key='{two_runs[0]}']").count() == 1
     page.keyboard.press("Escape")
-    assert page.locator("#rows tr:visible").count() > 1
+    page.wait_for_selector(f"#rows tr[data-key='{two_runs[1]}']")
     page.keyboard.press("?")
     assert page.locator("dialog.keys[open]").count() == 1
     page.keyboard.press("Escape")
