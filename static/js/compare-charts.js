@@ -1,8 +1,7 @@
-/* The three charts of the compare page: pure functions from the API's reply to Plotly traces and layout. */
+/* The three charts of the compare page: pure functions from curves to Plotly traces and layout. */
 (function () {
   "use strict";
   const Oppo = window.Oppo, T = window.OppoTheme, f = Oppo.format;
-  const REWARD = "critic/score/mean", KL = "objective/kl";
   const BANDS_UP_TO = 6;                                 // more lie over each other
   const DASHES = ["solid", "6px,3px", "2px,3px", "8px,3px,2px,3px"];
 
@@ -14,63 +13,74 @@
     if (name === "tokens") return top > 2e6 ? { size: 1e6, word: "M", title: "trained response tokens, millions" } : { size: 1000, word: "k", title: "trained response tokens, thousands" };
     return { size: 1, word: "", title: "step" };
   }
-  function known(column) {                               // the rows whose place on the axis is known
-    const rows = column || { step: [], x: [], y: [] };
-    return Object.fromEntries(Object.entries(rows).map(([name, list]) => [name, list.filter((_, i) => rows.x[i] !== null)]));
-  }
-  function bubbleOf(series) {
-    const columns = Object.entries(series).filter(([key]) => key.startsWith("bubble/")).map(([, column]) => known(column));
-    if (!columns.length) return { x: [], y: [], step: [] };
-    const [base] = columns, at = columns.map((c) => new Map(c.step.map((s, i) => [s, c.y[i]])));
-    const mean = (step) => { const ys = at.map((m) => m.get(step)).filter(f.known); return ys.length ? 100 * ys.reduce((a, b) => a + b, 0) / ys.length : null; };
-    return { ...base, y: base.step.map(mean) };
-  }
-  /* Starts at the first value, as the server's "reached the target" does; its weight is 0.9, and so is the page's default. */
-  function smooth(y, weight) {
-    let m = null;
-    return y.map((v) => (v === null ? null : (m = m === null ? v : weight * m + (1 - weight) * v)));
-  }
-  const PICK = { reward: (s) => known(s[REWARD]), kl: (s) => known(s[KL]), bubble: bubbleOf };
-
-  function build(name, v) {
-    const curves = v.runs.map((run, k) => {
-      const column = PICK[name](v.series[run.id] || {});
-      return { run, k, x: column.x.map((x) => x / v.axis.size), raw: column.y, low: column.low, high: column.high, y: smooth(column.y, v.weight), color: T.run(v.colours.get(run.id)), dash: DASHES[k % DASHES.length] };
-    });
-    const main = name === "reward", data = [];
-    curves.forEach((c) => {
-      if (c.low && curves.length <= BANDS_UP_TO) data.push(...T.band(c.x, c.low, c.high, c.color, 0.12));
-      if (main && v.weight > 0) data.push({ x: c.x, y: c.raw, mode: "lines", line: { width: 0.75, color: T.fade(c.color, 0.25) }, hoverinfo: "skip" });
-      data.push({ x: c.x, y: c.y, name: shortened(c.run.name), mode: "lines", line: { width: 2, color: c.color, dash: c.dash }, hovertemplate: name === "bubble" ? "%{y:.1f} %" : "%{y:.2f}" });
-    });
-    const axes = { reward: { nticks: 6 }, kl: { nticks: 5, rangemode: "tozero" }, bubble: { nticks: 4, ticksuffix: " %", rangemode: "tozero" } };
-    const layout = { hovermode: "x unified", margin: { l: 48, r: 14, t: 8, b: main ? 38 : 24 }, uirevision: v.axisName, shapes: [], annotations: [],
-      xaxis: { nticks: main ? 9 : 5, rangemode: "tozero", title: { text: main ? v.axis.title : "" } }, yaxis: { ...axes[name] } };
-    if (main && f.known(v.target)) target(layout, curves, v);
-    return { data, layout: T.layout(layout) };
-  }
   const shortened = (text) => text.replace(/[<>&]/g, (c) => ({ "<": "‹", ">": "›", "&": "+" })[c]).slice(0, 40);
+  const titled = (entry) => shortened(entry.label) + (entry.group ? ` · ${entry.count}` : "");
 
+  function line(curve, width, colour, more) {
+    return { x: curve.x, y: curve.y, mode: "lines", line: { width, color: colour, ...more }, hoverinfo: "none", showlegend: false };
+  }
+  /* Curve by curve: its band, what lies faint under it, the curve. The highlighted run comes last, over all others. */
+  function traces(name, drawn, v) {
+    const data = [], last = [];
+    drawn.shown.forEach((c) => {
+      const colour = T.run(c.entry.colour), picked = v.view.picked;
+      const faint = c.entry.group ? false : picked ? c.entry.key !== picked : v.many;
+      if (c.low && drawn.shown.length <= BANDS_UP_TO && !faint) data.push(...T.band(c.x, c.low, c.high, colour, c.entry.group ? 0.16 : 0.12));
+      if (c.entry.group) c.entry.ids.forEach((id) => (id === picked ? last : data).push({ ...line(drawn.runs.get(id), id === picked ? 2.5 : 0.75, T.fade(colour, id === picked ? 1 : 0.35)), meta: id, hoverinfo: "skip" }));
+      else if (name === "reward" && v.view.smooth > 0 && !faint) data.push({ ...line({ x: c.x, y: c.raw }, 0.75, T.fade(colour, 0.25)), hoverinfo: "skip" });
+      const width = faint ? 1 : c.entry.key === picked ? 3 : 2;
+      const own = { ...line(c, width, faint ? T.fade(colour, 0.25) : colour, v.many ? {} : { dash: DASHES[c.entry.dash] }), name: titled(c.entry), meta: c.entry.key, showlegend: !faint };
+      (c.entry.key === picked ? last : data).push(own);
+    });
+    return [...data, ...last];
+  }
+  function build(name, drawn, v) {
+    const main = name === "reward", axes = { reward: { nticks: 6 }, kl: { nticks: 5, rangemode: "tozero" }, bubble: { nticks: 4, ticksuffix: " %", rangemode: "tozero" } };
+    const layout = { hovermode: v.many ? "closest" : "x", margin: { l: 48, r: 14, t: 8, b: main ? 38 : 24 }, uirevision: v.view.axis, shapes: [], annotations: [],
+      xaxis: { nticks: main ? 9 : 5, rangemode: "tozero", title: { text: main ? v.axis.title : "" } }, yaxis: { ...axes[name] } };
+    if (main && f.known(v.reply.target)) target(layout, drawn, v);
+    return { data: traces(name, drawn, v), layout: T.layout(layout) };
+  }
   /* A line at the target, and from each curve that reaches it a drop to the axis with the place where it did. */
-  function target(layout, curves, v) {
-    const ys = curves.flatMap((c) => c.raw.concat(v.target)).filter(f.known), lo = Math.min(...ys), hi = Math.max(...ys), room = 0.06 * (hi - lo || 1);
+  function target(layout, drawn, v) {
+    const goal = v.reply.target, ys = [...drawn.runs.values()].flatMap((c) => c.raw).concat(goal).filter(f.known);
+    const [lo, hi] = ys.reduce(([a, b], y) => [Math.min(a, y), Math.max(b, y)], [goal, goal]), room = 0.06 * (hi - lo || 1);
     layout.yaxis.range = [lo - room, hi + room];
-    layout.shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: v.target, y1: v.target, line: { color: T.css("--border-strong"), width: 1, dash: "dot" } });
-    layout.annotations.push({ xref: "paper", x: 0, y: v.target, text: `target ${f.figure(v.target)}`, showarrow: false, xanchor: "left", yanchor: "bottom", font: { size: 11, color: T.css("--text-3") } });
-    curves.forEach((c) => {
-      const hit = v.reached[c.run.id];
-      if (!hit) return;
-      const x = placeOf(hit, c, v);
+    layout.shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: goal, y1: goal, line: { color: T.css("--border-strong"), width: 1, dash: "dot" } });
+    layout.annotations.push({ xref: "paper", x: 0, y: goal, text: `target ${f.figure(goal)}`, showarrow: false, xanchor: "left", yanchor: "bottom", font: { size: 11, color: T.css("--text-3") } });
+    const few = v.many ? drawn.shown.filter((c) => c.entry.key === v.view.picked) : drawn.shown;
+    few.forEach((c, k) => {
+      const x = c.entry.hit ? placeOf(c, v) : null;
       if (x === null) return;
-      layout.shapes.push({ type: "line", x0: x, x1: x, y0: lo - room, y1: v.target, line: { color: c.color, width: 1, dash: "dot" } });
-      layout.annotations.push({ x, y: lo - room, text: `${f.figure(x)}${v.axis.word ? ` ${v.axis.word}` : ""}`, showarrow: false, xanchor: "left", xshift: 4, yanchor: "bottom", yshift: 14 * c.k, font: { size: 12, color: T.css("--text-2") } });
+      layout.shapes.push({ type: "line", x0: x, x1: x, y0: lo - room, y1: goal, line: { color: T.run(c.entry.colour), width: 1, dash: "dot" } });
+      layout.annotations.push({ x, y: lo - room, text: `${f.figure(x)}${v.axis.word ? ` ${v.axis.word}` : ""}`, showarrow: false, xanchor: "left", xshift: 4, yanchor: "bottom", yshift: 14 * k, font: { size: 12, color: T.css("--text-2") } });
     });
   }
-  function placeOf(hit, curve, v) {
-    if (v.axisName === "step") return hit.step;
-    if (v.axisName === "wall") return hit.elapsed_s / v.axis.size;
-    const column = known(v.series[curve.run.id][REWARD]), i = column.step.findIndex((s) => s >= hit.step);
-    return i < 0 ? null : column.x[i] / v.axis.size;
+  function placeOf(curve, v) {                           // groups: the mean of their runs' steps or times; elsewhere unknown
+    const { hit } = curve.entry;
+    if (v.view.axis === "step") return hit.step;
+    if (v.view.axis === "wall") return f.known(hit.elapsed_s) ? hit.elapsed_s / v.axis.size : null;
+    if (curve.entry.group) return null;
+    const i = curve.step.findIndex((s) => s >= hit.step);
+    return i < 0 ? null : curve.x[i];
   }
-  Oppo.compareCharts = { KEYS: [REWARD, KL, "bubble/*"], NAMES: ["reward", "kl", "bubble"], axisOf, build, DASHES };
+  /* One run over all others while the pointer or the focus is on it: a line in the chart's own picture, for drawing 50 curves
+     anew at every move is slow. Cut off at the edges of the plot. */
+  function outline(plot, curve, colour) {
+    const svg = plot.querySelector(".main-svg"), full = plot._fullLayout;
+    const old = plot.querySelector("svg.outlined");
+    if (old) old.remove();
+    if (!curve || !svg) return;
+    const make = (tag, attributes) => { const node = document.createElementNS("http://www.w3.org/2000/svg", tag); Object.entries(attributes).forEach(([k, value]) => node.setAttribute(k, value)); return node; };
+    const box = make("svg", { class: "outlined", x: full.margin.l, y: full.margin.t, width: full.xaxis._length, height: full.yaxis._length });
+    let path = "", pen = "M";
+    curve.x.forEach((x, i) => {
+      if (curve.y[i] === null) { pen = "M"; return; }
+      path += `${pen}${full.xaxis.d2p(x).toFixed(1)},${full.yaxis.d2p(curve.y[i]).toFixed(1)}`;
+      pen = "L";
+    });
+    box.append(make("path", { d: path || "M0,0", fill: "none", stroke: colour, "stroke-width": 2.5, "stroke-linejoin": "round" }));
+    svg.append(box);
+  }
+  Oppo.compareCharts = { NAMES: ["reward", "kl", "bubble"], axisOf, build, outline, DASHES };
 })();

@@ -1,51 +1,54 @@
-/* Compare: which runs, which axis and which target stand in the address, so that a link shows the same view. */
+/* Compare: fetches, draws and listens. What was chosen is in the address (compare-view.js). */
 (function () {
   "use strict";
   const { Oppo, OppoTheme: T, Plotly } = window, { el, format: f, setText } = Oppo;
-  const { KEYS, NAMES, axisOf, build } = Oppo.compareCharts;
-  const LIVE_MS = 4000;
-  const $ = (id) => document.getElementById(id);
-  const asked = new URLSearchParams(location.search);
-  let ids = [...new Set((asked.get("runs") || "").split(",").map(Number).filter((n) => Number.isInteger(n) && n > 0))];
-  let axisName = ["step", "wall", "tokens", "gpu_seconds"].includes(asked.get("x")) ? asked.get("x") : "wall";
-  let target = asked.get("target"), weight = 0.9, reply = null, newest = 0, timer = 0, since = new Date();
+  const View = Oppo.compareView, Tables = Oppo.compareTables, Export = Oppo.compareExport;
+  const { KEYS, MANY, entries, curves, furthest } = Oppo.compareCurves, { NAMES, axisOf, build, outline } = Oppo.compareCharts;
+  const LIVE_MS = 4000, MANY_RUNS = 10, FEWER_POINTS = 300;
+  const $ = (id) => document.getElementById(id), plot = (name) => $(`plot-${name}`);
+  const BUT_SEED = "-seed";
+  let view = View.read(location.search), reply = null, v = null, newest = 0, timer = 0, since = new Date(), linked = false, cursor = null;
   const colours = new Map();
 
   /* A run keeps its own colour unless another one in view has it; then the lowest free one of the eight. */
   function giveColours() {
     colours.clear();
-    ids.forEach((id) => {
+    view.ids.forEach((id) => {
       const taken = new Set(colours.values()), own = Oppo.runColour(id);
       colours.set(id, taken.has(own) ? [1, 2, 3, 4, 5, 6, 7, 8].find((c) => !taken.has(c)) || own : own);
     });
   }
-  function address() {
-    const query = new URLSearchParams();
-    if (ids.length) query.set("runs", ids.join(","));
-    query.set("x", axisName);
-    if (target !== null && target !== "") query.set("target", target);
-    history.replaceState(null, "", `?${query}`.replace(/%2C/g, ","));
+  /* Takes a choice over: into the address, as a step that the back button undoes, and onto the page. */
+  function choose(changes, { again = true, how = "pushState" } = {}) {
+    view = { ...view, ...changes };
+    const query = View.write(view);
+    if (query !== location.search) history[how](null, "", query);
     setText($("address"), location.href);
+    controls();
+    if (again) load(); else if (reply) draw();
   }
   async function load() {
     clearTimeout(timer);
-    address();
     tokens();
-    $("nothing").hidden = ids.length > 1;
-    if (!ids.length) { $("result").hidden = true; return; }
-    const mine = ++newest, query = { runs: ids.join(","), keys: KEYS.join(","), x: axisName };
-    if (target !== null && target !== "") query.target = target;
+    $("nothing").hidden = view.ids.length > 1;
+    if (!view.ids.length) { reply = null; $("result").hidden = true; return; }
+    const mine = ++newest, query = { runs: view.ids.join(","), keys: KEYS.join(","), x: view.axis };
+    if (view.ids.length > MANY_RUNS) query.max_points = FEWER_POINTS;
+    if (view.target !== null) query.target = view.target;
+    if (view.group) query.group = view.group;
+    if (view.ids.includes(view.baseline)) query.baseline = view.baseline;
     try {
       const got = await Oppo.api.get("compare", query);
       if (mine !== newest) return;
       reply = got;
-      since = new Date();
-      draw();
-      connection(true);
     } catch (e) {
       if (mine !== newest) return;
       if (e instanceof Oppo.ApiError) refuse(e); else connection(false);
+      return;
     }
+    since = new Date();
+    draw();
+    connection(true);
     if (reply && reply.runs.some((run) => !run.ended_at)) timer = setTimeout(() => { if (!document.hidden) load(); }, LIVE_MS);
   }
   function refuse(e) {
@@ -61,69 +64,110 @@
   function tokens() {
     giveColours();
     const name = (id) => (reply && (reply.runs.find((r) => r.id === id) || {}).name) || ($("add").querySelector(`option[value="${id}"]`) || { textContent: `run ${id}` }).textContent.split(" · ")[0];
-    $("tokens").replaceChildren(...ids.map((id) => el("span", { class: "token", "data-run": colours.get(id) }, el("b", {}, name(id)), el("button", { type: "button", "aria-label": `Remove ${name(id)}`, onclick: () => { ids = ids.filter((i) => i !== id); load(); } }, "×"))));
-    [...$("add").options].forEach((option) => { option.disabled = ids.includes(Number(option.value)); });
-    setText($("count"), ids.length > 1 ? `${ids.length} runs` : "");
+    $("tokens").replaceChildren(...view.ids.map((id) => el("span", { class: "token", "data-run": colours.get(id) }, el("b", {}, name(id)), el("button", { type: "button", "aria-label": `Remove ${name(id)}`, onclick: () => choose(View.without(view, id)) }, "×"))));
+    [...$("add").options].forEach((option) => { option.disabled = view.ids.includes(Number(option.value)); });
+    setText($("count"), view.ids.length > 1 ? `${view.ids.length} runs` : "");
+  }
+  /* Every control shows what is chosen, also after the back button. */
+  function controls() {
+    document.querySelectorAll("[data-axis]").forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.axis === view.axis)));
+    $("smoothing").value = view.smooth;
+    setText($("smoothing-value"), `${view.smooth} %`);
+    $("band").value = view.band;
+    $("band").closest("label").hidden = !view.group;
+  }
+  function options(select, list, chosen) {
+    const html = JSON.stringify(list);
+    if (select.dataset.list !== html) { select.replaceChildren(...list.map(([value, text]) => el("option", { value }, text))); select.dataset.list = html; }
+    select.value = chosen;
+  }
+  function choices() {
+    const paths = reply.config_diff.map((d) => d.path), asked = view.group && view.group !== BUT_SEED && !paths.includes(view.group) ? [view.group] : [];
+    options($("group"), [["", "one curve a run"], [BUT_SEED, "all settings but the seed"], ...[...paths, ...asked].map((path) => [path, path])], view.group);
+    const listed = reply.groups.length ? reply.groups.map((g) => [g.runs.includes(reply.baseline) ? reply.baseline : g.runs[0], g.value]) : reply.runs.map((run) => [run.id, run.name]);
+    options($("baseline"), listed.map(([id, text]) => [String(id), text]), String(reply.baseline));
+    setText($("target-now"), f.known(reply.target) ? f.figure(reply.target) : "");
+    if (document.activeElement !== $("target")) $("target").value = f.known(reply.target) ? String(reply.target) : "";
   }
   function draw() {
     $("result").hidden = false;
     $("refused").hidden = true;
     tokens();
-    const top = Math.max(0, ...Object.values(reply.series).flatMap((s) => (s[KEYS[0]] ? s[KEYS[0]].x : [])).filter(f.known));
-    const v = { runs: reply.runs, series: reply.series, reached: reply.time_to_target, target: reply.target, weight, colours, axisName, axis: axisOf(axisName, top) };
-    NAMES.forEach((name) => { const made = build(name, v); Plotly.react($(`plot-${name}`), made.data, made.layout, T.config); });
-    $("legend").replaceChildren(...reply.runs.map((run) => el("li", {}, swatch(run), run.name)));
-    figures();
-    differences();
+    const listed = entries(reply, colours), axis = axisOf(view.axis, furthest(reply));
+    v = { view, reply, entries: listed, colours, axis, many: !view.group && listed.length > MANY, drawn: {} };
+    NAMES.forEach((name) => {
+      v.drawn[name] = curves(name, reply, listed, view, axis.size);
+      const made = build(name, v.drawn[name], v);
+      Plotly.react(plot(name), made.data, made.layout, T.config);
+    });
+    if (!linked) link();
+    choices();
+    keepFocus(() => { Tables.runs(v, { onPick: pick }); Tables.groups(v); Tables.differences(v); Tables.legend(v); });
+    Tables.values(v, cursor);
+    Oppo.compareParallel.draw($("parallel"), v, { onPoint: point, onPick: pick });
+    setText($("parallel-note"), reply.config_diff.length > Oppo.compareParallel.MOST_SETTINGS ? `the first ${Oppo.compareParallel.MOST_SETTINGS} of ${reply.config_diff.length} settings that differ` : "");
   }
-  const DASH_MARK = [null, "2", "8", "8"];
-  const swatch = (run) => el("span", { class: "swatch-line", "data-run": colours.get(run.id), "data-dash": DASH_MARK[reply.runs.findIndex((r) => r.id === run.id) % 4] });
-  const unit = (text) => { const at = text.lastIndexOf(" "); return at < 0 ? text : [text.slice(0, at), el("span", { class: "unit" }, text.slice(at))]; };
+  function keepFocus(redraw) {
+    const key = document.activeElement && document.activeElement.dataset.focus;
+    redraw();
+    const twin = key && document.querySelector(`[data-focus="${CSS.escape(key)}"]`);
+    if (twin) twin.focus({ preventScroll: true });
+  }
+  const pick = (id) => choose({ picked: view.picked === id ? null : id }, { again: false });
 
-  function figures() {
-    setText($("target-now"), f.known(reply.target) ? f.figure(reply.target) : "");
-    if (document.activeElement !== $("target")) $("target").value = f.known(reply.target) ? String(reply.target) : "";
-    const cell = (content, more = "") => el("td", { class: `num ${more}` }, content);
-    $("figures").replaceChildren(...reply.runs.map((run, k) => {
-      const hit = reply.time_to_target[run.id], own = reply.figures[run.id], speedup = reply.speedup[run.id];
-      const reached = hit ? unit(hit.elapsed_s < 120 ? `${f.figure(hit.elapsed_s)} s` : f.duration(hit.elapsed_s)) : el("span", { class: "muted" }, f.known(reply.target) ? (run.ended_at ? "not reached" : "not yet") : "–");
-      return el("tr", k === 0 ? { "data-pinned": true } : {},
-        el("td", {}, el("span", { class: "row" }, swatch(run), el("span", {}, el("a", { href: run.url }, run.name), el("span", { class: "sub" }, `${run.preset} · ${run.state}`)))),
-        cell(reached), cell(hit ? f.whole(hit.step) : "–", "hide-narrow"), cell(k === 0 ? "baseline" : f.known(speedup) ? `${speedup.toFixed(2)}×` : "–", "strong"),
-        cell(f.known(own.step_s) ? unit(`${f.figure(own.step_s)} s`) : "–"), cell(f.percent(own.bubble)), cell(f.percent(own.occupancy), "hide-narrow"), cell(f.fixed(own.reward_last_tenth, 2), "hide-narrow"), cell(f.percent(own.deferred_share), "hide-narrow"), cell(f.duration(own.wall_s), "hide-narrow"));
-    }));
+  /* The run under the pointer or the focus, over all others; null: none. */
+  function point(id) {
+    const entry = v && id !== null && v.entries.find((e) => e.ids.includes(id));
+    NAMES.forEach((name) => outline(plot(name), entry ? v.drawn[name].runs.get(id) : null, entry ? T.run(entry.colour) : ""));
+    Oppo.compareParallel.point($("parallel"), id);
+    document.querySelectorAll("#figures tr").forEach((row) => row.toggleAttribute("data-pointed", Number(row.dataset.key) === id));
   }
-  function differences() {
-    const count = reply.config_diff.length, base = reply.runs[0];
-    setText($("diff-count"), count === 0 ? "no setting differs" : `${count} setting${count === 1 ? " differs" : "s differ"}`);
-    $("diff-head").replaceChildren(el("th", {}, "Setting"), ...reply.runs.map((run) => el("th", {}, el("span", { class: "row" }, swatch(run), run.name))));
-    $("diff").replaceChildren(...reply.config_diff.map((d) => el("tr", {}, el("td", {}, d.path), ...reply.runs.map((run) => {
-      const text = d.values[run.id] ?? "–";
-      return el("td", {}, base && text !== d.values[base.id] ? el("span", { class: "diff" }, text) : text);
-    }))));
+  /* One cursor and one zoom over the charts; the slider moves the same cursor by keyboard. */
+  function link() {
+    linked = true;
+    T.link(NAMES.map(plot), moved);
+    NAMES.forEach((name) => {
+      plot(name).on("plotly_hover", (e) => { if (v.many) point(Number(e.points[0].data.meta) || null); });
+      plot(name).on("plotly_unhover", () => point(null));
+      plot(name).on("plotly_click", (e) => { if (v.many) pick(Number(e.points[0].data.meta)); });
+    });
   }
-  function setSmoothing() {
-    weight = Number($("smoothing").value);
-    setText($("smoothing-value"), weight.toFixed(2));
-    if (reply) draw();
+  function moved(x) {
+    cursor = x;
+    Tables.values(v, x);
+    const [from, to] = plot("reward")._fullLayout.xaxis.range;
+    if (document.activeElement !== $("cursor")) $("cursor").value = x === null ? 1000 : Math.round((1000 * (x - from)) / (to - from));
   }
-  $("add").addEventListener("change", (e) => { const id = Number(e.target.value); e.target.value = ""; if (id && !ids.includes(id)) { ids.push(id); load(); } });
-  document.querySelectorAll("[data-axis]").forEach((b) => {
-    b.setAttribute("aria-pressed", String(b.dataset.axis === axisName));
-    b.addEventListener("click", () => { axisName = b.dataset.axis; document.querySelectorAll("[data-axis]").forEach((q) => q.setAttribute("aria-pressed", String(q === b))); load(); });
-  });
-  $("target").addEventListener("change", (e) => {
-    const text = e.target.value.trim().replace(",", ".").replace("−", "-");
-    const bad = text !== "" && !Number.isFinite(Number(text));
-    e.target.toggleAttribute("aria-invalid", false);
-    if (bad) { e.target.setAttribute("aria-invalid", "true"); return; }
-    target = text;
-    load();
-  });
-  $("smoothing").value = weight;
-  $("smoothing").addEventListener("input", setSmoothing);
-  setText($("smoothing-value"), weight.toFixed(2));
-  document.addEventListener("visibilitychange", () => { if (!document.hidden && ids.length) load(); });
-  T.onChange(() => { if (reply) draw(); });
-  load();
+  function slide() {
+    const [from, to] = plot("reward")._fullLayout.xaxis.range, share = Number($("cursor").value) / 1000, x = share >= 1 ? null : from + share * (to - from);
+    T.mark(NAMES.map(plot), x);
+    moved(x);
+    $("cursor").setAttribute("aria-valuetext", $("cursor-at").textContent);
+  }
+  function listen() {
+    $("add").addEventListener("change", (e) => { const id = Number(e.target.value); e.target.value = ""; if (id && !view.ids.includes(id)) choose({ ids: [...view.ids, id] }); });
+    document.querySelectorAll("[data-axis]").forEach((b) => b.addEventListener("click", () => { cursor = null; choose({ axis: b.dataset.axis }); }));
+    $("group").addEventListener("change", (e) => choose({ group: e.target.value }));
+    $("band").addEventListener("change", (e) => choose({ band: e.target.value }, { again: false }));
+    $("baseline").addEventListener("change", (e) => choose({ baseline: Number(e.target.value) }));
+    $("target").addEventListener("change", (e) => {
+      const text = e.target.value.trim().replace(",", ".").replace("−", "-"), bad = text !== "" && !Number.isFinite(Number(text));
+      if (bad) e.target.setAttribute("aria-invalid", "true"); else e.target.removeAttribute("aria-invalid");
+      if (!bad) choose({ target: text === "" ? null : text });
+    });
+    $("smoothing").addEventListener("input", (e) => { view = { ...view, smooth: Number(e.target.value) }; controls(); if (reply) draw(); });
+    $("smoothing").addEventListener("change", () => choose({}, { again: false }));
+    $("cursor").addEventListener("input", slide);
+    const rowOf = (e) => { const row = e.target.closest("tr[data-key]"); return row ? Number(row.dataset.key) : null; };
+    ["pointerover", "focusin"].forEach((kind) => $("figures").addEventListener(kind, (e) => point(rowOf(e))));
+    ["pointerleave", "focusout"].forEach((kind) => $("figures").addEventListener(kind, () => point(null)));
+    document.querySelectorAll("[data-image]").forEach((b) => b.addEventListener("click", () => Export.image(b.dataset.chart, plot(b.dataset.chart), b.dataset.title, b.dataset.image, v.axis.title)));
+    $("csv-curves").addEventListener("click", () => Export.save("compare-curves.csv", Export.csv(Export.curveRows(v.drawn, v))));
+    $("csv-runs").addEventListener("click", () => Export.save("compare-runs.csv", Export.csv(Export.tableRows(reply))));
+    document.addEventListener("visibilitychange", () => { if (!document.hidden && view.ids.length) load(); });
+    window.addEventListener("popstate", () => { view = View.read(location.search); setText($("address"), location.href); controls(); load(); });
+    T.onChange(() => { if (reply) draw(); });
+  }
+  listen();
+  choose({}, { how: "replaceState" });
 })();

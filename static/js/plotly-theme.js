@@ -114,5 +114,5 @@
     });
   }
 
-  root.OppoTheme = { PHASES, IDLE, HATCH, css, fade, run, phase, idle, layout, axis, config, band, idleArea, ema, onChange, link };
+  root.OppoTheme = { PHASES, IDLE, HATCH, css, fade, run, phase, idle, layout, axis, config, band, idleArea, ema, onChange, link, mark };
 })(window);

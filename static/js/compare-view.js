@@ -1,0 +1,43 @@
+/* What the reader chose on the compare page, and how it stands in the address: a link shows the same, the back button undoes.
+     ?runs=3,4,5&x=wall&target=1.2&smooth=5&group=-seed&band=se&baseline=4&highlight=5 */
+(function () {
+  "use strict";
+  const Oppo = (window.Oppo = window.Oppo || {});
+  const AXES = ["step", "wall", "tokens", "gpu_seconds"];
+  const SMOOTH = 2, MOST_SMOOTH = 20;                    // per cent of the axis
+  const whole = (text) => (/^[1-9]\d{0,15}$/.test(text || "") ? Number(text) : null);
+  const number = (text) => (text !== null && text.trim() !== "" && Number.isFinite(Number(text)) ? text : null);
+
+  function read(search) {
+    const asked = new URLSearchParams(search), smooth = number(asked.get("smooth"));
+    return {
+      ids: [...new Set((asked.get("runs") || "").split(",").map(whole).filter(Boolean))],
+      axis: AXES.includes(asked.get("x")) ? asked.get("x") : "wall",
+      target: number(asked.get("target")),
+      smooth: smooth === null ? SMOOTH : Math.min(MOST_SMOOTH, Math.max(0, Number(smooth))),
+      group: asked.get("group") || "",
+      band: asked.get("band") === "se" ? "se" : "range",
+      baseline: whole(asked.get("baseline")),
+      picked: whole(asked.get("highlight")),
+    };
+  }
+  function write(view) {
+    const query = new URLSearchParams();
+    const put = (name, value, usual) => { if (value !== null && value !== "" && value !== usual) query.set(name, value); };
+    put("runs", view.ids.join(","));
+    query.set("x", view.axis);
+    put("target", view.target);
+    put("smooth", view.smooth, SMOOTH);
+    put("group", view.group);
+    put("band", view.band, "range");
+    put("baseline", view.baseline, view.ids[0]);
+    put("highlight", view.picked);
+    return `?${query}`.replace(/%2C/g, ",");
+  }
+  /* A run that is compared no longer is neither the baseline nor highlighted. */
+  function without(view, id) {
+    const kept = (other) => (other === id ? null : other);
+    return { ...view, ids: view.ids.filter((other) => other !== id), baseline: kept(view.baseline), picked: kept(view.picked) };
+  }
+  Oppo.compareView = { read, write, without };
+})();
