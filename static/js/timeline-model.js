@@ -1,6 +1,6 @@
 /* From the API's steps (columns, as the engine wrote them) to what the timeline paints: devices with lanes, spans, bubbles,
    hand-over links, deferred sequences. Times in seconds from the first step held; steps are laid end to end, because a resumed
-   attempt starts its clock anew and not every step need be recorded. */
+   attempt starts its clock anew and not every step need be recorded. From afar several steps come merged in one. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
@@ -18,7 +18,7 @@
     return reply.devices.map((id) => ({ id, roles: [...lanes].map((lane) => lane.split(" ")).filter(([device]) => device === id).map(([, role]) => role) }));
   }
   function spansOf(step, shift, deviceIndex) {
-    return step.start_s.map((start, i) => ({ step: step.step, dev: deviceIndex.get(step.device[i]), role: step.role[i], phase: step.phase[i],
+    return step.start_s.map((start, i) => ({ step: step.step, last: step.to_step || step.step, dev: deviceIndex.get(step.device[i]), role: step.role[i], phase: step.phase[i],
       colour: colourOf(step.phase[i], step.role[i]), a: start + shift, b: step.end_s[i] + shift, chunk: step.chunk[i], rows: step.rows[i], id: step.chunk[i] ? `${step.step}.${step.chunk[i]}` : null }))
       .filter((span) => span.dev !== undefined);
   }
@@ -36,6 +36,10 @@
     }));
     return [...byId.values()].sort((p, q) => p.segments[0].a - q.segments[0].a || p.id - q.id);
   }
+  /* Of merged steps the server names the worst bubbles: their lengths are true, their places are found when one goes there. */
+  function farAway(reply, index) {
+    return reply.worst.filter((x) => index.has(x.device)).map((x) => ({ step: x.step, last: x.step, dev: index.get(x.device), cause: x.cause, a: 0, b: x.length_s, words: x.words, away: true }));
+  }
   Oppo.timelineModel = function (reply) {
     const devices = devicesOf(reply), index = new Map(devices.map((d, i) => [d.id, i]));
     const model = { devices, steps: [], spans: [], bubbles: [], links: [], sequences: [] }, shifts = [];
@@ -44,10 +48,11 @@
       const shift = end - step.window_s[0], [from, to] = step.window_s.map((t) => t + shift);
       const spans = spansOf(step, shift, index);
       const ends = (test, pick, otherwise) => spans.filter((s) => test(s.phase)).reduce((at, s) => pick(at, s), otherwise);
-      model.steps.push({ n: step.step, a: from, b: to, full: ends((p) => p === "decode", (at, s) => Math.max(at, s.b), from), update: ends((p) => p.startsWith("update-"), (at, s) => Math.min(at, s.a), to) });
+      const marks = step.merged > 1 ? [] : [ends((p) => p === "decode", (at, s) => Math.max(at, s.b), from), ends((p) => p.startsWith("update-"), (at, s) => Math.min(at, s.a), to)];
+      model.steps.push({ n: step.step, last: step.to_step || step.step, a: from, b: to, marks });
       model.spans.push(...spans);
       model.links.push(...linksOf(spans));
-      model.bubbles.push(...step.idle.filter(([d]) => index.has(d)).map(([d, cause, a, b]) => ({ step: step.step, dev: index.get(d), cause, a: a + shift, b: b + shift })));
+      model.bubbles.push(...step.idle.filter(([d]) => index.has(d)).map(([d, cause, a, b]) => ({ step: step.step, last: step.to_step || step.step, dev: index.get(d), cause, a: a + shift, b: b + shift })));
       shifts.push(shift);
       end = to;
     });
@@ -55,7 +60,8 @@
     const length = model.steps.reduce((sum, s) => sum + s.b - s.a, 0);
     model.idle = devices.map((_, d) => model.bubbles.filter((x) => x.dev === d).reduce((sum, x) => sum + x.b - x.a, 0));
     model.busy = model.idle.map((idle) => (length ? 1 - idle / length : 0));
-    model.worst = model.bubbles.slice().sort((p, q) => (q.b - q.a) - (p.b - p.a)).slice(0, 10);
+    model.worst = reply.far ? farAway(reply, index) : model.bubbles.slice().sort((p, q) => (q.b - q.a) - (p.b - p.a)).slice(0, 10);
+    model.far = Boolean(reply.far);
     model.length = length;
     return model;
   };

@@ -8,7 +8,7 @@
 
   Oppo.timelinePainter = function (lanesCanvas, miniCanvas) {
     const view = { a: 0, b: 1 };
-    const state = { model: null, run: null, hover: null, picked: null, links: true, boxes: [], lanes: [], bottom: 0, seqTop: 0, rows: [], gutter: 132 };
+    const state = { model: null, run: null, hover: null, picked: null, ghost: null, laneAt: new Map(), links: true, boxes: [], lanes: [], bottom: 0, seqTop: 0, rows: [], gutter: 132 };
     let colors = {}, hatches = {};
 
     /* --- geometry ------------------------------------------------------------------------------------ */
@@ -23,6 +23,7 @@
         y += GAP;
       });
       state.bottom = y;
+      state.laneAt = new Map(state.lanes.map((l) => [`${l.dev} ${l.role}`, l]));
       state.seqTop = y + 18;
       placeSequences(model);
       lanesCanvas.style.height = `${state.seqTop + Math.max(2, Math.min(SEQ_ROWS, state.depth)) * SEQ + 2}px`;
@@ -38,7 +39,7 @@
       state.depth = until.length;
       state.rows = state.rows.filter((x) => x.row < SEQ_ROWS);
     }
-    const laneOf = (dev, role) => state.lanes.find((l) => l.dev === dev && l.role === role);
+    const laneOf = (dev, role) => state.laneAt.get(`${dev} ${role}`);
     const X = (t, w) => state.gutter + (t - view.a) / (view.b - view.a) * (w - state.gutter);
     const timeAt = (px, w) => view.a + (px - state.gutter) / (w - state.gutter) * (view.b - view.a);
 
@@ -99,11 +100,11 @@
         if (b < state.gutter || a > w) return;
         g.fillStyle = colors.line; g.fillRect(Math.round(a), 0, 1, h);
         g.fillStyle = colors.text2; g.textAlign = "left";
-        const from = Math.max(a, state.gutter) + 6, words = [`step ${s.n} · ${brief(s.b - s.a)}`, `step ${s.n}`, `${s.n}`].find((t) => b - from > g.measureText(t).width + 4);
+        const from = Math.max(a, state.gutter) + 6, name = s.last > s.n ? `steps ${s.n}–${s.last}` : `step ${s.n}`, words = [`${name} · ${brief(s.b - s.a)}`, name, `${s.n}`].find((t) => b - from > g.measureText(t).width + 4);
         if (words) g.fillText(words, from, 13);
         if (b - a < 64) return;
-        [[s.full, "batch full"], [s.update, ""]].forEach(([t, word]) => {
-          const x = X(t, w);
+        s.marks.forEach((t, i) => {
+          const x = X(t, w), word = i ? "" : "batch full";
           g.strokeStyle = colors.line; g.setLineDash([2, 3]); g.beginPath(); g.moveTo(x, word ? 18 : RULER); g.lineTo(x, state.bottom); g.stroke(); g.setLineDash([]);
           if (word && b - a > 300 && x - from > 150) { g.fillStyle = colors.text3; g.textAlign = "center"; g.fillText(word, x, 13); }
         });
@@ -111,13 +112,14 @@
       g.fillStyle = colors.line; g.fillRect(state.gutter, RULER - 1, w, 1);
     }
     function bubbles(g, w) {
+      const patterns = {};
       state.model.bubbles.forEach((x) => {
         const d = state.model.devices[x.dev], a = X(x.a, w), b = X(x.b, w);
         if (b < state.gutter || a > w) return;
         const y = d.top + 2, tall = d.bottom - d.top - 4, wide = Math.max(1, b - a);
         g.save(); g.translate(Math.round(a), y);
         g.fillStyle = T.fade(colors.idle[x.cause], 0.10); g.fillRect(0, 0, wide, tall);
-        g.globalAlpha = wide < 5 ? 0.35 : 0.8; g.fillStyle = g.createPattern(hatches[x.cause], "repeat"); g.fillRect(0, 0, wide, tall);
+        g.globalAlpha = wide < 5 ? 0.35 : 0.8; g.fillStyle = wide < 5 ? colors.idle[x.cause] : (patterns[x.cause] ||= g.createPattern(hatches[x.cause], "repeat")); g.fillRect(0, 0, wide, tall);
         g.restore();
         if (x === state.picked || x === state.hover) { g.strokeStyle = colors.text; g.lineWidth = 2; g.strokeRect(a, y, wide, tall); g.lineWidth = 1; }
         chip(g, a, wide, y + tall / 2, x);
@@ -138,8 +140,9 @@
         const y = lane.y + 3, tall = ROW - 6, wide = Math.max(1.2, b - a - (b - a > 6 ? 1 : 0));
         g.globalAlpha = state.hover && state.hover.id && s.id !== state.hover.id ? 0.4 : 1;
         g.fillStyle = colors.surface; g.fillRect(a, y, wide, tall);
-        g.fillStyle = colors.phase[s.colour]; g.beginPath(); g.roundRect(a, y, wide, tall, Math.min(3, wide / 3)); g.fill();
-        label(g, s, a, wide, y + tall / 2);
+        g.fillStyle = colors.phase[s.colour];
+        if (wide < 3) g.fillRect(a, y, wide, tall);
+        else { g.beginPath(); g.roundRect(a, y, wide, tall, Math.min(3, wide / 3)); g.fill(); label(g, s, a, wide, y + tall / 2); }
         g.globalAlpha = 1;
         state.boxes.push({ a, b, y, h: tall, item: s });
       });
@@ -220,14 +223,19 @@
         run.causes.forEach((cause) => { const v = run.shares[cause][i] * scale; g.fillStyle = T.fade(colors.idle[cause], 0.75); g.fillRect(state.gutter + (s - 1) * px, y - v, wide, v); y -= v; });
       });
       if (run.total - run.last > 0.25 * run.total) { g.fillStyle = colors.text3; g.textAlign = "center"; g.fillText(run.over ? "not trained" : "not run yet", state.gutter + (run.last + run.total) / 2 * px, h / 2); }
-      const a = state.gutter + stepAt(view.a) * px, b = state.gutter + stepAt(view.b) * px, wide = Math.max(8, b - a);
+      const [a, b] = (state.ghost || [stepAt(view.a), stepAt(view.b)]).map(stripX), wide = Math.max(8, b - a);
       g.fillStyle = T.fade(colors.accent, 0.22); g.fillRect(a, 0, wide, h); g.strokeStyle = colors.accent; g.lineWidth = 2; g.strokeRect(a, 1, wide, h - 2); g.lineWidth = 1;
     }
     function stepAt(t) {                                 // as a number of steps trained, fractions included
       const all = state.model.steps, s = all.find((q) => t < q.b) || all[all.length - 1];
-      return s ? s.n - 1 + Math.max(0, Math.min(1, (t - s.a) / (s.b - s.a))) : 0;
+      return s ? s.n - 1 + (s.last - s.n + 1) * Math.max(0, Math.min(1, (t - s.a) / (s.b - s.a))) : 0;
     }
-    const stepUnder = (px) => Math.round((px - state.gutter) / (miniCanvas.clientWidth - state.gutter) * ((state.run && state.run.total) || 1));
+    function timeAtStep(p) {                             // the other way round; where no step is held, the nearest end
+      const all = state.model.steps, s = all.find((q) => p < q.last) || all[all.length - 1];
+      return s ? s.a + (s.b - s.a) * Math.max(0, Math.min(1, (p - s.n + 1) / (s.last - s.n + 1))) : 0;
+    }
+    const stripScale = () => (miniCanvas.clientWidth - state.gutter) / ((state.run && state.run.total) || 1);
+    const stripX = (p) => state.gutter + p * stripScale(), stripStep = (px) => (px - state.gutter) / stripScale();
     function itemAt(x, y) {
       for (let i = state.boxes.length - 1; i >= 0; i--) {
         const b = state.boxes[i];
@@ -236,6 +244,6 @@
       return null;
     }
     palette();
-    return { view, state, setModel, draw, palette, timeAt, stepAt, stepUnder, itemAt };
+    return { view, state, setModel, draw, palette, timeAt, stepAt, timeAtStep, stripX, stripStep, itemAt };
   };
 })();

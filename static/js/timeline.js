@@ -2,12 +2,14 @@
 (function () {
   "use strict";
   const { Oppo, OppoTheme: T } = window, { run, el, format: f, setText } = Oppo;
-  const HELD = 12, MOST = 48;                            // steps loaded at first, steps kept at most
+  const HELD = 12, MOST = 48, NEAR = 40;                 // steps loaded at first, kept at most, and in a window that shows every span
+  const REST_MS = 200;
   const $ = (id) => document.getElementById(id);
   const lanes = $("lanes"), miniCanvas = $("mini"), tip = $("tip");
   const painter = Oppo.timelinePainter(lanes, miniCanvas), { view, state } = painter;
   const series = Oppo.series(run.id, ["bubble/*", "idle_s/*"]);
-  let reply = null, follow = true, loading = false, again = false, queued = 0;
+  const linked = (/^(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)$/.exec(new URLSearchParams(location.search).get("window") || "") || []).slice(1).map(Number);
+  let reply = null, follow = true, loading = false, again = false, queued = 0, resting = 0, asked = 0;
 
   /* --- why, and what would help: no figure that was not measured ---------------------------------------- */
   const overlap = run.spec.overlap || {}, delta = overlap.overcommit || {};
@@ -34,7 +36,7 @@
     lists();
   }
   async function load(from, to) {
-    accept(await fetchSteps(from, to));
+    accept({ ...await fetchSteps(from, to), from: Math.max(1, from), to });
     if (reply.steps.length) zoomTo("steps");
   }
   async function extend(to) {
@@ -44,8 +46,12 @@
     const more = await fetchSteps(last + 1, to);
     if (!more.steps.length) return;
     const wide = view.b - view.a, was = zoomed;
-    accept({ ...reply, ...more, steps: reply.steps.concat(more.steps).slice(-MOST) });
+    const steps = reply.steps.concat(more.steps).slice(-MOST);
+    accept({ ...reply, ...more, steps, from: steps[0].step, to });
     if (was) zoomTo(was); else show(state.model.length - wide + 0.02 * wide, state.model.length + 0.02 * wide);
+  }
+  function stale(e) {
+    if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;        // the connection's note says so
   }
   async function refresh() {
     if (loading) { again = true; return; }
@@ -56,11 +62,13 @@
         const shares = Oppo.idleShares(series, run.devicesOf(summary.latest || {}), run.CAUSES);
         state.run = { step: shares.base.step, bubble: shares.bubble, shares: shares.shares, causes: run.CAUSES, total: summary.total_steps, last: summary.step, over: Boolean(summary.ended_at) };
       }
-      if (!reply) await load(summary.step - HELD + 1, Math.max(1, summary.step));
+      if (!reply && linked[0] < linked[1] && linked[0] < summary.step) { const [from, to] = linked.splice(0); await goTo(from, clip(to)); }
+      else if (!reply) await load(summary.step - HELD + 1, Math.max(1, summary.step));
       else if (follow) await extend(summary.step);
+      else if (zoomed === "run" && summary.step > 1.02 * reply.to) await wholeRun();
       paint();
     } catch (e) {
-      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;      // the connection's note says "stale"
+      stale(e);
     } finally {
       loading = false;
     }
@@ -73,7 +81,37 @@
     const end = 1.02 * state.model.length, wide = Math.min(end, Math.max(end / 4000, b - a));
     view.a = Math.max(0, Math.min(end - wide, a)); view.b = view.a + wide;
     zoomed = "";
+    clearTimeout(resting);
+    resting = setTimeout(rest, REST_MS);
     paint();
+  }
+  /* Positions in the whole run are counted in steps trained: the window from 16 to 18 shows steps 17 and 18. */
+  const last = () => run.summary.step, inSteps = () => [painter.stepAt(view.a), painter.stepAt(view.b)], stepsOf = (x) => (x.last > x.step ? `steps ${f.whole(x.step)}–${f.whole(x.last)} together` : `step ${f.whole(x.step)}`);
+  const covers = (from, to) => reply && from > reply.from - 1.01 && to < reply.to + 0.01;
+  const isFine = (wide) => !reply.far || (wide > NEAR && (3 * wide >= reply.to - reply.from || reply.steps.every((s) => s.merged === 1)));
+  /* Show this window, loading what it needs: every span of a few steps, or many steps merged, with as much again around. */
+  async function goTo(from, to) {
+    const wide = to - from, room = wide > NEAR ? wide / 2 : Math.max(0, Math.min(HELD / 2, (MOST - wide - 2) / 2));
+    const first = Math.max(1, Math.floor(from - room) + 1), end = Math.min(last(), Math.ceil(to + room));
+    const known = reply && reply.from === first && reply.to === end;
+    follow = false;
+    asked += 1;
+    if (!known && !(covers(from, to) && isFine(wide))) {
+      const mine = asked, next = await fetchSteps(first, end);
+      if (mine !== asked || (reply && !next.steps.length)) return;
+      accept({ ...next, from: first, to: end });
+    }
+    show(painter.timeAtStep(from), painter.timeAtStep(to));
+  }
+  const go = (from, to) => goTo(from, to).catch(stale);
+  const wholeRun = () => go(0, last());
+  const clip = (p) => Math.max(0, Math.min(last(), p));
+  /* The window rests: the address says where, and a merged picture gives way to a finer one. */
+  function rest() {
+    if (!reply || !state.model.steps.length) return;
+    const [from, to] = inSteps(), asText = (p) => String(Math.round(p * 100) / 100);
+    history.replaceState(null, "", follow ? location.pathname : `?window=${asText(from)}-${asText(to)}`);
+    if (reply.far && !isFine(to - from)) go(from, to);
   }
   function paint() {
     if (queued) return;
@@ -81,14 +119,32 @@
   }
   function range() {
     if (!state.model || !state.model.steps.length) return;
-    const edge = (view.b - view.a) / 50, from = Math.floor(painter.stepAt(view.a + edge)) + 1, to = Math.min(state.model.steps[state.model.steps.length - 1].n, Math.floor(painter.stepAt(view.b - edge)) + 1);
-    setText($("range"), `${from === to ? `step ${f.whole(from)}` : `steps ${f.whole(from)}–${f.whole(to)}`} · ${f.duration(view.b - view.a)}`);
+    const all = state.model.steps, ofStep = state.model.length / (all[all.length - 1].last - all[0].n + 1);
+    const edge = Math.min((view.b - view.a) / 50, ofStep / 4), from = Math.floor(painter.stepAt(view.a + edge)) + 1, to = Math.min(all[all.length - 1].last, Math.floor(painter.stepAt(view.b - edge)) + 1);
+    const words = from === to ? `step ${f.whole(from)}` : `steps ${f.whole(from)}–${f.whole(to)}`;
+    setText($("range"), `${words} · ${f.duration(view.b - view.a)}${state.model.far ? " · merged" : ""}`);
+    Object.entries({ valuemin: 1, valuemax: Math.max(1, last()), valuenow: from, valuetext: `${words} of ${f.whole(last())}` }).forEach(([name, value]) => miniCanvas.setAttribute(`aria-${name}`, value));
     document.querySelectorAll("[data-zoom]").forEach((b) => { if (b.hasAttribute("aria-pressed")) b.setAttribute("aria-pressed", String(b.dataset.zoom === zoomed)); });
     $("follow").setAttribute("aria-pressed", String(follow));
   }
   const away = (then) => (...args) => { follow = false; then(...args); };
-  const zoom = (by, at = (view.a + view.b) / 2) => show(at - (at - view.a) * by, at + (view.b - at) * by);
-  const pan = away((by) => show(view.a + by * (view.b - view.a), view.b + by * (view.b - view.a)));
+  function zoom(by, at = (view.a + view.b) / 2) {
+    if (reply && by > 1 && view.b - view.a >= 0.98 * state.model.length && (reply.from > 1 || reply.to < last())) return widen();
+    return show(at - (at - view.a) * by, at + (view.b - at) * by);
+  }
+  function widen() {                                     // beyond what is held
+    const [from, to] = inSteps(), half = Math.max(1, to - from);
+    return go(clip(from - half / 2), clip(to + half / 2));
+  }
+  const pan = away((by) => {
+    const [from, to] = inSteps(), beyond = reply && (by < 0 ? view.a <= 0 && reply.from > 1 : view.b >= state.model.length && reply.to < last());
+    const shift = Math.max(-from, Math.min(last() - to, by * (to - from)));
+    return beyond ? go(from + shift, to + shift) : show(view.a + by * (view.b - view.a), view.b + by * (view.b - view.a));
+  });
+  async function near(then) {                            // the same place, every span of it
+    if (state.model.far) { const step = Math.floor((inSteps()[0] + inSteps()[1]) / 2); await go(step, step + 1); }
+    if (!state.model.far) then();
+  }
   function toSteps(count) {
     const shown = state.model.steps, last = shown[shown.length - 1];
     if (!last) return;
@@ -104,16 +160,16 @@
     const fed = state.model.links.filter((l) => l.id === chunk.id).map((l) => l.to.b), end = Math.max(chunk.b, ...fed), room = 0.08 * (end - chunk.a);
     show(chunk.a - room, end + room);
   }
-  const ZOOM = { all: () => show(0, state.model.length * 1.02), steps: () => toSteps(2), step: () => toSteps(1), chunk: toChunk, in: () => zoom(0.6), out: () => zoom(1.6) };
-  function zoomTo(name) {
-    ZOOM[name]();
-    if (!["in", "out"].includes(name)) zoomed = name;
+  const ZOOM = { run: wholeRun, all: () => show(0, state.model.length * 1.02), steps: () => near(() => toSteps(2)), step: () => near(() => toSteps(1)), chunk: () => near(toChunk), in: () => zoom(0.6), out: () => zoom(1.6) };
+  async function zoomTo(name) {
+    await ZOOM[name]();
+    if (!["in", "out"].includes(name)) { zoomed = name; range(); }
   }
 
   /* --- lists beside and below ----------------------------------------------------------------------------- */
   function lists() {
     const model = state.model, steps = model.steps;
-    const words = !steps.length ? "" : steps.length === 1 ? `step ${steps[0].n}` : `steps ${f.whole(steps[0].n)}–${f.whole(steps[steps.length - 1].n)}`;
+    const words = !steps.length ? "" : steps.length === 1 ? stepsOf({ step: steps[0].n, last: steps[0].last }) : `steps ${f.whole(steps[0].n)}–${f.whole(steps[steps.length - 1].last)}`;
     document.querySelectorAll("[data-held]").forEach((node) => setText(node, words));
     $("worst").replaceChildren(...model.worst.map((x, i) => el("li", {}, el("button", { type: "button", "data-rank": i, "aria-pressed": "false", onclick: away(() => visit(x)) },
       el("span", { class: "swatch swatch-idle", "data-idle": x.cause }), el("span", { class: "what" }, x.cause, el("small", {}, ` ${model.devices[x.dev].id} · step ${x.step}`)), el("span", { class: "num strong" }, f.brief(x.b - x.a))))));
@@ -123,13 +179,14 @@
     $("idle-causes").replaceChildren(...byCause.map(([cause, s]) => el("tr", {}, el("td", {}, el("span", { class: "row" }, el("span", { class: "swatch swatch-idle", "data-idle": cause }), cause)),
       el("td", { class: "num" }, f.figure(s), " ", el("span", { class: "unit" }, "device-s")), el("td", { class: "num" }, f.percent(s / whole)))));
     table(model);
-    if (model.worst.length) pick(state.picked && model.bubbles.find((x) => x.step === state.picked.step && x.dev === state.picked.dev && x.cause === state.picked.cause) || model.worst[0]);
+    if (model.worst.length) pick(state.picked && !model.far && model.bubbles.find((x) => x.step === state.picked.step && x.dev === state.picked.dev && x.cause === state.picked.cause) || model.worst[0]);
   }
   function table(model) {
+    const bubbles = Map.groupBy(model.bubbles, (x) => `${x.step} ${x.dev}`);
     $("timeline-table").replaceChildren(...model.steps.flatMap((s) => model.devices.map((d, dev) => {
-      const mine = model.bubbles.filter((x) => x.step === s.n && x.dev === dev), idle = mine.reduce((sum, x) => sum + x.b - x.a, 0);
+      const mine = bubbles.get(`${s.n} ${dev}`) || [], idle = mine.reduce((sum, x) => sum + x.b - x.a, 0);
       const causes = run.CAUSES.map((c) => [c, mine.filter((x) => x.cause === c).reduce((sum, x) => sum + x.b - x.a, 0)]).filter(([, t]) => t > 0).map(([c, t]) => `${c} ${f.brief(t)}`);
-      return el("tr", {}, el("td", { class: "num" }, s.n), el("td", {}, d.id), el("td", { class: "num" }, f.brief(s.b - s.a)), el("td", { class: "num" }, f.percent(1 - idle / (s.b - s.a))), el("td", {}, causes.join(", ") || "none"));
+      return el("tr", {}, el("td", { class: "num" }, s.last > s.n ? `${s.n}–${s.last}` : s.n), el("td", {}, d.id), el("td", { class: "num" }, f.brief(s.b - s.a)), el("td", { class: "num" }, f.percent(1 - idle / (s.b - s.a))), el("td", {}, causes.join(", ") || "none"));
     })));
   }
   function pick(x) {
@@ -137,10 +194,16 @@
     document.querySelectorAll("#worst button").forEach((b) => b.setAttribute("aria-pressed", String(state.model.worst[b.dataset.rank] === x)));
     const box = $("explain");
     box.querySelector(".swatch").dataset.idle = x.cause;
-    setText(box.querySelector("strong"), `${x.cause} · ${state.model.devices[x.dev].id} idle for ${f.brief(x.b - x.a)} in step ${f.whole(x.step)}`);
+    setText(box.querySelector("strong"), `${x.cause} · ${state.model.devices[x.dev].id} idle for ${f.brief(x.b - x.a)} in ${stepsOf(x)}`);
     setText(box.querySelector("p"), WHY[x.cause]);
   }
-  function visit(x) {
+  async function visit(x) {
+    if (x.away) {
+      await go(clip(x.step - 2), clip(x.step + 1));
+      const found = state.model.far ? [] : state.model.bubbles.filter((y) => y.step === x.step && y.dev === x.dev && y.cause === x.cause);
+      const off = (y) => Math.abs(y.b - y.a - x.b);
+      return found.length ? visit(found.sort((y, z) => off(y) - off(z))[0]) : undefined;
+    }
     pick(x);
     const room = Math.max(2 * (x.b - x.a), 0.02 * state.model.length);
     show(x.a - room, x.b + room);
@@ -152,9 +215,9 @@
       const s = item.segment;
       return [`Sequence #${item.sequence.id}`, `${f.whole(s.tokens)} tokens, age ${s.age}, ${s.trained ? `trained in step ${s.step}` : `carried out of step ${s.step}`}`];
     }
-    if (item.cause) return [`Idle: ${item.cause}`, `${state.model.devices[item.dev].id}, step ${item.step}, ${f.brief(item.b - item.a)}`];
+    if (item.cause) return [`Idle: ${item.cause}`, `${state.model.devices[item.dev].id}, ${stepsOf(item)}, ${f.brief(item.b - item.a)}`];
     const what = item.chunk ? `chunk ${item.chunk}, ${f.whole(item.rows)} rows, ` : item.rows ? `${f.whole(item.rows)} rows, ` : "";
-    return [`${item.phase.replace("-", " ")} (${item.role})`, `${what}${f.brief(item.b - item.a)} on ${state.model.devices[item.dev].id}, step ${item.step}`];
+    return [`${item.phase.replace("-", " ")} (${item.role})`, `${what}${f.brief(item.b - item.a)} on ${state.model.devices[item.dev].id}, ${stepsOf(item)}`];
   }
   function onMove(e) {
     const item = painter.itemAt(e.offsetX, e.offsetY), was = state.hover;
@@ -186,7 +249,7 @@
       const act = { ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "+": ZOOM.in, "=": ZOOM.in, "-": ZOOM.out, 0: () => zoomTo("all") }[e.key];
       if (act && !e.ctrlKey && !e.metaKey) { e.preventDefault(); act(); }
     });
-    miniCanvas.addEventListener("pointerdown", (e) => jump(painter.stepUnder(e.offsetX)));
+    Oppo.timelineStrip(miniCanvas, painter, { last, at: inSteps, go, jump, paint });
     document.querySelectorAll("[data-zoom]").forEach((b) => b.addEventListener("click", () => zoomTo(b.dataset.zoom)));
     $("show-links").addEventListener("click", (e) => { state.links = !state.links; e.currentTarget.setAttribute("aria-pressed", String(state.links)); paint(); });
     $("follow").addEventListener("click", () => { follow = !follow; if (follow) { reply = null; refresh(); } else range(); });
@@ -199,14 +262,9 @@
     e.preventDefault();
     if (sideways) pan((e.deltaX || e.deltaY) / 900); else { follow = false; zoom(e.deltaY > 0 ? 1.18 : 0.85, painter.timeAt(e.offsetX, lanes.clientWidth)); }
   }
-  async function jump(step) {
-    if (!run.summary.step) return;
-    follow = false;
-    const at = Math.max(1, Math.min(run.summary.step, step));
-    const held = state.model.steps.find((s) => s.n === at);
-    if (!held) await load(Math.max(1, at - HELD / 2), Math.min(run.summary.step, at + HELD / 2));
-    const from = state.model.steps.find((s) => s.n >= at) || state.model.steps[state.model.steps.length - 1];
-    if (from) show(from.a, from.a + 2 * (from.b - from.a));
+  function jump(step) {
+    const at = Math.max(2, Math.min(last(), step + 1));
+    return go(at - 2, at);
   }
   wire();
   run.follow(refresh);

@@ -188,6 +188,39 @@ def test_the_timeline_pans_zooms_and_explains(visit, two_runs):
     page.wait_for_selector("#range >> text=steps 59–60")
 
 
+def test_the_whole_run_is_one_picture_and_the_window_stands_in_the_address(visit, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[1]}/timeline?window=9.5-12")
+    page.wait_for_selector("#range >> text=steps 10–12")
+    page.click("[data-zoom=run]")
+    page.wait_for_selector("#range >> text=steps 1–60")
+    page.wait_for_selector("#range >> text=merged")
+    page.wait_for_function("() => location.search === '?window=0-60'")
+    assert page.locator("#worst li").count() == 10
+    worst = page.inner_text("#worst li:first-child")
+    page.focus("#worst li:first-child button")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#range >> text=/^step/ >> text=/^((?!merged).)*$/")
+    assert worst.split("step ")[1].split()[0] in page.inner_text("#explain")
+    # The strip: by keyboard, then a new window drawn with the pointer.
+    page.focus("#mini")
+    page.keyboard.press("0")
+    page.wait_for_selector("#range >> text=merged")
+    page.keyboard.press("+")
+    page.keyboard.press("+")
+    page.wait_for_function("() => location.search === '?window=22.5-37.5'")
+    page.keyboard.press("Home")
+    page.wait_for_function("() => location.search === '?window=0-15'")
+    assert page.get_attribute("#mini", "aria-valuetext") == "steps 1–15 of 60"
+    box = page.locator("#mini").bounding_box()
+    at = [box["x"] + 132 + (box["width"] - 132) * part for part in (0.5, 0.75)]
+    page.mouse.move(at[0], box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(at[1], box["y"] + 20, steps=3)
+    page.mouse.up()
+    page.wait_for_selector("#range >> text=/steps 3[01]–4[56]/")
+
+
 def test_the_timeline_follows_the_run(visit, platform):
     run_id = platform.submit("letters timeline", steps=30)
     supervisor, story = platform.start(run_id)
