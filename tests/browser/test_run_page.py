@@ -202,6 +202,9 @@ def test_the_whole_run_is_one_picture_and_the_window_stands_in_the_address(visit
     page.keyboard.press("Enter")
     page.wait_for_selector("#range >> text=/^step/ >> text=/^((?!merged).)*$/")
     assert worst.split("step ")[1].split()[0] in page.inner_text("#explain")
+    with page.expect_download() as download:
+        page.click("#trace[href]")
+    assert download.value.suggested_filename.endswith(".trace.json")
     # The strip: by keyboard, then a new window drawn with the pointer.
     page.focus("#mini")
     page.keyboard.press("0")

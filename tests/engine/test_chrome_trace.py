@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_cli.main import main
+from oppo_contract.chrome import COLOUR_OF, chrome_trace
 from oppo_contract.events import DecisionEvent, Event, IdleCause, LogEvent, Phase, Role, SpansEvent, StartedEvent
-from oppo_core.trace.chrome import COLOUR_OF, chrome_trace
 
 Json = dict[str, Any]
 LANES = [("cpu:0", "actor"), ("cpu:1", "reward"), ("cpu:1", "reference"), ("cpu:1", "critic")]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from oppo_contract.chrome import chrome_trace
 from oppo_contract.events import SpansEvent, StepEvent
-from oppo_core.trace.chrome import chrome_trace
 
 # Enough work a step that the interpreter's own time between two stages does not count.
 WORK: dict[str, Any] = {

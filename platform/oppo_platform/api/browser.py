@@ -25,6 +25,7 @@ from oppo_platform.runs.services import check_spec, submit_run
 from oppo_platform.telemetry import selectors as telemetry
 from oppo_platform.telemetry.comparison import View, compare
 from oppo_platform.telemetry.timelines import timeline as spans_of_run
+from oppo_platform.telemetry.traces import NothingToTrace, trace
 
 MOST_KEYS = 100
 MOST_COMPARED = 100
@@ -200,6 +201,19 @@ def metrics(
 def timeline(request: HttpRequest, run_id: int, from_step: int | None = None, to_step: int | None = None) -> dict[str, Any]:
     """The newest steps, or those from `from_step` on; a range of more than 50 steps is merged."""
     return spans_of_run(run_of(request, run_id), from_step, to_step)
+
+
+@api.get("runs/{int:run_id}/trace.json", summary="Some steps as a Chrome trace, for ui.perfetto.dev")
+def download_trace(request: HttpRequest, run_id: int, from_step: int, to_step: int) -> HttpResponse:
+    """At most 50 recorded steps, drawn as by `oppo trace`."""
+    run = run_of(request, run_id)
+    try:
+        drawn = trace(run, from_step, to_step)
+    except NothingToTrace as error:
+        return problem(422, str(error))
+    answer = HttpResponse(drawn, content_type="application/json")
+    answer.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}-steps-{from_step}-{to_step}.trace.json"'
+    return answer
 
 
 @api.get("runs/{int:run_id}/decisions", summary="What the controllers decided, and why")

@@ -27,7 +27,7 @@ def timeline(run: Run, from_step: int | None = None, to_step: int | None = None)
     started = Attempt.objects.filter(run=run, engine_started_at__isnull=False)
     newest, oldest = started.order_by("-epoch").first(), started.order_by("epoch").first()
     zero = (oldest.engine_started_at if oldest else None) or 0.0
-    parts = [(part, _rows(part, from_step, to_step)) for part in reigns(run)]
+    parts = [(part, rows_of(part, from_step, to_step)) for part in reigns(run)]
     is_far = from_step is not None and to_step is not None and to_step - from_step >= MOST_NEAR_STEPS
     stored = _stored(parts, zero) if is_far else []
     if len(stored) > MOST_NEAR_STEPS:
@@ -46,8 +46,8 @@ def timeline(run: Run, from_step: int | None = None, to_step: int | None = None)
     }
 
 
-def _rows(part: Reign, from_step: int | None, to_step: int | None) -> QuerySet[SpanBatch]:
-    """The steps of an attempt that no newer attempt hides."""
+def rows_of(part: Reign, from_step: int | None, to_step: int | None) -> QuerySet[SpanBatch]:
+    """The steps of an attempt that no newer attempt hides, in no order."""
     rows = SpanBatch.objects.filter(attempt=part.attempt)
     if part.before is not None:
         rows = rows.filter(step__lt=part.before)
