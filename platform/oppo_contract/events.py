@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 MAX_EVENT_BYTES = 1024 * 1024
 MAX_METRICS_A_STEP = 500
+LAST_TIME = 253_402_300_799.0  # the end of the year 9999, beyond which no calendar goes
 
 MetricKey = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_./:-]+$")]
 # What a device does, and whose work it is (docs/metrics.md explains each).
@@ -48,7 +49,7 @@ class Envelope(Wire):
 
     producer: Literal["engine", "supervisor"]
     seq: int = Field(ge=1)
-    time: float
+    time: float = Field(ge=0, le=LAST_TIME, allow_inf_nan=False, description="Seconds since 1970.")
 
 
 class StartedEvent(Envelope):

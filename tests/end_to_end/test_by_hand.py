@@ -35,22 +35,30 @@ def service(command: list[str], environ: dict[str, str], log: Path) -> Iterator[
         process.wait()
 
 
+BEHIND = ("scheduler", "housekeeper")
+
+
+def platform_environ(folder: Path, url: str) -> dict[str, str]:
+    """What the platform's services read, but for the servers."""
+    return {
+        **os.environ, "OPPO_HOME": str(folder / "platform"), "OPPO_BASE_URL": url, "OPPO_SECRET_KEY": "k" * 64,
+        "OPPO_ARTIFACT_ROOT": (folder / "artifacts").as_uri(), "DJANGO_SETTINGS_MODULE": "oppo_platform.settings",
+    }  # fmt: skip
+
+
 def test_the_services_work_together(tmp_path: Path, database_url: str, redis_url: str, tools: Any) -> None:
     services = YAML(typ="safe", pure=True).load(COMPOSE.read_text())["services"]
     port = str(remembered_port(tmp_path, "web"))
-    (tmp_path / "models" / "tiny").mkdir(parents=True)
-    (tmp_path / "models" / "tiny" / "prompts.jsonl").write_text(json.dumps({"prompt": "note sea"}) + "\n")
+    prompts = tmp_path / "models" / "tiny" / "prompts.jsonl"
+    prompts.parent.mkdir(parents=True)
+    prompts.write_text(json.dumps({"prompt": "note sea"}) + "\n")
 
     def command(name: str) -> list[str]:
         own = {"8000": port, "0.0.0.0": "127.0.0.1", "/models": str(tmp_path / "models")}
         return [own.get(word, word) for word in services[name]["command"]]
 
     url = f"http://127.0.0.1:{port}"
-    environ = {
-        **os.environ, "OPPO_HOME": str(tmp_path / "platform"), "DATABASE_URL": own_database(database_url), "REDIS_URL": redis_url,
-        "OPPO_BASE_URL": url, "OPPO_SECRET_KEY": "k" * 64, "OPPO_ARTIFACT_ROOT": (tmp_path / "artifacts").as_uri(),
-        "DJANGO_SETTINGS_MODULE": "oppo_platform.settings",
-    }  # fmt: skip
+    environ = platform_environ(tmp_path, url) | {"DATABASE_URL": own_database(database_url), "REDIS_URL": redis_url}
 
     def oppo(*arguments: str) -> str:
         done = subprocess.run(
@@ -67,13 +75,13 @@ def test_the_services_work_together(tmp_path: Path, database_url: str, redis_url
     }  # fmt: skip
     with ExitStack() as running:
         web = running.enter_context(service(command("web"), environ, tmp_path / "web.log"))
-        running.enter_context(service(command("scheduler"), environ, tmp_path / "scheduler.log"))
-        running.enter_context(service(command("housekeeper"), environ, tmp_path / "housekeeper.log"))
+        for name in BEHIND:
+            running.enter_context(service(command(name), environ, tmp_path / f"{name}.log"))
         tools.eventually(lambda: healthy(url) or web.poll() is not None, "web")
         running.enter_context(service(command("worker"), worker_environ, tmp_path / "worker.log"))
         run = trained(url, oppo("admin", "token", "ann"), tools)
         assert run["state"] == "succeeded", run
-        for name in ("scheduler", "housekeeper"):
+        for name in BEHIND:
             assert "ago" in oppo(*services[name]["healthcheck"]["test"][2:])
     assert (tmp_path / "worker" / "worker" / "node.json").stat().st_mode & 0o077 == 0
     assert (tmp_path / "artifacts" / "runs" / str(run["id"]) / "checkpoints").is_dir()

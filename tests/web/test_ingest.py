@@ -177,6 +177,8 @@ def test_limits(running, events):
     assert worker.send_events(attempt_id, []).status_code == 422
     assert worker.send_events(attempt_id, [events.step(i, i) for i in range(1, 1002)]).status_code == 422
     assert worker.send_events(attempt_id, [events.step(1, 2**40, m=1.0)]).status_code == 422
+    for odd in (-1.0, 1e300, "NaN", "Infinity"):
+        assert worker.send_events(attempt_id, [{**log_event(1, "x"), "time": odd}], "supervisor").status_code == 422
     huge = json.dumps({"producer": "supervisor", "events": [log_event(1, "x" * 4_300_000)]})
     assert worker.attempt(attempt_id, "events", huge).status_code == 413
 
