@@ -44,7 +44,7 @@
       const reached = !f.known(v.reply.target) ? "–" : g.reached === g.runs.length ? (g.reached === 1 ? "it did" : `all ${g.reached}`) : `${g.reached || "none"} of ${g.runs.length} reached it`;
       return el("tr", { "data-pinned": own },
         el("td", {}, el("span", { class: "row nowrap-row" }, swatch(entry), el("span", {}, g.value, el("span", { class: "sub" }, `${g.runs.length} run${g.runs.length === 1 ? "" : "s"}`)))),
-        cell(reached), cell(f.known(g.elapsed_s) ? seconds(g.elapsed_s) : NONE()), cell(f.known(g.step) ? f.fixed(g.step, 1) : "–", "hide-narrow"),
+        cell(reached), cell(f.known(g.elapsed_s) ? seconds(g.elapsed_s) : NONE(), "hide-narrow"), cell(f.known(g.step) ? f.fixed(g.step, 1) : "–", "hide-narrow"),
         cell(own ? "baseline" : s ? times(s.mean) : "–", "strong"),
         el("td", {}, own || !s || !f.known(s.low) ? el("span", { class: "note" }, own || !s ? "" : "two runs a side are needed") : el("span", { class: "row nowrap-row" }, el("span", { class: "num" }, `${s.low.toFixed(2)} to ${times(s.high)}`), el("span", { class: "hide-narrow ink", "data-run": entry.colour }, interval(s, most)))));
     }));

@@ -74,6 +74,7 @@ def test_the_cursor_goes_by_keyboard_and_what_is_shown_can_be_taken_away(visit, 
         page.keyboard.press("PageUp")
     page.wait_for_selector("#cursor-at >> text=at step 36")
     assert page.locator("line.linked-cursor[visibility=visible]").count() == 3
+    assert page.get_attribute("#cursor", "aria-valuetext") == "at step 36"
     name, text = saved(page, "#csv-curves")
     rows = text.decode().splitlines()
     assert (name, rows[0]) == ("compare-curves.csv", "chart,curve,runs,step,shown,recorded,low,high")
