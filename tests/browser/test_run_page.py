@@ -192,6 +192,7 @@ def test_the_whole_run_is_one_picture_and_the_window_stands_in_the_address(visit
     page = visit().page
     page.goto(f"/runs/{two_runs[1]}/timeline?window=9.5-12")
     page.wait_for_selector("#range >> text=steps 10–12")
+    page.wait_for_selector("[data-part=saved] >> text=overlap has saved")
     page.click("[data-zoom=run]")
     page.wait_for_selector("#range >> text=steps 1–60")
     page.wait_for_selector("#range >> text=merged")

@@ -73,6 +73,7 @@ OF_A_RUN = [
     "",
     "/metrics?keys=m",
     "/timeline",
+    "/saving",
     "/decisions",
     "/samples",
     "/logs",

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from oppo_platform.telemetry.far import MOST_PIECES, StoredStep, merged_steps, pack_far, unpack_far, worst_bubbles
 from oppo_platform.telemetry.models import SpanBatch
+from oppo_platform.telemetry.saving import saving
 from oppo_platform.telemetry.timelines import timeline
 
 DEVICES = ["cuda:0", "cuda:1", "cuda:2"]
@@ -127,3 +128,24 @@ def test_some_steps_are_downloaded_as_a_chrome_trace(world, events):
     nothing = client.get(url, {"from_step": 7, "to_step": 9})
     assert (nothing.status_code, nothing.json()["detail"][:30]) == (422, "There is no recorded step from")
     assert world.login("eve").get(url, {"from_step": 1, "to_step": 3}).status_code == 404
+
+
+def test_what_overlap_saved_is_each_stage_after_the_one_before(world, events):
+    worker = world.worker()
+    run, attempt_id = world.start(worker)
+    assert saving(run) == {"steps": 0, "measured_s": 0.0, "sequential_s": 0.0, "saved_s": 0.0}
+    worker.send_events(attempt_id, [events.started(1), events.step(2, 1, m=1.0)])
+    run.refresh_from_db()
+    # Scoring overlaps decoding; the longer of two scorers on different devices counts, and the two updates share the time.
+    work = [
+        ("cuda:0", "actor", "decode", (0.0, 4.0)),
+        ("cuda:1", "reward", "reward-prefill", (1.0, 3.0)),
+        ("cuda:2", "critic", "critic-prefill", (1.0, 2.0)),
+        ("cuda:0", "actor", "update-actor", (4.0, 7.0)),
+        ("cuda:2", "critic", "update-critic", (4.0, 6.0)),
+    ]
+    packed = pack_far(spans_of(work, [("cuda:1", "update", (4.0, 7.0))], window=(0.0, 7.5)))
+    SpanBatch.objects.bulk_create(SpanBatch(attempt_id=attempt_id, step=n, data={}, far=packed) for n in range(1, 1501))
+    told = saving(run)
+    assert (told["steps"], told["measured_s"], told["sequential_s"]) == (750, 750 * 7.5, 750 * 9.0)
+    assert told["saved_s"] == pytest.approx(run.elapsed_s * 0.2)

@@ -24,6 +24,7 @@ from oppo_platform.runs.models import Project, Run
 from oppo_platform.runs.services import check_spec, submit_run
 from oppo_platform.telemetry import selectors as telemetry
 from oppo_platform.telemetry.comparison import View, compare
+from oppo_platform.telemetry.saving import Saving, saving
 from oppo_platform.telemetry.timelines import timeline as spans_of_run
 from oppo_platform.telemetry.traces import NothingToTrace, trace
 
@@ -214,6 +215,12 @@ def download_trace(request: HttpRequest, run_id: int, from_step: int, to_step: i
     answer = HttpResponse(drawn, content_type="application/json")
     answer.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}-steps-{from_step}-{to_step}.trace.json"'
     return answer
+
+
+@api.get("runs/{int:run_id}/saving", summary="What overlap has saved so far")
+def saved_by_overlap(request: HttpRequest, run_id: int) -> Saving:
+    """The run's own spans, one stage after another, against what was measured; seconds."""
+    return saving(run_of(request, run_id))
 
 
 @api.get("runs/{int:run_id}/decisions", summary="What the controllers decided, and why")
