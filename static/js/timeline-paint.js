@@ -207,7 +207,7 @@
         if (i) { g.fillStyle = colors.line; g.fillRect(0, d.top - GAP / 2, w, 1); }
       });
       g.fillStyle = colors.text; g.textAlign = "left"; g.fillText("Deferred", left, state.seqTop + 4);
-      g.fillStyle = colors.text3; g.fillText(state.model.far ? "when zoomed in" : state.depth > SEQ_ROWS ? `${SEQ_ROWS} of ${state.depth} rows` : "sequences", left, state.seqTop + 19);
+      g.fillStyle = colors.text3; g.fillText(state.model.far ? "zoom in" : state.depth > SEQ_ROWS ? `${SEQ_ROWS} of ${state.depth} rows` : "sequences", left, state.seqTop + 19);
     }
 
     /* --- minimap: bubble share of every step of the run, and the window ------------------------------- */
