@@ -14,12 +14,24 @@
   const last = (list) => list[list.length - 1];
   const lastKnown = (list) => { for (let i = list.length - 1; i >= 0; i--) if (f.known(list[i])) return i; return -1; };
 
+  /* What lies between the extremes of the steps that a row stands for; its edge is drawn, or a spike of one step would be too faint. */
+  function spread(column, color) {
+    if (!column.thinned) return [];
+    return T.band(column.x, column.low, column.high, color, 0.16).map((trace) => ({ ...trace, line: { width: 0.75, color: T.fade(color, 0.4) } }));
+  }
+  /* A cross where the line breaks, because a value is not a number. */
+  function gaps(column) {
+    const at = column.y.flatMap((y, i) => (y === null ? [i] : []));
+    if (!at.length) return [];
+    const beside = (i) => column.y.slice(0, i).reverse().find((y) => y !== null) ?? column.y.find((y) => y !== null) ?? 0;
+    return [{ x: at.map((i) => column.x[i]), y: at.map(beside), mode: "markers", marker: { symbol: "x-thin", size: 7, line: { width: 1.5, color: T.css("--bad") } },
+      text: at.map((i) => f.whole(column.step[i])), hovertemplate: "not a number, step %{text}<extra></extra>" }];
+  }
   function smooth(column, v) {
     const color = T.run(v.colour), soft = T.ema(column.y, v.weight);
-    const spread = column.thinned ? T.band(column.x, column.low, column.high, color, 0.16) : [];
-    return { soft, data: [...spread,
+    return { soft, data: [...spread(column, color),
       { x: column.x, y: column.y, mode: "lines", line: { width: 1, color: T.fade(color, v.weight ? 0.28 : 1) }, hoverinfo: "none" },
-      { x: column.x, y: soft, mode: "lines", line: { width: 2, color }, hoverinfo: "none", visible: v.weight > 0 }] };
+      { x: column.x, y: soft, mode: "lines", line: { width: 2, color }, hoverinfo: "none", visible: v.weight > 0 }, ...gaps(column)] };
   }
   /* Labels at the ends of lines, pushed apart so that none covers another; `gap` in the axis' own units. */
   function apart(labels, gap) {
