@@ -30,6 +30,7 @@ LONG = 1_000_000
 SPIKES = (17, 250_000, 500_001, 777_777, 999_990)
 COMPARED, COMPARED_STEPS = 50, 10_000
 LISTED, METRICS_LISTED, ROWS = 10_000, 40, 50
+TRACED_STEPS, TRACED_DEVICES = 1000, 8
 BUCKETS, BUCKETS_COMPARED = 1000, 300
 REPETITIONS, QUICK = 40, 8
 WEB_WITHIN_S = 30.0
@@ -52,6 +53,7 @@ def telemetry(json_file: Path | None, quick: bool, seed: int) -> None:
         "seed": seed, "metrics": METRICS, "steps": STEPS // scale, "long": LONG // scale, "compared": COMPARED,
         "compared_steps": COMPARED_STEPS // scale, "buckets": BUCKETS, "buckets_compared": BUCKETS_COMPARED,
         "listed": LISTED // scale, "metrics_listed": METRICS_LISTED, "rows": ROWS,
+        "traced_steps": TRACED_STEPS // scale, "traced_devices": TRACED_DEVICES,
         "repetitions": repetitions,
     }  # fmt: skip
     with bench_servers():
@@ -60,7 +62,7 @@ def telemetry(json_file: Path | None, quick: bool, seed: int) -> None:
         with _web() as base_url:
             owner = load.tenant()
             with _client(base_url, owner.token) as client:
-                for measure in (_ingest, _long, _compare, _runs_table):
+                for measure in (_ingest, _long, _compare, _runs_table, _timeline):
                     click.echo(f"{measure.__name__[1:].replace('_', ' ')} …", err=True)
                     results += measure(client, owner, scale, repetitions, seed)
                     keep("telemetry", before, settings, results, json_file)
@@ -250,3 +252,25 @@ def _runs_table(client: httpx.Client, owner: load.Tenant, scale: int, repetition
         Result.tail(f"runs_{size}_ms/p95", "ms", [ms for each in taken.values() for ms in each]),
         *(Result.of(f"runs_{size}_ms/{name}", "ms", each) for name, each in taken.items()),
     ]
+
+
+def _timeline(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
+    """The timeline of a whole run in one reply, merged to at most 5,000 spans."""
+    from oppo_bench.document import Result
+
+    steps = TRACED_STEPS // scale
+    [run] = load.runs(owner, 1, [REWARD])
+    attempt = run.attempts.get()
+    load.keep_history(attempt, {REWARD: load.walks(seed, 1, steps)[0]})
+    load.keep_timeline(attempt, steps, TRACED_DEVICES)
+
+    def ask(_: int = 0) -> httpx.Response:
+        return _get(client, f"runs/{run.pk}/timeline", from_step=1, to_step=steps)
+
+    told = ask()
+    pieces = sum(len(step["device"]) + len(step["idle"]) for step in told.json()["steps"])
+    taken, name = _timed(ask, repetitions), f"timeline_{steps}x{TRACED_DEVICES}"
+    return [
+        Result.tail(f"{name}_ms/p95", "ms", taken), Result.of(f"{name}_ms", "ms", taken),
+        Result.of(f"{name}_spans", "spans", [pieces]), Result.of(f"{name}_kb", "kB", [told.num_bytes_downloaded / 1e3]),
+    ]  # fmt: skip

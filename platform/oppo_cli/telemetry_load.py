@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SECONDS_A_STEP, TOKENS_A_STEP = 1.5, 4096
 BATCH = 1000  # events, as a supervisor sends them
 POINTS_A_ROW = 4096
+CHUNKS = 12  # a step, of decoding and of scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,42 @@ def keep_history(attempt: Attempt, columns: Mapping[str, NDArray[np.float64]]) -
             rows.append(HotPoints(series=series, first_step=steps[part][0], last_step=steps[part][-1], data=data))
     HotPoints.objects.bulk_create(rows, batch_size=500)
     seal(attempt.pk)
+
+
+def keep_timeline(attempt: Attempt, steps: int, devices: int) -> None:
+    """Spans of so many steps on so many devices: chunks of decoding and scoring with bubbles between them, and an update."""
+    from oppo_platform.telemetry.far import pack_far
+    from oppo_platform.telemetry.models import SpanBatch
+
+    chance = random.Random(0)  # noqa: S311 - repeatable, and no secret
+    rows = [
+        SpanBatch(attempt=attempt, step=step, data=data, far=pack_far(data))
+        for step in range(1, steps + 1)
+        for data in [_spans(step, devices, chance)]
+    ]
+    SpanBatch.objects.bulk_create(rows, batch_size=100)
+
+
+def _spans(step: int, devices: int, chance: random.Random) -> dict[str, Any]:
+    """One step as a `SpansEvent` tells it."""
+    columns: dict[str, list[Any]] = {name: [] for name in ("device", "role", "phase", "start_s", "end_s", "chunk", "rows")}
+    idle: list[list[Any]] = []
+    begin, chunk_s = SECONDS_A_STEP * (step - 1), 0.7 * SECONDS_A_STEP / CHUNKS
+    for number in range(devices):
+        device, actor = f"cuda:{number}", number < devices // 2
+        for chunk in range(CHUNKS):
+            start = begin + chunk * chunk_s
+            end = start + chunk_s * chance.uniform(0.5, 1.0)
+            told = (device, "actor" if actor else "reward", "decode" if actor else "score", start, end, chunk + 1, 64)
+            for name, value in zip(columns, told, strict=True):
+                columns[name].append(value)
+            idle.append([device, chance.choice(("decode", "tail", "score")), end, start + chunk_s])
+        told = (device, "actor", "update-actor", begin + 0.7 * SECONDS_A_STEP, begin + 0.95 * SECONDS_A_STEP, 0, 64)
+        for name, value in zip(columns, told, strict=True):
+            columns[name].append(value)
+        idle.append([device, "weights", begin + 0.95 * SECONDS_A_STEP, begin + SECONDS_A_STEP])
+    more = {"window_s": [begin, begin + SECONDS_A_STEP], "deferred": [], "flows": [], "counters": {}, "trained": []}
+    return {"step": step, **columns, "idle": idle, **more}
 
 
 def batches(columns: Mapping[str, NDArray[np.float64]]) -> list[bytes]:

@@ -29,6 +29,6 @@ def test_the_telemetry_bench_writes_its_figures(tmp_path: Path) -> None:
     assert {"ingest_points_per_s", "overview_100k_ms/p95", "zoom_100k_ms/p95", "compare_50x1k_ms/p95", "runs_1k_ms/p95"} <= set(
         figures
     )
-    assert {"event_to_pixel_ms/p95", "first_chart_s", "run_page_kb"} <= set(figures)
+    assert {"timeline_100x8_ms/p95", "event_to_pixel_ms/p95", "first_chart_s", "run_page_kb"} <= set(figures)
     assert figures["spikes_shown"]["median"] == 5
     assert 8 < figures["bytes_per_point"]["median"] < 30
