@@ -2,13 +2,13 @@
 (function () {
   "use strict";
   const { Oppo, OppoTheme: T, Plotly } = window, { run, el, format: f, setText } = Oppo;
-  const { CHARTS, LINKED, KEYS } = Oppo.trainingCharts;
+  const { CHARTS, LINKED } = Oppo.trainingCharts;
   const $ = (id) => document.getElementById(id);
-  const series = Oppo.series(run.id, KEYS);
+  const { series, asked } = Oppo.trainingFirst;          // asked for while the drawing library was still being read
   const slider = $("smoothing");
   const view = { series, spec: run.spec, colour: run.colour, summary: run.summary, decisions: [], weight: stored(), axis: "step" };
   const inView = new Set(), drawn = {};
-  let linked = false, busy = false, again = false, decisionsAt = -1, zoomed = null, resets = 0, end = 0;
+  let loaded = false, painted = false, linked = false, busy = false, again = false, decisionsAt = -1, zoomed = null, resets = 0, end = 0;
 
   function stored() {
     try { const w = parseFloat(localStorage.getItem("oppo-smoothing")); return w >= 0 && w < 1 ? w : 0.6; } catch (e) { return 0.6; }
@@ -48,7 +48,14 @@
   }
   async function draw() {
     view.summary = run.summary;
-    await Promise.all([...inView].map(drawOne));
+    for (const name of Object.keys(CHARTS).filter((n) => inView.has(n))) {
+      await drawOne(name);
+      if (!painted) await new Promise((done) => setTimeout(done));       // the first chart is on the screen before the next is drawn
+      painted = true;
+    }
+    link();
+  }
+  function link() {
     read(null);
     if (linked || !LINKED.every((name) => name in drawn)) return;
     linked = true;
@@ -76,15 +83,18 @@
   }
   async function refresh() {
     if (busy) { again = true; return; }
+    const first = !loaded && view.axis === "step";
     busy = true;
     try {
-      const [fresh] = await Promise.all([series.update(run.summary), decisions(run.summary)]);
+      const [fresh] = await Promise.all([first ? asked : series.update(run.summary), decisions(run.summary)]);
+      loaded = true;
       if (fresh) { await draw(); await samples(); }
     } catch (e) {
       stale(e);
     } finally {
       busy = false;
     }
+    if (!loaded) { loaded = true; await draw(); }        // what came into view meanwhile; or, without an answer, empty charts
     if (again) { again = false; refresh(); }
   }
   function stale(e) {                                    // the connection's own note says so; the next event or poll tries again
@@ -105,7 +115,7 @@
       const name = e.target.id.replace("plot-", "");
       if (!e.isIntersecting) return inView.delete(name);
       inView.add(name);
-      drawOne(name).then(draw);
+      if (loaded) drawOne(name).then(link);              // before the first answer there is nothing to draw
     });
   }, { rootMargin: "200px" });
 

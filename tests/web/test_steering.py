@@ -356,7 +356,7 @@ def test_wishes_over_http(world):
     refused = ask("resume")
     assert (refused.status_code, refused.json()["detail"]) == (409, "A run that is preempting cannot be asked to resume.")
     assert ask("cancel").json()["state"] == "cancelling"
-    said = ada.get(f"/runs/{run.pk}/events?part=1").content.decode()
+    said = ada.get(f"{url}/events").content.decode()
     assert "Priority 50 became 70." in said
     assert "1 h more on devices, 3 h in all." in said
 
