@@ -65,7 +65,7 @@ def test_the_end_is_followed_until_one_scrolls_up(visit, platform):
     shown(page, 1004)
     page.wait_for_function(AT_END)
     page.evaluate("document.getElementById('log').scrollTop = 5000")
-    page.wait_for_function("!document.getElementById('follow-log').checked")
+    page.wait_for_function("() => !document.getElementById('follow-log').checked")
     write(1304, 1306)
     page.wait_for_selector("#news >> text=2 new lines")
     assert page.evaluate("document.getElementById('log').scrollTop") == 5000

@@ -11,7 +11,7 @@ def test_idle_time_is_told_by_device_and_cause(visit, two_runs):
     page = visit().page
     page.goto(f"/runs/{two_runs[1]}/utilization")
     page.wait_for_selector("#plot-causes .main-svg >> nth=0")
-    page.wait_for_function("document.getElementById('plot-overlap').data[0].x.length === 60")
+    page.wait_for_function("() => document.getElementById('plot-overlap').data[0].x.length === 60")
     bubble = page.evaluate(
         """async id => {
             const { series } = await Oppo.api.get(`runs/${id}/metrics`, { keys: 'bubble/*', since_step: 10 });
