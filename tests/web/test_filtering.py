@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from oppo_platform.cursors import write_cursor
 from oppo_platform.runs.filtering import NUMBERS, FilterError
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import list_runs
@@ -78,7 +79,9 @@ def test_a_filter_finds_what_looking_at_each_run_finds(fleet, terms):
     assert found(fleet, text) == wanted
 
 
-@pytest.mark.parametrize("sort", ["", "reward", "-reward", "-kl", "name", "-age", "-step", "actor/entropy", "ppo.batch_size"])
+@pytest.mark.parametrize(
+    "sort", ["", "reward", "-reward", "-kl", "name", "-submitted", "-step", "actor/entropy", "ppo.batch_size"]
+)
 def test_pages_hold_every_run_once_and_in_order(fleet, sort):
     pages, after = [], None
     while True:
@@ -141,10 +144,20 @@ def test_odd_filters_break_nothing(fleet, where):
     assert fleet.login("ada").get("/api/v1/runs", {"filter": where}).status_code in (200, 422)
 
 
-@pytest.mark.parametrize("after", ["x", "1~", "-1", "9" * 30, "3~abc", "\0"])
+@pytest.mark.parametrize(
+    "after",
+    ["x", "-1", "9" * 30, "\0", write_cursor(3), write_cursor(3, "abc"), write_cursor("3", 1.0), write_cursor(2**70, 1.0)],
+)
 def test_odd_places_are_refused(fleet, after):
     reply = fleet.login("ada").get("/api/v1/runs", {"sort": "-reward", "after": after})
     assert reply.status_code == 422
+
+
+def test_runs_are_not_sorted_by_what_changes_between_two_pages(fleet):
+    reply = fleet.login("ada").get("/api/v1/runs", {"sort": "-age"})
+    assert (reply.status_code, "“submitted”" in reply.json()["detail"]) == (422, True)
+    newest = list_runs(fleet.people["ada"], sort="-submitted")["items"][0]
+    assert newest["id"] == Run.objects.order_by("-created_at").first().pk
 
 
 def test_age_and_times_are_written_as_people_do(fleet):

@@ -9,7 +9,7 @@ from ninja import Query, Router
 
 from oppo_platform.api.problems import problem
 from oppo_platform.api.subjects import run_of
-from oppo_platform.telemetry.cursors import BadCursor
+from oppo_platform.cursors import BadCursor
 from oppo_platform.telemetry.history import KINDS, history
 
 router = Router()

@@ -13,6 +13,7 @@ from oppo_contract.states import RunState
 from oppo_platform.accounts.access import may_submit
 from oppo_platform.api.problems import problem
 from oppo_platform.api.subjects import chosen_project, person, run_of
+from oppo_platform.cursors import BadCursor
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.filtering import FilterError
 from oppo_platform.runs.tags import MOST_TAGS, TagRefused, change_tags
@@ -49,6 +50,8 @@ def list_runs(
         return runs.list_runs(person(request), states=states, project=wanted, where=where, sort=sort, limit=limit, after=after)
     except FilterError as error:
         return problem(422, error.message, term=error.term)
+    except BadCursor:
+        return problem(422, "`after` is not the `next` of a page with the same `sort`.")
 
 
 @router.get("runs/words", summary="What a filter of runs can be made of")

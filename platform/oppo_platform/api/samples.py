@@ -10,7 +10,7 @@ from pydantic import Field, FiniteFloat
 
 from oppo_platform.api.problems import problem
 from oppo_platform.api.subjects import LARGEST_ID, run_of
-from oppo_platform.telemetry.cursors import BadCursor
+from oppo_platform.cursors import BadCursor
 from oppo_platform.telemetry.models import SampleRow
 from oppo_platform.telemetry.samples import Ending, SampleFilter, sample, samples
 

@@ -19,10 +19,11 @@ from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState
 from oppo_platform.accounts.access import submit_projects, visible_projects, visible_runs, visible_teams
 from oppo_platform.accounts.current import current_team
 from oppo_platform.cluster.selectors import nodes_overview
+from oppo_platform.cursors import BadCursor
 from oppo_platform.pages import spec_form
 from oppo_platform.pages.cluster_map import pools_of
 from oppo_platform.pages.selectors import live_catalogue, with_curves
-from oppo_platform.runs.filtering import FilterError, PlaceError
+from oppo_platform.runs.filtering import FilterError
 from oppo_platform.runs.models import PRIORITIES, Project, Run
 from oppo_platform.runs.selectors import RunList, get_run, list_runs, run_url
 from oppo_platform.scheduling.selectors import Waiting
@@ -35,7 +36,7 @@ PRIORITY_STEP = 10
 COLUMNS = (
     ("Name", "name", ""), ("State", "state", ""), ("Step", "step", "-"), ("Reward", "reward", "-"), ("Curve", "", ""),
     ("KL", "kl", ""), ("Bubble", "bubble", ""), ("Time", "elapsed", "-"), ("Preset", "", ""), ("Project", "project", ""),
-    ("Owner", "user", ""), ("Submitted", "age", "-"),
+    ("Owner", "user", ""), ("Submitted", "submitted", "-"),
 )  # fmt: skip
 STATE_GROUPS: dict[str, tuple[str, frozenset[RunState]]] = {
     "": ("All", frozenset()),
@@ -89,7 +90,7 @@ def _listed(request: HttpRequest, states: frozenset[RunState], project: int | No
             request.user, states=states, project=project, team_id=team_id, where=where, sort=sort, limit=RUNS_A_PAGE,
             after=after or None,
         )  # fmt: skip
-    except PlaceError:
+    except BadCursor:
         raise Http404 from None
     except FilterError as error:
         return RunList(items=[], next=None), error.message

@@ -44,13 +44,6 @@ class FilterError(ValueError):
         super().__init__(message)
 
 
-class PlaceError(FilterError):
-    """`after` is not the `next` of a page with the same `sort`."""
-
-    def __init__(self) -> None:
-        super().__init__("“after” must be the `next` of a page with the same `sort`.")
-
-
 @dataclass(frozen=True, slots=True)
 class Number:
     """Something that runs can be compared and sorted by."""
@@ -97,12 +90,12 @@ def filtered(runs: QuerySet[Run], text: str) -> QuerySet[Run]:
 
 
 def sorting(name: str) -> Any:
-    """What a column sorts by: a number, or `name`, `user`, `project`, `state`. Raises FilterError."""
-    by_text = {"name": "name", "user": "user__username", "project": "project__name", "state": "state"}
+    """What a column sorts by: a number, or `name`, `user`, `project`, `state`, `submitted`. Raises FilterError."""
+    by_text = {"name": "name", "user": "user__username", "project": "project__name", "state": "state", "submitted": "created_at"}
     if name in by_text:
         return F(by_text[name])
-    if name == "age":
-        return F("created_at")
+    if name == "age":  # it changes between two pages
+        raise FilterError("Runs are sorted by when they were submitted: “submitted”.", name)
     return _number(name, name).expression()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from types import NoneType
 from typing import TypedDict
 
 from django.contrib.postgres.expressions import ArraySubquery
@@ -20,7 +21,8 @@ from oppo_contract.states import HOLDING_DEVICES, RunState
 from oppo_contract.yaml_text import dump_yaml
 from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
-from oppo_platform.runs.filtering import PlaceError, filtered, sorting
+from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
+from oppo_platform.runs.filtering import filtered, sorting
 from oppo_platform.runs.models import Attempt, Launch, Project, Run
 from oppo_platform.runs.wishes import Wish, wishes
 
@@ -163,7 +165,7 @@ def list_runs(
         after: the `next` of the page before.
 
     Raises:
-        FilterError: the filter or the column is not understood. PlaceError: nor is `after`.
+        FilterError: the filter or the column is not understood. BadCursor: nor is `after`.
     """
     runs = filtered(summaries(visible_runs(user)), where)
     wanted = list(states)
@@ -180,37 +182,31 @@ def list_runs(
 
 
 def _ordered(runs: QuerySet[Run], sort: str, after: str | None) -> QuerySet[Run]:
-    """In order, from behind the place `after`."""
+    """In order, from behind the place `after`. Raises FilterError and BadCursor."""
     if not sort:
-        return (runs if after is None else runs.filter(pk__lt=_parsed(after)[0])).order_by("-id")
+        return (runs if after is None else runs.filter(pk__lt=read_cursor(after, int)[0])).order_by("-id")
     falls = sort.startswith("-")
     column = sorting(sort.removeprefix("-"))
     by = F("sorted_by").desc(nulls_last=True) if falls else F("sorted_by").asc(nulls_last=True)
     runs = runs.annotate(sorted_by=column).order_by(by, "-id")
     if after is None:
         return runs
-    run_id, value = _parsed(after)
+    run_id, value = read_cursor(after, int, (int, float, str, NoneType))
     if value is None:
         return runs.filter(sorted_by__isnull=True, pk__lt=run_id)
     try:
         beyond = Q(sorted_by__lt=value) if falls else Q(sorted_by__gt=value)
         return runs.filter(beyond | Q(sorted_by=value, pk__lt=run_id) | Q(sorted_by__isnull=True))
-    except (ValueError, ValidationError):  # of another column's page
-        raise PlaceError from None
+    except (ValueError, TypeError, ValidationError):  # of another column's page
+        raise BadCursor from None
 
 
 def _place(run: Run, sort: str) -> str:
     """Where a page ends: the run, and the value that it is sorted by."""
-    value = getattr(run, "sorted_by", None) if sort else None
-    return f"{run.pk}" if value is None else f"{run.pk}~{value.isoformat() if isinstance(value, datetime) else value}"
-
-
-def _parsed(after: str) -> tuple[int, str | None]:
-    """Raises PlaceError."""
-    run_id, tilde, value = after.partition("~")
-    if not (run_id.isascii() and run_id.isdecimal() and len(run_id) < 19):
-        raise PlaceError
-    return int(run_id), value if tilde else None
+    if not sort:
+        return write_cursor(run.pk)
+    value = run.sorted_by  # type: ignore[attr-defined]  # by `_ordered`
+    return write_cursor(run.pk, value.isoformat() if isinstance(value, datetime) else value)
 
 
 def get_run(user: User, run_id: int) -> Run:

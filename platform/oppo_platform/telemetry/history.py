@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Coalesce
 
+from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
 from oppo_platform.runs.checkpoints import folder_name
 from oppo_platform.runs.models import Change, Checkpoint, Run, Transition
-from oppo_platform.telemetry.cursors import BadCursor, read_cursor, write_cursor
 from oppo_platform.telemetry.ingest import finite
 from oppo_platform.telemetry.models import Decision
 from oppo_platform.telemetry.reading import reigns

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from django.db.models import F, FloatField, Q, QuerySet, TextField, Value
 from django.db.models.functions import Coalesce, Lower
 
+from oppo_platform.cursors import read_cursor, write_cursor
 from oppo_platform.runs.models import Run
-from oppo_platform.telemetry.cursors import read_cursor, write_cursor
 from oppo_platform.telemetry.models import SampleRow
 from oppo_platform.telemetry.reading import reigns
 from oppo_platform.telemetry.search import pieces
