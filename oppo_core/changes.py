@@ -1,63 +1,21 @@
-"""What a resumed run may do otherwise than the run that wrote its checkpoint, field by field (docs/operations.md).
-
-A setting may change where the saved state still means the same under the new value. Of a path's rules the longest one counts.
-"""
+"""What a resumed run does otherwise than the run that wrote its checkpoint; what it may is `oppo_contract.resuming`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from oppo_contract.resuming import ALLOWED, REFUSED, Change, below, between, refusing_rule
 from oppo_contract.spec import RunSpec
 from oppo_core.control import ChunkState
 
 if TYPE_CHECKING:
     from oppo_core.engine import Engine
 
-NEW_RUN = "start a new run from the trained actor (`oppo export`)"
-# From the next step on, or at once where nothing computes differently.
-ALLOWED = (
-    "name", "steps", "ppo", "overlap", "evaluation", "resources", "queue", "retries", "secrets", "budget", "checkpoints",
-    "logging", "models.reward.http",
-)  # fmt: skip
-REFUSED = {
-    "version": ("the state is another schema's", NEW_RUN),
-    "seed": ("numbers of half-written answers are drawn from it", NEW_RUN),
-    "models": ("weights and optimizer state belong to these models", NEW_RUN),
-    "data": ("the cursor counts in the order of these prompts", "put the same prompts there, or " + NEW_RUN),
-    "rollout": ("half-written answers were begun with it", NEW_RUN),
-    "resources.nodes": ("each node has trained its own share of the prompts", NEW_RUN),
-    "resources.dtype": ("weights and optimizer state were saved in it", NEW_RUN),
-    "ppo.algorithm": ("answers in flight and the critic's state are another algorithm's", NEW_RUN),
-    "ppo.group_size": ("answers in flight belong to groups of that size", NEW_RUN),
-    "ppo.batch_size": ("the answers in flight were begun for batches of that size", NEW_RUN),
-    "ppo.normalize_scores": ("the running statistics belong to the whole run", NEW_RUN),
-    "ppo.ema_decay": ("the moving average belongs to the whole run", NEW_RUN),
-    "ppo.pretraining": ("the cursor counts in these texts", "only its coefficient may change; else " + NEW_RUN),
-    "overlap.inter_step": ("the answers in flight were begun under that rule", NEW_RUN),
-}
-ALLOWED_BELOW_REFUSED = ("ppo.pretraining.coefficient",)
+__all__ = ["ALLOWED", "REFUSED", "Change", "apply", "below", "between", "disturbs", "refusals", "refusing_rule"]
+
 # Under these the run computes on from other caches or in other pieces: what is in flight is read anew, equal up to rounding.
 DISTURBING = ("overlap", "resources")
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A setting's value in the checkpoint and now."""
-
-    path: str
-    old: Any
-    new: Any
-
-    def __str__(self) -> str:
-        return f"{self.path}: {_said(self.old)} → {_said(self.new)}"
-
-
-def between(saved: RunSpec, asked: RunSpec) -> list[Change]:
-    """Every setting that differs, by path."""
-    return list(_differences("", saved.model_dump(mode="json"), asked.model_dump(mode="json")))
 
 
 def refusals(changed: Iterable[Change], in_flight: int, spec: RunSpec) -> list[str]:
@@ -81,14 +39,6 @@ def refusals(changed: Iterable[Change], in_flight: int, spec: RunSpec) -> list[s
     return said
 
 
-def refusing_rule(path: str) -> str | None:
-    """The rule of `REFUSED` that forbids a change of `path`; None when it may change."""
-    kinds = [(rule, True) for rule in REFUSED] + [(rule, False) for rule in ALLOWED + ALLOWED_BELOW_REFUSED]
-    matching = [(len(rule), rule, refused) for rule, refused in kinds if below(path, rule)]
-    _, rule, refused = max(matching)
-    return rule if refused else None
-
-
 def disturbs(changed: Iterable[Change]) -> bool:
     """Whether what is in flight must be read anew."""
     return any(below(change.path, rule) for change in changed for rule in DISTURBING)
@@ -107,21 +57,3 @@ def apply(changed: Iterable[Change], engine: Engine) -> None:
         engine.chunk = ChunkState(spec.overlap.chunk.size if "overlap.chunk.size" in paths else engine.chunk.size)
     if paths & {"evaluation", "evaluation.prompts", "evaluation.prompt_field", "evaluation.count", "evaluation.greedy"}:
         engine.standing.forget_evaluations()
-
-
-def below(path: str, rule: str) -> bool:
-    """Whether `path` is `rule` or lies below it."""
-    return path == rule or path.startswith(rule + ".")
-
-
-def _differences(path: str, old: Any, new: Any) -> Iterable[Change]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old)]:
-            yield from _differences(f"{path}.{key}" if path else key, old.get(key), new.get(key))
-    elif old != new:
-        yield Change(path, old, new)
-
-
-def _said(value: Any) -> str:
-    text = "empty" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 120 else text[:117] + "…"

@@ -1,4 +1,8 @@
-"""The engine's side of the outbox: an append-only file, one event a line. It never waits for the network."""
+"""The engine's side of the outbox: an append-only file, one event a line. It never waits for the network.
+
+While the worker says that the outbox is full, because the platform has been away for long, detail is left out: timelines, answers
+and log lines. What was left out is told at once, then every `TOLD_EVERY` steps, and at the end. All else is always written.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oppo_contract.events import EVENT, parse_event
+from oppo_contract.events import DETAIL_KINDS, EVENT, FULL_SUFFIX, parse_event
+from oppo_core.left_out import LeftOut
 
 # What every rank tells of its own node; the rest concerns the run, and the first rank tells it.
-OF_EACH_RANK = ("started", "spans", "log", "finished")
+OF_EACH_RANK = ("started", "spans", "log", "left_out", "finished")
+TOLD_EVERY = 20
 
 
 class Journal:
@@ -24,6 +30,8 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._seq = _repair(path)
         self._file = path.open("a", encoding="utf-8")
+        self._full = path.with_name(path.name + FULL_SUFFIX)
+        self._left_out = LeftOut()
 
     def write(self, kind: str, at: float | None = None, **payload: Any) -> None:
         """Append an event of `kind` (a class in `oppo_contract.events`); it is on its way to disk when this returns.
@@ -33,6 +41,22 @@ class Journal:
         """
         if self._kinds is not None and kind not in self._kinds:
             return
+        if kind in DETAIL_KINDS and self._full.exists():
+            if self._left_out.count(kind, payload) % TOLD_EVERY == 1:
+                self._tell_left_out()
+            return
+        if self._left_out.steps and kind in (*DETAIL_KINDS, "finished"):
+            self._tell_left_out()
+            self._left_out = LeftOut()
+        self._append(kind, at, payload)
+
+    def _tell_left_out(self) -> None:
+        """What was left out since it was told last."""
+        told = self._left_out.take()
+        if told is not None:
+            self._append("left_out", None, told)
+
+    def _append(self, kind: str, at: float | None, payload: dict[str, Any]) -> None:
         self._seq += 1
         fields = {"kind": kind, "producer": "engine", "seq": self._seq, "time": time.time() if at is None else at, **payload}
         self._file.write(EVENT.validate_python(fields).model_dump_json() + "\n")
@@ -40,6 +64,7 @@ class Journal:
 
     def close(self) -> None:
         """Make sure that everything is on disk."""
+        self._tell_left_out()
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()

@@ -19,7 +19,9 @@ from oppo_contract.lifeline import Lifeline, inherited_lifeline, watch_lifeline
 from oppo_contract.wire import HEARTBEAT_S, LaunchOrder, NodeHeartbeat, NodeOrders, RunningAttempt
 from worker.catalogue import Catalogue
 from worker.consumer import LAUNCH_FD
+from worker.deletions import Deletions
 from worker.devices import device_reports
+from worker.disks import disks_of
 from worker.folders import NodeIdentity, WorkerFolder
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
 from worker.warm import NEVER_BEGAN, WarmStarts, WarmSupervisor
@@ -117,6 +119,11 @@ class Supervisors:
         claims = [attempt.kept_claim() for attempt in self.folder.attempts() if attempt.supervised() is not None]
         return {index for claim in claims if claim is not None for index in claim.claimed.device_indices}
 
+    def runs(self) -> set[int]:
+        """Runs of which an attempt has files here: it runs, or has something left to ship."""
+        claims = [attempt.kept_claim() for attempt in self.folder.attempts()]
+        return {claim.claimed.run_id for claim in claims if claim is not None}
+
     def stuck(self) -> dict[int, str]:
         """Devices that a supervisor could not clear, each with what is left there."""
         found = {}
@@ -194,6 +201,8 @@ class NodeAgent:
         self.consumer = Consumer()
         self.catalogue = Catalogue(node.models_roots)
         self.catalogue_due = True
+        self.deletions = Deletions(node.artifact_root)
+        self.disks = disks_of(node.artifact_root, folder.path)
         self.away = False
         self.wake = Wake()
 
@@ -227,6 +236,8 @@ class NodeAgent:
             devices=device_reports(self.supervisors.held(), self.supervisors.stuck()),
             attempts=self.supervisors.running(),
             catalogue=self.catalogue.entries if self.catalogue_due else None,
+            deleted=self.deletions.done(),
+            disks=self.disks.reports(),
         )
         try:
             orders = self.api.node_heartbeat(report)
@@ -248,6 +259,7 @@ class NodeAgent:
             self.supervisors.stop(order)
         for order in orders.unclaimed:
             self.supervisors.launch(order)
+        self.deletions.obey(orders.delete, self.supervisors.runs())
 
 
 def run_agent(*, keep_attempts: bool = False) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from oppo_contract.events import FULL_SUFFIX
 from oppo_contract.wire import Claimed, RunningAttempt
 
 LOCK_WITHIN_S = 1.0
@@ -72,6 +73,7 @@ class AttemptFolder:
         self.stuck_file = path / "stuck"
         self.engine_events = path / "engine.jsonl"
         self.supervisor_events = path / "supervisor.jsonl"
+        self.full_file = self.engine_events.with_name(self.engine_events.name + FULL_SUFFIX)
 
     def log_file(self, stream: str) -> Path:
         """What the engine wrote to `stdout` or `stderr`."""

@@ -13,6 +13,7 @@ from worker.redaction import Redactor
 Stream = Literal["stdout", "stderr"]
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 LAST_LINES = 50
+LEFT_OUT = "left_out"  # in the state: lines that were left out and not told yet
 MAX_LINE_CHARS = 2000
 MAX_LINES_A_ROUND = 400
 MAX_BYTES_A_ROUND = 512 * 1024
@@ -28,20 +29,30 @@ class LogTail:
         self._state = folder.path / "tails.json"
         self._offsets: dict[str, int] = json.loads(self._state.read_text()) if self._state.exists() else {}
 
-    def follow(self, *, ended: bool = False) -> None:
-        """Pass new whole lines on; with `ended` also a last one without its line break."""
-        moved = False
+    def follow(self, *, ended: bool = False, full: bool = False) -> None:
+        """Pass new whole lines on; with `ended` also a last one without its line break. While `full` they are counted instead."""
+        moved = self._tell_left_out() if not full else False
         for stream in STREAMS:
             file = self._folder.log_file(stream)
             offset = self._offsets.get(stream, 0)
             if not file.exists() or file.stat().st_size == offset:
                 continue
             lines, self._offsets[stream] = _new_lines(file, offset, ended, self._redactor)
-            if lines:
-                self._outbox.log(stream, lines)
+            if lines and full:
+                self._offsets[LEFT_OUT] = self._offsets.get(LEFT_OUT, 0) + len(lines)
+            elif lines:
+                self._outbox.log(stream, _bounded(lines))
             moved = True
+        if ended:
+            self._tell_left_out()
         if moved:
             self._state.write_text(json.dumps(self._offsets))
+
+    def _tell_left_out(self) -> bool:
+        count = self._offsets.pop(LEFT_OUT, 0)
+        if count:
+            self._outbox.log("supervisor", [f"… {count} lines were left out, because the outbox was full"])
+        return count > 0
 
 
 def last_lines(folder: AttemptFolder, redactor: Redactor) -> list[str]:
@@ -70,11 +81,12 @@ def _new_lines(file: Path, offset: int, ended: bool, redactor: Redactor) -> tupl
     if not whole and len(block) == MAX_BYTES_A_ROUND:  # one line without an end
         whole = block
     text = redactor.text(whole.decode(errors="replace").removesuffix("\n"))
-    lines = [_clean(line) for line in text.split("\n")] if whole else []
-    if len(lines) > MAX_LINES_A_ROUND:
-        left_out = len(lines) - MAX_LINES_A_ROUND
-        lines = [f"… {left_out} lines were left out", *lines[-MAX_LINES_A_ROUND:]]
-    return lines, offset + len(whole)
+    return [_clean(line) for line in text.split("\n")] if whole else [], offset + len(whole)
+
+
+def _bounded(lines: list[str]) -> list[str]:
+    left_out = len(lines) - MAX_LINES_A_ROUND
+    return [f"… {left_out} lines were left out", *lines[-MAX_LINES_A_ROUND:]] if left_out > 0 else lines
 
 
 def _clean(line: str) -> str:

@@ -1,5 +1,7 @@
 """Events on disk: appended by their producer, read from here in order, and kept until the platform has acknowledged them.
 
+The newest of them are kept longer: a platform that was restored from a backup gets what it has forgotten again.
+
 Delivery is at least once (a batch whose answer was lost is sent again); ingest applies each number exactly once.
 """
 
@@ -16,6 +18,7 @@ from pydantic import ValidationError
 
 from oppo_contract.events import MAX_EVENT_BYTES, Event, LogEvent, parse_event
 from oppo_contract.wire import MAX_BATCH_BYTES, MAX_BATCH_EVENTS
+from worker.holes import first_data, punch
 from worker.redaction import Redactor
 
 Producer = Literal["engine", "supervisor"]
@@ -44,6 +47,9 @@ class OutboxReader:
         self._offset = 0
         self._last_seq = 0
         self._waiting: deque[Line] = deque()
+        self._ends: deque[int] = deque()  # where each of them ends in the file
+        self._acknowledged = 0  # up to here in the file
+        self._freed = 0
 
     def batch(self, max_events: int = MAX_BATCH_EVENTS) -> list[Line]:
         """The oldest events that are not acknowledged, as many as one request may hold; empty when there are none."""
@@ -57,6 +63,13 @@ class OutboxReader:
             lines.append(line)
         return lines
 
+    def backlog_bytes(self) -> int:
+        """What the platform has not acknowledged yet."""
+        if self._offset == 0:
+            self._read_on()  # what was given back to the disk is no backlog
+        written = self.path.stat().st_size if self.path.exists() else 0
+        return max(0, written - self._acknowledged)
+
     def body(self, lines: list[Line]) -> bytes:
         """An `EventBatch` of these lines, as JSON."""
         return b'{"producer":"%s","events":[%s]}' % (self.producer.encode(), b",".join(line.text for line in lines))
@@ -66,7 +79,14 @@ class OutboxReader:
         done: list[Event] = []
         while self._waiting and self._waiting[0].event.seq <= high_water:
             done.append(self._waiting.popleft().event)
+            self._acknowledged = self._ends.popleft()
         return done
+
+    def free(self, keep: float, at_least: int) -> None:
+        """Give the disk back what has been acknowledged, but for the newest `keep` bytes; not less than `at_least` at once."""
+        until = int(self._acknowledged - keep)
+        if until - self._freed >= at_least and punch(self.path, until):
+            self._freed = until
 
     def rewind(self, expected_seq: int) -> None:
         """Go back to an event that the platform misses.
@@ -74,8 +94,9 @@ class OutboxReader:
         Raises:
             LookupError: the file does not hold it.
         """
-        self._offset, self._last_seq = 0, 0
+        self._offset, self._last_seq, self._acknowledged = 0, 0, 0
         self._waiting.clear()
+        self._ends.clear()
         self._read_on(until_seq=expected_seq)
         self.acknowledge(expected_seq - 1)
         if not self._waiting or self._waiting[0].event.seq != expected_seq:
@@ -93,17 +114,21 @@ class OutboxReader:
         if not self.path.exists():
             return
         with self.path.open("rb") as content:
+            if self._offset == 0:
+                self._offset = self._acknowledged = first_data(content)
             content.seek(self._offset)
             while waiting_bytes < READ_AHEAD_BYTES or self._last_seq < until_seq:
                 text = content.readline()
                 if not text.endswith(b"\n"):
                     return
                 self._offset = content.tell()
-                line = _read(self.producer, self._last_seq + 1, self._redactor.event(text[:-1]))
+                line = _read(self.producer, self._last_seq + 1, self._redactor.event(text[:-1].lstrip(b"\0")))
                 self._last_seq = line.event.seq
                 if line.event.seq < until_seq:
+                    self._acknowledged = self._offset
                     continue
                 self._waiting.append(line)
+                self._ends.append(self._offset)
                 waiting_bytes += len(line.text)
 
 

@@ -1,7 +1,9 @@
 """Carries an attempt's events and checkpoints to the platform, for ever if need be. A thread of the supervisor.
 
 The engine's outbox and the supervisor's are two producers; each keeps its order. A checkpoint is registered after the event that
-announced it was taken. While the platform is away nothing is lost and nobody waits: the files grow, and are sent afterwards.
+announced it was taken. While the platform is away nobody waits: the files grow, and are sent afterwards. When too much waits
+(`worker.limit`), the engine is told to leave out detail (`oppo_contract.events.DETAIL_KINDS`) and says what it left out; so does
+the log's tail. Metrics, checkpoints and outcomes are always kept.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -19,6 +21,7 @@ from oppo_contract.wire import CheckpointRegistration
 from worker.artifacts import ArtifactError, FileStore
 from worker.folders import AttemptFolder, KeptClaim
 from worker.keeper import Keeper
+from worker.limit import OutboxLimit
 from worker.logs import LogTail
 from worker.outbox import OutboxReader, OutboxWriter
 from worker.platform_api import GapError, PlatformApi, RefusedError, UnacceptableError, Unreachable
@@ -28,6 +31,7 @@ from worker.redaction import Redactor
 LOOK_EVERY_S, BETWEEN_BATCHES_S = 0.1, 0.25
 FOLLOW_EVERY_S = 1.0  # the log files; of each round only so many lines are kept
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+FREED_AT_ONCE = 16 * 2**20
 
 log = structlog.get_logger("worker.shipping")
 
@@ -49,11 +53,17 @@ class Shipping:
         self._engine = OutboxReader(folder.engine_events, "engine", self.redactor)
         self._own = OutboxReader(folder.supervisor_events, "supervisor", self.redactor)
         self._on_started = on_started
+        self.limit = OutboxLimit(folder.full_file)
         self._closing = threading.Event()
         self._leaving = threading.Event()
         self._seen_seq = 0
         self._unregistered: list[CheckpointEvent] = []
         self._note_lock = threading.Lock()
+        self._spared: tuple[str, ...] = ()
+
+    def spare_for_others(self, names: Sequence[str]) -> None:
+        """Other runs are about to begin with these checkpoints. Told by the heartbeat, which waits for no disk."""
+        self._spared = tuple(names)
 
     def note(self, text: str) -> None:
         """Say something in the run's log."""
@@ -73,16 +83,15 @@ class Shipping:
         """Look, send, wait; until everything is acknowledged after `close`, or `leave` was called."""
         wait_s, follow_at = FIRST_WAIT_S, 0.0
         while not self._leaving.is_set():
-            closing = self._closing.is_set()
-            if closing or time.monotonic() >= follow_at:
+            closing, due = self._closing.is_set(), time.monotonic() >= follow_at
+            if closing or due:
                 follow_at = time.monotonic() + FOLLOW_EVERY_S
-                with self._note_lock:
-                    self._tail.follow(ended=closing)
+            self._keep_the_disk(follow=closing or due, ended=closing)
             try:
                 sent = self._ship(self._engine)
                 self._register_checkpoints()
                 sent |= self._ship(self._own)
-            except Unreachable as error:
+            except (Unreachable, OSError) as error:  # what is not sent, or not written, is so with the next turn
                 self._wait_out(error, wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
                 continue
@@ -94,6 +103,26 @@ class Shipping:
                 break
             self._closing.wait(BETWEEN_BATCHES_S if sent else LOOK_EVERY_S)
         self.complete.set()
+
+    def _keep_the_disk(self, follow: bool, ended: bool) -> None:
+        """What is written and deleted besides events. A disk that is full or away is no reason to stop sending."""
+        try:
+            self.keeper.spare_for_others(self._spared)
+            self._mind_the_limit()
+            if follow:
+                with self._note_lock:
+                    self._tail.follow(ended=ended, full=self.limit.full)
+        except OSError as error:
+            log.warning("disk", attempt=self.attempt_id, detail=str(error))
+
+    def _mind_the_limit(self) -> None:
+        """Tell the engine whether the outbox is full. Let go of what was sent: of all of it when the disk is low."""
+        if not self._unregistered and self.finished is None:  # or a later supervisor must find them in the file
+            self._engine.free(0 if self.limit.disk_low else self.limit.most_bytes / 2, FREED_AT_ONCE)
+        said = self.limit.look(self._engine.backlog_bytes() + self._own.backlog_bytes())
+        if said:
+            self.note(said)
+            log.warning("outbox", attempt=self.attempt_id, said=said)
 
     def _ship(self, outbox: OutboxReader) -> bool:
         """Send all that waits in one outbox; whether anything did. Raises Unreachable or RefusedError."""
@@ -161,7 +190,9 @@ class Shipping:
     def _url_of(self, event: CheckpointEvent) -> str:
         return f"{self.claim.claimed.artifact_url.rstrip('/')}/{event.folder}"
 
-    def _wait_out(self, error: Unreachable, wait_s: float) -> None:
-        log.info("platform_away", attempt=self.attempt_id, detail=str(error)[:200])
-        wait_s = error.retry_after_s if error.retry_after_s is not None else wait_s * random.uniform(0.5, 1.0)  # noqa: S311
+    def _wait_out(self, error: Unreachable | OSError, wait_s: float) -> None:
+        away = isinstance(error, Unreachable)
+        log.info("platform_away" if away else "disk", attempt=self.attempt_id, detail=str(error)[:200])
+        asked = error.retry_after_s if isinstance(error, Unreachable) else None
+        wait_s = asked if asked is not None else wait_s * random.uniform(0.5, 1.0)  # noqa: S311
         self._leaving.wait(wait_s)

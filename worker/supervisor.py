@@ -125,6 +125,8 @@ class Supervisor:
             return
         self.lease_ends = sent_at + orders.lease_s
         self.told_running = running
+        if self.rank == 0:  # which alone names checkpoints
+            self.shipping.spare_for_others(orders.spare)
         self._take_order(orders)
 
     def _take_order(self, orders: AttemptOrders) -> None:

@@ -56,19 +56,19 @@ def trl(
 
 def _measure(load: Load, plan: Plan, place: Path, json_file: Path | None) -> None:
     from oppo_bench.against_trl import PeerError, race
+    from oppo_bench.peer_environment import TRL, PeerEnvironmentError, python_of
     from oppo_bench.quiet import Watch
     from oppo_bench.tables import console, peer_table
-    from oppo_bench.trl_environment import PINS, TORCH, PeerEnvironmentError, python_of
 
     screen = console()
     with screen.status(load.case) as status:
         try:
-            python = python_of(place, status.update)
+            python = python_of(place, TRL, status.update)
             watch = Watch()
             results = race(load, plan, python, watch, lambda text: status.update(f"{load.case}: {text}"))
         except (PeerEnvironmentError, PeerError) as error:
             raise Failure(str(error)) from error
     screen.print(peer_table(load.case, results), highlight=False)
     machine = watch.machine()
-    keep("trl", machine, settings_of([load], plan) | {"trl_environment": [TORCH, *PINS]}, results, json_file)
+    keep("trl", machine, settings_of([load], plan) | {"trl_environment": [*TRL.first, *TRL.pins]}, results, json_file)
     explain(screen, machine, load, plan)

@@ -141,13 +141,14 @@ def admin_rotate_secrets() -> None:
 
         from oppo_platform.accounts.sealing import add_key
         from oppo_platform.accounts.team_secrets import seal_anew
+        from oppo_platform.alerts.webhooks import seal_secrets_anew
 
         if not settings.OPPO_SECRETS_KEYS:
             add_key()
-        done = seal_anew()
-        click.echo(f"{done['sealed']} secrets are sealed with the newest key.")
-        if done["lost"]:
-            raise Failure("No key opens these; an owner must set them again: " + ", ".join(done["lost"]))
+        done, hooks = seal_anew(), seal_secrets_anew()
+        click.echo(f"{done['sealed'] + hooks['sealed']} secrets are sealed with the newest key.")
+        if lost := done["lost"] + hooks["lost"]:
+            raise Failure("No key opens these; an owner must set them again: " + ", ".join(lost))
 
 
 @admin.command("password-link")

@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 MAX_EVENT_BYTES = 1024 * 1024
 MAX_METRICS_A_STEP = 500
+# What is left out while a file beside the events file, with this at the end of its name, says that the outbox is full.
+DETAIL_KINDS = ("spans", "samples", "log")
+FULL_SUFFIX = ".full"
 LAST_TIME = 253_402_300_799.0  # the end of the year 9999, beyond which no calendar goes
 
 MetricKey = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_./:-]+$")]
@@ -169,6 +172,24 @@ class LogEvent(Envelope):
     lines: list[str]
 
 
+class LeftOutEvent(Envelope):
+    """The outbox was full: so much detail of these steps was not written, so that metrics and checkpoints always are."""
+
+    kind: Literal["left_out"] = "left_out"
+    from_step: int = Field(ge=0)
+    to_step: int = Field(ge=0)
+    timelines: int = Field(ge=0)
+    answers: int = Field(ge=0)
+    lines: int = Field(ge=0, description="Of the log.")
+
+    def words(self) -> str:
+        """What was left out, a sentence."""
+        steps = f"step {self.to_step}" if self.from_step == self.to_step else f"steps {self.from_step} to {self.to_step}"
+        counts = ((self.timelines, "timeline"), (self.answers, "answer"), (self.lines, "log line"))
+        things = ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count) or "nothing"
+        return f"The outbox was full: of {steps}, {things} left out. Metrics, decisions and checkpoints are whole."
+
+
 class FinishedEvent(Envelope):
     """The engine ended by itself: all steps done, budget reached, asked to stop, or an error it could name."""
 
@@ -180,7 +201,15 @@ class FinishedEvent(Envelope):
 
 
 Event = Annotated[
-    StartedEvent | StepEvent | SpansEvent | DecisionEvent | SamplesEvent | CheckpointEvent | LogEvent | FinishedEvent,
+    StartedEvent
+    | StepEvent
+    | SpansEvent
+    | DecisionEvent
+    | SamplesEvent
+    | CheckpointEvent
+    | LogEvent
+    | LeftOutEvent
+    | FinishedEvent,
     Field(discriminator="kind"),
 ]
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)

@@ -15,19 +15,19 @@ from oppo_contract.sections.base import Name, Section
 from oppo_contract.sections.models import HttpReward, Lora, Models, ModelSpec, RewardPart, RewardSpec, TinyArchitecture
 from oppo_contract.sections.ppo import Kl, Ppo, Pretraining
 from oppo_contract.sections.rollout import Chunk, Drafter, Overcommit, Overlap, Rollout
-from oppo_contract.sections.run import Budget, Checkpoints, Data, Evaluation, Logging, LogRule, Queue, Resources, Retries
+from oppo_contract.sections.run import Budget, Checkpoints, Data, Evaluation, Fork, Logging, LogRule, Queue, Resources, Retries
 from oppo_contract.sections.secrets import SecretRefs, check_references
 
 __all__ = [
     "MAX_SPEC_BYTES", "PLATFORM_SECTIONS", "SPEC_VERSION", "Budget", "Checkpoints", "Chunk", "Data", "Drafter", "Evaluation",
-    "HttpReward", "Kl", "LogRule", "Logging", "Lora", "ModelSpec", "Models", "Overcommit", "Overlap", "Ppo", "Pretraining",
-    "Queue", "Resources", "Retries", "RewardPart",
+    "Fork", "HttpReward", "Kl", "LogRule", "Logging", "Lora", "ModelSpec", "Models", "Overcommit", "Overlap", "Ppo",
+    "Pretraining", "Queue", "Resources", "Retries", "RewardPart",
     "RewardSpec", "Rollout", "RunSpec", "Section", "TinyArchitecture", "load_spec",
 ]  # fmt: skip
 
 SPEC_VERSION: Literal[1] = 1
 # Sections that only the platform reads. They are not delivered to engines, so that an older one does not stumble over them.
-PLATFORM_SECTIONS = ("queue", "retries", "secrets")
+PLATFORM_SECTIONS = ("fork", "queue", "retries", "secrets")
 MAX_SPEC_BYTES = 256 * 1024
 
 
@@ -40,6 +40,9 @@ class RunSpec(Section):
     steps: int = Field(ge=1, le=10_000_000, description="PPO steps to train.")
     models: Models = Field(description="The four roles.")
     data: Data = Field(description="The prompts.")
+    fork: Fork | None = Field(
+        None, description="A checkpoint to begin with, of another run; off when empty. On the platform only."
+    )
     ppo: Ppo = Field(default_factory=Ppo, description="The PPO step.")
     rollout: Rollout = Field(default_factory=Rollout, description="How the actor answers.")
     overlap: Overlap = Field(default_factory=Overlap, description="What runs at the same time.")
@@ -60,6 +63,13 @@ class RunSpec(Section):
     @model_validator(mode="after")
     def secrets_are_named(self) -> Self:
         check_references(self.secrets or {})
+        return self
+
+    @model_validator(mode="after")
+    def a_fork_goes_on(self) -> Self:
+        if self.fork is not None and self.steps <= self.fork.step:
+            allowed = f"above {self.fork.step}, the step that it begins with (fork.step)"
+            raise Impossible("steps", "leaves nothing to train", value=self.steps, allowed=allowed)
         return self
 
     @model_validator(mode="after")

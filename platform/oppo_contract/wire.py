@@ -21,14 +21,22 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from oppo_contract.events import Event, Wire
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 # The platform serves workers of this version and of the one before. Others get no work, which the page of nodes tells, and what
 # runs on them goes on. Update the platform first.
 SPOKEN = (WIRE_VERSION - 1, WIRE_VERSION)
 # From version 2 on every call of a worker names its version, so that a platform can tell what a newer one added.
 VERSION_HEADER = "OPPO-Wire-Version"
 # Fields that came after version 1. What an older worker does not know is left out of replies to it: it takes no surprises.
-SINCE: dict[tuple[str, str], int] = {("DeviceReport", "health"): 2, ("Claim", "address"): 3, ("Claimed", "rendezvous"): 3}
+SINCE: dict[tuple[str, str], int] = {
+    ("DeviceReport", "health"): 2,
+    ("Claim", "address"): 3,
+    ("Claimed", "rendezvous"): 3,
+    ("NodeHeartbeat", "deleted"): 4,
+    ("NodeHeartbeat", "disks"): 4,
+    ("NodeOrders", "delete"): 4,
+    ("AttemptOrders", "spare"): 4,
+}
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 MAX_BATCH_EVENTS = 1000
 HEARTBEAT_S = 2.0
@@ -93,6 +101,22 @@ class RunningAttempt(Wire):
     epoch: int
 
 
+class FolderDone(Wire):
+    """A folder that was to be deleted is not there any more; with `error`, it could not be deleted, and why."""
+
+    id: int
+    error: str = Field("", max_length=2000)
+
+
+class DiskReport(Wire):
+    """The file system that a folder of the worker lies on."""
+
+    what: Literal["artifacts", "outbox"]
+    path: str = Field(max_length=2000)
+    free_bytes: int = Field(ge=0, description="As far as the worker may fill it.")
+    total_bytes: int = Field(ge=0)
+
+
 class NodeHeartbeat(Wire):
     """Every two seconds. `catalogue` is sent when it changed or was asked for."""
 
@@ -100,6 +124,8 @@ class NodeHeartbeat(Wire):
     devices: list[DeviceReport]
     attempts: list[RunningAttempt]
     catalogue: list[CatalogueEntry] | None = None
+    deleted: list[FolderDone] = Field(default_factory=list, description="What became of `NodeOrders.delete`.")
+    disks: list[DiskReport] = Field(default_factory=list)
 
 
 class LaunchOrder(Wire):
@@ -109,12 +135,21 @@ class LaunchOrder(Wire):
     epoch: int
 
 
+class FolderOrder(Wire):
+    """Delete this folder of a run's artifacts, and say so with the next heartbeat. It is told until then."""
+
+    id: int
+    run_id: int
+    url: str = Field(description="file://… below the node's artifact root.")
+
+
 class NodeOrders(Wire):
     """What the node should do now."""
 
     unclaimed: list[LaunchOrder]
     stop: list[LaunchOrder] = Field(default_factory=list, description="Attempts the node runs but no longer owns.")
     catalogue_wanted: bool = False
+    delete: list[FolderOrder] = Field(default_factory=list)
 
 
 class Address(Wire):
@@ -186,6 +221,10 @@ class AttemptOrders(Wire):
     lease_s: float
     signal: Literal["cancel", "pause", "preempt"] | None = None
     deadline_s: float = 5.0
+    spare: list[str] = Field(
+        default_factory=list,
+        description="Folders of the run's checkpoints that are kept, because others are about to begin with them.",
+    )
 
 
 class EventBatch(Wire):

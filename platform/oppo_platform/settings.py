@@ -55,6 +55,8 @@ INSTALLED_APPS = [
     "oppo_platform.cluster",
     "oppo_platform.scheduling",
     "oppo_platform.telemetry",
+    "oppo_platform.storage",
+    "oppo_platform.alerts",
     "oppo_platform.pages",
 ]
 
@@ -89,6 +91,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "oppo_platform.accounts.current.shell",
+                "oppo_platform.storage.selectors.shell",
             ],
         },
     }
@@ -178,3 +181,26 @@ OPPO_HOUSEKEEPING_S = environment.number("OPPO_HOUSEKEEPING_S", 5)
 # Where checkpoints live. Named explicitly it is a path that every worker shares; otherwise it is this machine's own.
 OPPO_ARTIFACTS_SHARED = bool(environment.text("OPPO_ARTIFACT_ROOT"))
 OPPO_ARTIFACT_ROOT = environment.text("OPPO_ARTIFACT_ROOT", (OPPO_HOME / "artifacts").as_uri()).rstrip("/")
+# A disk with less free than this is low: its node gets nothing new; the database's: no run is submitted.
+OPPO_LOW_DISK_BYTES = environment.number("OPPO_LOW_DISK_BYTES", 2**30)
+# Where the database lies, when that is a folder of the housekeeper's machine and PostgreSQL does not say; and how large it may
+# become, where its disk cannot be looked at. Empty and 0: not watched.
+OPPO_DATABASE_FOLDER = environment.text("OPPO_DATABASE_FOLDER")
+OPPO_DATABASE_MOST_BYTES = environment.number("OPPO_DATABASE_MOST_BYTES", 0)
+# Seconds between two measurements of what a run that goes on takes.
+OPPO_MEASURE_S = environment.number("OPPO_MEASURE_S", 60)
+# A team's new retention deletes nothing before so many seconds: time to change one's mind.
+OPPO_RETENTION_GRACE_S = environment.number("OPPO_RETENTION_GRACE_S", 24 * 3600)
+# How long a deleted run can be restored, days; and how long a line says that it was there, so that what it used still counts.
+OPPO_TRASH_DAYS = environment.number("OPPO_TRASH_DAYS", 7)
+OPPO_TOMBSTONE_DAYS = environment.number("OPPO_TOMBSTONE_DAYS", 90)
+# Hosts to which webhooks may go although their addresses are private, and those that may do without TLS. Link-local ones never.
+OPPO_WEBHOOK_PRIVATE_HOSTS = environment.words("OPPO_WEBHOOK_PRIVATE_HOSTS")
+OPPO_WEBHOOK_PLAIN_HOSTS = environment.words("OPPO_WEBHOOK_PLAIN_HOSTS")
+# What one post to a webhook may take in all, name and handshake included.
+OPPO_WEBHOOK_TIMEOUT_S = environment.number("OPPO_WEBHOOK_TIMEOUT_S", 10)
+# A message to a webhook or a person is tried so many times; the first wait between two tries, which trebles each time.
+OPPO_DELIVERY_TRIES = int(environment.number("OPPO_DELIVERY_TRIES", 5))
+OPPO_DELIVERY_RETRY_S = environment.number("OPPO_DELIVERY_RETRY_S", 60)
+# How long deliveries are kept on the settings page.
+OPPO_DELIVERIES_KEPT_S = environment.number("OPPO_DELIVERIES_KEPT_S", 30 * 24 * 3600)

@@ -25,10 +25,15 @@
     if (!reply.ok) throw new ApiError(reply.status, data);
     return data;
   }
+  const RETRY_MS = 3000;
+  /* What could not be read is read again, unless the server has said no: a live connection may be back before the rest is, and its
+     next event may be far away. */
+  Oppo.again = (e, deed) => { if (!(e instanceof ApiError) || e.status >= 500) setTimeout(deed, RETRY_MS); };
   Oppo.ApiError = ApiError;
   Oppo.api = {
     root: ROOT,
     get: (path, query, signal) => request("GET", query ? `${path}?${new URLSearchParams(query)}` : path, undefined, signal),
     post: (path, body, signal) => request("POST", path, body, signal),
+    remove: (path) => request("DELETE", path),
   };
 })();

@@ -1,8 +1,28 @@
-/* Checkpoints tab: drawn by the server, fetched anew while the run lives. */
+/* Checkpoints tab: drawn by the server, fetched anew while the run lives; a paused run goes on from any of them. */
 (function () {
   "use strict";
-  const { Oppo } = window, { run } = Oppo;
-  const again = Oppo.refresh(document.getElementById("checkpoints"), {});
-  let state = run.summary.state;
+  const { Oppo } = window, { run, setText } = Oppo;
+  const rows = document.getElementById("checkpoints"), dialog = document.getElementById("resume-dialog");
+  const again = Oppo.refresh(rows, {});
+  let state = run.summary.state, chosen = null;
   run.follow((summary) => { if (summary.state !== state) { state = summary.state; again(); } });
+
+  function ask(button) {
+    chosen = button.dataset.resumeAt;
+    setText(document.getElementById("resume-title"), `Resume from step ${button.dataset.step}?`);
+    setText(dialog.querySelector(".error"), "");
+    dialog.showModal();
+  }
+  async function resume() {
+    try {
+      await Oppo.api.post(`runs/${run.id}/checkpoints/${chosen}/resume`);
+      dialog.close();
+      again();
+    } catch (e) {
+      setText(dialog.querySelector(".error"), e.message);
+    }
+  }
+  if (!dialog) return;
+  rows.addEventListener("click", (e) => { const button = e.target.closest("[data-resume-at]"); if (button) ask(button); });
+  document.getElementById("resume-sure").addEventListener("click", resume);
 })();

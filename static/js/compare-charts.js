@@ -5,14 +5,6 @@
   const BANDS_UP_TO = 6;                                 // more lie over each other
   const DASHES = ["solid", "6px,3px", "2px,3px", "8px,3px,2px,3px"];
 
-  /* The axis in a unit that fits its length: {size, title, word} per unit of `x`. */
-  function axisOf(name, top) {
-    const hours = (what) => (top > 7200 ? { size: 3600, word: "h", title: `hours ${what}` } : top > 180 ? { size: 60, word: "min", title: `minutes ${what}` } : { size: 1, word: "s", title: `seconds ${what}` });
-    if (name === "wall") return hours("of training");
-    if (name === "gpu_seconds") return hours("of device time");
-    if (name === "tokens") return top > 2e6 ? { size: 1e6, word: "M", title: "trained response tokens, millions" } : { size: 1000, word: "k", title: "trained response tokens, thousands" };
-    return { size: 1, word: "", title: "step" };
-  }
   const shortened = (text) => text.replace(/[<>&]/g, (c) => ({ "<": "‹", ">": "›", "&": "+" })[c]).slice(0, 40);
   const titled = (entry) => shortened(entry.label) + (entry.group ? ` · ${entry.count}` : "");
 
@@ -32,13 +24,24 @@
       const own = { ...line(c, width, faint ? T.fade(colour, 0.25) : colour, v.many ? {} : { dash: DASHES[c.entry.dash] }), name: titled(c.entry), meta: c.entry.key, showlegend: !faint };
       (c.entry.key === picked ? last : data).push(own);
     });
-    return [...data, ...last];
+    return [...data, ...beginnings(drawn, v), ...last];
+  }
+  /* A ring where a fork begins: what came before is its parent's. */
+  function beginnings(drawn, v) {
+    const forks = v.reply.groups.length ? [] : v.reply.runs.filter((run) => run.forked_from && drawn.runs.get(run.id).x.length);
+    return forks.map((run) => {
+      const { x, y } = drawn.runs.get(run.id), color = T.run(v.colours.get(run.id));
+      return { x: [x[0]], y: [y[0]], mode: "markers", marker: { symbol: "circle-open", size: 9, color, line: { width: 2, color } }, hoverinfo: "skip", showlegend: false };
+    });
   }
   function build(name, drawn, v) {
     const main = name === "reward", axes = { reward: { nticks: 6 }, kl: { nticks: 5, rangemode: "tozero" }, bubble: { nticks: 4, ticksuffix: " %", rangemode: "tozero" } };
     const layout = { hovermode: v.many ? "closest" : "x", margin: { l: 48, r: 14, t: 8, b: main ? 38 : 24 }, uirevision: v.view.axis, shapes: [], annotations: [],
-      xaxis: { nticks: main ? 9 : 5, rangemode: "tozero", title: { text: main ? v.axis.title : "" } }, yaxis: { ...axes[name] } };
+      xaxis: { nticks: main ? 9 : 5, rangemode: "tozero", uirevision: `${v.view.axis} ${v.view.zoom}`, title: { text: main ? v.axis.title : "" } },
+      yaxis: { ...axes[name], uirevision: `${v.view.axis} ${v.view.outliers} ${v.resets}` } };
+    if (v.view.zoom) layout.xaxis.range = v.view.zoom.map((x) => x / v.axis.size);
     if (main && f.known(v.reply.target)) target(layout, drawn, v);
+    if (v.view.outliers) middle(layout, name, drawn, v);
     return { data: traces(name, drawn, v), layout: T.layout(layout) };
   }
   /* A line at the target, and from each curve that reaches it a drop to the axis with the place where it did. */
@@ -55,6 +58,19 @@
       layout.shapes.push({ type: "line", x0: x, x1: x, y0: lo - room, y1: goal, line: { color: T.run(c.entry.colour), width: 1, dash: "dot" } });
       layout.annotations.push({ x, y: lo - room, text: `${f.figure(x)}${v.axis.word ? ` ${v.axis.word}` : ""}`, showarrow: false, xanchor: "left", xshift: 4, yanchor: "bottom", yshift: 14 * k, font: { size: 12, color: T.css("--text-2") } });
     });
+  }
+  /* The height of the middle nine tenths of all points; how many lie outside is said. */
+  function middle(layout, name, drawn, v) {
+    const columns = [...drawn.runs.values()].map((c) => ({ ...c, y: c.raw })), keep = name === "reward" ? [v.reply.target] : [];
+    const found = Oppo.outliers(columns, { tozero: layout.yaxis.rangemode === "tozero", keep });
+    if (!found) return;
+    const floor = layout.yaxis.range ? layout.yaxis.range[0] : null;
+    layout.yaxis.range = found.range;
+    if (floor !== null) {                                // what stood on the bottom still does
+      layout.shapes.forEach((shape) => { if (shape.y0 === floor) shape.y0 = found.range[0]; });
+      layout.annotations.forEach((note) => { if (note.y === floor) note.y = found.range[0]; });
+    }
+    layout.annotations.push({ xref: "paper", yref: "paper", x: 1, y: 1, text: Oppo.outliersNote(found), showarrow: false, xanchor: "right", yanchor: "top", font: { size: 11, color: T.css("--text-3") } });
   }
   function placeOf(curve, v) {                           // groups: the mean of their runs' steps or times; elsewhere unknown
     const { hit } = curve.entry;
@@ -82,5 +98,5 @@
     box.append(make("path", { d: path || "M0,0", fill: "none", stroke: colour, "stroke-width": 2.5, "stroke-linejoin": "round" }));
     svg.append(box);
   }
-  Oppo.compareCharts = { NAMES: ["reward", "kl", "bubble"], axisOf, build, outline, DASHES };
+  Oppo.compareCharts = { NAMES: ["reward", "kl", "bubble"], build, outline, DASHES };
 })();

@@ -76,7 +76,8 @@
     const memory = (view.smooth / 100) * (furthest(reply) / size), runs = new Map();
     reply.runs.forEach((run) => {
       const column = PICK[name](reply.series[run.id] || {}), x = column.x.map((place) => place / size);
-      runs.set(run.id, { x, y: smooth(x, column.y, memory), raw: column.y, low: column.low, high: column.high, step: column.step });
+      const counted = name === "reward" && view.counted && (reply.counted || {})[run.id];
+      runs.set(run.id, { x, y: counted ? counted.filter((_, i) => reply.series[run.id][REWARD].x[i] !== null) : smooth(x, column.y, memory), raw: column.y, low: column.low, high: column.high, step: column.step });
     });
     const shown = listed.map((entry) => ({ entry, ...(entry.group ? averaged(entry.ids.map((id) => runs.get(id)), view.band) : runs.get(entry.ids[0])) }));
     return { runs, shown };

@@ -56,7 +56,7 @@
       const reached = hit ? seconds(hit.elapsed_s) : el("span", { class: "muted" }, f.known(v.reply.target) ? (run.ended_at ? "not reached" : "not yet") : "–");
       const pick = el("button", { class: "pick", type: "button", "aria-pressed": String(run.id === v.view.picked), "aria-label": `Highlight ${run.name}`, title: "Highlight in the charts", "data-focus": `pick-${run.id}`, onclick: () => onPick(run.id) }, swatch(entry, v.many || entry.group));
       return el("tr", { "data-key": run.id, "data-pinned": base, "data-picked": run.id === v.view.picked },
-        el("td", {}, el("span", { class: "row nowrap-row" }, pick, el("span", {}, el("a", { href: run.url, "data-focus": `run-${run.id}` }, run.name), el("span", { class: "sub" }, `${run.preset} · ${run.state}${entry.group ? ` · ${entry.label}` : ""}`)))),
+        el("td", {}, el("span", { class: "row nowrap-row" }, pick, el("span", {}, el("a", { href: run.url, "data-focus": `run-${run.id}` }, run.name), el("span", { class: "sub" }, `${run.preset} · ${run.state}${run.forked_from ? ` · from step ${run.forked_from.step} of run ${run.forked_from.run} on` : ""}${entry.group ? ` · ${entry.label}` : ""}`)))),
         cell(reached), cell(hit ? f.whole(hit.step) : "–", "hide-narrow"), cell(base && !entry.group ? "baseline" : f.known(speedup) ? times(speedup) : "–", "strong"),
         cell(f.known(own.step_s) ? unit(`${f.figure(own.step_s)} s`) : "–"), cell(f.percent(own.bubble)), cell(f.percent(own.occupancy), "hide-narrow"), cell(f.fixed(own.reward_last_tenth, 2), "hide-narrow"), cell(f.percent(own.deferred_share), "hide-narrow"), cell(f.duration(own.wall_s), "hide-narrow"));
     }));

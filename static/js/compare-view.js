@@ -1,5 +1,6 @@
 /* What the reader chose on the compare page, and how it stands in the address: a link shows the same, the back button undoes.
-     ?runs=3,4,5&x=wall&target=1.2&smooth=5&group=-seed&band=se&baseline=4&highlight=5 */
+     ?runs=3,4,5&x=wall&target=1.2&smooth=5&group=-seed&band=se&baseline=4&highlight=5&zoom=120,480&outliers=ignore&counted=1
+   `zoom` is a range of the axis, in steps, seconds or tokens; `counted` draws the curve by which the target counts as reached. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
@@ -7,6 +8,11 @@
   const SMOOTH = 2, MOST_SMOOTH = 20;                    // per cent of the axis
   const whole = (text) => (/^[1-9]\d{0,15}$/.test(text || "") ? Number(text) : null);
   const number = (text) => (text !== null && text.trim() !== "" && Number.isFinite(Number(text)) ? text : null);
+
+  function range(text) {
+    const ends = (text || "").split(",").map((word) => (word.trim() === "" ? NaN : Number(word)));
+    return ends.length === 2 && ends.every(Number.isFinite) && ends[0] < ends[1] ? ends : null;
+  }
 
   function read(search) {
     const asked = new URLSearchParams(search), smooth = number(asked.get("smooth"));
@@ -19,6 +25,9 @@
       band: asked.get("band") === "se" ? "se" : "range",
       baseline: whole(asked.get("baseline")),
       picked: whole(asked.get("highlight")),
+      zoom: range(asked.get("zoom")),
+      outliers: asked.get("outliers") === "ignore",
+      counted: asked.get("counted") === "1",
     };
   }
   function write(view) {
@@ -30,8 +39,11 @@
     put("smooth", view.smooth, SMOOTH);
     put("group", view.group);
     put("band", view.band, "range");
-    put("baseline", view.baseline, view.ids[0]);
+    put("baseline", view.baseline);
     put("highlight", view.picked);
+    put("zoom", view.zoom && view.zoom.map((x) => Number(x.toPrecision(6))).join(","));
+    put("outliers", view.outliers ? "ignore" : "");
+    put("counted", view.counted ? "1" : "");
     return `?${query}`.replace(/%2C/g, ",");
   }
   /* A run that is compared no longer is neither the baseline nor highlighted. */

@@ -3,11 +3,11 @@
   "use strict";
   const { Oppo, OppoTheme: T, Plotly } = window, { el, format: f, setText } = Oppo;
   const View = Oppo.compareView, Tables = Oppo.compareTables, Export = Oppo.compareExport;
-  const { KEYS, MANY, entries, curves, furthest } = Oppo.compareCurves, { NAMES, axisOf, build, outline } = Oppo.compareCharts;
+  const { KEYS, MANY, entries, curves, furthest } = Oppo.compareCurves, { NAMES, build, outline } = Oppo.compareCharts;
   const LIVE_MS = 4000, MANY_RUNS = 10, FEWER_POINTS = 300;
   const $ = (id) => document.getElementById(id), plot = (name) => $(`plot-${name}`);
   const BUT_SEED = "-seed";
-  let view = View.read(location.search), reply = null, v = null, newest = 0, timer = 0, since = new Date(), linked = false, cursor = null;
+  let view = View.read(location.search), reply = null, v = null, newest = 0, timer = 0, since = new Date(), linked = false, cursor = null, resets = 0;
   const colours = new Map();
 
   /* A run keeps its own colour unless another one in view has it; then the lowest free one of the eight. */
@@ -36,6 +36,7 @@
     if (view.ids.length > MANY_RUNS) query.max_points = FEWER_POINTS;
     if (view.target !== null) query.target = view.target;
     if (view.group) query.group = view.group;
+    if (view.counted) query.counted = true;
     if (view.ids.includes(view.baseline)) query.baseline = view.baseline;
     try {
       const got = await Oppo.api.get("compare", query);
@@ -75,6 +76,9 @@
     setText($("smoothing-value"), `${view.smooth} %`);
     $("band").value = view.band;
     $("band").closest("label").hidden = !view.group;
+    $("outliers").checked = view.outliers;
+    $("counted").checked = view.counted;
+    $("smoothing").disabled = view.counted;
   }
   function options(select, list, chosen) {
     const html = JSON.stringify(list);
@@ -93,12 +97,12 @@
     $("result").hidden = false;
     $("refused").hidden = true;
     tokens();
-    const listed = entries(reply, colours), axis = axisOf(view.axis, furthest(reply));
-    v = { view, reply, entries: listed, colours, axis, many: !view.group && listed.length > MANY, drawn: {} };
+    const listed = entries(reply, colours), axis = Oppo.axisOf(view.axis, furthest(reply));
+    v = { view, resets, reply, entries: listed, colours, axis, many: !view.group && listed.length > MANY, drawn: {} };
     NAMES.forEach((name) => {
       v.drawn[name] = curves(name, reply, listed, view, axis.size);
       const made = build(name, v.drawn[name], v);
-      Plotly.react(plot(name), made.data, made.layout, T.config);
+      Plotly.react(plot(name), made.data, made.layout, { ...T.config, doubleClick: false });
     });
     if (!linked) link();
     choices();
@@ -129,8 +133,16 @@
     NAMES.forEach((name) => {
       plot(name).on("plotly_hover", (e) => { if (v.many) point(Number(e.points[0].data.meta) || null); });
       plot(name).on("plotly_unhover", () => point(null));
+      plot(name).on("plotly_relayout", zoomed);
+      plot(name).on("plotly_doubleclick", () => { resets += 1; choose({ zoom: null }, { again: false }); });
       plot(name).on("plotly_click", (e) => { if (v.many) pick(Number(e.points[0].data.meta)); });
     });
+  }
+  /* The range that was dragged, in the data's own unit: the axis' may become another when runs grow. */
+  function zoomed(e) {
+    if (!("xaxis.range[0]" in e)) return;
+    const zoom = [e["xaxis.range[0]"], e["xaxis.range[1]"]].map((x) => x * v.axis.size), close = (a, b) => Math.abs(a - b) < 1e-5 * (zoom[1] - zoom[0]);
+    if (!view.zoom || !zoom.every((x, i) => close(x, view.zoom[i]))) choose({ zoom }, { again: false });
   }
   function moved(x) {
     cursor = x;
@@ -146,7 +158,9 @@
   }
   function listen() {
     $("add").addEventListener("change", (e) => { const id = Number(e.target.value); e.target.value = ""; if (id && !view.ids.includes(id)) choose({ ids: [...view.ids, id] }); });
-    document.querySelectorAll("[data-axis]").forEach((b) => b.addEventListener("click", () => { cursor = null; choose({ axis: b.dataset.axis }); }));
+    document.querySelectorAll("[data-axis]").forEach((b) => b.addEventListener("click", () => { cursor = null; choose({ axis: b.dataset.axis, zoom: null }); }));
+    $("outliers").addEventListener("change", (e) => choose({ outliers: e.target.checked }, { again: false }));
+    $("counted").addEventListener("change", (e) => choose({ counted: e.target.checked }));
     $("group").addEventListener("change", (e) => choose({ group: e.target.value }));
     $("band").addEventListener("change", (e) => choose({ band: e.target.value }, { again: false }));
     $("baseline").addEventListener("change", (e) => choose({ baseline: Number(e.target.value) }));

@@ -30,17 +30,21 @@
   function pill(state) {
     return el("span", { class: "pill", "data-state": state }, sprite(`state-${state}`), state[0].toUpperCase() + state.slice(1));
   }
+  /* kl_above → KL above, as the server's pages write it. */
+  const alertTitle = (condition) => (condition[0].toUpperCase() + condition.slice(1)).replace(/_/g, " ").replace(/^Kl /, "KL ");
   /* One of eight colours, the same for a run on every page. */
   const runColour = (id) => ((id - 1) % 8) + 1;
   const readJson = (id) => JSON.parse(document.getElementById(id).textContent);
   const setText = (node, text) => { if (node && node.textContent !== text) node.textContent = text; };
 
   let toasts;
-  function toast(message) {
+  /* With an action ({ label, act }) it stays longer, and as long as one points at it. */
+  function toast(message, action) {
     if (!toasts) document.body.append(toasts = el("div", { class: "toasts", role: "status" }));
-    const box = el("div", { class: "toast" }, message);
+    const box = el("div", { class: "toast" }, message, action && el("button", { class: "btn btn-small", type: "button", onclick: () => { box.remove(); action.act(); } }, action.label));
     toasts.replaceChildren(box);
-    setTimeout(() => box.remove(), 4000);
+    const leave = () => (box.matches(":hover, :focus-within") ? setTimeout(leave, 1000) : box.remove());
+    setTimeout(leave, action ? 12000 : 4000);
   }
-  Object.assign(Oppo, { el, icon, pill, runColour, readJson, setText, toast });
+  Object.assign(Oppo, { el, icon, pill, alertTitle, runColour, readJson, setText, toast });
 })();

@@ -1,9 +1,10 @@
-/* Events tab: states, wishes, decisions and checkpoints on one list, newest first. Kind and search stand in the address. While only
+/* Events tab: states, wishes, decisions, checkpoints and alerts on one list, newest first. Kind and search stand in the address. While only
    the first page is shown, what happens appears on top; further down a button says that something has. */
 (function () {
   "use strict";
   const { Oppo } = window, { run, el, format: f, setText } = Oppo;
   const NAMES = { overcommit: "Δ", chunk: "C", kl: "KL coefficient", nonfinite: "Not finite" };
+  const BY = { decision: "controller", alert: "alerts", alert_closed: "alerts" };
   const A_PAGE = 100, TYPING_MS = 250, NEWS_MS = 2500;
   const $ = (id) => document.getElementById(id);
   const form = $("wanted"), table = $("events"), kinds = [...document.querySelectorAll("[data-kinds]")];
@@ -38,7 +39,9 @@
       shown = from ? "" : same;
     } catch (e) {
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
-      if (mine !== newest || !(e instanceof Oppo.ApiError)) return;      // a server that is away is told by the connection's own note
+      if (mine !== newest) return;
+      Oppo.again(e, () => { if (mine === newest) load(from); });
+      if (!(e instanceof Oppo.ApiError)) return;      // a server that is away is told by the connection's own note
       $("refused").hidden = false;
       setText($("refused").querySelector("p"), e.message);
     }
@@ -46,6 +49,8 @@
   function what(event) {
     if (event.kind === "state") return Oppo.pill(event.new);
     if (event.kind === "change") return el("span", { class: "tag" }, event.what);
+    if (event.kind === "alert") return el("span", { class: "alert-mark" }, Oppo.icon(event.what === "finished" ? "check" : "warning"), Oppo.alertTitle(event.what));
+    if (event.kind === "alert_closed") return el("span", { class: "alert-mark", "data-over": true }, Oppo.icon("check"), `${Oppo.alertTitle(event.what)}: over`);
     if (event.kind === "checkpoint") return el("a", { class: "tag", href: `/runs/${run.id}/checkpoints` }, "checkpoint");
     const name = NAMES[event.what] || event.what;
     return el("span", { class: "nowrap" }, `${name} `, event.old === event.new ? `keeps ${f.plain(event.new)}` : el("b", {}, `${f.plain(event.old)} → ${f.plain(event.new)}`));
@@ -58,7 +63,7 @@
   function row(event) {
     const pieces = Oppo.pieces(state.q);
     return el("tr", { "data-kind": event.kind }, el("td", { class: "nowrap muted" }, time(event)), el("td", { class: "num", "data-name": "step" }, event.step === null ? "" : f.whole(event.step)), el("td", {}, what(event)),
-      el("td", { class: "why" }, Oppo.marked(event.text || f.NONE, pieces)), el("td", { class: "muted by" }, Oppo.marked(event.kind === "decision" ? "controller" : event.actor, pieces)));
+      el("td", { class: "why" }, Oppo.marked(event.text || f.NONE, pieces)), el("td", { class: "muted by" }, Oppo.marked(BY[event.kind] || event.actor, pieces)));
   }
   function draw(items, further) {
     if (further) table.append(...items.map(row));

@@ -43,6 +43,7 @@
         $("refused").hidden = false;
         setText($("refused").querySelector("p"), e.message);
       }
+      if (!after && !first) Oppo.again(e, () => begin(true));      // nothing was read yet, so nothing follows the log
     } finally {
       busy = false;
     }
@@ -103,7 +104,11 @@
     const query = new URLSearchParams({ line: line.id });
     const link = el("a", { href: `?${query}`, tabindex: -1, title: `${line.time}, attempt ${line.attempt}: show this line among its neighbours`, onclick: (e) => { if (e.metaKey || e.ctrlKey || e.shiftKey) return; e.preventDefault(); change({ q: "", stream: "", line: String(line.id) }, "pushState"); fromAddress(); } },
       el("time", { datetime: line.time }, f.clock(new Date(line.time))));
-    return el("li", { "data-level": level(line.text), "data-id": line.id }, link, el("span", { class: "lvl" }, line.stream), el("span", { class: "msg" }, Oppo.marked(line.text, Oppo.pieces(state.q))));
+    return el("li", { "data-level": level(line.text), "data-id": line.id }, link, el("span", { class: "lvl" }, line.stream), el("span", { class: "msg" }, message(line.text)));
+  }
+  function message(text) {                               // as its writer coloured it, with hits marked
+    const wanted = Oppo.pieces(state.q);
+    return Oppo.ansi(text).flatMap(({ text: part, classes }) => (classes.length ? [el("span", { class: classes.join(" ") }, Oppo.marked(part, wanted))] : Oppo.marked(part, wanted)));
   }
   function append({ lines, next }) {
     if (lines.length && !first) first = lines[0].id;

@@ -88,9 +88,37 @@
     const words = names.length > 1 ? `on ${names.length} nodes: ${names.join(", ")}` : names.length ? `on ${names[0]}` : `wants ${nodes} nodes`;
     setText(part("where"), names.length || nodes > 1 ? ` · ${words}` : "");
   }
+  /* What is open, each with its reason; who may steer the run may also take care of it. */
+  let told = "[]";
+  function alerts() {
+    const now = JSON.stringify(summary.alerts);
+    if (now === told) return;
+    if (connection) Oppo.askUnread();
+    told = now;
+    part("alerts").hidden = summary.alerts.length === 0;
+    part("alerts").replaceChildren(...summary.alerts.map((alert) => el("li", {}, Oppo.icon("warning"), el("b", {}, Oppo.alertTitle(alert.condition)), el("span", {}, alert.why),
+      alert.acknowledged_by ? el("span", { class: "note push" }, `${alert.acknowledged_by} takes care`) : "acknowledges" in head.dataset && el("button", { class: "btn btn-small push", type: "button", onclick: () => change(`alerts/${alert.id}/acknowledge`) }, "Acknowledge"))));
+  }
+  /* Whether its alerts are told. Once it has ended there is nothing left to tell. */
+  function silence() {
+    const place = part("silence"), reads = "reads" in place.dataset;
+    const words = summary.silent ? " · alerts are silenced" : "", button = hasEnded() || reads ? null : summary.silent ? "tell them again" : "silence alerts";
+    if (place.dataset.now === `${words}${button}`) return;
+    place.dataset.now = `${words}${button}`;
+    place.replaceChildren(words || (button ? " · " : ""), words && button ? " " : "", ...(button ? [el("button", { class: "link", type: "button", onclick: () => change(`runs/${summary.id}/silence`, { silent: !summary.silent }) }, button)] : []));
+  }
+  async function change(path, body) {
+    try {
+      await Oppo.api.post(path, body);
+      take(await Oppo.api.get(`runs/${summary.id}`));
+    } catch (e) {
+      if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
+      Oppo.toast(e instanceof Oppo.ApiError ? e.message : "The server cannot be reached. Try again in a moment.");
+    }
+  }
   function draw() {
     const latest = summary.latest || {};
-    where(); state(); progress(); time(); speed(latest); idle(latest);
+    where(); state(); alerts(); silence(); progress(); time(); speed(latest); idle(latest);
   }
   function take(next) {
     if (next.cursor !== null && summary.cursor !== null && next.cursor < summary.cursor) return;

@@ -1,4 +1,4 @@
-/* What is done to all ticked runs: tags, and cancelling. One call a run; each that fails says so and the others go on. */
+/* What is done to all ticked runs: tags, cancelling, deleting. One call a run; each that fails says so and the others go on. */
 (function () {
   "use strict";
   const { Oppo } = window, { el, setText } = Oppo;
@@ -8,9 +8,12 @@
   const input = $("bulk-value"), sure = $("bulk-confirm"), told = $("bulk-told");
   const ENDED = ["succeeded", "failed", "cancelled"];
   const DEEDS = {
-    tag: { title: "Tag", confirm: "Change tags", words: () => "Tags find runs again: tag:baseline in the filter.", runs: (all) => all, send: (run) => Oppo.api.post(`runs/${run.id}/tags`, tags()) },
+    tag: { title: "Tag", confirm: "Change tags", words: () => "Tags find runs again: tag:baseline in the filter.", runs: (all) => all, send: (run) => Oppo.api.post(`runs/${run.id}/tags`, tags()), done: (done) => Oppo.toast(`Tags of ${counted(done.length)} changed`) },
     cancel: { title: "Cancel", confirm: "Cancel them", grave: true, runs: (all) => all.filter((run) => !ENDED.includes(run.state)), send: (run) => Oppo.api.post(`runs/${run.id}/cancel`),
-      words: (runs, all) => (runs.length ? `${runs.map((run) => run.name).slice(0, 8).join(", ")}${runs.length > 8 ? " …" : ""}: their engines save and stop; they do not start again.` : "") + (runs.length < all.length ? ` ${all.length - runs.length} of those ticked ended already.` : "") },
+      words: (runs, all) => (runs.length ? `${named(runs)}: their engines save and stop; they do not start again.` : "") + (runs.length < all.length ? ` ${all.length - runs.length} of those ticked ended already.` : ""), done: (done) => Oppo.toast(`${counted(done.length)} asked to stop`) },
+    delete: { title: "Delete", confirm: "Move to the trash", grave: true, runs: (all) => all.filter((run) => ENDED.includes(run.state)), send: (run) => Oppo.api.remove(`runs/${run.id}`),
+      words: (runs, all) => (runs.length ? `${named(runs)}: they stay in the team’s trash for some days and can be restored from there.` : "") + (runs.length < all.length ? ` ${all.length - runs.length} of those ticked have not ended: cancel them first.` : ""),
+      done: (done) => Oppo.toast(`${counted(done.length)} deleted`, { label: "Undo", act: () => restore(done) }) },
   };
   let deed = null, runs = [];
 
@@ -19,6 +22,14 @@
     return { add: words.filter((w) => !w.startsWith("-")), remove: words.filter((w) => w.startsWith("-")).map((w) => w.slice(1)) };
   }
   const counted = (n) => (n === 1 ? "1 run" : `${n} runs`);
+  const named = (all) => `${all.map((run) => run.name).slice(0, 8).join(", ")}${all.length > 8 ? " …" : ""}`;
+
+  async function restore(deleted) {
+    const failed = [];
+    for (const run of deleted) await Oppo.api.post(`runs/${run.id}/restore`).catch((e) => failed.push(`${run.name}: ${e.message}`));
+    Oppo.refreshRuns();
+    Oppo.toast(failed.length ? failed.join(" ") : `${counted(deleted.length)} restored`);
+  }
 
   function ask(name) {
     deed = DEEDS[name];
@@ -41,20 +52,20 @@
     if (!deed.grave && !add.length && !remove.length) { input.focus(); return; }
     sure.disabled = true;
     told.replaceChildren();
-    let done = 0;
+    const done = [];
     for (const run of runs) {
       try {
         await deed.send(run);
-        done += 1;
+        done.push(run);
       } catch (e) {
         told.append(el("li", {}, `${run.name}: ${e.message}`));
       }
     }
     sure.disabled = false;
     Oppo.refreshRuns();
-    if (done < runs.length) return;
+    if (done.length < runs.length) return;
     dialog.close();
-    Oppo.toast(deed.grave ? `${counted(done)} asked to stop` : `Tags of ${counted(done)} changed`);
+    deed.done(done);
   }
   document.querySelectorAll("[data-bulk]").forEach((button) => button.addEventListener("click", () => ask(button.dataset.bulk)));
   sure.addEventListener("click", carryOut);

@@ -3,7 +3,7 @@
   "use strict";
   const { Oppo } = window, { setText } = Oppo;
   const $ = (id) => document.getElementById(id);
-  const rows = $("rows"), filter = $("filter"), compare = $("compare"), base = compare.getAttribute("href"), wrong = $("filter-wrong");
+  const rows = $("rows"), filter = $("filter"), compare = $("compare"), base = compare.getAttribute("href"), wrong = $("filter-wrong"), pin = $("pin");
   const TYPED_MS = 250;
   let typed = 0;
 
@@ -34,7 +34,7 @@
   function onPatched() {
     wrong.hidden = true;
     filter.removeAttribute("aria-invalid");
-    $("none-match").hidden = rows.children.length > 0;
+    $("none-match").hidden = rows.querySelector("tr:not([data-pinned])") !== null;
     applyChoice();
   }
   function applyChoice() {
@@ -44,11 +44,24 @@
     compare.href = few ? base : `${base}?runs=${ids.join(",")}`;
     setText($("picked"), ids.length === 0 ? "Tick two runs or more to compare them." : ids.length === 1 ? "One run ticked." : `${ids.length} runs ticked.`);
     document.querySelectorAll("[data-bulk]").forEach((button) => { button.hidden = ids.length === 0; });
+    if (pin) { pin.hidden = ids.length !== 1; setText(pin, pinned(ids[0]) ? "Unpin" : "Pin as baseline"); }
     rows.querySelectorAll("tr").forEach((row) => row.toggleAttribute("data-picked", row.querySelector("input").checked));
+  }
+  const pinned = (id) => rows.querySelector(`tr[data-pinned][data-key="${id}"]`) !== null;
+  async function turnPin() {
+    const [run] = Oppo.pickedRuns(), was = pinned(run.id);
+    try {
+      await Oppo.api.post(`runs/${run.id}/${was ? "unpin" : "pin"}`);
+      Oppo.toast(was ? `${run.name} is not pinned any more` : `${run.name} is the baseline of its project`);
+      turn();
+    } catch (e) {
+      Oppo.toast(e.message);
+    }
   }
   Oppo.pickedRuns = () => [...rows.querySelectorAll("input:checked")].map((box) => ({ id: Number(box.value), name: box.closest("tr").dataset.name, state: box.closest("tr").dataset.state }));
 
   Oppo.filterWords(filter, $("filter-words"), soon);
+  if (pin) pin.addEventListener("click", turnPin);
   filter.addEventListener("input", soon);
   filter.form.addEventListener("submit", (e) => { if (document.activeElement === filter) { e.preventDefault(); clearTimeout(typed); applyFilter(); } });
   filter.addEventListener("keydown", (e) => { if (e.key === "Escape") { filter.value = ""; applyFilter(); filter.blur(); } });

@@ -47,13 +47,14 @@
       if (mine !== newest) return;
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
       refuse(e);
+      Oppo.again(e, () => { if (mine === newest) load(cursor); });
     } finally {
       if (mine === newest) loading = false;
     }
   }
   function refuse(e) {
     $("refused").hidden = false;
-    const detail = e instanceof Oppo.ApiError ? [e.message, ...e.errors.map((p) => `${p.path.split(".").pop()}: ${p.message}`)].join(" ") : "The server does not answer; this is what was read before. Change anything to try again.";
+    const detail = e instanceof Oppo.ApiError ? [e.message, ...e.errors.map((p) => `${p.path.split(".").pop()}: ${p.message}`)].join(" ") : "The server does not answer; this is what was read before. It is asked again.";
     setText($("refused").querySelector("p"), detail);
   }
 

@@ -12,7 +12,7 @@
     document.documentElement.dataset.theme = next;
     try { localStorage.setItem("oppo-theme", next); } catch (e) { /* storage may be refused; then the choice lasts for this page */ }
   }
-  const KEYS = [["g r", "runs"], ["g q", "queue"], ["g c", "compare"], ["g n", "new run"], ["/", "filter"], ["[ ]", "tab before, tab after"], ["t", "light or dark"], ["?", "this list"], ["Esc", "close"]];
+  const KEYS = [["g r", "runs"], ["g q", "queue"], ["g c", "compare"], ["g a", "alerts"], ["g n", "new run"], ["/", "filter"], ["[ ]", "tab before, tab after"], ["t", "light or dark"], ["?", "this list"], ["Esc", "close"]];
   function help() {
     let box = document.querySelector("dialog.keys");
     if (!box) {
@@ -46,6 +46,31 @@
       window.Oppo.toast("Selected; press Ctrl C to copy");
     }
   }
+  /* The bell: how many alerts are news. Asked for now and then; pages that hear of one sooner call `Oppo.askUnread`. */
+  const bell = document.querySelector("[data-bell]"), BELL_MS = 30000;
+  function showUnread(count) {
+    const badge = bell && bell.querySelector(".bell-count");
+    if (!badge) return;
+    badge.hidden = count === 0;
+    window.Oppo.setText(badge.querySelector("[data-count]"), count > 99 ? "99+" : String(count));
+  }
+  async function askUnread() {
+    if (!bell || document.hidden) return;
+    try {
+      showUnread((await window.Oppo.api.get("alerts/unread")).unread);
+    } catch (e) {                                        // a server that is away is told by what the page is about
+      if (!(e instanceof TypeError) && !(e instanceof window.Oppo.ApiError)) throw e;
+    }
+  }
+  Object.assign(window.Oppo, { showUnread, askUnread });
+  if (bell) setInterval(askUnread, BELL_MS);
+  /* A table that is wider than its place is scrolled sideways: by keyboard too, so it takes the focus while it is. */
+  const sideways = new ResizeObserver((entries) => new Set(entries.map((e) => e.target.closest(".table-wrap"))).forEach((wrap) => {
+    const heading = wrap.closest("section, main").querySelector("h1, h2, h3"), wide = wrap.scrollWidth > wrap.clientWidth;
+    const given = wide ? { tabindex: "0", role: "region", "aria-label": `${heading ? heading.textContent.trim() : "Table"}, scrolls sideways` } : {};
+    ["tabindex", "role", "aria-label"].forEach((name) => (name in given ? wrap.setAttribute(name, given[name]) : wrap.removeAttribute(name)));
+  }));
+  document.querySelectorAll(".table-wrap").forEach((wrap) => [wrap, ...wrap.children].forEach((part) => sideways.observe(part)));
   document.addEventListener("keydown", onKey);
   document.querySelectorAll("[data-toggle-theme]").forEach((b) => b.addEventListener("click", toggleTheme));
   document.querySelectorAll("[data-copy]").forEach((b) => b.addEventListener("click", () => copy(b)));

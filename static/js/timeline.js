@@ -69,6 +69,7 @@
       paint();
     } catch (e) {
       stale(e);
+      Oppo.again(e, refresh);
     } finally {
       loading = false;
     }

@@ -44,7 +44,7 @@
       const column = v.series.get(key), { soft, data } = smooth(column, v), i = lastKnown(soft);
       const shown = column.y.every((y) => Math.abs(y) < 0.1) ? 4 : digits, write = (y) => f.fixed(y, shown);
       const say = (k) => [write(soft[k]), `${unit}${raw && v.weight ? `${unit ? " · " : ""}raw ${write(column.y[k])}` : ""}`];
-      return { column, data, layout: { yaxis: axis, annotations: i < 0 ? [] : [endLabel(column.x[i], soft[i], write(soft[i]))] }, say };
+      return { column, data, odd: [column], layout: { yaxis: axis, annotations: i < 0 ? [] : [endLabel(column.x[i], soft[i], write(soft[i]))] }, say };
     };
   }
   function reward(v) {
@@ -52,7 +52,8 @@
     if (f.known(target)) {
       made.layout.shapes = [level(target)];
       made.layout.annotations.push(levelLabel(target, `target ${f.figure(target)}`));
-      made.layout.yaxis.range = around(made.column.y.concat(target));
+      made.keep = [target];
+      made.layout.yaxis = { ...made.layout.yaxis, range: around(made.column.y.concat(target)) };
     }
     return made;
   }
@@ -72,7 +73,7 @@
       layout.shapes = [level(cap)];
       layout.annotations.push(levelLabel(cap, `cap ${f.whole(cap)}`, true));
     }
-    return { column: p50, layout, data: [...T.band(p50.x, columns[0].y, columns[4].y, color, 0.14), ...T.band(p50.x, columns[1].y, columns[3].y, color, 0.24),
+    return { column: p50, odd: columns.slice(0, 5), layout, data: [...T.band(p50.x, columns[0].y, columns[4].y, color, 0.14), ...T.band(p50.x, columns[1].y, columns[3].y, color, 0.24),
       { x: p50.x, y: p50.y, mode: "lines", line: { width: 2, color }, hoverinfo: "none" }],
     say: (k) => [f.whole(p50.y[k]), `tokens, median · p90 ${f.whole(columns[4].y[k])}`] };
   }
@@ -85,7 +86,7 @@
     const labels = i < 0 ? [] : bands.map(([name, cause, y]) => { under += y[i]; return { name, share: y[i], label: endLabel(base.x[i], under - y[i] / 2, name, T.idle(cause)) }; })
       .filter((b) => b.share > 0.4).map((b) => b.label);
     const top = Math.max(5, ...whole);
-    return { column: base, data: bands.map(([name, cause, y]) => Object.assign(T.idleArea(base.x, y, cause, "a"), { hoverinfo: "none", name })),
+    return { column: base, odd: [{ y: whole }], data: bands.map(([name, cause, y]) => Object.assign(T.idleArea(base.x, y, cause, "a"), { hoverinfo: "none", name })),
       layout: { yaxis: { ticksuffix: " %", rangemode: "tozero", range: [0, 1.1 * top] }, annotations: apart(labels, 0.06 * top) },
       say: (k) => [`${whole[k].toFixed(1)} %`, mostly(shares, k)] };
   }

@@ -1,7 +1,46 @@
-/* The Training tab's figures are asked for before Plotly, which takes longest, is read: both take their time at once. */
+/* What the Training tab does before Plotly, which takes longest, is read: asks for the figures, and draws the first charts plainly.
+   Scripts that a page names as `<link rel="later">` are fetched and run after that, in their order: no megabytes of theirs are in
+   the way of the figures. */
 (function () {
   "use strict";
-  const { Oppo } = window, series = Oppo.series(Oppo.run.id, Oppo.trainingCharts.KEYS), asked = series.update(Oppo.run.summary);
-  asked.catch(() => { /* whoever waits for it says so */ });
-  Oppo.trainingFirst = { series, asked };
+  const { Oppo } = window, { run, preview } = Oppo, { CHARTS, KEYS } = Oppo.trainingCharts;
+  const series = Oppo.series(run.id, KEYS), axis = Oppo.axisInAddress("step");
+  if (axis !== "step") series.setAxis(axis);
+  const asked = series.update(run.summary);
+  const SEEN_FIRST = ["reward", "kl", "length"], LATEST_MS = 1000;
+
+  function stored() {
+    try { const w = parseFloat(localStorage.getItem("oppo-smoothing")); return w >= 0 && w < 1 ? w : 0.6; } catch (e) { return 0.6; }
+  }
+  function ignored() {
+    try { return localStorage.getItem("oppo-outliers") === "ignore"; } catch (e) { return false; }
+  }
+  /* Where the axis of steps ends. */
+  const endOf = (column) => Math.max(10, Math.ceil(1.12 * (column.x[column.x.length - 1] || 0)));
+  const view = { series, spec: run.spec, colour: run.colour, summary: run.summary, decisions: [], weight: stored(), axis, outliers: ignored() };
+
+  function draw() {
+    if (axis !== "step") return;                         // in other units Plotly draws first
+    SEEN_FIRST.forEach((name) => {
+      const made = CHARTS[name](view);
+      preview(document.getElementById(`plot-${name}`), made, endOf(made.column));
+      const last = made.column.x.length - 1;
+      if (last >= 0) ["at", "by"].forEach((place, k) => Oppo.setText(document.getElementById(`${place}-${name}`), made.say(last)[k]));
+    });
+  }
+  let begun = false;
+  function readOn() {
+    if (begun) return;
+    begun = true;
+    document.querySelectorAll("link[rel=later]").forEach((link) => {
+      const script = document.createElement("script");
+      script.src = link.href;
+      script.async = false;
+      document.body.append(script);
+    });
+  }
+  asked.then(draw, () => { /* whoever waits for the figures says so */ })
+    .finally(() => requestAnimationFrame(() => setTimeout(readOn)));       // after the frame in which they are seen
+  setTimeout(readOn, LATEST_MS);                                           // also in a tab that is not shown
+  Oppo.trainingFirst = { series, asked, axis, view, endOf };
 })();

@@ -4,31 +4,27 @@
   const { Oppo, OppoTheme: T, Plotly } = window, { run, el, format: f, setText } = Oppo;
   const { CHARTS, LINKED } = Oppo.trainingCharts;
   const $ = (id) => document.getElementById(id);
-  const { series, asked } = Oppo.trainingFirst;          // asked for while the drawing library was still being read
+  const { series, asked, axis: begun, view, endOf } = Oppo.trainingFirst;
   const slider = $("smoothing");
-  const view = { series, spec: run.spec, colour: run.colour, summary: run.summary, decisions: [], weight: stored(), axis: "step" };
   const inView = new Set(), drawn = {};
   let loaded = false, painted = false, linked = false, busy = false, again = false, decisionsAt = -1, zoomed = null, resets = 0, end = 0;
 
-  function stored() {
-    try { const w = parseFloat(localStorage.getItem("oppo-smoothing")); return w >= 0 && w < 1 ? w : 0.6; } catch (e) { return 0.6; }
-  }
   function axisOf(column) {
     const top = column.x[column.x.length - 1] || 0;
-    return view.axis === "step" ? { end: Math.max(10, Math.ceil(1.12 * top)), size: 1, title: "step" } : timeUnit(top);
-  }
-  function timeUnit(top) {
-    const [size, title] = top > 7200 ? [3600, "hours of training"] : top > 180 ? [60, "minutes of training"] : [1, "seconds of training"];
-    return { end: Math.max(1, 1.12 * top), size, title };
+    const { size, title } = Oppo.axisOf(view.axis, top);
+    return { end: view.axis === "step" ? endOf(column) : Math.max(1, 1.12 * top), size, title };
   }
   function layoutOf(name, made, axis) {
-    const base = { margin: { l: 48, r: 14, t: 8, b: 24 }, hovermode: made.hover || "x", xaxis: { range: zoomed || [0, axis.end], ...ticks(axis) }, uirevision: `${view.axis} ${resets}` };
+    const base = { margin: Oppo.preview.MARGIN, hovermode: made.hover || "x", xaxis: { range: zoomed || [0, axis.end], ...ticks(axis) }, uirevision: `${view.axis} ${resets}` };
     end = axis.end;
     if (!made.column.x.length) return emptyLayout(base);
-    const layout = T.layout({ ...base, ...made.layout });
+    const layout = T.layout({ ...base, ...made.layout }), odd = view.outliers && made.odd ? Oppo.outliers(made.odd, { tozero: layout.yaxis.rangemode === "tozero", keep: made.keep }) : null;
+    layout.yaxis.uirevision = `${view.axis} ${view.outliers} ${resets}`;
+    if (odd) layout.yaxis.range = odd.range;
     const note = (text, more) => ({ xref: "paper", yref: "paper", text, showarrow: false, font: { size: 11, color: T.css("--text-3") }, ...more });
     const title = note(axis.title, { x: 1, y: 0, yshift: -3, xanchor: "right", yanchor: "top" });
-    layout.annotations = [...(made.layout.annotations || []), ...($(`plot-${name}`).clientWidth > 420 ? [title] : [])];
+    const said = odd ? [note(Oppo.outliersNote(odd), { x: 0, y: 1, xanchor: "left", yanchor: "top" })] : [];
+    layout.annotations = [...(made.layout.annotations || []), ...($(`plot-${name}`).clientWidth > 420 ? [title] : []), ...said];
     return layout;
   }
   function emptyLayout(base) {
@@ -38,13 +34,13 @@
   /* Round numbers in the axis' own unit; none at the right end, where the unit is named. Plotly's own once the reader zooms. */
   function ticks({ size, end }) {
     const length = end / size, power = 10 ** Math.floor(Math.log10(length / 8)), apart = Math.max(view.axis === "step" ? 1 : 0, [1, 2, 5, 10].map((n) => n * power).find((n) => length / n <= 8));
-    const vals = Array.from({ length: Math.floor(0.93 * length / apart) + 1 }, (_, i) => i * apart);
+    const vals = Array.from({ length: Math.floor((view.axis === "step" ? 0.93 : 0.78) * length / apart) + 1 }, (_, i) => i * apart);
     return zoomed ? { nticks: 8 } : { tickmode: "array", tickvals: vals.map((v) => v * size), ticktext: vals.map((v) => f.plain(Number(v.toPrecision(6)))) };
   }
   function drawOne(name) {
     const made = CHARTS[name](view), plot = $(`plot-${name}`);
     drawn[name] = made;
-    return Plotly.react(plot, made.data, layoutOf(name, made, axisOf(made.column)), T.config);
+    return Plotly.react(plot, made.data, layoutOf(name, made, axisOf(made.column)), T.config).then(() => Oppo.preview.remove(plot));
   }
   async function draw() {
     view.summary = run.summary;
@@ -83,7 +79,7 @@
   }
   async function refresh() {
     if (busy) { again = true; return; }
-    const first = !loaded && view.axis === "step";
+    const first = !loaded && view.axis === begun;
     busy = true;
     try {
       const [fresh] = await Promise.all([first ? asked : series.update(run.summary), decisions(run.summary)]);
@@ -91,6 +87,7 @@
       if (fresh) { await draw(); await samples(); }
     } catch (e) {
       stale(e);
+      Oppo.again(e, refresh);
     } finally {
       busy = false;
     }
@@ -133,8 +130,16 @@
     zoomed = null;
     document.querySelectorAll("[data-axis]").forEach((b) => b.setAttribute("aria-pressed", String(b === button)));
     series.setAxis(view.axis);
+    Oppo.keepAxis(view.axis, "step");
     refresh();
   }));
+  document.querySelectorAll("[data-axis]").forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.axis === view.axis)));
+  $("outliers").checked = view.outliers;
+  $("outliers").addEventListener("change", (e) => {
+    view.outliers = e.target.checked;
+    try { localStorage.setItem("oppo-outliers", view.outliers ? "ignore" : "show"); } catch (refused) { /* then the choice lasts for this page */ }
+    draw();
+  });
   T.onChange(draw);
   run.follow(refresh);
 })();

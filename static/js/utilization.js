@@ -6,7 +6,7 @@
   const RECENT = 50, MOST_CARDS = 16;
   const $ = (id) => document.getElementById(id);
   const series = Oppo.series(run.id, KEYS);
-  const view = { series, colour: run.colour, devices: [], weight: stored() };
+  const view = { series, colour: run.colour, devices: [], weight: stored(), axis: Oppo.axisInAddress("step") };
   const charts = { ...CHARTS };
   let roles = null, busy = false, again = false;
 
@@ -32,8 +32,16 @@
       const text = run.summary.step ? "This run does not report it" : run.summary.ended_at ? "The run ended before its first step" : "Appears when the first step has ended";
       return T.layout({ margin: { l: 48, r: 14, t: 8, b: 24 }, xaxis: bare, yaxis: bare, annotations: [{ xref: "paper", yref: "paper", x: 0.5, y: 0.5, text, showarrow: false, font: { size: 12, color: T.css("--text-3") } }] });
     }
-    const { margin, ...more } = made.layout;
-    return T.layout({ hovermode: "x", uirevision: "utilization", margin: { l: 48, r: 14, t: 8, b: 24, ...margin }, xaxis: { range: [0, Math.max(10, Math.ceil((margin && margin.r > 14 ? 1 : 1.1) * top))], nticks: 7, tickformat: ",d" }, ...more });
+    const { margin, ...more } = made.layout, end = (margin && margin.r > 14 ? 1 : 1.1) * top;
+    const range = [0, view.axis === "step" ? Math.max(10, Math.ceil(end)) : end || 1];
+    return T.layout({ hovermode: "x", uirevision: view.axis, margin: { l: 48, r: 14, t: 8, b: 24, ...margin }, xaxis: { range, ...ticks(range[1]) }, ...more });
+  }
+  /* Round numbers in a unit that fits the axis; the last one says which it is. */
+  function ticks(end) {
+    if (view.axis === "step") return { nticks: 7, tickformat: ",d" };
+    const { size, word } = Oppo.axisOf(view.axis, end), length = end / size, power = 10 ** Math.floor(Math.log10(length / 6)), apart = [1, 2, 5, 10].map((n) => n * power).find((n) => length / n <= 6);
+    const vals = Array.from({ length: Math.floor(length / apart) + 1 }, (_, i) => i * apart);
+    return { tickmode: "array", tickvals: vals.map((value) => value * size), ticktext: vals.map((value, i) => `${f.plain(Number(value.toPrecision(6)))}${i === vals.length - 1 ? ` ${word}` : ""}`) };
   }
   function drawOne(name) {
     const plot = $(`plot-${name}`), made = charts[name](view);
@@ -111,8 +119,9 @@
         await draw();
       }
     } catch (e) {
-      // The connection's own note says that the page is stale; the next event or poll tries again.
+      // The connection's own note says that the page is stale.
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
+      Oppo.again(e, refresh);
     } finally {
       busy = false;
     }
@@ -129,6 +138,17 @@
     unmeasured();
     await Promise.all(Object.keys(charts).filter((name) => $(`plot-${name}`) && !(name === "memory" && $("memory-card").hidden)).map(drawOne));
   }
+  const axes = document.querySelectorAll("[data-axis]");
+  function pressed() { axes.forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.axis === view.axis))); }
+  axes.forEach((button) => button.addEventListener("click", () => {
+    view.axis = button.dataset.axis;
+    series.setAxis(view.axis);
+    Oppo.keepAxis(view.axis, "step");
+    pressed();
+    refresh();
+  }));
+  series.setAxis(view.axis);
+  pressed();
   T.onChange(draw);
   run.follow(refresh);
 })();

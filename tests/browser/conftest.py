@@ -58,9 +58,12 @@ class WebServer:
 
     def stop(self) -> None:
         """Stop, open streams included."""
+        from django.db import connection
+
         self.server.should_exit = self.server.force_exit = True
         self.thread.join(timeout=20)
         assert not self.thread.is_alive()
+        connection.close_pool()  # as the end of a process does: what its requests held is nobody's any more
 
 
 def wait_until(condition: Callable[[], Any], otherwise: str, within_s: float = 15) -> Any:

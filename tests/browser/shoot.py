@@ -61,7 +61,12 @@ def addresses(runs: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
     """Picture → (path, what must be there before it is taken)."""
     trained = [run for run in runs if run["step"]]
     newest = {preset: next((run["id"] for run in trained if run["preset"] == preset), None) for preset in ("sequential", "oppo")}
-    pages = {"runs": ("/runs", "#rows tr"), "submit": ("/runs/new", "#problems li"), "queue": ("/queue", "#queue section")}
+    pages = {
+        "runs": ("/runs", "#rows tr"),
+        "alerts": ("/alerts?show=all", "main h1"),
+        "submit": ("/runs/new", "#problems li"),
+        "queue": ("/queue", "#queue section"),
+    }
     if newest["oppo"]:
         run = f"/runs/{newest['oppo']}"
         pages |= {
@@ -69,7 +74,7 @@ def addresses(runs: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
             "timeline": (f"{run}/timeline", "#worst li >> nth=0"),
             "utilization": (f"{run}/utilization", "#plot-phases .main-svg >> nth=0"),
             "samples": (f"{run}/samples", "#rows tr >> nth=0"),
-            "logs": (f"{run}/logs", "#log li >> nth=0"),
+            "logs": (f"{run}/logs", "#log"),
             "checkpoints": (f"{run}/checkpoints", "#checkpoints tr >> nth=0"),
             "events": (f"{run}/events", "#events tr >> nth=0"),
         }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.browser.test_pages import faults
+
 pytestmark = pytest.mark.browser
 
 
@@ -83,6 +85,69 @@ def test_ticked_runs_are_tagged_and_found_by_it(visit, two_runs):
     page.click("[data-bulk=cancel]")
     page.wait_for_selector("text=1 of those ticked ended already.")
     assert page.is_disabled("#bulk-confirm")
+
+
+def test_columns_are_chosen_by_keyboard_and_mouse_and_one_run_is_pinned(visit, two_runs):
+    visitor = visit()
+    page = visitor.page
+    page.goto("/runs?q=preset:oppo,sequential")
+    page.click("[data-dialog=columns-dialog]")
+    page.fill("#columns-add", "batch_s")
+    page.wait_for_selector("#columns-words li >> text=ppo.batch_size")
+    assert faults(page) == []
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.click("[aria-label='Move left: ppo.batch_size']")
+    for _ in range(10):
+        page.keyboard.press("Enter")  # the button keeps the focus
+    for title in ("Curve", "Preset", "Project", "Owner"):
+        page.click(f"[aria-label='Remove {title}']")
+    page.drag_and_drop("#columns-list li[data-key=kl]", "#columns-list li[data-key=state]", target_position={"x": 20, "y": 3})
+    page.fill("#columns-add", "nonsense")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#columns-told >> text=There is no column “nonsense”")
+    page.click("#columns-show")
+    page.wait_for_url("**cols=ppo.batch_size,kl,state,step,reward,bubble,time,submitted")
+    assert page.locator("thead th").all_inner_texts()[1:4] == ["Name", "ppo.batch_size", "KL"]
+    page.check(f"#rows input[value='{two_runs[0]}']")
+    page.click("#pin")
+    page.wait_for_selector(f"#rows tr:first-child[data-pinned][data-key='{two_runs[0]}']")
+    page.wait_for_selector(f"#rows tr[data-key='{two_runs[1]}'] td[data-col=reward] .delta")
+    page.click("#pin >> text=Unpin")
+    page.wait_for_selector("#rows tr[data-pinned]", state="detached")
+    page.set_viewport_size({"width": 400, "height": 860})
+    assert visitor.overflow() <= 0
+
+
+def test_a_view_is_saved_chosen_as_default_deleted_and_brought_back(visit, two_runs):
+    page = visit().page
+    page.goto("/runs?q=preset:oppo&sort=-reward&cols=state,reward")
+    page.click("#views summary")
+    page.click("#view-save")
+    assert faults(page) == []
+    page.fill("#view-name", "best of OPPO")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**&view=*")
+    page.click("#views summary >> text=best of OPPO")
+    assert faults(page) == []
+    page.click("[aria-label='Begin with best of OPPO']")
+    page.wait_for_selector("text=Your table of runs begins with best of OPPO")
+    page.click("[aria-label='Rename best of OPPO']")
+    page.fill("#view-name", "best")
+    page.click("#view-sure")
+    page.wait_for_function("() => document.querySelector('#views summary').textContent.trim() === 'best'")
+    page.goto("/runs")
+    assert "sort=-reward&cols=state,reward&view=" in page.url
+    page.click("#views summary")
+    page.click("[aria-label='Delete best']")
+    page.click(".toast >> text=Undo")
+    page.wait_for_selector("#views-list >> text=best")
+    page.click("[aria-label='Begin with best']")
+    page.wait_for_selector("text=begins with all runs")
+    page.click("[aria-label='Delete best']")
+    page.wait_for_selector(".toast >> text=best is deleted")
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.getElementById('views').open") is False
 
 
 def test_two_runs_side_by_side(visit, two_runs):

@@ -47,6 +47,48 @@ def test_lines_are_searched_and_linked(visit, two_runs):
     assert started.value.path().read_text().count("\n") == 62
 
 
+HOSTILE = [
+    "\x1b[31mred\x1b[0m and \x1b[1;38;2;10;250;20mbold green\x1b[22;39m plain",
+    "\x1b[31m<img src=x onerror=alert(1)>\x1b[0m",
+    "\x1b]8;;javascript:alert(1)\x07link\x1b]8;;\x07 \x1b]0;title\x1b\\shown \x1b[2J\x1b[10;10Hmoved\x08\x7f",
+    '\x1b[31" onmouseover="alert(1)m \x1b[38;5m \x1b[38;5;999mx\x1b[999;;;mq',
+    "\x9b32mC1\x9b0m \x1b[4:3munder\x1b[0m \x1bP+q544e\x1b\\dcs \x1b[" + "1;" * 3000 + "m",
+    "\x1b",
+]
+
+
+def test_colour_codes_are_spans_of_our_own_and_all_other_codes_are_dropped(visit, two_runs):
+    visitor = visit()
+    page = visitor.page
+    page.goto(f"/runs/{two_runs[1]}/logs")
+    shown(page, 62)
+    told = page.evaluate("lines => lines.map((line) => Oppo.ansi(line))", HOSTILE)
+    assert told[0] == [
+        {"text": "red", "classes": ["ansi-1"]}, {"text": " and ", "classes": []},
+        {"text": "bold green", "classes": ["ansi-bold", "ansi-2"]}, {"text": " plain", "classes": []},
+    ]  # fmt: skip
+    texts = ["".join(piece["text"] for piece in line) for line in told]
+    assert texts[1] == "<img src=x onerror=alert(1)>"
+    assert texts[2] == "link shown moved"
+    assert texts[4].startswith("C1 under dcs ")
+    assert texts[5] == ""
+    control = [character for text in texts for character in text if ord(character) < 32 or 127 <= ord(character) < 160]
+    assert control == []
+    allowed = {"ansi-" + word for word in (*"01234567", "bold", "dim", "italic", "underline", "inverse", "strike")}
+    used = {name for line in told for piece in line for name in piece["classes"]}
+    assert used <= allowed | {f"ansi-on-{n}" for n in range(8)}
+    drawn = """lines => {
+      const span = (piece) => Oppo.el("span", { class: piece.classes.join(" ") }, piece.text);
+      const box = Oppo.el("div", {}, ...lines.flatMap((line) => Oppo.ansi(line).map(span)));
+      const odd = box.querySelectorAll("img, a, [onmouseover], [style]").length;
+      return [odd, [...box.children].every((child) => child.attributes.length === 1)];
+    }"""
+    assert page.evaluate(drawn, HOSTILE) == [0, True]
+    # Long nonsense takes time that grows with its length, not with its square: this would not come back.
+    assert page.evaluate("begin => Oppo.ansi(begin.repeat(200000)).length", "\x1b[") == 0
+    assert page.evaluate("begin => Oppo.ansi(begin.repeat(200000)).length", "\x1b]") == 0
+
+
 def test_the_end_is_followed_until_one_scrolls_up(visit, platform):
     run_id = platform.submit("letters tail", steps=30)
     supervisor, story = platform.start(run_id)

@@ -1,22 +1,47 @@
-"""Every page, light and dark, wide and on a phone: no console error, no policy violation, nothing wider than the window."""
+"""Every page, light and dark, wide and on a phone: no console error, no policy violation, nothing wider than the window, nothing
+that axe finds fault with, no request to anybody else."""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 pytestmark = pytest.mark.browser
 
 PHONE = {"viewport": {"width": 400, "height": 860}}
 DESK = {"viewport": {"width": 1440, "height": 900}}
+AXE = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"], "resultTypes": ["violations"]}
+
+
+def faults(page):
+    """What axe finds, a line each."""
+    found = Axe().run(page, options=AXE).response["violations"]
+    return [f"{each['id']} ({each['impact']}): {[node['target'] for node in each['nodes']]}" for each in found]
+
+
+# Whether something has the focus, whether that is marked, and whether it can be seen.
+FOCUSED = """() => {
+  const at = document.activeElement, style = getComputedStyle(at), box = at.getBoundingClientRect();
+  const marked = (style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0) || style.boxShadow !== 'none';
+  return [at !== document.body, marked, box.width > 0 && box.height > 0];
+}"""
+
+
+def keys_lead_on(page):
+    """Tab goes from one thing to the next, past the link that skips the navigation, and it can be seen where one is."""
+    for _ in range(3):
+        page.keyboard.press("Tab")
+        assert page.evaluate(FOCUSED) == [True, True, True], page.url
 
 
 @pytest.mark.parametrize(("window", "scheme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk-light", "phone-dark"])
 def test_pages_are_clean(visit, platform, two_runs, window, scheme):
     sequential, oppo = two_runs
-    visitor = visit(color_scheme=scheme, **window)
-    page = visitor.page
+    visitor = visit(color_scheme=scheme, reduced_motion="reduce", **window)
+    page, asked = visitor.page, []
+    page.on("request", lambda request: asked.append(request.url))
     pages = {
         "/runs": "#rows tr",
         "/runs/new": "#send[aria-disabled=false]",
@@ -35,6 +60,9 @@ def test_pages_are_clean(visit, platform, two_runs, window, scheme):
         "/teams": "h2",
         f"/teams/{platform.project.team_id}/secrets": "#secret-name",
         f"/teams/{platform.project.team_id}/audit": ".audit tr",
+        f"/teams/{platform.project.team_id}/storage": "main h2",
+        f"/teams/{platform.project.team_id}/alerts": "main h2",
+        "/alerts?show=all": "main h1",
         "/accounts/password/change/": "form input",
         "/accounts/logout/": "form button",
     }
@@ -42,6 +70,14 @@ def test_pages_are_clean(visit, platform, two_runs, window, scheme):
         page.goto(path)
         page.wait_for_selector(shown, state="attached")
         assert visitor.overflow() <= 0, f"{path} is wider than the window"
+        assert faults(page) == [], path
+        if window is DESK:
+            keys_lead_on(page)
+    for path in list(pages)[-2:-9:-1] if window is PHONE else ():
+        page.go_back(wait_until="commit")
+        page.wait_for_selector(pages[path], state="attached")
+        assert page.url == platform.web.url + path or path == "/teams"  # which leads on to the only team
+    assert [url for url in asked if not url.startswith((platform.web.url, "data:", "blob:"))] == []
 
 
 def test_error_pages_say_what_to_do(visit, two_runs):

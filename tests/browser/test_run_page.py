@@ -163,6 +163,67 @@ def test_charts_are_linked_smoothed_and_over_time(visit, two_runs):
     assert page.inner_text("#smoothing-value") == "0.00"
     page.click("[data-axis=wall]")
     page.wait_for_function("() => document.getElementById('plot-reward').data[0].x[0] !== 1")
+    assert page.url.endswith("?x=wall")
+    first = "() => document.getElementById('plot-reward').data[0].x[0]"
+    seconds = page.evaluate(first)
+    page.click("[data-axis=tokens]")
+    page.wait_for_function(f"was => ({first})() !== was", arg=seconds)
+    page.reload()
+    points_drawn(page, 60)
+    assert page.get_attribute("[data-axis=tokens]", "aria-pressed") == "true"
+
+
+def test_outliers_are_left_out_of_the_height_and_counted(visit, platform):
+    from oppo_contract.events import StepEvent
+
+    run_id = platform.submit("letters spiked", steps=40)
+    supervisor, story = platform.start(run_id)
+    told = list(story.tell(40))
+    for event in told:
+        if isinstance(event, StepEvent) and event.step in (20, 21):
+            event.metrics["objective/kl"] = 900.0
+    supervisor.tell(told)
+    page = visit().page
+    page.goto(f"/runs/{run_id}")
+    points_drawn(page, 40)
+    height = "() => document.getElementById('plot-kl')._fullLayout.yaxis.range[1]"
+    assert page.evaluate(height) > 900
+    page.check("#outliers")
+    page.wait_for_function(f"() => ({height})() < 100")
+    page.wait_for_selector("#plot-kl >> text=2 of 40 outside")
+    assert 900 in page.evaluate("document.getElementById('plot-kl').data[0].y"), "the points stay"
+    page.reload()
+    points_drawn(page, 40)
+    assert page.is_checked("#outliers")
+    page.uncheck("#outliers")
+    page.wait_for_function(f"() => ({height})() > 900")
+    check = """() => {
+      const found = (ys, more) => Oppo.outliers([{ y: ys }], more), flat = Array(50).fill(2);
+      const with9 = [...Array(98).keys()].map((i) => i / 98);
+      return [found(flat), found([...flat, 3]).outside, found([1, 2, 900]), found([...with9, 50, -50, null, NaN]).outside,
+        found([...with9, 50], { keep: [60] }), found([...with9, 50], { tozero: true }).range[0],
+        Oppo.outliers([{ y: with9, low: with9, high: with9.map((y, i) => (i === 7 ? 99 : y)) }]).outside];
+    }"""
+    assert page.evaluate(check) == [None, 1, None, 2, None, 0, 1]
+
+
+def test_the_first_charts_are_seen_before_plotly_is_read_where_plotly_draws_them(visit, two_runs):
+    visitor = visit()
+    page, held = visitor.page, []
+    page.route("**/vendor/plotly*", lambda route: held.append(route))
+    page.goto(f"/runs/{two_runs[0]}")
+    curve = page.locator("#plot-reward .preview path.curve").last
+    curve.wait_for()
+    before, figure = curve.bounding_box(), page.inner_text("#at-reward")
+    assert figure, "the newest value is said as well"
+    page.wait_for_function("() => document.querySelector('script[src*=plotly]')")
+    for route in held:
+        route.continue_()
+    page.wait_for_selector("#plot-reward .main-svg .js-line")
+    page.wait_for_function("() => !document.querySelector('.preview')")
+    after = page.locator("#plot-reward .main-svg .js-line").last.bounding_box()
+    assert all(abs(before[side] - after[side]) <= 5 for side in ("x", "y", "width", "height")), (before, after)
+    assert page.inner_text("#at-reward") == figure
 
 
 def test_the_timeline_pans_zooms_and_explains(visit, two_runs):

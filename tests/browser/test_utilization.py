@@ -31,6 +31,18 @@ def test_idle_time_is_told_by_device_and_cause(visit, two_runs):
     assert "Most is lost to decode" in page.inner_text("#advice")
     assert "Not recorded by this run: memory" in page.inner_text("#unmeasured")
     assert page.locator("#memory-card").is_hidden()
+    first = "() => document.getElementById('plot-overlap').data[0].x[0]"
+    assert page.evaluate(first) == 1
+    seen = {1}
+    for axis in ("wall", "tokens", "gpu_seconds"):
+        page.click(f"[data-axis={axis}]")
+        page.wait_for_function(f"seen => !seen.includes(({first})())", arg=list(seen))
+        seen.add(page.evaluate(first))
+    assert page.url.endswith("?x=gpu_seconds")
+    page.reload()
+    page.wait_for_selector("#plot-overlap .main-svg >> nth=0")
+    assert page.get_attribute("[data-axis=gpu_seconds]", "aria-pressed") == "true"
+    assert page.evaluate(first) in seen - {1}
 
 
 def test_the_first_step_brings_the_figures(visit, platform):

@@ -42,6 +42,7 @@ def test_many_runs_are_faint_but_one_and_every_choice_is_in_the_address(visit, n
     page.keyboard.press("Enter")
     page.wait_for_url(f"**&highlight={nine_runs[3]}")
     assert names(page) == ["seed 2 True"]
+    assert page.locator("#counted").is_visible()
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Highlight seed 2 True"
     assert page.locator("#parallel path[data-key]").count() == 9
     page.select_option("#group", "overlap.intra_step")
@@ -62,6 +63,55 @@ def test_many_runs_are_faint_but_one_and_every_choice_is_in_the_address(visit, n
     page.wait_for_selector("#groups tr[data-pinned] >> text=per_chunk")
     assert page.inner_text("#groups") == view, "the address shows the same view"
     assert page.locator(".pick[aria-pressed=true]").count() == 1
+
+
+def test_zoom_outliers_and_what_counts_are_in_the_address(visit, two_runs):
+    page = visit().page
+    page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}&x=step&target=0.5")
+    page.wait_for_selector("#plot-reward .main-svg")
+    right = "() => document.getElementById('plot-{}')._fullLayout.xaxis.range[1]"
+    box = page.locator("#plot-reward .nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + 60, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 260, box["y"] + 42, steps=4)
+    page.mouse.up()
+    page.wait_for_url("**&zoom=*")
+    page.wait_for_function(f"() => ({right.format('bubble')})() < 50")
+    wanted = [page.evaluate(right.format(name)) for name in ("reward", "bubble")]
+    page.reload()
+    page.wait_for_selector("#plot-bubble .main-svg >> nth=0")
+    page.wait_for_function(f"was => Math.abs(({right.format('bubble')})() - was) < 0.01", arg=wanted[0])
+    assert wanted[0] == pytest.approx(wanted[1])
+    page.locator("#plot-kl .nsewdrag").dblclick()
+    page.wait_for_function(f"() => ({right.format('reward')})() > 59")
+    assert "zoom" not in page.url
+    page.go_back()
+    page.wait_for_function(f"was => Math.abs(({right.format('reward')})() - was) < 0.01", arg=wanted[0])
+    page.go_forward()
+    page.check("#outliers")
+    page.check("#counted")
+    page.wait_for_url("**&outliers=ignore&counted=1")
+    assert page.is_disabled("#smoothing")
+    page.wait_for_function("() => Oppo.compareView.read(location.search).counted")
+    crossing = """() => {
+      const curves = document.getElementById('plot-reward').data.filter((t) => t.meta);
+      const told = [...document.querySelectorAll('#figures tr td:nth-child(3)')].map((td) => Number(td.textContent));
+      return curves.map((t) => t.x[t.y.findIndex((y) => y >= 0.5)]).join() === told.join();
+    }"""
+    page.wait_for_function(crossing)
+    page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}&zoom=9,3&outliers=x&counted=2")
+    page.wait_for_selector("#plot-reward .main-svg")
+    assert "zoom" not in page.url
+    fork = """() => {
+      const curve = { x: [5, 6], y: [1, 2], raw: [1, 2] };
+      const entry = { key: 1, label: "a", ids: [1], colour: 1, dash: 0, group: null };
+      const view = { picked: null, smooth: 0, axis: "step", zoom: null, outliers: false };
+      const reply = { runs: [{ id: 1, forked_from: { run: 2, step: 4 } }], groups: [], target: null };
+      const v = { view, reply, colours: new Map([[1, 1]]), axis: Oppo.axisOf("step", 9), many: false, resets: 0 };
+      const made = Oppo.compareCharts.build("reward", { shown: [{ entry, ...curve }], runs: new Map([[1, curve]]) }, v);
+      return made.data.filter((trace) => trace.mode === "markers").map((trace) => [trace.x, trace.y]);
+    }"""
+    assert page.evaluate(fork) == [[[5], [1]]]
 
 
 def test_the_cursor_goes_by_keyboard_and_what_is_shown_can_be_taken_away(visit, two_runs):

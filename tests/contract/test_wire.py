@@ -35,6 +35,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
     "checkpoint": {"step": 1, "folder": "checkpoints/step-00000001", "manifest_sha256": "0" * 64, "bytes": 12},
     "log": {"stream": "stderr", "lines": ["a line"]},
+    "left_out": {"from_step": 3, "to_step": 9, "timelines": 7, "answers": 14, "lines": 0},
     "finished": {"outcome": "succeeded", "step": 2, "reason": "all steps done"},
 }  # fmt: skip
 

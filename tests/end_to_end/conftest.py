@@ -21,7 +21,7 @@ import pytest
 PATIENCE_S = 180.0
 ENDED = ("succeeded", "failed", "cancelled")
 # Seconds are minutes here: a supervisor that was killed is noticed at once.
-QUICK = {"OPPO_ORPHAN_GRACE_S": "3", "OMP_NUM_THREADS": "1"}
+QUICK = {"OPPO_ORPHAN_GRACE_S": "3", "OPPO_HOUSEKEEPING_S": "1", "OMP_NUM_THREADS": "1"}
 
 
 def eventually(holds: Callable[[], Any], what: str = "it", within_s: float = PATIENCE_S) -> Any:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_a_run_goes_from_submit_to_succeeded(platform, tools) -> None:
+def test_a_run_goes_from_submit_to_succeeded_and_leaves_nothing_when_it_is_deleted(platform, home: Path, tools) -> None:
     run_id = platform.submit(tools.tiny_spec("first"))
     run = platform.wait_for_end(run_id)
     assert run["state"] == "succeeded", run
@@ -22,6 +22,15 @@ def test_a_run_goes_from_submit_to_succeeded(platform, tools) -> None:
     timeline = platform.get(f"runs/{run_id}/timeline")
     assert timeline["lanes"]
     assert timeline["steps"]
+    tools.eventually(lambda: platform.get(f"runs/{run_id}/storage")["parts"]["checkpoints"], "its checkpoints to be counted")
+    folder = home / "artifacts" / "runs" / str(run_id)
+    assert folder.is_dir()
+    assert platform.http.delete(f"runs/{run_id}").status_code == 200
+    assert platform.http.post(f"runs/{run_id}/purge").status_code == 204
+    tools.eventually(lambda: not folder.exists(), "its folder to be deleted")
+    tools.eventually(lambda: platform.get("trash")["items"] == [], "the trash to be empty")
+    left = "its node to have deleted what it had"
+    tools.eventually(lambda: all(team["to_delete"] == [] for team in platform.get("storage")["items"]), left)
 
 
 def test_a_second_up_in_the_same_home_is_refused(platform, home: Path, tools) -> None:
@@ -83,6 +92,31 @@ def test_cancel_ends_the_engine_and_frees_the_device(platform, tools) -> None:
     assert platform.wait_for_end(run_id)["state"] == "cancelled"
     assert not platform.find("-m oppo_core", "--spec")
     assert platform.wait_for_end(platform.submit(tools.tiny_spec("after a cancel")))["state"] == "succeeded"
+
+
+@pytest.mark.full
+def test_a_fork_trains_the_numbers_of_the_run_that_it_came_from(platform, tools) -> None:
+    kept = {"every_steps": 4, "keep": 3}
+    parent = platform.submit(tools.tiny_spec("parent", steps=12, checkpoints=kept))
+    assert platform.wait_for_end(parent)["state"] == "succeeded"
+    steps = [saved["step"] for saved in platform.get(f"runs/{parent}/checkpoints")["items"]]
+    assert 4 in steps
+    fork = platform.submit(tools.tiny_spec("fork", steps=12, checkpoints=kept, fork={"run": parent, "step": 4}))
+    run = platform.wait_for_end(fork)
+    assert (run["state"], run["forked_from"]) == ("succeeded", {"run": parent, "step": 4}), run
+    assert platform.steps_of(fork) == list(range(5, 13))
+    keys = "critic/score/mean,objective/kl,actor/pg_loss"
+    ours, theirs = (platform.get(f"runs/{run_id}/metrics", keys=keys, since_step=4)["series"] for run_id in (fork, parent))
+    assert {key: column["y"] for key, column in ours.items()} == {key: column["y"] for key, column in theirs.items()}
+
+
+@pytest.mark.full
+def test_what_is_not_finite_ends_the_run_and_is_told(platform, tools) -> None:
+    run_id = platform.submit(tools.tiny_spec("not finite", ppo={"batch_size": 8, "missing_eos_penalty": 1e30}))
+    assert platform.wait_for_end(run_id)["state"] == "failed"
+    alerts = tools.eventually(lambda: platform.get("alerts", run=run_id)["items"], "alerts")
+    assert [alert["condition"] for alert in alerts] == ["failed", "not_finite"]
+    assert "the value loss is inf at step 1" in alerts[0]["why"]
 
 
 def test_kill_of_the_parent_leaves_no_orphan_and_the_next_start_recovers(platform, home: Path, tools) -> None:

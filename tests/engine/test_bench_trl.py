@@ -10,7 +10,7 @@ import torch
 
 from oppo_bench.against_trl import Peer, PeerError, Turn, results_of
 from oppo_bench.models import models_of, peer_models_of
-from oppo_bench.trl_environment import PINS, READY, TORCH, PeerEnvironmentError, python_of
+from oppo_bench.peer_environment import READY, TRL, PeerEnvironmentError, python_of
 from oppo_bench.workload import SIZES, Size
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.folder import load_model
@@ -57,13 +57,13 @@ def test_a_peer_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> Non
 
 
 def test_a_finished_environment_is_used_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / READY).write_text("\n".join((TORCH, *PINS)))
-    assert python_of(tmp_path, print) == tmp_path / "bin" / "python"
+    (tmp_path / READY).write_text("\n".join((*TRL.first, *TRL.pins)))
+    assert python_of(tmp_path, TRL, print) == tmp_path / "bin" / "python"
 
 
 def test_an_environment_that_cannot_be_made_is_not_taken_for_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(PeerEnvironmentError, match="torch"):
-        python_of(tmp_path / "environment", print)
+        python_of(tmp_path / "environment", TRL, print)
     assert not (tmp_path / "environment" / READY).exists()

@@ -120,6 +120,27 @@ def test_killed_and_resumed_ends_with_the_same_bits(world: Any, mode: str, undis
     check_against(undisturbed, world, tmp_path, resumed.events)
 
 
+def test_a_fork_trains_on_with_the_bits_of_the_run_that_it_came_from(
+    world: Any, mode: str, undisturbed: Any, tmp_path: Path
+) -> None:
+    """Another folder, name and journal; weights, optimizers, answers in flight and cursors are the checkpoint's."""
+    changes, threads = MODES[mode]
+    start = sorted((undisturbed.out / "checkpoints").glob("step-*"))[0]
+    step = int(start.name.removeprefix("step-"))
+    assert 0 < step < STEPS
+    forked = world.start(world.tree(COMMON, changes) | {"name": "forked"}, tmp_path, threads, resume=start)
+    status, errors = forked.end()
+    assert status == 0, errors
+    assert [event.start_step for event in forked.events if event.kind == "started"] == [step]
+    for role in ("actor", "critic"):
+        if role == "actor" or undisturbed.engine.spec.ppo.has_critic:
+            assert same_bits(undisturbed.weights(role), world.weights(tmp_path, role)), role
+    ours, wanted = learned(forked.events), learned(undisturbed.events)
+    assert {at for at, _ in ours} == set(range(step + 1, STEPS + 1))
+    assert ours == {key: value for key, value in wanted.items() if key[0] > step}
+    assert start.is_dir(), "a fork deletes nothing of the run that it came from"
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_again_and_again(world: Any, mode: str, undisturbed: Any, tmp_path: Path, seed: int) -> None:

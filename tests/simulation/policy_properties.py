@@ -31,7 +31,7 @@ def ids_of(entry: Placement | Reservation | RunningRun) -> list[int]:
 def free_devices(snapshot: Snapshot) -> set[int]:
     """Devices that may be given away now."""
     held = {d for run in snapshot.running for d in ids_of(run)}
-    nodes = [n for n in snapshot.nodes if n.connected and not n.draining]
+    nodes = [n for n in snapshot.nodes if n.connected and not n.draining and not n.low_disk]
     return {d.device_id for n in nodes for d in n.devices if d.state == "ready" and d.held_by is None} - held
 
 
@@ -216,7 +216,10 @@ def _fits(run: WaitingRun, pool_id: int, room: set[int], snapshot: Snapshot) -> 
     """
     enough: Counter[str] = Counter()
     for node in snapshot.nodes:
-        if not (node.connected and not node.draining and node.pool_id == pool_id) or node.node_id in run.excluded_nodes:
+        if (
+            not (node.connected and not node.draining and not node.low_disk and node.pool_id == pool_id)
+            or node.node_id in run.excluded_nodes
+        ):
             continue
         if not run.needs <= node.offers or (run.home and run.home[0] != node.node_id):
             continue

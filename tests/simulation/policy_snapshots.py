@@ -59,7 +59,10 @@ def _node(rng: Random, number: int, pool_id: int) -> Node:
     offers = frozenset([NEED] if rng.random() < 0.7 else [])
     away = rng.random()
     joins = rng.random() < 0.95
-    return Node(number, f"n{number}", pool_id, devices, offers, connected=away > 0.05, draining=away > 0.95, joins_others=joins)
+    return Node(
+        number, f"n{number}", pool_id, devices, offers, connected=away > 0.05, draining=away > 0.95, joins_others=joins,
+        low_disk=0.9 < away < 0.95,
+    )  # fmt: skip
 
 
 def _occupy(rng: Random, nodes: list[Node]) -> tuple[list[Node], tuple[RunningRun, ...]]:

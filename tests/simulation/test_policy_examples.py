@@ -223,6 +223,12 @@ def test_reasons_for_what_cannot_start_now():
     assert why(plan(cluster([node(1)], [away]), 0), 1) == ("home_away", text)
     text = "Every connected node is being drained."
     assert why(plan(cluster([node(1, draining=True)], [waiting(1)]), 0), 1) == ("draining", text)
+    text = "Node n1 would do, but is low on disk."
+    assert why(plan(cluster([node(1, low_disk=True)], [waiting(1)]), 0), 1) == ("disk", text)
+    assert why(plan(cluster([node(1, low_disk=True), node(2)], [waiting(1, home=(1, "n1"))]), 0), 1) == ("disk", text)
+    text = "the only one that would do is in use. Node n2 gets nothing new, being low on disk."
+    code, said = why(plan(cluster([node(1, 1), node(2, 1, low_disk=True)], [waiting(1), waiting(2, submitted_at=1.0)]), 0), 2)
+    assert (code, said[-len(text) :]) == ("devices", text)
     text = "Its retry rules exclude every node that would do: n1."
     assert why(plan(cluster([node(1)], [waiting(1, excluded_nodes=frozenset([1]))]), 0), 1) == ("excluded", text)
     text = "Needs 4 devices on one node, and too many devices are out of order."

@@ -1,9 +1,11 @@
 """Groups of runs that share a setting, and the interval of how much faster one is."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oppo_platform.telemetry.comparison import REWARD, _reached_at, counted
 from oppo_platform.telemetry.grouping import ABSENT, BUT_SEED, grouped, mean, speedup
 
 TIMES = st.lists(st.floats(0.01, 1e6), min_size=2, max_size=8)
@@ -52,3 +54,20 @@ def test_groups_say_by_what_they_differ():
     settings = {1: {"a.path": "x", "b.path": "y", "seed": "1"}, 2: {"a.path": "z", "b.path": "z", "seed": "1"}}
     assert grouped(settings, BUT_SEED) == {"a.path x, b.path y": [1], "a.path z, b.path z": [2]}
     assert grouped({1: {"seed": "1"}, 2: {"seed": "2"}}, BUT_SEED) == {"all runs": [1, 2]}
+
+
+@given(
+    st.lists(st.one_of(st.floats(-2, 2), st.just(float("nan"))), min_size=1, max_size=300), st.floats(-1, 1), st.integers(1, 20),
+)  # fmt: skip
+def test_a_crossing_that_is_told_is_a_crossing_that_is_drawn(values, goal, row):
+    """The curve by which the target counts, at rows that each stand for several steps."""
+    steps, recorded = np.arange(1, len(values) + 1), np.array(values)
+    rows = [int(step) for step in steps if step % row == 0 or step == steps[-1]]
+    step = _reached_at((steps, recorded), goal)
+    hit = {"step": step, "elapsed_s": None} if step is not None else None
+    drawn = counted((steps, recorded), {REWARD: {"step": rows}}, hit)
+    assert len(drawn) == len(rows)
+    crossed = [at for at, y in zip(rows, drawn, strict=True) if y is not None and y >= goal]
+    assert (crossed[:1] != []) == (step is not None)
+    if step is not None:
+        assert crossed[0] - row < step <= crossed[0]

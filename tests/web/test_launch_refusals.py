@@ -4,8 +4,10 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 
 from oppo_contract import wire
+from oppo_platform.cluster import services
 from oppo_platform.cluster.models import Node
 from oppo_platform.runs.models import Attempt, AttemptState, Launch, LaunchState
+from oppo_platform.scheduling import silence, snapshot_of
 from tests.web.pair import TWO
 
 
@@ -39,7 +41,14 @@ def test_a_token_of_one_node_is_no_token_of_another_attempt(pair):
     assert pair.beat(pair.other).status_code == 401
 
 
-def test_nodes_of_the_version_before_get_no_part_in_it(world, settings):
+@pytest.fixture
+def new_in_this_version(monkeypatch):
+    """As if attempts on several nodes had come with the present version of the wire."""
+    for module in (snapshot_of, silence, services):
+        monkeypatch.setattr(module, "SPOKEN_SINCE", wire.WIRE_VERSION)
+
+
+def test_nodes_of_the_version_before_get_no_part_in_it(world, settings, new_in_this_version):
     settings.OPPO_ARTIFACTS_SHARED = True
     world.worker("a")
     old = world.worker("b")
@@ -55,7 +64,7 @@ def test_nodes_of_the_version_before_get_no_part_in_it(world, settings):
 
 
 @pytest.mark.parametrize("who", ["head", "other"])
-def test_a_worker_that_is_put_back_to_an_older_version_is_not_waited_for(pair, who):
+def test_a_worker_that_is_put_back_to_an_older_version_is_not_waited_for(pair, who, new_in_this_version):
     worker = pair.head if who == "head" else pair.other
     report = [{"index": 0, "kind": "cpu", "model": "m", "memory_bytes": 1}]
     told = {"wire_version": wire.WIRE_VERSION - 1, "devices": report, "attempts": [], "catalogue": None}

@@ -25,7 +25,9 @@ def test_the_others_are_ordered_when_the_first_node_is_there(pair):
     told = pair.claim(pair.other).json()
     assert told["rendezvous"] == {"nodes": 2, "node_rank": 1, "address": ADDRESS, "deadline_s": 15.0}
     assert told["device_indices"] == [0]
-    assert pair.other.heartbeat(attempts=[(pair.attempt.pk, 1)]) == {"unclaimed": [], "stop": [], "catalogue_wanted": False}
+    assert pair.other.heartbeat(attempts=[(pair.attempt.pk, 1)]) == {
+        "unclaimed": [], "stop": [], "catalogue_wanted": False, "delete": [],
+    }  # fmt: skip
 
 
 def test_orders_go_over_the_broker_at_their_time_and_once(pair, monkeypatch):

@@ -6,12 +6,14 @@ import json
 import pytest
 import pytest_asyncio
 from asgiref.sync import sync_to_async
-from django.db import connections, models
+from django.db import OperationalError, connections, models
 from django.test import AsyncClient
 
 from oppo_platform.api import stream as stream_module
 from oppo_platform.runs.models import Run
+from oppo_platform.runs.selectors import summaries
 from oppo_platform.runs.steering import cancel_run
+from oppo_platform.telemetry import heads as heads_module
 
 DEADLINE_S = 20
 
@@ -133,3 +135,56 @@ async def test_strangers_and_nonsense(world, ada):
     assert (await ada.get("/api/v1/stream?runs=")).status_code == 422
     assert (await ada.get(f"/api/v1/stream?runs={run.pk}&cursor=x")).status_code == 404
     assert (await ada.post(f"/api/v1/stream?runs={run.pk}")).status_code == 405
+
+
+@pytest.mark.asyncio
+async def test_a_run_that_many_watch_is_read_once_a_change(world, ada, monkeypatch):
+    reads = []
+    monkeypatch.setattr(heads_module, "summaries", lambda runs: reads.append(runs) or summaries(runs))
+    run = await sync_to_async(world.submit)()
+    ears = [await listen(ada, f"runs={run.pk}") for _ in range(12)]
+    for ear in ears:
+        await ear.event()
+    reads.clear()
+    await sync_to_async(cancel_run)(run.pk, "user:ada")
+    assert {(await ear.event())[1]["state"] for ear in ears} == {"cancelled"}
+    assert 1 <= len(reads) <= 4, "a cancel tells at most a few changes"
+    for ear in ears:
+        await ear.close()
+
+
+@pytest.mark.asyncio
+async def test_a_change_during_a_read_is_read_again(world, ada, monkeypatch):
+    run = await sync_to_async(world.submit)()
+    heads, load = heads_module.Heads(), heads_module._load
+
+    def change_after(run_ids):
+        found = load(run_ids)
+        Run.objects.filter(pk=run.pk).update(cursor=9)
+        connections.close_all()
+        heads.forget(run.pk)  # as the notification does
+        return found
+
+    monkeypatch.setattr(heads_module, "_load", change_after)
+    assert [head.cursor for head in await heads.of([run.pk])] == [run.cursor]
+    monkeypatch.setattr(heads_module, "_load", load)
+    assert [head.cursor for head in await heads.of([run.pk, 10**6])] == [9]
+    await sync_to_async(Run.objects.filter(pk=run.pk).update)(cursor=10)
+    assert [head.cursor for head in await heads.of([run.pk])] == [9], "nothing was notified: what is known is told"
+    heads.forget(run.pk)
+    assert [head.cursor for head in await heads.of([run.pk])] == [10]
+
+
+@pytest.mark.asyncio
+async def test_reading_fails_for_those_who_asked_and_for_nobody_later(world, ada, monkeypatch):
+    run = await sync_to_async(world.submit)()
+    heads, load = heads_module.Heads(), heads_module._load
+
+    def away(run_ids):
+        raise OperationalError("the database is away")
+
+    monkeypatch.setattr(heads_module, "_load", away)
+    told = await asyncio.gather(heads.of([run.pk]), heads.of([run.pk]), return_exceptions=True)
+    assert [type(error) for error in told] == [OperationalError] * 2
+    monkeypatch.setattr(heads_module, "_load", load)
+    assert [head.run_id for head in await heads.of([run.pk])] == [run.pk]

@@ -33,6 +33,10 @@ REQUESTS = {
     "POST /teams/{team}/invites role=member": "owner",
     "POST /teams/{team}/invites/{invite}/revoke": "owner",
     "GET /teams/{team}/audit": "owner",
+    "GET /teams/{team}/alerts": "viewer",
+    "POST /teams/{team}/alerts/mail whose=all&conditions=failed": "viewer",
+    "POST /teams/{team}/alerts/rules stalled-threshold=5&kl_above-threshold=9&kl_above-window=9": "owner",
+    "POST /teams/{team}/alerts/webhooks url=https://example.org/&conditions=failed": "owner",
 }
 
 

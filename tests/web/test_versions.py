@@ -11,8 +11,8 @@ from oppo_platform.cluster.models import Node
 from oppo_platform.runs.models import Attempt, Run
 from oppo_platform.runs.steering import cancel_run
 
-RECORDED = Path(__file__).with_name("recorded") / "wire-2.json"
-BEFORE = {wire.VERSION_HEADER: "2"}
+RECORDED = Path(__file__).with_name("recorded") / "wire-3.json"
+BEFORE = {wire.VERSION_HEADER: "3"}
 NEWER = {wire.VERSION_HEADER: str(wire.WIRE_VERSION + 1)}
 
 
@@ -24,9 +24,9 @@ def say(path, body, token, **headers):
 
 
 @pytest.mark.skipif(
-    2 not in wire.SPOKEN, reason="version 2 is not spoken any more; record the conversation of the version before"
+    3 not in wire.SPOKEN, reason="version 3 is not spoken any more; record the conversation of the version before"
 )
-def test_a_worker_of_version_2_is_served_from_join_to_outcome(world, settings):
+def test_a_worker_of_version_3_is_served_from_join_to_outcome(world, settings):
     tokens, known = {"join": world.join_token}, {"artifacts": settings.OPPO_ARTIFACT_ROOT}
     for call in json.loads(RECORDED.read_text())["calls"]:
         if call.get("do") == "submit":
@@ -80,7 +80,8 @@ def test_a_node_of_another_version_gets_no_work_and_what_runs_there_goes_on(worl
     worker = world.worker()
     run, attempt_id = world.start(worker)
     more = {"temperature_c": 70} if version > wire.WIRE_VERSION else {}  # what a newer worker might add
-    assert beat(worker, version, [attempt_id], **more).json() == {"unclaimed": [], "stop": [], "catalogue_wanted": False}
+    newer = {"delete": []} if more else {}
+    assert beat(worker, version, [attempt_id], **more).json() == {"unclaimed": [], "stop": [], "catalogue_wanted": False} | newer
     token = worker.attempt_tokens[attempt_id]
     told = {"epoch": 1, "running": True, **({"watts": 300} if more else {})}
     headers = {wire.VERSION_HEADER: str(version)}
@@ -93,7 +94,7 @@ def test_a_node_of_another_version_gets_no_work_and_what_runs_there_goes_on(worl
     run.refresh_from_db()
     assert (run.state, second.state) == ("succeeded", "queued")
     page = world.login("ada").get("/sharing").content.decode()
-    assert f"its worker speaks wire version {version}, this platform 2 and 3" in page
+    assert f"its worker speaks wire version {version}, this platform 3 and 4" in page
     assert beat(worker, wire.WIRE_VERSION).status_code == 200  # updated
     world.cycle()
     second.refresh_from_db()

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.wire import MAX_BATCH_BYTES, EventBatch
@@ -142,3 +142,43 @@ def test_digest_helper_is_the_files_own(tmp_path: Path) -> None:
         check_manifest(tmp_path, "0" * 64)
     with pytest.raises(ArtifactError, match="missing"):
         check_manifest(tmp_path / "nowhere", "0" * 64)
+
+
+@settings(max_examples=25, deadline=None)
+@given(freed=st.lists(st.integers(0, 40), max_size=5), restart_at=st.integers(0, 40))
+def test_what_was_acknowledged_gives_its_space_back_and_the_rest_is_read_as_before(
+    tmp_path_factory: pytest.TempPathFactory, freed: list[int], restart_at: int
+) -> None:
+    file = tmp_path_factory.mktemp("outbox") / "events.jsonl"
+    file.write_bytes(b"".join(event(seq, 4500) + b"\n" for seq in range(1, 41)))
+    size, reader = file.stat().st_size, OutboxReader(file, "engine", NOTHING_SECRET)
+    taken: list[int] = []
+    for until in [*sorted(freed), 40]:
+        if len(taken) >= restart_at:
+            reader = OutboxReader(file, "engine", NOTHING_SECRET)  # a supervisor that came back begins with what is there
+            reader.batch(3)
+            reader.acknowledge(len(taken))
+        while len(taken) < until:
+            lines = [line for line in reader.batch(3) if line.event.seq <= until]
+            reader.acknowledge(taken[-1] if taken else 0)
+            taken += [line.event.seq for line in lines if line.event.seq > len(taken)]
+            reader.acknowledge(taken[-1])
+        reader.free(0, 1)
+        assert file.stat().st_size == size
+        behind = len(b"".join(event(seq, 4500) + b"\n" for seq in range(1, until + 1)))
+        assert abs(reader.backlog_bytes() - (size - behind)) < 4096  # to the block, after a restart
+    assert taken == list(range(1, 41))
+    assert file.stat().st_blocks * 512 <= 8192, "the disk has it back"
+
+
+def test_some_of_what_was_acknowledged_is_kept_for_a_platform_that_forgets(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(b"".join(event(seq, 4500) + b"\n" for seq in range(1, 41)))
+    reader = OutboxReader(file, "engine", NOTHING_SECRET)
+    reader.batch()
+    reader.acknowledge(30)
+    reader.free(50_000, 1)
+    reader.rewind(22)
+    assert reader.batch()[0].event.seq == 22
+    with pytest.raises(LookupError):
+        reader.rewind(10)

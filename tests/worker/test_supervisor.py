@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from oppo_contract.spared import spared
 from oppo_contract.wire import CheckpointRef
+from worker import keeper as keeper_module
 from worker.engine_process import is_for_engine
+from worker.folders import AttemptFolder
+from worker.keeper import Keeper
 
 
 def steps_of(attempt: Any) -> list[int]:
@@ -251,6 +255,48 @@ def test_a_run_goes_on_from_its_checkpoint(bench) -> None:
     assert bench.supervise(2).wait() == 0
     assert steps_of(second) == list(range(11, 21))
     assert second.outcome["outcome"] == "succeeded"
+
+
+def test_a_fork_begins_with_the_checkpoint_in_another_runs_folder(bench) -> None:
+    parent = bench.attempt(steps=10, checkpoint_every=5)
+    assert bench.supervise(1).wait() == 0
+    first = parent.checkpoints[0]
+    fork = bench.attempt(2, steps=8)
+    fork.artifact_url = parent.artifact_url.rsplit("/", 1)[0] + "/8"
+    fork.resume_from = CheckpointRef(step=first["step"], url=first["url"], manifest_sha256=first["manifest_sha256"])
+    assert bench.supervise(2).wait() == 0
+    assert steps_of(fork) == [6, 7, 8]
+    assert all(told["url"].startswith(fork.artifact_url) for told in fork.checkpoints)
+    assert Path(first["url"].removeprefix("file://")).is_dir()
+
+
+def test_what_others_begin_with_is_spared_until_they_have(tmp_path) -> None:
+    attempt = AttemptFolder(tmp_path / "3")
+    attempt.path.mkdir()
+    keeper = Keeper(tmp_path / "run", attempt, None)
+    keeper.begin()
+    keeper.spare_for_others(["step-00000020", "../elsewhere", "a/b"])
+    assert spared(tmp_path / "run") == {"step-00000020"}
+    keeper.keep(tmp_path / "run" / "checkpoints" / "step-00000040")
+    assert spared(tmp_path / "run") == {"step-00000020", "step-00000040"}
+    keeper.spare_for_others([])
+    assert spared(tmp_path / "run") == {"step-00000040"}
+
+
+def test_what_could_not_be_spared_is_asked_for_again(tmp_path, monkeypatch) -> None:
+    attempt = AttemptFolder(tmp_path / "3")
+    attempt.path.mkdir()
+    keeper = Keeper(tmp_path / "run", attempt, None)
+    with monkeypatch.context() as away:
+        away.setattr(keeper_module, "spare", broken)
+        with pytest.raises(OSError, match="stale"):
+            keeper.spare_for_others(["step-00000020"])
+    keeper.spare_for_others(["step-00000020"])
+    assert spared(tmp_path / "run") == {"step-00000020"}
+
+
+def broken(*_: object) -> None:
+    raise OSError("stale file handle")
 
 
 def test_the_registered_checkpoint_stays_while_newer_ones_cannot_be_registered(bench, tools) -> None:

@@ -43,6 +43,13 @@ class Evaluation(Section):
     greedy: bool = Field(False, description="Take the likeliest token, or sample as in training with numbers of their own.")
 
 
+class Fork(Section):
+    """The checkpoint of another run that this one begins with. The platform's business: the engine is given the checkpoint."""
+
+    run: int = Field(ge=1, le=2**63 - 1, description="Number of a run of the same team.")
+    step: int = Field(ge=0, le=2**31 - 1, description="Step of its checkpoint; steps are counted on from there.")
+
+
 class Resources(Section):
     """What the run needs from its nodes."""
 

@@ -27,6 +27,8 @@ class Action(StrEnum):
     STEER_ANY_RUN = "steer other people's runs"
     MANAGE_MEMBERS = "manage members, invites and password links"
     MANAGE_SECRETS = "manage secrets"
+    MANAGE_STORAGE = "set how long runs are kept"
+    MANAGE_ALERTS = "manage alert rules and webhooks"
     SEE_AUDIT_LOG = "read the audit log"
 
 
@@ -41,6 +43,8 @@ LEAST_ROLE = {
     Action.STEER_ANY_RUN: Role.MAINTAINER,
     Action.MANAGE_MEMBERS: Role.OWNER,
     Action.MANAGE_SECRETS: Role.OWNER,
+    Action.MANAGE_STORAGE: Role.OWNER,
+    Action.MANAGE_ALERTS: Role.OWNER,
     Action.SEE_AUDIT_LOG: Role.OWNER,
 }
 
@@ -99,8 +103,14 @@ def submit_projects(user: User) -> QuerySet[Project]:
 
 
 def visible_runs(user: User) -> QuerySet[Run]:
-    """Runs of the user's teams."""
-    return Run.objects.filter(project__team_id__in=memberships(user).values("team_id"))
+    """Runs of the user's teams, without those in the trash."""
+    return Run.objects.filter(project__team_id__in=memberships(user).values("team_id"), deleted_at__isnull=True)
+
+
+def trashed_runs(user: User) -> QuerySet[Run]:
+    """Runs of the user's teams that are in the trash and can be restored."""
+    teams = memberships(user).values("team_id")
+    return Run.objects.filter(project__team_id__in=teams, deleted_at__isnull=False, purged_at__isnull=True)
 
 
 def administers(user: User) -> bool:

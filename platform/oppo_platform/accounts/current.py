@@ -12,6 +12,7 @@ from django.http import HttpRequest
 
 from oppo_platform.accounts.access import visible_teams
 from oppo_platform.accounts.models import Team
+from oppo_platform.alerts.selectors import unread
 
 SESSION_KEY = "team"
 
@@ -31,11 +32,12 @@ def choose_team(request: HttpRequest, team: Team | None) -> None:
 
 
 def shell(request: HttpRequest) -> dict[str, Any]:
-    """Context of every page: the switcher's teams and choice (queried only where a template asks), and whether mail is sent."""
+    """Context of every page: the switcher, the bell (both queried only where a template asks), and whether mail is sent."""
     if not hasattr(request, "user") or not request.user.is_authenticated:
         return {"mail_is_sent": bool(settings.OPPO_SMTP_URL)}
     return {
         "own_teams": visible_teams(request.user),
         "current_team": lambda: current_team(request),
+        "unread_alerts": lambda: unread(request.user),
         "mail_is_sent": bool(settings.OPPO_SMTP_URL),
     }

@@ -47,6 +47,14 @@ def unseal(sealed: bytes, context: str) -> str:
         raise Unsealable("it was altered, or belongs elsewhere") from error
 
 
+def seal_again(sealed: bytes, context: str) -> bytes | None:
+    """The same text under the newest key; None when no key opens it any more."""
+    try:
+        return seal(unseal(sealed, context), context)
+    except Unsealable:
+        return None
+
+
 def _fingerprint(key: bytes) -> bytes:
     return hashlib.sha256(b"oppo.sealed.key\0" + key).digest()[:FINGERPRINT_BYTES]
 

@@ -108,11 +108,10 @@ def seal_anew() -> Rotated:
     done: Rotated = {"sealed": 0, "lost": []}
     for secret in TeamSecret.objects.select_for_update(of=("self",)).select_related("team").order_by("pk"):
         place = _place(secret.team_id, secret.name)
-        try:
-            secret.sealed = sealing.seal(sealing.unseal(bytes(secret.sealed), place), place)
-        except sealing.Unsealable:
+        if (sealed := sealing.seal_again(bytes(secret.sealed), place)) is None:
             done["lost"].append(f"{secret.team.name}: {secret.name}")
             continue
+        secret.sealed = sealed
         secret.save(update_fields=["sealed"])
         done["sealed"] += 1
     return done

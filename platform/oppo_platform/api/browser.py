@@ -12,16 +12,21 @@ from pydantic import ConfigDict
 from oppo_contract.problems import SpecError, SpecProblem
 from oppo_contract.spec import RunSpec
 from oppo_contract.yaml_text import dump_yaml, parse_yaml
+from oppo_platform import clock
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit
 from oppo_platform.accounts.models import User
-from oppo_platform.api import checkpoints, history, logs, run_lists, samples
+from oppo_platform.api import alerts, checkpoints, history, logs, run_lists, samples, saved_views, storage
 from oppo_platform.api.auth import PERSON
 from oppo_platform.api.problems import install, problem
 from oppo_platform.api.subjects import LARGEST_ID, chosen_project, person, run_of
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs import steering
-from oppo_platform.runs.models import Project, Run
+from oppo_platform.runs.forks import resume_at
+from oppo_platform.runs.models import Checkpoint, Project, Run
 from oppo_platform.runs.services import check_spec, submit_run
+from oppo_platform.scheduling.usage import Held, held_by
+from oppo_platform.storage.database_disk import DatabaseFull, refuse_without_room
+from oppo_platform.storage.trash import NotDeletable
 from oppo_platform.telemetry import selectors as telemetry
 from oppo_platform.telemetry.comparison import View, compare
 from oppo_platform.telemetry.saving import Saving, saving
@@ -34,9 +39,11 @@ LAST_STEP = 2**31 - 1
 
 api = NinjaAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, urls_namespace="api")
 install(api)
-for part in (run_lists, samples, logs, checkpoints, history):
+for part in (run_lists, samples, logs, checkpoints, history, saved_views, storage, alerts):
     api.add_router("", part.router)
-api.add_exception_handler(steering.NotPossible, lambda request, error: problem(409, str(error)))
+for refusal in (steering.NotPossible, NotDeletable):
+    api.add_exception_handler(refusal, lambda request, error: problem(409, str(error)))
+api.add_exception_handler(DatabaseFull, lambda request, error: problem(507, str(error)))
 
 
 class SpecBody(Schema):
@@ -113,11 +120,12 @@ def _as_given(body: SpecBody) -> tuple[dict[str, Any] | None, str | None]:
 
 @api.post("runs", summary="Submit a run", response={201: Submitted})
 def submit(request: HttpRequest, body: SpecBody) -> Any:
-    """201 with the queued run; 422 with every complaint; 403 for viewers."""
+    """201 with the queued run; 422 with every complaint; 403 for viewers; 507 while the database has no room."""
     user = person(request)
     project = chosen_project(user, body.project)
     if not may_submit(user, project):
         raise PermissionDenied(f"You may look at {project.team.name}'s runs, but not submit any.")
+    refuse_without_room()
     run = submit_run(user, project, body.checked(project.team_id))
     return Status(201, {"id": run.pk, "url": runs.run_url(run.pk), "name": run.name, "state": run.state})
 
@@ -129,6 +137,9 @@ api.get("runs", summary="Runs of your teams")(run_lists.list_runs)  # here, besi
 def show(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """The run's summary."""
     return runs.run_summary(run_of(request, run_id))
+
+
+api.delete("runs/{int:run_id}", summary="Delete a run")(storage.delete)  # here, beside the other method of its address
 
 
 @api.get("runs/{int:run_id}/spec.yaml", summary="A run's spec as YAML")
@@ -158,6 +169,16 @@ def pause(request: HttpRequest, run_id: int) -> runs.RunSummary:
 def resume(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """It waits for devices again. 409 when it is neither paused nor pausing, or has used up its time."""
     steering.resume_run(run_id, _steers(request, run_id))
+    return runs.run_summary(run_of(request, run_id))
+
+
+@api.post("runs/{int:run_id}/checkpoints/{int:checkpoint_id}/resume", summary="Resume a paused run from an older checkpoint")
+def resume_from(request: HttpRequest, run_id: int, checkpoint_id: int) -> runs.RunSummary:
+    """It waits for devices again. 409 when it is not paused, or the files are gone."""
+    actor = _steers(request, run_id)
+    if checkpoint_id > LARGEST_ID:
+        raise Checkpoint.DoesNotExist
+    resume_at(run_id, checkpoint_id, actor)
     return runs.run_summary(run_of(request, run_id))
 
 
@@ -217,6 +238,12 @@ def download_trace(request: HttpRequest, run_id: int, from_step: int, to_step: i
     return answer
 
 
+@api.get("runs/{int:run_id}/usage", summary="Device-hours of a run")
+def usage_of_run(request: HttpRequest, run_id: int) -> Held:
+    """How long devices were held for the run, all attempts together, and how many it holds now."""
+    return held_by(run_of(request, run_id), clock.now())
+
+
 @api.get("runs/{int:run_id}/saving", summary="What overlap has saved so far")
 def saved_by_overlap(request: HttpRequest, run_id: int) -> Saving:
     """The run's own spans, one stage after another, against what was measured; seconds."""
@@ -239,6 +266,7 @@ def compare_runs(
     max_points: int = 1000,
     baseline: int | None = None,
     group: str = "",
+    counted: bool = False,
 ) -> dict[str, Any] | Any:
     """Curves, time to the target, speed-up by run and group, differing configuration and figures."""
     ids = parse_ids(run_ids)
@@ -246,7 +274,7 @@ def compare_runs(
         return problem(422, f"Give 1 to {MOST_COMPARED} run ids, separated by commas.")
     if baseline is not None and baseline not in ids:
         return problem(422, "The baseline must be one of the runs.")
-    view = View(target, baseline, group)
+    view = View(target, baseline, group, counted)
     return compare(runs.get_runs(person(request), ids), _keys(names), x, max_points, view)
 
 

@@ -16,6 +16,7 @@ from oppo_platform.api.subjects import chosen_project, person, run_of
 from oppo_platform.cursors import BadCursor
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.filtering import FilterError
+from oppo_platform.runs.pins import pin, pinned_runs, unpin
 from oppo_platform.runs.tags import MOST_TAGS, TagRefused, change_tags
 from oppo_platform.runs.words import words
 
@@ -60,14 +61,42 @@ def filter_words(request: HttpRequest) -> dict[str, Any]:
     return words(person(request))
 
 
+@router.get("runs/pinned", summary="The pinned baselines")
+def pinned(request: HttpRequest, project: str = "") -> dict[str, Any]:
+    """A run a project at most: what its other runs are measured against."""
+    user = person(request)
+    wanted = chosen_project(user, project).pk if project else None
+    return {"items": [runs.run_summary(run) for run in runs.runs_found(user, pinned_runs(user, wanted))]}
+
+
+@router.post("runs/{int:run_id}/pin", summary="Make a run its project's baseline")
+def pin_run(request: HttpRequest, run_id: int) -> runs.RunSummary:
+    """In place of the one that was. Whoever may submit to the project may do this."""
+    pin(run_id, _changes(request, run_id))
+    return runs.run_summary(run_of(request, run_id))
+
+
+@router.post("runs/{int:run_id}/unpin", summary="Its project has no baseline any more")
+def unpin_run(request: HttpRequest, run_id: int) -> runs.RunSummary:
+    """Nothing happens when it was not."""
+    unpin(run_id, _changes(request, run_id))
+    return runs.run_summary(run_of(request, run_id))
+
+
+def _changes(request: HttpRequest, run_id: int) -> str:
+    """Who asks, as an actor. Raises `Run.DoesNotExist` and `PermissionDenied`."""
+    user, run = person(request), run_of(request, run_id)
+    if not may_submit(user, run.project):
+        raise PermissionDenied("Viewers look; they neither tag nor pin.")
+    return f"user:{user.username}"
+
+
 @router.post("runs/{int:run_id}/tags", summary="Change a run's tags")
 def tag(request: HttpRequest, run_id: int, body: TagsBody) -> runs.RunSummary | Any:
     """Whoever may submit to the run's project may tag it. 422 for a tag that cannot be kept."""
-    user, run = person(request), run_of(request, run_id)
-    if not may_submit(user, run.project):
-        raise PermissionDenied("Viewers look; they do not tag.")
+    actor = _changes(request, run_id)
     try:
-        change_tags(run.pk, body.add, body.remove, f"user:{user.username}")
+        change_tags(run_id, body.add, body.remove, actor)
     except TagRefused as error:
         return problem(422, str(error))
     return runs.run_summary(run_of(request, run_id))

@@ -11,7 +11,7 @@ that comes back says where it was (`Last-Event-ID`, or `cursor`), and hears at o
 from __future__ import annotations
 
 import asyncio
-import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,13 +27,15 @@ from oppo_platform.api.auth import person_of
 from oppo_platform.api.browser import parse_ids
 from oppo_platform.api.problems import problem, unauthenticated
 from oppo_platform.runs.models import Run
-from oppo_platform.runs.selectors import RunSummary, run_summary, summaries
 from oppo_platform.telemetry.feed import feed
+from oppo_platform.telemetry.heads import Head
 
 MOST_RUNS = 200
 PING_S = 15.0
 # At most four summaries a second of one run.
 SHORTEST_PAUSE_S = 0.25
+# So long may a stream go on after its login ended or its runs were taken away.
+RECHECK_S = 15.0
 
 Cursors = dict[int, int]
 
@@ -42,7 +44,7 @@ Cursors = dict[int, int]
 @require_GET
 async def stream(request: HttpRequest) -> HttpResponseBase:
     """Summaries of some runs whenever they change; 401 without login, 404 when one of the runs is not there."""
-    if await sync_to_async(_look)(request, []) is None:
+    if await _may_see(request, []) is None:
         return unauthenticated()
     try:
         run_ids = parse_ids(request.GET.get("runs", ""))
@@ -51,8 +53,7 @@ async def stream(request: HttpRequest) -> HttpResponseBase:
         return problem(404, "No run has such an id, or the cursor is not `run:number,…`.")
     if not run_ids or len(run_ids) > MOST_RUNS:
         return problem(422, f"Give 1 to {MOST_RUNS} run ids, separated by commas.")
-    found = await sync_to_async(_look)(request, run_ids)
-    if found is None or len(found) < len(set(run_ids)):
+    if not await _may_see(request, run_ids):
         return problem(404, "There is no such run, or it is not yours to see.")
     answer = StreamingHttpResponse(_events(request, run_ids, cursors), content_type="text/event-stream")
     answer.headers["Cache-Control"] = "no-cache, no-transform"
@@ -71,34 +72,39 @@ async def _events(request: HttpRequest, run_ids: list[int], cursors: Cursors) ->
     yield b"retry: 1000\n\n"
     known = {run_id: cursors.get(run_id, -1) for run_id in run_ids}
     async with feed().subscribe(run_ids) as subscription:
-        changed = True
+        allowed_until, changed = time.monotonic() + RECHECK_S, True
         while True:
-            # Also after a silence: the login is checked again, and a lost notification is made good.
-            found = await sync_to_async(_look)(request, run_ids)
-            if found is None or len(found) < len(known):
-                return
-            news = [summary for summary in found if summary["cursor"] > known[summary["id"]]]
-            for summary in news:
-                known[summary["id"]] = summary["cursor"]
-                yield _event(summary, known)
+            if not changed or time.monotonic() > allowed_until:
+                if not await _may_see(request, run_ids):
+                    return
+                allowed_until = time.monotonic() + RECHECK_S
+            # Also after a silence: a notification may have been lost.
+            news = [head for head in await feed().heads.of(run_ids) if head.cursor > known[head.run_id]]
+            for head in news:
+                known[head.run_id] = head.cursor
+                yield _event(head, known)
             if not news and not changed:
                 yield b": still here\n\n"
             await asyncio.sleep(SHORTEST_PAUSE_S)
             changed = await subscription.changed(PING_S)
 
 
-def _event(summary: RunSummary, known: Cursors) -> bytes:
+def _event(head: Head, known: Cursors) -> bytes:
     cursor = ",".join(f"{run_id}:{number}" for run_id, number in known.items() if number >= 0)
-    return f"id: {cursor}\nevent: run\ndata: {json.dumps(summary)}\n\n".encode()
+    return f"id: {cursor}\nevent: run\ndata: {head.text}\n\n".encode()
 
 
-def _look(request: HttpRequest, run_ids: list[int]) -> list[RunSummary] | None:
-    """The runs' summaries as far as the asker may see them now; None when nobody is logged in any more."""
+async def _may_see(request: HttpRequest, run_ids: list[int]) -> bool | None:
+    """Whether the asker may see all of these runs now; None when nobody is logged in any more."""
+    return await sync_to_async(_look, thread_sensitive=False)(request, run_ids)
+
+
+def _look(request: HttpRequest, run_ids: list[int]) -> bool | None:
     try:
         user = _still_there(request)
         if user is None:
             return None
-        return [run_summary(run) for run in summaries(visible_runs(user).filter(pk__in=run_ids)).order_by("pk")]
+        return visible_runs(user).filter(pk__in=run_ids).count() == len(set(run_ids))
     finally:
         # A stream lives for hours; it must not keep a connection of the pool.
         connection.close()

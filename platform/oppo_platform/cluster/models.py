@@ -37,6 +37,21 @@ class Node(models.Model):
         return self.name
 
 
+class Disk(models.Model):
+    """A file system that a node writes to, as its agent reports it. While one is low the node gets nothing new."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="disks")
+    what = models.CharField(max_length=16, help_text="artifacts, outbox")
+    path = models.CharField(max_length=2000)
+    free_bytes = models.PositiveBigIntegerField()
+    total_bytes = models.PositiveBigIntegerField()
+    low = models.BooleanField(default=False)
+    told_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["node", "what"], name="one_disk_a_use")]
+
+
 class DeviceState(models.TextChoices):
     """Whether a device may be given to a run."""
 

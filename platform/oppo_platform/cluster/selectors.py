@@ -15,6 +15,7 @@ from oppo_contract import wire
 from oppo_platform import clock
 from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
+from oppo_platform.cluster.disks import low_disk_words
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node
 from oppo_platform.scheduling.models import Allocation
 
@@ -39,7 +40,7 @@ def skew_of(node: Node) -> str:
 
 
 def nodes_overview(user: User) -> list[dict[str, Any]]:
-    """Every node: `{id, name, hostname, pool, live, last_seen_at, drained_at, drain_reason, skew, devices}`.
+    """Every node: `{id, name, hostname, pool, live, last_seen_at, drained_at, drain_reason, skew, low_disk, devices}`.
 
     `devices`: `[{id, index, kind, model, state, why, busy_share, holder, run}]`. `pool`: its name, None before a report.
     `holder` tells devices that one run holds from others and is never shown.
@@ -55,6 +56,7 @@ def nodes_overview(user: User) -> list[dict[str, Any]]:
         )
     )
     mine = set(visible_runs(user).filter(attempts__allocations__in=held).values_list("pk", flat=True))
+    full = low_disk_words()
     fresh = set(live_nodes().values_list("pk", flat=True))
     return [
         {
@@ -67,6 +69,7 @@ def nodes_overview(user: User) -> list[dict[str, Any]]:
             "drained_at": node.drained_at.isoformat() if node.drained_at else None,
             "drain_reason": node.drain_reason,
             "skew": skew_of(node),
+            "low_disk": full.get(node.pk, ""),
             "devices": [_device(device, mine) for device in node.devices.all()],
         }
         for node in nodes

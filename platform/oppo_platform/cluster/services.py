@@ -14,12 +14,14 @@ from oppo_contract import wire
 from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
+from oppo_platform.cluster.disks import note_disks
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, JoinToken, Node
 from oppo_platform.cluster.pools import pool_for
 from oppo_platform.notify import wake_scheduler
 from oppo_platform.runs.attempts import fence
 from oppo_platform.runs.launches import SPOKEN_SINCE, launches_due
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Launch, LaunchState
+from oppo_platform.storage.folders import confirm, orders_for
 from oppo_platform.tokens import new_token, parse_token, same_digest
 
 JOIN_TOKEN_HOURS = 24
@@ -94,12 +96,15 @@ def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
     owned = {(attempt.pk, attempt.epoch) for attempt in live} | set(joined.values_list("attempt_id", "attempt__epoch"))
     stop = [r for r in told.attempts if (r.attempt_id, r.epoch) not in owned]
     changed = _note_devices(node, told.devices, clear=not stop)
+    changed |= note_disks(node, told.disks, now)
     if changed or told.catalogue is not None or not fresh:
         wake_scheduler()
+    confirm(node, told.deleted)
     return wire.NodeOrders(
         unclaimed=[_order(attempt_id, epoch) for attempt_id, epoch in _unclaimed(node, live)],
         stop=[_order(r.attempt_id, r.epoch) for r in stop],
         catalogue_wanted=node.catalogue_at is None,
+        delete=orders_for(node),
     )
 
 

@@ -55,4 +55,6 @@ def _look(node: dict[str, Any], device: dict[str, Any]) -> dict[str, str]:
         return {"look": "draining", "word": WORDS.get(device["state"], device["state"]), "why": device["why"]}
     if node["drained_at"] or node["skew"]:
         return {"look": "draining", "word": "drain", "why": node["drain_reason"] or node["skew"]}
+    if node["low_disk"]:
+        return {"look": "bad", "word": "low disk", "why": node["low_disk"]}
     return {"look": "free", "word": "free", "why": ""}

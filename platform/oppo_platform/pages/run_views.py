@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from django.conf import settings
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from oppo_contract.events import IdleCause
+from oppo_contract.states import RunState
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit
 from oppo_platform.runs.checkpoints import checkpoints as saved
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import get_run, run_summary, spec_yaml
+from oppo_platform.storage.selectors import taken_by
 
 TABS = (
     ("run", "Training"),
@@ -25,6 +28,8 @@ TABS = (
     ("run-checkpoints", "Checkpoints"),
     ("run-events", "Events"),
 )
+# What retention deletes of a run before the run itself (`storage.retention`).
+OF_DETAIL = ("run-timeline", "run-samples", "run-logs")
 # What the timeline's colours mean; the keys are those of the design's tokens.
 PHASES = (
     ("decode", "decode"),
@@ -91,6 +96,8 @@ def checkpoints(request: HttpRequest, run_id: int) -> HttpResponse:
     context = {
         "checkpoints": saved(run),
         "run_id": run.pk,
+        "may_fork": may_submit(request.user, run.project),
+        "may_resume": run.state == RunState.PAUSED and may_steer(request.user, run),
         "may_download": may(request.user, Action.DOWNLOAD, run.project.team_id),
     }
     if request.GET.get("part"):
@@ -106,11 +113,15 @@ def _run(request: HttpRequest, run_id: int) -> Run:
 
 
 def _page(request: HttpRequest, run: Run, tab: str, template: str, more: dict[str, Any] | None = None) -> HttpResponse:
+    taken = taken_by(run)
     context = {
         "section": "runs",
         "run": run_summary(run),
         "spec": run.spec,
         "may_steer": may_steer(request.user, run),
+        "taken": taken,
+        "team_id": run.project.team_id,
+        "trash_days": f"{settings.OPPO_TRASH_DAYS:g}",
         "may_submit": may_submit(request.user, run.project),
         "tabs": [
             {
@@ -122,4 +133,5 @@ def _page(request: HttpRequest, run: Run, tab: str, template: str, more: dict[st
             for name, title in TABS
         ],
     }
-    return render(request, template, context | (more or {}))
+    gone = tab in OF_DETAIL and taken["detail_deleted_at"] is not None
+    return render(request, "run/detail_gone.html" if gone else template, context | (more or {}))

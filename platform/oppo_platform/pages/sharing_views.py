@@ -18,6 +18,9 @@ from oppo_platform.cluster.models import Device, Node, Pool
 from oppo_platform.cluster.selectors import nodes_overview
 from oppo_platform.scheduling import quotas
 from oppo_platform.scheduling.usage import faded_usage, weekly_usage
+from oppo_platform.storage.quotas import set_storage_quota as set_quota_of_storage
+from oppo_platform.storage.selectors import levels
+from oppo_platform.storage.sizes import size
 
 WEEKS = 12
 
@@ -37,6 +40,7 @@ def sharing(request: HttpRequest) -> HttpResponse:
         "shares": [{"team": team, "share": used.get(team.pk, 0.0) / everybody if everybody else 0.0} for team in teams],
         "usage": [{"team": team.name, "weeks": weekly_usage(team, now, WEEKS)} for team in teams],
         "nodes": nodes_overview(request.user),
+        "storage": [{"team": team, "level": level} for team, level in levels() if rules or team in teams],
         "pool_names": list(Pool.objects.order_by("name").values_list("name", flat=True)),
     }
     return render(request, "sharing.html", context)
@@ -54,6 +58,20 @@ def set_quota(request: HttpRequest, pool_id: int, team_id: int) -> HttpResponse:
         quotas.set_quota(team.pk, pool.pk, nominal, _whole(cap, "borrowed devices") if cap else None, request.user)
         quotas.set_weight(team.pk, _weight(request.POST.get("weight", "")), request.user)
         return f"{team.name} owns {nominal} device{'' if nominal == 1 else 's'} of {pool.name} from now on."
+
+    return _told(request, change)
+
+
+@require_POST
+def set_storage_quota(request: HttpRequest, team_id: int) -> HttpResponse:
+    """How much disk a team's runs may take."""
+    _only_administrators(request)
+    team = get_object_or_404(Team, pk=team_id)
+
+    def change() -> str:
+        quota = _gibibytes(request.POST.get("gib", ""))
+        set_quota_of_storage(team.pk, quota, request.user)
+        return f"{team.name} may take {'as much as there is' if quota is None else size(quota)} from now on."
 
     return _told(request, change)
 
@@ -100,6 +118,16 @@ def _whole(text: str, what: str) -> int:
     if not text.strip().isdecimal() or len(text) > 9:
         raise quotas.QuotaError(f"Give a whole number of {what}.")
     return int(text)
+
+
+def _gibibytes(text: str) -> int | None:
+    """GiB as bytes; None when nothing is given."""
+    if not text.strip():
+        return None
+    try:
+        return round(float(text) * 2**30)
+    except (ValueError, OverflowError):
+        raise quotas.QuotaError("A quota of storage is a number of GiB, such as 500 or 0.5; nothing means no limit.") from None
 
 
 def _weight(text: str) -> float:

@@ -156,8 +156,11 @@ def _rollout_within(context: int) -> dict[str, Any]:
     return rollout.model_dump(mode="json")
 
 
-def forked_spec(spec: dict[str, Any]) -> dict[str, Any]:
-    """The same spec under a name of its own."""
+def forked_spec(spec: dict[str, Any], run_id: int, step: int | None = None) -> dict[str, Any]:
+    """The same spec under a name of its own; with a step, to begin with the run's checkpoint of that step."""
     fork = deepcopy(spec)
     fork["name"] = f"{spec['name'][:110]} fork"
+    if step is not None:
+        fork["fork"] = {"run": run_id, "step": step}
+        fork["steps"] = max(spec["steps"], step + 1)
     return fork

@@ -17,7 +17,9 @@ from oppo_platform.accounts.services import AccountError
 # The page's name among the addresses, its title, and what one must be allowed to do to find it.
 TABS = (
     ("team", "Members and projects", Action.READ),
+    ("team-storage", "Storage", Action.READ),
     ("team-secrets", "Secrets", Action.NAME_SECRETS),
+    ("team-alerts", "Alerts", Action.READ),
     ("team-audit", "Audit log", Action.SEE_AUDIT_LOG),
 )
 

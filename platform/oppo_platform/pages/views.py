@@ -6,11 +6,10 @@ A request with `?part=…` asks for the moving part of a page only; `static/js/p
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlencode
 
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
@@ -22,22 +21,20 @@ from oppo_platform.cluster.selectors import nodes_overview
 from oppo_platform.cursors import BadCursor
 from oppo_platform.pages import spec_form
 from oppo_platform.pages.cluster_map import pools_of
+from oppo_platform.pages.runs_table import heads, query, rows
 from oppo_platform.pages.selectors import live_catalogue, with_curves
+from oppo_platform.runs.columns import USUAL, Column, chosen, reads_settings, written
 from oppo_platform.runs.filtering import FilterError
 from oppo_platform.runs.models import PRIORITIES, Project, Run
-from oppo_platform.runs.selectors import RunList, get_run, list_runs, run_url
+from oppo_platform.runs.pins import pinned_runs
+from oppo_platform.runs.saved_views import address_of, default_of, views_of
+from oppo_platform.runs.selectors import RunList, get_run, list_runs, run_summary, run_url, runs_found, specs_of
 from oppo_platform.scheduling.selectors import Waiting
 from oppo_platform.scheduling.selectors import queue as waiting_runs
 
 RUNS_A_PAGE = 50
 COMPARABLE_RUNS = 200
 PRIORITY_STEP = 10
-# Title, what it is sorted by, and `-` where the greatest are looked for first.
-COLUMNS = (
-    ("Name", "name", ""), ("State", "state", ""), ("Step", "step", "-"), ("Reward", "reward", "-"), ("Curve", "", ""),
-    ("KL", "kl", ""), ("Bubble", "bubble", ""), ("Time", "elapsed", "-"), ("Preset", "", ""), ("Project", "project", ""),
-    ("Owner", "user", ""), ("Submitted", "submitted", "-"),
-)  # fmt: skip
 STATE_GROUPS: dict[str, tuple[str, frozenset[RunState]]] = {
     "": ("All", frozenset()),
     "active": ("Running", HOLDING_DEVICES),
@@ -49,64 +46,85 @@ STATE_GROUPS: dict[str, tuple[str, frozenset[RunState]]] = {
 
 @require_GET
 def runs(request: HttpRequest) -> HttpResponse:
-    """The runs of the user's teams: `show` picks states, `project` a project, `q` filters, `sort` sorts, `after` pages."""
+    """Runs of the user's teams: `show` picks states, `project` a project, `q` filters, `sort` sorts, `cols` chooses columns."""
     group, project = request.GET.get("show", ""), _number(request, "project")
-    where, sort, after = (request.GET.get(name, "") for name in ("q", "sort", "after"))
-    title_states = STATE_GROUPS.get(group)
-    if title_states is None:
+    where, sort, after, cols = (request.GET.get(name, "") for name in ("q", "sort", "after", "cols"))
+    if group not in STATE_GROUPS:
         raise Http404
     team_id = None if project else _team_id(request)  # a link to a project leads there, whatever team one looks at
-    found, wrong = _listed(request, title_states[1], project, team_id)
-    context: dict[str, Any] = {"runs": with_curves(found["items"])}
+    default = None if request.GET.get("part") else default_of(request.user)
+    if default is not None and not request.GET:
+        return redirect(f"{reverse('pages:runs')}?{query({**address_of(default), 'view': default.pk})}")
+    columns, wrong_columns = _columns(cols)
+    listed, found, wrong = _listed(request, columns, project, team_id)
+    wrong = wrong_columns or wrong
     if request.GET.get("part"):
         # Not an error of the page, which shows what is wrong while one types: browsers would report any other status.
-        return HttpResponse(wrong, content_type="text/plain") if wrong else render(request, "runs/rows.html", context)
-    kept = {"show": group, "project": project, "q": where, "sort": sort}
-    context |= {
-        "where": where,
+        return HttpResponse(wrong, content_type="text/plain") if wrong else render(request, "runs/rows.html", {"runs": listed})
+    view = request.GET.get("view", "") or ("all" if default is not None else "")
+    kept = {"show": group, "project": project, "q": where, "sort": sort, "cols": written(columns), "view": view}
+    context: dict[str, Any] = {
+        "runs": listed,
         "wrong": wrong,
-        "sort": sort,
-        "columns": _columns(kept),
+        "columns": columns,
         "section": "runs",
-        "group": group,
-        "project": project,
         "projects": _of_team(visible_projects(request.user), team_id),
         "teams": visible_teams(request.user),
-        "views": _state_tabs(kept),
-        "has_runs": bool(found["items"]) or visible_runs(request.user).exists(),
+        "none_match": not found["items"] and not wrong,
+        "has_runs": bool(listed) or visible_runs(request.user).exists(),
         "may_submit": submit_projects(request.user).exists(),
         "next": found["next"],
-        "older_query": _query({**kept, "after": found["next"]}),
-        "rows_url": f"{reverse('pages:runs')}?{_query({**kept, 'after': after, 'part': 'rows'})}",
+        "older_query": query({**kept, "after": found["next"]}),
+        "rows_url": f"{reverse('pages:runs')}?{query({**kept, 'after': after, 'part': 'rows'})}",
     }
-    return render(request, "runs/list.html", context)
+    return render(request, "runs/list.html", context | _choices(request, kept, columns))
 
 
-def _listed(request: HttpRequest, states: frozenset[RunState], project: int | None, team_id: int | None) -> tuple[RunList, str]:
-    """The page of runs that is asked for, or none and what is wrong with the filter."""
-    where, sort, after = (request.GET.get(name, "") for name in ("q", "sort", "after"))
+def _choices(request: HttpRequest, kept: dict[str, Any], columns: list[Column]) -> dict[str, Any]:
+    """What was chosen, as the page's controls show it, and what else there is to choose."""
+    saved = views_of(request.user)
+    return {
+        "where": kept["q"],
+        "sort": kept["sort"],
+        "cols": kept["cols"],
+        "group": kept["show"],
+        "project": kept["project"],
+        "view": kept["view"],
+        "view_name": next((item["name"] for item in saved if str(item["id"]) == kept["view"]), ""),
+        "usual": ",".join(USUAL),
+        "saved": [{**item, "address": query({**item["query"], "view": item["id"]})} for item in saved],
+        "heads": heads(columns, kept),
+        "views": _state_tabs(kept),
+    }
+
+
+def _columns(cols: str) -> tuple[list[Column], str]:
+    """The chosen columns, or the usual ones and what is wrong with the choice."""
+    try:
+        return chosen(cols), ""
+    except FilterError as error:
+        return chosen(""), error.message
+
+
+def _listed(
+    request: HttpRequest, columns: list[Column], project: int | None, team_id: int | None
+) -> tuple[list[dict[str, Any]], RunList, str]:
+    """Rows of the page that is asked for, below the pinned ones; or none, and what is wrong with the filter."""
+    where, sort, after, group = (request.GET.get(name, "") for name in ("q", "sort", "after", "show"))
+    pinned = pinned_runs(request.user, project, team_id)
     try:
         found = list_runs(
-            request.user, states=states, project=project, team_id=team_id, where=where, sort=sort, limit=RUNS_A_PAGE,
-            after=after or None,
+            request.user, states=STATE_GROUPS[group][1], project=project, team_id=team_id, where=where, sort=sort,
+            limit=RUNS_A_PAGE, after=after or None, without=pinned,
         )  # fmt: skip
     except BadCursor:
         raise Http404 from None
     except FilterError as error:
-        return RunList(items=[], next=None), error.message
-    return found, ""
-
-
-def _columns(kept: dict[str, Any]) -> list[dict[str, Any]]:
-    """Heads of the table. One that sorts has the query that does so: first as people look first, then reversed."""
-    heads = []
-    for title, column, first in COLUMNS:
-        now = kept["sort"].removeprefix("-") == column
-        falls = kept["sort"].startswith("-")
-        turned = ("" if falls else "-") + column if now else first + column
-        order = ("descending" if falls else "ascending") if now and column else ""
-        heads.append({"title": title, "order": order, "query": _query({**kept, "sort": turned}) if column else None})
-    return heads
+        return [], RunList(items=[], next=None), error.message
+    on_top = [run_summary(run) for run in runs_found(request.user, pinned)]
+    shown = with_curves([*on_top, *found["items"]])
+    specs = specs_of(run["id"] for run in shown) if reads_settings(columns) else {}
+    return rows(columns, shown, specs, pinned), found, ""
 
 
 def _team_id(request: HttpRequest) -> int | None:
@@ -120,7 +138,7 @@ def _of_team(projects: QuerySet[Project], team_id: int | None) -> QuerySet[Proje
 
 def _state_tabs(kept: dict[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"title": title, "query": _query({**kept, "show": group}), "current": group == kept["show"]}
+        {"title": title, "query": query({**kept, "show": group}), "current": group == kept["show"]}
         for group, (title, _) in STATE_GROUPS.items()
     ]
 
@@ -153,8 +171,8 @@ def _free_devices(nodes: list[dict[str, Any]]) -> int:
 
 @require_GET
 def submit(request: HttpRequest) -> HttpResponse:
-    """The form for a new run; `?from=ID` starts it from another run's spec."""
-    fork = _forked(request)
+    """The form for a new run; `?from=ID` starts it from another run's spec, `step` with its checkpoint of that step too."""
+    fork, step = _forked(request), _number(request, "step")
     catalogue = live_catalogue()
     nodes = [node for node in nodes_overview(request.user) if node["live"]]
     # The chosen team's; all of them for a fork or a link that names a project, and when none of the team's will do.
@@ -162,7 +180,7 @@ def submit(request: HttpRequest) -> HttpResponse:
     named = fork is not None or bool(request.GET.get("project"))
     projects = everywhere if named else _of_team(everywhere, _team_id(request)) or everywhere
     page_data = {
-        "spec": spec_form.forked_spec(fork.spec) if fork else spec_form.starting_spec(catalogue),
+        "spec": spec_form.forked_spec(fork.spec, fork.pk, step) if fork else spec_form.starting_spec(catalogue),
         "catalogue": [entry.model_dump(mode="json") for entry in catalogue],
         "presets": [{"key": preset.key, "overlap": preset.overlap} for preset in PRESETS],
         "fork": fork.pk if fork else None,
@@ -171,7 +189,7 @@ def submit(request: HttpRequest) -> HttpResponse:
         "section": "submit",
         "projects": projects,
         "project": fork.project_id if fork else _number(request, "project"),
-        "fork": {"name": fork.name, "url": run_url(fork.pk)} if fork else None,
+        "fork": {"name": fork.name, "url": run_url(fork.pk), "id": fork.pk, "step": step} if fork else None,
         "groups": spec_form.GROUPS,
         "presets": PRESETS,
         "catalogue": catalogue,
@@ -206,7 +224,3 @@ def _number(request: HttpRequest, name: str) -> int | None:
     if not text.isdecimal() or len(text) > 18:
         raise Http404
     return int(text)
-
-
-def _query(values: dict[str, Any]) -> str:
-    return urlencode({name: value for name, value in values.items() if value not in (None, "")})

@@ -24,6 +24,7 @@ from oppo_platform import clock
 from oppo_platform.accounts.team_secrets import SecretUnavailable, delivered_secrets
 from oppo_platform.cluster.models import Device, DeviceState, Node
 from oppo_platform.notify import wake_scheduler
+from oppo_platform.runs.beginnings import beginning, spared_for_forks
 from oppo_platform.runs.endings import DIED, Ended, RetryPolicy, verdict
 from oppo_platform.runs.launches import (
     claim_launch,
@@ -49,10 +50,14 @@ SIGNALS: dict[str, Literal["cancel", "pause", "preempt"]] = {
 }
 
 
+class NothingToBeginWith(Exception):
+    """The checkpoint of a fork is gone: starting at step 0 would be another run."""
+
+
 def claim(node: Node, attempt_id: int, epoch: int, address: wire.Address | None = None) -> wire.Claimed:
     """Hand the attempt, or one of its launches, to its node, once. Raises `AttemptRefused` for anybody else and ever after.
 
-    A run whose secrets are gone cannot start: it fails, and nobody gets it.
+    A run whose secrets are gone, or the checkpoint that it was forked from, cannot start: it fails, and nobody gets it.
 
     Args:
         node: who asks.
@@ -62,7 +67,7 @@ def claim(node: Node, attempt_id: int, epoch: int, address: wire.Address | None 
     """
     try:
         return _claim(node, attempt_id, epoch, address)
-    except SecretUnavailable as error:
+    except (SecretUnavailable, NothingToBeginWith) as error:
         _fail_unclaimed(attempt_id, epoch, str(error))
         raise AttemptRefused("ended", str(error)) from None
 
@@ -78,6 +83,8 @@ def _claim(node: Node, attempt_id: int, epoch: int, address: wire.Address | None
         _refuse_ended(attempt)
         launch, text = claim_launch(attempt, node, clock.now())
         return _claimed(run, attempt, text, node, launch.rank)
+    if attempt.state == AttemptState.ALLOCATED and run.forked_run is not None and attempt.resume_from is None:
+        raise NothingToBeginWith(f"The checkpoint of run {run.forked_run} that it was to begin with has been deleted.")
     if attempt.state != AttemptState.ALLOCATED:
         _refuse_ended(attempt)
         raise AttemptRefused("already_claimed", f"Attempt {attempt_id} has been claimed already.")
@@ -150,11 +157,11 @@ def named_nodes(attempt: Attempt) -> str:
 
 def _orders(run: Run, attempt: Attempt, lease_ends: datetime | None, now: datetime) -> wire.AttemptOrders:
     lease_s = (lease_ends - now).total_seconds() if lease_ends is not None else 0.0
-    signal = SIGNALS.get(run.state)
+    signal, spare = SIGNALS.get(run.state), spared_for_forks(run)
     if signal is None or attempt.stop_by is None:
-        return wire.AttemptOrders(lease_s=lease_s)
+        return wire.AttemptOrders(lease_s=lease_s, spare=spare)
     left_s = max(0.0, (attempt.stop_by - now).total_seconds())
-    return wire.AttemptOrders(lease_s=lease_s, signal=signal, deadline_s=left_s)
+    return wire.AttemptOrders(lease_s=lease_s, signal=signal, deadline_s=left_s, spare=spare)
 
 
 def _renewed(attempt: Attempt, lease_ends: datetime | None, now: datetime) -> datetime:
@@ -181,7 +188,7 @@ def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration, rank
     inside = told.url.startswith(artifact_url(run.pk) + "/") and ".." not in told.url.split("/")
     if not inside or told.step < attempt.start_step:
         raise AttemptRefused("unknown_checkpoint", f"{told.url} is not a checkpoint of run {run.pk}.")
-    Checkpoint.objects.update_or_create(
+    saved, _ = Checkpoint.objects.update_or_create(
         attempt=attempt,
         step=told.step,
         defaults={
@@ -192,6 +199,9 @@ def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration, rank
             "registered_at": clock.now(),
         },
     )
+    # Of a folder that was written anew the one before is gone. What somebody waits for stays, to fail with its name.
+    before = Checkpoint.objects.filter(run=run, url=told.url).exclude(pk__in=[saved.pk, attempt.resume_from_id or saved.pk])
+    before.exclude(pk__in=beginning().values("begins_with")).delete()
 
 
 @transaction.atomic
@@ -250,12 +260,19 @@ def retry_policy(run: Run) -> RetryPolicy:
 def resume_words(run: Run) -> str:
     """Where the next attempt begins, as a sentence."""
     saved = latest_checkpoint(run)
-    return f"Resumes from step {saved.step}." if saved else "Starts again from step 0."
+    if saved is None:
+        return "Starts again from step 0."
+    return (
+        f"Resumes from step {saved.step}." if saved.run_id == run.pk else f"Begins with step {saved.step} of run {saved.run_id}."
+    )
 
 
 def latest_checkpoint(run: Run) -> Checkpoint | None:
-    """The checkpoint that the next attempt resumes from."""
-    return Checkpoint.objects.filter(run=run).order_by("-step", "-id").first()
+    """The checkpoint that the next attempt resumes from: its newest, or the one that somebody chose it to begin with."""
+    own = Checkpoint.objects.filter(run=run).order_by("-step", "-id")
+    if run.begins_with_id is not None:
+        own = own.filter(attempt__epoch__gt=run.begins_after)
+    return own.first() or run.begins_with
 
 
 def end_attempt(

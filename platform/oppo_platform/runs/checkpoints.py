@@ -26,6 +26,7 @@ from django.db import transaction
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
 from oppo_platform.runs.attempts import artifact_url, latest_checkpoint
+from oppo_platform.runs.beginnings import folder_name
 from oppo_platform.runs.models import Checkpoint, Run
 
 MANIFEST = "manifest.json"
@@ -66,11 +67,6 @@ def checkpoints(run: Run) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
-
-
-def folder_name(row: Checkpoint) -> str:
-    """The checkpoint's own folder: `step-00000100`, or `step-00000100-chunk-000003` with a half-done step."""
-    return unquote(PurePosixPath(urlsplit(row.url).path).name)
 
 
 def where(row: Checkpoint) -> Files:

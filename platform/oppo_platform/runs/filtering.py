@@ -23,15 +23,21 @@ from django.db.models.functions import Cast
 from oppo_contract.problems import nearest
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState
 from oppo_platform import clock
+from oppo_platform.alerts.models import Alert
+from oppo_platform.alerts.policy import Condition
 from oppo_platform.runs.models import Run
 
 LONGEST, MOST_TERMS = 1000, 30
 COMPARISONS = {">=": "gte", "<=": "lte", "!=": "exact", ">": "gt", "<": "lt", "=": "exact"}
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 STATE_GROUPS = {"active": HOLDING_DEVICES, "waiting": {RunState.QUEUED, RunState.PAUSED}, "ended": ENDED}
+ANY_ALERT = "any"
+GIB = 2.0**30
 WORDS = ("name", "user__username", "project__name", "preset")
 
 TERM = re.compile(r'"[^"]*"?|[^\s"]+(?:"[^"]*"?[^\s"]*)*')
+METRIC = re.compile(r"[A-Za-z@][\w./:@-]*")
+BARE_METRICS = ("overlap_factor", "decode_occupancy")  # all others have a slash in their keys
 SETTING = re.compile(r"^(seed|[a-z_0-9]+(\.[a-z_0-9]+)+)$")
 COMPARED = re.compile(r"^([A-Za-z@][\w./:@-]*?)(>=|<=|!=|>|<|=)(.*)$", re.S)
 
@@ -64,6 +70,7 @@ NUMBERS: dict[str, Number] = {
     "priority": Number(lambda: Cast("priority", FloatField()), "1 to 99"),
     "elapsed": Number(lambda: F("elapsed_s"), "time trained: 90s, 15m, 2h, 3d", seconds=True),
     "age": Number(lambda: _age(), "time since it was submitted: 90s, 15m, 2h, 3d", seconds=True),
+    "gib": Number(lambda: Cast("storage__bytes", FloatField()) / GIB, "GiB that it takes in the database and on disk"),
     "id": Number(lambda: Cast("id", FloatField()), "the run's number"),
 }
 TEXTS: dict[str, tuple[str, str]] = {
@@ -74,6 +81,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "preset": ("preset__iexact", "the preset that it was made from"),
     "tag": ("tags__contains", "one of its tags"),
     "state": ("state", "a state, or active, waiting, ended"),
+    "alert": ("alerts", "an open alert: a condition, or any"),
 }
 
 
@@ -125,8 +133,17 @@ def _text(field: str, values: str, term: str) -> Q:
     if not wanted:
         raise FilterError(f"“{field}:” needs a value, as in “{field}:{_example(field)}”.", term)
     for value in wanted:
-        found |= _states(value, term) if field == "state" else Q(**{TEXTS[field][0]: [value] if field == "tag" else value})
+        special = CLOSED_SETS.get(field)
+        found |= special(value, term) if special is not None else Q(**{TEXTS[field][0]: [value] if field == "tag" else value})
     return found
+
+
+def _alerts(value: str, term: str) -> Q:
+    known = [ANY_ALERT, *Condition]
+    if value not in known:
+        raise FilterError(f"There is no alert “{value}”{_perhaps(value, known)} Alerts: {', '.join(known)}.", term)
+    wanted = Alert.objects.filter(closed_at=None, **({} if value == ANY_ALERT else {"condition": value}))
+    return Q(pk__in=wanted.values("run_id"))
 
 
 def _states(value: str, term: str) -> Q:
@@ -136,6 +153,10 @@ def _states(value: str, term: str) -> Q:
         known = [*RunState, *STATE_GROUPS]
         raise FilterError(f"There is no state “{value}”{_perhaps(value, known)} States: {', '.join(known)}.", term)
     return Q(state=value)
+
+
+# Fields whose values are known, each with what makes a condition of one; it raises FilterError for others.
+CLOSED_SETS: dict[str, Callable[[str, str], Q]] = {"state": _states, "alert": _alerts}
 
 
 def _compare(alias: str, op: str, value: str, number: Number, term: str) -> Q | None:
@@ -155,7 +176,7 @@ def _compare(alias: str, op: str, value: str, number: Number, term: str) -> Q | 
 def _number(name: str, term: str) -> Number:
     if name in NUMBERS:
         return NUMBERS[name]
-    if "/" in name:
+    if "/" in name or name in BARE_METRICS:
         return Number(lambda: Cast(KeyTextTransform(name, "latest"), FloatField()), "a metric")
     if SETTING.match(name):
         place = "{" + name.replace(".", ",") + "}"  # words of a to z, digits and _
@@ -202,4 +223,4 @@ def _perhaps(word: str, known: list[str]) -> str:
 
 
 def _example(field: str) -> str:
-    return {"state": "running", "user": "ada", "tag": "baseline"}.get(field, "demo")
+    return {"state": "running", "alert": ANY_ALERT, "user": "ada", "tag": "baseline"}.get(field, "demo")

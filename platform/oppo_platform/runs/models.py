@@ -28,6 +28,9 @@ class Project(models.Model):
     team = models.ForeignKey("accounts.Team", on_delete=models.CASCADE, related_name="projects")
     name = models.CharField(max_length=120)
     created_at = models.DateTimeField()
+    pinned = models.ForeignKey(
+        "Run", null=True, on_delete=models.SET_NULL, related_name="+", help_text="The baseline of its runs, on top of tables."
+    )
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["team", "name"], name="one_project_a_name")]
@@ -77,7 +80,16 @@ class Run(models.Model):
     tags = ArrayField(models.CharField(max_length=40), default=list, help_text="Words that people gave it.")
     error = models.TextField(blank=True)
     last_log_lines = models.JSONField(default=list)
+    begins_with = models.ForeignKey(
+        "Checkpoint", null=True, on_delete=models.SET_NULL, related_name="+",
+        help_text="What its attempts after `begins_after` begin with until they have saved something: of a fork, another run's.",
+    )  # fmt: skip
+    begins_after = models.PositiveIntegerField(default=0, help_text="Checkpoints of attempts up to this epoch do not count then.")
+    forked_run = models.PositiveBigIntegerField(null=True, help_text="Number of the run that it was forked from, gone or not.")
+    forked_step = models.PositiveIntegerField(null=True, help_text="Step of the checkpoint that it began with.")
     epochs = models.PositiveIntegerField(default=0, help_text="Attempts ever made; the newest attempt's epoch.")
+    deleted_at = models.DateTimeField(null=True, help_text="Since then it is in the trash (`storage.trash`) and on no list.")
+    purged_at = models.DateTimeField(null=True, help_text="Since then it is gone for good, and nothing more is taken for it.")
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(priority__range=PRIORITIES), name="priority_1_to_99")]
@@ -237,3 +249,34 @@ class Checkpoint(models.Model):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["attempt", "step"], name="one_checkpoint_a_step")]
         indexes = [models.Index(fields=["run", "-step"], name="checkpoint_by_run")]
+
+
+class SavedView(models.Model):
+    """A filter, an order and columns of the runs table under a name: its owner's alone, or a team's."""
+
+    owner = models.ForeignKey("accounts.User", on_delete=models.CASCADE, related_name="saved_views")
+    team = models.ForeignKey("accounts.Team", null=True, on_delete=models.CASCADE, related_name="saved_views")
+    name = models.CharField(max_length=60)
+    query = models.JSONField(help_text="What stands in the table's address: {show, project, q, sort, cols}, each if chosen.")
+    created_at = models.DateTimeField()
+    deleted_at = models.DateTimeField(null=True, help_text="May be brought back until its owner deletes another one.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["owner", "name"], condition=Q(team=None, deleted_at=None), name="one_private_view_a_name"
+            ),
+            models.UniqueConstraint(
+                fields=["team", "name"], condition=Q(team__isnull=False, deleted_at=None), name="one_team_view_a_name"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class DefaultView(models.Model):
+    """The saved view that a person's table of runs begins with."""
+
+    user = models.OneToOneField("accounts.User", on_delete=models.CASCADE, primary_key=True, related_name="default_view")
+    view = models.ForeignKey(SavedView, on_delete=models.CASCADE, related_name="+")

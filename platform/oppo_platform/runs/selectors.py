@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 from types import NoneType
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from django.contrib.postgres.expressions import ArraySubquery
 from django.core.exceptions import ValidationError
@@ -21,6 +21,7 @@ from oppo_contract.states import HOLDING_DEVICES, RunState
 from oppo_contract.yaml_text import dump_yaml
 from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
+from oppo_platform.alerts.selectors import OpenAlert, open_alerts, silent
 from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
 from oppo_platform.runs.filtering import filtered, sorting
 from oppo_platform.runs.models import Attempt, Launch, Project, Run
@@ -51,10 +52,13 @@ class RunSummary(TypedDict):
     tags: list[str]
     target_reward: float | None
     preset: str
+    forked_from: dict[str, int] | None
     user: str
     devices: int
     nodes: int
     where: list[str]
+    alerts: list[OpenAlert]
+    silent: bool
     priority: int
     queued_at: str
     max_runtime_s: float | None
@@ -98,10 +102,13 @@ def run_summary(run: Run) -> RunSummary:
         tags=run.tags,
         target_reward=run.target_reward,
         preset=run.preset,
+        forked_from=_fork(run),
         user=run.user.username,
         devices=run.devices,
         nodes=run.needs.get("nodes", 1),
         where=_where(run),
+        alerts=run.open_alerts,  # type: ignore[attr-defined]  # by `_joined`
+        silent=run.is_silent,  # type: ignore[attr-defined]  # so is this
         priority=run.priority,
         queued_at=_iso(run.queued_at) or "",
         max_runtime_s=run.max_runtime_s,
@@ -110,6 +117,11 @@ def run_summary(run: Run) -> RunSummary:
         last_log_lines=run.last_log_lines,
         url=run_url(run.pk),
     )
+
+
+def _fork(run: Run) -> dict[str, int] | None:
+    """`{run, step}` of the checkpoint that it began with, if that was another run's."""
+    return {"run": run.forked_run, "step": run.forked_step or 0} if run.forked_run is not None else None
 
 
 def _where(run: Run) -> list[str]:
@@ -134,12 +146,14 @@ def summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
 
 
 def _joined(runs: QuerySet[Run]) -> QuerySet[Run]:
-    """With project, team, user, and the names of the newest attempt's nodes."""
+    """With project, team, user, the names of the newest attempt's nodes, and open alerts."""
     newest = {"run": OuterRef("pk"), "epoch": OuterRef("epochs")}
     further = {f"attempt__{name}": value for name, value in newest.items()}
     return runs.select_related("project__team", "user").annotate(
         head_node=Subquery(Attempt.objects.filter(**newest).values("node__name")[:1]),
         other_nodes=ArraySubquery(Launch.objects.filter(**further).order_by("rank").values("node__name")),
+        open_alerts=open_alerts(),
+        is_silent=silent(),
     )
 
 
@@ -153,6 +167,7 @@ def list_runs(
     sort: str = "",
     limit: int = 50,
     after: str | None = None,
+    without: Iterable[int] = (),
 ) -> RunList:
     """The user's runs, newest first unless sorted otherwise.
 
@@ -163,6 +178,7 @@ def list_runs(
         where: a filter (`runs.filtering`).
         sort: what `filtering.sorting` knows, ascending; with `-` in front descending. Runs without a value come last.
         after: the `next` of the page before.
+        without: ids that are left out.
 
     Raises:
         FilterError: the filter or the column is not understood. BadCursor: nor is `after`.
@@ -175,6 +191,8 @@ def list_runs(
         runs = runs.filter(project=project)
     if team_id is not None:
         runs = runs.filter(project__team_id=team_id)
+    if left_out := list(without):
+        runs = runs.exclude(pk__in=left_out)
     limit = max(1, min(limit, MOST_RUNS_A_PAGE))
     found = list(_ordered(runs, sort, after)[: limit + 1])
     items = [run_summary(run) for run in found[:limit]]
@@ -221,6 +239,18 @@ def get_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
     if len(found) < len(ids):
         raise Run.DoesNotExist(f"No run {next(i for i in ids if i not in found)}.")
     return [found[run_id] for run_id in ids]
+
+
+def runs_found(user: User, run_ids: Iterable[int]) -> list[Run]:
+    """Those of several runs that are there, for lists, in the order asked for."""
+    ids = list(run_ids)
+    found = summaries(visible_runs(user)).in_bulk(ids) if ids else {}
+    return [found[run_id] for run_id in ids if run_id in found]
+
+
+def specs_of(run_ids: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """The specs of runs that were found before, which lists leave in the database unless a column shows a setting."""
+    return dict(Run.objects.filter(pk__in=list(run_ids)).values_list("pk", "spec"))
 
 
 def spec_yaml(run: Run, *, only_set: bool = False) -> str:

@@ -21,13 +21,15 @@ from oppo_platform.accounts.team_secrets import secret_names_of
 from oppo_platform.cluster.models import DeviceState
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.notify import run_changed, wake_scheduler
+from oppo_platform.runs.forks import begin_fork, fork_problems
 from oppo_platform.runs.models import Project, Run, Transition
 from oppo_platform.runs.preflight import ModelFacts, NodeOffer, problems_on, secret_problems, wanted_files, wanted_models
 from oppo_platform.scheduling.admission import never_starts
+from oppo_platform.storage.quotas import storage_problems
 
 
 def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = None) -> RunSpec:
-    """The spec, checked alone, against what the connected workers offer, and against the team's quota and secrets.
+    """The spec, checked alone, against what the connected workers offer, and against the team's quotas and secrets.
 
     Args:
         yaml: the spec as text, or
@@ -41,7 +43,8 @@ def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = 
     problems = problems_on(spec, node_offers(), shared=settings.OPPO_ARTIFACTS_SHARED)
     if team_id is not None:
         problems = problems or never_starts(team_id, spec.resources.devices, needs_of(spec))
-        problems += secret_problems(spec, secret_names_of(team_id))
+        problems += secret_problems(spec, secret_names_of(team_id)) + storage_problems(team_id)
+        problems += fork_problems(spec, team_id)
     if problems:
         raise SpecError(problems)
     return spec
@@ -74,8 +77,13 @@ def node_offers() -> list[NodeOffer]:
 
 @transaction.atomic
 def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
-    """Queue a checked spec. The caller has made sure that the user may submit to the project."""
+    """Queue a checked spec. The caller has made sure that the user may submit to the project.
+
+    Raises:
+        SpecError: the checkpoint that it begins with is gone since it was checked.
+    """
     now, limit_h = clock.now(), spec.queue.max_runtime_hours
+    begins_with = begin_fork(spec, project.team_id)
     run = Run.objects.create(
         project=project,
         user=user,
@@ -95,6 +103,9 @@ def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
         queued_at=now,
         total_steps=spec.steps,
         target_reward=spec.budget.target_reward,
+        begins_with=begins_with,
+        forked_run=begins_with.run_id if begins_with else None,
+        forked_step=begins_with.step if begins_with else None,
     )
     actor = audit.actor_of(user)
     Transition.objects.create(run=run, old="", new=RunState.QUEUED, reason="Submitted.", actor=actor, at=run.created_at)

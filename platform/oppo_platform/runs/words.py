@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from django.db.models import F, Func, TextField
@@ -9,7 +10,9 @@ from django.db.models import F, Func, TextField
 from oppo_contract.states import RunState
 from oppo_platform.accounts.access import visible_projects, visible_runs
 from oppo_platform.accounts.models import User
-from oppo_platform.runs.filtering import NUMBERS, STATE_GROUPS, TEXTS
+from oppo_platform.alerts.policy import Condition
+from oppo_platform.runs.columns import KNOWN
+from oppo_platform.runs.filtering import ANY_ALERT, NUMBERS, SETTING, STATE_GROUPS, TEXTS
 from oppo_platform.runs.models import Run
 
 MOST_VALUES = 200
@@ -17,7 +20,10 @@ NEWEST = 20  # runs whose metrics are offered
 
 
 def words(user: User) -> dict[str, Any]:
-    """`{fields: [{name, kind, says}], values: {field: [value]}, metrics: [key]}` of the runs that the user may see."""
+    """What the runs that the user may see have to be found and shown by.
+
+    `{fields: [{name, kind, says}], values: {field: [value]}, metrics: [key], settings: [path], columns: [{name, title, says}]}`
+    """
     runs, projects = visible_runs(user), visible_projects(user)
     fields = [{"name": name, "kind": "text", "says": says} for name, (_, says) in TEXTS.items()]
     fields += [{"name": name, "kind": "number", "says": number.says} for name, number in NUMBERS.items()]
@@ -29,6 +35,7 @@ def words(user: User) -> dict[str, Any]:
         "fields": fields,
         "values": {
             "state": [*STATE_GROUPS, *RunState],
+            "alert": [ANY_ALERT, *Condition],
             "user": list(owners.distinct()[:MOST_VALUES]),
             "project": sorted(set(projects.values_list("name", flat=True)))[:MOST_VALUES],
             "team": sorted(set(projects.values_list("team__name", flat=True)))[:MOST_VALUES],
@@ -36,4 +43,16 @@ def words(user: User) -> dict[str, Any]:
             "tag": sorted(set(tags.order_by().distinct()))[:MOST_VALUES],
         },
         "metrics": sorted(set(keys.values_list("key", flat=True))),
+        "settings": sorted({path for spec in newest.values_list("spec", flat=True) for path in _paths(spec)}),
+        "columns": [{"name": column.key, "title": column.title, "says": column.says} for column in KNOWN.values()],
     }
+
+
+def _paths(spec: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Paths of the settings that a filter and a column can name."""
+    for key, value in spec.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _paths(value, f"{path}.")
+        elif SETTING.match(path):
+            yield path

@@ -10,12 +10,13 @@ from datetime import datetime
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Count, TextField
+from django.db.models import Count, F, Q, TextField
 from django.db.models.functions import Cast
 
 from oppo_contract.states import HOLDING_DEVICES, RunState
 from oppo_contract.wire import SPOKEN
 from oppo_platform.accounts.models import Team
+from oppo_platform.cluster.disks import low_disks
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node, Pool
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.runs.launches import SPOKEN_SINCE
@@ -126,10 +127,14 @@ def _preempted() -> dict[int, int]:
 
 
 def _homes() -> dict[int, tuple[int, str]]:
-    """The node on which each waiting run's newest checkpoint lies."""
-    newest = Checkpoint.objects.filter(run__state=RunState.QUEUED).order_by("run", "-step", "-id").distinct("run")
+    """The node on which each waiting run's newest checkpoint lies, or the one that it is to begin with."""
+    queued = Run.objects.filter(state=RunState.QUEUED, begins_with__isnull=False)
+    chosen = queued.values_list("pk", "begins_with__attempt__node_id", "begins_with__attempt__node__name")
+    saved = Checkpoint.objects.filter(run__state=RunState.QUEUED)
+    since = saved.filter(Q(run__begins_with__isnull=True) | Q(attempt__epoch__gt=F("run__begins_after")))
+    newest = since.order_by("run", "-step", "-id").distinct("run")
     found = newest.values_list("run_id", "attempt__node_id", "attempt__node__name")
-    return {run_id: (node_id, name) for run_id, node_id, name in found}
+    return {run_id: (node_id, name) for rows in (chosen, found) for run_id, node_id, name in rows}
 
 
 def _nodes(holders: dict[int, int]) -> tuple[policy.Node, ...]:
@@ -142,6 +147,7 @@ def _nodes(holders: dict[int, int]) -> tuple[policy.Node, ...]:
     for node_id, kind, entry_id in CatalogueItem.objects.values_list("node_id", "kind", "entry_id"):
         offers[node_id].add((kind, entry_id))
     fresh = set(live_nodes().values_list("pk", flat=True))
+    full = set(low_disks().values_list("node_id", flat=True))
     return tuple(
         policy.Node(
             node_id=node.pk,
@@ -152,6 +158,7 @@ def _nodes(holders: dict[int, int]) -> tuple[policy.Node, ...]:
             connected=node.pk in fresh,
             draining=node.drained_at is not None or node.wire_version not in SPOKEN,
             joins_others=node.wire_version >= SPOKEN_SINCE,
+            low_disk=node.pk in full,
         )
         for node in Node.objects.filter(pool__isnull=False).order_by("pk")
     )

@@ -15,6 +15,7 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from oppo_platform.accounts.models import Team
+from oppo_platform.runs.models import Run
 from oppo_platform.scheduling.models import Allocation, Usage
 
 SETTLED_AT_ONCE = 2000
@@ -26,6 +27,21 @@ class WeekOfUse(TypedDict):
     week: str
     pool: str
     device_hours: float
+
+
+class Held(TypedDict):
+    """What a run has cost: hours that its devices were held, from the moment they were given to it; and how many it holds now."""
+
+    device_hours: float
+    devices: int
+
+
+def held_by(run: Run, now: datetime) -> Held:
+    """The run's own use, over all its attempts, however they ended."""
+    times = Allocation.objects.filter(attempt__run=run).values_list("created_at", "released_at")
+    held = [((end or now) - start, end is None) for start, end in times]
+    whole = sum((length for length, _ in held), timedelta())
+    return Held(device_hours=whole.total_seconds() / 3600, devices=sum(live for _, live in held))
 
 
 def decay(seconds: float, half_life_s: float) -> float:

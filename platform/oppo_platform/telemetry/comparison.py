@@ -27,13 +27,15 @@ Reached = dict[str, float | None] | None
 class View:
     """What is compared with what.
 
-    `target`: the reward to reach, by default the first `budget.target_reward` found. `baseline`: a run's id, the first one's by
-    default; its whole group when `group`, a path of the spec or `-seed`, takes runs together.
+    `target`: the reward to reach, by default the first `budget.target_reward` found. `baseline`: a run's id, by default the
+    first one that is pinned in its project, or else the first one; its whole group when `group`, a path of the spec or `-seed`,
+    takes runs together. `counted`: with the smoothed reward by which the target counts as reached.
     """
 
     target: float | None = None
     baseline: int | None = None
     group: str = ""
+    counted: bool = False
 
 
 def compare(
@@ -66,14 +68,38 @@ def compare(
         "groups": [_group(value, ids, reached, slow, pace) for value, ids in groups.items()],
         "config_diff": config_diff(settings),
         "figures": {str(run_id): value for run_id, value in told.items()},
+        "counted": {str(i): counted(rewards.get(i), series[i], reached[i]) for i in parts} if view.counted else {},
     }
+
+
+def counted(points: Points | None, series: Mapping[str, Mapping[str, Any]], hit: Reached) -> list[float | None]:
+    """The smoothed reward at the rows of the reward's series, which stand for the steps up to theirs.
+
+    In the row that holds the step at which the target was reached it is that step's, so that a crossing told is a crossing drawn.
+    """
+    rows = series.get(REWARD)
+    if rows is None or points is None:
+        return []
+    steps, values = points
+    finite = np.isfinite(values)
+    if not finite.any():
+        return [None] * len(rows["step"])
+    known, means = steps[finite], smoothed(values[finite], EMA_ALPHA)
+    at = np.searchsorted(known, rows["step"], side="right") - 1
+    found: list[float | None] = [float(means[i]) if i >= 0 else None for i in at]
+    if hit is not None:
+        row = int(np.searchsorted(rows["step"], hit["step"]))
+        if row < len(found):
+            found[row] = float(means[np.searchsorted(known, hit["step"])])
+    return found
 
 
 def _baseline(runs: Sequence[Run], asked: int | None) -> int:
     ids = [run.pk for run in runs]
     if asked is not None and asked not in ids:
         raise ValueError("The baseline must be one of the runs.")
-    return ids[0] if asked is None else asked
+    pinned = next((run.pk for run in runs if run.project.pinned_id == run.pk), ids[0])
+    return pinned if asked is None else asked
 
 
 def _group(

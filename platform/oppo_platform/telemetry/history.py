@@ -1,4 +1,4 @@
-"""What befell a run, on one list: changes of state, wishes, controllers' decisions, checkpoints."""
+"""What befell a run, on one list: changes of state, wishes, controllers' decisions, checkpoints, alerts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Coalesce
 
+from oppo_platform.alerts.models import Alert
+from oppo_platform.alerts.policy import ANNOUNCEMENTS
 from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
 from oppo_platform.runs.checkpoints import folder_name
 from oppo_platform.runs.models import Change, Checkpoint, Run, Transition
@@ -21,7 +23,7 @@ from oppo_platform.telemetry.search import pieces
 MOST_EVENTS = 500
 
 # In this order when they happened at the same time.
-Kind = Literal["decision", "checkpoint", "change", "state"]
+Kind = Literal["decision", "checkpoint", "change", "state", "alert", "alert_closed"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -134,6 +136,24 @@ def _checkpoints(run: Run, keeps: bool) -> Source:
     )
 
 
+def _alerts(run: Run, keeps: bool) -> Source:
+    rows = Alert.objects.filter(run=run).annotate(when=F("opened_at"))
+    return Source(
+        rows,
+        ("condition", "why"),
+        lambda a: _told(a.opened_at, step=a.step, what=a.condition, old=a.threshold, new=a.value, text=a.why),
+    )
+
+
+def _closings(run: Run, keeps: bool) -> Source:
+    rows = Alert.objects.filter(run=run, closed_at__isnull=False).exclude(condition__in=ANNOUNCEMENTS)
+    return Source(
+        rows.annotate(when=F("closed_at")),
+        ("condition", "closed_why"),
+        lambda a: _told(a.closed_at, what=a.condition, text=a.closed_why),
+    )
+
+
 def _size(count: int) -> str:
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
@@ -143,4 +163,6 @@ SOURCES: dict[Kind, Callable[[Run, bool], Source]] = {
     "change": _changes,
     "decision": _decisions,
     "checkpoint": _checkpoints,
+    "alert": _alerts,
+    "alert_closed": _closings,
 }

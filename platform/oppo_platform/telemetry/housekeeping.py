@@ -1,14 +1,21 @@
-"""What must be done now and then, whoever does it: a round seals the series of attempts that have enough hot points."""
+"""What must be done now and then, whoever does it: a round seals the series of attempts that have enough hot points,
+deletes what is due, and looks after runs."""
 
 from __future__ import annotations
 
 from oppo_platform import clock
+from oppo_platform.alerts.watching import look_after_runs
+from oppo_platform.storage.housekeeping import make_room
 from oppo_platform.telemetry.models import HousekeeperBeat
 from oppo_platform.telemetry.sealing import attempts_to_seal, seal
 
 
 def keep_house() -> int:
     """One round. Returns how many points were sealed. Several housekeepers at once are harmless."""
-    sealed = sum(seal(attempt_id) for attempt_id in attempts_to_seal())
+    beat, began = HousekeeperBeat.objects.first(), clock.now()
+    attempts = attempts_to_seal()
+    sealed = sum(seal(attempt_id) for attempt_id in attempts)
+    look_after_runs(away=began - beat.last_round_at if beat is not None else None)
+    make_room(attempts)
     HousekeeperBeat.objects.update_or_create(pk=1, defaults={"last_round_at": clock.now()})
     return sealed

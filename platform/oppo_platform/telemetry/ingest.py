@@ -24,6 +24,7 @@ from oppo_contract.events import (
     Envelope,
     Event,
     FinishedEvent,
+    LeftOutEvent,
     LogEvent,
     SamplesEvent,
     SpansEvent,
@@ -31,7 +32,8 @@ from oppo_contract.events import (
     StepEvent,
 )
 from oppo_platform.notify import run_changed
-from oppo_platform.runs.models import Attempt, Run
+from oppo_platform.runs.models import Attempt, Change, Run
+from oppo_platform.runs.refusal import AttemptRefused
 from oppo_platform.telemetry.far import pack_far
 from oppo_platform.telemetry.models import Decision, LogLine, ProducerMark, SampleRow, SpanBatch
 from oppo_platform.telemetry.points import write_steps
@@ -58,24 +60,29 @@ def ingest(attempt_id: int, producer: str, events: Sequence[Event], rank: int = 
 
     Raises:
         GapFound: nothing was applied; send from `expected_seq` on.
+        AttemptRefused: nothing was applied, because the run has been deleted for good.
     """
     with transaction.atomic():
         mark = _locked_mark(attempt_id, f"{producer}/{rank}" if rank else producer)
         fresh = [event for event in events if event.seq > mark.high_water]
         for number, event in enumerate(fresh, start=mark.high_water + 1):
             if event.seq != number:
+                _refuse_deleted(Run.objects.only("id", "purged_at").get(attempts=attempt_id))  # its marks are gone too
                 raise GapFound(number)
         if fresh:
             _apply(
                 Attempt.objects.get(pk=attempt_id),
-                [_of_rank(e, rank) for e in fresh if isinstance(e, LogEvent)] if rank else fresh,
+                [_of_rank(e, rank) for e in fresh if isinstance(e, LogEvent | LeftOutEvent)] if rank else fresh,
             )
             mark.high_water = fresh[-1].seq
             mark.save(update_fields=["high_water"])
     return mark.high_water
 
 
-def _of_rank(event: LogEvent, rank: int) -> Event:
+def _of_rank(event: LogEvent | LeftOutEvent, rank: int) -> Event:
+    if isinstance(event, LeftOutEvent):
+        envelope = {"producer": event.producer, "seq": event.seq, "time": event.time}
+        event = LogEvent(stream="supervisor", lines=[event.words()], **envelope)
     return event.model_copy(update={"lines": [f"[rank {rank}] {line}" for line in event.lines]})
 
 
@@ -87,7 +94,8 @@ def _locked_mark(attempt_id: int, producer: str) -> ProducerMark:
 
 def _apply(attempt: Attempt, events: list[Event]) -> None:
     # First of all, as everywhere: writers touch the attempt. It also puts the lines of a run's producers into one order.
-    run = Run.objects.select_for_update().only("id", "cursor", "epochs", "latest").get(pk=attempt.run_id)
+    run = Run.objects.select_for_update().only("id", "cursor", "epochs", "latest", "purged_at").get(pk=attempt.run_id)
+    _refuse_deleted(run)
     by_kind: dict[type[Envelope], list[Any]] = defaultdict(list)
     for event in events:
         by_kind[type(event)].append(event)
@@ -95,6 +103,11 @@ def _apply(attempt: Attempt, events: list[Event]) -> None:
         if by_kind[kind]:
             writer(attempt, by_kind[kind])
     _advance_run(run, attempt, by_kind[StepEvent])
+
+
+def _refuse_deleted(run: Run) -> None:
+    if run.purged_at is not None:
+        raise AttemptRefused("ended", f"Run {run.pk} has been deleted; nothing more is kept of it.")
 
 
 def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent]) -> None:
@@ -191,6 +204,15 @@ def _write_logs(attempt: Attempt, events: list[LogEvent]) -> None:
     )
 
 
+def _write_left_out(attempt: Attempt, events: list[LeftOutEvent]) -> None:
+    """Loud: among the run's events, and in its log."""
+    actor = f"node:{attempt.node.name}"
+    for event in events:
+        at, said = datetime.fromtimestamp(event.time, UTC), event.words()
+        LogLine.objects.create(attempt=attempt, stream="supervisor", text=said, time=at)
+        Change.objects.create(run_id=attempt.run_id, what="left out", reason=said, actor=actor, at=at)
+
+
 def _write_nothing(attempt: Attempt, events: list[Any]) -> None:
     """Checkpoints count when their supervisor registers them, and a run ends by its outcome; both have calls of their own."""
 
@@ -216,6 +238,7 @@ WRITERS: dict[type[Envelope], Callable[[Attempt, list[Any]], None]] = {
     DecisionEvent: _write_decisions,
     SamplesEvent: _write_samples,
     LogEvent: _write_logs,
+    LeftOutEvent: _write_left_out,
     CheckpointEvent: _write_nothing,
     FinishedEvent: _write_nothing,
 }

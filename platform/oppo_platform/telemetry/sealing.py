@@ -65,6 +65,12 @@ def _seal_some(attempt_id: int) -> tuple[int, bool]:
     return sum(len(steps) for parts in hot.values() for steps, _ in parts), more
 
 
+def lock_out_sealers(attempt_id: int) -> None:
+    """Wait until nobody seals the attempt, and keep it so until the transaction ends."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [LOCK_SPACE, attempt_id % 2**31])
+
+
 def _try_lock(attempt_id: int) -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s, %s)", [LOCK_SPACE, attempt_id % 2**31])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from django import template
 from django.utils.html import format_html
+
+from oppo_platform.storage.sizes import size
 
 register = template.Library()
 NONE = "–"
@@ -33,6 +35,26 @@ def percent(share: Any, digits: int = 1) -> str:
 
 
 @register.filter
+def figure(value: Any) -> str:
+    """Three figures that matter: `0.00123`, `1.23`, `123`, `1,234`, `1.0e-6`."""
+    if not _known(value):
+        return NONE
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size >= 1e6 or size < 1e-4:
+        digits, power = f"{value:.1e}".split("e")
+        return f"{digits}e{int(power)}".replace("-", "−", value < 0)
+    return fixed(value, max(0, min(6, 2 - math.floor(math.log10(size)))))
+
+
+def signed(value: float, written: Callable[[float], str]) -> str:
+    """A difference with its sign, `+0.12`; empty where its size is written as nothing."""
+    size = written(abs(value))
+    return ("+" if value > 0 else "−") + size if any(digit in size for digit in "123456789") else ""
+
+
+@register.filter
 def duration(seconds: Any) -> str:
     """Seconds as `3.4 s`, `48 s`, `6 m 40 s`, `2 h 13 m` or `3 d 4 h`."""
     if not _known(seconds):
@@ -40,19 +62,23 @@ def duration(seconds: Any) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
-    for size, big, small in ((86400, "d", "h"), (3600, "h", "m"), (60, "m", "s")):
-        if whole >= size:
+    for unit_s, big, small in ((86400, "d", "h"), (3600, "h", "m"), (60, "m", "s")):
+        if whole >= unit_s:
             part = {"h": 3600, "m": 60, "s": 1}[small]
-            return f"{whole // size} {big} {whole % size // part} {small}"
+            return f"{whole // unit_s} {big} {whole % unit_s // part} {small}"
     return f"{whole} s"
 
 
 @register.filter
 def gibibytes(count: Any) -> str:
-    """Bytes as `71.8 GiB`, or `310 MiB` below one GiB."""
-    if not _known(count):
-        return NONE
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+    """Bytes as `71.8 GiB`, `310 MiB` or `12 KiB`."""
+    return size(round(count)) if _known(count) else NONE
+
+
+@register.filter
+def gib(count: Any) -> str:
+    """Bytes as a number of GiB, for a field to edit; empty when unknown."""
+    return f"{count / 2**30:.6g}" if _known(count) else ""
 
 
 @register.filter

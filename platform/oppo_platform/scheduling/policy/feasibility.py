@@ -82,6 +82,10 @@ def _over_every_quota(run: WaitingRun, team: Team | None, pools: Sequence[int], 
 def _not_now(run: WaitingRun, room: Room) -> Reason:
     """Why no node could take it now, however empty."""
     nodes = [node for node in room.nodes if node.schedulable]
+    full = low_on_disk(run, room)
+    if full and _would_do(run, [*nodes, *full], room) and not _would_do(run, nodes, room):
+        text = f"{names_of(full)} would do, but {'is' if len(full) == 1 else 'are'} low on disk."
+        return Reason("disk", text, {"nodes": [node.node_id for node in full]}, None, "Room on the disk there.")
     if not nodes and any(node.connected for node in room.nodes):
         return Reason("draining", "Every connected node is being drained.", {}, None, "A node that is undrained.")
     if not nodes:
@@ -89,6 +93,29 @@ def _not_now(run: WaitingRun, room: Room) -> Reason:
     if run.home is not None and all(node.node_id != run.home[0] for node in nodes):
         return _home_away(run.home, room)
     return _why(run, nodes, [b for b in room.bins.values() if b.node.schedulable], "connected")
+
+
+def low_on_disk(run: WaitingRun, room: Room) -> list[Node]:
+    """Nodes with devices that the run could use, if only there were room on their disks."""
+    if not room.low_on_disk:
+        return []
+    usable = {b.node.node_id for b in room.bins.values() if b.size and run.kind in ("any", b.kind) and _may_read(run, b.node)}
+    usable -= run.excluded_nodes
+    if run.home is not None:
+        usable &= {run.home[0]}
+    return [node for node in room.low_on_disk if node.node_id in usable]
+
+
+def _would_do(run: WaitingRun, nodes: Sequence[Node], room: Room) -> bool:
+    """Whether these nodes could hold the run, however full they are with others."""
+    ids = {node.node_id for node in nodes if run.home is None or run.home[0] == node.node_id}
+    bins = [b for b in room.bins.values() if b.node.node_id in ids and b.node.node_id not in run.excluded_nodes]
+    return any(_large_enough(run, [b for b in bins if b.node.pool_id == pool]) for pool in {b.node.pool_id for b in bins})
+
+
+def names_of(nodes: Sequence[Node]) -> str:
+    """`Node a`, `Nodes a, b`."""
+    return f"Node{'s' * (len(nodes) > 1)} {', '.join(node.name for node in nodes)}"
 
 
 def _home_away(home: tuple[int, str], room: Room) -> Reason:

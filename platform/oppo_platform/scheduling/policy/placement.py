@@ -126,6 +126,7 @@ class Room:
         self._pool_names = {pool.pool_id: pool.name for pool in snapshot.pools}
         self._stop_s = snapshot.settings.stop_s
         self.nodes = sorted(snapshot.nodes, key=lambda node: node.node_id)
+        self.low_on_disk = [node for node in self.nodes if node.low_disk and node.connected and not node.draining]
         self.bins: dict[tuple[int, str], Bin] = {}
         self._bin_of: dict[int, Bin] = {}
         self._demands: dict[tuple[object, ...], Demand] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oppo_platform.scheduling.policy.board import Blocked, Board
+from oppo_platform.scheduling.policy.feasibility import low_on_disk, names_of
 from oppo_platform.scheduling.policy.placement import UNKNOWN, Bin, Place, cut, whole_cut
 from oppo_platform.scheduling.policy.snapshot import Reason, RunningRun, WaitingRun
 from oppo_platform.scheduling.policy.words import asked, nodes_allowed, runs
@@ -101,7 +102,14 @@ def _devices(blocked: Blocked, board: Board) -> Reason:
         keeper = f"run {own[0]}" if own else "a run of another team"
         text = f"Waits for {wanted}: enough are free, but kept for {keeper} in front of it."
         return Reason("reserved", text, detail, _start(blocked), _shorter(blocked))
-    return Reason("devices", _scarce(run, bins, free, wanted), detail, _start(blocked), _fewer(run, short))
+    text = _scarce(run, bins, free, wanted) + _full_too(run, board)
+    return Reason("devices", text, detail, _start(blocked), _fewer(run, short))
+
+
+def _full_too(run: WaitingRun, board: Board) -> str:
+    """Nodes that are left out for want of disk."""
+    full = low_on_disk(run, board.room)
+    return f" {names_of(full)} get{'s' * (len(full) == 1)} nothing new, being low on disk." if full else ""
 
 
 def _model(bins: Sequence[Bin]) -> str:

@@ -67,11 +67,12 @@ class Node:
     connected: bool = True
     draining: bool = False
     joins_others: bool = True  # its worker can take part in a run on several nodes
+    low_disk: bool = False  # a disk that it writes to is nearly full
 
     @property
     def schedulable(self) -> bool:
         """Whether a run may be started here now."""
-        return self.connected and not self.draining
+        return self.connected and not self.draining and not self.low_disk
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,156 @@
+"""What a tracker must be able to do to take part, and the server process that most of them are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+Columns = Mapping[str, NDArray[np.float64]]  # metric → its value at steps 1, 2, …
+STARTS_WITHIN_S, STOPS_WITHIN_S = 120.0, 20.0
+
+
+class TrackerError(RuntimeError):
+    """A tracker did not start, answered with an error, or showed something else than it was told."""
+
+
+class Tracker(Protocol):
+    """A tracker in the race. What it cannot do at all is missing from `can`, and its method raises TrackerError."""
+
+    name: str
+    can: frozenset[str]
+
+    def ingest(self, columns: Columns) -> float:
+        """Tell a new run over HTTP until the last point can be read. Returns seconds."""
+
+    def stored_bytes(self) -> int:
+        """What all metrics take on disk, with indexes, once it has come to rest."""
+
+    def keep(self, runs: Sequence[Columns]) -> list[str]:
+        """Store finished runs, however that is quickest. Returns their names."""
+
+    def overview(self, run: str, key: str) -> list[float]:
+        """Everything that a chart of the whole series would show, as its own page asks for it."""
+
+    def zoom(self, run: str, key: str, first: int, last: int) -> None:
+        """The same of a range of steps."""
+
+    def compare(self, runs: Sequence[str], key: str) -> int:
+        """One metric of many runs as its own page asks for it. Returns bytes received."""
+
+    def list_runs(self, count: int, keys: Sequence[str]) -> None:
+        """Store so many runs with a last value of each of these metrics."""
+
+    def table(self, key: str, rows: int) -> None:
+        """The first rows of all runs, the highest value first."""
+
+    def page(self, run: str) -> tuple[str, str]:
+        """(address, what to wait for) of the page with a run's charts."""
+
+
+class Limited:
+    """What a tracker answers to work that it cannot do."""
+
+    name = ""
+
+    def _unable(self) -> TrackerError:
+        return TrackerError(f"{self.name} cannot do that.")
+
+    def ingest(self, columns: Columns) -> float:
+        """It takes nothing over HTTP."""
+        raise self._unable()
+
+    def zoom(self, run: str, key: str, first: int, last: int) -> None:
+        """It draws what it has."""
+        raise self._unable()
+
+    def list_runs(self, count: int, keys: Sequence[str]) -> None:
+        """It has no table of runs with values."""
+        raise self._unable()
+
+    def table(self, key: str, rows: int) -> None:
+        """Nor does it sort one."""
+        raise self._unable()
+
+
+def keep_arrays(
+    script: Sequence[str], file: Path, names: Sequence[str], runs: Sequence[Columns], environ: Mapping[str, str]
+) -> None:
+    """Have a script in a tracker's own environment store runs, given as an array `RUN KEY` a series. Raises TrackerError."""
+    arrays = {
+        f"{name} {key.replace('/', '|')}": values
+        for name, columns in zip(names, runs, strict=True)
+        for key, values in columns.items()
+    }
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    environ = {**os.environ, **environ, "PYTHONPATH": ""}
+    done = subprocess.run([*script, str(file)], env=environ, cwd=file.parent, capture_output=True, text=True, check=False)
+    file.unlink()
+    if done.returncode:
+        raise TrackerError(f"The runs were not stored: {done.stderr[-2000:]}")
+
+
+class Server:
+    """A tracker's server process, its HTTP client, and its log."""
+
+    def __init__(self, name: str, command: Sequence[str], base_url: str, folder: Path, environ: Mapping[str, str]) -> None:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "DJANGO"))}
+        self.name = name
+        self._log = (folder / "log.txt").open("w+")
+        self._process = subprocess.Popen(
+            command, env={**kept, **environ}, stdout=self._log, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True
+        )
+        self.http = httpx.Client(base_url=base_url, timeout=600.0)
+
+    def wait_for(self, ready: Callable[[], bool], what: str, within_s: float = STARTS_WITHIN_S) -> None:
+        """Ask until it says yes. Raises TrackerError."""
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                if ready():
+                    return
+            except httpx.TransportError:
+                pass  # it does not listen yet
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise TrackerError(f"{self.name}: {what} did not happen. Its last words:\n{self._last_words()}")
+            time.sleep(0.1)
+
+    def get(self, path: str, **asked: Any) -> httpx.Response:
+        """GET with these parameters. Raises TrackerError for an error."""
+        return self._checked(self.http.get(path, params=asked))
+
+    def post(self, path: str, **sent: Any) -> httpx.Response:
+        """POST with httpx's own arguments. Raises TrackerError for an error."""
+        return self._checked(self.http.post(path, **sent))
+
+    def _checked(self, answer: httpx.Response) -> httpx.Response:
+        if answer.is_error:
+            raise TrackerError(f"{self.name} answered {answer.status_code} to {answer.request.url}: {answer.text[:500]}")
+        return answer
+
+    def close(self) -> None:
+        """End it with everything that it started."""
+        self.http.close()
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=STOPS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            pass  # its children are ended with it below
+        try:
+            os.killpg(self._process.pid, 9)
+        except ProcessLookupError:
+            pass  # nothing is left of it
+        self._process.wait()
+        self._log.close()
+
+    def _last_words(self) -> str:
+        self._log.flush()
+        self._log.seek(0)
+        return self._log.read()[-2000:]

@@ -1,0 +1,83 @@
+"""Which settings a run may have otherwise than the run that wrote the checkpoint it begins with, field by field.
+
+The law of resumed attempts and of forks alike (docs/operations.md): a setting may change where the saved state still means the
+same under the new value. Of a path's rules the longest one counts. Asked at submit by the platform, and by the engine before it
+loads anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oppo_contract.spec import RunSpec
+
+NEW_RUN = "start a new run from the trained actor (`oppo export`)"
+# From the next step on, or at once where nothing computes differently.
+ALLOWED = (
+    "name", "fork", "steps", "ppo", "overlap", "evaluation", "resources", "queue", "retries", "secrets", "budget", "checkpoints",
+    "logging", "models.reward.http",
+)  # fmt: skip
+REFUSED = {
+    "version": ("the state is another schema's", NEW_RUN),
+    "seed": ("numbers of half-written answers are drawn from it", NEW_RUN),
+    "models": ("weights and optimizer state belong to these models", NEW_RUN),
+    "data": ("the cursor counts in the order of these prompts", "put the same prompts there, or " + NEW_RUN),
+    "rollout": ("half-written answers were begun with it", NEW_RUN),
+    "resources.nodes": ("each node has trained its own share of the prompts", NEW_RUN),
+    "resources.dtype": ("weights and optimizer state were saved in it", NEW_RUN),
+    "ppo.algorithm": ("answers in flight and the critic's state are another algorithm's", NEW_RUN),
+    "ppo.group_size": ("answers in flight belong to groups of that size", NEW_RUN),
+    "ppo.batch_size": ("the answers in flight were begun for batches of that size", NEW_RUN),
+    "ppo.normalize_scores": ("the running statistics belong to the whole run", NEW_RUN),
+    "ppo.ema_decay": ("the moving average belongs to the whole run", NEW_RUN),
+    "ppo.pretraining": ("the cursor counts in these texts", "only its coefficient may change; else " + NEW_RUN),
+    "overlap.inter_step": ("the answers in flight were begun under that rule", NEW_RUN),
+}
+ALLOWED_BELOW_REFUSED = ("ppo.pretraining.coefficient",)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting's value in the checkpoint and now."""
+
+    path: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}: {_said(self.old)} → {_said(self.new)}"
+
+
+def between(saved: RunSpec, asked: RunSpec) -> list[Change]:
+    """Every setting that differs, by path."""
+    return list(_differences("", saved.model_dump(mode="json"), asked.model_dump(mode="json")))
+
+
+def refusing_rule(path: str) -> str | None:
+    """The rule of `REFUSED` that forbids a change of `path`; None when it may change."""
+    kinds = [(rule, True) for rule in REFUSED] + [(rule, False) for rule in ALLOWED + ALLOWED_BELOW_REFUSED]
+    matching = [(len(rule), rule, refused) for rule, refused in kinds if below(path, rule)]
+    _, rule, refused = max(matching)
+    return rule if refused else None
+
+
+def below(path: str, rule: str) -> bool:
+    """Whether `path` is `rule` or lies below it."""
+    return path == rule or path.startswith(rule + ".")
+
+
+def _differences(path: str, old: Any, new: Any) -> Iterable[Change]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            yield from _differences(f"{path}.{key}" if path else key, old.get(key), new.get(key))
+    elif old != new:
+        yield Change(path, old, new)
+
+
+def _said(value: Any) -> str:
+    text = "empty" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 120 else text[:117] + "…"

@@ -1,0 +1,108 @@
+"""Opening and closing alerts.
+
+Guarantees: at most one alert of a condition is open for a run, and `failed` and `finished` are told once a run (unique
+constraints); an alert is closed by exactly one of those who want it (compare-and-set). Its deliveries are written in the same
+transaction, so that none is lost and none doubled. Callers hold the run's lock.
+"""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F, QuerySet
+
+from oppo_platform import clock
+from oppo_platform.accounts.models import Membership
+from oppo_platform.alerts import messages
+from oppo_platform.alerts.models import Alert, Delivery, MailChoice, Webhook
+from oppo_platform.alerts.policy import ANNOUNCEMENTS, Condition
+from oppo_platform.notify import run_changed
+from oppo_platform.runs.models import Run
+
+LONGEST_WHY = 1000
+
+
+def joined(runs: QuerySet[Run]) -> QuerySet[Run]:
+    """With what alerts and their messages tell of a run."""
+    return runs.select_related("project__team", "user").defer("spec", "needs", "latest", "last_log_lines")
+
+
+@transaction.atomic
+def open_alert(
+    run: Run, condition: Condition, why: str, value: float | None = None, threshold: float | None = None
+) -> Alert | None:
+    """Open an alert and tell everybody who wants to know; None when it is open already, or was announced.
+
+    Args:
+        run: with project, team and user joined.
+        why: a sentence.
+        value: what was measured, in the threshold's unit.
+    """
+    now = clock.now()
+    told_once = condition in ANNOUNCEMENTS
+    same = {"run": run, "condition": condition} if told_once else {"run": run, "condition": condition, "closed_at": None}
+    values = {"team_id": run.project.team_id, "why": why[:LONGEST_WHY], "value": value, "threshold": threshold, "step": run.step}
+    times = {"opened_at": now, "closed_at": now if told_once else None}
+    alert, new = Alert.objects.get_or_create(**same, defaults={**values, **times})
+    if not new:
+        return None
+    _tell(alert, run, Delivery.About.OPENED)
+    _move_cursor(run)
+    return alert
+
+
+@transaction.atomic
+def close_alert(run: Run, condition: Condition, why: str) -> Alert | None:
+    """Close what is open of a condition; None when nothing is."""
+    alert = Alert.objects.filter(run=run, condition=condition, closed_at=None).first()
+    now = clock.now()
+    if alert is None or not Alert.objects.filter(pk=alert.pk, closed_at=None).update(closed_at=now, closed_why=why):
+        return None
+    alert.closed_at, alert.closed_why = now, why
+    _tell(alert, run, Delivery.About.CLOSED)
+    _move_cursor(run)
+    return alert
+
+
+def close_all(run: Run, why: str) -> int:
+    """Close whatever is open of the run. Returns how many."""
+    open_now = Alert.objects.filter(run=run, closed_at=None).order_by("pk").values_list("condition", flat=True)
+    return sum(close_alert(run, Condition(condition), why) is not None for condition in list(open_now))
+
+
+def _move_cursor(run: Run) -> None:
+    """Live pages show it."""
+    Run.objects.filter(pk=run.pk).update(cursor=F("cursor") + 1)
+    run_changed(run.pk)
+
+
+def _tell(alert: Alert, run: Run, about: Delivery.About) -> None:
+    now = clock.now()
+    common = {"alert": alert, "about": about, "created_at": now, "due_at": now}
+    body = messages.webhook_body(alert, run, about, now)
+    hooks = Webhook.objects.filter(team_id=alert.team_id, on=True, conditions__contains=[alert.condition])
+    rows = [Delivery(webhook=hook, body=body, **common) for hook in hooks.only("pk")]
+    # That something is over is told to programs, which have something to close; people look.
+    if about == Delivery.About.OPENED and settings.OPPO_SMTP_URL:
+        text = messages.mail_body(alert, run)
+        rows += [Delivery(user_id=user_id, body=text, **common) for user_id in _mailed(alert, run)]
+    Delivery.objects.bulk_create(rows)
+
+
+def _mailed(alert: Alert, run: Run) -> list[int]:
+    """Members of the team who want this mailed."""
+    members = Membership.objects.filter(team_id=alert.team_id, user__is_active=True, user__email__contains="@")
+    choices = {choice.user_id: choice for choice in MailChoice.objects.filter(team_id=alert.team_id)}
+    return [
+        user_id
+        for user_id in members.order_by("user_id").values_list("user_id", flat=True)
+        if wants_mail(choices.get(user_id), own=user_id == run.user_id, condition=alert.condition)
+    ]
+
+
+def wants_mail(choice: MailChoice | None, *, own: bool, condition: str) -> bool:
+    """Whether somebody with this choice is mailed a condition of a run of their own, or of somebody else."""
+    whose = choice.whose if choice is not None else MailChoice.Whose.OWN
+    if whose == MailChoice.Whose.NONE or (whose == MailChoice.Whose.OWN and not own):
+        return False
+    return choice is None or condition in choice.conditions

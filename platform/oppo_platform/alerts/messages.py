@@ -1,0 +1,109 @@
+"""What goes out: a webhook's JSON and a mail's text (docs/alerts.md has both)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, TypedDict
+
+from django.conf import settings
+
+from oppo_platform.accounts.models import Team, User
+from oppo_platform.alerts.models import Alert
+from oppo_platform.alerts.policy import LIMITS, Condition
+from oppo_platform.runs.models import Run
+
+SUBJECT, LONGEST_SUBJECT = "[OPPO] ", 200
+SEPARATOR = f"\n{'-' * 40}\n\n"
+
+
+class AlertFacts(TypedDict):
+    """An alert for programs, the same in the API and in webhooks. Times are ISO 8601 in UTC."""
+
+    id: int
+    condition: str
+    title: str
+    why: str
+    value: float | None
+    threshold: float | None
+    unit: str | None
+    step: int
+    opened_at: str
+    closed_at: str | None
+    closed_why: str
+
+
+def facts(alert: Alert) -> AlertFacts:
+    """The alert as JSON."""
+    condition = Condition(alert.condition)
+    return AlertFacts(
+        id=alert.pk,
+        condition=condition.value,
+        title=alert.title,
+        why=alert.why,
+        value=alert.value,
+        threshold=alert.threshold,
+        unit=LIMITS[condition].unit if condition in LIMITS else None,
+        step=alert.step,
+        opened_at=written(alert.opened_at) or "",
+        closed_at=written(alert.closed_at),
+        closed_why=alert.closed_why,
+    )
+
+
+def written(time: datetime | None) -> str | None:
+    """A time as ISO 8601 in UTC."""
+    return time.isoformat().replace("+00:00", "Z") if time is not None else None
+
+
+def run_address(run_id: int) -> str:
+    """The run's page, for whoever is elsewhere."""
+    return f"{settings.OPPO_BASE_URL}/runs/{run_id}"
+
+
+def webhook_body(alert: Alert, run: Run, about: str, at: datetime) -> str:
+    """`{"type": "alert.opened" | "alert.closed", "timestamp", "data": {"alert", "run"}}`.
+
+    Args:
+        run: with project, team and user joined.
+    """
+    told: dict[str, Any] = {
+        "id": run.pk,
+        "name": run.name,
+        "url": run_address(run.pk),
+        "team": run.project.team.name,
+        "project": run.project.name,
+        "user": run.user.username,
+        "state": run.state,
+        "step": run.step,
+        "total_steps": run.total_steps,
+    }
+    return json.dumps({"type": f"alert.{about}", "timestamp": written(at), "data": {"alert": facts(alert), "run": told}})
+
+
+def test_body(team: Team, actor: User, at: datetime) -> str:
+    """A message that only shows that messages arrive."""
+    data = {"team": team.name, "user": actor.username, "why": "Somebody pressed the button “Send a test”."}
+    return json.dumps({"type": "alert.test", "timestamp": written(at), "data": data})
+
+
+def one_mail(bodies: Sequence[str]) -> tuple[str, str]:
+    """Subject and text of some mails in one."""
+    parts = [body.partition("\n\n") for body in bodies]
+    subject = parts[0][0]
+    if len(parts) > 1:
+        told = "; ".join(head.removeprefix(SUBJECT) for head, _, _ in parts)
+        subject = f"{SUBJECT}{len(parts)} alerts: {told}"
+    return subject[:LONGEST_SUBJECT], SEPARATOR.join(text for _, _, text in parts)
+
+
+def mail_body(alert: Alert, run: Run) -> str:
+    """Subject, an empty line, text."""
+    subject = " ".join(f"{SUBJECT}{run.name}: {alert.title}".split())
+    where = f"{run.project.team.name} / {run.project.name}, submitted by {run.user.username}"
+    choose = f"{settings.OPPO_BASE_URL}/teams/{run.project.team_id}/alerts"
+    return (
+        f"{subject}\n\n{alert.why}\n\n{run.name} ({where})\nstep {run.step} of {run.total_steps}\n{run_address(run.pk)}\n\n"
+        + (f"What you are mailed: {choose}\n")
+    )

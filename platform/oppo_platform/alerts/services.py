@@ -1,0 +1,91 @@
+"""What people do with alerts: acknowledge them, silence a run, choose what they are mailed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import F
+
+from oppo_platform import clock
+from oppo_platform.accounts import audit
+from oppo_platform.accounts.access import Action, demand, may_steer
+from oppo_platform.accounts.models import Team, User
+from oppo_platform.accounts.services import AccountError
+from oppo_platform.alerts.lifecycle import close_all
+from oppo_platform.alerts.models import Alert, MailChoice, SeenAlerts, Silence
+from oppo_platform.alerts.policy import Condition
+from oppo_platform.notify import run_changed
+from oppo_platform.runs.models import Change, Run
+
+
+@transaction.atomic
+def acknowledge(actor: User, alert: Alert) -> bool:
+    """Say that somebody takes care of it: it is no news any more, for nobody. False: somebody did so before.
+
+    Raises:
+        PermissionDenied: the actor is a viewer.
+    """
+    demand(actor, Action.SUBMIT, alert.team_id)
+    # The run first, as everywhere: its cursor moves as well.
+    Run.objects.select_for_update().only("pk").get(pk=alert.run_id)
+    now = clock.now()
+    fresh = Alert.objects.filter(pk=alert.pk, acknowledged_at=None).update(acknowledged_at=now, acknowledged_by=actor)
+    if fresh:
+        Run.objects.filter(pk=alert.run_id).update(cursor=F("cursor") + 1)
+        run_changed(alert.run_id)
+    alert.refresh_from_db(fields=["acknowledged_at", "acknowledged_by"])
+    return bool(fresh)
+
+
+@transaction.atomic
+def silence(actor: User, run_id: int, silent: bool) -> bool:
+    """Hear nothing of a run any more, or of it again; what is open closes. Returns whether that is a change.
+
+    Raises:
+        PermissionDenied: the actor may not steer the run.
+    """
+    run = Run.objects.select_for_update(of=("self",)).select_related("project__team", "user").get(pk=run_id)
+    if not may_steer(actor, run):
+        raise PermissionDenied("Only maintainers silence other people's runs.")
+    if silent == Silence.objects.filter(run=run).exists():
+        return False
+    if silent:
+        Silence.objects.create(run=run, user=actor, at=clock.now())
+        close_all(run, f"{actor.username} silenced the run.")
+    else:
+        Silence.objects.filter(run=run).delete()
+    said = "Its alerts are silenced." if silent else "Its alerts are told again."
+    Change.objects.create(run=run, what="alerts", reason=said, actor=audit.actor_of(actor), at=clock.now())
+    audit.record(run.project.team_id, actor, "run.change", f"run {run.pk} {run.name}", silent=silent)
+    Run.objects.filter(pk=run.pk).update(cursor=F("cursor") + 1)
+    run_changed(run.pk)
+    return True
+
+
+@transaction.atomic
+def choose_mail(actor: User, team: Team, whose: str, conditions: Sequence[str]) -> MailChoice:
+    """What somebody is mailed of a team's runs.
+
+    Raises:
+        PermissionDenied: they are not in the team. AccountError: there is no such choice or condition.
+    """
+    demand(actor, Action.READ, team.pk)
+    if whose not in MailChoice.Whose.values:
+        raise AccountError(f"Choose one of {', '.join(MailChoice.Whose.values)}.")
+    unknown = [word for word in conditions if word not in set(Condition)]
+    if unknown:
+        raise AccountError(f"There is no condition {unknown[0][:40]}.")
+    wanted = {"whose": whose, "conditions": [c.value for c in Condition if c.value in conditions]}
+    choice, _ = MailChoice.objects.update_or_create(user=actor, team=team, defaults=wanted)
+    return choice
+
+
+def mark_seen(user: User, up_to: int) -> None:
+    """They have looked at the list up to this alert. It never goes back."""
+    with transaction.atomic():
+        seen, _ = SeenAlerts.objects.select_for_update().get_or_create(user_id=user.pk, defaults={"up_to": up_to})
+        if seen.up_to < up_to:
+            seen.up_to = up_to
+            seen.save(update_fields=["up_to"])

@@ -1,0 +1,132 @@
+"""A team's webhooks. Their secrets are shown once, lie sealed, and are opened by the courier alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Prefetch, QuerySet
+
+from oppo_platform import clock
+from oppo_platform.accounts import audit, sealing
+from oppo_platform.accounts.access import Action, demand
+from oppo_platform.accounts.models import Team, User
+from oppo_platform.accounts.services import AccountError
+from oppo_platform.accounts.team_secrets import Rotated
+from oppo_platform.alerts import messages
+from oppo_platform.alerts.addresses import NotAllowed, parse_target
+from oppo_platform.alerts.models import Delivery, Webhook
+from oppo_platform.alerts.policy import Condition
+from oppo_platform.alerts.signing import new_secret
+
+MOST_WEBHOOKS = 20
+DELIVERIES_SHOWN = 10
+
+
+def webhooks_of(team: Team) -> QuerySet[Webhook]:
+    """The team's webhooks, oldest first, without their secrets; each with its last deliveries, newest first."""
+    last = Delivery.objects.select_related("alert__run").order_by("-id")[:DELIVERIES_SHOWN]
+    return (
+        Webhook.objects.filter(team=team)
+        .select_related("created_by")
+        .defer("sealed")
+        .prefetch_related(Prefetch("deliveries", last, to_attr="last_deliveries"))
+        .order_by("id")
+    )
+
+
+@transaction.atomic
+def add_webhook(actor: User, team: Team, url: str, conditions: Sequence[str]) -> str:
+    """Post this team's alerts to an address from now on. Returns the webhook's secret, for this once.
+
+    Raises:
+        PermissionDenied: the actor is no owner. AccountError: the address will not do, or there are too many.
+    """
+    demand(actor, Action.MANAGE_ALERTS, team.pk)
+    url = url.strip()
+    try:
+        target = parse_target(url, settings.OPPO_WEBHOOK_PLAIN_HOSTS)
+    except NotAllowed as refused:
+        raise AccountError(str(refused)) from None
+    Team.objects.select_for_update(no_key=True).get(pk=team.pk)
+    if Webhook.objects.filter(team=team).count() >= MOST_WEBHOOKS:
+        raise AccountError(f"A team has at most {MOST_WEBHOOKS} webhooks.")
+    secret = new_secret()
+    hook = Webhook.objects.create(
+        team=team, url=url, sealed=b"", conditions=_known(conditions), created_by=actor, created_at=clock.now()
+    )
+    Webhook.objects.filter(pk=hook.pk).update(sealed=sealing.seal(secret, _place(hook.pk)))
+    audit.record(team.pk, actor, "webhook.create", target.host, conditions=hook.conditions)
+    return secret
+
+
+@transaction.atomic
+def change_webhook(actor: User, team: Team, webhook_id: int, *, on: bool, conditions: Sequence[str]) -> Webhook:
+    """Switch it, or post other conditions to it. What waits for one that is off is not sent.
+
+    Raises:
+        PermissionDenied: the actor is no owner. Webhook.DoesNotExist: the team has no such one. AccountError: no such condition.
+    """
+    demand(actor, Action.MANAGE_ALERTS, team.pk)
+    hook = Webhook.objects.select_for_update().defer("sealed").get(team=team, pk=webhook_id)
+    hook.on, hook.conditions = on, _known(conditions)
+    hook.save(update_fields=["on", "conditions"])
+    audit.record(team.pk, actor, "webhook.change", host_of(hook), on=on, conditions=hook.conditions)
+    return hook
+
+
+@transaction.atomic
+def delete_webhook(actor: User, team: Team, webhook_id: int) -> str:
+    """Post there no more; what waits is not sent. Returns its host. Raises as `change_webhook`."""
+    demand(actor, Action.MANAGE_ALERTS, team.pk)
+    hook = Webhook.objects.get(team=team, pk=webhook_id)
+    audit.record(team.pk, actor, "webhook.delete", host_of(hook))
+    hook.delete()
+    return host_of(hook)
+
+
+@transaction.atomic
+def send_test(actor: User, team: Team, webhook_id: int) -> str:
+    """Post a test message, with the next round. Returns the host. Raises as `change_webhook`."""
+    demand(actor, Action.MANAGE_ALERTS, team.pk)
+    hook = Webhook.objects.defer("sealed").get(team=team, pk=webhook_id)
+    now = clock.now()
+    body = messages.test_body(team, actor, now)
+    Delivery.objects.create(webhook=hook, about=Delivery.About.TEST, body=body, created_at=now, due_at=now)
+    return host_of(hook)
+
+
+def secret_of(hook: Webhook) -> str:
+    """For signing, and nothing else. Raises `sealing.Unsealable`."""
+    return sealing.unseal(bytes(hook.sealed), _place(hook.pk))
+
+
+@transaction.atomic
+def seal_secrets_anew() -> Rotated:
+    """Seal the webhooks' secrets under the newest key. What no key opens stays as it is, and is told."""
+    done: Rotated = {"sealed": 0, "lost": []}
+    for hook in Webhook.objects.select_for_update(of=("self",)).select_related("team").order_by("pk"):
+        if (sealed := sealing.seal_again(bytes(hook.sealed), _place(hook.pk))) is None:
+            done["lost"].append(f"{hook.team.name}: webhook to {host_of(hook)}")
+            continue
+        hook.sealed = sealed
+        hook.save(update_fields=["sealed"])
+        done["sealed"] += 1
+    return done
+
+
+def host_of(hook: Webhook) -> str:
+    """The host alone: the rest of an address may be a secret of its own."""
+    return hook.url.partition("://")[2].partition("/")[0].partition("?")[0]
+
+
+def _known(conditions: Sequence[str]) -> list[str]:
+    unknown = [word for word in conditions if word not in set(Condition)]
+    if unknown:
+        raise AccountError(f"There is no condition {unknown[0][:40]}.")
+    return [condition.value for condition in Condition if condition.value in conditions]
+
+
+def _place(webhook_id: int) -> str:
+    return f"webhook {webhook_id} secret"

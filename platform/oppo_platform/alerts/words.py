@@ -1,0 +1,68 @@
+"""Alerts in words, for pages, mails and webhooks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from oppo_platform.alerts.policy import STALL_PACES, Condition, RewardMemory, Rule
+
+# What is said of a value that a rule does not allow.
+Sentence = Callable[[float, Rule], str]
+
+TITLES = {
+    Condition.FAILED: "Failed",
+    Condition.FINISHED: "Finished",
+    Condition.NOT_FINITE: "Not finite",
+    Condition.STALLED: "Stalled",
+    Condition.REWARD_COLLAPSED: "Reward collapsed",
+    Condition.KL_ABOVE: "KL above",
+    Condition.BUBBLE_ABOVE: "Bubble above",
+}
+MEANINGS = {
+    Condition.FAILED: "The run has ended with an error.",
+    Condition.FINISHED: "The run has ended well: all steps done, or its budget reached.",
+    Condition.NOT_FINITE: "A loss, gradient, reward or KL was NaN or infinite, or a step was skipped or rolled back for that.",
+    Condition.STALLED: f"It trains, and no step came for so long, and for {STALL_PACES:g} of its steps.",
+    Condition.REWARD_COLLAPSED: "The smoothed reward lost so large a share of what it had gained up to its best.",
+    Condition.KL_ABOVE: "KL to the reference a sequence, mean over the window.",
+    Condition.BUBBLE_ABOVE: "Idle share of the run's devices, mean over the window.",
+}
+
+
+def minutes(seconds: float) -> str:
+    """Seconds as `50 s`, `12 m` or `2 h 5 m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} m"
+    return f"{whole // 3600} h {whole % 3600 // 60} m"
+
+
+def why_stalled(silent_s: float, step: int, pace_s: float | None) -> str:
+    """A sentence for people."""
+    before = f"; its steps took {pace_s:.3g} s each" if pace_s is not None else ""
+    what = f"No step after step {step}" if step else "No first step"
+    return f"{what} for {minutes(silent_s)}{before}."
+
+
+def why_kl(value: float, rule: Rule) -> str:
+    """A sentence for people."""
+    return (
+        f"KL to the reference: {value:.4g} nats a sequence, mean of the last {rule.window_steps} steps; above {rule.threshold:g}."
+    )
+
+
+def why_bubble(value: float, rule: Rule) -> str:
+    """A sentence for people."""
+    limit = 100 * (rule.threshold or 0.0)
+    return f"Its devices were idle for {100 * value:.3g} % of the last {rule.window_steps} steps; above {limit:g} %."
+
+
+def why_collapsed(memory: RewardMemory, share: float) -> str:
+    """A sentence for people."""
+    best, start = memory.best or 0.0, memory.start or 0.0
+    return (
+        f"The smoothed reward fell from its best, {best:.4g}, to {memory.level:.4g}: "
+        f"{100 * share:.0f} % of what it had gained since {start:.4g}."
+    )

@@ -1,0 +1,92 @@
+"""Alerts over HTTP (docs/interfaces.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from ninja import Router, Schema
+from pydantic import ConfigDict, Field
+
+from oppo_platform.accounts.access import visible_teams
+from oppo_platform.alerts import selectors, services
+from oppo_platform.alerts.models import Alert
+from oppo_platform.alerts.policy import Condition
+from oppo_platform.api.problems import problem
+from oppo_platform.api.subjects import LARGEST_ID, person, run_of
+from oppo_platform.cursors import BadCursor
+from oppo_platform.runs import selectors as runs
+
+router = Router()
+
+
+class SeenBody(Schema):
+    """The newest alert that was looked at."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    up_to: int = Field(ge=0, le=LARGEST_ID)
+
+
+class SilenceBody(Schema):
+    """Whether to hear nothing of a run."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    silent: bool
+
+
+@router.get("alerts", summary="Alerts of your teams' runs")
+def list_alerts(
+    request: HttpRequest,
+    open: bool = False,
+    team: int | None = None,
+    run: int | None = None,
+    condition: str = "",
+    limit: int = 50,
+    cursor: str = "",
+) -> selectors.AlertList | Any:
+    """Newest first; `open` leaves out those that are over."""
+    if condition and condition not in set(Condition):
+        return problem(422, f"There is no condition {condition[:40]}; conditions are {', '.join(Condition)}.")
+    if run is not None:
+        run_of(request, run)
+    user = person(request)
+    if team is not None:
+        visible_teams(user).get(pk=min(team, LARGEST_ID))
+    try:
+        return selectors.list_alerts(
+            user, only_open=open, team_id=team, run_id=run, condition=condition, limit=limit, cursor=cursor
+        )
+    except BadCursor:
+        return problem(422, "The cursor is not the `next` of a page.")
+
+
+@router.get("alerts/unread", summary="How many alerts are news to you")
+def unread(request: HttpRequest) -> dict[str, int]:
+    """Alerts since you last looked that nobody has acknowledged; 100 stands for more than 99."""
+    return {"unread": selectors.unread(person(request))}
+
+
+@router.post("alerts/seen", summary="You have looked at the list")
+def seen(request: HttpRequest, body: SeenBody) -> dict[str, int]:
+    """Alerts up to this one are no news to you any more."""
+    services.mark_seen(person(request), body.up_to)
+    return {"unread": selectors.unread(person(request))}
+
+
+@router.post("alerts/{int:alert_id}/acknowledge", summary="Say that somebody takes care of it")
+def acknowledge(request: HttpRequest, alert_id: int) -> selectors.AlertSummary:
+    """It is no news any more, for nobody; it stays open until its condition ends. 403 for viewers."""
+    if alert_id > LARGEST_ID:
+        raise Alert.DoesNotExist
+    user = person(request)
+    services.acknowledge(user, selectors.get_alert(user, alert_id))
+    return selectors.summary(selectors.get_alert(user, alert_id))
+
+
+@router.post("runs/{int:run_id}/silence", summary="Hear nothing of a run, or of it again")
+def silence(request: HttpRequest, run_id: int, body: SilenceBody) -> runs.RunSummary:
+    """What is open closes, and nothing opens until it is told again. 403 for who may not steer the run."""
+    services.silence(person(request), run_of(request, run_id).pk, body.silent)
+    return runs.run_summary(run_of(request, run_id))

@@ -1,0 +1,104 @@
+"""Saved views of the runs table over HTTP (docs/interfaces.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.http import Http404, HttpRequest
+from ninja import Router, Schema, Status
+from pydantic import ConfigDict, Field
+
+from oppo_platform.accounts.access import visible_teams
+from oppo_platform.api.problems import problem
+from oppo_platform.api.subjects import LARGEST_ID, person
+from oppo_platform.runs import saved_views as service
+from oppo_platform.runs.models import SavedView
+
+router = Router()
+
+
+class ViewBody(Schema):
+    """A view to save; `team` is an id, without one it is private."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    query: dict[str, str] = Field(max_length=20)
+    team: int | None = None
+
+
+class ChangeBody(Schema):
+    """Another name, or what it shows from now on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = None
+    query: dict[str, str] | None = Field(default=None, max_length=20)
+
+
+class DefaultBody(Schema):
+    """The view that one's table of runs begins with; none: all runs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    view: int | None
+
+
+@router.get("views", summary="Saved views of the runs table")
+def views(request: HttpRequest) -> dict[str, Any]:
+    """Your own and your teams', by name."""
+    return {"items": service.views_of(person(request))}
+
+
+@router.post("views", summary="Save a view", response={201: Any})
+def save(request: HttpRequest, body: ViewBody) -> Any:
+    """201; 422 for a name that is taken or a filter that is not understood."""
+    user = person(request)
+    team = None
+    if body.team is not None:
+        team = visible_teams(user).filter(pk=body.team).first() if 0 < body.team <= LARGEST_ID else None
+        if team is None:
+            raise Http404
+    told = _told(lambda: service.save_view(user, body.name, body.query, team))
+    return Status(201, told) if isinstance(told, dict) else told
+
+
+@router.post("views/default", summary="Choose the view that your table of runs begins with")
+def set_default(request: HttpRequest, body: DefaultBody) -> Any:
+    """`{"view": null}` for all runs."""
+    service.set_default(person(request), body.view if body.view is None else _id(body.view))
+    return {"view": body.view}
+
+
+@router.post("views/{int:view_id}", summary="Rename a view, or replace what it shows")
+def change(request: HttpRequest, view_id: int, body: ChangeBody) -> Any:
+    """Its owner may, and the maintainers of its team."""
+    return _told(lambda: service.change_view(person(request), _id(view_id), body.name, body.query))
+
+
+@router.post("views/{int:view_id}/delete", summary="Delete a view")
+def delete(request: HttpRequest, view_id: int) -> Any:
+    """`…/restore` brings it back until its owner deletes another one."""
+    service.delete_view(person(request), _id(view_id))
+    return {"id": view_id}
+
+
+@router.post("views/{int:view_id}/restore", summary="Bring a deleted view back")
+def restore(request: HttpRequest, view_id: int) -> Any:
+    """422 when its name is taken meanwhile."""
+    return _told(lambda: service.restore_view(person(request), _id(view_id)))
+
+
+def _id(view_id: int) -> int:
+    """Raises `SavedView.DoesNotExist` for what cannot be an id."""
+    if not 0 < view_id <= LARGEST_ID:
+        raise SavedView.DoesNotExist
+    return view_id
+
+
+def _told(deed: Callable[[], service.ViewItem]) -> Any:
+    try:
+        return deed()
+    except service.ViewRefused as refused:
+        return problem(422, str(refused))

@@ -1,0 +1,70 @@
+"""Deleting runs over HTTP, and the trash (docs/storage.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest
+from ninja import Router, Status
+
+from oppo_platform.accounts.access import may_steer, trashed_runs
+from oppo_platform.api.subjects import LARGEST_ID, person, run_of
+from oppo_platform.runs import selectors as runs
+from oppo_platform.runs.models import Run
+from oppo_platform.storage.selectors import Taken, taken_by, teams_taken
+from oppo_platform.storage.trash import Trashed, delete_run, purge_now, restore_run, trash, trashed
+
+router = Router()
+
+
+def delete(request: HttpRequest, run_id: int) -> Trashed:
+    """Into the trash, from where it can be restored for some days. 409 unless it has ended and nobody needs its checkpoints."""
+    run = run_of(request, run_id)
+    return trashed(delete_run(run_id, _deletes(request, run)))
+
+
+@router.post("runs/{int:run_id}/restore", summary="Take a run out of the trash")
+def restore(request: HttpRequest, run_id: int) -> runs.RunSummary:
+    """It is as it was. 404 when it is not in the trash, or not any more."""
+    restore_run(run_id, _deletes(request, _in_trash(request, run_id)))
+    return runs.run_summary(run_of(request, run_id))
+
+
+@router.get("runs/{int:run_id}/storage", summary="What a run takes")
+def show_storage(request: HttpRequest, run_id: int) -> Taken:
+    """Bytes by part, as the housekeeper last counted them."""
+    return taken_by(run_of(request, run_id))
+
+
+@router.get("storage", summary="What your teams' runs take")
+def list_storage(request: HttpRequest) -> dict[str, Any]:
+    """Each with its quota and its largest runs."""
+    return {"items": teams_taken(person(request))}
+
+
+@router.get("trash", summary="Deleted runs that can be restored")
+def list_trash(request: HttpRequest) -> dict[str, Any]:
+    """Those of your teams, the newest deletion first."""
+    return {"items": trash(person(request))}
+
+
+@router.post("runs/{int:run_id}/purge", summary="Delete a run in the trash for good", response={204: None})
+def purge(request: HttpRequest, run_id: int) -> Status:
+    """With the next round of housekeeping. 404 when it is not in the trash."""
+    purge_now(run_id, _deletes(request, _in_trash(request, run_id)))
+    return Status(204, None)
+
+
+def _in_trash(request: HttpRequest, run_id: int) -> Run:
+    if run_id > LARGEST_ID:
+        raise Run.DoesNotExist
+    return trashed_runs(person(request)).select_related("project").get(pk=run_id)
+
+
+def _deletes(request: HttpRequest, run: Run) -> str:
+    """Who asks, as an actor. Raises `PermissionDenied`."""
+    user = person(request)
+    if not may_steer(user, run):
+        raise PermissionDenied("Only maintainers delete and restore other people's runs.")
+    return f"user:{user.username}"

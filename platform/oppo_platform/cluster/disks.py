@@ -1,0 +1,62 @@
+"""Disks of nodes that run full: noted with heartbeats, and told to whoever asks why a node gets nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db.models import QuerySet
+
+from oppo_contract import wire
+from oppo_platform import clock
+from oppo_platform.cluster.models import Disk, Node
+from oppo_platform.storage.sizes import size
+
+# A disk that was low counts as such until it has a tenth more than the limit, so that a node does not come and go.
+RECOVERED = 1.1
+# Figures are written when they moved by so much of the whole, or are so old; and believed so long.
+MOVED, OLD_S, BELIEVED_S = 0.01, 60.0, 300.0
+WORDS = {"artifacts": "for checkpoints", "outbox": "for events"}
+
+
+def note_disks(node: Node, told: list[wire.DiskReport], now: datetime) -> bool:
+    """Write down what has changed of a node's disks. Returns whether one ran full or has room again."""
+    known = {disk.what: disk for disk in Disk.objects.filter(node=node)} if told else {}
+    turned = False
+    for report in told:
+        old = known.get(report.what)
+        low = is_low(report.free_bytes, was=old is not None and old.low)
+        if old is not None and old.low == low and not _moved(old, report, now):
+            continue
+        facts = {"path": report.path, "free_bytes": report.free_bytes, "total_bytes": report.total_bytes, "low": low}
+        Disk.objects.update_or_create(node=node, what=report.what, defaults={**facts, "told_at": now})
+        turned |= low != (old is not None and old.low)
+    return turned
+
+
+def is_low(free_bytes: int, *, was: bool) -> bool:
+    """Whether so little is free that nothing new should be begun; `was`: it was so before."""
+    return free_bytes < settings.OPPO_LOW_DISK_BYTES * (RECOVERED if was else 1.0)
+
+
+def _moved(old: Disk, report: wire.DiskReport, now: datetime) -> bool:
+    return (
+        abs(old.free_bytes - report.free_bytes) > MOVED * report.total_bytes
+        or old.total_bytes != report.total_bytes
+        or old.path != report.path
+        or now - old.told_at > timedelta(seconds=OLD_S)
+    )
+
+
+def low_disks() -> QuerySet[Disk]:
+    """Disks that are low, as far as is known."""
+    return Disk.objects.filter(low=True, told_at__gte=clock.now() - timedelta(seconds=BELIEVED_S))
+
+
+def low_disk_words() -> dict[int, str]:
+    """By node, what is low there: `1.2 GiB are left for checkpoints`."""
+    said: dict[int, list[str]] = defaultdict(list)
+    for disk in low_disks().order_by("node", "what"):
+        said[disk.node_id].append(f"{size(disk.free_bytes)} left {WORDS.get(disk.what, disk.what)}")
+    return {node_id: "low on disk: " + ", ".join(words) for node_id, words in said.items()}

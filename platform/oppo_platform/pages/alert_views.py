@@ -1,0 +1,192 @@
+"""The list of alerts, and a team's settings for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_POST
+
+from oppo_platform.accounts.access import Action, demand, granting, may, memberships, visible_teams
+from oppo_platform.accounts.current import current_team
+from oppo_platform.accounts.models import Team
+from oppo_platform.accounts.services import AccountError
+from oppo_platform.alerts import selectors, services, webhooks
+from oppo_platform.alerts.models import MailChoice, Webhook
+from oppo_platform.alerts.policy import DEFAULTS, LIMITS, WINDOW_LIMITS, Condition, Rule
+from oppo_platform.alerts.rules import rules_of, set_rules
+from oppo_platform.alerts.words import MEANINGS, TITLES
+from oppo_platform.cursors import BadCursor
+from oppo_platform.pages.team_shell import render_team, team_of, told
+
+ALERTS_A_PAGE = 50
+SHOWN = {"": "Open", "all": "All"}
+
+
+@require_GET
+def alerts(request: HttpRequest) -> HttpResponse:
+    """Alerts of the user's teams, or of the one that they look at: `show=all` with those that are over, `cursor` pages."""
+    show, cursor = request.GET.get("show", ""), request.GET.get("cursor", "")
+    if show not in SHOWN:
+        raise Http404
+    team = current_team(request)
+    try:
+        found = selectors.list_alerts(
+            request.user, only_open=not show, team_id=team.pk if team else None, limit=ALERTS_A_PAGE, cursor=cursor
+        )
+    except BadCursor:
+        raise Http404 from None
+    may_care = set(memberships(request.user).filter(role__in=granting(Action.SUBMIT)).values_list("team_id", flat=True))
+    kept = {name: value for name, value in (("show", show), ("cursor", cursor)) if value}
+    context = {
+        "section": "alerts",
+        "alerts": [{**alert, "may_care": alert["team_id"] in may_care} for alert in found["items"]],
+        "views": [
+            {"title": title, "query": urlencode({"show": key} if key else {}), "current": key == show}
+            for key, title in SHOWN.items()
+        ],
+        "show": show,
+        "rows_url": f"{reverse('pages:alerts')}?{urlencode({**kept, 'part': 'rows'})}",
+        "older": urlencode({**kept, "cursor": found["next"]}) if found["next"] else "",
+        "teams": [team] if team else visible_teams(request.user),
+    }
+    return render(request, "alerts/rows.html" if request.GET.get("part") else "alerts/list.html", context)
+
+
+@require_GET
+def team_alerts(request: HttpRequest, team_id: int) -> HttpResponse:
+    """A team's rules and webhooks, and what the reader is mailed; `?webhook=` asks for the last deliveries of one only."""
+    team, webhook = team_of(request, team_id), request.GET.get("webhook", "")
+    if not webhook:
+        return _settings(request, team)
+    demand(request.user, Action.MANAGE_ALERTS, team.pk)
+    hook = webhooks.webhooks_of(team).filter(pk=int(webhook)).first() if webhook.isdecimal() and len(webhook) < 19 else None
+    if hook is None:
+        raise Http404
+    return render(request, "team/deliveries.html", {"hook": hook})
+
+
+def _settings(request: HttpRequest, team: Team, **fresh: Any) -> HttpResponse:
+    manages = may(request.user, Action.MANAGE_ALERTS, team.pk)
+    choice = MailChoice.objects.filter(user=request.user, team=team).first() or MailChoice(user=request.user, team=team)
+    context = {
+        "rules": [_shown(condition, rule) for condition, rule in rules_of(team.pk).items()],
+        "window_limits": WINDOW_LIMITS,
+        "may_manage": manages,
+        "hooks": webhooks.webhooks_of(team) if manages else [],
+        "choice": choice,
+        "whose": [("own", "my runs"), ("all", "every run of the team"), ("none", "nothing")],
+        "conditions": [{"key": c.value, "title": TITLES[c]} for c in Condition],
+        "mail_refused": selectors.mail_refused(request.user, team),
+        **fresh,
+    }
+    return render_team(request, team, "team-alerts", "team/alerts.html", context)
+
+
+def _shown(condition: Condition, rule: Rule) -> dict[str, Any]:
+    return {
+        "key": condition.value,
+        "title": TITLES[condition],
+        "meaning": MEANINGS[condition],
+        "rule": rule,
+        "limits": LIMITS.get(condition),
+        "default": DEFAULTS[condition],
+    }
+
+
+@require_POST
+def set_alert_rules(request: HttpRequest, team_id: int) -> HttpResponse:
+    """Change a team's rules."""
+    team = team_of(request, team_id)
+
+    def change() -> str:
+        demand(request.user, Action.MANAGE_ALERTS, team.pk)  # before what was sent is looked at
+        changed = set_rules(request.user, team, {condition: _posted(request, condition) for condition in Condition})
+        return f"{changed} rule{'' if changed == 1 else 's'} changed." if changed else "The rules are as they were."
+
+    return told(request, change, "team-alerts", team_id)
+
+
+def _posted(request: HttpRequest, condition: Condition) -> Rule:
+    default, given = DEFAULTS[condition], request.POST
+    try:
+        return Rule(
+            on=bool(given.get(f"{condition}-on")),
+            threshold=None if default.threshold is None else float(given.get(f"{condition}-threshold", "")),
+            window_steps=None if default.window_steps is None else int(given.get(f"{condition}-window", "")),
+        )
+    except ValueError:
+        raise AccountError(f"{TITLES[condition]}: give numbers for threshold and window.") from None
+
+
+@require_POST
+def choose_mail(request: HttpRequest, team_id: int) -> HttpResponse:
+    """What the reader is mailed of this team."""
+    team = team_of(request, team_id)
+    whose, conditions = request.POST.get("whose", ""), request.POST.getlist("conditions")
+
+    def change() -> str:
+        services.choose_mail(request.user, team, whose, conditions)
+        return "Your mails are changed."
+
+    return told(request, change, "team-alerts", team_id)
+
+
+@never_cache
+@require_POST
+def add_webhook(request: HttpRequest, team_id: int) -> HttpResponse:
+    """Make a webhook, and show its secret once."""
+    team = team_of(request, team_id)
+    url = request.POST.get("url", "")
+    try:
+        secret = webhooks.add_webhook(request.user, team, url, request.POST.getlist("conditions"))
+    except AccountError as refused:
+        messages.error(request, str(refused))
+        return redirect("pages:team-alerts", team_id)
+    return _settings(request, team, fresh_secret=secret)
+
+
+@require_POST
+def change_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpResponse:
+    """Switch a webhook, or post other conditions to it."""
+    team = team_of(request, team_id)
+    on, conditions = bool(request.POST.get("on")), request.POST.getlist("conditions")
+
+    def change() -> str:
+        hook = webhooks.change_webhook(request.user, team, webhook_id, on=on, conditions=conditions)
+        return f"The webhook to {webhooks.host_of(hook)} is changed."
+
+    return _of_webhook(request, change, team_id)
+
+
+@require_POST
+def delete_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpResponse:
+    """Post there no more."""
+    team = team_of(request, team_id)
+    return _of_webhook(
+        request, lambda: f"The webhook to {webhooks.delete_webhook(request.user, team, webhook_id)} is gone.", team_id
+    )
+
+
+@require_POST
+def test_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpResponse:
+    """Post a test message."""
+    team = team_of(request, team_id)
+    return _of_webhook(
+        request,
+        lambda: f"A test goes to {webhooks.send_test(request.user, team, webhook_id)} within seconds; see below how it went.",
+        team_id,
+    )
+
+
+def _of_webhook(request: HttpRequest, change: Callable[[], str], team_id: int) -> HttpResponse:
+    try:
+        return told(request, change, "team-alerts", team_id)
+    except Webhook.DoesNotExist:
+        raise Http404 from None

@@ -1,0 +1,113 @@
+"""The runs table as its template shows it: heads that sort, a cell a run and column, and how far that is from the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlencode
+
+from oppo_platform.pages.templatetags.oppo_format import NONE, duration, figure, fixed, percent, signed
+from oppo_platform.runs.columns import COMPARED, Column, difference, value
+
+# A cell of one of these kinds is drawn by the template.
+DRAWN = frozenset({"state", "progress", "curve", "status", "moment"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One figure of a run. `delta`: by how much it exceeds the baseline's; `same`: a setting that is the baseline's own."""
+
+    key: str
+    kind: str
+    title: str
+    numeric: bool
+    text: str = ""
+    delta: str = ""
+    same: bool = False
+
+
+def heads(columns: Sequence[Column], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Heads of the table. One that sorts has the query that does so: first as people look first, then reversed."""
+    return [{"key": "name", "title": "Name", "order": _order("name", kept), "query": _turned("name", "", kept)}] + [
+        {
+            "key": column.key,
+            "title": column.title,
+            "numeric": column.numeric,
+            "order": _order(column.sort, kept),
+            "query": _turned(column.sort, column.first, kept) if column.sort else None,
+        }
+        for column in columns
+    ]
+
+
+def _order(sort: str, kept: Mapping[str, Any]) -> str:
+    if not sort or kept["sort"].removeprefix("-") != sort:
+        return ""
+    return "descending" if kept["sort"].startswith("-") else "ascending"
+
+
+def _turned(sort: str, first: str, kept: Mapping[str, Any]) -> str:
+    now = _order(sort, kept)
+    return query({**kept, "sort": {"descending": "", "ascending": "-"}.get(now, first) + sort})
+
+
+def rows(
+    columns: Sequence[Column], runs: Sequence[dict[str, Any]], specs: Mapping[int, dict[str, Any]], baselines: Sequence[int]
+) -> list[dict[str, Any]]:
+    """The runs with `cells`, and `pinned` for those that are their project's baseline and so have no difference to it."""
+    by_project = {(run["team"], run["project"]): run for run in runs if run["id"] in baselines}
+    return [
+        {
+            **run,
+            "pinned": run["id"] in baselines,
+            "cells": [_cell(column, run, specs, by_project.get((run["team"], run["project"]))) for column in columns],
+        }
+        for run in runs
+    ]
+
+
+def _cell(column: Column, run: dict[str, Any], specs: Mapping[int, dict[str, Any]], baseline: dict[str, Any] | None) -> Cell:
+    if column.kind in DRAWN:
+        return Cell(column.key, column.kind, column.title, column.numeric)
+    own = value(column, run, specs.get(run["id"]))
+    cell = Cell(column.key, column.kind, column.title, column.numeric, _text(column, own))
+    if baseline is None or baseline["id"] == run["id"] or column.kind not in COMPARED:
+        return cell
+    reference = value(column, baseline, specs.get(baseline["id"]))
+    more = difference(own, reference)
+    return replace(cell, delta=_delta(column, more) if more else "", same=column.kind == "setting" and own == reference)
+
+
+def _text(column: Column, own: Any) -> str:
+    if own is None:
+        return NONE
+    match column.kind:
+        case "share":
+            return percent(own)
+        case "seconds":
+            return duration(own)
+        case "whole":
+            return fixed(own, 0)
+        case "figure":
+            return fixed(own) if column.key in ("reward", "kl") else figure(own)
+        case _:
+            return str(own).lower() if isinstance(own, bool) else str(own)
+
+
+def _delta(column: Column, more: float) -> str:
+    """`+0.12`, `−3.1 %`, `+2 m 3 s`."""
+    match column.kind:
+        case "share":
+            return signed(more, percent)
+        case "seconds":
+            return signed(more, duration)
+        case "whole" | "setting" if float(more).is_integer():
+            return signed(more, lambda size: fixed(size, 0))
+        case _:
+            return signed(more, fixed if column.key in ("reward", "kl") else figure)
+
+
+def query(values: Mapping[str, Any]) -> str:
+    """A query of what is given and not empty; commas and slashes of columns stay readable."""
+    return urlencode({name: value for name, value in values.items() if value not in (None, "")}, safe=",/")

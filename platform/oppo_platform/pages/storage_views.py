@@ -1,0 +1,133 @@
+"""What a team's runs take, its trash, and the page of a run that lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+
+from django.conf import settings
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from oppo_platform.accounts.access import Action, may, may_steer, steerable, trashed_runs
+from oppo_platform.accounts.services import AccountError
+from oppo_platform.pages.team_shell import render_team, team_of, told
+from oppo_platform.runs.models import Run
+from oppo_platform.storage.models import TeamStorage
+from oppo_platform.storage.quotas import level
+from oppo_platform.storage.retention import set_retention, starts_at
+from oppo_platform.storage.selectors import pending_folders, team_taken, upcoming
+from oppo_platform.storage.trash import NotDeletable, purge_now, restore_run, trash, trashed
+
+RunView = Callable[[HttpRequest, int], HttpResponse]
+
+
+@require_GET
+def storage(request: HttpRequest, team_id: int) -> HttpResponse:
+    """How far the team's storage is used, by which runs, and its trash."""
+    team = team_of(request, team_id)
+    found = trash(request.user, team.pk)
+    runs = Run.objects.filter(pk__in=[each["id"] for each in found]).select_related("project")
+    context = {
+        "used": team_taken(team),
+        "rules": TeamStorage.objects.filter(team=team).first(),
+        "upcoming": upcoming(team.pk),
+        "may_manage": may(request.user, Action.MANAGE_STORAGE, team.pk),
+        "grace_h": f"{settings.OPPO_RETENTION_GRACE_S / 3600:g}",
+        "level": level(team.pk),
+        "trash": found,
+        "may_restore": steerable(request.user, runs),
+        "trash_days": f"{settings.OPPO_TRASH_DAYS:g}",
+        "folders": pending_folders(team.pk),
+    }
+    return render_team(request, team, "team-storage", "team/storage.html", context)
+
+
+@require_POST
+def set_rules(request: HttpRequest, team_id: int) -> HttpResponse:
+    """How long what ended runs told is kept."""
+    team = team_of(request, team_id)
+
+    def change() -> str:
+        days, run_days, kept = (_whole(request.POST.get(name, "")) for name in ("detail_days", "run_days", "keep_checkpoints"))
+        row = set_retention(request.user, team, days, run_days, kept)
+        if days is run_days is kept is None:
+            return "Everything is kept for ever from now on."
+        begins = starts_at(row)
+        return f"Set. Nothing is deleted by it before {begins:%Y-%m-%d %H:%M} UTC; what comes first stands below."
+
+    return told(request, change, "team-storage", team_id)
+
+
+def _whole(text: str) -> int | None:
+    """A number from the form; None when nothing is given."""
+    if not text.strip():
+        return None
+    if not text.strip().isdecimal() or len(text) > 9:
+        raise AccountError("Give whole numbers, or nothing to keep everything.")
+    return int(text)
+
+
+@require_POST
+def restore(request: HttpRequest, run_id: int) -> HttpResponse:
+    """Take a run out of the trash, and look at it."""
+    run = _steered(request, run_id)
+    try:
+        restore_run(run.pk, f"user:{request.user.get_username()}")
+    except NotDeletable as refused:
+        messages.error(request, str(refused))
+        return redirect("pages:team-storage", run.project.team_id)
+    messages.success(request, f"{run.name} is back.")
+    return redirect("pages:run", run.pk)
+
+
+@require_POST
+def purge(request: HttpRequest, run_id: int) -> HttpResponse:
+    """Delete a run in the trash for good."""
+    run = _steered(request, run_id)
+    try:
+        purge_now(run.pk, f"user:{request.user.get_username()}")
+        messages.success(request, f"{run.name} is being deleted for good.")
+    except NotDeletable as refused:
+        messages.error(request, str(refused))
+    return redirect("pages:team-storage", run.project.team_id)
+
+
+def or_trash(view: RunView) -> RunView:
+    """A page of a run; of one in the trash, the page that says so."""
+
+    @wraps(view)
+    def shown(request: HttpRequest, run_id: int) -> HttpResponse:
+        try:
+            return view(request, run_id)
+        except Http404:
+            if request.GET.get("part"):  # a part of a page that is open
+                raise
+            return _in_trash(request, _trashed(request, run_id))
+
+    return shown
+
+
+def _in_trash(request: HttpRequest, run: Run) -> HttpResponse:
+    context = {
+        "section": "runs",
+        "run": trashed(run.deletion),
+        "team_id": run.project.team_id,
+        "may_restore": may_steer(request.user, run),
+    }
+    return render(request, "run/trashed.html", context)
+
+
+def _trashed(request: HttpRequest, run_id: int) -> Run:
+    run: Run = get_object_or_404(trashed_runs(request.user).select_related("project__team", "deletion"), pk=run_id)
+    return run
+
+
+def _steered(request: HttpRequest, run_id: int) -> Run:
+    run = _trashed(request, run_id)
+    if not may_steer(request.user, run):
+        raise PermissionDenied("Only maintainers delete and restore other people's runs.")
+    return run

@@ -1,0 +1,127 @@
+"""The columns of the runs table: which ones somebody chose, what a run has in each, and how far that is from the baseline's.
+
+A choice is a text for an address, `state,reward,actor/entropy,ppo.batch_size`: columns that the table knows, metrics' keys and
+settings' paths, in the order shown. Pure: what a run has comes from its summary and its spec, never from a series.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from oppo_contract.problems import nearest
+from oppo_platform.runs.filtering import BARE_METRICS, METRIC, SETTING, FilterError
+
+MOST_COLUMNS, LONGEST = 30, 2000
+Kind = Literal["state", "progress", "curve", "status", "moment", "word", "whole", "figure", "share", "seconds", "setting"]
+COMPARED = frozenset({"whole", "figure", "share", "seconds", "setting"})
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`key` stands in addresses; `sort` is what `filtering.sorting` calls it, `first` is `-` where the greatest interest most."""
+
+    key: str
+    title: str
+    kind: Kind
+    sort: str = ""
+    first: str = ""
+    metric: str = ""  # its key in `latest`
+    says: str = ""
+
+    @property
+    def numeric(self) -> bool:
+        """Whether it is set flush right."""
+        return self.kind in ("whole", "figure", "share", "seconds", "moment")
+
+
+KNOWN: dict[str, Column] = {
+    column.key: column
+    for column in (
+        Column("state", "State", "state", "state", says="the run's state"),
+        Column("step", "Step", "progress", "step", "-", says="steps done of all"),
+        Column("reward", "Reward", "figure", "reward", "-", "critic/score/mean", "newest mean reward"),
+        Column("curve", "Curve", "curve", says="the reward so far, drawn small"),
+        Column("kl", "KL", "figure", "kl", "", "objective/kl", "newest KL to the reference, nats"),
+        Column("bubble", "Bubble", "share", "bubble", says="share of device time that was idle in the newest step"),
+        Column("time", "Time", "status", "elapsed", "-", says="time left, time trained, or the error"),
+        Column("preset", "Preset", "word", says="the preset that it was made from"),
+        Column("project", "Project", "word", "project", says="its project"),
+        Column("user", "Owner", "word", "user", says="who submitted it"),
+        Column("submitted", "Submitted", "moment", "submitted", "-", says="when it was submitted"),
+        Column("id", "Number", "whole", "id", "-", says="the run's number"),
+        Column("team", "Team", "word", says="its team"),
+        Column("devices", "Devices", "whole", "devices", "-", says="devices asked for"),
+        Column("priority", "Priority", "whole", "priority", "-", says="1 to 99"),
+        Column("elapsed", "Trained", "seconds", "elapsed", "-", says="time trained"),
+    )
+}
+USUAL = ("state", "step", "reward", "curve", "kl", "bubble", "time", "preset", "project", "user", "submitted")
+ATTRIBUTES = {"id": "id", "devices": "devices", "priority": "priority", "elapsed": "elapsed_s", "bubble": "bubble",
+              "preset": "preset", "project": "project", "team": "team", "user": "user", "submitted": "created_at"}  # fmt: skip
+
+
+def column(key: str) -> Column:
+    """The column of this key. Raises FilterError when there is none, with the nearest one that there is."""
+    if key in KNOWN:
+        return KNOWN[key]
+    if key in BARE_METRICS or ("/" in key and METRIC.fullmatch(key)):
+        return Column(key, key, "figure", key, "-", key)
+    if SETTING.match(key):
+        return Column(key, key, "setting", key)
+    near = nearest(key, [*KNOWN, *BARE_METRICS])
+    hint = f". Did you mean “{near}”?" if near else "."
+    raise FilterError(f"There is no column “{key[:60]}”{hint} Columns: {', '.join(KNOWN)}, metrics and settings.", key)
+
+
+def chosen(text: str) -> list[Column]:
+    """The columns of a choice, each once; the usual ones when it is empty. Raises FilterError."""
+    if len(text) > LONGEST or "\0" in text:
+        raise FilterError(f"A choice of columns has at most {LONGEST} characters.")
+    keys = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip())) or list(USUAL)
+    if len(keys) > MOST_COLUMNS:
+        raise FilterError(f"A table has at most {MOST_COLUMNS} columns.")
+    return [column(key) for key in keys]
+
+
+def written(columns: Sequence[Column]) -> str:
+    """The choice as a text; empty for the usual columns, so that an address does not name them."""
+    keys = [column.key for column in columns]
+    return "" if keys == list(USUAL) else ",".join(keys)
+
+
+def reads_settings(columns: Sequence[Column]) -> bool:
+    """Whether the runs' specs are needed."""
+    return any(column.kind == "setting" for column in columns)
+
+
+def value(column: Column, run: Mapping[str, Any], spec: Mapping[str, Any] | None = None) -> Any:
+    """What a run's summary, or its spec, has in a column: a number, a text, or None."""
+    if column.kind == "setting":
+        return _setting(spec or {}, column.key.split("."))
+    if column.metric:
+        return run["latest"].get(column.metric)
+    if column.kind == "seconds" and not run["step"]:
+        return None  # it has not trained yet
+    return run[ATTRIBUTES[column.key]] if column.key in ATTRIBUTES else None
+
+
+def _setting(spec: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        if not isinstance(spec, Mapping) or name not in spec:
+            return None
+        spec = spec[name]
+    if isinstance(spec, Mapping):
+        return "…" if spec else None
+    return ", ".join(map(str, spec)) if isinstance(spec, list) else spec
+
+
+def difference(own: Any, reference: Any) -> float | None:
+    """By how much a number exceeds the baseline's; None unless both are finite numbers."""
+    return own - reference if _finite(own) and _finite(reference) else None
+
+
+def _finite(number: Any) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)

@@ -1,0 +1,116 @@
+"""Runs that begin with a checkpoint of another run, and paused ones that begin with an older one of their own.
+
+Guarantees: a fork begins with a checkpoint of a run of the same team, and with settings under which its state means the same
+(`oppo_contract.resuming`), or is refused at submit. Whoever deletes a run holds its row, and so does whoever begins to use one of
+its checkpoints: of the two the later one is refused. Until the new run has a checkpoint of its own, the old one is kept
+(`runs.beginnings`, `storage.dependents`).
+"""
+
+from __future__ import annotations
+
+from django.db import transaction
+
+from oppo_contract.problems import SpecError, SpecProblem
+from oppo_contract.resuming import REFUSED, between, refusing_rule
+from oppo_contract.spec import RunSpec, load_spec
+from oppo_contract.states import ENDED, RunState
+from oppo_platform import clock
+from oppo_platform.runs.beginnings import beginning
+from oppo_platform.runs.checkpoints import where
+from oppo_platform.runs.models import Attempt, Change, Checkpoint, Run
+from oppo_platform.runs.steering import NotPossible, resume_run
+
+SHOWN_VALUE = 80
+
+
+def origin(spec: RunSpec, team_id: int) -> Checkpoint | None:
+    """The checkpoint that a fork names (run joined): of several at one step, the newest attempt's."""
+    if spec.fork is None:
+        return None
+    runs = Run.objects.filter(pk=spec.fork.run, project__team_id=team_id, deleted_at=None)
+    found = Checkpoint.objects.filter(run__in=runs, step=spec.fork.step).select_related("run__project", "attempt")
+    return found.order_by("-attempt__epoch", "-id").first()
+
+
+def fork_problems(spec: RunSpec, team_id: int) -> list[SpecProblem]:
+    """Why the spec cannot begin with the checkpoint that it names; empty when it can, or names none."""
+    if spec.fork is None:
+        return []
+    saved = origin(spec, team_id)
+    if saved is None:
+        return [_no_such(spec, team_id)]
+    newer = Attempt.objects.filter(run=saved.run, epoch__gt=saved.attempt.epoch, start_step__lt=saved.step)
+    if saved.run.state not in ENDED and newer.exists():
+        said = f"is being trained anew since run {saved.run_id} went back to an earlier checkpoint"
+        return [SpecProblem("fork.step", said, str(saved.step), "a step before, or the same when the run has got there again")]
+    if where(saved) == "deleted":
+        return [SpecProblem("fork.step", "names a checkpoint whose files were deleted, as newer ones were kept", str(saved.step))]
+    try:
+        before = load_spec(saved.run.spec)
+    except SpecError:
+        return [
+            SpecProblem(
+                "fork.run", "was submitted under another schema, so its state means something else now", str(saved.run_id)
+            )
+        ]
+    refused = [(change, rule) for change in between(before, spec) if (rule := refusing_rule(change.path)) is not None]
+    said = f"cannot differ from run {saved.run_id} in a fork, because"
+    return [SpecProblem(c.path, f"{said} {REFUSED[rule][0]}", _said(c.new), _said(c.old)) for c, rule in refused]
+
+
+def _no_such(spec: RunSpec, team_id: int) -> SpecProblem:
+    if spec.fork is None:
+        raise ValueError("the spec names no checkpoint")
+    runs = Run.objects.filter(pk=spec.fork.run, project__team_id=team_id, deleted_at=None)
+    steps = list(Checkpoint.objects.filter(run__in=runs).order_by("-step").values_list("step", flat=True).distinct()[:20])
+    if not runs.exists():
+        return SpecProblem(
+            "fork.run", "is no run of this team", str(spec.fork.run), "the number of a run of the team, not in its trash"
+        )
+    allowed = ("one of " + ", ".join(map(str, sorted(steps)))) if steps else f"run {spec.fork.run} has no checkpoint yet"
+    return SpecProblem("fork.step", "is no step at which the run has a checkpoint", str(spec.fork.step), allowed)
+
+
+def _said(value: object) -> str:
+    text = "empty" if value is None else str(value)
+    return text if len(text) <= SHOWN_VALUE else text[: SHOWN_VALUE - 1] + "…"
+
+
+def begin_fork(spec: RunSpec, team_id: int) -> Checkpoint | None:
+    """The checkpoint that a run which is being submitted begins with, its run locked. Inside that transaction.
+
+    Raises:
+        SpecError: it is gone since it was checked.
+    """
+    saved = origin(spec, team_id)
+    if saved is not None:
+        Run.objects.select_for_update(of=("self",)).get(pk=saved.run_id)
+        saved = origin(spec, team_id)
+    if spec.fork is not None and saved is None:
+        raise SpecError([_no_such(spec, team_id)])
+    return saved
+
+
+@transaction.atomic
+def resume_at(run_id: int, checkpoint_id: int, actor: str) -> None:
+    """Let a paused run wait for devices again and begin with a checkpoint of its own that is not the newest.
+
+    What was trained after it stays stored until the new attempt has trained the same steps; from its first step on that counts.
+
+    Raises:
+        Checkpoint.DoesNotExist: it is not one of the run's.
+        NotPossible: the run is not paused, has used up its time on devices, or the files are gone.
+    """
+    run = Run.objects.select_for_update(of=("self",)).get(pk=run_id)
+    saved = Checkpoint.objects.select_related("attempt").get(pk=checkpoint_id, run=run)
+    if run.state != RunState.PAUSED:
+        raise NotPossible(f"Only a paused run goes on from an older checkpoint; this one is {run.state}. Fork it from there.")
+    waits = beginning().filter(begins_with__run=run, begins_with__step__gt=saved.step).exclude(pk=run.pk).first()
+    if waits is not None:
+        raise NotPossible(f"Run {waits.pk} is about to begin with a later checkpoint of this run, which would be written anew.")
+    if where(saved) == "deleted":
+        raise NotPossible("The files of this checkpoint were deleted, as newer ones were kept.")
+    Run.objects.filter(pk=run.pk).update(begins_with=saved, begins_after=run.epochs)
+    said = f"It goes on from the checkpoint of step {saved.step} of attempt {saved.attempt.epoch}, not from the newest one."
+    Change.objects.create(run=run, what="checkpoint", reason=said, actor=actor, at=clock.now())
+    resume_run(run_id, actor)

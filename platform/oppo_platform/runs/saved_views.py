@@ -1,0 +1,192 @@
+"""Saved views of the runs table: made, renamed, replaced, deleted and brought back, and one of them a person's default.
+
+A private view is its owner's alone. A team's view is seen by its members; its owner and the team's maintainers change it.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from django.db import IntegrityError, transaction
+from django.db.models import Q, QuerySet
+
+from oppo_platform import clock
+from oppo_platform.accounts.access import Action, demand, granting, memberships, visible_projects
+from oppo_platform.accounts.models import Team, User
+from oppo_platform.runs.columns import chosen
+from oppo_platform.runs.filtering import FilterError, filtered, sorting
+from oppo_platform.runs.models import DefaultView, Run, SavedView
+
+KEPT = ("show", "project", "q", "sort", "cols")
+SHOWN = ("active", "waiting", "failed", "ended")
+LONGEST_NAME, MOST_VIEWS = 60, 200
+
+
+class ViewRefused(ValueError):
+    """A view that cannot be saved so, and why."""
+
+
+class ViewItem(TypedDict):
+    """A view as the menu and the API show it. `team` is empty for a private one."""
+
+    id: int
+    name: str
+    team: str
+    owner: str
+    query: dict[str, str]
+    default: bool
+    may_change: bool
+
+
+def visible_views(user: User) -> QuerySet[SavedView]:
+    """The user's own private ones and those of their teams, by name."""
+    teams = memberships(user).values("team_id")
+    found = SavedView.objects.filter(Q(owner_id=user.pk, team=None) | Q(team_id__in=teams), deleted_at=None)
+    return found.select_related("team", "owner").order_by("name", "id")
+
+
+def views_of(user: User) -> list[ViewItem]:
+    """What the user's menu offers."""
+    default, steered = default_of(user), _steered(user)
+    return [_item(user, view, default, steered) for view in visible_views(user)[:MOST_VIEWS]]
+
+
+def address_of(view: SavedView) -> dict[str, str]:
+    """What a view keeps, in an order that the database forgets."""
+    return {name: view.query[name] for name in KEPT if name in view.query}
+
+
+def default_of(user: User) -> SavedView | None:
+    """The view that the user's table begins with, if they chose one and may still see it."""
+    return visible_views(user).filter(pk__in=DefaultView.objects.filter(user_id=user.pk).values("view_id")).first()
+
+
+def save_view(user: User, name: str, query: dict[str, str], team: Team | None) -> ViewItem:
+    """Save a view, for a team if given.
+
+    Raises:
+        ViewRefused: the name or the query will not do, or there are too many. PermissionDenied: a viewer saves for a team.
+    """
+    if team is not None:
+        demand(user, Action.SUBMIT, team.pk)
+    if visible_views(user).count() >= MOST_VIEWS:
+        raise ViewRefused(f"There are {MOST_VIEWS} views already: delete one first.")
+    view = SavedView(owner_id=user.pk, team=team, name=_name(name), query=_query(user, query), created_at=clock.now())
+    _write(view)
+    return _item(user, view, default_of(user), _steered(user))
+
+
+def change_view(user: User, view_id: int, name: str | None = None, query: dict[str, str] | None = None) -> ViewItem:
+    """Give a view another name, or what it shows from now on.
+
+    Raises:
+        SavedView.DoesNotExist, PermissionDenied, ViewRefused.
+    """
+    with transaction.atomic():
+        view = _changeable(user, view_id)
+        view.name = view.name if name is None else _name(name)
+        view.query = view.query if query is None else _query(user, query)
+        _write(view)
+    return _item(user, view, default_of(user), _steered(user))
+
+
+@transaction.atomic
+def delete_view(user: User, view_id: int) -> None:
+    """Take a view from the menus. It may be brought back until the same person deletes another one.
+
+    Raises:
+        SavedView.DoesNotExist, PermissionDenied.
+    """
+    view = _changeable(user, view_id)
+    SavedView.objects.filter(owner_id=view.owner_id, deleted_at__isnull=False).delete()
+    view.deleted_at = clock.now()
+    view.save(update_fields=["deleted_at"])
+
+
+def restore_view(user: User, view_id: int) -> ViewItem:
+    """Bring a deleted view back, as whose default it was too.
+
+    Raises:
+        SavedView.DoesNotExist: gone for good. PermissionDenied. ViewRefused: its name is taken meanwhile.
+    """
+    teams = memberships(user).values("team_id")
+    with transaction.atomic():
+        gone = SavedView.objects.select_for_update(of=("self",)).filter(deleted_at__isnull=False)
+        view = gone.filter(Q(owner_id=user.pk, team=None) | Q(team_id__in=teams)).get(pk=view_id)
+        _demand_change(user, view)
+        view.deleted_at = None
+        _write(view)
+    return _item(user, view, default_of(user), _steered(user))
+
+
+@transaction.atomic
+def set_default(user: User, view_id: int | None) -> None:
+    """Begin with this view from now on, or with all runs. Raises `SavedView.DoesNotExist`."""
+    if view_id is None:
+        DefaultView.objects.filter(user_id=user.pk).delete()
+        return
+    view = visible_views(user).get(pk=view_id)
+    DefaultView.objects.update_or_create(user_id=user.pk, defaults={"view": view})
+
+
+def _changeable(user: User, view_id: int) -> SavedView:
+    view = visible_views(user).select_for_update(of=("self",)).get(pk=view_id)
+    _demand_change(user, view)
+    return view
+
+
+def _demand_change(user: User, view: SavedView) -> None:
+    if view.owner_id != user.pk and view.team_id is not None:
+        demand(user, Action.STEER_ANY_RUN, view.team_id)
+
+
+def _name(name: str) -> str:
+    name = " ".join(name.split())
+    if not name or len(name) > LONGEST_NAME or "\0" in name:
+        raise ViewRefused(f"A view's name has 1 to {LONGEST_NAME} characters.")
+    return name
+
+
+def _query(user: User, query: dict[str, str]) -> dict[str, str]:
+    """What is kept of an address. Raises ViewRefused where it makes no sense."""
+    kept = {name: query[name] for name in KEPT if query.get(name)}
+    if kept.get("show", SHOWN[0]) not in SHOWN:
+        raise ViewRefused(f"`show` is one of {', '.join(SHOWN)}.")
+    project = kept.get("project", "")
+    if project and not (project.isdecimal() and len(project) < 19 and visible_projects(user).filter(pk=int(project)).exists()):
+        raise ViewRefused("There is no such project.")
+    try:
+        filtered(Run.objects.all(), kept.get("q", ""))
+        chosen(kept.get("cols", ""))
+        if kept.get("sort"):
+            sorting(kept["sort"].removeprefix("-"))
+    except FilterError as error:
+        raise ViewRefused(error.message) from error
+    return kept
+
+
+def _write(view: SavedView) -> None:
+    try:
+        with transaction.atomic():
+            view.save()
+    except IntegrityError as error:
+        whose = f"{view.team.name} has" if view.team is not None else "You have"
+        raise ViewRefused(f"{whose} a view of that name already.") from error
+
+
+def _steered(user: User) -> set[int]:
+    """Teams whose views the user may change, whoever made them."""
+    return set(memberships(user).filter(role__in=granting(Action.STEER_ANY_RUN)).values_list("team_id", flat=True))
+
+
+def _item(user: User, view: SavedView, default: SavedView | None, steered: set[int]) -> ViewItem:
+    team = view.team
+    return ViewItem(
+        id=view.pk,
+        name=view.name,
+        team=team.name if team is not None else "",
+        owner=view.owner.username,
+        query=address_of(view),
+        default=default is not None and default.pk == view.pk,
+        may_change=view.owner_id == user.pk or view.team_id in steered,
+    )

@@ -1,0 +1,75 @@
+"""How much disk a team may take: set by administrators of the cluster, warned of at 80 %, enforced at submit from 100 % on.
+
+What runs goes on, and what waits starts: a quota is no reason to lose work. The figures are the housekeeper's (`measuring`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db import transaction
+
+from oppo_contract.problems import SpecProblem
+from oppo_platform.accounts import audit
+from oppo_platform.accounts.models import User
+from oppo_platform.scheduling.quotas import QuotaError
+from oppo_platform.storage.models import RunStorage, TeamStorage
+from oppo_platform.storage.sizes import size
+
+NEARLY = 0.8
+MOST_BYTES = 2**60
+NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How far a team's storage is used, bytes."""
+
+    used: int
+    quota: int | None
+
+    @property
+    def share(self) -> float:
+        """Of the quota; 0 without one."""
+        return 0.0 if self.quota is None else self.used / self.quota if self.quota else float(self.used > 0)
+
+    @property
+    def nearly(self) -> bool:
+        """Whether it is time to make room."""
+        return self.quota is not None and self.used >= NEARLY * self.quota
+
+    @property
+    def full(self) -> bool:
+        """Whether new runs are refused."""
+        return self.quota is not None and self.used > self.quota
+
+
+def level(team_id: int) -> Level:
+    """The team's, as of the last round of housekeeping."""
+    row = TeamStorage.objects.filter(team=team_id).first()
+    return Level(row.used_bytes, row.quota_bytes) if row else Level(0, None)
+
+
+@transaction.atomic
+def set_storage_quota(team_id: int, quota_bytes: int | None, actor: User | str = audit.SHELL) -> TeamStorage:
+    """How many bytes the team's runs may take together; None: no limit. Raises `QuotaError` for what is negative or absurd."""
+    if quota_bytes is not None and not 0 <= quota_bytes <= MOST_BYTES:
+        raise QuotaError(f"A team may have 0 to {MOST_BYTES / 2**30:,.0f} GiB.")
+    row, _ = TeamStorage.objects.update_or_create(team_id=team_id, defaults={"quota_bytes": quota_bytes})
+    audit.record(team_id, actor, "quota.storage", "the team", bytes=quota_bytes)
+    return row
+
+
+def storage_problems(team_id: int) -> list[SpecProblem]:
+    """Why the team submits no further run: its storage is full. Says what takes the most, and what to do."""
+    now = level(team_id)
+    if not now.full:
+        return []
+    largest = RunStorage.objects.filter(run__project__team=team_id, bytes__gt=0).select_related("run").order_by("-bytes", "run")
+    most = ", ".join(f"{row.run.name} (run {row.run_id}, {size(row.bytes)})" for row in largest.defer("run__spec")[:NAMED])
+    text = f"the team's storage is full: its runs take {size(now.used)}, and its quota is {size(now.quota or 0)}."
+    text += f" The largest are {most}." if most else ""
+    text += (
+        " Delete runs for good, let retention do so (both on the team's Storage page), or ask an administrator for a larger quota"
+    )
+    return [SpecProblem("", text)]

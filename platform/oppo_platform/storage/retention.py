@@ -1,0 +1,192 @@
+"""Retention: what teams do not want to keep of runs that have ended is deleted by the housekeeper.
+
+    run_days           the run goes into the trash, as if somebody had deleted it
+    detail_days        its timeline, samples and logs are deleted; curves, events and checkpoints stay
+    keep_checkpoints   of its checkpoints only the newest stay
+
+Guarantees. Nothing is deleted of a run that is tagged `keep`, is its project's baseline, or has a checkpoint that another run
+begins with; that is looked at again under the run's lock, which all who change it hold. A new setting waits
+`OPPO_RETENTION_GRACE_S` before it deletes anything. Each deletion is told among the run's events. A team is looked after by one
+housekeeper at a time (compare-and-set), at most `MOST_RUNS` runs and `MOST_BATCHES` batches a round.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Count, F, Q, QuerySet
+
+from oppo_contract.states import ENDED
+from oppo_platform import clock
+from oppo_platform.accounts import audit
+from oppo_platform.accounts.access import Action, demand
+from oppo_platform.accounts.models import Team, User
+from oppo_platform.accounts.services import AccountError
+from oppo_platform.notify import run_changed
+from oppo_platform.runs.beginnings import beginning
+from oppo_platform.runs.models import Attempt, Change, Checkpoint, Project, Run
+from oppo_platform.storage.batches import DETAIL, delete_batch
+from oppo_platform.storage.folders import ask
+from oppo_platform.storage.measuring import measure
+from oppo_platform.storage.models import RunStorage, TeamStorage
+from oppo_platform.storage.trash import KEEP_TAG, RETENTION, delete_run
+from oppo_platform.storage.vacuum import vacuum
+
+MOST_RUNS, MOST_BATCHES = 20, 50
+LONGEST_DAYS, MOST_KEPT = 36_500, 10_000
+STEPS_NAMED = 20
+
+
+@transaction.atomic
+def set_retention(
+    actor: User, team: Team, detail_days: int | None, run_days: int | None, keep_checkpoints: int | None
+) -> TeamStorage:
+    """How long what a team's ended runs told is kept; None: for ever, and all.
+
+    Raises:
+        PermissionDenied: the actor is no owner. AccountError: a number is out of range.
+    """
+    demand(actor, Action.MANAGE_STORAGE, team.pk)
+    if any(days is not None and not 1 <= days <= LONGEST_DAYS for days in (detail_days, run_days)):
+        raise AccountError(f"Give 1 to {LONGEST_DAYS:,} days, or nothing to keep them for ever.")
+    if keep_checkpoints is not None and not 1 <= keep_checkpoints <= MOST_KEPT:
+        raise AccountError(f"Keep 1 to {MOST_KEPT:,} checkpoints, or give nothing to keep all.")
+    wanted = {"detail_days": detail_days, "run_days": run_days, "keep_checkpoints": keep_checkpoints}
+    row, _ = TeamStorage.objects.select_for_update().get_or_create(team=team)
+    if any(getattr(row, name) != value for name, value in wanted.items()):
+        TeamStorage.objects.filter(team=team).update(**wanted, retention_set_at=clock.now(), retained_at=None)
+        audit.record(team.pk, actor, "retention.set", "the team", **wanted)
+        row.refresh_from_db()
+    return row
+
+
+def starts_at(row: TeamStorage) -> datetime | None:
+    """From when on the team's retention deletes; None before it was ever set."""
+    return row.retention_set_at and row.retention_set_at + timedelta(seconds=settings.OPPO_RETENTION_GRACE_S)
+
+
+def retain() -> int:
+    """One round for every team whose turn it is. Returns how many runs something was deleted of."""
+    now = clock.now()
+    set_before = now - timedelta(seconds=settings.OPPO_RETENTION_GRACE_S)
+    turn = Q(retained_at__isnull=True) | Q(retained_at__lte=now - timedelta(seconds=settings.OPPO_MEASURE_S))
+    asked = Q(detail_days__isnull=False) | Q(run_days__isnull=False) | Q(keep_checkpoints__isnull=False)
+    changed = 0
+    for row in TeamStorage.objects.filter(turn, asked, retention_set_at__lte=set_before).order_by("team"):
+        if TeamStorage.objects.filter(turn, pk=row.pk, retention_set_at=row.retention_set_at).update(retained_at=now):
+            changed += _retain(row, now)
+    if changed:
+        vacuum()
+    return changed
+
+
+def _retain(row: TeamStorage, now: datetime) -> int:
+    """One round for a team. When not all was done, the next round goes on at once."""
+    runs = list(expired(row, now, "run_days")[:MOST_RUNS])
+    trashed = sum(_still(row) and _trash(run.pk, row.team_id) for run in runs)
+    thinned_runs = list(crowded(row)[:MOST_RUNS])
+    thinned = sum(_still(row) and thin(run.pk, row.keep_checkpoints or 1) for run in thinned_runs)
+    detailed, done = _delete_detail(row, now)
+    if not done or MOST_RUNS in (len(runs), len(thinned_runs)):
+        TeamStorage.objects.filter(pk=row.pk, retained_at=now).update(retained_at=None)
+    return trashed + thinned + detailed
+
+
+def _still(row: TeamStorage) -> bool:
+    """Whether the rules that this round goes by are still the team's."""
+    return TeamStorage.objects.filter(pk=row.pk, retention_set_at=row.retention_set_at).exists()
+
+
+def retained(team_id: int) -> QuerySet[Run]:
+    """Ended runs of the team that retention may delete something of."""
+    pinned = Project.objects.filter(team=team_id, pinned__isnull=False).values("pinned")
+    used = Attempt.objects.filter(resume_from__isnull=False).exclude(run__state__in=ENDED).values("resume_from__run")
+    begun = beginning().values("begins_with__run")
+    ended = Run.objects.filter(project__team=team_id, state__in=ENDED, deleted_at__isnull=True, ended_at__isnull=False)
+    return (
+        ended.exclude(tags__contains=[KEEP_TAG]).exclude(pk__in=pinned).exclude(pk__in=used).exclude(pk__in=begun).defer("spec")
+    )
+
+
+def expired(row: TeamStorage, now: datetime, rule: str) -> QuerySet[Run]:
+    """Runs that have ended longer ago than `rule` (`run_days` or `detail_days`) says, the oldest end first."""
+    days: int | None = getattr(row, rule)
+    if days is None:
+        return Run.objects.none()
+    old = retained(row.team_id).filter(ended_at__lte=now - timedelta(days=days)).order_by("ended_at", "pk")
+    if rule == "run_days":
+        return old
+    return old.filter(Q(storage__detail_deleted_at__isnull=True) | Q(storage__detail_pending=True), storage__isnull=False)
+
+
+def crowded(row: TeamStorage) -> QuerySet[Run]:
+    """Runs with more checkpoints than the team keeps."""
+    if row.keep_checkpoints is None:
+        return Run.objects.none()
+    return retained(row.team_id).annotate(kept=Count("checkpoints")).filter(kept__gt=row.keep_checkpoints).order_by("pk")
+
+
+@transaction.atomic
+def _trash(run_id: int, team_id: int) -> bool:
+    Run.objects.select_for_update(of=("self",)).get(pk=run_id)
+    if not retained(team_id).filter(pk=run_id).exists():
+        return False
+    delete_run(run_id, RETENTION)
+    return True
+
+
+@transaction.atomic
+def thin(run_id: int, keep: int) -> bool:
+    """Delete all but the newest `keep` checkpoints of an ended run. Returns whether there were more."""
+    run = Run.objects.select_for_update(of=("self",)).select_related("project").get(pk=run_id)
+    # As everywhere the newer attempt counts, although an older one may have gone further.
+    every = list(Checkpoint.objects.filter(run=run).order_by("-attempt__epoch", "-step", "-id"))
+    rows, kept = every[keep:], {row.url for row in every[:keep]}
+    if run.state not in ENDED or not rows or not retained(run.project.team_id).filter(pk=run_id).exists():
+        return False
+    for row in rows:
+        if row.url not in kept:  # a newer attempt may have written the same folder anew
+            ask(run, row.url, row.bytes)
+    Checkpoint.objects.filter(pk__in=[row.pk for row in rows]).delete()
+    steps = ", ".join(str(row.step) for row in reversed(rows[-STEPS_NAMED:])) + (" …" if len(rows) > STEPS_NAMED else "")
+    _tell(run, f"Checkpoints of step {steps} were deleted: the team keeps the newest {keep} of a run that has ended.")
+    RunStorage.objects.filter(run=run).update(settled=False)
+    return True
+
+
+def _delete_detail(row: TeamStorage, now: datetime) -> tuple[int, bool]:
+    """(runs of which detail was deleted, whether that was all)."""
+    changed, left = 0, MOST_BATCHES
+    due = list(expired(row, now, "detail_days").values_list("pk", flat=True)[: MOST_RUNS + 1])
+    for run_id in due[:MOST_RUNS]:
+        if not (_still(row) and _begin_detail(run_id, row.team_id, row.detail_days or 0)):
+            continue
+        changed += 1
+        while rows := delete_batch(run_id, DETAIL):
+            left -= 1
+            if left <= 0:
+                return changed, False
+        if rows == 0:
+            RunStorage.objects.filter(run=run_id).update(detail_pending=False)
+            measure(run_id, afresh=True)
+    return changed, len(due) <= MOST_RUNS
+
+
+@transaction.atomic
+def _begin_detail(run_id: int, team_id: int, days: int) -> bool:
+    """From now on the run's pages say that its detail is gone. False: it was kept meanwhile."""
+    run = Run.objects.select_for_update(of=("self",)).get(pk=run_id)
+    if not retained(team_id).filter(pk=run_id).exists():
+        return False
+    untouched = RunStorage.objects.filter(run=run, detail_deleted_at__isnull=True)
+    if untouched.update(detail_deleted_at=clock.now(), detail_pending=True):
+        _tell(run, f"Timeline, samples and logs were deleted: the team keeps them for {days} days after a run has ended.")
+    return True
+
+
+def _tell(run: Run, said: str) -> None:
+    Change.objects.create(run=run, what=RETENTION, reason=said, actor=RETENTION, at=clock.now())
+    Run.objects.filter(pk=run.pk).update(cursor=F("cursor") + 1)
+    run_changed(run.pk)

@@ -1,0 +1,177 @@
+"""What pages and the API show of storage."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+from django.db.models import F, QuerySet
+from django.http import HttpRequest
+
+from oppo_platform import clock
+from oppo_platform.accounts.access import memberships, visible_teams
+from oppo_platform.accounts.models import Role, Team, User
+from oppo_platform.runs.models import Run
+from oppo_platform.storage.database_disk import low_database
+from oppo_platform.storage.models import PARTS, FolderDeletion, RunStorage, TeamStorage
+from oppo_platform.storage.quotas import NEARLY, Level, level
+from oppo_platform.storage.retention import crowded, retained, starts_at
+
+SHOWN = 20
+SOON = 8
+
+
+class Taken(TypedDict):
+    """What a run takes, bytes; `measured_at` None: it has not been measured yet. Times are ISO 8601 in UTC."""
+
+    bytes: int
+    parts: dict[str, int]
+    measured_at: str | None
+    detail_deleted_at: str | None
+
+
+class LargeRun(TypedDict):
+    """A run on the list of those that take the most."""
+
+    id: int
+    name: str
+    project: str
+    state: str
+    bytes: int
+    telemetry: int
+    checkpoints: int
+    in_trash: bool
+
+
+class PendingFolder(TypedDict):
+    """A folder of a deleted run that still lies on a disk; `node` None: on the platform's."""
+
+    run: int
+    node: str | None
+    bytes: int
+    error: str
+
+
+class TeamTaken(TypedDict):
+    """What a team's runs take, and what they may; bytes, `quota_bytes` None: no limit."""
+
+    team: str
+    team_id: int
+    used_bytes: int
+    quota_bytes: int | None
+    largest: list[LargeRun]
+    to_delete: list[PendingFolder]
+
+
+def taken_by(run: Run) -> Taken:
+    """What a run takes, as of the last measurement."""
+    row = RunStorage.objects.filter(run=run).first()
+    if row is None:
+        return Taken(bytes=0, parts=dict.fromkeys(PARTS, 0), measured_at=None, detail_deleted_at=None)
+    deleted_at = row.detail_deleted_at
+    return Taken(
+        bytes=row.bytes,
+        parts={part: getattr(row, part) for part in PARTS},
+        measured_at=row.measured_at.isoformat().replace("+00:00", "Z"),
+        detail_deleted_at=deleted_at.isoformat().replace("+00:00", "Z") if deleted_at else None,
+    )
+
+
+def teams_taken(user: User) -> list[TeamTaken]:
+    """Every team of the user's, by name."""
+    return [team_taken(team) for team in visible_teams(user)]
+
+
+def team_taken(team: Team, shown: int = SHOWN) -> TeamTaken:
+    """One team, with the runs that take the most."""
+    now = level(team.pk)
+    return TeamTaken(
+        team=team.name,
+        team_id=team.pk,
+        used_bytes=now.used,
+        quota_bytes=now.quota,
+        largest=_largest(team.pk, shown),
+        to_delete=_to_delete(team.pk),
+    )
+
+
+def _to_delete(team_id: int) -> list[PendingFolder]:
+    return [
+        PendingFolder(run=row.run_number, node=row.node.name if row.node else None, bytes=row.bytes, error=row.error)
+        for row in pending_folders(team_id)
+    ]
+
+
+def _largest(team_id: int, shown: int) -> list[LargeRun]:
+    rows = RunStorage.objects.filter(run__project__team=team_id, bytes__gt=0).select_related("run__project").defer("run__spec")
+    return [
+        LargeRun(
+            id=row.run_id,
+            name=row.run.name,
+            project=row.run.project.name,
+            state=row.run.state,
+            bytes=row.bytes,
+            telemetry=row.bytes - row.checkpoints,
+            checkpoints=row.checkpoints,
+            in_trash=row.run.deleted_at is not None,
+        )
+        for row in rows.order_by("-bytes", "run")[:shown]
+    ]
+
+
+class Upcoming(TypedDict):
+    """What is deleted next, and when."""
+
+    id: int
+    name: str
+    what: str
+    at: datetime
+
+
+def upcoming(team_id: int) -> list[Upcoming]:
+    """What the team's retention deletes next, the soonest first."""
+    row = TeamStorage.objects.filter(team=team_id).first()
+    begins = starts_at(row) if row else None
+    if row is None or begins is None:
+        return []
+    ends = retained(team_id).order_by("ended_at", "pk")
+    detailed = ends.filter(storage__detail_deleted_at__isnull=True)
+    found: list[Upcoming] = []
+    for days, runs, what in ((row.run_days, ends, "the whole run"), (row.detail_days, detailed, "timeline, samples and logs")):
+        if days is not None:
+            found += [
+                _upcoming(run, what, max(begins, run.ended_at + timedelta(days=days))) for run in runs[:SOON] if run.ended_at
+            ]
+    for run in crowded(row)[:SOON]:
+        surplus = run.kept - (row.keep_checkpoints or 0)  # type: ignore[attr-defined]  # by `crowded`
+        found.append(_upcoming(run, f"{surplus} checkpoint{'s' if surplus > 1 else ''}", max(begins, clock.now())))
+    return sorted(found, key=lambda each: each["at"])[:SOON]
+
+
+def _upcoming(run: Run, what: str, at: datetime) -> Upcoming:
+    return Upcoming(id=run.pk, name=run.name, what=what, at=at)
+
+
+def levels() -> list[tuple[Team, Level]]:
+    """Every team by name with how far its storage is used, for administrators."""
+    rows = {row.team_id: row for row in TeamStorage.objects.all()}
+    known = [(team, rows.get(team.pk)) for team in Team.objects.order_by("name")]
+    return [(team, Level(row.used_bytes, row.quota_bytes) if row else Level(0, None)) for team, row in known]
+
+
+def pending_folders(team_id: int) -> list[FolderDeletion]:
+    """Folders of the team that wait for somebody to delete them, the longest wait first."""
+    return list(FolderDeletion.objects.filter(team_id=team_id).select_related("node").order_by("id")[:SHOWN])
+
+
+def shell(request: HttpRequest) -> dict[str, Any]:
+    """Context of every page, queried where a template asks: teams that the person owns that are nearly full; a full database."""
+    if not hasattr(request, "user") or not request.user.is_authenticated:
+        return {}
+    return {"nearly_full": lambda: list(_nearly_full(request.user)), "low_database": low_database}
+
+
+def _nearly_full(user: User) -> QuerySet[TeamStorage]:
+    owned = memberships(user).filter(role=Role.OWNER).values("team")
+    nearly = TeamStorage.objects.filter(team__in=owned, quota_bytes__isnull=False, used_bytes__gte=F("quota_bytes") * NEARLY)
+    return nearly.select_related("team").order_by("team__name")

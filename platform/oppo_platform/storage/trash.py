@@ -1,0 +1,146 @@
+"""The trash: a run that has ended is deleted, can be restored for some days, and is then gone for good (`storage.purging`).
+
+Guarantees. Each function is one transaction under the run's lock, and leaves an entry in the audit log. Whoever begins to use one
+of the run's checkpoints takes the same lock: of a deletion and a fork at the same time, the later one is refused. A run is
+restored whole, or refused because its purge has begun.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TypedDict
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F
+
+from oppo_contract.states import ENDED
+from oppo_platform import clock
+from oppo_platform.accounts import audit
+from oppo_platform.accounts.access import memberships
+from oppo_platform.accounts.models import User
+from oppo_platform.notify import run_changed
+from oppo_platform.runs.models import Change, Project, Run
+from oppo_platform.storage.dependents import dependents
+from oppo_platform.storage.models import Deletion
+
+NAMED = 5
+RETENTION = "retention"  # the actor of what nobody asked for
+KEEP_TAG = "keep"  # retention leaves runs with this tag alone
+
+
+class NotDeletable(Exception):
+    """The run cannot be deleted, or not be restored, now; the message says why and what to do."""
+
+
+class Trashed(TypedDict):
+    """A run in the trash. Times are ISO 8601 in UTC; `by` is who deleted it."""
+
+    id: int
+    name: str
+    project: str
+    team: str
+    state: str
+    deleted_at: str
+    by: str
+    restorable_until: str
+
+
+@transaction.atomic
+def delete_run(run_id: int, actor: str) -> Deletion:
+    """Put an ended run into the trash; one that is there stays as it is.
+
+    Args:
+        run_id: which.
+        actor: `user:ada`, or `retention`.
+
+    Raises:
+        NotDeletable: it has not ended, is its project's baseline, or others begin with its checkpoints.
+        Run.DoesNotExist: it is gone.
+    """
+    run = _locked(run_id)
+    if run.deleted_at is not None:
+        return run.deletion
+    if run.state not in ENDED:
+        raise NotDeletable(f"{run.name} is {run.state}. Only runs that have ended are deleted: cancel it first.")
+    if Project.objects.filter(pk=run.project_id, pinned=run).exists():  # whoever pins holds the run's row too
+        raise NotDeletable(f"{run.name} is the pinned baseline of {run.project.name}. Unpin it, or pin another one, first.")
+    users = dependents(run)
+    if users:
+        names = ", ".join(f"{user.name} (run {user.pk})" for user in users[:NAMED]) + (" …" if len(users) > NAMED else "")
+        begin = "begins" if len(users) == 1 else "begin"
+        raise NotDeletable(f"{names} {begin} with a checkpoint of {run.name}: delete it when they have ended.")
+    now = clock.now()
+    due_at = now + timedelta(days=settings.OPPO_TRASH_DAYS)
+    deletion = Deletion.objects.create(run=run, at=now, actor=actor, due_at=due_at)
+    _hide(run, deletion.at, "deleted", f"Put into the trash until {due_at:%Y-%m-%d %H:%M} UTC.", actor)
+    audit.record(run.project.team_id, actor, "run.delete", f"run {run.pk} {run.name}", until=due_at.isoformat())
+    return deletion
+
+
+@transaction.atomic
+def restore_run(run_id: int, actor: str) -> Run:
+    """Take a run out of the trash; one that is not there stays as it is. What retention had put there is tagged `keep`.
+
+    Raises:
+        NotDeletable: it is being deleted for good.
+    """
+    run = _locked(run_id)
+    if run.deleted_at is None:
+        return run
+    if run.purged_at is not None:
+        raise NotDeletable(f"{run.name} has been deleted for good.")
+    if run.deletion.actor == RETENTION and KEEP_TAG not in run.tags:  # otherwise it would be back in the trash in a minute
+        Run.objects.filter(pk=run.pk).update(tags=[*run.tags, KEEP_TAG])
+    Deletion.objects.filter(run=run).delete()
+    _hide(run, None, "restored", "Taken out of the trash.", actor)
+    audit.record(run.project.team_id, actor, "run.restore", f"run {run.pk} {run.name}")
+    return run
+
+
+@transaction.atomic
+def purge_now(run_id: int, actor: str) -> None:
+    """Let a run in the trash be deleted for good with the next round of housekeeping. Raises NotDeletable: it is not there."""
+    run = _locked(run_id)
+    if run.deleted_at is None:
+        raise NotDeletable(f"{run.name} is not in the trash; delete it first.")
+    now = clock.now()
+    if Deletion.objects.filter(run=run, due_at__gt=now).update(due_at=now):
+        audit.record(run.project.team_id, actor, "run.purge", f"run {run.pk} {run.name}")
+
+
+def trash(user: User, team_id: int | None = None) -> list[Trashed]:
+    """What the user's teams, or one of them, have in the trash, the newest first."""
+    teams = memberships(user).values("team_id")
+    found = Deletion.objects.filter(run__project__team_id__in=teams, run__purged_at__isnull=True)
+    if team_id is not None:
+        found = found.filter(run__project__team_id=team_id)
+    return [trashed(each) for each in found.select_related("run__project__team").defer("run__spec").order_by("-at", "-run_id")]
+
+
+def trashed(deletion: Deletion) -> Trashed:
+    """A deletion, for people and programs."""
+    run = deletion.run
+    return Trashed(
+        id=run.pk,
+        name=run.name,
+        project=run.project.name,
+        team=run.project.team.name,
+        state=run.state,
+        deleted_at=deletion.at.isoformat().replace("+00:00", "Z"),
+        by=deletion.actor.removeprefix(audit.PERSON),
+        restorable_until=deletion.due_at.isoformat().replace("+00:00", "Z"),
+    )
+
+
+def _locked(run_id: int) -> Run:
+    return Run.objects.select_for_update(of=("self",)).select_related("project__team").get(pk=run_id)
+
+
+def _hide(run: Run, since: object, what: str, said: str, actor: str) -> None:
+    """Hide the run since then, or show it again. Live pages are told nothing of a run that is hidden: they could not read it."""
+    Run.objects.filter(pk=run.pk).update(deleted_at=since, cursor=F("cursor") + int(since is None))
+    Change.objects.create(run=run, what=what, reason=said, actor=actor, at=clock.now())
+    run.refresh_from_db(fields=["deleted_at", "cursor"])
+    if since is None:
+        run_changed(run.pk)

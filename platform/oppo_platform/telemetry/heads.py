@@ -1,0 +1,98 @@
+"""Runs as they are now, for the streams of one process: however many pages watch a run, it is read once after each change.
+
+Reads are gathered for a moment and made one at a time, so that a burst of changes of many runs is one statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from asgiref.sync import sync_to_async
+from django.db import connection
+
+from oppo_platform.runs.models import Run
+from oppo_platform.runs.selectors import run_summary, summaries
+
+GATHER_S = 0.05
+# Notifications may be lost: what is older is read again.
+OLDEST_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A run's summary as JSON, and the number of its newest change."""
+
+    run_id: int
+    cursor: int
+    text: str
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A read that has not begun yet: everybody may still join it."""
+
+    run_ids: set[int]
+    found: asyncio.Task[dict[int, Head]]
+
+
+class Heads:
+    """The newest summaries that were read, until their run changes."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[float, Head]] = {}
+        self._next: _Reading | None = None
+        self._one_at_a_time = asyncio.Lock()
+        # Of which somebody said meanwhile that they have changed: what a read brings may already be old.
+        self._changed: set[int] = set()
+
+    def forget(self, run_id: int) -> None:
+        """The run has changed, or nobody watches it any more."""
+        self._known.pop(run_id, None)
+        self._changed.add(run_id)
+
+    async def of(self, run_ids: Iterable[int]) -> list[Head]:
+        """Those of the runs that exist, by id, each read after its last change that was notified.
+
+        Raises:
+            django.db.Error: they could not be read.
+        """
+        wanted = set(run_ids)
+        found = {run_id: head for run_id in wanted if (head := self._fresh(run_id)) is not None}
+        if missing := wanted - found.keys():
+            found |= await self._join(missing)
+        return [found[run_id] for run_id in sorted(wanted & found.keys())]
+
+    def _fresh(self, run_id: int) -> Head | None:
+        read_at, head = self._known.get(run_id, (0.0, None))
+        return head if time.monotonic() - read_at < OLDEST_S else None
+
+    async def _join(self, run_ids: set[int]) -> dict[int, Head]:
+        if self._next is None:
+            self._next = _Reading(set(), asyncio.create_task(self._read(), name="heads"))
+        self._next.run_ids |= run_ids
+        return await asyncio.shield(self._next.found)  # who leaves takes nothing from the others
+
+    async def _read(self) -> dict[int, Head]:
+        async with self._one_at_a_time:
+            await asyncio.sleep(GATHER_S)
+            assert self._next is not None, "only a read that has begun lets another one be prepared"
+            run_ids, self._next = self._next.run_ids, None
+            self._changed.clear()
+            found = await sync_to_async(_load, thread_sensitive=False)(run_ids)
+        now = time.monotonic()
+        self._known = {run_id: known for run_id, known in self._known.items() if now - known[0] < OLDEST_S}
+        self._known |= {run_id: (now, head) for run_id, head in found.items() if run_id not in self._changed}
+        return found
+
+
+def _load(run_ids: set[int]) -> dict[int, Head]:
+    try:
+        told = [run_summary(run) for run in summaries(Run.objects.filter(pk__in=run_ids))]
+        return {summary["id"]: Head(summary["id"], summary["cursor"], json.dumps(summary)) for summary in told}
+    finally:
+        # The thread lives on; it must not keep a connection of the pool.
+        connection.close()

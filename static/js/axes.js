@@ -1,0 +1,26 @@
+/* The x axes that charts share: steps, training time, trained tokens, device-time, each in a unit that fits its length.
+     Oppo.axisOf("wall", 7300) → {size: 3600, word: "h", title: "hours of training"}   size: units of the data in one of the axis
+     Oppo.axisInAddress("step") → what `?x=` says; Oppo.keepAxis("wall", "step") writes it there, unless it is the usual one */
+(function () {
+  "use strict";
+  const Oppo = (window.Oppo = window.Oppo || {});
+  const AXES = ["step", "wall", "tokens", "gpu_seconds"];
+
+  Oppo.axisOf = function (name, top) {
+    const hours = (what) => (top > 7200 ? { size: 3600, word: "h", title: `hours ${what}` } : top > 180 ? { size: 60, word: "min", title: `minutes ${what}` } : { size: 1, word: "s", title: `seconds ${what}` });
+    if (name === "wall") return hours("of training");
+    if (name === "gpu_seconds") return hours("of device time");
+    if (name === "tokens") return top > 2e6 ? { size: 1e6, word: "M", title: "million response tokens" } : { size: 1000, word: "k", title: "thousand response tokens" };
+    return { size: 1, word: "", title: "step" };
+  };
+  Oppo.axisInAddress = function (usual) {
+    const asked = new URLSearchParams(location.search).get("x");
+    return AXES.includes(asked) ? asked : usual;
+  };
+  Oppo.keepAxis = function (name, usual) {
+    const url = new URL(location.href);
+    if (name === usual) url.searchParams.delete("x"); else url.searchParams.set("x", name);
+    history.replaceState(null, "", url);
+  };
+  Oppo.AXES = AXES;
+})();

@@ -1,0 +1,53 @@
+/* A chart's lines and bands as plain SVG, where Plotly will draw them, so that there is something to see before Plotly is read.
+     Oppo.preview(plot, made, end)   made: {data, layout, column} as training-charts.js makes it; end: of the x axis
+   It goes when Plotly has drawn: Oppo.preview.remove(plot). No ticks, no cursor: those come with Plotly. */
+(function () {
+  "use strict";
+  const Oppo = (window.Oppo = window.Oppo || {}), T = window.OppoTheme, f = Oppo.format;
+  const SVG = "http://www.w3.org/2000/svg";
+  const MARGIN = { l: 48, r: 14, t: 8, b: 24 };
+
+  function node(name, attributes) {
+    const made = document.createElementNS(SVG, name);
+    Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
+    return made;
+  }
+  const drawn = (data) => data.filter((t) => t.visible !== false && t.mode === "lines" && t.x.length);
+  /* As Plotly chooses it: a twentieth of the height free above and below. */
+  function rangeOf(made) {
+    const { range, rangemode } = made.layout.yaxis || {};
+    if (range) return range;
+    const known = drawn(made.data).flatMap((t) => t.y.filter(f.known));
+    let lo = Infinity, hi = -Infinity;
+    for (const y of known) { lo = Math.min(lo, y); hi = Math.max(hi, y); }
+    if (hi === lo) return [lo - 1, hi + 1];
+    if (rangemode === "tozero" && lo >= 0) return [0, hi / 0.95];
+    const room = (hi - lo) / 18;
+    return [lo - room, hi + room];
+  }
+  function path(xs, ys, px, py) {
+    let pen = "M", text = "";
+    xs.forEach((x, i) => {
+      if (!f.known(ys[i])) { pen = "M"; return; }
+      text += `${pen}${px(x).toFixed(1)} ${py(ys[i]).toFixed(1)}`;
+      pen = "L";
+    });
+    return text;
+  }
+  Oppo.preview = function (plot, made, end) {
+    const { clientWidth: width, clientHeight: height } = plot, lines = drawn(made.data);
+    if (!lines.length || !width) return;
+    const [lo, hi] = rangeOf(made), across = width - MARGIN.l - MARGIN.r, down = height - MARGIN.t - MARGIN.b;
+    const px = (x) => MARGIN.l + across * x / end, py = (y) => MARGIN.t + down * (hi - y) / (hi - lo);
+    const svg = node("svg", { class: "preview", width, height, "aria-hidden": "true" });
+    lines.forEach((trace, i) => {
+      const d = path(trace.x, trace.y, px, py), under = lines[i - 1];
+      if (trace.fill === "tonexty") svg.append(node("path", { d: d + path(under.x.slice().reverse(), under.y.slice().reverse(), px, py).replace("M", "L"), fill: trace.fillcolor }));
+      if (trace.line.width) svg.append(node("path", { class: "curve", d, fill: "none", stroke: trace.line.color, "stroke-width": trace.line.width }));
+    });
+    svg.append(node("line", { x1: MARGIN.l, x2: width - MARGIN.r, y1: MARGIN.t + down, y2: MARGIN.t + down, stroke: T.css("--axis") }));
+    plot.replaceChildren(svg);
+  };
+  Oppo.preview.MARGIN = MARGIN;
+  Oppo.preview.remove = (plot) => plot.querySelectorAll(".preview").forEach((svg) => svg.remove());
+})();

@@ -1,0 +1,72 @@
+/* The menu of saved views: saving what the address says under a name, renaming, replacing, the default, deleting with a way back. */
+(function () {
+  "use strict";
+  const { Oppo } = window, { setText } = Oppo;
+  const $ = (id) => document.getElementById(id);
+  const menu = $("views"), list = $("views-list"), dialog = $("view-dialog"), input = $("view-name"), wrong = $("view-wrong");
+  const KEPT = ["show", "project", "q", "sort", "cols"];
+  let deed = null;
+
+  const query = () => Object.fromEntries([...new URLSearchParams(location.search)].filter(([name, value]) => KEPT.includes(name) && value));
+  function open(id) {
+    const kept = new URLSearchParams(query());
+    kept.set("view", id);
+    location.assign(`?${kept}`);
+  }
+  function ask(title, sure, name, whose, what) {
+    deed = what;
+    setText($("view-title"), title);
+    setText($("view-sure"), sure);
+    input.value = name;
+    $("view-whose").hidden = $("view-words").hidden = !whose;
+    wrong.hidden = true;
+    dialog.showModal();
+    input.select();
+  }
+  async function carryOut() {
+    try {
+      await deed();
+    } catch (e) {
+      setText(wrong, e.message);
+      wrong.hidden = false;
+      input.focus();
+    }
+  }
+  async function save() {
+    const made = await Oppo.api.post("views", { name: input.value, query: query(), team: $("view-team").value ? Number($("view-team").value) : null });
+    open(made.id);
+  }
+  const DEEDS = {
+    rename: (item) => ask("Rename the view", "Rename", item.dataset.name, false, async () => { await Oppo.api.post(`views/${item.dataset.id}`, { name: input.value }); location.reload(); }),
+    async default(item, button) {
+      const on = button.getAttribute("aria-pressed") !== "true";
+      await Oppo.api.post("views/default", { view: on ? Number(item.dataset.id) : null });
+      list.querySelectorAll("[data-deed=default]").forEach((other) => { other.setAttribute("aria-pressed", String(on && other === button)); setText(other, on && other === button ? "★" : "☆"); });
+      Oppo.toast(on ? `Your table of runs begins with ${item.dataset.name}` : "Your table of runs begins with all runs");
+    },
+    async delete(item) {
+      await Oppo.api.post(`views/${item.dataset.id}/delete`);
+      const next = item.nextElementSibling || item.previousElementSibling;
+      next.querySelector("a").focus();
+      item.remove();
+      Oppo.toast(`${item.dataset.name} is deleted`, { label: "Undo", act: () => guard(async () => { await Oppo.api.post(`views/${item.dataset.id}/restore`); next.before(item); item.querySelector("a").focus(); }) });
+    },
+  };
+  const guard = (what) => what().catch((e) => Oppo.toast(e.message));
+
+  list.addEventListener("click", (e) => {
+    const button = e.target.closest("[data-deed]");
+    if (button) guard(async () => DEEDS[button.dataset.deed](button.closest("li"), button));
+  });
+  $("view-save").addEventListener("click", () => ask("Save as a view", "Save", "", true, save));
+  if ($("view-replace")) $("view-replace").addEventListener("click", (e) => guard(async () => {
+    const { id, name } = e.currentTarget.dataset;
+    await Oppo.api.post(`views/${id}`, { query: query() });
+    Oppo.toast(`${name} shows this from now on`);
+    menu.open = false;
+  }));
+  $("view-sure").addEventListener("click", carryOut);
+  input.addEventListener("keydown", (e) => { if (e.key === "Enter") { e.preventDefault(); carryOut(); } });
+  menu.addEventListener("keydown", (e) => { if (e.key === "Escape" && menu.open) { menu.open = false; menu.querySelector("summary").focus(); e.stopPropagation(); } });
+  document.addEventListener("pointerdown", (e) => { if (!menu.contains(e.target) && !e.target.closest("dialog, .toasts")) menu.open = false; });
+})();

@@ -1,0 +1,82 @@
+"""Alerts where people see them: the run's head, its events, the runs table, the bell, the list, and a team's settings."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+PHONE = {"width": 400, "height": 860}
+
+
+def look_after_runs():
+    """A round of the housekeeper."""
+    from oppo_platform.alerts.watching import look_after_runs
+
+    return look_after_runs()
+
+
+def test_an_alert_opens_on_the_page_and_somebody_takes_care_by_keyboard(visit, platform):
+    from oppo_platform.alerts.policy import Condition, Rule
+    from oppo_platform.alerts.rules import set_rules
+
+    team = platform.project.team
+    set_rules(platform.user, team, {Condition.KL_ABOVE: Rule(True, 0.5, 5)})
+    look_after_runs()  # what other tests have left to tell
+    visitor = visit(color_scheme="dark")
+    page = visitor.page
+    run_id = platform.submit("letters alarmed", steps=40)
+    supervisor, story = platform.start(run_id)
+    page.goto(f"/runs/{run_id}/events")
+    page.wait_for_selector("#events .pill[data-state=running]")
+    before = int(page.inner_text("[data-count]"))
+    supervisor.tell(list(story.tell(30)))
+    assert look_after_runs() == 1
+    page.wait_for_selector("#run .open-alerts >> text=nats a sequence, mean of the last 5 steps")
+    page.wait_for_function(f"() => document.querySelector('[data-count]').textContent === '{before + 1}'")
+    page.wait_for_selector("#events tr[data-kind=alert] >> text=KL above")
+    page.set_viewport_size(PHONE)
+    assert visitor.overflow() <= 0
+    page.goto("/runs")
+    page.wait_for_selector("#rows .alert-mark")
+    page.keyboard.press("g")
+    page.keyboard.press("a")
+    page.wait_for_url("**/alerts")
+    page.wait_for_function("() => document.querySelector('.bell-count').hidden")  # who looks has seen it
+    page.focus("[data-acknowledge]")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#rows >> text=mira takes care")
+    assert visitor.overflow() <= 0
+    page.click("#rows a.strong")
+    page.wait_for_selector(".open-alerts >> text=mira takes care")
+    page.click("text=silence alerts")
+    page.wait_for_selector("#run >> text=alerts are silenced")
+    page.wait_for_selector("#events tr[data-kind=alert_closed] >> text=mira silenced the run")
+    assert page.locator(".open-alerts").is_hidden()
+
+
+def test_a_run_that_dies_of_nan_is_told_in_the_list_and_rules_are_changed(visit, platform):
+    visitor = visit()
+    page = visitor.page
+    run_id = platform.submit("letters broken", steps=40)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(3)))
+    supervisor.end("failed", "NonFiniteError: the policy loss is nan at step 4 <script>window.pwned = 1</script>")
+    look_after_runs()
+    page.goto("/alerts?show=all")
+    page.wait_for_selector("#rows tr:nth-child(1) >> text=Failed")
+    page.wait_for_selector("#rows tr:nth-child(2) >> text=Not finite")
+    assert "the policy loss is nan at step 4 <script>" in page.inner_text("#rows tr:nth-child(2) .why")
+    assert page.evaluate("window.pwned") is None
+    page.goto(f"/teams/{platform.project.team_id}/alerts")
+    page.get_by_label("Threshold of KL above, nats a sequence").fill("30")
+    page.get_by_label("Bubble above", exact=True).first.uncheck()
+    page.click("text=Save the rules")
+    page.wait_for_selector(".banner >> text=changed")
+    assert page.get_by_label("Threshold of KL above, nats a sequence").input_value() == "30"
+    page.fill("#hook-url", "https://hooks.example.org/oppo")
+    page.click("text=Add the webhook")
+    page.wait_for_selector("#fresh-secret")
+    assert page.input_value("#fresh-secret").startswith("whsec_")
+    page.set_viewport_size(PHONE)
+    assert visitor.overflow() <= 0

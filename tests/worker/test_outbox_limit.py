@@ -1,0 +1,234 @@
+"""An outbox that is full: detail is left out and told, nothing else is missing, and the engine is never held up."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from oppo_contract.events import EVENT, FULL_SUFFIX, CheckpointEvent, Event, LeftOutEvent, parse_event
+from oppo_contract.wire import Claimed, EventBatch
+from oppo_core.journal import TOLD_EVERY, Journal
+from worker import limit, shipping
+from worker.folders import AttemptFolder, KeptClaim
+from worker.limit import LEAST_FREE, MOST_BYTES, OutboxLimit
+from worker.logs import LogTail
+from worker.outbox import OutboxWriter
+from worker.platform_api import Unreachable
+from worker.redaction import Redactor
+from worker.shipping import Shipping
+
+ANSWER = {"sequence_id": 1, "prompt": "p" * 200, "response": "r", "stale_response": "", "score": 0.5, "kl": 0.1, "length": 1,
+          "age": 0, "versions": (0, 0)}  # fmt: skip
+SPANS: dict[str, Any] = {"window_s": (0.0, 1.0), "device": ["cpu:0"], "role": ["actor"], "phase": ["decode"], "start_s": [0.0],
+                         "end_s": [0.5], "chunk": [1], "rows": [4], "idle": [], "deferred": []}  # fmt: skip
+
+
+def tell_step(journal: Journal, step: int, lines: int = 1) -> None:
+    """What an engine tells of a step."""
+    times = {"elapsed_s": float(step), "generated_tokens": step, "device_seconds": 1.0}
+    journal.write("step", step=step, metrics={"m": float(step)}, **times)
+    journal.write("spans", step=step, **SPANS)
+    journal.write("samples", step=step, samples=[ANSWER] * 2)
+    if lines:
+        journal.write("log", stream="stdout", lines=["a line"] * lines)
+
+
+def assert_conserved(events: list[Event], steps: int, lines: int) -> list[LeftOutEvent]:
+    """Whatever is not there was told to be left out, and nothing of it but detail. Returns what was told."""
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    kept: dict[str, list[Any]] = {}
+    for event in events:
+        kept.setdefault(event.kind, []).append(event)
+    told = kept.get("left_out", [])
+    assert [event.step for event in kept["step"]] == list(range(1, steps + 1))
+    assert len(kept.get("spans", [])) + sum(event.timelines for event in told) == steps
+    assert sum(len(event.samples) for event in kept.get("samples", [])) + sum(event.answers for event in told) == 2 * steps
+    assert sum(len(event.lines) for event in kept.get("log", [])) + sum(event.lines for event in told) == lines
+    missing = set(range(1, steps + 1)) - {event.step for event in kept.get("spans", [])}
+    assert all(any(event.from_step <= step <= event.to_step for event in told) for step in missing)
+    return told
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(full=st.lists(st.booleans(), min_size=1, max_size=60), ends_well=st.booleans())
+def test_whatever_is_left_out_is_told_and_nothing_else_is_missing(
+    tmp_path_factory: pytest.TempPathFactory, full: list[bool], ends_well: bool
+) -> None:
+    path = tmp_path_factory.mktemp("outbox") / "engine.jsonl"
+    journal, flag = Journal(path), path.with_name(path.name + FULL_SUFFIX)
+    for step, is_full in enumerate(full, start=1):
+        flag.touch() if is_full else flag.unlink(missing_ok=True)
+        tell_step(journal, step)
+    if ends_well:
+        journal.write("finished", outcome="succeeded", step=len(full), reason="all steps done")
+    journal.close()
+    events = [parse_event(line) for line in path.read_bytes().splitlines()]
+    told = assert_conserved(events, len(full), len(full))
+    assert bool(told) == any(full)
+    if ends_well:
+        assert events[-1].kind == "finished"
+
+
+def test_what_is_left_out_is_told_at_once_and_then_now_and_then(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "e.jsonl")
+    (tmp_path / ("e.jsonl" + FULL_SUFFIX)).touch()
+    steps = 5 * TOLD_EVERY
+    for step in range(1, steps + 1):
+        tell_step(journal, step)
+    events = [
+        parse_event(line) for line in (tmp_path / "e.jsonl").read_bytes().splitlines()
+    ]  # as it is when the engine is killed
+    told = [event for event in events if isinstance(event, LeftOutEvent)]
+    assert (told[0].from_step, told[0].to_step, told[0].timelines) == (1, 1, 1)
+    assert len(told) == 5
+    assert told[-1].to_step > steps - TOLD_EVERY
+    assert told[1].words().endswith("20 log lines left out. Metrics, decisions and checkpoints are whole.")
+
+
+class Platform:
+    """Takes batches while it is there."""
+
+    def __init__(self) -> None:
+        self.there = threading.Event()
+        self.events: dict[str, list[Event]] = {"engine": [], "supervisor": []}
+
+    def send_events(self, _attempt_id: int, body: bytes) -> int:
+        if not self.there.is_set():
+            raise Unreachable("away")
+        batch = EventBatch.model_validate_json(body)
+        taken = self.events[batch.producer]
+        taken += [event for event in batch.events if event.seq > len(taken)]
+        return len(taken)
+
+
+@pytest.fixture
+def outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Platform, Shipping, AttemptFolder]:
+    """An attempt whose platform is away, and whose outbox may hold 40,000 bytes."""
+    monkeypatch.setenv(MOST_BYTES, "40000")
+    monkeypatch.setattr(shipping, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(shipping, "LONGEST_WAIT_S", 0.02)
+    monkeypatch.setattr(shipping, "FOLLOW_EVERY_S", 0.01)
+    folder = AttemptFolder(tmp_path / "17")
+    folder.path.mkdir()
+    claimed = Claimed(
+        attempt_token="t", run_id=1, spec={}, device_indices=[0], lease_s=900, artifact_url=(tmp_path / "runs" / "1").as_uri()
+    )
+    platform = Platform()
+    carries = Shipping(folder, KeptClaim(epoch=1, claimed=claimed), platform, on_started=lambda: None)  # type: ignore[arg-type]
+    return platform, carries, folder
+
+
+def test_a_long_outage_loses_detail_only_and_says_which(outage: tuple[Platform, Shipping, AttemptFolder], tools: Any) -> None:
+    platform, carries, folder = outage
+    thread = threading.Thread(target=carries.run, daemon=True)
+    thread.start()
+    journal, step = Journal(folder.engine_events), 0
+    while not folder.full_file.exists():
+        step += 1
+        tell_step(journal, step)
+        assert step < 10_000
+    for _ in range(30):
+        step += 1
+        tell_step(journal, step)
+    folder.log_file("stdout").write_text("".join(f"said {n}\n" for n in range(50)))
+    tails = folder.path / "tails.json"
+    tools.eventually(lambda: tails.exists() and '"left_out": 50' in tails.read_text(), "the log to be counted")
+    platform.there.set()
+    tools.eventually(lambda: not folder.full_file.exists(), "room in the outbox")
+    for _ in range(5):
+        step += 1
+        tell_step(journal, step)
+    journal.write("finished", outcome="succeeded", step=step, reason="all steps done")
+    journal.close()
+    carries.close()
+    assert carries.complete.wait(60)
+    told = assert_conserved(platform.events["engine"], step, step)
+    assert sum(event.timelines for event in told) >= 30
+    assert {event.step for event in platform.events["engine"] if event.kind == "spans"} >= set(range(step - 4, step + 1))
+    assert platform.events["engine"][-1].kind == "finished"
+    said = [line for event in platform.events["supervisor"] for line in event.lines]  # type: ignore[union-attr]
+    assert sum("the outbox is full" in line for line in said) == sum("has room again" in line for line in said) == 1
+    assert "… 50 lines were left out, because the outbox was full" in said
+
+
+def test_a_supervisor_that_comes_back_knows_that_the_outbox_is_full(outage: tuple[Platform, Shipping, AttemptFolder]) -> None:
+    _, carries, folder = outage
+    journal = Journal(folder.engine_events)
+    for step in range(1, 200):
+        tell_step(journal, step)
+    carries._mind_the_limit()
+    assert carries.limit.full
+    claim = carries.claim
+    again = Shipping(folder, claim, carries.api, on_started=lambda: None)
+    assert again.limit.full
+    again._mind_the_limit()
+    assert folder.full_file.exists()
+
+
+def test_a_disk_that_fails_stops_no_sending(
+    outage: tuple[Platform, Shipping, AttemptFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform, carries, folder = outage
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for name in ("spare_for_others", "keep"):
+        monkeypatch.setattr(carries.keeper, name, fails)
+    monkeypatch.setattr(carries._tail, "follow", fails)
+    monkeypatch.setattr(carries.limit, "look", fails)
+    journal = Journal(folder.engine_events)
+    for step in range(1, 20):
+        tell_step(journal, step)
+    journal.close()
+    platform.there.set()
+    carries.close()
+    carries.run()
+    assert carries.complete.is_set()
+    assert_conserved(platform.events["engine"], 19, 19)
+
+
+def test_what_is_still_to_be_done_is_not_given_back_to_the_disk(
+    outage: tuple[Platform, Shipping, AttemptFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, carries, _ = outage
+    freed: list[object] = []
+    monkeypatch.setattr(carries._engine, "free", lambda *given: freed.append(given))
+    told = {"seq": 1, "time": 0, "step": 1, "folder": "f", "manifest_sha256": "a" * 64, "bytes": 1}
+    carries._unregistered.append(CheckpointEvent(producer="engine", **told))  # type: ignore[arg-type]
+    carries._mind_the_limit()
+    assert freed == []
+    carries._unregistered.clear()
+    carries._mind_the_limit()
+    assert len(freed) == 1
+
+
+def test_an_end_while_the_outbox_is_full_tells_what_was_left_out(tmp_path: Path) -> None:
+    folder = AttemptFolder(tmp_path / "1")
+    folder.path.mkdir()
+    folder.log_file("stdout").write_text("one\ntwo\n")
+    LogTail(folder, OutboxWriter(folder.supervisor_events), Redactor({})).follow(full=True)
+    folder.log_file("stdout").open("a").write("three")
+    LogTail(folder, OutboxWriter(folder.supervisor_events), Redactor({})).follow(ended=True, full=True)
+    events = [EVENT.validate_json(line) for line in folder.supervisor_events.read_bytes().splitlines()]
+    assert [event.lines for event in events] == [["… 3 lines were left out, because the outbox was full"]]  # type: ignore[union-attr]
+
+
+def test_a_disk_that_is_about_to_be_full_is_left_to_metrics_and_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LEAST_FREE, "1000")
+    free = [5000, 999, 1500, 1999, 2000]
+    monkeypatch.setattr(limit.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free.pop(0)))
+    flag = tmp_path / "engine.jsonl.full"
+    watched = OutboxLimit(flag)
+    said = [(watched.look(0), flag.exists()) for _ in range(5)]
+    assert said[1] == ("the outbox is full, 999 bytes are free on its disk: timelines, answers and log lines are left out", True)
+    assert said[4] == ("the outbox has room again: nothing is left out any more", False)
+    assert [each for each in said if each[0]] == [said[1], said[4]]
