@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,11 +67,11 @@ class WebServer:
         connection.close_pool()  # as the end of a process does: what its requests held is nobody's any more
 
 
-def wait_until(condition: Callable[[], Any], otherwise: str, within_s: float = 15) -> Any:
-    """The condition's first true value."""
+def wait_until(condition: Callable[[], Any], otherwise: str | Callable[[], str], within_s: float = 15) -> Any:
+    """The condition's first true value; after that many seconds a failure that says `otherwise`."""
     deadline = time.monotonic() + within_s
     while not (value := condition()):
-        assert time.monotonic() < deadline, otherwise
+        assert time.monotonic() < deadline, otherwise if isinstance(otherwise, str) else otherwise()
         time.sleep(0.03)
     return value
 
@@ -176,7 +177,45 @@ def database(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def platform(database: None, redis_url: str) -> Iterator[Platform]:
+def connected(database: None) -> Iterator[None]:
+    """Ends every connection to the database that was made meanwhile, whichever thread or context made it.
+
+    Django keeps connections a context, and both the server's threads and Playwright's greenlets have contexts of their
+    own; one that is left open keeps the test database from being dropped.
+    """
+    from django.db.backends.signals import connection_created
+
+    made: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def remember(connection: Any, **_: Any) -> None:
+        made.add(connection.connection)
+
+    connection_created.connect(remember)
+    yield
+    connection_created.disconnect(remember)
+    for held in made:
+        held.close()
+    wait_until(lambda: not others_connected(), lambda: f"still connected to the test database: {others_connected()}")
+
+
+def others_connected() -> list[tuple[Any, ...]]:
+    """What the sessions of others on the test database did last."""
+    from django.db import connection, connections
+
+    connection.close_pool()
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT application_name, state, query FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            return list(cursor.fetchall())
+    finally:
+        connections.close_all()
+
+
+@pytest.fixture(scope="package")
+def platform(connected: None, redis_url: str) -> Iterator[Platform]:
     """A running platform with a user, a project, and a node that offers models."""
     from django.conf import settings
 

@@ -53,7 +53,7 @@ def test_the_filter_completes_complains_and_stays_in_the_address(visit, two_runs
     page.wait_for_selector(f"#rows tr[data-key='{two_runs[1]}']", state="detached")
     assert page.input_value("#filter") == "preset:sequential "
     assert page.get_attribute("#filter", "aria-expanded") == "true"
-    assert "q=preset%3Asequential" in page.url
+    page.wait_for_url("**q=preset%3Asequential*")
     page.keyboard.press("Escape")  # closes the list of words, not the filter
     page.keyboard.type("rewrd>1")
     page.wait_for_selector("#filter-wrong >> text=Did you mean “reward”?")
