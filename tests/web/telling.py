@@ -1,9 +1,11 @@
-"""Runs that tell something of every kind, for tests of what becomes of it."""
+"""Runs that tell something of every kind, and the housekeeper's rounds, for tests of what becomes of it."""
 
 from __future__ import annotations
 
 from oppo_contract.removal import folder_of
 from oppo_platform.runs.attempts import artifact_url
+from oppo_platform.storage.housekeeping import make_room
+from oppo_platform.telemetry import housekeeping
 
 
 def sample(number):
@@ -57,3 +59,9 @@ def register(worker, run, attempt_id, step, write=True):
 
 def end(worker, attempt_id, outcome="succeeded"):
     assert worker.attempt(attempt_id, "outcome", {"epoch": 1, "outcome": outcome, "reason": "done"}).status_code == 200
+
+
+def keep_house():
+    """A round of everything that the housekeeper does: its own, and then its clearer's."""
+    housekeeping.keep_house()
+    make_room()

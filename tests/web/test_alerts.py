@@ -14,7 +14,7 @@ from oppo_platform.alerts.rules import set_rules
 from oppo_platform.alerts.watching import look_after_runs
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.steering import cancel_run, pause_run
-from oppo_platform.telemetry.housekeeping import keep_house
+from tests.web.telling import keep_house
 
 C = Condition
 KL, REWARD = "objective/kl", "critic/score/mean"

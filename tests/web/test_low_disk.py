@@ -12,7 +12,7 @@ from oppo_platform.cluster.disks import is_low
 from oppo_platform.cluster.models import Disk
 from oppo_platform.storage import database_disk
 from oppo_platform.storage.database_disk import look_at_database
-from oppo_platform.telemetry.housekeeping import keep_house
+from tests.web.telling import keep_house
 
 GIB = 2**30
 

@@ -20,9 +20,8 @@ from oppo_platform.storage import batches, retention
 from oppo_platform.storage.models import RunStorage, TeamStorage
 from oppo_platform.storage.retention import retain, set_retention
 from oppo_platform.storage.trash import restore_run
-from oppo_platform.telemetry.housekeeping import keep_house
 from oppo_platform.telemetry.models import Block, Decision, LogLine, SampleRow, SpanBatch
-from tests.web.telling import end, register, tell_everything
+from tests.web.telling import end, keep_house, register, tell_everything
 
 DAY_S = 86_400
 

@@ -19,9 +19,8 @@ from oppo_platform.storage.models import RunStorage, TeamStorage
 from oppo_platform.storage.quotas import Level, set_storage_quota
 from oppo_platform.storage.sizes import size
 from oppo_platform.storage.trash import delete_run
-from oppo_platform.telemetry.housekeeping import keep_house
 from oppo_platform.telemetry.models import ProducerMark
-from tests.web.telling import end, every_kind, register, tell_everything
+from tests.web.telling import end, every_kind, keep_house, register, tell_everything
 
 TABLES = {
     "series": ("telemetry_series", "telemetry_hotpoints", "telemetry_block"), "timeline": ("telemetry_spanbatch",),

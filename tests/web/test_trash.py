@@ -20,9 +20,8 @@ from oppo_platform.storage import batches, purging
 from oppo_platform.storage.models import Deletion, FolderDeletion, RunStorage
 from oppo_platform.storage.purging import purge
 from oppo_platform.storage.trash import NotDeletable, delete_run, restore_run
-from oppo_platform.telemetry.housekeeping import keep_house
 from oppo_platform.telemetry.models import Block, Decision, HotPoints, LogLine, ProducerMark, SampleRow, Series, SpanBatch
-from tests.web.telling import end, register, tell_everything
+from tests.web.telling import end, keep_house, register, tell_everything
 
 TELEMETRY = (
     Block,

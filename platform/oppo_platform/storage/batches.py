@@ -1,7 +1,7 @@
 """Deleting what a run has told, some rows at a time, each time in a transaction of its own.
 
 The run's row is not locked meanwhile, because ingest takes it after a producer's, which may be deleted here. Two who delete do
-not meet, by a lock for each run; neither do they and a sealer.
+not meet, by a lock for each run; neither do they and a sealer, or who measures what the run takes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EVERYTHING: tuple[Rows, ...] = (
 @transaction.atomic
 def delete_batch(run_id: int, tables: Sequence[Rows]) -> int | None:
     """Delete some of a run's rows. Returns how many, 0 when none is left; None when somebody else is at this run."""
-    if not _try_lock(run_id):
+    if not _lock("pg_try_advisory_xact_lock", run_id):
         return None
     for attempt_id in _attempts(run_id).values_list("pk", flat=True):
         lock_out_sealers(attempt_id)
@@ -57,9 +57,14 @@ def delete_batch(run_id: int, tables: Sequence[Rows]) -> int | None:
     return 0
 
 
-def _try_lock(run_id: int) -> bool:
+def hold_off_deletion(run_id: int) -> bool:
+    """Until the transaction ends nothing of the run is deleted here. False: somebody is at it right now."""
+    return _lock("pg_try_advisory_xact_lock_shared", run_id)
+
+
+def _lock(how: str, run_id: int) -> bool:
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_xact_lock(%s, %s)", [LOCK_SPACE, run_id % 2**31])
+        cursor.execute(f"SELECT {how}(%s, %s)", [LOCK_SPACE, run_id % 2**31])
         return bool(cursor.fetchone()[0])
 
 

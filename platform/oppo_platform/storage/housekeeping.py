@@ -1,4 +1,4 @@
-"""The storage's part of a round of housekeeping."""
+"""The storage's part of housekeeping, in two: what is quick, with every round, and what makes room, which may take minutes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,24 @@ from oppo_platform.storage.purging import purge
 from oppo_platform.storage.retention import retain
 
 
-def make_room(sealed: Iterable[int]) -> None:
-    """One round: measures what runs take, and deletes what is due. Several housekeepers at once are harmless.
+def take_stock(sealed: Iterable[int]) -> None:
+    """Look at the database's disk and measure what runs take. Several housekeepers at once are harmless.
 
     Args:
         sealed: attempts that told something since the round before.
     """
     look_at_database()
     told_more(sealed)
-    purged = purge() + retain()
-    if not measure_some() and purged:
+    measure_some()
+
+
+def make_room() -> int:
+    """One round: deletes what is due, rows first, then folders. Several at once are harmless. Outside transactions only.
+
+    Returns:
+        How many rows, runs thinned by retention and folders are done.
+    """
+    made = purge() + retain()
+    if made:
         add_up()
-    delete_here()
+    return made + delete_here()

@@ -20,6 +20,7 @@ from oppo_platform import clock
 from oppo_platform.accounts.models import Team
 from oppo_platform.runs.checkpoints import where
 from oppo_platform.runs.models import Attempt, Checkpoint, Run
+from oppo_platform.storage.batches import hold_off_deletion
 from oppo_platform.storage.models import RunStorage, TeamStorage
 
 MOST_A_ROUND = 200
@@ -79,7 +80,12 @@ def told_more(attempt_ids: Iterable[int]) -> None:
 
 @transaction.atomic
 def measure(run_id: int, *, afresh: bool = False) -> None:
-    """Count what has come since the last time; with `afresh` everything, because something was deleted."""
+    """Count what has come since the last time; with `afresh` everything, because something was deleted.
+
+    Left for the next time while rows of the run are being deleted, so that no row of a run that is gone comes back.
+    """
+    if not hold_off_deletion(run_id):
+        return
     run = Run.objects.filter(pk=run_id, purged_at__isnull=True).first()
     if run is None:
         return

@@ -23,7 +23,7 @@ from oppo_platform.storage.folders import ask_for_run
 from oppo_platform.storage.models import Deletion
 from oppo_platform.storage.vacuum import vacuum
 
-MOST_BATCHES = 50  # a round: ten seconds, say; sealing has its turn in between
+MOST_BATCHES = 50  # a round: ten seconds, say; retention and folders have their turn in between
 # A run without these is a line.
 EMPTY = {"spec": {}, "latest": {}, "bubble": None, "tags": [], "error": "", "reason": "", "last_log_lines": []}
 

@@ -1,11 +1,14 @@
-"""What must be done now and then, whoever does it: a round seals the series of attempts that have enough hot points,
-deletes what is due, and looks after runs."""
+"""What must be done now and then, whoever does it: a round seals the series of attempts that have enough hot points, looks after
+runs, and takes stock of what they take.
+
+Nothing here waits for room to be made, which may take minutes: that has rounds of its own (`storage.housekeeping.make_room`).
+"""
 
 from __future__ import annotations
 
 from oppo_platform import clock
 from oppo_platform.alerts.watching import look_after_runs
-from oppo_platform.storage.housekeeping import make_room
+from oppo_platform.storage.housekeeping import take_stock
 from oppo_platform.telemetry.models import HousekeeperBeat
 from oppo_platform.telemetry.sealing import attempts_to_seal, seal
 
@@ -16,6 +19,6 @@ def keep_house() -> int:
     attempts = attempts_to_seal()
     sealed = sum(seal(attempt_id) for attempt_id in attempts)
     look_after_runs(away=began - beat.last_round_at if beat is not None else None)
-    make_room(attempts)
+    take_stock(attempts)
     HousekeeperBeat.objects.update_or_create(pk=1, defaults={"last_round_at": clock.now()})
     return sealed

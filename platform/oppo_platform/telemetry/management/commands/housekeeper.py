@@ -1,9 +1,16 @@
-"""The housekeeper process: a round every few seconds, and beside it the courier of alerts, whom a slow reader may hold up."""
+"""The housekeeper process: a round every few seconds, and beside it, each in a thread and with a database connection of its own,
+
+    courier    sends alerts, which a slow reader may hold up
+    clearer    makes room, which a large folder or a VACUUM may hold up
+
+so that sealing waits for neither.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +20,10 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connections
 
 from oppo_platform.alerts.courier import deliver_due
+from oppo_platform.storage.housekeeping import make_room
 from oppo_platform.telemetry.housekeeping import keep_house
+
+STOPS_WITHIN_S = 3.0  # what is in hand may come to its end
 
 log = structlog.get_logger(__name__)
 
@@ -21,23 +31,38 @@ log = structlog.get_logger(__name__)
 class Command(BaseCommand):
     """`manage.py housekeeper` runs until SIGTERM or SIGINT."""
 
-    help = "Seal the series that runs have told, and tell people of alerts."
+    help = "Seal the series that runs have told, tell people of alerts, and delete what is due."
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Keep house until told to stop."""
         stop = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: stop.set())
-        # A daemon: what it was sending when the process ends is due again later.
-        threading.Thread(target=_deliver, args=(stop,), name="courier", daemon=True).start()
-        _rounds(stop, keep_house, "sealed")
+        work_until(stop)
 
 
-def _deliver(stop: threading.Event) -> None:
-    try:
-        _rounds(stop, deliver_due, "delivered")
-    finally:
-        stop.set()  # without its courier the process is of no use: whoever looks after it starts it again
+def work_until(stop: threading.Event) -> None:
+    """Do everything that the process is for until `stop`; then give the threads a moment to end their rounds."""
+    beside = [_beside(stop, deliver_due, "delivered", "courier"), _beside(stop, make_room, "made room", "clearer")]
+    _rounds(stop, keep_house, "sealed")
+    deadline = time.monotonic() + STOPS_WITHIN_S
+    for thread in beside:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _beside(stop: threading.Event, once: Callable[[], int], done: str, name: str) -> threading.Thread:
+    """Start rounds in a thread. A daemon: what it does when the process ends is due again later, or goes on where it was."""
+
+    def work() -> None:
+        try:
+            _rounds(stop, once, done)
+        finally:
+            connections.close_all()
+            stop.set()  # without its courier the process is of no use: whoever looks after it starts it again
+
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 def _rounds(stop: threading.Event, once: Callable[[], int], done: str) -> None:
