@@ -83,14 +83,13 @@ def gangs_whole(snapshot: Snapshot, decisions: Decisions) -> None:
 
 def exact_nodes(snapshot: Snapshot, decisions: Decisions) -> None:
     """A run that asks for a number of nodes has, and is reserved, exactly so many, with an equal part on each."""
-    nodes, runs = {node.node_id: node for node in snapshot.nodes}, {run.run_id: run for run in snapshot.waiting}
+    runs = {run.run_id: run for run in snapshot.waiting}
     for entry in (*decisions.placements, *decisions.reservations):
         run = runs[entry.run_id]
         if run.nodes is None:
             continue
         assert [len(ids) for ids in entry.devices.values()] == [run.devices // run.nodes] * run.nodes
         assert all(d // 100 == node_id for node_id, ids in entry.devices.items() for d in ids)
-        assert all(nodes[node_id].joins_others for node_id in entry.devices)
 
 
 def _suits(run: WaitingRun, node: Node, placement: Placement) -> bool:
@@ -228,7 +227,7 @@ def _fits(run: WaitingRun, pool_id: int, room: set[int], snapshot: Snapshot) -> 
         ready = [d for d in node.devices if d.state == "ready" and run.kind in ("any", d.kind) and d.device_id in room]
         if run.nodes is None and len(ready) >= run.devices:
             return True
-        if run.nodes is not None and node.joins_others and len(ready) >= run.devices // run.nodes:
+        if run.nodes is not None and len(ready) >= run.devices // run.nodes:
             enough[node.devices[0].kind] += 1
     return any(count >= run.nodes for count in enough.values()) if run.nodes is not None else False
 
@@ -282,7 +281,6 @@ def own_quota_first(snapshot: Snapshot, decisions: Decisions) -> None:
 
 
 HOPELESS = {
-    "old_worker",
     "backoff",
     "home_away",
     "missing",

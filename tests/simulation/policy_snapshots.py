@@ -58,11 +58,8 @@ def _node(rng: Random, number: int, pool_id: int) -> Node:
     devices = tuple(Device(number * 100 + i, kind, "H100", rng.choice(states)) for i in range(rng.choice([1, 2, 4, 4, 4])))
     offers = frozenset([NEED] if rng.random() < 0.7 else [])
     away = rng.random()
-    joins = rng.random() < 0.95
-    return Node(
-        number, f"n{number}", pool_id, devices, offers, connected=away > 0.05, draining=away > 0.95, joins_others=joins,
-        low_disk=0.9 < away < 0.95,
-    )  # fmt: skip
+    there = {"connected": away > 0.05, "draining": away > 0.95, "low_disk": 0.9 < away < 0.95}
+    return Node(number, f"n{number}", pool_id, devices, offers, **there)
 
 
 def _occupy(rng: Random, nodes: list[Node]) -> tuple[list[Node], tuple[RunningRun, ...]]:

@@ -76,12 +76,7 @@ def test_a_reservation_of_a_run_that_asks_for_nodes_is_where_they_open_first():
     assert [(dict(r.devices), r.start) for r in made.reservations] == [({1: (100,), 3: (300,)}, 70.0)]
 
 
-def test_workers_that_cannot_join_others_get_runs_on_one_node_only():
-    old = [node(1, 1), replace(node(2, 1), joins_others=False)]
-    made = plan(cluster(old, [waiting(1, devices=2, nodes=2), waiting(2), waiting(3)]), 0)
-    assert placed(made) == [2, 3]
-    text = "Needs 2 devices on 2 nodes, and the workers of n2 are too old to take part in that."
-    assert why(made, 1) == ("old_worker", text)
+def test_a_run_on_several_nodes_is_told_which_of_them_its_retry_rules_exclude():
     gone = waiting(1, devices=2, nodes=2, excluded_nodes=frozenset([1]))
     text = "Needs 2 nodes; its retry rules exclude n1, and too few others would do."
     assert why(plan(cluster([node(1, 1), node(2, 1)], [gone]), 0), 1) == ("excluded", text)

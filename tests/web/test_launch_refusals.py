@@ -4,10 +4,8 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 
 from oppo_contract import wire
-from oppo_platform.cluster import services
 from oppo_platform.cluster.models import Node
 from oppo_platform.runs.models import Attempt, AttemptState, Launch, LaunchState
-from oppo_platform.scheduling import silence, snapshot_of
 from tests.web.pair import TWO
 
 
@@ -41,33 +39,32 @@ def test_a_token_of_one_node_is_no_token_of_another_attempt(pair):
     assert pair.beat(pair.other).status_code == 401
 
 
-@pytest.fixture
-def new_in_this_version(monkeypatch):
-    """As if attempts on several nodes had come with the present version of the wire."""
-    for module in (snapshot_of, silence, services):
-        monkeypatch.setattr(module, "SPOKEN_SINCE", wire.WIRE_VERSION)
+TOO_OLD = wire.SPOKEN[0] - 1
 
 
-def test_nodes_of_the_version_before_get_no_part_in_it(world, settings, new_in_this_version):
+def test_every_version_that_is_spoken_can_take_part_in_a_run_on_several_nodes():
+    assert all(wire.SINCE[field] <= wire.SPOKEN[0] for field in (("Claim", "address"), ("Claimed", "rendezvous")))
+
+
+def test_a_worker_that_is_too_old_gets_no_part_in_it(world, settings):
     settings.OPPO_ARTIFACTS_SHARED = True
     world.worker("a")
-    old = world.worker("b")
-    Node.objects.filter(name="b").update(wire_version=wire.WIRE_VERSION - 1)
+    world.worker("b")
+    Node.objects.filter(name="b").update(wire_version=TOO_OLD)
     run = world.submit(resources=TWO)
     alone = world.submit()
     world.cycle()
     run.refresh_from_db()
     alone.refresh_from_db()
-    assert run.reason == "Needs 2 devices on 2 nodes, and the workers of b are too old to take part in that."
-    assert alone.state == "allocated"
-    old.heartbeat()
+    assert run.reason == "Needs 2 nodes with 1 device each; 1 connected one would do."
+    assert (alone.state, alone.attempts.get().node.name) == ("allocated", "a")
 
 
 @pytest.mark.parametrize("who", ["head", "other"])
-def test_a_worker_that_is_put_back_to_an_older_version_is_not_waited_for(pair, who, new_in_this_version):
+def test_a_worker_that_is_put_back_to_an_older_version_is_not_waited_for(pair, who):
     worker = pair.head if who == "head" else pair.other
     report = [{"index": 0, "kind": "cpu", "model": "m", "memory_bytes": 1}]
-    told = {"wire_version": wire.WIRE_VERSION - 1, "devices": report, "attempts": [], "catalogue": None}
+    told = {"wire_version": TOO_OLD, "devices": report, "attempts": [], "catalogue": None}
     assert worker.post("heartbeat", told, worker.token).json()["unclaimed"] == []
     pair.world.cycle()
     assert pair.states()[1:] == ("fenced", "ended")

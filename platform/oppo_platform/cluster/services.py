@@ -19,7 +19,7 @@ from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Joi
 from oppo_platform.cluster.pools import pool_for
 from oppo_platform.notify import wake_scheduler
 from oppo_platform.runs.attempts import fence
-from oppo_platform.runs.launches import SPOKEN_SINCE, launches_due
+from oppo_platform.runs.launches import launches_due
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Launch, LaunchState
 from oppo_platform.storage.folders import confirm, orders_for
 from oppo_platform.tokens import new_token, parse_token, same_digest
@@ -112,10 +112,8 @@ def _unclaimed(node: Node, live: list[Attempt]) -> list[tuple[int, int]]:
     """Attempts, and launches of attempts whose first node is there, that the node may claim, each with its epoch."""
     if node.wire_version not in wire.SPOKEN:
         return []
-    may_join = node.wire_version >= SPOKEN_SINCE
-    first = [(a.pk, a.epoch) for a in live if a.state == AttemptState.ALLOCATED and (a.nodes == 1 or may_join)]
-    further = launches_due().filter(node=node).values_list("attempt_id", "attempt__epoch") if may_join else ()
-    return [*first, *further]
+    first = [(a.pk, a.epoch) for a in live if a.state == AttemptState.ALLOCATED]
+    return [*first, *launches_due().filter(node=node).values_list("attempt_id", "attempt__epoch")]
 
 
 def give_up_orphans(node_id: int, reported: set[int]) -> int:

@@ -24,7 +24,6 @@ from oppo_platform.runs.refusal import AttemptRefused
 from oppo_platform.scheduling.models import Allocation
 from oppo_platform.tokens import new_token
 
-SPOKEN_SINCE = wire.SINCE["Claimed", "rendezvous"]
 WITH_ENGINE = (AttemptState.CLAIMED, AttemptState.RUNNING)
 
 

@@ -14,7 +14,7 @@ from django.db.models import F, Q
 from oppo_contract.wire import SPOKEN
 from oppo_platform.cluster.models import DeviceState
 from oppo_platform.runs.attempts import fence
-from oppo_platform.runs.launches import SPOKEN_SINCE, launches_due
+from oppo_platform.runs.launches import launches_due
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Launch, LaunchState
 from oppo_platform.scheduling.models import SchedulerBeat
 
@@ -53,9 +53,7 @@ def fence_expired(now: datetime) -> int:
 def take_back_unclaimed(now: datetime) -> int:
     """What a node had not claimed when it fell silent, or came back with a version that is not spoken, waits for no lease."""
     unclaimed = Attempt.objects.filter(_lost(now), state=AttemptState.ALLOCATED)
-    too_old = Q(nodes__gt=1, node__wire_version__lt=SPOKEN_SINCE)
-    unclaimed |= Attempt.objects.filter(too_old, state=AttemptState.ALLOCATED)
-    further = Launch.objects.filter(_lost(now) | Q(node__wire_version__lt=SPOKEN_SINCE), attempt__state=AttemptState.ALLOCATED)
+    further = Launch.objects.filter(_lost(now), attempt__state=AttemptState.ALLOCATED)
     lost = [
         *unclaimed.order_by("pk").values_list("pk", "node_id", "node__name"),
         *further.order_by("pk").values_list("attempt_id", "node_id", "node__name"),
@@ -68,8 +66,7 @@ def take_back_unclaimed(now: datetime) -> int:
 
 def give_up_absent(now: datetime) -> int:
     """Give up attempts whose first node has waited for another one until the deadline, or for one that is away."""
-    away = _lost(now) | Q(node__wire_version__lt=SPOKEN_SINCE)
-    absent = launches_due().filter(Q(attempt__rendezvous_by__lte=now) | away).order_by("pk")
+    absent = launches_due().filter(Q(attempt__rendezvous_by__lte=now) | _lost(now)).order_by("pk")
     return sum(
         fence(attempt_id, "absent", _absence(name, due, now), "scheduler", DeviceState.READY, node_id)
         for attempt_id, node_id, name, due in absent.values_list("attempt_id", "node_id", "node__name", "attempt__rendezvous_by")

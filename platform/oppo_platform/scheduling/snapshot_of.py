@@ -19,7 +19,6 @@ from oppo_platform.accounts.models import Team
 from oppo_platform.cluster.disks import low_disks
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node, Pool
 from oppo_platform.cluster.selectors import live_nodes
-from oppo_platform.runs.launches import SPOKEN_SINCE
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Run, Transition
 from oppo_platform.scheduling import policy
 from oppo_platform.scheduling.models import Allocation, BackfillTerm, Reservation, TeamQuota, TeamShare
@@ -157,7 +156,6 @@ def _nodes(holders: dict[int, int]) -> tuple[policy.Node, ...]:
             offers=frozenset(offers[node.pk]),
             connected=node.pk in fresh,
             draining=node.drained_at is not None or node.wire_version not in SPOKEN,
-            joins_others=node.wire_version >= SPOKEN_SINCE,
             low_disk=node.pk in full,
         )
         for node in Node.objects.filter(pool__isnull=False).order_by("pk")

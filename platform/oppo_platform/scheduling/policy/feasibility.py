@@ -143,12 +143,6 @@ def _why(run: WaitingRun, nodes: Sequence[Node], bins: Sequence[Bin], word: str)
     if run.nodes is not None and _fits_into(run, bins) and not _fits_into(run, allowed):
         text = f"Needs {run.nodes} nodes; its retry rules exclude {names}, and too few others would do."
         return Reason("excluded", text, {}, None, "Another node.")
-    old = sorted({b.node.name for b in allowed if not b.node.joins_others})
-    if run.nodes is not None and old and _fits_into(run, allowed):
-        text = (
-            f"Needs {asked(run)} on {nodes_allowed(run)}, and the workers of {', '.join(old)} are too old to take part in that."
-        )
-        return Reason("old_worker", text, {"nodes": run.nodes}, None, "Newer workers on those nodes.")
     return _too_large(run, allowed, word)
 
 

@@ -252,5 +252,4 @@ def may_use(run: WaitingRun, each: Bin) -> bool:
         and run.needs <= node.offers
         and (run.home is None or run.home[0] == node.node_id)
         and node.node_id not in run.excluded_nodes
-        and (run.nodes is None or node.joins_others)
     )

@@ -66,7 +66,6 @@ class Node:
     offers: frozenset[Need] = frozenset()
     connected: bool = True
     draining: bool = False
-    joins_others: bool = True  # its worker can take part in a run on several nodes
     low_disk: bool = False  # a disk that it writes to is nearly full
 
     @property
