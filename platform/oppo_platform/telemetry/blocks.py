@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 POINTS_A_BLOCK = 4096
 FINE, COARSE = 16, 256  # points a bucket
+POINTS_BITS = 32  # no bucket has as many points as a number of so many bits can count
 
 Steps = NDArray[np.int32]
 Values = NDArray[np.float64]
@@ -87,12 +88,24 @@ def merged(buckets: Buckets, starts: NDArray[np.int64]) -> Buckets:
     found["broken"] = np.add.reduceat(buckets["broken"], starts)
     found["low"] = np.fmin.reduceat(buckets["low"], starts)
     found["high"] = np.fmax.reduceat(buckets["high"], starts)
-    total, weight = np.add.reduceat(np.where(known, buckets["mean"] * known, 0.0), starts), np.add.reduceat(known, starts)
-    found["mean"] = np.where(weight, total / np.maximum(weight, 1), np.nan)
+    found["mean"] = _means(buckets, known, starts, found)
     # The last finite value: that of the last bucket which has one.
     place = np.maximum.accumulate(np.where(known > 0, np.arange(len(buckets)), -1))[ends]
     found["end"] = np.where(place >= starts, buckets["end"][place], np.nan)
     return found
+
+
+def _means(buckets: Buckets, known: NDArray[np.int32], starts: NDArray[np.int64], found: Buckets) -> Values:
+    """Of each joined bucket the mean of its `known` points, which a float can hold even where it cannot hold their sum.
+
+    They are divided by more than a bucket's points before they are added up: by a power of two, so that nothing is rounded that
+    would not be otherwise, but for numbers below 1e-298. What rounding brings beyond the lowest or highest point is that one.
+    """
+    parts = np.where(known, np.ldexp(buckets["mean"], -POINTS_BITS) * known, 0.0)
+    weight = np.add.reduceat(known, starts)
+    with np.errstate(over="ignore"):
+        means = np.ldexp(np.add.reduceat(parts, starts) / np.maximum(weight, 1), POINTS_BITS)
+    return np.where(weight, np.clip(means, found["low"], found["high"]), np.nan)
 
 
 def every(buckets: Buckets, size: int) -> Buckets:

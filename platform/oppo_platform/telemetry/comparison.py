@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import run_summary
 from oppo_platform.telemetry.axes import Axis
-from oppo_platform.telemetry.blocks import Buckets, Values
+from oppo_platform.telemetry.blocks import Buckets, Values, every, joined
 from oppo_platform.telemetry.grouping import Group, Ratio, Settings, differing, grouped, mean, speedup
 from oppo_platform.telemetry.reading import Name, Parts, Points, Range, read_buckets, read_points, reigns_of
 from oppo_platform.telemetry.selectors import columns, matching
@@ -183,11 +184,9 @@ def figures(runs: Sequence[Run], parts: Parts, rewards: Mapping[int, Points]) ->
 
 def _mean(found: Mapping[Name, Buckets], run_id: int, keys: Iterable[str]) -> float | None:
     """The mean of the finite points of some series."""
-    whole = [found[run_id, key][0] for key in keys if (run_id, key) in found]
-    weights = [int(bucket["count"] - bucket["broken"]) for bucket in whole]
-    if not sum(weights):
-        return None
-    return sum(float(b["mean"]) * weight for b, weight in zip(whole, weights, strict=True) if weight) / sum(weights)
+    whole = joined(found[run_id, key][:1] for key in keys if (run_id, key) in found)
+    found_mean = float(every(whole, len(whole))["mean"][0]) if len(whole) else math.nan
+    return found_mean if math.isfinite(found_mean) else None
 
 
 def _last_tenth(points: Points | None) -> float | None:
