@@ -92,7 +92,7 @@ class OutboxReader:
         """Go back to an event that the platform misses.
 
         Raises:
-            LookupError: the file does not hold it.
+            LookupError: the file does not hold it; the message tells people so.
         """
         self._offset, self._last_seq, self._acknowledged = 0, 0, 0
         self._waiting.clear()
@@ -100,7 +100,10 @@ class OutboxReader:
         self._read_on(until_seq=expected_seq)
         self.acknowledge(expected_seq - 1)
         if not self._waiting or self._waiting[0].event.seq != expected_seq:
-            raise LookupError(f"{self.path} does not hold event {expected_seq} of the {self.producer}")
+            there = f"the first that it has is {self._waiting[0].event.seq}" if self._waiting else "nor any after it"
+            raise LookupError(
+                f"the platform asks for event {expected_seq} of the {self.producer}, which the node's disk has no more; {there}"
+            )
 
     def replace_first(self, why: str) -> None:
         """Put a log line in the place of the oldest event, which the platform does not take: numbers must stay without gaps."""

@@ -15,7 +15,9 @@ Word = Literal["succeeded", "failed", "cancelled", "paused", "preempted", "engin
 STOPPED_FOR: dict[str | None, Word] = {"cancel": "cancelled", "pause": "paused", "preempt": "preempted"}
 
 
-def outcome_of(epoch: int, end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str]) -> Outcome:
+def outcome_of(
+    epoch: int, end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str], lost: str = ""
+) -> Outcome:
     """The report of an attempt.
 
     Args:
@@ -23,8 +25,10 @@ def outcome_of(epoch: int, end: EngineEnd | None, finished: FinishedEvent | None
         end: how the engine's process ended; None when its supervisor was killed before that.
         finished: the engine's last event, if it wrote one.
         last_lines: the end of its log.
+        lost: what the platform cannot be told any more. Checkpoints are among it, so whatever was trained since does not count.
     """
-    word, reason = _word_and_reason(end, finished, last_lines)
+    broken = bool(lost) and (finished is None or finished.outcome != "failed")
+    word, reason = (_stopped(end), lost) if broken else _word_and_reason(end, finished, last_lines)
     code = end.exit_code if end is not None else None
     return Outcome(epoch=epoch, outcome=word, exit_code=code, reason=reason[:MAX_REASON], last_log_lines=last_lines)
 
@@ -50,6 +54,11 @@ def _word_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last
     if end.exit_code == REFUSED:
         return "failed", end.reason or "the engine refused the spec: " + " ".join(last_lines[-5:])
     return "engine_died", end.reason or _death(end.exit_code, last_lines)
+
+
+def _stopped(end: EngineEnd | None) -> Word:
+    """What an engine was stopped for; one that nobody had asked to has died."""
+    return STOPPED_FOR.get(end.signal if end is not None else None, "engine_died")
 
 
 def _death(exit_code: int, last_lines: list[str]) -> str:

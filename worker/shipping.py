@@ -4,6 +4,9 @@ The engine's outbox and the supervisor's are two producers; each keeps its order
 announced it was taken. While the platform is away nobody waits: the files grow, and are sent afterwards. When too much waits
 (`worker.limit`), the engine is told to leave out detail (`oppo_contract.events.DETAIL_KINDS`) and says what it left out; so does
 the log's tail. Metrics, checkpoints and outcomes are always kept.
+
+A platform that was restored from a backup asks for what it has forgotten. Where the disk does not have that any more, nothing
+that comes after can be told either: shipping ends, and `lost` says why, so that nobody trains on for nothing.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class Shipping:
         self.claim = claim
         self.api = api
         self.finished: FinishedEvent | None = None
+        self.lost = ""  # what the platform asks for and can be told by nobody, in words
         self.complete = threading.Event()
         self.store = FileStore(claim.claimed.artifact_url)
         self.keeper = Keeper(self.store.root, folder, claim.claimed.resume_from)
@@ -158,8 +162,9 @@ class Shipping:
     def _fill(self, outbox: OutboxReader, expected_seq: int) -> None:
         try:
             outbox.rewind(expected_seq)
-        except LookupError as error:  # the disk lost what the platform had not got; it cannot be sent by anybody
-            raise RefusedError(str(error), "ended") from error
+        except LookupError as error:
+            self.lost = str(error)
+            raise RefusedError(self.lost, "ended") from error
 
     def _register_checkpoints(self) -> None:
         while self._unregistered:

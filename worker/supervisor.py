@@ -5,7 +5,8 @@
 Guarantees. The claim works once, so a duplicate or stale launch order ends here. The engine dies with this process (lifeline and
 kernel). It is killed before the lease can run out, so that the platform never gives its devices away while it computes. The
 outcome is sent when no process of the engine is left and every event is acknowledged. If this process is killed, the next one
-finds the claim in the attempt's folder, ships what is left and reports the death; it starts no engine.
+finds the claim in the attempt's folder, ships what is left and reports the death; it starts no engine. When the platform
+asks for events that the disk has no more, the attempt ends here and its run goes on in another one.
 """
 
 from __future__ import annotations
@@ -146,6 +147,8 @@ class Supervisor:
             self.signal, self.reason = "preempt", "the worker was shut down"
             self.kill_at = now + STOP_WITHIN_S
             engine.ask_to_stop()
+        if self.shipping.lost and not self.fenced:
+            self.fenced, self.reason = True, self.shipping.lost
         if now >= self.lease_ends - lease_margin_s(self.claim.claimed.lease_s) and not self.fenced:
             self.fenced = True
             self.reason = "the platform could not be reached and the lease was about to end"
@@ -176,7 +179,7 @@ class Supervisor:
         said = last_lines(self.folder, self.shipping.redactor)
         if lost_others(self.shipping.finished):
             self._let_others_speak()
-        outcome = outcome_of(self.claim.epoch, end, self.shipping.finished, said)
+        outcome = outcome_of(self.claim.epoch, end, self.shipping.finished, said, self.shipping.lost)
         wait_s = 0.5
         while not self._reported(outcome):
             if self.leaving.wait(wait_s):

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from oppo_contract.events import FinishedEvent
 from oppo_contract.spared import spared
 from oppo_contract.wire import CheckpointRef
 from worker import keeper as keeper_module
 from worker.engine_process import is_for_engine
-from worker.folders import AttemptFolder
+from worker.folders import AttemptFolder, EngineEnd
+from worker.holes import punch
 from worker.keeper import Keeper
+from worker.outcomes import outcome_of
 
 
 def steps_of(attempt: Any) -> list[int]:
@@ -113,6 +116,50 @@ def test_a_platform_that_forgot_events_gets_them_again(bench, tools) -> None:
         del attempt.events["engine"][4:]
     assert process.wait() == 0
     assert steps_of(attempt) == list(range(1, 81))
+
+
+def lose(attempt: Any, events: Path) -> None:
+    """The platform forgets all events after the fourth, as if restored from a backup, and the disk the first six."""
+    lines = events.read_bytes().splitlines(keepends=True)
+    if not punch(events, len(b"".join(lines[:6]))):
+        pytest.skip("this system gives no part of a file back")
+    del attempt.events["engine"][4:]
+
+
+LOST = "the platform asks for event 5 of the engine, which the node's disk has no more; the first that it has is 7"
+
+
+def test_an_attempt_that_cannot_tell_what_is_asked_for_ends_and_says_so(bench, tools) -> None:
+    attempt = bench.attempt(steps=100_000, step_s=0.02)
+    process = bench.supervise()
+    tools.eventually(lambda: len(attempt.events["engine"]) > 10)
+    with bench.platform.lock:
+        lose(attempt, bench.folder.attempt(1).engine_events)
+    assert process.wait() == 0
+    assert (attempt.outcome["outcome"], attempt.outcome["reason"]) == ("engine_died", LOST)
+    assert attempt.device_was_free
+    assert len(attempt.events["engine"]) == 4, "nothing is told as if it came next"
+
+
+def test_what_was_trained_and_cannot_be_told_is_trained_again(bench, tools) -> None:
+    attempt = bench.attempt(steps=60, step_s=0.02)
+    process = bench.supervise()
+    tools.eventually(lambda: len(attempt.events["engine"]) > 10)
+    events = bench.folder.attempt(1).engine_events
+    bench.away(until=lambda: b'"finished"' in events.read_bytes() and not lose(attempt, events))
+    assert process.wait() == 0
+    assert (attempt.outcome["outcome"], attempt.outcome["reason"]) == ("engine_died", LOST)
+
+
+@pytest.mark.parametrize(("wish", "outcome"), [("cancel", "cancelled"), ("pause", "paused"), (None, "engine_died")])
+def test_a_wish_counts_also_when_something_is_lost_and_so_does_a_failure(wish, outcome) -> None:
+    event = {"producer": "engine", "seq": 9, "time": 0.0, "step": 3}
+    stopped = FinishedEvent(**event, outcome="stopped", reason="asked to stop")
+    told = outcome_of(1, EngineEnd(exit_code=0, signal=wish), stopped, [], LOST)
+    assert (told.outcome, told.reason) == (outcome, LOST)
+    failed = FinishedEvent(**event, outcome="failed", reason="the loss is not finite")
+    told = outcome_of(1, EngineEnd(exit_code=1, signal=wish), failed, [], LOST)
+    assert (told.outcome, told.reason) == ("failed", "the loss is not finite")
 
 
 @pytest.mark.parametrize("status", [413, 422])
