@@ -117,6 +117,7 @@
   }
   function traceLink(first, end) {                       // a trace holds fewer steps than the picture
     const link = $("trace");
+    Oppo.timelineFigure(first, end);
     if (end - first >= 50) { link.removeAttribute("href"); link.setAttribute("aria-disabled", "true"); return; }
     link.href = `/api/v1/runs/${run.id}/trace.json?from_step=${first}&to_step=${Math.max(first, end)}`;
     link.removeAttribute("aria-disabled");

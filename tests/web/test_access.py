@@ -73,6 +73,7 @@ OF_A_RUN = [
     "",
     "/metrics?keys=m",
     "/timeline",
+    "/timeline/figure",
     "/saving",
     "/decisions",
     "/samples",

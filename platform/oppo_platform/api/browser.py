@@ -15,7 +15,7 @@ from oppo_contract.yaml_text import dump_yaml, parse_yaml
 from oppo_platform import clock
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit
 from oppo_platform.accounts.models import User
-from oppo_platform.api import alerts, checkpoints, history, logs, run_lists, samples, saved_views, storage
+from oppo_platform.api import alerts, checkpoints, history, logs, run_lists, samples, saved_views, storage, timelines
 from oppo_platform.api.auth import PERSON
 from oppo_platform.api.problems import install, problem
 from oppo_platform.api.subjects import LARGEST_ID, chosen_project, person, run_of
@@ -30,8 +30,6 @@ from oppo_platform.storage.trash import NotDeletable
 from oppo_platform.telemetry import selectors as telemetry
 from oppo_platform.telemetry.comparison import View, compare
 from oppo_platform.telemetry.saving import Saving, saving
-from oppo_platform.telemetry.timelines import timeline as spans_of_run
-from oppo_platform.telemetry.traces import NothingToTrace, trace
 
 MOST_KEYS = 100
 MOST_COMPARED = 100
@@ -39,7 +37,7 @@ LAST_STEP = 2**31 - 1
 
 api = NinjaAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, urls_namespace="api")
 install(api)
-for part in (run_lists, samples, logs, checkpoints, history, saved_views, storage, alerts):
+for part in (run_lists, samples, timelines, logs, checkpoints, history, saved_views, storage, alerts):
     api.add_router("", part.router)
 for refusal in (steering.NotPossible, NotDeletable):
     api.add_exception_handler(refusal, lambda request, error: problem(409, str(error)))
@@ -217,25 +215,6 @@ def metrics(
     """`keys` separated by commas; one that ends in `*` stands for all that begin so. Spikes survive thinning."""
     steps = telemetry.Range(max(-1, min(since_step, LAST_STEP)), max(-1, min(to_step, LAST_STEP)))
     return telemetry.metrics(run_of(request, run_id), _keys(names), x, max_points, steps)
-
-
-@api.get("runs/{int:run_id}/timeline", summary="What every device did, step by step or from afar")
-def timeline(request: HttpRequest, run_id: int, from_step: int | None = None, to_step: int | None = None) -> dict[str, Any]:
-    """The newest steps, or those from `from_step` on; a range of more than 50 steps is merged."""
-    return spans_of_run(run_of(request, run_id), from_step, to_step)
-
-
-@api.get("runs/{int:run_id}/trace.json", summary="Some steps as a Chrome trace, for ui.perfetto.dev")
-def download_trace(request: HttpRequest, run_id: int, from_step: int, to_step: int) -> HttpResponse:
-    """At most 50 recorded steps, drawn as by `oppo trace`."""
-    run = run_of(request, run_id)
-    try:
-        drawn = trace(run, from_step, to_step)
-    except NothingToTrace as error:
-        return problem(422, str(error))
-    answer = HttpResponse(drawn, content_type="application/json")
-    answer.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}-steps-{from_step}-{to_step}.trace.json"'
-    return answer
 
 
 @api.get("runs/{int:run_id}/usage", summary="Device-hours of a run")

@@ -46,7 +46,7 @@ def _events(run: Run, part: Reign, steps: list[dict[str, Any]]) -> Iterator[Even
         start_step=first - 1,
         total_steps=max(1, run.total_steps),
     )
-    for data in filter(_is_drawable, steps):
+    for data in filter(is_drawable, steps):
         yield SpansEvent.model_validate(data | {"kind": "spans", "producer": "engine", "seq": 1, "time": 0.0})
     for told in Decision.objects.filter(attempt=attempt, step__range=(first, last), at__isnull=False).order_by("step", "id"):
         yield DecisionEvent.model_validate(
@@ -55,7 +55,7 @@ def _events(run: Run, part: Reign, steps: list[dict[str, Any]]) -> Iterator[Even
         )
 
 
-def _is_drawable(data: dict[str, Any]) -> bool:
+def is_drawable(data: dict[str, Any]) -> bool:
     """Whether every time is known and every column has its length; a broken worker may have told otherwise."""
     length = len(data["device"])
     times = [*data["window_s"], *data["start_s"], *data["end_s"]]

@@ -1,0 +1,50 @@
+/* The steps in the window as a Plotly figure, made by the server for pages and notebooks alike: to look at, and to take away as a
+   picture. Plotly is a megabyte that the timeline itself does not need, so it is fetched when a figure is asked for. */
+(function () {
+  "use strict";
+  const { Oppo, OppoTheme: T } = window, { run, setText } = Oppo;
+  const $ = (id) => document.getElementById(id);
+  const dialog = $("figure-dialog"), plot = $("figure-plot"), told = $("figure-told");
+  let steps = [1, 1], shown = "", loaded = null;
+
+  function plotly() {
+    loaded ||= new Promise((done, failed) => {
+      const script = document.createElement("script");
+      script.src = dialog.dataset.plotly;
+      script.addEventListener("load", done);
+      script.addEventListener("error", () => { loaded = null; script.remove(); failed(new TypeError("Plotly could not be fetched")); });
+      document.body.append(script);
+    });
+    return loaded;
+  }
+  function theme() {
+    const chosen = document.documentElement.dataset.theme;
+    return chosen || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  }
+  async function draw() {
+    const [from_step, to_step] = steps, query = { from_step, to_step, theme: theme() };
+    const address = `/api/v1/runs/${run.id}/timeline/figure?${new URLSearchParams(query)}`;
+    $("figure-json").href = address;
+    setText(told, shown ? "" : "Drawing …");
+    const [figure] = await Promise.all([Oppo.api.get(`runs/${run.id}/timeline/figure`, query), plotly()]);
+    const layout = { ...figure.layout, font: { ...figure.layout.font, family: getComputedStyle(document.body).fontFamily } };
+    await window.Plotly.react(plot, figure.data, layout, T.config);
+    shown = address;
+    setText(told, "");
+  }
+  const drawn = () => draw().catch((e) => { Oppo.again(e, draw); setText(told, "The figure could not be drawn. Close it and try again."); });
+  function save(format) {
+    const [from, to] = steps, { width, height } = plot.getBoundingClientRect();
+    const size = { width: Math.max(900, Math.round(width)), height: Math.round(height), scale: format === "png" ? 2 : 1 };
+    return window.Plotly.downloadImage({ data: plot.data, layout: plot.layout, config: T.config }, { format, filename: `run-${run.id}-steps-${from}-${to}`, ...size });
+  }
+  $("figure").addEventListener("click", () => {
+    setText($("figure-title"), steps[0] === steps[1] ? `Step ${steps[0]}` : `Steps ${steps[0]}–${steps[1]}`);
+    dialog.showModal();
+    drawn();
+  });
+  dialog.querySelectorAll("[data-picture]").forEach((b) => b.addEventListener("click", () => shown && save(b.dataset.picture)));
+  T.onChange(() => { if (dialog.open) drawn(); });
+  /* Which steps the next figure holds. */
+  Oppo.timelineFigure = (first, end) => { steps = [first, Math.max(first, end)]; };
+})();
