@@ -75,7 +75,7 @@ def measure(steps: int) -> dict[str, list[float]]:
             engine.journal.close()
     pairs = list(zip(watch.steps[LEFT_OUT:], watch.steps[LEFT_OUT + 1 :], strict=False))
     return {
-        "logging_share": [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairs],
+        "logging_cost_share": [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairs],
         "logging_us_a_step": [1e6 * (after[1] - before[1]) for before, after in pairs],
         "logging_us_a_call": [1e6 * taken for taken in watch.of_kind["step"][LEFT_OUT:]],
         "logged_step_ms": [1e3 * (after[0] - before[0]) for before, after in pairs],

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oppo_cli import telemetry_load as load
+from oppo_cli.bench_frames import timeline_frames
 from oppo_cli.bench_pages import event_to_pixel, first_chart
 from oppo_cli.bench_peers import race
 from oppo_cli.bench_report import keep
@@ -108,6 +109,8 @@ def _alone(scale: int, repetitions: int, seed: int, full: bool) -> Iterator[list
         yield open_streams(base_url, owner, web_pid, scale)
         _tell("first chart")
         yield first_chart(base_url, owner, scale, max(3, repetitions // 4), seed)
+        _tell("timeline frames")
+        yield timeline_frames(base_url, owner, scale, max(2, repetitions // 8), seed)
         if full:
             with _client(base_url, owner.token) as client:
                 yield crowded(client, owner, scale, repetitions, seed)
@@ -173,5 +176,5 @@ def _logging(steps: int) -> list[Result]:
     if done.returncode:
         raise Failure(f"The engine could not be measured: {done.stderr[-1000:]}")
     told = json.loads(done.stdout.splitlines()[-1])
-    units = {"logging_share": "share", "logging_us_a_step": "us", "logging_us_a_call": "us", "logged_step_ms": "ms"}
+    units = {"logging_cost_share": "share", "logging_us_a_step": "us", "logging_us_a_call": "us", "logged_step_ms": "ms"}
     return [Result.of(name, unit, told[name]) for name, unit in units.items()]

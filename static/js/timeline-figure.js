@@ -5,7 +5,8 @@
   const { Oppo, OppoTheme: T } = window, { run, setText } = Oppo;
   const $ = (id) => document.getElementById(id);
   const dialog = $("figure-dialog"), plot = $("figure-plot"), told = $("figure-told");
-  let steps = [1, 1], shown = "", loaded = null;
+  const LEGEND_FROM_PX = 640;                            // narrower, the page's own legend has to do
+  let steps = [1, 1], shown = null, loaded = null;
 
   function plotly() {
     loaded ||= new Promise((done, failed) => {
@@ -27,16 +28,17 @@
     $("figure-json").href = address;
     setText(told, shown ? "" : "Drawing …");
     const [figure] = await Promise.all([Oppo.api.get(`runs/${run.id}/timeline/figure`, query), plotly()]);
-    const layout = { ...figure.layout, font: { ...figure.layout.font, family: getComputedStyle(document.body).fontFamily } };
-    await window.Plotly.react(plot, figure.data, layout, T.config);
-    shown = address;
+    const wide = plot.clientWidth > LEGEND_FROM_PX, margin = wide ? figure.layout.margin : { ...figure.layout.margin, l: 100, b: 32 };
+    figure.layout.font.family = getComputedStyle(document.body).fontFamily;
+    await window.Plotly.react(plot, figure.data, { ...figure.layout, margin, showlegend: wide }, T.config);
+    shown = figure;
     setText(told, "");
   }
   const drawn = () => draw().catch((e) => { Oppo.again(e, draw); setText(told, "The figure could not be drawn. Close it and try again."); });
   function save(format) {
     const [from, to] = steps, { width, height } = plot.getBoundingClientRect();
     const size = { width: Math.max(900, Math.round(width)), height: Math.round(height), scale: format === "png" ? 2 : 1 };
-    return window.Plotly.downloadImage({ data: plot.data, layout: plot.layout, config: T.config }, { format, filename: `run-${run.id}-steps-${from}-${to}`, ...size });
+    return window.Plotly.downloadImage({ ...shown, config: T.config }, { format, filename: `run-${run.id}-steps-${from}-${to}`, ...size });
   }
   $("figure").addEventListener("click", () => {
     setText($("figure-title"), steps[0] === steps[1] ? `Step ${steps[0]}` : `Steps ${steps[0]}–${steps[1]}`);

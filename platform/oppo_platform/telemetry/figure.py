@@ -198,10 +198,10 @@ def _layout(steps: list[tuple[Json, float]], blocks: dict[str, Block], bottom: f
     plain = {"gridcolor": "rgba(0,0,0,0)", "zeroline": False, "linecolor": colours.border, "tickfont": {"size": 11}}
     return {
         "barmode": "overlay", "bargap": 0, "hovermode": "closest", "dragmode": "zoom", "uirevision": "keep",
-        "height": round(PIXELS * max(3.0, end)) + 150, "margin": {"l": 120, "r": 16, "t": 32, "b": 60},
+        "height": round(PIXELS * max(3.0, end)) + 142, "margin": {"l": 120, "r": 16, "t": 32, "b": 110},
         "paper_bgcolor": colours.surface, "plot_bgcolor": colours.surface, "font": {"size": 12, "color": colours.text_2},
-        "legend": {"orientation": "h", "y": -0.12, "yanchor": "top", "x": 0, "font": {"size": 11}},
-        "xaxis": plain | {"title": {"text": "seconds from the first step shown", "font": {"size": 11}}},
+        "legend": {"orientation": "h", "y": 0, "yref": "container", "yanchor": "bottom", "x": 0, "font": {"size": 11}},
+        "xaxis": plain | {"ticksuffix": " s", "range": [0.0, sum(_length_s(step) for step, _ in steps) or 1.0]},
         "yaxis": plain
         | {"range": [end, 0], "fixedrange": True, "tickvals": [at for at, _ in ticks], "ticktext": [name for _, name in ticks]},
         "shapes": edges, "annotations": names,
@@ -223,6 +223,10 @@ def _edges(steps: list[tuple[Json, float]], colours: Palette) -> tuple[list[Json
 def _steps(step: Json) -> str:
     last = step.get("to_step") or step["step"]
     return f"steps {step['step']}–{last}" if last > step["step"] else f"step {step['step']}"
+
+
+def _length_s(step: Json) -> float:
+    return float(step["window_s"][1] - step["window_s"][0])
 
 
 def _seconds(length_s: float) -> str:
