@@ -188,12 +188,13 @@ def connected(database: None) -> Iterator[None]:
     made: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def remember(connection: Any, **_: Any) -> None:
-        made.add(connection.connection)
+        made.add(connection)
 
     connection_created.connect(remember)
     yield
     connection_created.disconnect(remember)
     for held in made:
+        held.inc_thread_sharing()  # its own thread is gone or idle
         held.close()
     wait_until(lambda: not others_connected(), lambda: f"still connected to the test database: {others_connected()}")
 
