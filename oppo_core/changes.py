@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from oppo_contract.resuming import ALLOWED, REFUSED, Change, below, between, refusing_rule
+from oppo_contract.resuming import ALLOWED, REFUSED, Change, below, between, least_overcommit, refusing_rule, room
 from oppo_contract.spec import RunSpec
 from oppo_core.control import ChunkState
 
@@ -30,11 +30,10 @@ def refusals(changed: Iterable[Change], in_flight: int, spec: RunSpec) -> list[s
         if rule is not None:
             reason, remedy = REFUSED[rule]
             said.append(f"{change} cannot change, because {reason}; set it back, or {remedy}")
-    room = spec.ppo.rows + (spec.overlap.overcommit.max * spec.ppo.group_size if spec.overlap.inter_step != "off" else 0)
-    if not said and in_flight > room:
+    if not said and in_flight > room(spec):
         said.append(
-            f"{in_flight} answers are in flight and there is room for {room}: raise overlap.overcommit.max to"
-            f" {in_flight - spec.ppo.rows} or more, and lower it once the pool has shrunk (a lower Δ evicts nothing)"
+            f"{in_flight} answers are in flight and there is room for {room(spec)}: raise overlap.overcommit.max to"
+            f" {least_overcommit(in_flight, spec)} or more, and lower it once the pool has shrunk (a lower Δ evicts nothing)"
         )
     return said
 

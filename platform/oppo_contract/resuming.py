@@ -8,6 +8,7 @@ loads anything.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,29 @@ def refusing_rule(path: str) -> str | None:
     matching = [(len(rule), rule, refused) for rule, refused in kinds if below(path, rule)]
     _, rule, refused = max(matching)
     return rule if refused else None
+
+
+def room(spec: RunSpec) -> int:
+    """Answers that may be in flight at once: (B + Δ_max)·G, or B·G where none is deferred."""
+    return _places(spec, spec.overlap.overcommit.max)
+
+
+def most_in_flight(spec: RunSpec) -> int:
+    """Answers that a checkpoint may hold which this run wrote in the middle of a step: those that it tops its pool up to.
+
+    Between two steps at most Δ_max·G are left, for which a batch alone has room.
+    """
+    bounds = spec.overlap.overcommit
+    return _places(spec, bounds.initial if bounds.controller == "fixed" else bounds.max)
+
+
+def least_overcommit(in_flight: int, spec: RunSpec) -> int:
+    """The lowest `overlap.overcommit.max` under which there is room for so many answers, in units of the pool: groups."""
+    return max(0, math.ceil((in_flight - spec.ppo.rows) / spec.ppo.group_size))
+
+
+def _places(spec: RunSpec, overcommit: int) -> int:
+    return spec.ppo.rows + (overcommit * spec.ppo.group_size if spec.overlap.inter_step != "off" else 0)
 
 
 def below(path: str, rule: str) -> bool:

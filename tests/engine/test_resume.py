@@ -339,6 +339,13 @@ def test_more_answers_in_flight_than_there_is_room_for_are_refused_with_the_boun
     assert "9 answers are in flight and there is room for 7" in reason
     assert "overlap.overcommit.max to 3 or more" in reason
     assert changes.refusals(changes.between(saved, asked), 7, asked) == []
+    groups = {
+        "ppo": {"critic_learning_rate": 1e-5, "algorithm": "grpo", "group_size": 3},
+        "models": {"critic": "actor"},
+        "overlap": {"overcommit": {"initial": 1, "max": 1}},
+    }
+    (reason,) = changes.refusals([], 6 * 3 + 7, world.spec(groups))
+    assert "overlap.overcommit.max to 3 or more" in reason, "Δ counts groups"
 
 
 def test_changed_settings_take_effect_on_what_was_in_flight(world: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from oppo_contract.problems import SpecError
 from oppo_contract.resuming import REFUSED, between, refusing_rule
 from oppo_platform.runs.attempts import artifact_url, latest_checkpoint
 from oppo_platform.runs.beginnings import spared_for_forks
-from oppo_platform.runs.forks import resume_at
+from oppo_platform.runs.forks import fork_problems, resume_at
 from oppo_platform.runs.models import Checkpoint, Run
 from oppo_platform.runs.services import submit_run
 from oppo_platform.runs.steering import cancel_run
@@ -118,6 +118,41 @@ def test_what_may_change_is_accepted_and_every_other_setting_is_not(parent, make
         if (rule := refusing_rule(change.path))
     }
     assert refused == {"seed", "rollout"} <= REFUSED.keys()
+
+
+@pytest.mark.parametrize(
+    ("before", "least"), [({}, 8), ({"controller": "fixed", "initial": 5}, 5), ({"controller": "fixed", "initial": 4}, None)]
+)
+def test_a_fork_has_room_for_the_answers_of_a_half_done_step(parent, make_spec, before, least):
+    world, _, run, _ = parent
+    run.spec = load_spec(make_spec(overlap={"overcommit": before})).model_dump(mode="json")
+    run.save(update_fields=["spec"])
+    Checkpoint.objects.filter(run=run, step=40).update(url=f"{artifact_url(run.pk)}/checkpoints/step-00000040-chunk-000002")
+
+    def problems(step, most):
+        overlap = {"overcommit": {"initial": 0, "max": most, "controller": "fixed"}}
+        spec = load_spec(make_spec(overlap=overlap, fork={"run": run.pk, "step": step}))
+        return [(p.path, p.value, p.allowed) for p in fork_problems(spec, world.team.pk)]
+
+    refused = ("overlap.overcommit.max", "4", f"at least {least}, or a checkpoint between two steps")
+    assert problems(40, 4) == ([refused] if least else [])
+    assert problems(40, least or 4) == []
+    assert problems(20, 0) == []
+
+
+def test_what_does_not_fit_is_refused_at_submit_in_units_of_groups(parent, make_spec):
+    world, _, run, _ = parent
+    group = {"algorithm": "grpo", "group_size": 4, "batch_size": 8, "mini_batches": 1}
+    run.spec = load_spec(make_spec(ppo=group)).model_dump(mode="json")
+    run.save(update_fields=["spec"])
+    Checkpoint.objects.filter(run=run, step=40).update(url=f"{artifact_url(run.pk)}/checkpoints/step-00000040-chunk-000002")
+    fewer = make_spec(ppo=group, overlap={"overcommit": {"max": 6}}, fork={"run": run.pk, "step": 40})
+    told = submit(world.login("ben"), fewer)
+    assert told.status_code == 422
+    [complaint] = told.json()["errors"]
+    assert complaint["path"] == "overlap.overcommit.max"
+    assert complaint["message"] == "leaves room for 56 answers in flight, and this checkpoint of a half-done step may hold 64"
+    assert complaint["allowed"] == "at least 8, or a checkpoint between two steps"
 
 
 def test_a_checkpoint_of_another_team_does_not_exist(parent, make_spec):

@@ -31,3 +31,8 @@ def spared_for_forks(run: Run) -> list[str]:
 def folder_name(row: Checkpoint) -> str:
     """The checkpoint's own folder: `step-00000100`, or `step-00000100-chunk-000003` with a half-done step."""
     return unquote(PurePosixPath(urlsplit(row.url).path).name)
+
+
+def half_done(row: Checkpoint) -> bool:
+    """Whether the engine wrote it in the middle of a step, because it was asked to stop."""
+    return "-chunk-" in folder_name(row)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from django.db import transaction
 
 from oppo_contract.problems import SpecError, SpecProblem
-from oppo_contract.resuming import REFUSED, between, refusing_rule
+from oppo_contract.resuming import REFUSED, between, least_overcommit, most_in_flight, refusing_rule, room
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_contract.states import ENDED, RunState
 from oppo_platform import clock
-from oppo_platform.runs.beginnings import beginning
+from oppo_platform.runs.beginnings import beginning, half_done
 from oppo_platform.runs.checkpoints import where
 from oppo_platform.runs.models import Attempt, Change, Checkpoint, Run
 from oppo_platform.runs.steering import NotPossible, resume_run
@@ -55,7 +55,18 @@ def fork_problems(spec: RunSpec, team_id: int) -> list[SpecProblem]:
         ]
     refused = [(change, rule) for change in between(before, spec) if (rule := refusing_rule(change.path)) is not None]
     said = f"cannot differ from run {saved.run_id} in a fork, because"
-    return [SpecProblem(c.path, f"{said} {REFUSED[rule][0]}", _said(c.new), _said(c.old)) for c, rule in refused]
+    problems = [SpecProblem(c.path, f"{said} {REFUSED[rule][0]}", _said(c.new), _said(c.old)) for c, rule in refused]
+    return problems or _room_problems(saved, before, spec)
+
+
+def _room_problems(saved: Checkpoint, before: RunSpec, spec: RunSpec) -> list[SpecProblem]:
+    """Whether there may be more answers in flight than the fork has room for: it is not known here how many there are."""
+    needed = most_in_flight(before)
+    if not half_done(saved) or needed <= room(spec):
+        return []
+    said = f"leaves room for {room(spec)} answers in flight, and this checkpoint of a half-done step may hold {needed}"
+    asked, least = spec.overlap.overcommit.max, least_overcommit(needed, spec)
+    return [SpecProblem("overlap.overcommit.max", said, str(asked), f"at least {least}, or a checkpoint between two steps")]
 
 
 def _no_such(spec: RunSpec, team_id: int) -> SpecProblem:
