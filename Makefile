@@ -18,6 +18,9 @@ IN_TWO := $(PYTEST) -n 2
 A_FILE_EACH := $(PYTEST) $(if $(ARGS),,-n 2 --dist loadfile)
 IN_THREE := $(PYTEST) -n 3 --dist loadfile --ignore=tests/web/test_control_plane.py
 export PYTHON
+# Modules are compiled when they are first imported (scripts/set_up.sh), and images often forbid to keep what was compiled. Then
+# every process compiles Django or transformers again, for seconds; the tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
 test test-full: export OMP_WAIT_POLICY ?= passive
 
