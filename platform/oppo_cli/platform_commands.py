@@ -86,19 +86,23 @@ def admin_create(username: str, email: str | None) -> None:
 @click.argument("user")
 @click.option("--name", default="terminal", show_default=True, help="What it is for.")
 @click.option("--days", type=click.FloatRange(min=0, min_open=True), help="Validity. Default: for ever.")
-def admin_token(user: str, name: str, days: float | None) -> None:
+@click.option(
+    "--scope", type=click.Choice(["read", "submit", "admin"]), default="submit", show_default=True, help="What it may do."
+)
+def admin_token(user: str, name: str, days: float | None, scope: str) -> None:
     """Print an API token of USER (name or email) for their first team; it is shown once."""
     with platform_servers():
         set_up_django()
+        from oppo_platform.accounts.api_tokens import create_api_token
         from oppo_platform.accounts.models import Team
-        from oppo_platform.accounts.services import AccountError, create_api_token, find_user
+        from oppo_platform.accounts.services import AccountError, find_user
 
         try:
             found = find_user(user)
             team = Team.objects.filter(memberships__user=found).order_by("id").first()
             if team is None:
                 raise Refusal(f"{user} is in no team, and a token stands for a team's member.")
-            click.echo(create_api_token(found, team, name, days))
+            click.echo(create_api_token(found, team, name, days, scope).text)
         except AccountError as error:
             raise Refusal(str(error)) from error
 

@@ -16,19 +16,21 @@ def prepare() -> None:
 
     call_command("migrate", interactive=False, verbosity=0)
     call_command("buildstatic")
-    from oppo_platform.accounts.services import create_api_token, create_login_link, ensure_first_user
+    from oppo_platform.accounts.api_tokens import create_api_token, supersede
+    from oppo_platform.accounts.services import create_login_link, ensure_first_user
     from oppo_platform.cluster.services import create_join_token
     from oppo_platform.runs.models import Project
 
     first = ensure_first_user()
     project = Project.objects.filter(team__memberships__user=first.user).select_related("team").order_by("id").first()
     assert project is not None
+    supersede(first.user, API_TOKEN_NAME)
     answer = {
         "join_token": create_join_token(hours=1),
         "username": first.user.username,
         "password": first.password,
         "login_link": create_login_link(first.user),
-        "api_token": create_api_token(first.user, project.team, API_TOKEN_NAME, days=API_TOKEN_DAYS),
+        "api_token": create_api_token(first.user, project.team, API_TOKEN_NAME, days=API_TOKEN_DAYS).text,
         "project": project.pk,
     }
     print(json.dumps(answer))

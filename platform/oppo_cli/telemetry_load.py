@@ -39,8 +39,8 @@ def tenant() -> Tenant:
     """A team with a project, a user with an API token, and a node."""
     from oppo_contract.wire import WIRE_VERSION
     from oppo_platform import clock
+    from oppo_platform.accounts.api_tokens import create_api_token
     from oppo_platform.accounts.models import Membership, Role, Team, User
-    from oppo_platform.accounts.services import create_api_token
     from oppo_platform.cluster.models import Node, Pool
     from oppo_platform.runs.models import Project
 
@@ -52,7 +52,7 @@ def tenant() -> Tenant:
         pool=Pool.objects.create(name="bench", created_at=now), last_seen_at=now + timedelta(days=1), wire_version=WIRE_VERSION,
     )  # fmt: skip
     project = Project.objects.create(team=team, name="bench", created_at=now)
-    return Tenant(create_api_token(user, team, "bench"), project, user, node)
+    return Tenant(create_api_token(user, team, "bench").text, project, user, node)
 
 
 def runs(owner: Tenant, count: int, keys: Sequence[str], state: str = "succeeded") -> list[Run]:

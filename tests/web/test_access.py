@@ -6,8 +6,8 @@ import pytest
 from django.test import Client
 from django.urls import get_resolver
 
+from oppo_platform.accounts.api_tokens import create_api_token
 from oppo_platform.accounts.models import ApiToken
-from oppo_platform.accounts.services import create_api_token
 from oppo_platform.runs.models import Run
 
 # What anybody may reach without having logged in. Everything else asks for a login or a token.
@@ -51,7 +51,7 @@ def test_every_address_denies_strangers_except_the_public_ones(world):
         if name in PUBLIC:
             continue
         statuses = []
-        for method in (client.get, client.post):
+        for method in (client.get, client.post, client.delete):
             reply = method(address)
             to_login = reply.status_code == 302 and reply.headers["Location"].startswith("/accounts/login/")
             statuses.append("login" if to_login else reply.status_code)
@@ -150,8 +150,8 @@ def test_an_api_token_acts_for_its_person_within_its_team(world, make_spec):
     world.worker()
     Membership.objects.create(team=world.other_team, user=world.people["ada"], role="owner")
     mine = world.submit()
-    token = create_api_token(world.people["ada"], world.team, "notebook")
-    foreign = create_api_token(world.people["ada"], world.other_team, "other")
+    token = create_api_token(world.people["ada"], world.team, "notebook").text
+    foreign = create_api_token(world.people["ada"], world.other_team, "other").text
     assert bearer(token).get(f"/api/v1/runs/{mine.pk}").status_code == 200
     assert bearer(foreign).get(f"/api/v1/runs/{mine.pk}").status_code == 404
     body = {"spec": make_spec(), "project": world.project.pk}
@@ -161,14 +161,14 @@ def test_an_api_token_acts_for_its_person_within_its_team(world, make_spec):
 
 
 def test_expired_revoked_and_orphaned_tokens_are_void(world):
-    token = create_api_token(world.people["ada"], world.team, "short", days=1)
+    token = create_api_token(world.people["ada"], world.team, "short", days=1).text
     assert bearer(token).get("/api/v1/runs").status_code == 200
     world.clock.advance(86_401)
     assert bearer(token).get("/api/v1/runs").status_code == 401
-    token = create_api_token(world.people["ada"], world.team, "long")
+    token = create_api_token(world.people["ada"], world.team, "long").text
     ApiToken.objects.filter(name="long").update(revoked_at=world.clock.now())
     assert bearer(token).get("/api/v1/runs").status_code == 401
-    token = create_api_token(world.people["ada"], world.team, "leaver")
+    token = create_api_token(world.people["ada"], world.team, "leaver").text
     world.people["ada"].memberships.all().delete()
     assert bearer(token).get("/api/v1/runs").json()["items"] == []
 
@@ -176,5 +176,5 @@ def test_expired_revoked_and_orphaned_tokens_are_void(world):
 def test_a_workers_token_opens_no_page_and_a_persons_no_worker_call(world):
     worker = world.worker()
     assert bearer(worker.token).get("/api/v1/runs").status_code == 401
-    token = create_api_token(world.people["ada"], world.team, "t")
+    token = create_api_token(world.people["ada"], world.team, "t").text
     assert worker.post("heartbeat", {"devices": [], "attempts": []}, token).status_code == 401

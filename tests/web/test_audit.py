@@ -10,10 +10,11 @@ from django.db import DatabaseError, connection, transaction
 from django.test import Client
 
 from oppo_platform.accounts import audit
+from oppo_platform.accounts.api_tokens import create_api_token
 from oppo_platform.accounts.invites import create_invite
 from oppo_platform.accounts.models import AuditEntry, Membership, User
 from oppo_platform.accounts.passwords import create_password_link, set_password_by_link
-from oppo_platform.accounts.services import create_api_token, create_login_link
+from oppo_platform.accounts.services import create_login_link
 from oppo_platform.accounts.teams import AccountError, leave_team, set_member
 from oppo_platform.cluster.models import Node, Pool
 

@@ -9,10 +9,11 @@ import pytest
 from django.test import Client
 
 from oppo_platform.accounts.access import Action, may_reset_password, permits
+from oppo_platform.accounts.api_tokens import create_api_token
 from oppo_platform.accounts.invites import create_invite, join_by_invite, register_by_invite
 from oppo_platform.accounts.models import ApiToken, Invite, Membership, PasswordLink, Role, User
 from oppo_platform.accounts.passwords import create_password_link, set_password_by_link
-from oppo_platform.accounts.services import AccountError, create_api_token
+from oppo_platform.accounts.services import AccountError
 from oppo_platform.accounts.teams import leave_team, remove_member, set_member
 from oppo_platform.runs.models import Run
 
@@ -34,6 +35,9 @@ REQUESTS = {
     "POST /teams/{team}/invites/{invite}/revoke": "owner",
     "GET /teams/{team}/audit": "owner",
     "GET /teams/{team}/alerts": "viewer",
+    "GET /teams/{team}/tokens": "viewer",
+    "POST /teams/{team}/tokens/new name=t&scope=read&days=7": "viewer",
+    "POST /teams/{team}/tokens/new name=t&scope=read&days=7&service=1": "owner",
     "POST /teams/{team}/alerts/mail whose=all&conditions=failed": "viewer",
     "POST /teams/{team}/alerts/rules stalled-threshold=5&kl_above-threshold=9&kl_above-window=9": "owner",
     "POST /teams/{team}/alerts/webhooks url=https://example.org/&conditions=failed": "owner",

@@ -12,7 +12,7 @@ from enum import StrEnum
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 
-from oppo_platform.accounts.models import Membership, Role, Team, User
+from oppo_platform.accounts.models import Membership, Role, Scope, Team, User
 from oppo_platform.runs.models import Project, Run
 
 
@@ -29,6 +29,7 @@ class Action(StrEnum):
     MANAGE_SECRETS = "manage secrets"
     MANAGE_STORAGE = "set how long runs are kept"
     MANAGE_ALERTS = "manage alert rules and webhooks"
+    MANAGE_TOKENS = "make service tokens, and see and revoke everybody's"
     SEE_AUDIT_LOG = "read the audit log"
 
 
@@ -45,8 +46,11 @@ LEAST_ROLE = {
     Action.MANAGE_SECRETS: Role.OWNER,
     Action.MANAGE_STORAGE: Role.OWNER,
     Action.MANAGE_ALERTS: Role.OWNER,
+    Action.MANAGE_TOKENS: Role.OWNER,
     Action.SEE_AUDIT_LOG: Role.OWNER,
 }
+# With a token one has at most this role: its scope is a lid on the role of its person, never a grant.
+CAP = {Scope.READ: Role.VIEWER, Scope.SUBMIT: Role.MAINTAINER, Scope.ADMIN: Role.OWNER}
 
 
 def permits(role: str | None, action: Action) -> bool:
@@ -66,8 +70,21 @@ def memberships(user: User) -> QuerySet[Membership]:
 
 
 def role_in(user: User, team_id: int) -> str | None:
-    """The user's role in a team; None for who is not a member."""
-    return memberships(user).filter(team_id=team_id).values_list("role", flat=True).first()
+    """The user's role in a team; None for who is not a member. By an API token, at most what its scope allows."""
+    return _capped(user, memberships(user).filter(team_id=team_id).values_list("role", flat=True).first())
+
+
+def _capped(user: User, role: str | None) -> str | None:
+    if role is None or user.bound_scope is None:
+        return role
+    return min(Role(role), CAP[user.bound_scope], key=lambda each: RANK[each])
+
+
+def within(user: User, scope: Scope) -> None:
+    """Raise `PermissionDenied` when the request is made with a token of less than this scope."""
+    held = user.bound_scope
+    if held is not None and list(Scope).index(held) < list(Scope).index(scope):
+        raise PermissionDenied(f"This token has the scope {held}, and this takes {scope}. The team's page makes tokens.")
 
 
 def may(user: User, action: Action, team_id: int) -> bool:
@@ -98,7 +115,8 @@ def visible_projects(user: User) -> QuerySet[Project]:
 
 def submit_projects(user: User) -> QuerySet[Project]:
     """Projects that the user may submit to, by team and name."""
-    teams = memberships(user).filter(role__in=granting(Action.SUBMIT)).values("team_id")
+    roles = [role for role in Role if permits(_capped(user, role), Action.SUBMIT)]
+    teams = memberships(user).filter(role__in=roles).values("team_id")
     return Project.objects.filter(team_id__in=teams).select_related("team").order_by("team__name", "name")
 
 
@@ -131,7 +149,7 @@ def may_steer(user: User, run: Run) -> bool:
 def steerable(user: User, runs: Iterable[Run]) -> set[int]:
     """Those of `runs` (project joined) that the user may steer, with one query for all."""
     roles = dict(memberships(user).values_list("team_id", "role"))
-    found = ((run, roles.get(run.project.team_id)) for run in runs)
+    found = ((run, _capped(user, roles.get(run.project.team_id))) for run in runs)
     return {
         run.pk
         for run, role in found
@@ -144,6 +162,8 @@ def may_reset_password(actor: User, user: User) -> bool:
 
     An administrator of the cluster may for anybody, and only they for each other.
     """
+    if user.service_of_id is not None:
+        return False
     if administers(actor) or user.is_staff:
         return administers(actor)
     owned = memberships(actor).filter(role=Role.OWNER).values("team_id")

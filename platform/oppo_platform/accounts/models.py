@@ -15,13 +15,24 @@ class Role(models.TextChoices):
     OWNER = "owner"
 
 
+class Scope(models.TextChoices):
+    """What an API token may do; each scope includes the ones before it."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    ADMIN = "admin"
+
+
 class User(AbstractUser):
-    """A person who logs in, by user name or email."""
+    """A person who logs in, by user name or email; or the account of a team's service token, which cannot log in."""
 
     email = models.EmailField(unique=True)
+    service_of = models.ForeignKey("Team", null=True, blank=True, on_delete=models.CASCADE, related_name="services")
 
-    # Set by Bearer authentication, never stored: what this request may see is narrowed to the token's team.
+    # Set by Bearer authentication, never stored: what this request may see and do is narrowed to the token's team and scope.
     bound_team_id: int | None = None
+    bound_scope: Scope | None = None
+    bound_token_id: int | None = None
 
 
 class Team(models.Model):
@@ -58,11 +69,12 @@ class LoginLink(models.Model):
 
 
 class ApiToken(models.Model):
-    """Lets a program act as a person, within one team."""
+    """Lets a program act as a person or a service, within one team and scope."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_tokens")
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="api_tokens")
     name = models.CharField(max_length=120)
+    scope = models.CharField(max_length=8, choices=Scope.choices, default=Scope.SUBMIT)
     prefix = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
     created_at = models.DateTimeField()

@@ -1,4 +1,4 @@
-"""Making users, teams, login links and API tokens; using a login link."""
+"""Making users, teams and login links; using a login link."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from django.db.models import Q
 from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.links import spend, wanted
-from oppo_platform.accounts.models import ApiToken, LoginLink, Membership, Role, Team, User
+from oppo_platform.accounts.models import LoginLink, Membership, Role, Team, User
 from oppo_platform.runs.models import Project
-from oppo_platform.tokens import new_token, parse_token, same_digest
+from oppo_platform.tokens import new_token
 
 LOGIN_LINK_HOURS = 24
 DEFAULT_TEAM = "Main"
@@ -82,8 +82,8 @@ def create_team(name: str, owner: User) -> Team:
 
 
 def find_user(name: str) -> User:
-    """By user name or email. Raises `AccountError` when there is none."""
-    user = User.objects.filter(Q(username__iexact=name) | Q(email__iexact=name)).first()
+    """A person, by user name or email. Raises `AccountError` when there is none."""
+    user = User.objects.filter(Q(username__iexact=name) | Q(email__iexact=name), service_of__isnull=True).first()
     if user is None:
         raise AccountError(f"There is no user called {name}.")
     return user
@@ -106,33 +106,3 @@ def use_login_link(text: str) -> User | None:
         return None
     audit.record_for_person(link.user, link.user, "login.link")
     return link.user
-
-
-@transaction.atomic
-def create_api_token(user: User, team: Team, name: str, days: float | None = None) -> str:
-    """A token for the API, shown once. Raises `AccountError` when the user is not in the team."""
-    if not Membership.objects.filter(user=user, team=team).exists():
-        raise AccountError(f"{user.username} is not a member of {team.name}.")
-    token, now = new_token("api"), clock.now()
-    expires_at = now + timedelta(days=days) if days is not None else None
-    ApiToken.objects.create(
-        user=user, team=team, name=name, prefix=token.prefix, digest=token.digest, created_at=now, expires_at=expires_at
-    )
-    audit.record(team.pk, audit.SHELL, "token.create", name, of=user.username, days=days)
-    return token.text
-
-
-def user_of_api_token(text: str) -> User | None:
-    """The user that a token stands for, narrowed to the token's team; None when it is not valid."""
-    parsed = parse_token(text, "api")
-    token = ApiToken.objects.select_related("user").filter(prefix=parsed[0], revoked_at__isnull=True).first() if parsed else None
-    if parsed is None or token is None or not same_digest(token.digest, parsed[1]) or not token.user.is_active:
-        return None
-    now = clock.now()
-    if token.expires_at is not None and token.expires_at <= now:
-        return None
-    # To the minute is enough, and spares a write a request.
-    if token.last_used_at is None or now - token.last_used_at > timedelta(minutes=1):
-        ApiToken.objects.filter(pk=token.pk).update(last_used_at=now)
-    token.user.bound_team_id = token.team_id
-    return token.user

@@ -70,7 +70,7 @@ def remove_member(actor: User, team: Team, user_id: int) -> User:
     """
     _lock(team)
     demand(actor, Action.MANAGE_MEMBERS, team.pk)
-    member = Membership.objects.select_related("user").get(team=team, user_id=user_id)
+    member = Membership.objects.select_related("user").get(team=team, user_id=user_id, user__service_of__isnull=True)
     _keep_an_owner(team, member, f"{member.user.username} is the last owner of {team.name}.")
     _part(team, member)
     audit.record(team.pk, actor, "member.remove", audit.actor_of(member.user), role=member.role)

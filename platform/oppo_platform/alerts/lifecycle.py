@@ -91,7 +91,8 @@ def _tell(alert: Alert, run: Run, about: Delivery.About) -> None:
 
 def _mailed(alert: Alert, run: Run) -> list[int]:
     """Members of the team who want this mailed."""
-    members = Membership.objects.filter(team_id=alert.team_id, user__is_active=True, user__email__contains="@")
+    people = Membership.objects.filter(user__is_active=True, user__service_of=None)
+    members = people.filter(team_id=alert.team_id, user__email__contains="@")
     choices = {choice.user_id: choice for choice in MailChoice.objects.filter(team_id=alert.team_id)}
     return [
         user_id

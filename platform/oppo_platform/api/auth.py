@@ -8,20 +8,33 @@ from typing import Any
 from django.http import HttpRequest
 from ninja.security import HttpBearer, SessionAuth
 
-from oppo_platform.accounts.models import User
-from oppo_platform.accounts.services import user_of_api_token
+from oppo_platform.accounts.access import within
+from oppo_platform.accounts.api_tokens import user_of_api_token
+from oppo_platform.accounts.models import Scope, User
 from oppo_platform.cluster.models import Node
 from oppo_platform.cluster.services import is_join_token, node_of_token
 from oppo_platform.runs.models import Attempt, Launch
 from oppo_platform.tokens import parse_token, same_digest
 
+SAFE = ("GET", "HEAD", "OPTIONS")
+
 
 class ApiToken(HttpBearer):
-    """A person's token; the user it yields sees the token's team only."""
+    """A person's or a service's token; the user it yields sees the token's team only, and may do what its scope allows.
+
+    `only_reads`: the operation changes nothing, whatever its method.
+    """
+
+    def __init__(self, only_reads: bool = False) -> None:
+        super().__init__()
+        self.only_reads = only_reads
 
     def authenticate(self, request: HttpRequest, token: str) -> User | None:
-        """The user, or None."""
-        return user_of_api_token(token)
+        """The user, or None. Raises `PermissionDenied` for a call that changes something with a token that only reads."""
+        user = user_of_api_token(token)
+        if user is not None and request.method not in SAFE and not self.only_reads:
+            within(user, Scope.SUBMIT)
+        return user
 
 
 class JoinTokenAuth(HttpBearer):
@@ -71,6 +84,7 @@ class AttemptAuth(HttpBearer):
 NINJAS_OWN = ("openapi-json", "openapi-view", "api-root")
 # A cookie needs a CSRF token for writes (ninja checks that), a Bearer token does not.
 PERSON: list[Any] = [ApiToken(), SessionAuth()]
+READER: list[Any] = [ApiToken(only_reads=True), SessionAuth()]
 
 
 def person_of(request: HttpRequest) -> User | None:

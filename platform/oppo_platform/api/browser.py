@@ -15,8 +15,8 @@ from oppo_contract.yaml_text import dump_yaml, parse_yaml
 from oppo_platform import clock
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit
 from oppo_platform.accounts.models import User
-from oppo_platform.api import alerts, checkpoints, history, logs, run_lists, samples, saved_views, storage, timelines
-from oppo_platform.api.auth import PERSON
+from oppo_platform.api import alerts, checkpoints, history, logs, run_lists, samples, saved_views, storage, timelines, tokens
+from oppo_platform.api.auth import PERSON, READER
 from oppo_platform.api.problems import install, problem
 from oppo_platform.api.subjects import LARGEST_ID, chosen_project, person, run_of
 from oppo_platform.runs import selectors as runs
@@ -37,7 +37,7 @@ LAST_STEP = 2**31 - 1
 
 api = NinjaAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, urls_namespace="api")
 install(api)
-for part in (run_lists, samples, timelines, logs, checkpoints, history, saved_views, storage, alerts):
+for part in (run_lists, samples, timelines, logs, checkpoints, history, saved_views, storage, alerts, tokens):
     api.add_router("", part.router)
 for refusal in (steering.NotPossible, NotDeletable):
     api.add_exception_handler(refusal, lambda request, error: problem(409, str(error)))
@@ -85,7 +85,7 @@ class Submitted(Schema):
     state: str
 
 
-@api.post("runs/validate", summary="Check a spec without submitting it; always 200")
+@api.post("runs/validate", auth=READER, summary="Check a spec without submitting it; always 200")
 def validate(request: HttpRequest, body: SpecBody) -> dict[str, Any]:
     """`{"ok", "problems", "spec", "yaml"}`: the spec with every default filled in when it is fine, otherwise as it was given."""
     try:

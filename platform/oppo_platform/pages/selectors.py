@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django.db.models import Count
+from django.db.models import Count, Q
 
 from oppo_contract.wire import CatalogueEntry
 from oppo_platform.accounts import links
@@ -61,7 +61,8 @@ def with_curves(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 def teams_overview(user: User) -> list[dict[str, Any]]:
     """The user's teams by name: `{team, role, members, projects}`, the last two being numbers."""
     own = memberships(user).select_related("team").order_by("team__name")
-    counted = own.annotate(members=Count("team__memberships", distinct=True), projects=Count("team__projects", distinct=True))
+    people = Count("team__memberships", filter=Q(team__memberships__user__service_of=None), distinct=True)
+    counted = own.annotate(members=people, projects=Count("team__projects", distinct=True))
     return [{"team": m.team, "role": m.role, "members": m.members, "projects": m.projects} for m in counted]
 
 
@@ -83,7 +84,7 @@ def member_page(user: User, team: Team) -> dict[str, Any]:
 
 
 def _members(viewer: User, team: Team, manages: bool) -> list[dict[str, Any]]:
-    found = team.memberships.select_related("user").order_by("user__username")
+    found = team.memberships.filter(user__service_of__isnull=True).select_related("user").order_by("user__username")
     opened = set(links.usable(PasswordLink.objects.filter(user__memberships__team=team)).values_list("user_id", flat=True))
     return [
         {

@@ -20,6 +20,7 @@ TABS = (
     ("team-storage", "Storage", Action.READ),
     ("team-secrets", "Secrets", Action.NAME_SECRETS),
     ("team-alerts", "Alerts", Action.READ),
+    ("team-tokens", "API tokens", Action.READ),
     ("team-audit", "Audit log", Action.SEE_AUDIT_LOG),
 )
 

@@ -12,6 +12,7 @@ from oppo_platform.pages import (
     sharing_views,
     storage_views,
     team_views,
+    token_views,
     views,
 )
 from oppo_platform.pages.storage_views import or_trash
@@ -66,6 +67,9 @@ urlpatterns = [
     path("teams/<int:team_id>/alerts/webhooks/<int:webhook_id>", alert_views.change_webhook, name="change-webhook"),
     path("teams/<int:team_id>/alerts/webhooks/<int:webhook_id>/delete", alert_views.delete_webhook, name="delete-webhook"),
     path("teams/<int:team_id>/alerts/webhooks/<int:webhook_id>/test", alert_views.test_webhook, name="test-webhook"),
+    path("teams/<int:team_id>/tokens", token_views.tokens, name="team-tokens"),
+    path("teams/<int:team_id>/tokens/new", token_views.create_token, name="create-token"),
+    path("teams/<int:team_id>/tokens/<int:token_id>/revoke", token_views.revoke_token, name="revoke-token"),
     path("teams/<int:team_id>/secrets", secret_views.secrets, name="team-secrets"),
     path("teams/<int:team_id>/secrets/set", secret_views.set_secret, name="set-secret"),
     path("teams/<int:team_id>/secrets/<str:name>/delete", secret_views.delete_secret, name="delete-secret"),

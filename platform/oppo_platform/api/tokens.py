@@ -1,0 +1,127 @@
+"""API tokens over HTTP, and who one is (docs/tokens.md)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.http import HttpRequest
+from ninja import Router, Schema, Status
+from pydantic import ConfigDict, Field
+
+from oppo_platform.accounts import api_tokens as service
+from oppo_platform.accounts.access import memberships, role_in, visible_teams
+from oppo_platform.accounts.models import ApiToken, Scope
+from oppo_platform.accounts.services import AccountError
+from oppo_platform.api.problems import problem
+from oppo_platform.api.subjects import LARGEST_ID, person
+
+router = Router()
+
+
+class TokenItem(Schema):
+    """A token without its text."""
+
+    id: int
+    name: str
+    scope: Scope
+    team: str
+    team_id: int
+    user: str
+    service: bool
+    prefix: str
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+
+
+class NewTokenItem(TokenItem):
+    """A token at its birth: `token` is shown this once."""
+
+    token: str
+
+
+class TokenBody(Schema):
+    """A token to be made; `days` null: it never expires."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(max_length=60)
+    team: int | None = None
+    scope: Scope = Scope.SUBMIT
+    days: float | None = Field(90, gt=0, le=service.LONGEST_DAYS)
+    service: bool = False
+
+
+class Me(Schema):
+    """Who asks: the teams with the role that this request acts with, and the token, unless a session asks."""
+
+    user: str
+    email: str
+    service: bool
+    teams: list[dict[str, Any]]
+    token: TokenItem | None
+
+
+@router.get("me", summary="Who you are, and what you may")
+def me(request: HttpRequest) -> Me:
+    """Your teams with your role in each, as far as the token's scope lets you use it."""
+    user = person(request)
+    used = ApiToken.objects.select_related("user", "team").filter(pk=user.bound_token_id).first()
+    teams = [
+        {"id": m.team_id, "name": m.team.name, "role": role_in(user, m.team_id)}
+        for m in memberships(user).select_related("team").order_by("team__name")
+    ]
+    is_service = user.service_of_id is not None
+    email = "" if is_service else user.email
+    return Me(user=user.username, email=email, service=is_service, teams=teams, token=_item(used) if used else None)
+
+
+@router.get("tokens", summary="API tokens")
+def list_tokens(request: HttpRequest, team: int | None = None) -> dict[str, list[TokenItem]]:
+    """Yours, and all of the teams that you own; newest first, those of services last."""
+    user = person(request)
+    if team is not None:
+        visible_teams(user).get(pk=min(team, LARGEST_ID))
+    return {"items": [_item(token) for token in service.tokens_of(user, team)]}
+
+
+@router.post("tokens", summary="Make an API token", response={201: NewTokenItem})
+def create_token(request: HttpRequest, body: TokenBody) -> Any:
+    """201 with the token, shown this once; 422 for a name, a scope or a validity that will not do; 403 by a lesser token."""
+    user = person(request)
+    teams = visible_teams(user)
+    team = teams.get(pk=min(body.team, LARGEST_ID)) if body.team is not None else teams.first()
+    if team is None:
+        return problem(422, "You are in no team, and a token belongs to one.")
+    make = service.create_service_token if body.service else service.create_own_token
+    try:
+        made = make(user, team, body.name, body.days, body.scope)
+    except AccountError as refused:
+        return problem(422, str(refused))
+    return Status(201, NewTokenItem(**_item(made.token).model_dump(), token=made.text))
+
+
+@router.delete("tokens/{int:token_id}", summary="Revoke an API token", response={204: None})
+def revoke(request: HttpRequest, token_id: int) -> Status:
+    """It is void from the next request on. 404 when it is not there any more, or neither yours nor of a team that you own."""
+    if token_id > LARGEST_ID:
+        raise ApiToken.DoesNotExist
+    service.revoke_token(person(request), token_id)
+    return Status(204, None)
+
+
+def _item(token: ApiToken) -> TokenItem:
+    return TokenItem(
+        id=token.pk,
+        name=token.name,
+        scope=Scope(token.scope),
+        team=token.team.name,
+        team_id=token.team_id,
+        user=token.user.username,
+        service=token.user.service_of_id is not None,
+        prefix=token.prefix,
+        created_at=token.created_at,
+        expires_at=token.expires_at,
+        last_used_at=token.last_used_at,
+    )

@@ -1,0 +1,75 @@
+"""API tokens of a team: everybody makes and revokes their own, owners those of services and, in need, anybody's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_POST
+
+from oppo_platform.accounts import api_tokens as service
+from oppo_platform.accounts.access import Action, may
+from oppo_platform.accounts.models import ApiToken, Scope, Team
+from oppo_platform.accounts.services import AccountError
+from oppo_platform.pages.team_shell import render_team, team_of, told
+
+VALIDITIES = {"7": "7 days", "30": "30 days", "90": "90 days", "365": "a year", "": "without an end"}
+SCOPE_WORDS = {
+    Scope.READ: "look, and nothing else",
+    Scope.SUBMIT: "submit and steer runs as well",
+    Scope.ADMIN: "everything that your role allows",
+}
+
+
+@require_GET
+def tokens(request: HttpRequest, team_id: int) -> HttpResponse:
+    """Which tokens there are, when they were last used, and a form to make one."""
+    return _page(request, team_of(request, team_id))
+
+
+@never_cache
+@require_POST
+def create_token(request: HttpRequest, team_id: int) -> HttpResponse:
+    """Make a token, and show it once."""
+    team = team_of(request, team_id)
+    name, days, scope = (request.POST.get(field, "") for field in ("name", "days", "scope"))
+    make = service.create_service_token if request.POST.get("service") else service.create_own_token
+    try:
+        made = make(request.user, team, name, float(days) if days in VALIDITIES and days else None, scope)
+    except AccountError as refused:
+        messages.error(request, str(refused))
+        return redirect("pages:team-tokens", team_id)
+    return _page(request, team, made=made)
+
+
+@require_POST
+def revoke_token(request: HttpRequest, team_id: int, token_id: int) -> HttpResponse:
+    """Void a token."""
+    team = team_of(request, team_id)
+
+    def change() -> str:
+        return f"{service.revoke_token(request.user, token_id).name} is void: whoever uses it is refused from now on."
+
+    try:
+        return told(request, change, "team-tokens", team.pk)
+    except ApiToken.DoesNotExist:
+        raise Http404 from None
+
+
+def _page(request: HttpRequest, team: Team, made: service.Made | None = None) -> HttpResponse:
+    found = list(service.tokens_of(request.user, team.pk))
+    context: dict[str, Any] = {
+        "own": [token for token in found if token.user_id == request.user.pk],
+        "others": [token for token in found if token.user_id != request.user.pk],
+        "may_manage": may(request.user, Action.MANAGE_TOKENS, team.pk),
+        "may_submit": may(request.user, Action.SUBMIT, team.pk),
+        "validities": VALIDITIES.items(),
+        "scopes": SCOPE_WORDS.items(),
+        "made": made,
+        "base_url": settings.OPPO_BASE_URL,
+    }
+    return render_team(request, team, "team-tokens", "team/tokens.html", context)
