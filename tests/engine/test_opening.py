@@ -12,6 +12,9 @@ from oppo_core import layout, shares
 from oppo_core.layout import lay_out
 
 UPDATE = {"steps": 6, "overlap": {"update_overlap": True, "chunk": {"size": 4}}}
+# The same shift of all keys changes nothing, so the gradient of their biases is rounding alone: it differs with the number of
+# threads, and Adam divides it by its epsilon of 1e-8.
+KEY_BIASES, ATOL_OF_KEY_BIASES = "qkv.bias", 1e-9
 
 
 def test_only_update_overlap_on_wide_networks_opens_with_all_cores(world: Any) -> None:
@@ -34,7 +37,8 @@ def test_a_run_that_opens_with_all_cores_learns_the_same(world: Any, tmp_path: P
     assert [step.tokens for step in opened.steps] == [step.tokens for step in plain.steps]
     for role in ("actor", "critic"):
         for name, weight in plain.weights(role).items():
-            torch.testing.assert_close(opened.weights(role)[name], weight, rtol=1e-9, atol=1e-12)
+            atol = ATOL_OF_KEY_BIASES if name.endswith(KEY_BIASES) else 1e-12
+            torch.testing.assert_close(opened.weights(role)[name], weight, rtol=1e-9, atol=atol)
     spans = [event for event in opened.events if event.kind == "spans"]
     assert len(spans) == UPDATE["steps"]
     for event in spans:
