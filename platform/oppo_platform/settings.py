@@ -61,10 +61,12 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "oppo_platform.web.request_id.request_id",
     "django.middleware.security.SecurityMiddleware",
     "oppo_platform.web.headers.ContentSecurityPolicy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "oppo_platform.web.compression.CompressJson",
+    "oppo_platform.web.conditional.ConditionalApi",
     "oppo_platform.web.origin.audit_origin",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -172,6 +174,8 @@ OPPO_STOP_DEADLINE_S = environment.number("OPPO_STOP_DEADLINE_S", 600)
 OPPO_CANCEL_DEADLINE_S = environment.number("OPPO_CANCEL_DEADLINE_S", 5)
 # Ingest transactions at the same time in one process; above it a worker is told to come again.
 OPPO_INGEST_SLOTS = int(environment.number("OPPO_INGEST_SLOTS", 6))
+# Requests a minute that one API token may make; 0: any number.
+OPPO_API_RATE = int(environment.number("OPPO_API_RATE", 600))
 # Metrics a run may have; more are refused with a line in its log.
 OPPO_MOST_SERIES = int(environment.number("OPPO_MOST_SERIES", 2000))
 # The points of an attempt are sealed into compressed blocks after so many of its events.

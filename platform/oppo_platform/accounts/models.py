@@ -83,6 +83,22 @@ class ApiToken(models.Model):
     revoked_at = models.DateTimeField(null=True)
 
 
+class IdempotentReply(models.Model):
+    """What a write over the API was answered, so that its repetition gets the same and does nothing (`api.idempotency`)."""
+
+    token = models.ForeignKey(ApiToken, on_delete=models.CASCADE, related_name="+")
+    key = models.CharField(max_length=200)
+    digest = models.CharField(max_length=64, help_text="Of method, address and body.")
+    created_at = models.DateTimeField(db_index=True)
+    status = models.PositiveSmallIntegerField(null=True)
+    content_type = models.CharField(max_length=100, blank=True)
+    body = models.BinaryField(default=bytes)
+    is_secret = models.BooleanField(default=False, help_text="The answer is shown once and was not kept.")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["token", "key"], name="one_reply_a_key")]
+
+
 class Invite(models.Model):
     """A link with which one person joins a team, once."""
 

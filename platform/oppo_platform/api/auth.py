@@ -11,6 +11,7 @@ from ninja.security import HttpBearer, SessionAuth
 from oppo_platform.accounts.access import within
 from oppo_platform.accounts.api_tokens import user_of_api_token
 from oppo_platform.accounts.models import Scope, User
+from oppo_platform.api.limits import count_request
 from oppo_platform.cluster.models import Node
 from oppo_platform.cluster.services import is_join_token, node_of_token
 from oppo_platform.runs.models import Attempt, Launch
@@ -30,9 +31,12 @@ class ApiToken(HttpBearer):
         self.only_reads = only_reads
 
     def authenticate(self, request: HttpRequest, token: str) -> User | None:
-        """The user, or None. Raises `PermissionDenied` for a call that changes something with a token that only reads."""
+        """The user, or None. Raises `PermissionDenied` for a write with a token that only reads, `TooMany` above its rate."""
         user = user_of_api_token(token)
-        if user is not None and request.method not in SAFE and not self.only_reads:
+        if user is None or user.bound_token_id is None:
+            return None
+        request.allowance = count_request(user.bound_token_id)
+        if request.method not in SAFE and not self.only_reads:
             within(user, Scope.SUBMIT)
         return user
 

@@ -17,6 +17,7 @@ from oppo_platform.accounts.access import Action, may, may_steer, may_submit
 from oppo_platform.accounts.models import User
 from oppo_platform.api import alerts, checkpoints, history, logs, run_lists, samples, saved_views, storage, timelines, tokens
 from oppo_platform.api.auth import PERSON, READER
+from oppo_platform.api.operations import as_usual
 from oppo_platform.api.problems import install, problem
 from oppo_platform.api.subjects import LARGEST_ID, chosen_project, person, run_of
 from oppo_platform.runs import selectors as runs
@@ -37,6 +38,7 @@ LAST_STEP = 2**31 - 1
 
 api = NinjaAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, urls_namespace="api")
 install(api)
+api.add_decorator(as_usual, mode="view")
 for part in (run_lists, samples, timelines, logs, checkpoints, history, saved_views, storage, alerts, tokens):
     api.add_router("", part.router)
 for refusal in (steering.NotPossible, NotDeletable):

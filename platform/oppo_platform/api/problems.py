@@ -6,22 +6,28 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
+import structlog
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
 
 from oppo_contract.problems import SpecError, SpecProblem
+from oppo_platform.api.limits import TooMany
+from oppo_platform.web.request_id import current_request_id
+
+log = structlog.get_logger(__name__)
 
 
 def problem(status: int, detail: str, errors: Sequence[SpecProblem] = (), **more: Any) -> JsonResponse:
-    """`{"type", "title", "status", "detail", "errors"}` with the media type that RFC 9457 wants."""
+    """`{"type", "title", "status", "detail", "errors", "request_id"}` with the media type that RFC 9457 wants."""
     body = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": detail,
         "errors": [error.as_dict() for error in errors],
+        "request_id": current_request_id(),
         **more,
     }
     return JsonResponse(body, status=status, content_type="application/problem+json")
@@ -41,7 +47,7 @@ def spec_refused(error: SpecError) -> JsonResponse:
 
 
 def install(api: NinjaAPI) -> None:
-    """Let an API answer every foreseen error as a problem; what is not foreseen stays a 500 and a log entry."""
+    """Let an API answer every error as a problem; what is not foreseen is a 500 with a log entry of the same request id."""
 
     def invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
         told = [SpecProblem(".".join(map(str, e["loc"][1:])), e["msg"]) for e in error.errors]
@@ -50,6 +56,18 @@ def install(api: NinjaAPI) -> None:
     def gone(request: HttpRequest, error: Exception) -> HttpResponse:
         return problem(404, "There is no such thing, or it is not yours to see.")
 
+    def too_many(request: HttpRequest, error: TooMany) -> HttpResponse:
+        answer = problem(429, str(error))
+        for name, value in (error.allowance.headers() | {"Retry-After": str(error.allowance.reset_s)}).items():
+            answer.headers[name] = value
+        return answer
+
+    def unforeseen(request: HttpRequest, error: Exception) -> HttpResponse:
+        log.error("request failed", path=request.path, exc_info=error)
+        return problem(500, "Something went wrong on the server. Its log tells what, under this request's id.")
+
+    api.add_exception_handler(Exception, unforeseen)
+    api.add_exception_handler(TooMany, too_many)
     api.add_exception_handler(ValidationError, invalid)
     api.add_exception_handler(SpecError, lambda request, error: spec_refused(error))
     api.add_exception_handler(ObjectDoesNotExist, gone)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from ninja import Router, Schema, Status
 from pydantic import ConfigDict, Field
 
@@ -87,8 +87,9 @@ def list_tokens(request: HttpRequest, team: int | None = None) -> dict[str, list
 
 
 @router.post("tokens", summary="Make an API token", response={201: NewTokenItem})
-def create_token(request: HttpRequest, body: TokenBody) -> Any:
+def create_token(request: HttpRequest, response: HttpResponse, body: TokenBody) -> Any:
     """201 with the token, shown this once; 422 for a name, a scope or a validity that will not do; 403 by a lesser token."""
+    response.headers["Cache-Control"] = "no-store"  # nor is it kept for a repetition of the request
     user = person(request)
     teams = visible_teams(user)
     team = teams.get(pk=min(body.team, LARGEST_ID)) if body.team is not None else teams.first()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from oppo_platform import clock
 from oppo_platform.alerts.watching import look_after_runs
+from oppo_platform.api.idempotency import forget_old_replies
 from oppo_platform.storage.housekeeping import take_stock
 from oppo_platform.telemetry.models import HousekeeperBeat
 from oppo_platform.telemetry.sealing import attempts_to_seal, seal
@@ -20,5 +21,6 @@ def keep_house() -> int:
     sealed = sum(seal(attempt_id) for attempt_id in attempts)
     look_after_runs(away=began - beat.last_round_at if beat is not None else None)
     take_stock(attempts)
+    forget_old_replies()
     HousekeeperBeat.objects.update_or_create(pk=1, defaults={"last_round_at": clock.now()})
     return sealed

@@ -1,0 +1,94 @@
+"""Writes that may be sent twice: `Idempotency-Key: …` makes a deed happen once, however often its request arrives.
+
+The key's row and the deed share one transaction: either both are kept or neither is, also when the process dies in between. A
+second request with the same key waits for the first one's end and gets its reply, with `Idempotency-Replayed: true`. A reply that
+refuses (4xx, 5xx) is not kept: the next try is a first one again. Keys are a token's own, and kept for a day.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from django.db import OperationalError, connection, transaction
+from django.http import HttpRequest, HttpResponse
+
+from oppo_platform import clock
+from oppo_platform.accounts.models import IdempotentReply
+from oppo_platform.api.problems import problem
+
+HEADER = "Idempotency-Key"
+LONGEST_KEY = 200
+KEPT = timedelta(days=1)
+WAITS_FOR_THE_FIRST_MS = 10_000
+
+Run = Callable[..., HttpResponse]
+
+
+def once(run: Run, request: HttpRequest, token_id: int, **path: Any) -> HttpResponse:
+    """The reply of `run`, which was called now or on an earlier request with the same key."""
+    key = request.headers[HEADER]
+    if not 0 < len(key) <= LONGEST_KEY or not key.isascii() or not key.isprintable():
+        return problem(422, f"An {HEADER} has 1 to {LONGEST_KEY} printable ASCII characters: a random UUID will do.")
+    wanted = _digest(request)
+    try:
+        with transaction.atomic():
+            kept = _claim(token_id, key, wanted)
+            if kept.status is not None:
+                return _again(kept, wanted)
+            response = run(request, **path)
+            if response.status_code >= 400:
+                transaction.set_rollback(True)
+            else:
+                _keep(kept, response)
+            return response
+    except OperationalError as error:
+        if getattr(error.__cause__, "sqlstate", None) != "55P03":  # lock_not_available
+            raise
+        answer = problem(409, f"A request with this {HEADER} is still under way. Try again in a moment.")
+        answer.headers["Retry-After"] = "5"
+        return answer
+
+
+def _digest(request: HttpRequest) -> str:
+    asked = "\n".join((str(request.method), request.get_full_path(), "")).encode()
+    return hashlib.sha256(asked + request.body).hexdigest()
+
+
+def _claim(token_id: int, key: str, digest: str) -> IdempotentReply:
+    """The key's row, locked; made if there is none. Waits for a request that has made it and is under way."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [str(WAITS_FOR_THE_FIRST_MS)])
+    row = IdempotentReply(token_id=token_id, key=key, digest=digest, created_at=clock.now())
+    IdempotentReply.objects.bulk_create([row], ignore_conflicts=True)
+    kept = IdempotentReply.objects.select_for_update().get(token_id=token_id, key=key)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('lock_timeout', '0', true)")
+    return kept
+
+
+def _keep(kept: IdempotentReply, response: HttpResponse) -> None:
+    kept.status = response.status_code
+    kept.content_type = response.get("Content-Type", "")
+    if "no-store" in response.get("Cache-Control", ""):
+        kept.is_secret = True
+    else:
+        kept.body = response.content
+    kept.save()
+
+
+def _again(kept: IdempotentReply, digest: str) -> HttpResponse:
+    if kept.digest != digest:
+        return problem(422, f"This {HEADER} was sent with another request. A new request takes a new key.")
+    if kept.is_secret:
+        return problem(409, "This was done already, and its answer held a secret that is shown once and not kept.")
+    answer = HttpResponse(bytes(kept.body), status=kept.status, content_type=kept.content_type)
+    answer.headers["Idempotency-Replayed"] = "true"
+    return answer
+
+
+def forget_old_replies() -> int:
+    """Delete what is older than a day; part of the housekeeper's rounds."""
+    return IdempotentReply.objects.filter(created_at__lt=clock.now() - KEPT).delete()[0]

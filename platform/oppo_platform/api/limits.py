@@ -1,0 +1,79 @@
+"""How many requests a token may make a minute, and what every reply says of it.
+
+    RateLimit-Limit: 600        in each minute
+    RateLimit-Remaining: 597    of this minute
+    RateLimit-Reset: 41         seconds until the next one
+
+Counted in Valkey, so that all web processes count together. If it does not answer, requests are let through: a limit protects
+the platform from a loop gone wild, and must not be what takes it down. Sessions are not counted: their requests are a person's.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+import redis
+import structlog
+from django.conf import settings
+
+WINDOW_S = 60
+ANSWERS_WITHIN_S = 0.25
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """A token's requests in the present minute."""
+
+    limit: int
+    remaining: int
+    reset_s: int
+
+    def headers(self) -> dict[str, str]:
+        """As they go out with the reply."""
+        told = {"Limit": self.limit, "Remaining": max(0, self.remaining), "Reset": self.reset_s}
+        return {f"RateLimit-{name}": str(value) for name, value in told.items()}
+
+
+class TooMany(Exception):
+    """The token has used up its minute."""
+
+    def __init__(self, allowance: Allowance) -> None:
+        super().__init__(
+            f"This token has made its {allowance.limit:,} requests of this minute. Try again in {allowance.reset_s} s;"
+            " ask for several runs or metrics in one request, or listen to the stream instead of polling."
+        )
+        self.allowance = allowance
+
+
+def count_request(token_id: int) -> Allowance | None:
+    """Count one request of a token. None when nothing is limited. Raises `TooMany`."""
+    limit = settings.OPPO_API_RATE
+    if limit <= 0:
+        return None
+    now = time.time()  # a window of the machine's own time: nothing is kept of it
+    window = int(now // WINDOW_S)
+    try:
+        used = _count(f"oppo.rate.{token_id}.{window}")
+    except redis.RedisError as error:
+        log.warning("requests are not counted", error=str(error))
+        return None
+    allowance = Allowance(limit, limit - used, int((window + 1) * WINDOW_S - now) + 1)
+    if used > limit:
+        raise TooMany(allowance)
+    return allowance
+
+
+def _count(key: str) -> int:
+    with _valkey(settings.REDIS_URL).pipeline(transaction=True) as pipe:
+        pipe.incr(key)
+        pipe.expire(key, 2 * WINDOW_S)
+        return int(pipe.execute()[0])
+
+
+@lru_cache(maxsize=2)
+def _valkey(url: str) -> redis.Redis:
+    return redis.Redis.from_url(url, socket_timeout=ANSWERS_WITHIN_S, socket_connect_timeout=ANSWERS_WITHIN_S)
