@@ -31,8 +31,9 @@
     clearTimeout(timer);
     tokens();
     $("nothing").hidden = view.ids.length > 1;
+    const mine = ++newest;
     if (!view.ids.length) { reply = null; $("result").hidden = true; return; }
-    const mine = ++newest, query = { runs: view.ids.join(","), keys: KEYS.join(","), x: view.axis };
+    const query = { runs: view.ids.join(","), keys: KEYS.join(","), x: view.axis };
     if (view.ids.length > MANY_RUNS) query.max_points = FEWER_POINTS;
     if (view.target !== null) query.target = view.target;
     if (view.group) query.group = view.group;

@@ -87,7 +87,7 @@
   kinds.forEach((button) => button.addEventListener("click", () => change({ kinds: button.dataset.kinds }, "pushState")));
   $("more").addEventListener("click", () => load(next));
   $("fresh").addEventListener("click", () => load());
-  window.addEventListener("popstate", () => { fromAddress(); load(); });
+  window.addEventListener("popstate", () => { clearTimeout(timer); fromAddress(); load(); });
 
   fromAddress();
   load();

@@ -38,7 +38,7 @@
       try {
         for (const id of runs) take(await Oppo.api.get(`runs/${id}`));
       } catch (e) {
-        say(false);
+        if (!source || source.readyState !== EventSource.OPEN) say(false);      // else the stream is back, and this answer is late
       }
     }
     function startPolling() {

@@ -114,6 +114,7 @@
     if (lines.length && !first) first = lines[0].id;
     after = Math.max(after, next);
     list.append(...lines.map(item));
+    if (lines.length) list.hidden = false;               // what is not shown cannot be scrolled
     if (follow.checked) {
       while (list.children.length > MOST_SHOWN) { list.firstChild.remove(); earlier = true; first = Number(list.firstChild.dataset.id); }
       list.scrollTop = list.scrollHeight;
@@ -163,7 +164,7 @@
   });
   form.addEventListener("reset", (e) => { e.preventDefault(); change({ q: "", stream: "", line: "" }, "pushState"); fromAddress(); });
   $("q").addEventListener("keydown", (e) => { if (e.key === "Escape") { $("q").value = ""; change({ q: "", line: "" }, "replaceState"); $("q").blur(); } });
-  window.addEventListener("popstate", () => { fromAddress(); begin(); });
+  window.addEventListener("popstate", () => { clearTimeout(timer); fromAddress(); begin(); });
 
   fromAddress();
   begin();

@@ -28,9 +28,10 @@
     setText(told, `${node.querySelector("span").textContent} is not shown.`);
     (next ? next.querySelector("button:last-child") : input).focus();
   }
-  function add(key) {
+  async function add(key) {
+    if (!known) await load();                            // one may type faster than they are read
     const column = known && known.find((c) => c.key === key);
-    if (!column) { setText(told, `There is no column “${key}”: choose one of those offered.`); return; }
+    if (!column) { setText(told, known ? `There is no column “${key}”: choose one of those offered.` : "The columns cannot be read now. Try again in a moment."); return; }
     if (list.children.length >= MOST) { setText(told, `A table has at most ${MOST} columns.`); return; }
     if (!keys().includes(key)) list.append(item(key, column.title));
     input.value = "";

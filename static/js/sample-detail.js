@@ -13,24 +13,28 @@
       same.map((s) => el("option", { value: s.id, selected: s.id === id }, title(s))));
     return el("label", { class: "row" }, `${name} `, select);
   }
-  async function difference(place, pair) {
+  async function difference(pair) {
     const [older, newer] = await Promise.all(pair.map(get));
     const parts = Oppo.wordDiff(older.response, newer.response), changed = parts.some(([kind]) => kind !== "same");
-    place.replaceChildren(
+    return [
       changed ? el("p", { class: "note" }, el("del", {}, `only in step ${f.whole(older.step)}`), " ", el("ins", {}, `only in step ${f.whole(newer.step)}`)) : el("p", { class: "note" }, "Word for word the same answer."),
-      el("p", { class: "text" }, parts.map(([kind, text]) => (kind === "same" ? text : el(WORDS[kind], {}, text)))));
+      el("p", { class: "text" }, parts.map(([kind, text]) => (kind === "same" ? text : el(WORDS[kind], {}, text))))];
   }
   /* Two answers to one prompt, the oldest and the newest unless the reader picks others. */
   function comparison(same, first, onDiff) {
     const pair = first.slice(), place = el("div", { class: "diff-text", "aria-live": "polite" });
+    let newest = 0;
     async function show() {
+      const mine = ++newest;
+      let nodes;
       onDiff(pair.slice());
       try {
-        await difference(place, pair);
+        nodes = await difference(pair);
       } catch (e) {
         if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
-        place.replaceChildren(el("p", { class: "bad" }, e instanceof Oppo.ApiError ? e.message : "The server does not answer. Choose again in a moment."));
+        nodes = [el("p", { class: "bad" }, e instanceof Oppo.ApiError ? e.message : "The server does not answer. Choose again in a moment.")];
       }
+      if (mine === newest) place.replaceChildren(...nodes);      // else another pair was picked meanwhile
     }
     const pick = (k) => (id) => { pair[k] = id; show(); };
     show();

@@ -40,9 +40,11 @@
       if (mine !== newest) return;
       items = cursor ? items.concat(reply.items) : reply.items;
       next = reply.next;
-      if (!cursor) seen = step;
+      if (!cursor) seen = Math.max(step, ...reply.items.map((s) => s.step));
       $("refused").hidden = true;
       draw(cursor ? reply.items : null);
+      loading = false;
+      news(run.summary);                                 // what came while this was read
     } catch (e) {
       if (mine !== newest) return;
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
@@ -165,15 +167,16 @@
     if (to) { e.preventDefault(); to.focus(); }
   });
   $("q").addEventListener("keydown", (e) => { if (e.key === "Escape") { $("q").value = ""; change(fromForm, "replaceState"); $("q").blur(); } });
-  window.addEventListener("popstate", () => { fromAddress(); load(); });
+  window.addEventListener("popstate", () => { clearTimeout(timer); fromAddress(); load(); });
 
   fromAddress();
   load();
-  run.follow((summary) => {
-    const news = summary.step - seen;
-    if (news <= 0 || loading) return;
+  function news(summary) {
+    const steps = summary.step - seen;
+    if (steps <= 0 || loading) return;
     if (!items.length && !filters().length) { load(); return; }
     $("fresh").hidden = false;
-    setText($("fresh"), `${f.whole(news)} newer ${news === 1 ? "step" : "steps"}: read again`);
-  });
+    setText($("fresh"), `${f.whole(steps)} newer ${steps === 1 ? "step" : "steps"}: read again`);
+  }
+  run.follow(news);
 })();

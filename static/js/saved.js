@@ -6,8 +6,9 @@
   const HOW = "From the run's own spans, one stage after another as sequential PPO runs them, with the durations measured here. The longer wait for a batch's last answers is not counted.";
   let asked = 0;
 
-  async function show() {
+  async function show(step) {
     const told = await Oppo.api.get(`runs/${run.id}/saving`);
+    if (step !== asked) return undefined;                // a newer answer is on its way
     if (told.saved_s <= 0) return place.replaceChildren();
     const words = `overlap has saved ${f.duration(told.saved_s)} so far (${f.figure(told.sequential_s / told.measured_s)} ×)`;
     return place.replaceChildren(" · ", el("span", { title: HOW }, words), el("span", { class: "visually-hidden" }, ` ${HOW}`));
@@ -15,7 +16,7 @@
   function follow(summary) {
     if (summary.step < Math.max(2, 1.1 * asked)) return;
     asked = summary.step;
-    show().catch((e) => { if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e; });      // the connection's note says so
+    show(asked).catch((e) => { if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e; });      // the connection's note says so
   }
   if (overlap.intra_step !== "off" || overlap.inter_step !== "off") run.follow(follow);
 })();

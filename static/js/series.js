@@ -29,7 +29,8 @@
     async function update(summary) {
       const all = anew || longest() > REFETCH_AT;
       if (!all && summary.step <= lastStep) return false;
-      const reply = await fetch({ since_step: all ? 0 : lastStep });
+      const unit = axis, reply = await fetch({ since_step: all ? 0 : lastStep });
+      if (unit !== axis) return update(summary);         // another axis was chosen meanwhile
       if (all) { columns = {}; lastStep = 0; anew = false; }
       const before = lastStep;
       append(reply);

@@ -19,6 +19,7 @@
   /* --- one spec, two views -------------------------------------------------------------------------------- */
   function changed(side) {
     from = side;
+    asked += 1;                                          // an answer that is on its way is about what stood here before
     verdict = { ...verdict, pending: true };
     showSend();
     plan();

@@ -19,12 +19,14 @@
       state.ghost = window_;
       acts.paint();
     }
-    function rest() {
+    /* Until the lanes are there, the next key goes on from where this one led. */
+    async function rest() {
       const window_ = state.ghost;
       clearTimeout(timer);
       timer = 0;
-      state.ghost = null;
-      if (window_) acts.go(...window_);
+      if (!window_) return;
+      await acts.go(...window_);
+      if (state.ghost === window_) ghost(null);
     }
     function begin(e) {
       if (!acts.last()) return;

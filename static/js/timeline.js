@@ -36,15 +36,17 @@
     lists();
   }
   async function load(from, to) {
-    accept({ ...await fetchSteps(from, to), from: Math.max(1, from), to });
+    const mine = asked, next = await fetchSteps(from, to);
+    if (mine !== asked) return;                          // the reader has gone elsewhere meanwhile
+    accept({ ...next, from: Math.max(1, from), to });
     if (reply.steps.length) zoomTo("steps");
   }
   async function extend(to) {
     const last = reply.steps.length ? reply.steps[reply.steps.length - 1].step : 0;
     if (to <= last) return;
     if (to - last > HELD || !reply.steps.length) return load(to - HELD + 1, to);
-    const more = await fetchSteps(last + 1, to);
-    if (!more.steps.length) return;
+    const mine = asked, more = await fetchSteps(last + 1, to);
+    if (!more.steps.length || !follow || mine !== asked) return;
     const wide = view.b - view.a, was = zoomed;
     const steps = reply.steps.concat(more.steps).slice(-MOST);
     accept({ ...reply, ...more, steps, from: steps[0].step, to });
@@ -261,7 +263,7 @@
     Oppo.timelineStrip(miniCanvas, painter, { last, at: inSteps, go, jump, paint });
     document.querySelectorAll("[data-zoom]").forEach((b) => b.addEventListener("click", () => zoomTo(b.dataset.zoom)));
     $("show-links").addEventListener("click", (e) => { state.links = !state.links; e.currentTarget.setAttribute("aria-pressed", String(state.links)); paint(); });
-    $("follow").addEventListener("click", () => { follow = !follow; if (follow) { reply = null; refresh(); } else range(); });
+    $("follow").addEventListener("click", () => { follow = !follow; if (follow) { asked += 1; reply = null; refresh(); } else range(); });
     new ResizeObserver(paint).observe(lanes);
     T.onChange(() => { painter.palette(); paint(); });
   }

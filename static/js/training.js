@@ -7,7 +7,7 @@
   const { series, asked, axis: begun, view, endOf } = Oppo.trainingFirst;
   const slider = $("smoothing");
   const inView = new Set(), drawn = {};
-  let loaded = false, painted = false, linked = false, busy = false, again = false, decisionsAt = -1, zoomed = null, resets = 0, end = 0;
+  let loaded = false, painted = false, linked = false, busy = false, again = false, decisionsAt = -1, zoomed = null, resets = 0, end = 0, due = false;
 
   function axisOf(column) {
     const top = column.x[column.x.length - 1] || 0;
@@ -82,9 +82,10 @@
     const first = !loaded && view.axis === begun;
     busy = true;
     try {
-      const [fresh] = await Promise.all([first ? asked : series.update(run.summary), decisions(run.summary)]);
+      const columns = (first ? asked : series.update(run.summary)).then((fresh) => { due = due || fresh; });
+      await Promise.all([columns, decisions(run.summary)]);
       loaded = true;
-      if (fresh) { await draw(); await samples(); }
+      if (due) { await draw(); await samples(); due = false; }
     } catch (e) {
       stale(e);
       Oppo.again(e, refresh);

@@ -8,7 +8,7 @@
   const series = Oppo.series(run.id, KEYS);
   const view = { series, colour: run.colour, devices: [], weight: stored(), axis: Oppo.axisInAddress("step") };
   const charts = { ...CHARTS };
-  let roles = null, busy = false, again = false;
+  let roles = null, busy = false, again = false, due = false;
 
   /* What to do about a cause, for the one that costs most. */
   const REMEDY = {
@@ -112,11 +112,12 @@
     busy = true;
     try {
       cards(run.devicesOf(run.summary.latest || {}));
-      const fresh = await series.update(run.summary);
-      if (fresh) {
+      due = (await series.update(run.summary)) || due;
+      if (due) {
         await readRoles();
         if (view.devices.length) await recent();
         await draw();
+        due = false;
       }
     } catch (e) {
       // The connection's own note says that the page is stale.

@@ -15,11 +15,13 @@
     priority: { title: "Priority of", confirm: "Set priority", keep: "Leave it", label: "Priority, 1 to 99", min: 1, max: 99, step: 1, value: (s) => s.priority, body: (v) => ({ priority: Number(v) }) },
     extend: { title: "More time for", confirm: "Extend", keep: "Leave it", label: "Hours more on devices", min: 0.1, max: 8760, step: "any", value: () => 1, body: (v) => ({ hours: Number(v) }) },
   };
-  let asked = null;
+  let asked = null, turn = 0;
 
   function ask(wish) {
     const words = ASKED[wish];
     asked = wish;
+    turn += 1;
+    sure.disabled = false;
     setText(document.getElementById("wish-title"), `${words.title} ${run.summary.name}${words.label ? "" : "?"}`);
     setText(document.getElementById("wish-words"), run.summary.wishes[wish]);
     setText(sure, words.confirm);
@@ -37,15 +39,15 @@
   }
   async function send(event) {
     event.preventDefault();
-    const words = ASKED[asked];
+    const words = ASKED[asked], mine = turn;
     sure.disabled = true;
     try {
       run.take(await Oppo.api.post(`runs/${run.id}/${asked}`, words.body ? words.body(input.value) : undefined));
-      dialog.close();
+      if (mine === turn) dialog.close();                 // else another question stands there by now
     } catch (e) {
-      setText(error, e.message);
+      if (mine === turn) setText(error, e.message);
     } finally {
-      sure.disabled = false;
+      if (mine === turn) sure.disabled = false;
     }
   }
   function show(summary) {

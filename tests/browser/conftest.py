@@ -19,6 +19,7 @@ from tests.browser.story import Story
 
 # Playwright's own event loop runs in this thread, and Django's ORM is used beside it.
 os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+WITHIN_MS = 30_000  # a page may take so long for anything, on a machine that has other things to do
 CHROMIUM_FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -100,6 +101,7 @@ class Platform:
         from oppo_contract.spec import load_spec
         from oppo_platform.runs.services import submit_run
 
+        self.fleet.beat()  # a node that has been silent for a minute offers nothing
         return int(submit_run(self.user, self.project, load_spec(spec_data(name, overlap=overlap, steps=steps, seed=seed))).pk)
 
     def start(self, run_id: int) -> tuple[Supervisor, Story]:
@@ -107,6 +109,7 @@ class Platform:
         from oppo_platform.runs.models import Run
         from oppo_platform.scheduling.cycle import run_cycle
 
+        self.fleet.beat()
         run_cycle()
         supervisor = self.fleet.launch()
         assert supervisor is not None
@@ -245,8 +248,9 @@ def two_runs(platform: Platform) -> tuple[int, int]:
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
     """A headless browser: $OPPO_CHROMIUM, one on the PATH, or Playwright's own."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=WITHIN_MS)
     given = os.environ.get("OPPO_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=given, args=CHROMIUM_FLAGS)
@@ -259,17 +263,32 @@ class Visitor:
 
     def __init__(self, chromium: Any, base_url: str, **context: Any) -> None:
         self.complaints: list[str] = []
+        self.expected: tuple[str, ...] = ()
         self.base_url = base_url
         self.context = chromium.new_context(base_url=base_url, **{"viewport": {"width": 1440, "height": 900}, **context})
+        self.context.set_default_timeout(WITHIN_MS)
         self.page = self.context.new_page()
         self.page.on(
             "console", lambda m: self.complaints.append(f"{m.text} ({m.location})") if m.type in ("error", "warning") else None
         )
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
-    def overflow(self) -> int:
-        """By how many pixels the page is wider than its window."""
-        return int(self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+    def fits(self) -> None:
+        """Wait until the page is not wider than its window: what was drawn for another width is drawn anew."""
+        from playwright.sync_api import TimeoutError
+
+        try:
+            self.page.wait_for_function("() => document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        except TimeoutError as late:
+            raise AssertionError(f"{self.page.url} is wider than its window") from late
+
+    def expects(self, *words: str) -> None:
+        """Complaints with one of these words are part of the test, whenever the browser comes to tell them."""
+        self.expected += words
+
+    def unexpected(self) -> list[str]:
+        """The complaints that nobody expects."""
+        return [complaint for complaint in self.complaints if not any(word in complaint for word in self.expected)]
 
 
 @pytest.fixture
@@ -286,7 +305,7 @@ def visit(platform: Platform, chromium: Any) -> Iterator[Callable[..., Visitor]]
         return visitor
 
     yield open_one
-    complaints = [complaint for visitor in opened for complaint in visitor.complaints]
+    complaints = [complaint for visitor in opened for complaint in visitor.unexpected()]
     for visitor in opened:
         visitor.context.close()
     platform.release()

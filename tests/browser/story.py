@@ -151,17 +151,24 @@ class Story:
 
     def _figures(self, trained: list[Pending], begin: float, end: float, idle: list[Any]) -> dict[str, Any]:
         lengths = sorted(s.length for s in trained)
-        tokens, length_s, progress, noise = sum(lengths), end - begin, self._progress(), self.rng.gauss
+        tokens, length_s = sum(lengths), end - begin
         self.tokens += tokens
-        idle_s = {
-            d: {c: sum(b - a for dev, cause, a, b in idle if dev == d and cause == c) for c in {c for _, c, _, _ in idle}}
-            for d in DEVICES
-        }
-        bubble = {d: sum(idle_s[d].values()) / length_s for d in DEVICES}
         metrics = {
+            **self._learning(lengths),
+            **self._overlapping(trained, tokens, length_s),
+            **use_of_devices(idle, length_s),
+            "perf/throughput": tokens / length_s,
+        }
+        told = {"elapsed_s": end, "generated_tokens": self.tokens, "device_seconds": 2 * end}
+        return {"step": self.step, **told, "metrics": metrics}
+
+    def _learning(self, lengths: list[int]) -> dict[str, float]:
+        """What PPO says of a step, by metric."""
+        progress, noise = self._progress(), self.rng.gauss
+        return {
             "critic/score/mean": 0.2 + 1.4 * progress + noise(0, 0.05),
             "objective/kl": 6.5 * progress + abs(noise(0, 0.15)),
-            "response_length/mean": tokens / len(lengths),
+            "response_length/mean": sum(lengths) / len(lengths),
             **{
                 f"response_length/p{q}": float(lengths[min(len(lengths) - 1, q * len(lengths) // 100)])
                 for q in (10, 25, 50, 75, 90)
@@ -170,25 +177,18 @@ class Story:
             "actor/pg_clipfrac": 0.06 + 0.1 * math.exp(-self.step / 20) + abs(noise(0, 0.01)),
             "critic/vf_loss": 0.06 + 0.6 * math.exp(-self.step / 15) + abs(noise(0, 0.01)),
             "critic/vf_explained_var": 0.8 * progress + noise(0, 0.03),
+        }
+
+    def _overlapping(self, trained: list[Pending], tokens: int, length_s: float) -> dict[str, float]:
+        """What overlap does in a step of `tokens` trained tokens, by metric."""
+        return {
             "oppo/overcommit": float(self.delta),
             "oppo/chunk_size": float(self.chunk),
             "oppo/deferred": float(len(self.pool) - self.batch),
             "oppo/deferred_token_share": sum(s.done for s in trained if s.age) / tokens,
             "timing_s/step": length_s,
             "timing_s/gen": sum(seconds for _, seconds in self.rounds),
-            "overlap_factor": sum(1 - share for share in bubble.values()),
             "decode_occupancy": sum(rows for rows, _ in self.rounds) / len(self.rounds) / (self.batch + self.delta),
-            "perf/throughput": tokens / length_s,
-            **{f"bubble/{d}": share for d, share in bubble.items()},
-            **{f"busy/{d}": 1 - share for d, share in bubble.items()},
-            **{f"idle_s/{d}/{cause}": seconds for d, causes in idle_s.items() for cause, seconds in causes.items()},
-        }
-        return {
-            "step": self.step,
-            "elapsed_s": end,
-            "generated_tokens": self.tokens,
-            "device_seconds": 2 * end,
-            "metrics": metrics,
         }
 
     def _asides(self, trained: list[Pending]) -> Iterator[Event]:
@@ -213,6 +213,21 @@ class Story:
         }
         yield self._event("samples", step=self.step, samples=[sample])
         yield self._event("log", stream="stderr", lines=[f"step {self.step} of {self.steps}, {len(trained)} answers"])
+
+
+def use_of_devices(idle: list[Any], length_s: float) -> dict[str, float]:
+    """How busy each device is in a step of `length_s` seconds and why it is not, by metric."""
+    idle_s = {
+        d: {c: sum(b - a for dev, cause, a, b in idle if dev == d and cause == c) for c in {c for _, c, _, _ in idle}}
+        for d in DEVICES
+    }
+    bubble = {d: sum(idle_s[d].values()) / length_s for d in DEVICES}
+    return {
+        "overlap_factor": sum(1 - share for share in bubble.values()),
+        **{f"bubble/{d}": share for d, share in bubble.items()},
+        **{f"busy/{d}": 1 - share for d, share in bubble.items()},
+        **{f"idle_s/{d}/{cause}": seconds for d, causes in idle_s.items() for cause, seconds in causes.items()},
+    }
 
 
 def columns(spans: list[tuple[str, str, str, float, float, int, int]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
 
@@ -36,7 +37,7 @@ def test_an_alert_opens_on_the_page_and_somebody_takes_care_by_keyboard(visit, p
     page.wait_for_function(f"() => document.querySelector('[data-count]').textContent === '{before + 1}'")
     page.wait_for_selector("#events tr[data-kind=alert] >> text=KL above")
     page.set_viewport_size(PHONE)
-    assert visitor.overflow() <= 0
+    visitor.fits()
     page.goto("/runs")
     page.wait_for_selector("#rows .alert-mark")
     page.keyboard.press("g")
@@ -46,13 +47,13 @@ def test_an_alert_opens_on_the_page_and_somebody_takes_care_by_keyboard(visit, p
     page.focus("[data-acknowledge]")
     page.keyboard.press("Enter")
     page.wait_for_selector("#rows >> text=mira takes care")
-    assert visitor.overflow() <= 0
+    visitor.fits()
     page.click("#rows a.strong")
     page.wait_for_selector(".open-alerts >> text=mira takes care")
     page.click("text=silence alerts")
     page.wait_for_selector("#run >> text=alerts are silenced")
     page.wait_for_selector("#events tr[data-kind=alert_closed] >> text=mira silenced the run")
-    assert page.locator(".open-alerts").is_hidden()
+    expect(page.locator(".open-alerts")).to_be_hidden()
 
 
 def test_a_run_that_dies_of_nan_is_told_in_the_list_and_rules_are_changed(visit, platform):
@@ -66,17 +67,17 @@ def test_a_run_that_dies_of_nan_is_told_in_the_list_and_rules_are_changed(visit,
     page.goto("/alerts?show=all")
     page.wait_for_selector("#rows tr:nth-child(1) >> text=Failed")
     page.wait_for_selector("#rows tr:nth-child(2) >> text=Not finite")
-    assert "the policy loss is nan at step 4 <script>" in page.inner_text("#rows tr:nth-child(2) .why")
+    expect(page.locator("#rows tr:nth-child(2) .why")).to_contain_text("the policy loss is nan at step 4 <script>")
     assert page.evaluate("window.pwned") is None
     page.goto(f"/teams/{platform.project.team_id}/alerts")
     page.get_by_label("Threshold of KL above, nats a sequence").fill("30")
     page.get_by_label("Bubble above", exact=True).first.uncheck()
     page.click("text=Save the rules")
     page.wait_for_selector(".banner >> text=changed")
-    assert page.get_by_label("Threshold of KL above, nats a sequence").input_value() == "30"
+    expect(page.get_by_label("Threshold of KL above, nats a sequence")).to_have_value("30")
     page.fill("#hook-url", "https://hooks.example.org/oppo")
     page.click("text=Add the webhook")
     page.wait_for_selector("#fresh-secret")
     assert page.input_value("#fresh-secret").startswith("whsec_")
     page.set_viewport_size(PHONE)
-    assert visitor.overflow() <= 0
+    visitor.fits()

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from playwright.sync_api import expect
 
 from oppo_contract import wire
 
@@ -64,4 +65,4 @@ def test_a_checkpoint_appears_and_is_downloaded_forked_and_gone_back_to(visit, p
     page.wait_for_selector("text=Resume from step 5?")
     page.click("#resume-sure")
     row.nth(1).locator("text=the next attempt begins here").wait_for()
-    assert row.nth(0).locator("text=the next attempt begins here").count() == 0
+    expect(row.nth(0).locator("text=the next attempt begins here")).to_have_count(0)

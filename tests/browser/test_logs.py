@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from playwright.sync_api import expect
 
 from oppo_contract.events import EVENT
 
@@ -21,8 +22,8 @@ def test_lines_are_searched_and_linked(visit, two_runs):
     page.keyboard.press("/")
     page.keyboard.type("STEP 5")
     shown(page, 15)  # 5, 15, 25, 35, 45, 50 to 59
-    assert page.locator("#log mark").count() > 15
-    assert page.url.endswith("logs?q=STEP+5")
+    page.wait_for_function("() => document.querySelectorAll('#log mark').length > 15")
+    page.wait_for_url("**/logs?q=STEP+5")
     page.focus("#log")
     page.keyboard.press("p")  # the last line that matches
     page.keyboard.press("p")
@@ -33,6 +34,7 @@ def test_lines_are_searched_and_linked(visit, two_runs):
     page.locator("#log li", has_text="step 25 of").locator("a").click()
     page.wait_for_selector("#log li[aria-current] >> text=step 25 of 60")
     shown(page, 62)
+    page.wait_for_url("**line=*")
     link = page.url
     page.go_back()
     shown(page, 15)
@@ -42,6 +44,7 @@ def test_lines_are_searched_and_linked(visit, two_runs):
     page.wait_for_selector("#log-none >> text=No line matches")
     page.click("#clear")
     shown(page, 62)
+    page.wait_for_function(AT_END)
     with page.expect_download() as started:
         page.click("text=Whole log")
     assert started.value.path().read_text().count("\n") == 62
@@ -113,7 +116,7 @@ def test_the_end_is_followed_until_one_scrolls_up(visit, platform):
     assert page.evaluate("document.getElementById('log').scrollTop") == 5000
     page.click("#news")
     page.wait_for_function(AT_END)
-    assert page.locator("#news").is_hidden()
+    expect(page.locator("#news")).to_be_hidden()
     page.evaluate("document.getElementById('log').scrollTop = 0")
     shown(page, 1307)
-    assert page.evaluate("document.getElementById('log').scrollTop") > 1000
+    page.wait_for_function("() => document.getElementById('log').scrollTop > 1000")

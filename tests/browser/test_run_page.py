@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -15,6 +20,11 @@ def points_drawn(page, count):
     page.wait_for_function(
         "n => { const p = document.getElementById('plot-reward'); return p.data && p.data[1].x.length === n; }", arg=count
     )
+
+
+def charts_linked(page):
+    """Wait until the charts share cursor and zoom, which is when the last of them has been drawn."""
+    page.wait_for_function("() => document.getElementById('plot-reward')._ev?.listenerCount('plotly_hover') > 0")
 
 
 def test_it_follows_the_run_from_queue_to_end(visit, platform):
@@ -30,15 +40,15 @@ def test_it_follows_the_run_from_queue_to_end(visit, platform):
     supervisor.tell(list(story.tell(7)))
     step_shown(page, 10)
     points_drawn(page, 10)
-    assert page.inner_text("[data-part=idle]").endswith("%")
-    assert "left" in page.inner_text("[data-part=time-label]")
+    expect(page.locator("[data-part=idle]")).to_have_text(re.compile(r"%$"))
+    expect(page.locator("[data-part=time-label]")).to_contain_text("left")
     page.reload()
     points_drawn(page, 10)
     supervisor.tell([*story.tell(20), *story.end()])
     supervisor.end("succeeded", "All steps are done.")
     page.wait_for_selector(".pill[data-state=succeeded]")
     points_drawn(page, 30)
-    assert page.locator("[data-wish=cancel]").is_hidden()
+    expect(page.locator("[data-wish=cancel]")).to_be_hidden()
 
 
 def test_a_stopped_server_makes_it_stale_and_a_new_one_live_again(visit, platform):
@@ -46,6 +56,7 @@ def test_a_stopped_server_makes_it_stale_and_a_new_one_live_again(visit, platfor
     supervisor, story = platform.start(run_id)
     supervisor.tell(list(story.tell(2)))
     visitor = visit()
+    visitor.expects("net::ERR")  # the outage itself is what the browser complains of
     page = visitor.page
     page.goto(f"/runs/{run_id}")
     points_drawn(page, 2)
@@ -56,9 +67,7 @@ def test_a_stopped_server_makes_it_stale_and_a_new_one_live_again(visit, platfor
     step_shown(page, 5)
     points_drawn(page, 5)
     page.wait_for_selector(".live:not([data-stale])")
-    assert page.inner_text(".live") == "live"
-    # The outage itself is what the browser complains of.
-    visitor.complaints[:] = [c for c in visitor.complaints if "net::ERR" not in c]
+    expect(page.locator(".live")).to_have_text("live")
 
 
 def test_a_hidden_tab_holds_no_stream_and_catches_up(visit, platform):
@@ -68,7 +77,7 @@ def test_a_hidden_tab_holds_no_stream_and_catches_up(visit, platform):
     page = visit().page
     page.goto(f"/runs/{run_id}")
     step_shown(page, 1)
-    points_drawn(page, 1)  # nothing that was asked for before is still to come
+    page.wait_for_selector("#samples article")  # which are read last: nothing that was asked for is still to come
     hide = """hidden => {
         Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});
         document.dispatchEvent(new Event('visibilitychange'));
@@ -107,9 +116,9 @@ def test_pause_resume_and_priority_are_offered_when_they_mean_something(visit, p
     supervisor.tell(list(story.tell(2)))
     page = visit().page
     page.goto(f"/runs/{run_id}")
-    assert page.locator("[data-wish=resume]").is_hidden()
+    expect(page.locator("[data-wish=resume]")).to_be_hidden()
     page.click("[data-wish=pause]")
-    assert "writes a checkpoint" in page.inner_text("#wish-words")
+    expect(page.locator("#wish-words")).to_contain_text("writes a checkpoint")
     page.click("#wish-confirm")
     page.wait_for_selector(".pill[data-state=pausing]")
     supervisor.wait_for_signal("pause")
@@ -122,7 +131,7 @@ def test_pause_resume_and_priority_are_offered_when_they_mean_something(visit, p
     page.click("[data-wish=resume]")
     page.click("#wish-confirm")
     page.wait_for_selector(".pill[data-state=queued]")
-    assert page.locator("[data-wish=resume]").is_hidden()
+    expect(page.locator("[data-wish=resume]")).to_be_hidden()
 
 
 def test_a_failure_shows_its_cause_and_the_last_lines(visit, platform):
@@ -133,23 +142,24 @@ def test_a_failure_shows_its_cause_and_the_last_lines(visit, platform):
     page.goto(f"/runs/{run_id}")
     supervisor.end("failed", "The loss is not finite at step 3.", ["step 3", "<b>nan</b>"])
     page.wait_for_selector(".banner[data-tone=bad] >> text=The loss is not finite at step 3.")
-    assert "<b>nan</b>" in page.inner_text("[data-part=log]")
+    expect(page.locator("[data-part=log]")).to_contain_text("<b>nan</b>")
 
 
 def test_what_a_model_writes_is_text(visit, two_runs):
     page = visit().page
     page.goto(f"/runs/{two_runs[1]}")
     page.wait_for_selector("#samples article")
-    assert "<script>window.pwned = 1</script>" in page.inner_text("#samples")
-    assert page.evaluate("window.pwned") is None
+    expect(page.locator("#samples")).to_contain_text("<script>window.pwned = 1</script>")
+    expect(page.locator("#samples .v-old").first).to_contain_text("My dear friend")
     assert page.locator("#samples img, #samples script").count() == 0
-    assert "My dear friend" in page.locator("#samples .v-old").first.inner_text()
+    assert page.evaluate("window.pwned") is None
 
 
 def test_charts_are_linked_smoothed_and_over_time(visit, two_runs):
     page = visit().page
     page.goto(f"/runs/{two_runs[1]}")
     points_drawn(page, 60)
+    charts_linked(page)
     box = page.locator("#plot-reward .nsewdrag").bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.wait_for_selector("#by-kl >> text=step")
@@ -160,17 +170,17 @@ def test_charts_are_linked_smoothed_and_over_time(visit, two_runs):
     zoomed = "() => document.getElementById('plot-bubble')._fullLayout.xaxis.range[1] < 50"
     page.wait_for_function(zoomed)
     page.locator("#smoothing").fill("0")
-    assert page.inner_text("#smoothing-value") == "0.00"
+    expect(page.locator("#smoothing-value")).to_have_text("0.00")
     page.click("[data-axis=wall]")
     page.wait_for_function("() => document.getElementById('plot-reward').data[0].x[0] !== 1")
-    assert page.url.endswith("?x=wall")
+    page.wait_for_url("**?x=wall")
     first = "() => document.getElementById('plot-reward').data[0].x[0]"
     seconds = page.evaluate(first)
     page.click("[data-axis=tokens]")
     page.wait_for_function(f"was => ({first})() !== was", arg=seconds)
     page.reload()
     points_drawn(page, 60)
-    assert page.get_attribute("[data-axis=tokens]", "aria-pressed") == "true"
+    expect(page.locator("[data-axis=tokens]")).to_have_attribute("aria-pressed", "true")
 
 
 def test_outliers_are_left_out_of_the_height_and_counted(visit, platform):
@@ -186,15 +196,16 @@ def test_outliers_are_left_out_of_the_height_and_counted(visit, platform):
     page = visit().page
     page.goto(f"/runs/{run_id}")
     points_drawn(page, 40)
-    height = "() => document.getElementById('plot-kl')._fullLayout.yaxis.range[1]"
-    assert page.evaluate(height) > 900
+    height = "() => document.getElementById('plot-kl')._fullLayout?.yaxis.range[1]"
+    page.wait_for_function(f"() => ({height})() > 900")
     page.check("#outliers")
     page.wait_for_function(f"() => ({height})() < 100")
     page.wait_for_selector("#plot-kl >> text=2 of 40 outside")
     assert 900 in page.evaluate("document.getElementById('plot-kl').data[0].y"), "the points stay"
     page.reload()
     points_drawn(page, 40)
-    assert page.is_checked("#outliers")
+    expect(page.locator("#outliers")).to_be_checked()
+    page.wait_for_function(f"() => ({height})() < 100")
     page.uncheck("#outliers")
     page.wait_for_function(f"() => ({height})() > 900")
     check = """() => {
@@ -216,14 +227,14 @@ def test_the_first_charts_are_seen_before_plotly_is_read_where_plotly_draws_them
     curve.wait_for()
     before, figure = curve.bounding_box(), page.inner_text("#at-reward")
     assert figure, "the newest value is said as well"
-    page.wait_for_function("() => document.querySelector('script[src*=plotly]')")
+    wait_until(lambda: page.wait_for_timeout(20) or held, "Plotly is not asked for", within_s=30)
     for route in held:
         route.continue_()
     page.wait_for_selector("#plot-reward .main-svg .js-line")
     page.wait_for_function("() => !document.querySelector('.preview')")
     after = page.locator("#plot-reward .main-svg .js-line").last.bounding_box()
     assert all(abs(before[side] - after[side]) <= 5 for side in ("x", "y", "width", "height")), (before, after)
-    assert page.inner_text("#at-reward") == figure
+    expect(page.locator("#at-reward")).to_have_text(figure)
 
 
 def test_the_timeline_pans_zooms_and_explains(visit, two_runs):
@@ -239,9 +250,9 @@ def test_the_timeline_pans_zooms_and_explains(visit, two_runs):
     page.click("[data-zoom=step]")
     page.wait_for_selector("[data-zoom=step][aria-pressed=true]")
     page.click("#worst li:first-child button")
-    assert "idle for" in page.inner_text("#explain")
+    expect(page.locator("#explain")).to_contain_text("idle for")
     page.click("summary")
-    assert page.locator("#timeline-table tr").count() == 24
+    expect(page.locator("#timeline-table tr")).to_have_count(24)
     box = page.locator("#mini").bounding_box()
     page.mouse.click(box["x"] + 132 + (box["width"] - 132) * 0.25, box["y"] + 20)
     page.wait_for_function("() => /steps? 1[456]/.test(document.querySelector('#range').textContent)")
@@ -258,12 +269,12 @@ def test_the_whole_run_is_one_picture_and_the_window_stands_in_the_address(visit
     page.wait_for_selector("#range >> text=steps 1–60")
     page.wait_for_selector("#range >> text=merged")
     page.wait_for_function("() => location.search === '?window=0-60'")
-    assert page.locator("#worst li").count() == 10
+    expect(page.locator("#worst li")).to_have_count(10)
     worst = page.inner_text("#worst li:first-child")
     page.focus("#worst li:first-child button")
     page.keyboard.press("Enter")
     page.wait_for_selector("#range >> text=/^step/ >> text=/^((?!merged).)*$/")
-    assert worst.split("step ")[1].split()[0] in page.inner_text("#explain")
+    expect(page.locator("#explain")).to_contain_text(worst.split("step ")[1].split()[0])
     with page.expect_download() as download:
         page.click("#trace[href]")
     assert download.value.suggested_filename.endswith(".trace.json")
@@ -276,7 +287,7 @@ def test_the_whole_run_is_one_picture_and_the_window_stands_in_the_address(visit
     page.wait_for_function("() => location.search === '?window=22.5-37.5'")
     page.keyboard.press("Home")
     page.wait_for_function("() => location.search === '?window=0-15'")
-    assert page.get_attribute("#mini", "aria-valuetext") == "steps 1–15 of 60"
+    expect(page.locator("#mini")).to_have_attribute("aria-valuetext", "steps 1–15 of 60")
     box = page.locator("#mini").bounding_box()
     at = [box["x"] + 132 + (box["width"] - 132) * part for part in (0.5, 0.75)]
     page.mouse.move(at[0], box["y"] + 20)
@@ -296,7 +307,7 @@ def test_the_timeline_follows_the_run(visit, platform):
     page.wait_for_selector("#range >> text=step 1 ")
     supervisor.tell(list(story.tell(4)))
     page.wait_for_selector("#range >> text=steps 4–5")
-    assert page.get_attribute("#follow", "aria-pressed") == "true"
+    expect(page.locator("#follow")).to_have_attribute("aria-pressed", "true")
 
 
 def test_logs_come_as_they_are_written(visit, platform):
@@ -305,6 +316,6 @@ def test_logs_come_as_they_are_written(visit, platform):
     page = visit().page
     page.goto(f"/runs/{run_id}/logs")
     page.wait_for_selector("#log >> text=loading the actor")
-    assert page.locator("#log li[data-level=warn]").count() == 1
+    expect(page.locator("#log li[data-level=warn]")).to_have_count(1)
     supervisor.tell(list(story.tell(2)))
     page.wait_for_selector("#log >> text=step 2 of 30")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
+from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
 
@@ -26,10 +28,10 @@ def test_answers_are_found_sorted_and_opened(visit, two_runs):
     page.keyboard.press("/")
     page.keyboard.type('"DAY 5" harbour')
     steps_shown(page, 58, 56, 54, 52, 50)
-    assert page.locator("#rows mark").first.inner_text().lower() in ("harbour", "day 5")
+    expect(page.locator("#rows mark").first).to_have_text(re.compile("^(harbour|day 5)$", re.IGNORECASE))
     page.click("[data-sort=step]")
     steps_shown(page, 50, 52, 54, 56, 58)
-    assert page.url.endswith("/samples?q=%22DAY+5%22+harbour&sort=step")
+    page.wait_for_url("**/samples?q=%22DAY+5%22+harbour&sort=step")
     page.go_back()
     steps_shown(page, 58, 56, 54, 52, 50)
     page.focus("#rows .opener")
@@ -37,7 +39,7 @@ def test_answers_are_found_sorted_and_opened(visit, two_runs):
     page.keyboard.press("Enter")
     page.wait_for_selector(".detail .same-prompt >> text=30 answers to this prompt")
     page.keyboard.press("Escape")
-    assert page.locator(".detail").count() == 0
+    expect(page.locator(".detail")).to_have_count(0)
     page.click("#clear")
     steps_shown(page, *range(60, 10, -1))
     page.fill("[name=to_step]", "2")
@@ -53,12 +55,14 @@ def test_a_prompt_is_compared_over_the_steps_and_the_link_keeps_it(visit, two_ru
     page.click("#rows .opener")
     page.click("text=How it changed over the steps")
     page.wait_for_selector(".diff-text ins")
-    assert (page.inner_text(".diff-text .text del"), page.inner_text(".diff-text .text ins >> nth=-1")) == ("1", "59")
+    expect(page.locator(".diff-text .text del")).to_have_text("1")
+    expect(page.locator(".diff-text .text ins").last).to_have_text("59")
+    page.wait_for_url("**diff=*")
+    before = page.url
     page.select_option("[aria-label=older]", index=1)
     page.wait_for_selector(".diff-text del >> text=only in step 3")
+    page.wait_for_url(lambda url: "open=" in url and "diff=" in url and url != before)
     link = page.url
-    assert "open=" in link
-    assert "diff=" in link
     page.goto(link.replace("from_step=59&to_step=59", "from_step=7&to_step=7"))
     page.wait_for_selector("#linked .diff-text del >> text=only in step 3")
     page.click("text=List them")

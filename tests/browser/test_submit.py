@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
 
@@ -41,8 +42,8 @@ def test_a_run_goes_from_the_form_into_the_queue(visit, platform, two_runs):
     run_cycle()
     page.goto("/queue")
     row = page.locator(".queue tr", has_text="from the form")
-    assert "in use" in row.inner_text()
-    assert "letters holder" in page.locator("[data-key^=pool]").inner_text()
+    expect(row).to_contain_text("in use")
+    expect(page.locator("[data-key^=pool]")).to_contain_text("letters holder")
 
 
 def test_a_wrong_value_is_told_at_its_field_while_one_types(visit, platform):
@@ -50,13 +51,13 @@ def test_a_wrong_value_is_told_at_its_field_while_one_types(visit, platform):
     page.fill("[data-path='overlap.overcommit.max']", "999")
     error = page.locator("[data-field='overlap.overcommit.max'] .error")
     error.wait_for(state="visible")
-    assert "16" in error.inner_text()
-    assert page.get_attribute("[data-path='overlap.overcommit.max']", "aria-invalid") == "true"
-    assert page.get_attribute("#send", "aria-disabled") == "true"
-    assert "One thing" in page.inner_text("#why-not")
+    expect(error).to_contain_text("16")
+    expect(page.locator("[data-path='overlap.overcommit.max']")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#send")).to_have_attribute("aria-disabled", "true")
+    expect(page.locator("#why-not")).to_contain_text("One thing")
     page.fill("[data-path='overlap.overcommit.max']", "16")
     page.wait_for_selector(READY)
-    assert error.is_hidden()
+    expect(error).to_be_hidden()
     page.fill("[data-path=steps]", "many")
     page.locator("[data-field=steps] .error").wait_for(state="visible")
 
@@ -65,7 +66,8 @@ def test_an_actor_with_another_tokenizer_is_refused_before_anything_is_queued(vi
     page = open_form(visit)
     page.select_option("[data-path='models.actor']", "letters/other-actor")
     page.wait_for_selector("#problems >> text=tokenizer")
-    assert page.get_attribute("#send", "aria-disabled") == "true"
+    expect(page.locator("#why-not")).to_contain_text("a change first")
+    expect(page.locator("#send")).to_have_attribute("aria-disabled", "true")
 
 
 def test_yaml_and_form_are_two_views_of_one_spec(visit, platform):
@@ -73,14 +75,14 @@ def test_yaml_and_form_are_two_views_of_one_spec(visit, platform):
     page.fill("[data-path=steps]", "77")
     page.wait_for_selector(READY)
     page.click("[data-view=yaml]")
+    expect(page.locator("#yaml")).to_have_value(re.compile(r"^steps: 77$", re.MULTILINE))
     text = page.input_value("#yaml")
-    assert "\nsteps: 77\n" in text
     page.fill("#yaml", text.replace("steps: 77", "steps: 78").replace("inter_step: defer", "inter_step: off"))
     page.wait_for_function("() => document.querySelector('#plan-answers').textContent === '1,248'")
     page.click("[data-view=form]")
-    assert page.input_value("[data-path=steps]") == "78"
-    assert page.locator("[data-path='overlap.max_age']").is_disabled()
-    assert page.locator("#custom").is_visible()
+    expect(page.locator("[data-path=steps]")).to_have_value("78")
+    expect(page.locator("[data-path='overlap.max_age']")).to_be_disabled()
+    expect(page.locator("#custom")).to_be_visible()
 
 
 def test_a_reward_in_parts_goes_through_the_form_unchanged(visit, platform):
@@ -92,13 +94,12 @@ def test_a_reward_in_parts_goes_through_the_form_unchanged(visit, platform):
     page.wait_for_function("() => document.querySelector('#plan-answers').textContent === '115,200'")
     page.wait_for_selector(READY)
     page.click("[data-view=form]")
-    chosen = page.locator("[data-path='models.reward']")
-    assert "several sources" in chosen.evaluate("select => select.selectedOptions[0].textContent")
+    expect(page.locator("[data-path='models.reward'] option:checked")).to_contain_text("several sources")
     page.fill("[data-path=steps]", "79")
     page.wait_for_selector(READY)
     page.click("[data-view=yaml]")
+    expect(page.locator("#yaml")).to_have_value(re.compile(r"^steps: 79$", re.MULTILINE))
     assert "rule: letters:score" in page.input_value("#yaml")
-    assert "\nsteps: 79\n" in page.input_value("#yaml")
 
 
 def test_broken_yaml_is_told_live_with_place_and_remedy(visit, platform):
@@ -110,15 +111,15 @@ def test_broken_yaml_is_told_live_with_place_and_remedy(visit, platform):
     page.fill("#yaml", good.replace("batch_size:", "batchsize:"))
     page.wait_for_selector("#problems >> text=Did you mean batch_size?")
     page.click("text=Go to the line")
-    start, end = page.evaluate("[yaml.selectionStart, yaml.selectionEnd]")
-    assert page.input_value("#yaml")[start:end].strip().startswith("batchsize:")
-    assert page.get_attribute("#send", "aria-disabled") == "true"
+    chosen = "() => yaml.value.slice(yaml.selectionStart, yaml.selectionEnd).trim()"
+    page.wait_for_function(f"() => ({chosen})().startsWith('batchsize:')")
+    expect(page.locator("#send")).to_have_attribute("aria-disabled", "true")
 
 
 def test_a_fork_starts_from_the_other_runs_spec(visit, two_runs):
     page = open_form(visit, f"/runs/new?from={two_runs[0]}")
-    assert page.input_value("[data-path=name]") == "letters sequential fork"
-    assert page.is_checked("input[value=sequential]")
-    assert page.input_value("[data-path='budget.target_reward']") == "1"
+    expect(page.locator("[data-path=name]")).to_have_value("letters sequential fork")
+    expect(page.locator("input[value=sequential]")).to_be_checked()
+    expect(page.locator("[data-path='budget.target_reward']")).to_have_value("1")
     page.fill("[data-path=seed]", "5")
     page.wait_for_selector("#changes >> text=1 change")

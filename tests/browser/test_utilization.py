@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
 
@@ -11,7 +12,7 @@ def test_idle_time_is_told_by_device_and_cause(visit, two_runs):
     page = visit().page
     page.goto(f"/runs/{two_runs[1]}/utilization")
     page.wait_for_selector("#plot-causes .main-svg >> nth=0")
-    page.wait_for_function("() => document.getElementById('plot-overlap').data[0].x.length === 60")
+    page.wait_for_function("() => document.getElementById('plot-overlap').data?.[0].x.length === 60")
     bubble = page.evaluate(
         """async id => {
             const { series } = await Oppo.api.get(`runs/${id}/metrics`, { keys: 'bubble/*', since_step: 10 });
@@ -20,29 +21,29 @@ def test_idle_time_is_told_by_device_and_cause(visit, two_runs):
         }""",
         two_runs[1],
     )
-    assert page.inner_text("#at-causes") == f"{bubble:.1f} %"
+    expect(page.locator("#at-causes")).to_have_text(f"{bubble:.1f} %")
     shares = [float(cell.split()[0]) for cell in page.locator("#causes td:nth-child(2)").all_inner_texts()]
     assert shares == sorted(shares, reverse=True)
     assert abs(sum(shares) - bubble) < 0.5
     cards = page.locator("#devices .card")
-    assert cards.all_inner_texts()[1].startswith("cpu:1")
-    assert "reward, reference, critic" in cards.nth(1).inner_text()
-    assert "waits mostly for: decode" in cards.nth(1).inner_text()
-    assert "Most is lost to decode" in page.inner_text("#advice")
-    assert "Not recorded by this run: memory" in page.inner_text("#unmeasured")
-    assert page.locator("#memory-card").is_hidden()
-    first = "() => document.getElementById('plot-overlap').data[0].x[0]"
+    expect(cards.nth(1).locator("h3")).to_have_text("cpu:1")
+    expect(cards.nth(1)).to_contain_text("reward, reference, critic")
+    expect(cards.nth(1)).to_contain_text("waits mostly for: decode")
+    expect(page.locator("#advice")).to_contain_text("Most is lost to decode")
+    expect(page.locator("#unmeasured")).to_contain_text("Not recorded by this run: memory")
+    expect(page.locator("#memory-card")).to_be_hidden()
+    first = "() => document.getElementById('plot-overlap').data?.[0].x[0]"
     assert page.evaluate(first) == 1
     seen = {1}
     for axis in ("wall", "tokens", "gpu_seconds"):
         page.click(f"[data-axis={axis}]")
         page.wait_for_function(f"seen => !seen.includes(({first})())", arg=list(seen))
         seen.add(page.evaluate(first))
-    assert page.url.endswith("?x=gpu_seconds")
+    page.wait_for_url("**?x=gpu_seconds")
     page.reload()
     page.wait_for_selector("#plot-overlap .main-svg >> nth=0")
-    assert page.get_attribute("[data-axis=gpu_seconds]", "aria-pressed") == "true"
-    assert page.evaluate(first) in seen - {1}
+    expect(page.locator("[data-axis=gpu_seconds]")).to_have_attribute("aria-pressed", "true")
+    page.wait_for_function(f"seen => seen.includes(({first})())", arg=list(seen - {1}))
 
 
 def test_the_first_step_brings_the_figures(visit, platform):
@@ -54,4 +55,4 @@ def test_the_first_step_brings_the_figures(visit, platform):
     supervisor.tell(list(story.tell(1)))
     page.wait_for_selector("#devices .card >> text=cpu:0")
     page.wait_for_selector("[data-recent] >> text=last 1 step")
-    assert page.locator("#no-devices").is_hidden()
+    expect(page.locator("#no-devices")).to_be_hidden()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
 
@@ -26,33 +27,48 @@ def saved(page, selector):
     return download.value.suggested_filename, Path(download.value.path()).read_bytes()
 
 
-def names(page):
-    """The curves of the reward chart that the legend names."""
-    return page.evaluate("document.getElementById('plot-reward').data.filter(t => t.showlegend).map(t => t.name)")
+def named(page, *names):
+    """Wait until the legend of the reward chart names these curves."""
+    shown = "document.getElementById('plot-reward').data.filter(t => t.showlegend).map(t => t.name)"
+    page.wait_for_function(f"names => JSON.stringify({shown}) === JSON.stringify(names)", arg=list(names))
+
+
+def end_of(name):
+    """Where the x axis of a chart ends, as a function in the page."""
+    return f"(() => document.getElementById('plot-{name}')._fullLayout?.xaxis.range[1])"
+
+
+def dragged(page, name):
+    """Zoom into a chart: from 60 to 260 pixels."""
+    box = page.locator(f"#plot-{name} .nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + 60, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 260, box["y"] + 42, steps=4)
+    page.mouse.up()
 
 
 def test_many_runs_are_faint_but_one_and_every_choice_is_in_the_address(visit, nine_runs):
     page = visit().page
     page.goto(f"/compare?runs={','.join(map(str, nine_runs))}&x=step")
     page.wait_for_selector("#plot-reward .main-svg")
-    assert names(page) == []
+    named(page)
     page.hover(f"#figures tr[data-key='{nine_runs[3]}']")
-    assert page.locator("svg.outlined").count() == 3, "the run under the pointer, in every chart"
+    expect(page.locator("svg.outlined"), "the run under the pointer, in every chart").to_have_count(3)
     page.locator("[aria-label='Highlight seed 2 True']").focus()
     page.keyboard.press("Enter")
     page.wait_for_url(f"**&highlight={nine_runs[3]}")
-    assert names(page) == ["seed 2 True"]
-    assert page.locator("#counted").is_visible()
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Highlight seed 2 True"
-    assert page.locator("#parallel path[data-key]").count() == 9
+    named(page, "seed 2 True")
+    expect(page.locator("#counted")).to_be_visible()
+    expect(page.locator("[aria-label='Highlight seed 2 True']")).to_be_focused()
+    expect(page.locator("#parallel path[data-key]")).to_have_count(9)
     page.select_option("#group", "overlap.intra_step")
     page.wait_for_selector("#groups tr >> nth=1")
-    assert names(page) == ["off · 4", "per_chunk · 5"]
-    assert "3 of 4 reached it" in page.inner_text("#groups tr >> nth=0")
+    named(page, "off · 4", "per_chunk · 5")
+    expect(page.locator("#groups tr").first).to_contain_text("3 of 4 reached it")
     page.fill("#target", "0.2")
     page.press("#target", "Enter")
     page.wait_for_selector("#groups >> text=all 5")
-    assert "×" in page.locator("#groups tr").nth(1).locator("td").nth(5).inner_text()
+    expect(page.locator("#groups tr").nth(1).locator("td").nth(5)).to_contain_text("×")
     page.select_option("#baseline", label="per_chunk")
     page.wait_for_url(f"**&baseline={nine_runs[1]}**")
     page.wait_for_selector("#groups tr[data-pinned] >> text=per_chunk")
@@ -61,47 +77,55 @@ def test_many_runs_are_faint_but_one_and_every_choice_is_in_the_address(visit, n
     page.wait_for_selector("#groups tr[data-pinned] >> text=off")
     page.goto(address)
     page.wait_for_selector("#groups tr[data-pinned] >> text=per_chunk")
-    assert page.inner_text("#groups") == view, "the address shows the same view"
-    assert page.locator(".pick[aria-pressed=true]").count() == 1
+    page.wait_for_function("view => document.getElementById('groups').innerText === view", arg=view)
+    expect(page.locator(".pick[aria-pressed=true]")).to_have_count(1)
 
 
-def test_zoom_outliers_and_what_counts_are_in_the_address(visit, two_runs):
+def test_the_zoom_is_in_the_address(visit, two_runs):
     page = visit().page
     page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}&x=step&target=0.5")
     page.wait_for_selector("#plot-reward .main-svg")
-    right = "() => document.getElementById('plot-{}')._fullLayout.xaxis.range[1]"
-    box = page.locator("#plot-reward .nsewdrag").bounding_box()
-    page.mouse.move(box["x"] + 60, box["y"] + 40)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 260, box["y"] + 42, steps=4)
-    page.mouse.up()
+    dragged(page, "reward")
     page.wait_for_url("**&zoom=*")
-    page.wait_for_function(f"() => ({right.format('bubble')})() < 50")
-    wanted = [page.evaluate(right.format(name)) for name in ("reward", "bubble")]
+    page.wait_for_function(f"() => {end_of('bubble')}() < 50")
+    end, other = (page.evaluate(end_of(name)) for name in ("reward", "bubble"))
+    assert end == pytest.approx(other)
+    same = f"was => Math.abs({end_of('bubble')}() - was) < 0.01"
     page.reload()
-    page.wait_for_selector("#plot-bubble .main-svg >> nth=0")
-    page.wait_for_function(f"was => Math.abs(({right.format('bubble')})() - was) < 0.01", arg=wanted[0])
-    assert wanted[0] == pytest.approx(wanted[1])
+    page.wait_for_function(same, arg=end)
     page.locator("#plot-kl .nsewdrag").dblclick()
-    page.wait_for_function(f"() => ({right.format('reward')})() > 59")
-    assert "zoom" not in page.url
+    page.wait_for_function(f"() => {end_of('reward')}() > 59")
+    page.wait_for_url(lambda url: "zoom" not in url)
     page.go_back()
-    page.wait_for_function(f"was => Math.abs(({right.format('reward')})() - was) < 0.01", arg=wanted[0])
-    page.go_forward()
+    page.wait_for_function(same, arg=end)
+    page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}&zoom=9,3&outliers=x&counted=2")
+    page.wait_for_selector("#plot-reward .main-svg")
+    page.wait_for_url(lambda url: "zoom" not in url)
+
+
+# The counted curves cross the target (0.5) at the steps that the table tells.
+CROSSING = """() => {
+  const curves = document.getElementById('plot-reward').data.filter((t) => t.meta);
+  const told = [...document.querySelectorAll('#figures tr td:nth-child(3)')].map((td) => Number(td.textContent));
+  return curves.length === 2 && curves.map((t) => t.x[t.y.findIndex((y) => y >= 0.5)]).join() === told.join();
+}"""
+
+
+def test_outliers_and_what_counts_are_in_the_address(visit, two_runs):
+    page = visit().page
+    page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}&x=step&target=0.5")
+    page.wait_for_selector("#plot-reward .main-svg")
     page.check("#outliers")
     page.check("#counted")
     page.wait_for_url("**&outliers=ignore&counted=1")
-    assert page.is_disabled("#smoothing")
+    expect(page.locator("#smoothing")).to_be_disabled()
     page.wait_for_function("() => Oppo.compareView.read(location.search).counted")
-    crossing = """() => {
-      const curves = document.getElementById('plot-reward').data.filter((t) => t.meta);
-      const told = [...document.querySelectorAll('#figures tr td:nth-child(3)')].map((td) => Number(td.textContent));
-      return curves.map((t) => t.x[t.y.findIndex((y) => y >= 0.5)]).join() === told.join();
-    }"""
-    page.wait_for_function(crossing)
-    page.goto(f"/compare?runs={two_runs[0]},{two_runs[1]}&zoom=9,3&outliers=x&counted=2")
-    page.wait_for_selector("#plot-reward .main-svg")
-    assert "zoom" not in page.url
+    page.wait_for_function(CROSSING)
+
+
+def test_a_fork_begins_at_a_mark_on_its_curve(visit, two_runs):
+    page = visit().page
+    page.goto("/compare")
     fork = """() => {
       const curve = { x: [5, 6], y: [1, 2], raw: [1, 2] };
       const entry = { key: 1, label: "a", ids: [1], colour: 1, dash: 0, group: null };
@@ -123,8 +147,8 @@ def test_the_cursor_goes_by_keyboard_and_what_is_shown_can_be_taken_away(visit, 
     for _ in range(6):
         page.keyboard.press("PageUp")
     page.wait_for_selector("#cursor-at >> text=at step 36")
-    assert page.locator("line.linked-cursor[visibility=visible]").count() == 3
-    assert page.get_attribute("#cursor", "aria-valuetext") == "at step 36"
+    expect(page.locator("line.linked-cursor[visibility=visible]")).to_have_count(3)
+    expect(page.locator("#cursor")).to_have_attribute("aria-valuetext", "at step 36")
     name, text = saved(page, "#csv-curves")
     rows = text.decode().splitlines()
     assert (name, rows[0]) == ("compare-curves.csv", "chart,curve,runs,step,shown,recorded,low,high")

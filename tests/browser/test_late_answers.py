@@ -1,0 +1,241 @@
+"""Whatever answer comes late, a page shows what was asked for last, and what a reader does meanwhile counts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import wait_until
+from tests.browser.test_run_page import points_drawn, step_shown
+from tests.browser.test_samples import steps_shown
+
+pytestmark = pytest.mark.browser
+
+
+class Held:
+    """Requests of a page that wait for the test."""
+
+    def __init__(self, page, wanted):
+        self.page, self.routes, self.waiting, self.is_open = page, [], [], False
+        page.route(wanted, lambda route: self._take(route))
+
+    def _take(self, route):
+        self.routes.append(route)
+        if self.is_open:
+            route.continue_()
+        else:
+            self.waiting.append(route)
+
+    def come(self, count=1):
+        """Wait until so many were sent."""
+        wait_until(lambda: self.page.wait_for_timeout(20) or len(self.routes) >= count, f"{count} requests do not come", 30)
+
+    def answer(self, number, reply=None):
+        """Let one be answered, now or with what the server said before, and wait until the page has seen to it."""
+        route = self.routes[number]
+        self.waiting.remove(route)
+        with self.page.expect_event("requestfinished", lambda request: request == route.request):
+            if reply is None:
+                route.continue_()
+            else:
+                route.fulfill(response=reply)
+        self.page.evaluate("() => new Promise((done) => setTimeout(() => requestAnimationFrame(done)))")
+
+    def open(self):
+        """Let all of them through, and those to come."""
+        self.is_open = True
+        while self.waiting:
+            self.waiting.pop().continue_()
+
+
+@pytest.fixture
+def hold(visit):
+    """Holds requests of a page; at the end nothing waits any more."""
+    held = []
+
+    def one(page, wanted):
+        held.append(Held(page, wanted))
+        return held[-1]
+
+    yield one
+    for each in held:
+        each.page.unroute_all(behavior="ignoreErrors")
+
+
+def rows_of(url):
+    """Whether it is the list of runs, asked for anew."""
+    return "part=rows" in url
+
+
+def test_a_verdict_about_an_earlier_value_does_not_take_the_newer_one_back(visit, hold, platform):
+    page = visit().page
+    page.goto("/runs/new")
+    page.wait_for_selector("#send[aria-disabled=false]")
+    held = hold(page, "**/runs/validate")
+    page.fill("[data-path=steps]", "2")
+    held.come()
+    page.fill("[data-path=steps]", "25")
+    held.answer(0)
+    expect(page.locator("[data-path=steps]")).to_have_value("25")
+    expect(page.locator("#send")).to_have_attribute("aria-disabled", "true")
+    held.come(2)
+    held.answer(1)
+    expect(page.locator("#send")).to_have_attribute("aria-disabled", "false")
+    expect(page.locator("#yaml")).to_have_value(re.compile(r"^steps: 25$", re.MULTILINE))
+
+
+def test_rows_of_an_earlier_filter_do_not_replace_those_of_the_newer(visit, hold, two_runs):
+    page = visit().page
+    page.goto("/runs?q=preset:oppo,sequential")
+    sequential, oppo = (page.locator(f"#rows tr[data-key='{run_id}']") for run_id in two_runs)
+    expect(sequential).to_have_count(1)
+    held = hold(page, rows_of)
+    page.fill("#filter", "preset:sequential")
+    wait_until(lambda: page.wait_for_timeout(20) or asked_for(held, "sequential"), "the filter is not asked for", 30)
+    page.fill("#filter", "preset:oppo")
+    wait_until(lambda: page.wait_for_timeout(20) or asked_for(held, "oppo"), "the filter is not asked for", 30)
+    held.answer(asked_for(held, "oppo")[-1])
+    expect(sequential).to_have_count(0)
+    held.answer(asked_for(held, "sequential")[-1])
+    expect(sequential).to_have_count(0)
+    expect(oppo).not_to_have_count(0)
+    held.open()
+
+
+def asked_for(held, preset):
+    """The numbers of the requests with this filter alone."""
+    return [number for number, route in enumerate(held.routes) if re.search(f"q=preset(:|%3A){preset}(&|$)", route.request.url)]
+
+
+def test_a_row_drawn_anew_keeps_the_focus_and_one_under_the_pointer_stays_until_it_is_a_click(visit, hold, two_runs):
+    page = visit().page
+    page.goto("/runs")
+    box = page.locator(f"#rows input[value='{two_runs[0]}']")
+    box.focus()
+    page.evaluate("() => { window.was = document.activeElement; }")
+    page.wait_for_function("() => !window.was.isConnected")
+    expect(box).to_be_focused()
+    page.goto("/teams")  # nothing of the list is on its way any more
+    held = hold(page, rows_of)
+    page.goto("/runs")
+    box.hover()
+    page.evaluate("selector => { window.was = document.querySelector(selector); }", f"#rows input[value='{two_runs[0]}']")
+    held.come()
+    page.mouse.down()
+    held.answer(0)
+    assert page.evaluate("() => window.was.isConnected")
+    page.mouse.up()
+    expect(box).to_be_checked()
+    held.open()
+    page.wait_for_function("() => !window.was.isConnected")
+    expect(box).to_be_checked()
+
+
+def test_keys_on_the_strip_go_on_from_where_the_last_one_led(visit, hold, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[1]}/timeline?window=0-60")
+    page.wait_for_selector("#range >> text=merged")
+    held = hold(page, "**/timeline?*")
+    page.focus("#mini")
+    page.keyboard.press("+")
+    held.come()
+    page.keyboard.press("+")
+    held.come(2)
+    held.open()
+    page.wait_for_function("() => location.search === '?window=22.5-37.5'")
+
+
+def test_new_steps_do_not_lead_a_reader_back_who_has_moved_on(visit, hold, platform):
+    run_id = platform.submit("letters watched", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(8)))
+    page = visit().page
+    page.goto(f"/runs/{run_id}/timeline")
+    page.wait_for_selector("#range >> text=steps 7–8")
+    held = hold(page, "**/timeline?*")
+    supervisor.tell(list(story.tell(3)))
+    held.come()
+    page.focus("#lanes")
+    for _ in range(8):
+        page.keyboard.press("ArrowLeft")
+    page.wait_for_selector("#range >> text=/^steps? [1-6](–[1-7])? ·/")
+    held.answer(0)
+    expect(page.locator("#range")).to_have_text(re.compile(r"^steps? [1-6](–[1-7])? ·"))
+    expect(page.locator("#follow")).to_have_attribute("aria-pressed", "false")
+    held.open()
+
+
+def test_an_axis_chosen_while_the_figures_are_read_is_the_one_drawn(visit, hold, two_runs):
+    page = visit().page
+    held = hold(page, "**/metrics?*")
+    page.goto(f"/runs/{two_runs[1]}")
+    held.come()
+    page.wait_for_function("() => window.Plotly")
+    chosen = "() => location.search === '?x=wall'"
+    wait_until(lambda: page.click("[data-axis=wall]") or page.evaluate(chosen), "the axis cannot be chosen", 30)
+    held.open()
+    points_drawn(page, 60)
+    page.wait_for_function("() => document.getElementById('plot-reward').data[0].x[0] !== 1")
+
+
+def test_a_late_reply_to_one_wish_leaves_the_next_question_open(visit, hold, platform):
+    run_id = platform.submit("letters hurried", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(1)))
+    page = visit().page
+    page.goto(f"/runs/{run_id}")
+    held = hold(page, "**/pause")
+    page.click("[data-wish=pause]")
+    page.click("#wish-confirm")
+    held.come()
+    reply = held.routes[0].fetch()
+    page.wait_for_selector(".pill[data-state=pausing]")
+    page.click("[data-wish=cancel]")
+    held.answer(0, reply)
+    expect(page.locator("#wish-dialog")).to_be_visible()
+    expect(page.locator("#wish-title")).to_contain_text("Cancel")
+    page.click("text=Keep it running")
+
+
+def test_steps_that_come_while_answers_are_read_are_offered(visit, hold, platform):
+    run_id = platform.submit("letters read", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(1)))
+    page = visit().page
+    page.goto(f"/runs/{run_id}/samples")
+    steps_shown(page, 1)
+    held = hold(page, "**/samples?*")
+    page.fill("[name=to_step]", "9")
+    held.come()
+    reply = held.routes[0].fetch()
+    supervisor.tell(list(story.tell(2)))
+    step_shown(page, 3)
+    held.answer(0, reply)
+    expect(page.locator("#fresh")).to_have_text("2 newer steps: read again")
+    held.open()
+
+
+def test_a_comparison_of_no_runs_stays_empty(visit, hold, two_runs):
+    page = visit().page
+    held = hold(page, "**/api/v1/compare?*")
+    page.goto(f"/compare?runs={two_runs[0]}")
+    held.come()
+    page.click("#tokens button")
+    held.answer(0)
+    expect(page.locator("#result")).to_be_hidden()
+
+
+def test_a_step_is_drawn_although_its_decisions_could_not_be_read_at_first(visit, platform):
+    run_id = platform.submit("letters patient", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(2)))
+    visitor = visit()
+    visitor.expects("net::ERR")  # of the request that is cut off on purpose
+    page = visitor.page
+    page.goto(f"/runs/{run_id}")
+    page.wait_for_selector("#samples article")
+    page.route("**/decisions", lambda route: route.abort(), times=1)
+    supervisor.tell(list(story.tell(1)))
+    points_drawn(page, 3)
