@@ -1,14 +1,20 @@
-/* Idle share of all of a run's devices together, split by cause, step by step: the causes' seconds say how, the bubble how much. */
+/* Idle share of all of a run's devices together, split by cause, step by step: the causes' seconds say how, the bubble how much.
+   A step's devices are those that told something of it: another attempt may have had others. */
 (function () {
   "use strict";
   const Oppo = (window.Oppo = window.Oppo || {});
-  const NOTHING = { step: [], x: [], y: [] };
 
+  /* The steps of all columns, each once. */
+  function joined(columns) {
+    const at = new Map(columns.flatMap((c) => c.step.map((step, i) => [step, c.x[i]]))), step = [...at.keys()].sort((a, b) => a - b);
+    return { step, x: step.map((s) => at.get(s)), y: [] };
+  }
   /* {base: {step, x}, bubble: [%], shares: {cause: [%]}}; `series` from series.js, `devices` and `causes` names. */
   Oppo.idleShares = function (series, devices, causes) {
-    const base = devices.length ? series.get(`bubble/${devices[0]}`) : NOTHING;
-    const mean = (columns) => base.step.map((_, i) => columns.reduce((sum, c) => sum + c[i], 0) / Math.max(1, columns.length));
-    const bubble = mean(devices.map((d) => series.along(`bubble/${d}`, base.step, 0)));
+    const base = joined(devices.map((d) => series.get(`bubble/${d}`))), told = devices.map((d) => series.along(`bubble/${d}`, base.step, null));
+    const there = base.step.map((_, i) => Math.max(1, told.filter((c) => c[i] !== null).length));
+    const mean = (columns) => base.step.map((_, i) => columns.reduce((sum, c, d) => (told[d][i] === null ? sum : sum + c[i]), 0) / there[i]);
+    const bubble = mean(told);
     const seconds = causes.map((cause) => mean(devices.map((d) => series.along(`idle_s/${d}/${cause}`, base.step, 0))));
     const all = base.step.map((_, i) => seconds.reduce((sum, s) => sum + s[i], 0));
     const share = (s, i) => (all[i] > 0 ? 100 * bubble[i] * s / all[i] : 0);

@@ -13,11 +13,13 @@
 
   const part = (name) => head.querySelector(`[data-part="${name}"]`);
   const hasEnded = () => ENDED.includes(summary.state);
+  /* All devices that the run has had; those that it has now: the others' figures are null. */
   const devicesOf = (latest) => Object.keys(latest).filter((k) => k.startsWith("busy/")).map((k) => k.slice("busy/".length)).sort();
+  const devicesNow = (latest) => devicesOf(latest).filter((device) => f.known(latest[`busy/${device}`]));
 
   /* Share of all device time of the newest step that was idle, and its causes; null before the first step. */
   function idleNow(latest) {
-    const devices = devicesOf(latest);
+    const devices = devicesNow(latest);
     if (!devices.length) return null;
     const bubble = devices.reduce((sum, d) => sum + (latest[`bubble/${d}`] ?? 1 - latest[`busy/${d}`]), 0) / devices.length;
     const seconds = CAUSES.map((cause) => [cause, devices.reduce((sum, d) => sum + (latest[`idle_s/${d}/${cause}`] || 0), 0)]);
@@ -135,7 +137,7 @@
   const tab = document.querySelector('.tabs [aria-current="page"]');
   if (tab) tab.parentNode.scrollLeft = tab.offsetLeft - 40;     // on a phone the strip of tabs scrolls
 
-  Oppo.run = { id: summary.id, spec, colour: Oppo.runColour(summary.id), CAUSES, devicesOf, take, get summary() { return summary; },
+  Oppo.run = { id: summary.id, spec, colour: Oppo.runColour(summary.id), CAUSES, devicesOf, devicesNow, take, get summary() { return summary; },
     follow(callback) { followers.push(callback); callback(summary); } };
   draw();
   Oppo.live({ runs: [summary.id], onRun: take, onState: (s) => { connection = s; showLive(); } });

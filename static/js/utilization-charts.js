@@ -26,7 +26,7 @@
       layout: { margin: { l: 34, r: 8, t: 4, b: 22 }, yaxis: { range: [0, 105], dtick: 50 } } };
   };
   function causes(v) {
-    const { base, shares } = Oppo.idleShares(v.series, v.devices, Oppo.run.CAUSES), i = base.x.length - 1;
+    const { base, shares } = Oppo.idleShares(v.series, v.all, Oppo.run.CAUSES), i = base.x.length - 1;
     const bands = Oppo.run.CAUSES.filter((cause) => shares[cause].some((share) => share > 0)).map((cause) => [cause, T.ema(shares[cause], RAW.includes(cause) ? 0 : v.weight)]);
     const top = base.x.reduce((most, _, k) => Math.max(most, bands.reduce((sum, [, y]) => sum + y[k], 0)), 5), labels = [];
     let under = 0;

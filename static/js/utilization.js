@@ -6,7 +6,7 @@
   const RECENT = 50, MOST_CARDS = 16;
   const $ = (id) => document.getElementById(id);
   const series = Oppo.series(run.id, KEYS);
-  const view = { series, colour: run.colour, devices: [], weight: stored(), axis: Oppo.axisInAddress("step") };
+  const view = { series, colour: run.colour, devices: [], all: [], weight: stored(), axis: Oppo.axisInAddress("step") };
   const charts = { ...CHARTS };
   let roles = null, busy = false, again = false, due = false;
 
@@ -72,17 +72,19 @@
     const since = Math.max(0, run.summary.step - RECENT);
     const { series: columns } = await Oppo.api.get(`runs/${run.id}/metrics`, { keys: "busy/*,bubble/*,idle_s/*,timing_s/step", since_step: since });
     const sum = (key) => ((columns[key] || {}).y || []).filter(f.known).reduce((a, b) => a + b, 0);
-    const steps = ((columns["timing_s/step"] || {}).y || []).length || Math.max(0, ...Object.values(columns).map((c) => c.y.length)), n = Math.max(1, view.devices.length);
-    const bubble = view.devices.reduce((all, d) => all + sum(`bubble/${d}`), 0) / Math.max(1, steps) / n;
-    const idle = Object.fromEntries(Oppo.run.CAUSES.map((cause) => [cause, view.devices.reduce((all, d) => all + sum(`idle_s/${d}/${cause}`), 0)]));
+    const steps = ((columns["timing_s/step"] || {}).y || []).length || Math.max(0, ...Object.values(columns).map((c) => c.y.length));
+    const count = (d) => ((columns[`bubble/${d}`] || {}).y || []).filter(f.known).length;      // of how many of these steps it told
+    const of = (write) => view.all.reduce((all, d) => all + write(d), 0), told = Math.max(1, of(count));
+    const bubble = of((d) => sum(`bubble/${d}`)) / told;
+    const idle = Object.fromEntries(Oppo.run.CAUSES.map((cause) => [cause, of((d) => sum(`idle_s/${d}/${cause}`))]));
     const seconds = Object.values(idle).reduce((a, b) => a + b, 0);
-    words({ steps, bubble, shares: Oppo.run.CAUSES.map((cause) => [cause, seconds ? bubble * idle[cause] / seconds : 0, idle[cause] / Math.max(1, steps) / n]) });
+    words({ steps, bubble, shares: Oppo.run.CAUSES.map((cause) => [cause, seconds ? bubble * idle[cause] / seconds : 0, idle[cause] / told]) });
     view.devices.forEach((d) => {
       const card = $("devices").querySelector(`[data-device="${CSS.escape(d)}"]`);
       if (!card) return;
-      setText(card.querySelector(".reading b"), f.percent(sum(`busy/${d}`) / Math.max(1, steps), 0));
+      setText(card.querySelector(".reading b"), f.percent(sum(`busy/${d}`) / Math.max(1, count(d)), 0));
       const worst = Oppo.run.CAUSES.map((cause) => [cause, sum(`idle_s/${d}/${cause}`)]).sort((a, b) => b[1] - a[1])[0];
-      setText(card.querySelector(".idle-words"), worst[1] > 0 ? `waits mostly for: ${worst[0]}, ${f.brief(worst[1] / Math.max(1, steps))} a step` : "never idle");
+      setText(card.querySelector(".idle-words"), worst[1] > 0 ? `waits mostly for: ${worst[0]}, ${f.brief(worst[1] / Math.max(1, count(d)))} a step` : "never idle");
       setText(card.querySelector(".roles"), roles && roles[d] ? roles[d].join(", ") : "");
     });
   }
@@ -111,7 +113,8 @@
     if (busy) { again = true; return; }
     busy = true;
     try {
-      cards(run.devicesOf(run.summary.latest || {}));
+      view.all = run.devicesOf(run.summary.latest || {});
+      cards(run.devicesNow(run.summary.latest || {}));
       due = (await series.update(run.summary)) || due;
       if (due) {
         await readRoles();

@@ -56,3 +56,21 @@ def test_the_first_step_brings_the_figures(visit, platform):
     page.wait_for_selector("#devices .card >> text=cpu:0")
     page.wait_for_selector("[data-recent] >> text=last 1 step")
     expect(page.locator("#no-devices")).to_be_hidden()
+
+
+def test_idle_shares_are_of_the_devices_that_told_of_a_step(visit, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[1]}/utilization")
+    page.wait_for_selector("#plot-causes .main-svg >> nth=0")
+    told = """async () => {
+      const over = (step, y) => ({ step, x: step, y }), get = Oppo.api.get, before = [1, 2], since = [3, 4];
+      const told = { "bubble/cpu:0": over(before, [0.5, 0.75]), "idle_s/cpu:0/decode": over(before, [1, 1]),
+        "bubble/cuda:0": over(since, [0.25, 0.5]), "idle_s/cuda:0/tail": over(since, [2, 2]) };
+      Oppo.api.get = async () => ({ series: told, last_step: 4 });
+      const series = Oppo.series(1, []);
+      await series.update({ step: 4 });
+      Oppo.api.get = get;
+      const found = Oppo.idleShares(series, ["cpu:0", "cuda:0"], ["decode", "tail"]);
+      return [found.base.step, found.bubble, found.shares.decode, found.shares.tail];
+    }"""
+    assert page.evaluate(told) == [[1, 2, 3, 4], [50, 75, 25, 50], [50, 75, 0, 0], [0, 0, 25, 50]]

@@ -138,6 +138,29 @@ def test_telemetry_of_a_fenced_attempt_is_kept_but_changes_no_head(running, even
     assert points(run) == {1: 1.0, 2: 2.0}
 
 
+def test_figures_of_devices_that_an_older_attempt_had_are_no_news_and_stay_in_the_curves(running, events):
+    world, worker, run, attempt_id = running
+    told = {"bubble/cpu:0": 0.9, "busy/cpu:0": 0.1, "idle_s/cpu:0/decode": 9.0}
+    worker.send_events(attempt_id, [events.step(1, 1, m=1.0, rare=5.0, **told)])
+    worker.attempt(attempt_id, "outcome", {"epoch": 1, "outcome": "engine_died", "reason": "killed"})
+    world.clock.advance(5)  # the back-off
+    world.cycle()
+    second = run.attempts.get(epoch=2)
+    worker.claim(second.pk, 2)
+    told = {"bubble/cuda:0": 0.2, "busy/cuda:0": 0.8, "idle_s/cuda:0/tail": 2.0}
+    assert worker.send_events(second.pk, [events.step(1, 2, m=2.0, **told)]).status_code == 200
+    run.refresh_from_db()
+    assert run.bubble == 0.2
+    assert run.latest == told | {"m": 2.0, "rare": 5.0, "bubble/cpu:0": None, "busy/cpu:0": None, "idle_s/cpu:0/decode": None}
+    series = selectors.metrics(run, ["bubble/*"])["series"]
+    assert {key: column["y"] for key, column in series.items()} == {"bubble/cpu:0": [0.9], "bubble/cuda:0": [0.2]}
+    assert worker.send_events(second.pk, [events.step(2, 3, m=3.0)]).status_code == 200, (
+        "without figures of devices nothing changes"
+    )
+    run.refresh_from_db()
+    assert run.bubble == 0.2
+
+
 def test_non_finite_numbers_are_kept_and_shown_as_null(running, events):
     _, worker, run, attempt_id = running
     batch = [events.step(1, 1, m="NaN"), events.step(2, 2, m="-Infinity"), events.step(3, 3, m=1.0, other="Infinity")]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any
@@ -40,6 +40,7 @@ from oppo_platform.telemetry.points import write_steps
 
 LONGEST_LOG_LINE = 4000
 PLATFORM_STREAM = "platform"
+OF_DEVICES = ("busy/", "bubble/", "idle_s/")
 
 
 class GapFound(Exception):
@@ -118,12 +119,21 @@ def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent]) -> None:
         newest = steps[-1]
         for event in steps:
             run.latest.update({key: finite(value) for key, value in event.metrics.items()})
+        run.latest.update(dict.fromkeys(_of_others(run.latest, newest.metrics)))
         run.bubble = _bubble(run.latest)
         run.step, run.elapsed_s = newest.step, finite(newest.elapsed_s) or 0.0
         run.generated_tokens, run.device_seconds = newest.generated_tokens, finite(newest.device_seconds) or 0.0
         changed += ["latest", "bubble", "step", "elapsed_s", "generated_tokens", "device_seconds"]
     run.save(update_fields=changed)
     run_changed(run.pk)
+
+
+def _of_others(latest: Mapping[str, object], told: Mapping[str, float]) -> list[str]:
+    """The figures of devices that this step tells nothing of, because an older attempt had them. Their names stay: so do
+    their series."""
+    if not any(key.startswith(OF_DEVICES) for key in told):
+        return []
+    return [key for key in latest if key.startswith(OF_DEVICES) and key not in told]
 
 
 def _bubble(latest: dict[str, float | None]) -> float | None:
