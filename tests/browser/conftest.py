@@ -186,6 +186,7 @@ def connected(database: None) -> Iterator[None]:
     Django keeps connections a context, and both the server's threads and Playwright's greenlets have contexts of their
     own; one that is left open keeps the test database from being dropped.
     """
+    from django.db import connections
     from django.db.backends.signals import connection_created
 
     made: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -196,6 +197,7 @@ def connected(database: None) -> Iterator[None]:
     connection_created.connect(remember)
     yield
     connection_created.disconnect(remember)
+    connections.close_all()  # this context's own, which Django would go on using
     for held in made:
         held.inc_thread_sharing()  # its own thread is gone or idle
         held.close()
