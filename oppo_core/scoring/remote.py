@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnContext
 from multiprocessing.synchronize import Semaphore
-from typing import Any, NoReturn, cast
+from typing import Any, Literal, NoReturn, cast
 
 import torch
 
@@ -32,6 +32,8 @@ from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth, ScorerSet, Scoring
 from oppo_core.trace.recorder import Recorder, Span, Wait
 
+# Not forked: torch's threads and the driver of a GPU do not survive that.
+START_METHOD: Literal["spawn"] = "spawn"
 # Orders that may be unfinished: about as many as a step has chunks, so that a scorer which catches up in the end costs nothing.
 ORDERS_AHEAD = 32
 # Loading large models from a slow disk is silent; whatever the spec allows, so long it may take.
@@ -87,7 +89,7 @@ class RemoteScorers(Scoring):
         Raises:
             ScorerError: it failed, died, or did not load within `LOADED_WITHIN_S` or `longest_silence_s`.
         """
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START_METHOD)
         self._line = Line(context)
         self._channel, theirs = Channel.pair()
         self._process = context.Process(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -38,6 +39,7 @@ from oppo_core.layout import Layout
 from oppo_core.models.folder import load_model, save_model
 from oppo_core.models.tiny import TinyTransformer, init_tiny
 from oppo_core.ppo.experience import Experience
+from oppo_core.scoring import remote
 from oppo_core.train import train
 
 VOCAB = 40
@@ -306,6 +308,24 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _scorers_of_this_process_are_forked() -> Iterator[None]:
+    """From a process that has read torch and has no threads: spawned ones would read it for seconds, dozens of times.
+
+    They see the environment of the first of them. Where that matters, or how such a process ends, tests ask for
+    `spawned_scorers`; engines in a process of their own always spawn theirs.
+    """
+    multiprocessing.set_forkserver_preload(["torch._dynamo", "oppo_core.engine"])
+    with mock.patch.object(remote, "START_METHOD", "forkserver"):
+        yield
+
+
+@pytest.fixture
+def spawned_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scorers start as they do outside tests."""
+    monkeypatch.setattr(remote, "START_METHOD", "spawn")
 
 
 @pytest.fixture(scope="session")

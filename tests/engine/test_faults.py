@@ -15,6 +15,8 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+pytestmark = pytest.mark.usefixtures("spawned_scorers")
+
 OPPO = {"overlap": {"intra_step": "per_chunk", "inter_step": "defer"}, "steps": 10_000, "resources": {"dtype": "float32"}}
 SHORT = {"steps": 2, "overlap": {"intra_step": "off"}}
 

@@ -324,6 +324,7 @@ MODES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("spawned_scorers")  # which see the environment
 def test_the_weighted_sum_of_parts_in_every_mode(world: Any, rules: Path, judge: Judge, other: Path, tmp_path: Path) -> None:
     runs = {}
     for name, (threads, changes) in MODES.items():

@@ -26,6 +26,8 @@ from oppo_core.train import train
 from tests.engine.judges import Judge, Told, judging, scored, worth
 from tests.engine.test_rewards import install
 
+pytestmark = pytest.mark.usefixtures("spawned_scorers")
+
 PATIENCE_S = 60.0
 SILENCE_S = 3.0
 SLOW_RULE = """
