@@ -184,6 +184,13 @@ def test_a_key_that_will_not_do_is_refused(world, token, make_spec, key):
     assert "Idempotency-Key" in reply.json()["detail"]
 
 
+def test_keys_work_at_addresses_with_ids(world, token):
+    headers = {"Idempotency-Key": "k"}
+    other = create_api_token(world.people["ada"], world.team, "other").token.pk
+    replies = [bearer(token).delete(f"/api/v1/tokens/{other}", headers=headers) for _ in range(2)]
+    assert [(reply.status_code, reply.headers.get("Idempotency-Replayed")) for reply in replies] == [(204, None), (204, "true")]
+
+
 def test_keys_are_forgotten_after_a_day(world, token, make_spec):
     world.worker()
     submit(bearer(token), make_spec(), "k")

@@ -6,10 +6,9 @@ set it, and is in no spec, event, log or audit entry.
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 from django.db import transaction
 from django.db.models import QuerySet
+from typing_extensions import TypedDict
 
 from oppo_contract.sections.secrets import NAME, NAME_WORDS, secret_names
 from oppo_platform import clock

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any
 
 from django.conf import settings
+from typing_extensions import TypedDict
 
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.alerts.models import Alert

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 from django.contrib.postgres.expressions import ArraySubquery
 from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import JSONObject
+from typing_extensions import TypedDict
 
 from oppo_platform.accounts.access import memberships
 from oppo_platform.accounts.models import Team, User

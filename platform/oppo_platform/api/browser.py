@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from ninja import NinjaAPI, Query, Schema, Status
+from ninja import Query, Schema, Status
 from pydantic import ConfigDict
 
 from oppo_contract.problems import SpecError, SpecProblem
@@ -17,6 +18,7 @@ from oppo_platform.accounts.access import Action, may, may_steer, may_submit
 from oppo_platform.accounts.models import User
 from oppo_platform.api import alerts, checkpoints, history, logs, run_lists, samples, saved_views, storage, timelines, tokens
 from oppo_platform.api.auth import PERSON, READER
+from oppo_platform.api.description import DescribedAPI
 from oppo_platform.api.operations import as_usual
 from oppo_platform.api.problems import install, problem
 from oppo_platform.api.subjects import LARGEST_ID, chosen_project, person, run_of
@@ -36,7 +38,7 @@ MOST_KEYS = 100
 MOST_COMPARED = 100
 LAST_STEP = 2**31 - 1
 
-api = NinjaAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, urls_namespace="api")
+api = DescribedAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, openapi_url=None, urls_namespace="api")
 install(api)
 api.add_decorator(as_usual, mode="view")
 for part in (run_lists, samples, timelines, logs, checkpoints, history, saved_views, storage, alerts, tokens):
@@ -44,6 +46,17 @@ for part in (run_lists, samples, timelines, logs, checkpoints, history, saved_vi
 for refusal in (steering.NotPossible, NotDeletable):
     api.add_exception_handler(refusal, lambda request, error: problem(409, str(error)))
 api.add_exception_handler(DatabaseFull, lambda request, error: problem(507, str(error)))
+
+
+@api.get("openapi.json", include_in_schema=False)
+def openapi(request: HttpRequest) -> dict[str, Any]:
+    """This API's OpenAPI document."""
+    return _document()
+
+
+@cache
+def _document() -> dict[str, Any]:
+    return api.get_openapi_schema()
 
 
 class SpecBody(Schema):

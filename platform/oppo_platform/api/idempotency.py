@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 from django.db import OperationalError, connection, transaction
 from django.http import HttpRequest, HttpResponse
@@ -24,10 +23,8 @@ LONGEST_KEY = 200
 KEPT = timedelta(days=1)
 WAITS_FOR_THE_FIRST_MS = 10_000
 
-Run = Callable[..., HttpResponse]
 
-
-def once(run: Run, request: HttpRequest, token_id: int, **path: Any) -> HttpResponse:
+def once(run: Callable[[], HttpResponse], request: HttpRequest, token_id: int) -> HttpResponse:
     """The reply of `run`, which was called now or on an earlier request with the same key."""
     key = request.headers[HEADER]
     if not 0 < len(key) <= LONGEST_KEY or not key.isascii() or not key.isprintable():
@@ -38,7 +35,7 @@ def once(run: Run, request: HttpRequest, token_id: int, **path: Any) -> HttpResp
             kept = _claim(token_id, key, wanted)
             if kept.status is not None:
                 return _again(kept, wanted)
-            response = run(request, **path)
+            response = run()
             if response.status_code >= 400:
                 transaction.set_rollback(True)
             else:

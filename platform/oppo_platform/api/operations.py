@@ -1,16 +1,24 @@
-"""What every operation of the JSON API has in common, around authentication and the deed itself."""
+"""What every operation of the JSON API has in common, around authentication and the deed itself, and what is no operation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.utils.deprecation import MiddlewareMixin
 
 from oppo_platform.api.auth import SAFE, person_of
 from oppo_platform.api.idempotency import HEADER, once
 from oppo_platform.api.limits import Allowance
+from oppo_platform.api.problems import UNFORESEEN, problem
+
+NOT_HERE = {
+    404: "There is no such call. /api/v1/openapi.json lists all of them.",
+    405: "This address does not take {method}.",
+    500: UNFORESEEN,
+}
 
 Run = Callable[..., HttpResponse]
 
@@ -35,4 +43,18 @@ def _answer(run: Run, request: HttpRequest, path: dict[str, Any]) -> HttpRespons
     user = person_of(request)
     if user is None or user.bound_token_id is None:
         return run(request, **path)  # which says who may
-    return once(run, request, user.bound_token_id, **path)
+    return once(partial(run, request, **path), request, user.bound_token_id)
+
+
+class ProblemsEverywhere(MiddlewareMixin):
+    """An address below `/api/` that is none, and a method that it does not take, are problem details as well."""
+
+    def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        """The response, or a problem in the place of Django's page."""
+        words = NOT_HERE.get(response.status_code)
+        if words is None or not request.path.startswith("/api/") or "json" in response.get("Content-Type", ""):
+            return response
+        answer = problem(response.status_code, words.format(method=request.method))
+        if response.has_header("Allow"):
+            answer.headers["Allow"] = ", ".join(sorted(response.headers["Allow"].replace(" ", "").split(",")))
+        return answer

@@ -16,6 +16,8 @@ from oppo_contract.problems import SpecError, SpecProblem
 from oppo_platform.api.limits import TooMany
 from oppo_platform.web.request_id import current_request_id
 
+UNFORESEEN = "Something went wrong on the server. Its log tells what, under this request's id."
+
 log = structlog.get_logger(__name__)
 
 
@@ -64,7 +66,7 @@ def install(api: NinjaAPI) -> None:
 
     def unforeseen(request: HttpRequest, error: Exception) -> HttpResponse:
         log.error("request failed", path=request.path, exc_info=error)
-        return problem(500, "Something went wrong on the server. Its log tells what, under this request's id.")
+        return problem(500, UNFORESEEN)
 
     api.add_exception_handler(Exception, unforeseen)
     api.add_exception_handler(TooMany, too_many)

@@ -78,14 +78,14 @@ def change(request: HttpRequest, view_id: int, body: ChangeBody) -> Any:
 
 
 @router.post("views/{int:view_id}/delete", summary="Delete a view")
-def delete(request: HttpRequest, view_id: int) -> Any:
+def delete_view(request: HttpRequest, view_id: int) -> Any:
     """`…/restore` brings it back until its owner deletes another one."""
     service.delete_view(person(request), _id(view_id))
     return {"id": view_id}
 
 
 @router.post("views/{int:view_id}/restore", summary="Bring a deleted view back")
-def restore(request: HttpRequest, view_id: int) -> Any:
+def restore_view(request: HttpRequest, view_id: int) -> Any:
     """422 when its name is taken meanwhile."""
     return _told(lambda: service.restore_view(person(request), _id(view_id)))
 

@@ -5,10 +5,9 @@ A private view is its owner's alone. A team's view is seen by its members; its o
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
+from typing_extensions import TypedDict
 
 from oppo_platform import clock
 from oppo_platform.accounts.access import Action, demand, granting, memberships, visible_projects

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 from types import NoneType
-from typing import Any, TypedDict
+from typing import Any
 
 from django.contrib.postgres.expressions import ArraySubquery
 from django.core.exceptions import ValidationError
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery
+from typing_extensions import TypedDict
 
 from oppo_contract.problems import SpecError
 from oppo_contract.spec import load_spec

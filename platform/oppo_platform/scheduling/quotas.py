@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TypedDict
 
 from django.db import transaction
 from django.db.models import Count, Q
+from typing_extensions import TypedDict
 
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import Team, User

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TypedDict
+
+from typing_extensions import TypedDict
 
 from oppo_contract.states import RunState
 from oppo_platform.accounts.access import steerable, visible_runs

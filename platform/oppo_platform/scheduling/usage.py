@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from datetime import datetime, timedelta
-from typing import TypedDict
 
 from django.conf import settings
 from django.db import connection, transaction
+from typing_extensions import TypedDict
 
 from oppo_platform.accounts.models import Team
 from oppo_platform.runs.models import Run

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any
 
 from django.db.models import F, QuerySet
 from django.http import HttpRequest
+from typing_extensions import TypedDict
 
 from oppo_platform import clock
 from oppo_platform.accounts.access import memberships, visible_teams

@@ -8,11 +8,11 @@ restored whole, or refused because its purge has begun.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TypedDict
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import F
+from typing_extensions import TypedDict
 
 from oppo_contract.states import ENDED
 from oppo_platform import clock

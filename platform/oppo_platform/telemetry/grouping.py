@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
 
 import numpy as np
+from typing_extensions import TypedDict
 
 BUT_SEED = "-seed"  # instead of a path: runs that differ in nothing but name and seed
 ABSENT = "–"

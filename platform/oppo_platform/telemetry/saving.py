@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 import numpy as np
 from django.db.models import QuerySet
+from typing_extensions import TypedDict
 
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.far import KINDS, FarSteps, StoredStep, unpack_far

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
 
 import numpy as np
 from django.db.models import Q, QuerySet
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.axes import Axis

@@ -1,0 +1,84 @@
+"""Requests that schemathesis makes up from the API's own description, one by one and in chains, with a token of each scope.
+
+No request is a server error, and no reply is one that the description does not have. Quick here; `-m full` makes many more.
+"""
+
+import pytest
+import schemathesis
+from django.core.wsgi import get_wsgi_application
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
+
+from oppo_platform.accounts.api_tokens import create_api_token
+from tests.web.test_api_description import scene  # noqa: F401  # a fixture
+
+SCOPES = ["read", "submit", "admin"]
+# Whether what was made up had to be accepted or refused is nobody's to say: 409 is what most states answer.
+CHECKS = [
+    not_a_server_error, checks.status_code_conformance, checks.content_type_conformance, checks.response_schema_conformance,
+    checks.response_headers_conformance,
+]  # fmt: skip
+QUIET = {"deadline": None, "database": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
+
+
+def fuzzed(world, scope, settings):
+    """The description as somebody with this token finds it, and the header that they send."""
+    settings.OPPO_API_RATE = 0
+    token = create_api_token(world.people["ada"], world.team, "fuzz", scope=scope).text
+    headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+    return schemathesis.openapi.from_wsgi("/api/v1/openapi.json", get_wsgi_application(), headers=headers), headers
+
+
+def each_alone(world, scope, conf, examples):
+    schema, headers = fuzzed(world, scope, conf)
+    seen = 0
+    for found in schema.get_all_operations():
+        operation = found.ok()
+
+        @hypothesis_settings(max_examples=examples, **QUIET)
+        @given(case=operation.as_strategy())
+        def one(case):
+            case.call_and_validate(checks=CHECKS, headers=headers)
+
+        one()
+        seen += 1
+    assert seen > 50
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_single_requests(world, scene, scope, settings):  # noqa: F811
+    each_alone(world, scope, settings, 3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scope", SCOPES)
+def test_many_single_requests(world, scene, scope, settings):  # noqa: F811
+    each_alone(world, scope, settings, 60)
+
+
+def chains(world, scope, conf, examples):
+    schema, headers = fuzzed(world, scope, conf)
+
+    class Chain(schema.as_state_machine()):
+        """Requests one after the other, with ids that earlier replies named."""
+
+        def get_call_kwargs(self, case):
+            return {"headers": headers}
+
+        def validate_response(self, response, case, additional_checks=(), **kwargs):
+            case.validate_response(response, checks=CHECKS)
+
+    Chain.run(settings=hypothesis_settings(max_examples=examples, stateful_step_count=8, **QUIET))
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_chains_of_requests(world, scene, scope, settings):  # noqa: F811
+    chains(world, scope, settings, 3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scope", SCOPES)
+def test_many_chains_of_requests(world, scene, scope, settings):  # noqa: F811
+    chains(world, scope, settings, 60)
