@@ -14,7 +14,7 @@ APART := tests/contract tests/engine tests/simulation tests/web/test_control_pla
 WAITING := tests/web tests/worker
 # The rest, browsers and whole platforms: a file in one process again, and two of them.
 TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART) $(WAITING)))
-IN_TWO := $(PYTEST) -n 2
+IN_TWO := $(PYTEST) -n 2 --dist worksteal
 A_FILE_EACH := $(PYTEST) $(if $(ARGS),,-n 2 --dist loadfile)
 IN_THREE := $(PYTEST) -n 3 --dist loadfile --ignore=tests/web/test_control_plane.py
 export PYTHON
