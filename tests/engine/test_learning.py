@@ -10,7 +10,7 @@ from bench.learning import KL_LIMIT_NATS, RISE_WANTED_SE, VARIANTS, outcome, tab
 from examples.letters.learning import Judgement, judge, read_prompts
 from examples.letters.prepare import Settings, prepare
 
-SEED, STEPS = 0, 50
+SEED, STEPS = 0, 30
 TASK = Settings(train_prompts=800, pretraining_answers=4000, compared_prompts=600, sampled_answers=256)
 
 
