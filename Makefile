@@ -12,10 +12,10 @@ PYTEST := $(BIN)/python -m pytest
 APART := tests/contract tests/engine tests/simulation tests/web/test_control_plane.py
 # Nor do these, a file in one process; there are three, because they wait for others most of the time.
 WAITING := tests/web tests/worker
-# The rest, browsers and whole platforms: a file in one process again, and two of them.
+# The rest, browsers and whole platforms: a file in one process again, and two of them, the longest files first (tests/conftest.py).
 TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART) $(WAITING)))
 IN_TWO := $(PYTEST) -n 2 --dist worksteal
-A_FILE_EACH := $(PYTEST) $(if $(ARGS),,-n 2 --dist loadfile)
+A_FILE_EACH := $(PYTEST) $(if $(ARGS),,-n 2 --dist loadfile --no-loadscope-reorder)
 IN_THREE := $(PYTEST) -n 3 --dist loadfile --ignore=tests/web/test_control_plane.py
 export PYTHON
 # Modules are compiled when they are first imported (scripts/set_up.sh), and images often forbid to keep what was compiled. Then

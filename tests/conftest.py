@@ -11,6 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole platforms go first: they take minutes, and everybody waits for what is begun last."""
+    items.sort(key=lambda item: "end_to_end" not in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def database_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a running PostgreSQL whose user may create databases."""
