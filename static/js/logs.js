@@ -33,9 +33,11 @@
   async function reading(work) {
     if (busy) return;
     const mine = turn;
+    let done = false;
     busy = true;
     try {
       await work(() => mine !== turn);
+      done = true;
       $("refused").hidden = true;
     } catch (e) {
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
@@ -48,8 +50,17 @@
       busy = false;
     }
     if (mine !== turn) begin(true);
-    else words();
+    else {
+      words();
+      if (done) further();                               // the reader may have scrolled meanwhile
+    }
   }
+  /* What lies beyond the end at which the reader is. */
+  function further() {
+    if (list.scrollTop < NEAR_PX && earlier && first) reading(older);
+    else if (below() < NEAR_PX && !atEnd && after) reading(more);
+  }
+  const below = () => list.scrollHeight - list.scrollTop - list.clientHeight;
   function begin(again) {
     if (!again) turn += 1;
     after = first = news = 0;
@@ -140,11 +151,9 @@
 
   /* --- hands ---------------------------------------------------------------------- */
   list.addEventListener("scroll", () => {
-    const below = list.scrollHeight - list.scrollTop - list.clientHeight;
-    follow.checked = atEnd && below < NEAR_PX;
+    follow.checked = atEnd && below() < NEAR_PX;
     if (follow.checked && news) { news = 0; words(); }
-    if (list.scrollTop < NEAR_PX && earlier && first) reading(older);
-    if (below < NEAR_PX && !atEnd && after) reading(more);
+    further();
   });
   /* A thousand links are no way through with the tab key: inside the list n and p lead from line to line, Enter follows. */
   list.addEventListener("keydown", (e) => {

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import wait_until
+from tests.browser.test_logs import shown, write
 from tests.browser.test_run_page import points_drawn, step_shown
 from tests.browser.test_samples import steps_shown
 
@@ -214,6 +215,22 @@ def test_steps_that_come_while_answers_are_read_are_offered(visit, hold, platfor
     step_shown(page, 3)
     held.answer(0, reply)
     expect(page.locator("#fresh")).to_have_text("2 newer steps: read again")
+    held.open()
+
+
+def test_earlier_lines_come_although_new_ones_were_being_asked_for(visit, hold, platform):
+    run_id = platform.submit("letters scrolled", steps=30)
+    supervisor, story = platform.start(run_id)
+    write(supervisor, story, 1, 1300)
+    page = visit().page
+    page.goto(f"/runs/{run_id}/logs")
+    shown(page, 1000)
+    held = hold(page, "**/logs?after=*")
+    held.come()
+    page.evaluate("document.getElementById('log').scrollTop = 0")
+    page.wait_for_function("() => !document.getElementById('follow-log').checked")
+    held.answer(0)
+    shown(page, 1301)
     held.open()
 
 

@@ -92,26 +92,27 @@ def test_colour_codes_are_spans_of_our_own_and_all_other_codes_are_dropped(visit
     assert page.evaluate("begin => Oppo.ansi(begin.repeat(200000)).length", "\x1b]") == 0
 
 
+def write(supervisor, story, first, last):
+    """Lines `first` to `last - 1` on the engine's standard output."""
+    story.seq += 1
+    told = {"kind": "log", "producer": "engine", "seq": story.seq, "time": story.start, "stream": "stdout"}
+    supervisor.tell([EVENT.validate_python({**told, "lines": [f"line {i}" for i in range(first, last)]})])
+
+
 def test_the_end_is_followed_until_one_scrolls_up(visit, platform):
     run_id = platform.submit("letters tail", steps=30)
     supervisor, story = platform.start(run_id)
-
-    def write(first, last):
-        story.seq += 1
-        told = {"kind": "log", "producer": "engine", "seq": story.seq, "time": story.start, "stream": "stdout"}
-        supervisor.tell([EVENT.validate_python({**told, "lines": [f"line {i}" for i in range(first, last)]})])
-
-    write(1, 1300)
+    write(supervisor, story, 1, 1300)
     page = visit().page
     page.goto(f"/runs/{run_id}/logs")
     shown(page, 1000)
     page.wait_for_function(AT_END)
-    write(1300, 1304)
+    write(supervisor, story, 1300, 1304)
     shown(page, 1004)
     page.wait_for_function(AT_END)
     page.evaluate("document.getElementById('log').scrollTop = 5000")
     page.wait_for_function("() => !document.getElementById('follow-log').checked")
-    write(1304, 1306)
+    write(supervisor, story, 1304, 1306)
     page.wait_for_selector("#news >> text=2 new lines")
     assert page.evaluate("document.getElementById('log').scrollTop") == 5000
     page.click("#news")
