@@ -19,13 +19,17 @@ HOUSEKEEPER_FRESH_S = 300.0  # a round may seal a great deal
 
 
 @contextmanager
-def platform_servers() -> Iterator[None]:
-    """See that DATABASE_URL is set: as given, that of the running `oppo up`, or that of a database started for this command."""
+def platform_servers(*, locked: bool = False) -> Iterator[None]:
+    """See that DATABASE_URL is set: as given, that of the running `oppo up`, or that of a database started for this command.
+
+    Args:
+        locked: the caller holds the home, so that no `oppo up` runs there.
+    """
     if os.environ.get("DATABASE_URL"):
         yield
         return
     home = Home.from_environment()
-    running = home.running()
+    running = None if locked else home.running()
     if running is not None:
         os.environ.update({key: value for key, value in running.environ().items() if not os.environ.get(key)})
         yield

@@ -47,6 +47,17 @@ def home(tmp_path_factory: pytest.TempPathFactory):
         server.remove_data()
 
 
+def test_data_of_another_major_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    server = embedded.PostgresServer(tmp_path)
+    server.data.mkdir(parents=True)
+    (server.data / "PG_VERSION").write_text("12\n")
+    try:
+        with pytest.raises(embedded.ServerError, match=r"is of PostgreSQL 12, and this installation brings \d+.*docs/backup.md"):
+            server.prepare()
+    finally:
+        server.remove_data()
+
+
 def test_data_stays_and_the_port_is_remembered(home: Path) -> None:
     with embedded.postgres(home) as first:
         with psycopg.connect(first) as connection:

@@ -55,6 +55,11 @@ def seal_again(sealed: bytes, context: str) -> bytes | None:
         return None
 
 
+def key_is_here(sealed: bytes) -> bool:
+    """Whether the keyring holds the key that a text was sealed with; it is not opened."""
+    return any(sealed.startswith(VERSION + _fingerprint(key)) for key in keyring())
+
+
 def _fingerprint(key: bytes) -> bytes:
     return hashlib.sha256(b"oppo.sealed.key\0" + key).digest()[:FINGERPRINT_BYTES]
 
@@ -67,17 +72,22 @@ def keyring() -> list[bytes]:
     Raises:
         ImproperlyConfigured: a key is not 32 bytes in base64.
     """
+    return [_parsed(text) for text in written_keys()]
+
+
+def written_keys() -> list[str]:
+    """The same keys as they are written, in URL-safe base64: for `keyring`, and for a backup that is to hold them."""
     if settings.OPPO_SECRETS_KEYS:
-        return [_parsed(text) for text in settings.OPPO_SECRETS_KEYS]
+        return list(settings.OPPO_SECRETS_KEYS)
     file = _key_file()
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return [_parsed(text) for text in file.read_text().split()]
+        return file.read_text().split()
     with os.fdopen(descriptor, "w") as out:
         key = _new_key()
         out.write(key + "\n")
-    return [_parsed(key)]
+    return [key]
 
 
 def add_key() -> None:

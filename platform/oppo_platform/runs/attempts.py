@@ -301,7 +301,7 @@ def end_attempt(
 
 def fence(
     attempt_id: int,
-    outcome: Literal["lease_lost", "orphaned", "absent"],
+    outcome: Literal["lease_lost", "orphaned", "absent", "restored"],
     cause: str,
     actor: str,
     devices: DeviceState,

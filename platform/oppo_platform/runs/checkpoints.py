@@ -72,7 +72,7 @@ def checkpoints(run: Run) -> list[dict[str, Any]]:
 def where(row: Checkpoint) -> Files:
     """Whether its files can be read on this machine. A run's checkpoints lie beside each other, so a lone gap is a deletion."""
     try:
-        folder = _folder(row)
+        folder = folder_here(row)
     except NotReadable:
         return "elsewhere"
     if os.access(folder / MANIFEST, os.R_OK):
@@ -81,7 +81,7 @@ def where(row: Checkpoint) -> Files:
     return "elsewhere" if hidden else "deleted"
 
 
-def _folder(row: Checkpoint) -> Path:
+def folder_here(row: Checkpoint) -> Path:
     """Where it lies, links resolved. Raises NotReadable when that is not inside the run's own folder on this machine."""
     root, folder = (_path(url) for url in (artifact_url(row.run_id), row.url))
     if not folder.is_relative_to(root) or folder == root:
@@ -140,13 +140,23 @@ def open_archive(run: Run, checkpoint_id: int, user: User) -> Archive:
         NotReadable: its files are not here, or not those that were registered.
     """
     row = Checkpoint.objects.get(pk=checkpoint_id, run=run)
+    audit.record(run.project.team_id, user, "checkpoint.download", f"run {run.pk} {run.name}", step=row.step)
+    name = _ODD.sub("_", folder_name(row))
+    with ExitStack() as files:
+        members = [_member(name, *file, row) for file in open_files(row, files)]
+        return Archive(f"run-{run.pk}-{name}.tar", members, files.pop_all())
+
+
+def open_files(row: Checkpoint, files: ExitStack) -> list[tuple[str, int, int]]:
+    """(path in its folder, descriptor, bytes) of every file, its manifest first; `files` closes them.
+
+    Raises:
+        NotReadable: its files are not here, or not those that were registered.
+    """
     if where(row) != "here":
         raise NotReadable("The files of this checkpoint are not on the platform's machine any more, or never were.")
-    audit.record(run.project.team_id, user, "checkpoint.download", f"run {run.pk} {run.name}", step=row.step)
-    folder, name = _folder(row), _ODD.sub("_", folder_name(row))
-    with ExitStack() as files:
-        members = [_member(folder, name, *file, row, files) for file in _listed(folder, row)]
-        return Archive(f"run-{run.pk}-{name}.tar", members, files.pop_all())
+    folder = folder_here(row)
+    return [(path, _opened(folder, path, size, files), size) for path, size in _listed(folder, row)]
 
 
 def _listed(folder: Path, row: Checkpoint) -> list[tuple[str, int]]:
@@ -164,7 +174,13 @@ def _listed(folder: Path, row: Checkpoint) -> list[tuple[str, int]]:
     return [(MANIFEST, len(content)), *sorted(told)]
 
 
-def _member(folder: Path, name: str, path: str, size: int, row: Checkpoint, files: ExitStack) -> Member:
+def _member(name: str, path: str, descriptor: int, size: int, row: Checkpoint) -> Member:
+    header = tarfile.TarInfo(f"{name}/{path}")
+    header.size, header.mtime, header.mode = size, int(row.registered_at.timestamp()), 0o644
+    return Member(header.tobuf(tarfile.PAX_FORMAT), descriptor, size)
+
+
+def _opened(folder: Path, path: str, size: int, files: ExitStack) -> int:
     """Open one file of the manifest. Raises NotReadable for anything but a plain file of that size inside the folder."""
     wanted = PurePosixPath(path)
     if wanted.is_absolute() or ".." in wanted.parts or "\0" in path or not wanted.parts:
@@ -180,6 +196,4 @@ def _member(folder: Path, name: str, path: str, size: int, row: Checkpoint, file
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_size != size:
         raise NotReadable(refusal)
-    header = tarfile.TarInfo(f"{name}/{path}")
-    header.size, header.mtime, header.mode = size, int(row.registered_at.timestamp()), 0o644
-    return Member(header.tobuf(tarfile.PAX_FORMAT), descriptor, size)
+    return descriptor

@@ -19,7 +19,8 @@ LONGEST_LINE = 2000
 LONGEST_BACKOFF_S = 3600.0
 # Outcomes that count against the number of attempts.
 DIED = ("engine_died", "lease_lost", "orphaned", "absent", "failed")
-# Of those, what the node did: the run is not to blame, so it need not wait.
+# `restored` is no death: the platform was put back to a moment before its end, and knows nothing of it.
+# Of those that count, what the node did: the run is not to blame, so it need not wait.
 NODES_FAULT = ("lease_lost", "orphaned", "absent")
 S = RunState
 
@@ -76,7 +77,11 @@ def verdict(ended: Ended, state: str, wish: str, policy: RetryPolicy, resumes: s
         return _after_death(ended, state, wish, policy, resumes, rule)
     if state == S.PAUSING:  # for whatever reason it stopped, its node's shutdown included
         return Verdict(S.PAUSED, f"{wish} {resumes}")
-    return Verdict(S.QUEUED, f"{ended.reason or 'Stopped by its worker.'} {resumes}")
+    return Verdict(S.QUEUED, f"{_sentence(ended.reason) or 'Stopped by its worker.'} {resumes}")
+
+
+def _sentence(reason: str) -> str:
+    return reason if not reason or reason.endswith((".", "!", "?")) else f"{reason}."
 
 
 def _after_death(ended: Ended, state: str, wish: str, policy: RetryPolicy, resumes: str, rule: LogRule | None) -> Verdict:

@@ -1,0 +1,174 @@
+"""`oppo backup` and `oppo restore`: everything that the platform keeps in its database, in one file, and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from oppo_cli.home import Failure, Home, Refusal
+from oppo_cli.platform_commands import platform_servers, set_up_django
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Failures of the backup's modules as the command line's."""
+    import psycopg
+
+    from oppo_platform.backup import BackupError, BackupRefused
+
+    try:
+        yield
+    except BackupRefused as error:
+        raise Refusal(str(error)) from error
+    except BackupError as error:
+        raise Failure(str(error)) from error
+    except psycopg.Error as error:
+        raise Failure(f"The database failed: {str(error).strip()}") from error
+
+
+@click.command()
+@click.argument("file_or_folder", type=click.Path(path_type=Path))
+@click.option(
+    "--with-keys", is_flag=True, help="Put the secret key and the keys of team secrets into it: then guard it like them."
+)
+@click.option("--with-checkpoints", is_flag=True, help="Put in the files of checkpoints that lie on this machine.")
+def backup(file_or_folder: Path, with_keys: bool, with_checkpoints: bool) -> None:
+    """Write a backup of the platform, while it runs or not, to a file, or into a folder under a name with the time.
+
+    It holds the whole database as of one instant, a list of every checkpoint, and a manifest with checksums; nothing else
+    unless asked for. `oppo restore` puts it back, `oppo restore --check` verifies it.
+    """
+    with platform_servers(), _in_words():
+        set_up_django()
+        from oppo_platform.backup.making import make
+
+        made = make(_url(), file_or_folder, _tell, with_keys=with_keys, with_checkpoints=with_checkpoints)
+    click.echo(f"{made.file}: {made.bytes:,} bytes, everything as of {made.manifest['made_at'][:19]} UTC.")
+    click.echo("\n".join(not_in_it(made.manifest)))
+
+
+def _url() -> str:
+    return os.environ["DATABASE_URL"]
+
+
+def not_in_it(manifest: dict[str, Any]) -> list[str]:
+    """What a backup does not hold and must be kept apart, in lines."""
+    told, lines = manifest["checkpoints"], []
+    if not manifest["keys"]["included"]:
+        lines += [
+            "NOT IN IT: the keys. Without them no team secret can ever be opened again, and every token is void.",
+            "  Keep secret_key and secrets_keys of OPPO_HOME (or OPPO_SECRET_KEY and OPPO_SECRETS_KEYS) apart, or: --with-keys.",
+        ]
+    if left := told["registered"] - told["included"]:
+        lines.append(
+            f"NOT IN IT: files of {left} of {told['registered']} checkpoints. Copy the artifact root, or: --with-checkpoints."
+        )
+    return lines
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--check", is_flag=True, help="Only verify the backup and say what is in it.")
+@click.option("--replace", is_flag=True, help="Also when the database has runs; it is kept under another name.")
+@click.option(
+    "--nothing-since",
+    is_flag=True,
+    help="Nothing has happened since the backup (a move, an upgrade): what ran goes on, links stay good, numbers continue.",
+)
+def restore(file: Path, check: bool, replace: bool, nothing_since: bool) -> None:
+    """Put a backup in the place of the platform's database, once all of it has been verified. The platform must stand still.
+
+    Fills a new database, brings it up to date, ends what the backup took for running, and swaps it for the old one, which is
+    kept under another name. Until then nothing is changed.
+    """
+    with _in_words():
+        if check:
+            _check(file)
+        else:
+            _restore(file, replace, nothing_since)
+
+
+def _check(file: Path) -> None:
+    from oppo_platform.backup.archive import open_archive
+
+    with open_archive(file, _tell) as archive:
+        told = archive.manifest
+    click.echo(
+        f"{file} is whole: OPPO {told['platform_version']}, PostgreSQL {told['postgres']}, made {told['made_at'][:19]} UTC."
+    )
+    click.echo(f"{told['rows'].get('public.runs_run', 0)} runs, {sum(told['rows'].values())} rows in {len(told['rows'])} tables.")
+    click.echo("\n".join(not_in_it(told)))
+
+
+def _restore(file: Path, replace: bool, nothing_since: bool) -> None:
+    from oppo_platform.backup.archive import open_archive
+    from oppo_platform.backup.databases import server_of
+
+    with open_archive(file, _tell) as archive, _standing_still() as home, server_of(_url()) as server:
+        set_up_django()
+        from oppo_platform.backup.restoring import restore as put_back
+
+        done = put_back(archive, server, home.path, file.name, _tell, replace=replace, nothing_since=nothing_since)
+    click.echo(f"The platform is as it was at {archive.manifest['made_at'][:19]} UTC, with {done.runs} runs.")
+    click.echo("\n".join(_report(done, nothing_since)))
+
+
+@contextmanager
+def _standing_still() -> Iterator[Home]:
+    """The home, in which no `oppo up` runs or starts meanwhile, and DATABASE_URL set."""
+    home = Home.from_environment()
+    with home.locked(), platform_servers(locked=True):
+        yield home
+
+
+def _report(done: Any, nothing_since: bool) -> list[str]:
+    lines = []
+    if done.kept:
+        lines.append(
+            f"What was there before is the database {done.kept}. Delete it: oppo admin kept-databases --drop {done.kept}"
+        )
+    if done.migrated:
+        lines.append(f"Brought up to date: {', '.join(done.migrated)}.")
+    lines += done.keys
+    lines += [f"CANNOT BE OPENED with the keys here, set it again: {what}" for what in done.sealed_for_ever]
+    lines += [f"MISSING checkpoint: {what}" for what in done.missing]
+    if done.elsewhere:
+        lines.append(f"{done.elsewhere} checkpoints lie where this machine cannot look: on nodes' own disks, or another store.")
+    if not nothing_since:
+        lines.append(
+            f"{done.attempts_ended} attempts were running then; they are ended, and their runs wait with their checkpoints."
+        )
+        lines.append(
+            "Links, invites, join tokens and sessions of then are void. TOKENS REVOKED SINCE ARE GOOD AGAIN: look through them."
+        )
+    return lines
+
+
+@click.command("kept-databases")
+@click.option("--drop", metavar="NAME", help="Delete this one for good.")
+@click.option("--put-back", metavar="NAME", help="Let this one be the platform's again; the present one is put aside.")
+def kept_databases(drop: str | None, put_back: str | None) -> None:
+    """List the databases that `oppo restore` has put aside, delete one, or undo a restore. The platform must stand still."""
+    from oppo_platform.backup.databases import server_of
+
+    with _in_words(), _standing_still(), server_of(_url()) as server:
+        if drop is not None:
+            server.drop_kept(drop)
+        if put_back is not None:
+            click.echo(f"{put_back} is the platform's again; the one before it is {server.put_back(put_back, _stamp())} now.")
+        click.echo("\n".join(server.kept()) or "None is put aside.")
+
+
+def _stamp() -> str:
+    from datetime import UTC, datetime
+
+    return f"{datetime.now(UTC):%Y%m%d%H%M%S}"

@@ -1,0 +1,121 @@
+"""The database at one instant: what the manifest says of it, and a name under which pg_dump sees the same instant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from oppo_platform.backup import BackupError, BackupRefused
+
+TABLES: LiteralString = """
+    SELECT schemaname, tablename FROM pg_tables
+     WHERE schemaname NOT LIKE 'pg\\_%' AND schemaname <> 'information_schema' ORDER BY 1, 2
+"""
+# Every column that takes its numbers from a sequence.
+NUMBERED: LiteralString = """
+    SELECT t.schemaname, t.tablename, a.attname, pg_get_serial_sequence(format('%I.%I', t.schemaname, t.tablename), a.attname)
+      FROM pg_tables t
+      JOIN pg_attribute a ON a.attrelid = format('%I.%I', t.schemaname, t.tablename)::regclass
+     WHERE a.attnum > 0 AND NOT a.attisdropped AND t.schemaname NOT LIKE 'pg\\_%' AND t.schemaname <> 'information_schema'
+       AND pg_get_serial_sequence(format('%I.%I', t.schemaname, t.tablename), a.attname) IS NOT NULL
+     ORDER BY 1, 2, 3
+"""
+CHECKPOINTS: LiteralString = """
+    SELECT id, run_id, attempt_id, step, url, bytes, manifest_sha256, registered_at FROM runs_checkpoint ORDER BY id
+"""
+LIVE: LiteralString = "SELECT count(*) FROM runs_attempt WHERE state IN ('allocated', 'claimed', 'running')"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One instant of a database. `name` is good for other sessions while the snapshot is held."""
+
+    name: str
+    at: datetime
+    server_version: str  # "18.6"
+    bytes: int
+    migrations: dict[str, list[str]]  # app → names, in the order in which they were applied
+    rows: dict[str, int]  # "public.runs_run" → rows
+    numbered_by_hand: list[str]  # `table.column` whose sequence was never asked: tables of one row
+    live_attempts: int
+    checkpoints: list[dict[str, Any]]
+
+
+@contextmanager
+def held(url: str) -> Iterator[Snapshot]:
+    """Hold a snapshot of a database for as long as it is needed; nobody who writes waits for it.
+
+    Raises:
+        BackupRefused: there is no server, no such database, or no platform in it.
+        BackupError: the database fails.
+    """
+    try:
+        connection = psycopg.connect(url, connect_timeout=10)
+    except psycopg.OperationalError as error:
+        raise BackupRefused(f"The database cannot be reached: {str(error).strip()}") from error
+    with connection:
+        connection.isolation_level, connection.read_only = psycopg.IsolationLevel.REPEATABLE_READ, True
+        try:
+            yield _looked_at(connection)
+        except psycopg.errors.UndefinedTable as error:
+            raise BackupRefused("There is no platform in this database: `oppo migrate` has never been run on it.") from error
+        except psycopg.Error as error:
+            raise BackupError(f"The database failed: {str(error).strip()}") from error
+
+
+def _looked_at(connection: psycopg.Connection[Any]) -> Snapshot:
+    for limit in ("statement_timeout", "idle_in_transaction_session_timeout"):
+        connection.execute(sql.SQL("SET LOCAL {} = 0").format(sql.Identifier(limit)))
+    name, at, size = connection.execute(
+        "SELECT pg_export_snapshot(), clock_timestamp(), pg_database_size(current_database())"
+    ).fetchone()  # type: ignore[misc]
+    migrations: dict[str, list[str]] = {}
+    for app, migration in connection.execute("SELECT app, name FROM django_migrations ORDER BY id"):
+        migrations.setdefault(app, []).append(migration)
+    with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        checkpoints = cursor.execute(CHECKPOINTS).fetchall()
+    return Snapshot(
+        name=name,
+        at=at.astimezone(UTC),
+        server_version=version_words(connection),
+        bytes=size,
+        migrations=migrations,
+        rows=row_counts(connection),
+        numbered_by_hand=sequences_behind(connection),
+        live_attempts=connection.execute(LIVE).fetchone()[0],  # type: ignore[index]
+        checkpoints=[{**row, "registered_at": row["registered_at"].astimezone(UTC).isoformat()} for row in checkpoints],
+    )
+
+
+def version_words(connection: psycopg.Connection[Any]) -> str:
+    """`18.6`: the server's version."""
+    number = connection.info.server_version
+    return f"{number // 10000}.{number % 10000}"
+
+
+def row_counts(connection: psycopg.Connection[Any]) -> dict[str, int]:
+    """Rows of every table, by `schema.table`."""
+    counts = {}
+    for schema, table in connection.execute(TABLES).fetchall():
+        counted = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(schema, table)))
+        counts[f"{schema}.{table}"] = counted.fetchone()[0]  # type: ignore[index]
+    return counts
+
+
+def sequences_behind(connection: psycopg.Connection[Any]) -> list[str]:
+    """`table.column` whose sequence would give a number that a row has already."""
+    behind = []
+    for schema, table, column, sequence in connection.execute(NUMBERED).fetchall():
+        question = sql.SQL("SELECT (SELECT max({}) FROM {}), pg_sequence_last_value({}::regclass)")
+        highest, last = connection.execute(
+            question.format(sql.Identifier(column), sql.Identifier(schema, table), sql.Literal(sequence))
+        ).fetchone()  # type: ignore[misc]
+        if highest is not None and (last is None or last < highest):
+            behind.append(f"{table}.{column}")
+    return behind
