@@ -16,7 +16,20 @@ from oppo_contract.yaml_text import dump_yaml, parse_yaml
 from oppo_platform import clock
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit
 from oppo_platform.accounts.models import User
-from oppo_platform.api import alerts, checkpoints, history, logs, run_lists, samples, saved_views, storage, timelines, tokens
+from oppo_platform.api import (
+    alerts,
+    checkpoints,
+    history,
+    logs,
+    run_lists,
+    samples,
+    saved_views,
+    sharing,
+    storage,
+    teams,
+    timelines,
+    tokens,
+)
 from oppo_platform.api.auth import PERSON, READER
 from oppo_platform.api.description import DescribedAPI
 from oppo_platform.api.operations import as_usual
@@ -41,7 +54,7 @@ LAST_STEP = 2**31 - 1
 api = DescribedAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, openapi_url=None, urls_namespace="api")
 install(api)
 api.add_decorator(as_usual, mode="view")
-for part in (run_lists, samples, timelines, logs, checkpoints, history, saved_views, storage, alerts, tokens):
+for part in (run_lists, samples, timelines, logs, checkpoints, history, saved_views, storage, alerts, sharing, teams, tokens):
     api.add_router("", part.router)
 for refusal in (steering.NotPossible, NotDeletable):
     api.add_exception_handler(refusal, lambda request, error: problem(409, str(error)))

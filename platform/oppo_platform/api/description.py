@@ -36,7 +36,9 @@ OPERATION_IDS = {
     "figure": "show_timeline_figure", "download": "download_checkpoint", "show_events": "list_events", "views": "list_views",
     "save": "save_view", "set_default": "set_default_view", "change": "change_view", "delete": "delete_run",
     "restore": "restore_run", "purge": "purge_run", "unread": "count_unread_alerts", "seen": "mark_alerts_seen",
-    "acknowledge": "acknowledge_alert", "silence": "silence_run", "me": "who_am_i", "revoke": "revoke_token",
+    "acknowledge": "acknowledge_alert", "silence": "silence_run", "me": "who_am_i",
+    "queue": "show_queue", "cluster": "show_cluster", "quotas": "list_quotas",
+    "audit_log": "list_audit_entries", "revoke": "revoke_token",
 }  # fmt: skip
 SAYS = {
     401: "No login, or a token that is not valid (any more).",

@@ -1,0 +1,232 @@
+"""Teams over HTTP: their people and projects, webhooks and audit log (docs/teams.md)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Router, Schema, Status
+from pydantic import ConfigDict, Field
+
+from oppo_platform.accounts import audit
+from oppo_platform.accounts import teams as service
+from oppo_platform.accounts.access import Action, demand, role_in, visible_teams, within
+from oppo_platform.accounts.models import AuditEntry, Role, Scope, Team
+from oppo_platform.accounts.services import AccountError
+from oppo_platform.alerts import webhooks
+from oppo_platform.alerts.models import Webhook
+from oppo_platform.alerts.policy import Condition
+from oppo_platform.api.problems import problem
+from oppo_platform.api.subjects import LARGEST_ID, person
+from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
+
+router = Router()
+
+
+class TeamItem(Schema):
+    """A team of yours, with the role that this request acts with."""
+
+    id: int
+    name: str
+    role: Role
+    projects: list[str]
+
+
+class Teams(Schema):
+    """By name."""
+
+    items: list[TeamItem]
+
+
+class MemberItem(Schema):
+    """Somebody in a team."""
+
+    user: str
+    role: Role
+
+
+class OneTeam(TeamItem):
+    """A team with its people."""
+
+    members: list[MemberItem]
+
+
+class ProjectBody(Schema):
+    """A project to be made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(max_length=120)
+
+
+class ProjectItem(Schema):
+    """Where runs live."""
+
+    id: int
+    name: str
+    team: str
+
+
+class WebhookItem(Schema):
+    """Where a team's alerts are posted. Of the address only the host is told: the rest may be a secret."""
+
+    id: int
+    host: str
+    conditions: list[Condition]
+    on: bool
+    created_at: datetime
+    created_by: str | None
+
+
+class Webhooks(Schema):
+    """Oldest first."""
+
+    items: list[WebhookItem]
+
+
+class WebhookBody(Schema):
+    """An https address, and the conditions that are posted to it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str = Field(max_length=2000)
+    conditions: list[Condition]
+
+
+class ChangedWebhook(Schema):
+    """Switched on or off, and for which conditions."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    on: bool
+    conditions: list[Condition]
+
+
+class NewWebhook(WebhookItem):
+    """A webhook at its birth; with `secret`, which is shown this once, its posts are signed."""
+
+    secret: str
+
+
+class AuditItem(Schema):
+    """Somebody did something."""
+
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    target: str
+    details: dict[str, Any]
+    address: str | None
+
+
+class AuditLog(Schema):
+    """One page, newest first; `next` is the `cursor` of the following one."""
+
+    items: list[AuditItem]
+    next: str | None
+
+
+@router.get("teams", summary="Your teams")
+def list_teams(request: HttpRequest) -> Teams:
+    """With their projects, and your role in each."""
+    user = person(request)
+    return Teams(items=[TeamItem(**_team(user, team)) for team in visible_teams(user).prefetch_related("projects")])
+
+
+@router.get("teams/{int:team_id}", summary="A team and its people")
+def show_team(request: HttpRequest, team_id: int) -> OneTeam:
+    """Members by name."""
+    team = _mine(request, team_id)
+    people = team.memberships.filter(user__service_of=None).select_related("user").order_by("user__username")
+    members = [MemberItem(user=member.user.username, role=Role(member.role)) for member in people]
+    return OneTeam(**_team(person(request), team), members=members)
+
+
+@router.post("teams/{int:team_id}/projects", summary="Make a project", response={201: ProjectItem})
+def create_project(request: HttpRequest, team_id: int, body: ProjectBody) -> Any:
+    """201; 403 for viewers, 422 for a name that is empty or taken."""
+    team = _mine(request, team_id)
+    try:
+        project = service.create_project(person(request), team, body.name)
+    except AccountError as refused:
+        return problem(422, str(refused))
+    return Status(201, ProjectItem(id=project.pk, name=project.name, team=team.name))
+
+
+@router.get("teams/{int:team_id}/audit", summary="A team's audit log")
+def audit_log(request: HttpRequest, team_id: int, actor: str = "", action: str = "", cursor: str = "") -> AuditLog | Any:
+    """Fifty entries, newest first, of one actor or one kind of deed if given. Owners only."""
+    team, user = _mine(request, team_id), person(request)
+    demand(user, Action.SEE_AUDIT_LOG, team.pk)
+    try:
+        before = read_cursor(cursor, int)[0] if cursor else None
+    except BadCursor:
+        return problem(422, "The cursor is not the `next` of a page.")
+    page = audit.audit_page(team.pk, actor, action, before)
+    return AuditLog(items=[_entry(entry) for entry in page.entries], next=write_cursor(page.older) if page.older else None)
+
+
+@router.get("teams/{int:team_id}/webhooks", summary="Where a team's alerts are posted")
+def list_webhooks(request: HttpRequest, team_id: int) -> Webhooks:
+    """Owners only."""
+    team = _mine(request, team_id)
+    demand(person(request), Action.MANAGE_ALERTS, team.pk)
+    return Webhooks(items=[_hook(hook) for hook in webhooks.webhooks_of(team)])
+
+
+@router.post("teams/{int:team_id}/webhooks", summary="Post a team's alerts to an address", response={201: NewWebhook})
+def add_webhook(request: HttpRequest, response: HttpResponse, team_id: int, body: WebhookBody) -> Any:
+    """201 with its secret, shown this once. Owners only; 422 for an address that will not do."""
+    response.headers["Cache-Control"] = "no-store"  # nor is it kept for a repetition of the request
+    team, user = _owned(request, team_id)
+    try:
+        secret = webhooks.add_webhook(user, team, body.url, body.conditions)
+    except AccountError as refused:
+        return problem(422, str(refused))
+    hook = webhooks.webhooks_of(team).latest("id")
+    return Status(201, NewWebhook(**_hook(hook).model_dump(), secret=secret))
+
+
+@router.post("teams/{int:team_id}/webhooks/{int:webhook_id}", summary="Switch a webhook, or change its conditions")
+def change_webhook(request: HttpRequest, team_id: int, webhook_id: int, body: ChangedWebhook) -> WebhookItem:
+    """Owners only. What waits for one that is off is not sent."""
+    team, user = _owned(request, team_id)
+    return _hook(webhooks.change_webhook(user, team, min(webhook_id, LARGEST_ID), on=body.on, conditions=body.conditions))
+
+
+@router.delete("teams/{int:team_id}/webhooks/{int:webhook_id}", summary="Delete a webhook", response={204: None})
+def delete_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> Status:
+    """Owners only. What waits is not sent."""
+    team, user = _owned(request, team_id)
+    webhooks.delete_webhook(user, team, min(webhook_id, LARGEST_ID))
+    return Status(204, None)
+
+
+def _mine(request: HttpRequest, team_id: int) -> Team:
+    return visible_teams(person(request)).get(pk=min(team_id, LARGEST_ID))
+
+
+def _owned(request: HttpRequest, team_id: int) -> tuple[Team, Any]:
+    team, user = _mine(request, team_id), person(request)
+    within(user, Scope.ADMIN)
+    return team, user
+
+
+def _team(user: Any, team: Team) -> dict[str, Any]:
+    projects = sorted(project.name for project in team.projects.all())
+    return {"id": team.pk, "name": team.name, "role": role_in(user, team.pk), "projects": projects}
+
+
+def _hook(hook: Webhook) -> WebhookItem:
+    by = hook.created_by.username if hook.created_by else None
+    conditions = [Condition(word) for word in hook.conditions]
+    return WebhookItem(
+        id=hook.pk, host=webhooks.host_of(hook), conditions=conditions, on=hook.on, created_at=hook.created_at, created_by=by
+    )
+
+
+def _entry(entry: AuditEntry) -> AuditItem:
+    fields = ("id", "at", "actor", "action", "target", "details", "address")
+    return AuditItem(**{name: getattr(entry, name) for name in fields})
