@@ -17,6 +17,7 @@ from types import FrameType
 from oppo_contract.problems import SpecError
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_core.journal import OF_EACH_RANK, Journal
+from oppo_core.trackers.telling import Trackers
 
 OK, FAILED, REFUSED = 0, 1, 2
 PARENT_EVERY_S = 0.1
@@ -54,6 +55,7 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
     stop = _stop_when_asked()
     engine = None
     ranks = None
+    trackers = Trackers(journal)
     with ExitStack() as running:
         # Whatever goes wrong, be it that a rule calls `sys.exit`, the run's owner must read it in the last event.
         try:
@@ -71,6 +73,8 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
                 tidy(options.out / "checkpoints")
             ranks.any(False)  # nobody reads or writes there before it is tidy
             refuse_impossible(spec, options.root, options.out)
+            if ranks.first:
+                trackers.start(spec, options.out)
             engine = assemble(spec, options.root, options.out, journal, options.threads, options.resume_from, ranks)
             running.callback(engine.scorers.close)
             reason = train(engine, stop.is_set)
@@ -79,8 +83,10 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - see above
             if ranks is not None:
                 ranks.leave(f"{type(error).__name__}: {error}")
+            trackers.close("failed")
             return _failed(error, engine.progress.step if engine is not None else 0, journal)
     outcome = "stopped" if reason == ASKED_TO_STOP else "succeeded"
+    trackers.close(outcome)
     journal.write("finished", outcome=outcome, step=engine.progress.step, reason=reason, unconsumed=unconsumed)
     return OK
 

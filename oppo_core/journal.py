@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from oppo_core.left_out import LeftOut
 # What every rank tells of its own node; the rest concerns the run, and the first rank tells it.
 OF_EACH_RANK = ("started", "spans", "log", "left_out", "finished")
 TOLD_EVERY = 20
+# (kind, payload, the event as a line) of what was written; it may write a `log` event itself, and must not wait.
+Hear = Callable[[str, dict[str, Any], str], None]
 
 
 class Journal:
@@ -32,6 +35,7 @@ class Journal:
         self._file = path.open("a", encoding="utf-8")
         self._full = path.with_name(path.name + FULL_SUFFIX)
         self._left_out = LeftOut()
+        self.hear: Hear | None = None
 
     def write(self, kind: str, at: float | None = None, **payload: Any) -> None:
         """Append an event of `kind` (a class in `oppo_contract.events`); it is on its way to disk when this returns.
@@ -59,8 +63,11 @@ class Journal:
     def _append(self, kind: str, at: float | None, payload: dict[str, Any]) -> None:
         self._seq += 1
         fields = {"kind": kind, "producer": "engine", "seq": self._seq, "time": time.time() if at is None else at, **payload}
-        self._file.write(EVENT.validate_python(fields).model_dump_json() + "\n")
+        line = EVENT.validate_python(fields).model_dump_json()
+        self._file.write(line + "\n")
         self._file.flush()
+        if self.hear is not None:
+            self.hear(kind, payload, line)
 
     def close(self) -> None:
         """Make sure that everything is on disk."""

@@ -29,6 +29,7 @@ from oppo_core.rewards.build import RewardBuilder, check_same_tokens
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rollout.prompts import PromptError, read_prompts
 from oppo_core.rollout.tokens import TextCodec, codec_of
+from oppo_core.trackers.allowed import complaints_about_trackers
 
 Found = TypeVar("Found")
 SAMPLE_TOKENS = 8
@@ -70,6 +71,8 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Find
     """Everything that stands in the way of the first step of `spec` here; `out` is where checkpoints would go."""
     findings = Findings()
     device = findings.look(lambda: device_of(spec))
+    for complaint in complaints_about_trackers(spec):
+        findings.errors.append(PreflightError(complaint))
     roles = _roles(spec, roots, findings)
     codec = findings.look(lambda: codec_of(spec.models.actor, roots))
     text_tokens = 0

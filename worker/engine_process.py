@@ -27,8 +27,8 @@ from worker.warm_engine import READ_EARLY, WarmGuard, start_warm
 ENGINE_COMMAND = "OPPO_ENGINE_COMMAND"
 # What the engine must not see: it needs no access to anything but its files.
 KEPT_FROM_ENGINE = ("DATABASE_URL", "REDIS_URL", "OPPO_", "DJANGO_")
-# But for these: which reward services it may talk to, and their tokens.
-MEANT_FOR_ENGINE = "OPPO_REWARD_"
+# But for these: which reward services it may talk to, and their tokens; and which trackers.
+MEANT_FOR_ENGINE = ("OPPO_REWARD_", "OPPO_TRACKER_")
 WARM_PROGRAM = [sys.executable, "-m", "oppo_core"]
 PATIENT_S = 24 * 3600.0
 GONE_WITHIN_S = 30.0

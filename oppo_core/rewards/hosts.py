@@ -12,11 +12,12 @@ from collections.abc import Mapping
 import httpx
 
 from oppo_contract.spec import HttpReward
+from oppo_core import hosts
+from oppo_core.hosts import PORTS, place_of
 from oppo_core.rewards.errors import RewardError
 
 HOSTS_VARIABLE = "OPPO_REWARD_HOSTS"
 TOKEN_PREFIX = "OPPO_REWARD_"  # noqa: S105 - the beginning of a variable's name
-PORTS = {"http": 80, "https": 443}
 
 
 def allowed_url(given: str, environment: Mapping[str, str] = os.environ) -> httpx.URL:
@@ -43,25 +44,12 @@ def allowed_url(given: str, environment: Mapping[str, str] = os.environ) -> http
     return url
 
 
-def place_of(url: httpx.URL) -> str:
-    """host:port, as the list of allowed hosts has it."""
-    return f"{url.host}:{url.port or PORTS[url.scheme]}"
-
-
 def allowed_places(environment: Mapping[str, str] = os.environ) -> set[str]:
-    """host:port of every entry of `OPPO_REWARD_HOSTS`; an entry without a port allows 80 and 443."""
-    places = set()
-    for entry in environment.get(HOSTS_VARIABLE, "").replace(",", " ").split():
-        try:
-            url = httpx.URL(f"http://{entry}")
-        except httpx.InvalidURL:
-            url = None
-        if url is None or not url.host or "/" in entry or url.userinfo:
-            raise RewardError(f"{HOSTS_VARIABLE} has an entry that is no host or host:port: {entry!r}")
-        # httpx reads :80 as no port, since it is http's own.
-        ports = [url.port] if url.port else [80] if entry.endswith(":80") else list(PORTS.values())
-        places |= {f"{url.host}:{port}" for port in ports}
-    return places
+    """host:port of every entry of `OPPO_REWARD_HOSTS`. Raises RewardError for an entry that is none."""
+    try:
+        return hosts.allowed_places(HOSTS_VARIABLE, environment)
+    except ValueError as error:
+        raise RewardError(str(error)) from None
 
 
 def token_of(http: HttpReward, environment: Mapping[str, str] = os.environ) -> str | None:

@@ -16,9 +16,10 @@ from itertools import count
 import httpx
 
 from oppo_contract.spec import HttpReward
+from oppo_core.hosts import place_of
 from oppo_core.rewards.answers import Answer
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.hosts import allowed_url, place_of, token_of
+from oppo_core.rewards.hosts import allowed_url, token_of
 from oppo_core.rewards.lines import PromptLines
 from oppo_core.rewards.request import Post, Request, TryFailedError
 

@@ -72,6 +72,8 @@ def _run(command: list[str], spec: RunSpec, out: Path) -> tuple[int, dict[str, A
         for event in follow(out / "events.jsonl", offset, engine):
             if event["kind"] == "step":
                 progress.show(event["step"], event["elapsed_s"], event["metrics"].get(REWARD))
+            elif event["kind"] == "log":
+                progress.say(event["lines"])
             elif event["kind"] == "finished":
                 finished = event
         signal.signal(signal.SIGINT, interrupts)
@@ -145,6 +147,11 @@ class Bar:
     def __exit__(self, *_error: object) -> None:
         self._progress.stop()
 
+    def say(self, lines: list[str]) -> None:
+        """Lines of the run's log, above the bar."""
+        for line in lines:
+            self._progress.console.print(line, markup=False, highlight=False)
+
     def show(self, step: int, elapsed_s: float, reward: object) -> None:
         """The newest step."""
         self._progress.update(self._task, completed=step, reward=reward_text(reward))
@@ -162,6 +169,11 @@ class Lines:
 
     def __exit__(self, *_error: object) -> None:
         return
+
+    def say(self, lines: list[str]) -> None:
+        """Lines of the run's log."""
+        for line in lines:
+            click.echo(line)
 
     def show(self, step: int, elapsed_s: float, reward: object) -> None:
         """The newest step, unless a line was printed a moment ago."""

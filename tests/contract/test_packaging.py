@@ -15,7 +15,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS: dict[str, list[str]] = SETTINGS["project"]["optional-dependencies"]
-NOT_LOCKED = ("gpu",)
+NOT_LOCKED = ("gpu", "trackers")
 
 
 def requirements_in(name: str) -> list[Requirement]:

@@ -41,7 +41,7 @@ def test_a_run_is_claimed_trained_shipped_and_reported(bench) -> None:
 
 
 def test_the_engine_sees_which_rewards_it_may_ask_and_no_secrets_of_the_platform() -> None:
-    seen = ("OPPO_REWARD_HOSTS", "OPPO_REWARD_JUDGE", "HF_HOME", "PATH", "CUDA_VISIBLE_DEVICES")
+    seen = ("OPPO_REWARD_HOSTS", "OPPO_REWARD_JUDGE", "OPPO_TRACKER_HOSTS", "HF_HOME", "PATH", "CUDA_VISIBLE_DEVICES")
     kept = ("OPPO_SECRET_KEY", "OPPO_JOIN_TOKEN", "OPPO_REWARDS", "DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")
     assert [variable for variable in (*seen, *kept) if is_for_engine(variable)] == list(seen)
 

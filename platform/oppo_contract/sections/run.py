@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from oppo_contract.problems import Impossible
 from oppo_contract.sections.base import Path, Section
+from oppo_contract.sections.trackers import Trackers
 
 DEFAULT_PRIORITY = 50
 # Until the engine shares a rank's work out among several; refused at submit and by the engine in the same words.
@@ -169,3 +170,4 @@ class Logging(Section):
 
     samples_per_step: int = Field(2, ge=0, le=64, description="Answers recorded a step, as text.")
     spans_every: int = Field(1, ge=1, description="Record the timeline of every n-th step.")
+    trackers: Trackers = Field(default_factory=Trackers, description="Other experiment trackers that are told the same.")

@@ -1,0 +1,53 @@
+"""What stands in the way of a run's trackers, before it starts: missing packages, servers that are not allowed, missing keys."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+
+from oppo_contract.spec import RunSpec
+from oppo_core.hosts import PORTS, allowed_places, place_of
+from oppo_core.trackers.order import EXTRA, MODULES, TITLES, WANDB_KEY, WANDB_URL
+
+HOSTS_VARIABLE = "OPPO_TRACKER_HOSTS"
+
+
+def complaints_about_trackers(spec: RunSpec, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Sentences with what to do. Whether a server answers is not asked: a run does not depend on it."""
+    if environment.get("RANK", "0") != "0":  # the first rank alone speaks to them
+        return
+    trackers = spec.logging.trackers
+    for name in trackers.chosen:
+        if find_spec(MODULES[name]) is None:
+            yield (
+                f"logging.trackers.{name} needs the package {MODULES[name]}, which this engine's Python does not have;"
+                f" install it ({EXTRA}), or leave {TITLES[name]} out"
+            )
+    if trackers.mlflow is not None:
+        yield from _about_host("logging.trackers.mlflow.uri", trackers.mlflow.uri, environment)
+    if trackers.wandb is not None and trackers.wandb.mode == "online":
+        yield from _about_host("logging.trackers.wandb", trackers.wandb.url or WANDB_URL, environment)
+        if not environment.get(WANDB_KEY) and not (Path.home() / ".netrc").exists():
+            yield (
+                f"logging.trackers.wandb with mode online needs {WANDB_KEY} in the engine's environment; on the platform"
+                f" `secrets: {{{WANDB_KEY}: secret:NAME}}` puts it there"
+            )
+
+
+def _about_host(field: str, address: str, environment: Mapping[str, str]) -> Iterator[str]:
+    try:
+        url = httpx.URL(address)
+        allowed = allowed_places(HOSTS_VARIABLE, environment)
+    except (httpx.InvalidURL, ValueError) as error:
+        yield f"{field}: {error}"
+        return
+    if url.scheme in PORTS and place_of(url) not in allowed:
+        told = environment.get(HOSTS_VARIABLE, "").strip()
+        yield (
+            f"{field} names the server {place_of(url)}, which is not allowed here ({HOSTS_VARIABLE} is {told or 'not set'});"
+            f" whoever runs this machine can allow it by {HOSTS_VARIABLE}={place_of(url)}"
+        )

@@ -1,0 +1,116 @@
+"""MLflow: a run on a server, spoken to by MLflow's own client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from oppo_core.trackers.memory import Memory
+from oppo_core.trackers.order import Order, commit, flat
+from oppo_core.trackers.records import Answers, Step
+from oppo_core.trackers.sink import RefusedError, Say
+
+# It waits less and tries again less often than it likes to, because we do that; it stays with the server that was allowed, and
+# tells nobody else that it is used.
+VARIABLES = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}  # fmt: skip
+MOST_METRICS, MOST_PARAMS, LONGEST_KEY, LONGEST_VALUE, LONGEST_TAG = 1000, 100, 250, 6000, 5000
+STATUS = {"succeeded": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+RUN_TAG, STEP_TAG = "oppo.run", "oppo.step"
+# What a server answers to data that it will never take.
+REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+Item = TypeVar("Item")
+
+
+class Mlflow:
+    """A run of an MLflow server, found again by the tag `oppo.run`.
+
+    What was told cannot be taken back there, so steps that are trained again are left alone: the tag `oppo.step`, which
+    comes with the metrics of each step, says how far the server was told. A value that is told again stands beside the former.
+    """
+
+    rewrites = False
+
+    def __init__(self, order: Order, memory: Memory, say: Say) -> None:
+        uri, user = order.settings["uri"], order.settings["username"]
+        os.environ |= VARIABLES | ({"MLFLOW_TRACKING_USERNAME": user} if user is not None else {})
+        from mlflow import entities, exceptions, tracking
+
+        self._entities, self._error = entities, exceptions.MlflowException
+        self._client = tracking.MlflowClient(tracking_uri=uri)
+        run = self._found(order, memory) or self._made(order, memory)
+        self._run = run.info.run_id
+        told = int(run.data.tags.get(STEP_TAG, 0))
+        if told > memory.step:
+            memory.step, memory.metrics, memory.settled = told, {}, told
+        self._client.set_tag(self._run, "oppo.commit", commit() or "unknown")
+        self._introduce(flat(order.spec), run.data.params)
+        self._shows = _artifacts_go_to_the_server(run.info.artifact_uri, uri)
+        if not self._shows:
+            say(f"answers are not told to it: they would go to {run.info.artifact_uri}, not through the server.")
+
+    def _experiment(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id if found is not None else self._client.create_experiment(name))
+
+    def _found(self, order: Order, memory: Memory) -> Any:
+        experiment = self._experiment(order.settings["experiment"])
+        runs = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{memory.run}'", max_results=1)
+        if runs:
+            self._client.update_run(runs[0].info.run_id, status="RUNNING")
+        return runs[0] if runs else None
+
+    def _made(self, order: Order, memory: Memory) -> Any:
+        tags = {RUN_TAG: memory.run, "mlflow.source.name": "oppo", "mlflow.source.git.commit": commit() or "unknown"}
+        return self._client.create_run(self._experiment(order.settings["experiment"]), run_name=order.name, tags=tags)
+
+    def _introduce(self, spec: dict[str, Any], known: dict[str, str]) -> None:
+        """The spec as params. They never change there: what a resumed run has otherwise becomes a tag `changed.…`."""
+        texts = {key[:LONGEST_KEY]: str(value)[:LONGEST_VALUE] for key, value in spec.items()}
+        for part in parts([self._entities.Param(key, text) for key, text in texts.items() if key not in known], MOST_PARAMS):
+            self._client.log_batch(self._run, params=part)
+        changed = {key: text for key, text in texts.items() if key in known and known[key] != text}
+        tags = [self._entities.RunTag(f"changed.{key}"[:LONGEST_KEY], text[:LONGEST_TAG]) for key, text in changed.items()]
+        for tags_part in parts(tags, MOST_PARAMS):
+            self._client.log_batch(self._run, tags=tags_part)
+
+    def tell(self, steps: list[Step]) -> None:
+        """As few calls as the server allows. Telling a point twice leaves one."""
+        points = [
+            self._entities.Metric(key, v, int(1000 * step.time), step.number) for step in steps for key, v in step.metrics.items()
+        ]
+        try:
+            for part in parts(points, MOST_METRICS):
+                self._client.log_batch(self._run, metrics=part, tags=[self._entities.RunTag(STEP_TAG, str(part[-1].step))])
+        except self._error as error:
+            if error.error_code in REFUSALS:
+                raise RefusedError(str(error)) from error
+            raise
+
+    def show(self, answers: Answers) -> None:
+        """A file a step among the run's artifacts."""
+        if self._shows:
+            self._client.log_dict(self._run, {answers.of: answers.rows}, f"{answers.of}/step-{answers.step:08d}.json")
+
+    def close(self, outcome: str) -> None:
+        """Its status says how it ended."""
+        self._client.set_terminated(self._run, STATUS[outcome])
+
+
+def parts(items: list[Item], most: int) -> Iterator[list[Item]]:
+    """`items` in lists of at most so many."""
+    for start in range(0, len(items), most):
+        yield items[start : start + most]
+
+
+def _artifacts_go_to_the_server(place: str, uri: str) -> bool:
+    """Anything else, another host or a path of this machine, was not allowed: the server must pass them on."""
+    given = urlsplit(place)
+    return given.scheme == "mlflow-artifacts" and given.netloc in ("", urlsplit(uri).netloc)
+
+
+SINK = Mlflow

@@ -1,0 +1,132 @@
+"""Other experiment trackers that the engine tells its steps to, besides its own events (docs/trackers.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from oppo_contract.fields import ALLOWED
+from oppo_contract.problems import Impossible
+from oppo_contract.sections.base import Section
+
+FOLDER_WORDS = "a folder below the run's own: names of letters, digits and . _ -, with / between them, none beginning with a dot"
+ADDRESS_WORDS = "an http or https address without user and password"
+USER_WORDS = "1 to 128 characters without spaces and colons"
+LABEL_WORDS = "1 to 128 letters, digits, spaces and . _ -, the first a letter or digit"
+
+RunFolder = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$",
+        json_schema_extra={ALLOWED: FOLDER_WORDS},
+    ),
+]
+Address = Annotated[str, Field(max_length=1024, pattern=r"^https?://[^\s]+$", json_schema_extra={ALLOWED: ADDRESS_WORDS})]
+User = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\s:]+$", json_schema_extra={ALLOWED: USER_WORDS})]
+Label = Annotated[
+    str,
+    Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$", json_schema_extra={ALLOWED: LABEL_WORDS}),
+]
+# What the engine itself keeps in a run's folder.
+TAKEN = ("checkpoints", "spared", "trackers")
+
+
+class TensorBoardTracker(Section):
+    """Event files for TensorBoard."""
+
+    folder: RunFolder = Field("tensorboard", description="Where they are written, below the run's folder.")
+
+    @model_validator(mode="after")
+    def not_the_engines_own(self) -> Self:
+        if self.folder.split("/")[0] in TAKEN:
+            allowed = "another folder than " + ", ".join(TAKEN)
+            raise Impossible("folder", "is a folder that the engine writes itself", value=self.folder, allowed=allowed)
+        return self
+
+
+class MlflowTracker(Section):
+    """A run on an MLflow server."""
+
+    uri: Address = Field(description="The server; the worker must allow its host (OPPO_TRACKER_HOSTS).")
+    experiment: Label = Field("oppo", description="Experiment that the run is put into; it is made when it is missing.")
+    username: User | None = Field(
+        None,
+        description="User for a server that asks; the password comes as MLFLOW_TRACKING_PASSWORD, a token instead of both as"
+        " MLFLOW_TRACKING_TOKEN, from `secrets` or the engine's environment.",
+    )
+
+    @model_validator(mode="after")
+    def a_server(self) -> Self:
+        _check_address("uri", self.uri)
+        return self
+
+
+class WandbTracker(Section):
+    """A run of Weights & Biases."""
+
+    project: Label = Field("oppo", description="Project that the run is put into.")
+    entity: Label | None = Field(None, description="Team or user that owns the project; empty: the key's own.")
+    mode: Literal["offline", "online"] = Field(
+        "offline",
+        description="Write the run below the run's folder, for `wandb sync`; or send it with the key WANDB_API_KEY, from"
+        " `secrets` or the engine's environment.",
+    )
+    url: Address | None = Field(
+        None, description="A server of your own; empty: api.wandb.ai. The worker must allow its host (OPPO_TRACKER_HOSTS)."
+    )
+
+    @model_validator(mode="after")
+    def a_server_is_for_online_runs(self) -> Self:
+        if self.mode == "offline":
+            self.refuse_idle("url", "while mode is offline", "mode online")
+        elif self.url is not None:
+            _check_address("url", self.url)
+        return self
+
+
+class Trackers(Section):
+    """Which of them; several at once will do."""
+
+    tensorboard: TensorBoardTracker | None = Field(None, description="TensorBoard; off when empty, on with `{}`.")
+    mlflow: MlflowTracker | None = Field(None, description="MLflow; off when empty.")
+    wandb: WandbTracker | None = Field(None, description="Weights & Biases; off when empty, on with `{}`.")
+    samples_every: int = Field(
+        10, ge=0, description="Steps between two whose recorded answers (`logging.samples_per_step`) are told as text; 0: none."
+    )
+    flush_s: float = Field(
+        30.0,
+        ge=0,
+        le=600,
+        description="So long the engine's end waits for trackers to take what is left, seconds; 5 at most when the run is asked"
+        " to stop.",
+    )
+
+    @property
+    def chosen(self) -> dict[str, Section]:
+        """Those that are on, by key."""
+        return {name: section for name in ("tensorboard", "mlflow", "wandb") if (section := getattr(self, name)) is not None}
+
+    @model_validator(mode="after")
+    def settings_are_for_some_tracker(self) -> Self:
+        if not self.chosen:
+            for name in ("samples_every", "flush_s"):
+                self.refuse_idle(name, "without a tracker", "one of tensorboard, mlflow and wandb")
+        return self
+
+
+def _check_address(field: str, address: str) -> None:
+    """Raises Impossible for what has only the looks of a server's address, or holds a user or password."""
+    try:
+        parts = urlsplit(address)
+        good = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise Impossible(field, "is no address of a server", value=address, allowed=ADDRESS_WORDS)
+    if "@" in parts.netloc:
+        # It may be a password: it is not repeated.
+        raise Impossible(field, "holds a user or password; a spec is for everybody to read", value="…", allowed=ADDRESS_WORDS)

@@ -1,0 +1,422 @@
+"""Trackers hold what the journal holds, go on in the same run, and neither slow nor end training, whatever becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from oppo_core.journal import Journal
+from oppo_core.trackers import allowed, telling
+from oppo_core.trackers.allowed import HOSTS_VARIABLE, complaints_about_trackers
+from oppo_core.trackers.backlog import Backlog
+from oppo_core.trackers.courier import Courier
+from oppo_core.trackers.feed import Feed
+from oppo_core.trackers.memory import Memory, remembered
+from oppo_core.trackers.order import Order, flat
+from oppo_core.trackers.records import Step
+from oppo_core.trackers.sink import RefusedError
+from tests.engine.conftest import merged
+from tests.engine.tracker_readers import (
+    MlflowReader,
+    Reader,
+    TensorBoardReader,
+    WandbReader,
+    check_same,
+    free_port,
+    mlflow_server,
+    python_of_trackers,
+    site_packages,
+    told_by,
+)  # fmt: skip
+
+PATIENT = 240.0  # seconds; the machine may be busy
+KINDS = ["tensorboard", *(pytest.param(name, marks=pytest.mark.full) for name in ("mlflow", "wandb"))]
+FAST = {"overlap": {"intra_step": "off"}, "checkpoints": {"every_steps": 2, "keep": 9}}
+
+
+@pytest.fixture(scope="session")
+def their_python(pytestconfig: pytest.Config) -> Path:
+    """An environment with MLflow and W&B, kept from one session to the next."""
+    return python_of_trackers(pytestconfig.cache.mkdir("trackers"))
+
+
+@pytest.fixture
+def with_packages(their_python: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Our Python finds their packages, after its own."""
+    monkeypatch.setattr(sys, "path", [*sys.path, site_packages(their_python)])
+    return their_python
+
+
+@pytest.fixture(scope="session")
+def mlflow(their_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowReader]:
+    """A server for all tests."""
+    server = mlflow_server(their_python, tmp_path_factory.mktemp("mlflow"), port := free_port())
+    try:
+        server.wait_for(lambda: server.http.get("/health").is_success, "its start")
+        yield MlflowReader(their_python, f"http://127.0.0.1:{port}")
+    finally:
+        server.close()
+
+
+@pytest.fixture(params=KINDS)
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    """One tracker after the other."""
+    if request.param == "tensorboard":
+        return TensorBoardReader()
+    python = request.getfixturevalue("with_packages")
+    if request.param == "wandb":
+        return WandbReader(python)
+    found: MlflowReader = request.getfixturevalue("mlflow")
+    monkeypatch.setenv(HOSTS_VARIABLE, found.url.removeprefix("http://"))
+    return found
+
+
+def told(section: dict[str, Any], flush_s: float = PATIENT, samples_every: int = 1) -> dict[str, Any]:
+    """The part of a spec that switches a tracker on."""
+    return {"logging": {"trackers": {**section, "flush_s": flush_s, "samples_every": samples_every}}}
+
+
+def log_of(events: list[Any]) -> list[str]:
+    """All lines of the run's log."""
+    return [line for event in events if event.kind == "log" for line in event.lines]
+
+
+def checkpoint(out: Path, step: int) -> tuple[str, Path]:
+    return "--resume-from", out / "checkpoints" / f"step-{step:08d}"
+
+
+def test_it_has_every_step_of_the_journal_and_the_spec(world: Any, tmp_path: Path, reader: Reader) -> None:
+    evaluated = {"evaluation": {"prompts": "echo.jsonl", "every_steps": 2, "count": 2}, "steps": 3}
+    status, events = world.main(world.tree(FAST, told(reader.section), evaluated), tmp_path)
+    assert (status, log_of(events)[1:]) == (0, [])  # the first line is the evaluation before step 1
+    check_same(reader.points(tmp_path), told_by(events), reader.exact)
+    shown = "\n".join(reader.texts(tmp_path))
+    trained = [row for event in events if event.kind == "samples" for row in event.samples if not row.held_out]
+    assert len(trained) == 3
+    assert all(row.response.split()[0] in shown for row in trained)
+    settings = reader.settings(tmp_path)
+    assert (settings["name"], float(settings["ppo.batch_size"]), settings["overlap.intra_step"]) == ("tiny", 6.0, "off")
+
+
+def test_a_resumed_run_goes_on_in_the_same_one_and_doubles_no_step(world: Any, tmp_path: Path, reader: Reader) -> None:
+    """Four steps, then again from the second one on: steps 3 and 4 are trained twice, with other times."""
+    _, first = world.main(world.tree(FAST, told(reader.section), {"steps": 4}), tmp_path)
+    changed = {"steps": 5, "ppo": {"learning_rate": 1e-3}}
+    status, events = world.main(world.tree(FAST, told(reader.section), changed), tmp_path, *checkpoint(tmp_path, 2))
+    assert status == 0
+    held = told_by(events)
+    assert sorted(held) == [1, 2, 3, 4, 5]
+    kept = "they take the place of" if reader.rewrites else "it keeps"
+    assert any(f"steps 3 to 4 may be trained again; {kept}" in line for line in log_of(events))
+    if not reader.rewrites:
+        held |= told_by(first)
+    check_same(reader.points(tmp_path), held, reader.exact)
+
+
+def test_a_run_that_goes_on_where_it_ended_says_nothing_twice(world: Any, tmp_path: Path, reader: Reader) -> None:
+    """A budget ends it after step 1, which is told once more then, with the evaluation of the last weights."""
+    evaluated = {"steps": 3, "evaluation": {"prompts": "echo.jsonl", "count": 2}}
+    tree = world.tree(FAST, told(reader.section), evaluated)
+    _, events = world.main(merged(tree, {"budget": {"max_hours": 1e-9}}), tmp_path)
+    assert [event.step for event in events if event.kind == "step"] == [1, 1]
+    status, events = world.main(tree, tmp_path, *checkpoint(tmp_path, 1))
+    assert (status, sorted(told_by(events))) == (0, [1, 2, 3])
+    assert not any("again" in line for line in log_of(events))
+    points = reader.points(tmp_path)
+    if "mlflow" in reader.section:  # it keeps both values of what was told twice, the newer one last
+        points = {key: list(dict(found).items()) for key, found in points.items()}
+    check_same(points, told_by(events), reader.exact)
+
+
+def test_what_is_not_finite_is_kept_as_far_as_the_tracker_can(tmp_path: Path, reader: Reader) -> None:
+    ((name, settings),) = reader.section.items()
+    section = {"username": None, "entity": None, "mode": "offline", "url": None} | settings
+    spec = {"name": "odd", "long": "x" * 9000, "many": {f"key-{n}": n for n in range(250)}}
+    feed = Feed(Order(name, section, spec, str(tmp_path)))
+    journal = Journal(tmp_path / "events.jsonl")
+    journal.hear = lambda kind, _payload, line: feed.put(kind, line)
+    journal.write("started", devices=[], lanes=[], start_step=0, total_steps=2)
+    for step, value in ((1, float("nan")), (2, float("inf")), (3, float("-inf")), (4, 1e-300)):
+        metrics = {"odd:metric/x.y-z": value}
+        journal.write("step", step=step, elapsed_s=1.0, generated_tokens=2**40, device_seconds=1.0, metrics=metrics)
+    feed.end("succeeded")
+    assert feed.wait(time.monotonic() + PATIENT) == []
+    found = [value for _, value in sorted(reader.points(tmp_path)["odd:metric/x.y-z"])]
+    largest = sys.float_info.max if name == "mlflow" else float("inf")  # its database has no infinity
+    assert [repr(value) for value in found[:3]] == ["nan", repr(largest), repr(-largest)]
+    assert found[3] == (1e-300 if reader.exact else 0.0)
+    assert float(reader.settings(tmp_path)["many.key-249"]) == 249
+
+
+class Hung(Feed):
+    """Its process is stopped as soon as it is there, and hangs for ever."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(order, most=2)
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+
+class Fast:
+    """Steps that are told without being trained: a journal, and something that hears it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.journal = Journal(folder / "events.jsonl")
+        self.journal.write("started", devices=[], lanes=[], start_step=0, total_steps=10)
+
+    def step(self, number: int, **metrics: float) -> None:
+        self.journal.write("step", step=number, elapsed_s=1.0, generated_tokens=1, device_seconds=1.0, metrics=metrics)
+
+
+def test_one_that_hangs_ends_at_the_deadline_and_what_it_missed_is_counted(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pipe is full after some dozen steps; then every other step gives way."""
+    monkeypatch.setattr(telling, "Feed", Hung)
+    out = tmp_path / "out"
+    _, plain = world.main(world.tree(FAST, {"steps": 2}), tmp_path / "plain")
+    status, events = world.main(world.tree(FAST, told({"tensorboard": {}}, flush_s=0.2), {"steps": 2}), out)
+    assert (status, events[-1].outcome) == (0, "succeeded")
+    assert log_of(events) == [
+        "TensorBoard: 2 of 2 steps were left out of it: it had not taken them when time was up (logging.trackers.flush_s)."
+    ]
+    scores = [[step["critic/score/mean"] for step in told_by(one).values()] for one in (plain, events)]
+    assert scores[0] == scores[1]
+
+
+def test_a_full_queue_is_told_once_and_telling_never_waits(tmp_path: Path) -> None:
+    feed = Hung(Order("tensorboard", {"folder": "tensorboard"}, {"name": "x"}, str(tmp_path)))
+    fast = Fast(tmp_path)
+    fast.journal.hear = lambda kind, _payload, line: feed.put(kind, line)
+    said, longest = [], 0.0
+    for number in range(1, 401):
+        start = time.perf_counter()
+        fast.step(number, **{f"metric-{n}": 0.123456789 for n in range(60)})
+        said += feed.news()
+        longest = max(longest, time.perf_counter() - start)
+    assert said == ["TensorBoard does not keep up: from here on some steps are left out of it. Training goes on."]
+    assert longest < 5.0  # a wait for it would last for ever
+    feed.end("succeeded")
+    [last] = feed.wait(time.monotonic())
+    assert last.startswith("TensorBoard: 400 of 400 steps were left out of it")
+
+
+def test_one_that_dies_is_told_once_and_training_goes_on(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dead(Feed):
+        def __init__(self, order: Order) -> None:
+            super().__init__(order)
+            self.process.kill()
+            self.process.wait()
+
+    monkeypatch.setattr(telling, "Feed", Dead)
+    status, events = world.main(world.tree(FAST, told({"tensorboard": {}}), {"steps": 3}), tmp_path)
+    assert (status, events[-1].outcome) == (0, "succeeded")
+    gone, lost = log_of(events)
+    assert gone.startswith("TensorBoard: its process has ended with status -9")
+    assert lost.startswith("TensorBoard: 3 of 3 steps were left out of it: its process had ended")
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_costs_no_step(world: Any, tmp_path: Path) -> None:
+    (tmp_path / "boards").write_text("a file is in the way")
+    status, events = world.main(world.tree(FAST, told(TensorBoardReader.section, flush_s=0.5), {"steps": 1}), tmp_path)
+    assert (status, events[-1].outcome) == (0, "succeeded")
+    assert "1 of 1 steps were left out" in log_of(events)[-1]
+
+
+def test_the_death_of_the_engine_ends_its_trackers(world: Any, tmp_path: Path) -> None:
+    engine = world.start(world.tree(FAST, told({"tensorboard": {}}), {"steps": 1000}), tmp_path)
+    engine.step(1)
+    children = [child for child in psutil.Process(engine.process.pid).children() if "oppo_core.trackers" in child.cmdline()]
+    assert len(children) == 1
+    engine.process.kill()
+    engine.end()
+    gone, alive = psutil.wait_procs(children, timeout=60)
+    assert (len(gone), alive) == (1, [])
+
+
+def test_a_trackers_process_imports_no_torch() -> None:
+    code = "import sys, oppo_core.trackers.__main__, oppo_core.trackers.tensorboard; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.full
+def test_a_server_that_never_answers_costs_no_time(
+    world: Any, tmp_path: Path, with_packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_server = {"steps": 3}
+    listening = socket.create_server(("127.0.0.1", 0))
+    place = f"127.0.0.1:{listening.getsockname()[1]}"
+    monkeypatch.setenv(HOSTS_VARIABLE, place)
+    start = time.monotonic()
+    tree = world.tree(FAST, told({"mlflow": {"uri": f"http://{place}"}}, flush_s=1.0), with_server)
+    status, events = world.main(tree, tmp_path)
+    assert (status, events[-1].outcome) == (0, "succeeded")
+    steps = [event.time for event in events if event.kind == "step"]
+    assert steps[-1] - steps[0] < 15  # a call that waits for the server takes 20 s
+    assert "3 of 3 steps were left out" in log_of(events)[-1]
+    assert time.monotonic() - start < PATIENT
+    listening.close()
+
+
+@pytest.mark.full
+def test_a_server_that_comes_back_gets_everything(
+    world: Any, tmp_path: Path, with_packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    reader = MlflowReader(with_packages, f"http://127.0.0.1:{port}")
+    monkeypatch.setenv(HOSTS_VARIABLE, f"127.0.0.1:{port}")
+    out, place = tmp_path / "out", tmp_path / "server"
+    place.mkdir()
+    ended: list[Any] = []
+    tree = world.tree(FAST, told(reader.section), {"steps": 3})
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    engine = world.start(tree, out)
+    engine.wait_for(
+        lambda event: (event.kind == "log" and "What is told meanwhile waits" in event.lines[0]) or event.kind == "step"
+    )
+    engine.step(3)
+    server = mlflow_server(with_packages, place, port)
+    try:
+        server.wait_for(lambda: server.http.get("/health").is_success, "its start")
+        ended.append(engine.end()[0])
+        check_same(reader.points(out), told_by(engine.events), reader.exact)
+    finally:
+        server.close()
+    assert ended == [0]
+    said = "\n".join(log_of(engine.events))
+    assert said.count("What is told meanwhile waits") == 1
+    assert "MLflow: it answers again." in said
+
+
+def test_what_is_missing_is_said_before_anything_is_loaded(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allowed, "MODULES", {"tensorboard": "no_such_tensorboard", "mlflow": "json", "wandb": "json"})
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    three = {
+        "tensorboard": {}, "mlflow": {"uri": "http://tracker.example:5000/x"}, "wandb": {"mode": "online"},
+    }  # fmt: skip
+    spec = world.spec(told(three))
+    said = list(complaints_about_trackers(spec, {HOSTS_VARIABLE: "tracker.example"}))
+    assert [line.split(" ")[0] for line in said] == [
+        "logging.trackers.tensorboard", "logging.trackers.mlflow.uri", "logging.trackers.wandb", "logging.trackers.wandb",
+    ]  # fmt: skip
+    assert "pip install 'oppo-platform[trackers]'" in said[0]
+    assert f"{HOSTS_VARIABLE}=tracker.example:5000" in said[1]
+    assert f"{HOSTS_VARIABLE}=api.wandb.ai:443" in said[2]
+    assert "secrets: {WANDB_API_KEY: secret:NAME}" in said[3]
+    everything = {HOSTS_VARIABLE: "tracker.example:5000 api.wandb.ai", "WANDB_API_KEY": "x"}
+    assert len(list(complaints_about_trackers(spec, everything))) == 1
+    assert list(complaints_about_trackers(spec, {"RANK": "1"})) == []
+    status, events = world.main(world.tree(told({"tensorboard": {}})), tmp_path)
+    assert (status, events[-1].outcome) == (1, "failed")
+    assert events[-1].reason.startswith("PreflightError: logging.trackers.tensorboard needs the package no_such_tensorboard")
+
+
+def test_a_full_backlog_keeps_the_newest_and_every_other_one() -> None:
+    backlog = Backlog(most=4)
+    backlog.put("started", "started")
+    for number in range(1, 6):
+        backlog.put("step", str(number))
+        backlog.put("samples", f"answers of {number}")
+    backlog.close()
+    lines = []
+    while (line := backlog.take()) is not None:
+        lines.append(line)
+    assert lines == ["started", "1", "3", "5", "answers of 5"]
+    assert (backlog.told, backlog.dropped) == (5, 2)
+
+
+def test_a_backlog_waits_for_what_is_put() -> None:
+    backlog, taken = Backlog(), []
+    thread = threading.Thread(target=lambda: taken.append(backlog.take()))
+    thread.start()
+    backlog.put("step", "1")
+    thread.join(PATIENT)
+    assert taken == ["1"]
+
+
+def test_memory_tells_what_is_new_of_a_step() -> None:
+    memory = Memory()
+    nan = float("nan")
+    assert memory.news(Step(3, 0.0, {"a": 1.0, "b": nan})) == Step(3, 0.0, {"a": 1.0, "b": nan})
+    assert memory.news(Step(3, 1.0, {"a": 1.0, "b": nan})) is None
+    assert memory.news(Step(3, 2.0, {"a": 1.0, "b": nan, "c": 2.0})) == Step(3, 2.0, {"c": 2.0}, {"a": 1.0, "b": nan})
+    assert memory.news(Step(2, 3.0, {"d": 1.0})) is None
+    memory.leave_alone()
+    assert memory.news(Step(3, 4.0, {"a": 5.0})) is None
+    memory.go_back_to(1)
+    assert memory.news(Step(2, 5.0, {"d": 1.0})) is not None
+
+
+def test_memory_that_cannot_be_read_is_a_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    memory = Memory(step=4, metrics={"a": float("nan")})
+    memory.save(file)
+    assert (remembered(file).run, remembered(file).step) == (memory.run, 4)
+    for damaged in ("", "[1]", '{"other": 1}'):
+        file.write_text(damaged)
+        assert remembered(file).step == 0
+
+
+class Moody:
+    """A sink whose calls do what its script says: an exception is raised, anything else is fine."""
+
+    rewrites = False
+    script: list[Exception | None] = []
+    told: list[list[int]] = []
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def tell(self, steps: list[Step]) -> None:
+        mood = self.script.pop(0)
+        if mood is not None:
+            raise mood
+        self.told.append([step.number for step in steps])
+
+    def show(self, answers: object) -> None:
+        raise ValueError("no texts here")
+
+    def close(self, outcome: str) -> None:
+        raise OSError("it is gone")
+
+
+def test_a_failure_is_told_once_and_tried_again_after_growing_pauses(tmp_path: Path) -> None:
+    (tmp_path / "trackers").mkdir()
+    said: list[str] = []
+    pauses: list[float] = []
+    order = Order("mlflow", {}, {"name": "x"}, str(tmp_path))
+    courier = Courier(order, Moody, False, said.append, pauses.append)
+    Moody.told, Moody.script = (
+        [],
+        [None, OSError("away\nfor long"), OSError("still"), OSError("still"), None, RefusedError("bad"), None],
+    )
+    courier.begin(0)
+    for number in range(1, 5):
+        courier.deliver([Step(number, 0.0, {"a": 1.0})], [])
+    courier.close("succeeded")
+    assert Moody.told == [[1], [2], [4]]
+    assert pauses == [0.5, 1.0, 2.0]
+    assert said == [
+        "OSError: away for long. What is told meanwhile waits, up to a bound. Training goes on.", "it answers again.",
+        "RefusedError: bad. It is left out.", "it answers again.",
+        "OSError: it is gone. Its run may be shown as unfinished there.",
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "trackers" / "mlflow.json").read_text())["step"] == 4
+
+
+def test_a_spec_is_laid_flat() -> None:
+    assert flat({"a": {"b": 1, "c": None}, "d": [1, 2], "e": [], "f": [{"g": True}, {"g": False}], "h": "x"}) == {
+        "a.b": 1, "d": "[1, 2]", "f.0.g": True, "f.1.g": False, "h": "x",
+    }  # fmt: skip
