@@ -59,6 +59,8 @@ def pages_of(team_id, sequential, oppo):
         f"/teams/{team_id}/audit": ".audit tr",
         f"/teams/{team_id}/storage": "main h2",
         f"/teams/{team_id}/alerts": "main h2",
+        f"/teams/{team_id}/tokens": "#token-name",
+        "/api": ".api-call",
         "/alerts?show=all": "main h1",
         "/accounts/password/change/": "form input",
         "/accounts/logout/": "form button",

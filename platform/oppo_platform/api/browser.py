@@ -64,11 +64,12 @@ api.add_exception_handler(DatabaseFull, lambda request, error: problem(507, str(
 @api.get("openapi.json", include_in_schema=False)
 def openapi(request: HttpRequest) -> dict[str, Any]:
     """This API's OpenAPI document."""
-    return _document()
+    return described()
 
 
 @cache
-def _document() -> dict[str, Any]:
+def described() -> dict[str, Any]:
+    """The document, made once a process."""
     return api.get_openapi_schema()
 
 

@@ -15,6 +15,7 @@ from oppo_platform.pages import (
     token_views,
     views,
 )
+from oppo_platform.pages.api_page import api_page
 from oppo_platform.pages.storage_views import or_trash
 
 app_name = "pages"
@@ -32,6 +33,7 @@ urlpatterns = [
     path("runs/<int:run_id>/events", or_trash(run_views.events), name="run-events"),
     path("runs/<int:run_id>/restore", storage_views.restore, name="restore-run"),
     path("runs/<int:run_id>/purge", storage_views.purge, name="purge-run"),
+    path("api", api_page, name="api"),
     path("alerts", alert_views.alerts, name="alerts"),
     path("queue", views.queue, name="queue"),
     path("sharing", sharing_views.sharing, name="sharing"),
