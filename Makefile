@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 # These tests share nothing and run in two processes, each with a database of its own.
 APART := tests/contract tests/engine tests/simulation tests/web/test_control_plane.py
 # Nor do these, a file in one process; there are three, because they wait for others most of the time.
-WAITING := tests/web tests/worker
+WAITING := tests/web tests/worker tests/client
 # The rest, browsers and whole platforms: a file in one process again, and two of them, the longest files first (tests/conftest.py).
 TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART) $(WAITING)))
 IN_TWO := $(PYTEST) -n 2 --dist worksteal

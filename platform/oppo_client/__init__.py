@@ -1,1 +1,77 @@
-"""The notebook client. It arrives with the REST API (see ROADMAP in README)."""
+"""The notebook client of OPPO Platform (docs/client.md). It needs httpx and nothing else.
+
+from oppo_client import Client
+run = Client().submit("ppo.yaml")
+run.watch()
+"""
+
+from oppo_client.aio import AsyncCheckpoint, AsyncClient, AsyncRun
+from oppo_client.client import Client
+from oppo_client.comparison import Comparison
+from oppo_client.config import Config, config_path, load_config, save_config
+from oppo_client.errors import (
+    ApiError,
+    ConfigError,
+    Conflict,
+    DownloadError,
+    FieldProblem,
+    Forbidden,
+    MissingPackage,
+    NoCheckpoint,
+    NoRoom,
+    NotFound,
+    NotThePlatform,
+    OppoError,
+    Refused,
+    RunFailed,
+    ServerFault,
+    TooManyRequests,
+    Unauthenticated,
+    UnknownMetric,
+    Unreachable,
+    WaitTimeout,
+)
+from oppo_client.records import LogLine, Sample
+from oppo_client.retrying import Retries
+from oppo_client.run import Checkpoint, Run
+from oppo_client.tables import Table
+from oppo_client.timeline import Timeline
+
+__all__ = [
+    "ApiError",
+    "AsyncCheckpoint",
+    "AsyncClient",
+    "AsyncRun",
+    "Checkpoint",
+    "Client",
+    "Comparison",
+    "Config",
+    "ConfigError",
+    "Conflict",
+    "DownloadError",
+    "FieldProblem",
+    "Forbidden",
+    "LogLine",
+    "MissingPackage",
+    "NoCheckpoint",
+    "NoRoom",
+    "NotFound",
+    "NotThePlatform",
+    "OppoError",
+    "Refused",
+    "Retries",
+    "Run",
+    "RunFailed",
+    "Sample",
+    "ServerFault",
+    "Table",
+    "Timeline",
+    "TooManyRequests",
+    "Unauthenticated",
+    "UnknownMetric",
+    "Unreachable",
+    "WaitTimeout",
+    "config_path",
+    "load_config",
+    "save_config",
+]

@@ -105,7 +105,9 @@ def test_every_event_is_explained(kind: str) -> None:
 def test_every_environment_variable_is_explained() -> None:
     sources = [path for folder in ("platform", "worker", "oppo_core") for path in (ROOT / folder).rglob("*.py")]
     read = {name for path in sources for name in VARIABLE.findall(path.read_text(encoding="utf-8"))}
-    explained = set(re.findall(r"`([A-Z_]+)`", text_of("docs/operations.md") + text_of("docs/environment.md")))
+    explained = set(
+        re.findall(r"`([A-Z_]+)`", "".join(text_of(f"docs/{name}.md") for name in ("operations", "environment", "client")))
+    )
     assert sorted(read - explained) == []
 
 

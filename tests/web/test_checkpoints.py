@@ -87,6 +87,41 @@ def test_a_download_is_the_whole_checkpoint_and_goes_into_the_log(saved):
     assert (entry.actor, entry.details) == ("user:ben", {"step": 4})
 
 
+@pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
+def test_a_download_goes_on_from_any_byte(saved):
+    world, run, save = saved
+    _, row = save(4)
+    client, path = world.login("ben"), f"/api/v1/runs/{run.pk}/checkpoints/{row.pk}/download"
+
+    def fetch(**headers):
+        reply = client.get(path, headers=headers)
+        content = b"".join(reply) if reply.streaming else b""
+        reply.close()
+        return reply, content
+
+    first, whole = fetch()
+    tag = first.headers["ETag"]
+    assert (first.headers["Accept-Ranges"], tag) == ("bytes", f'"{row.manifest_sha256}"')
+    # Into headers, contents and padding, at their first and last bytes, and into the end of the archive.
+    blocks = [*range(0, 5121, 512), *range(len(whole) - 5120, len(whole), 512)]
+    places = {n + near for n in blocks for near in (-1, 0, 1)} | {len(whole) - 1}
+    for begin in sorted(n for n in places if 0 < n < len(whole)):
+        reply, rest = fetch(Range=f"bytes={begin}-", If_Range=tag)
+        assert (reply.status_code, rest == whole[begin:]) == (206, True), begin
+        assert reply.headers["Content-Range"] == f"bytes {begin}-{len(whole) - 1}/{len(whole)}"
+        assert int(reply.headers["Content-Length"]) == len(rest)
+    past, _ = fetch(Range=f"bytes={len(whole)}-")
+    assert (past.status_code, past.headers["Content-Range"]) == (416, f"bytes */{len(whole)}")
+    for headers in (
+        {"Range": "bytes=5-", "If_Range": '"another"'},
+        {"Range": "bytes=5-9"},
+        {"Range": "lines=5-"},
+        {"Range": "bytes=0-"},
+    ):
+        reply, content = fetch(**headers)
+        assert (reply.status_code, content == whole) == (200, True), headers
+
+
 def test_who_may_not_download(saved):
     world, run, save = saved
     _, row = save(4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
@@ -10,8 +11,11 @@ from ninja import Router
 from oppo_platform.accounts.access import Action, demand
 from oppo_platform.api.problems import problem
 from oppo_platform.api.subjects import LARGEST_ID, person, run_of
-from oppo_platform.runs.checkpoints import NotReadable, checkpoints, open_archive
+from oppo_platform.runs.checkpoints import Archive, NotReadable, checkpoints, open_archive
 from oppo_platform.runs.models import Checkpoint
+
+# Who goes on with a download asks for nothing else; other ranges get the whole archive, as HTTP allows.
+FROM_A_BYTE = re.compile(r"bytes=([0-9]{1,18})-")
 
 router = Router()
 
@@ -24,7 +28,10 @@ def list_checkpoints(request: HttpRequest, run_id: int) -> dict[str, Any]:
 
 @router.get("runs/{int:run_id}/checkpoints/{int:checkpoint_id}/download", summary="A checkpoint as a tar")
 def download(request: HttpRequest, run_id: int, checkpoint_id: int) -> HttpResponseBase:
-    """Its folder with the manifest. 403 for viewers, 409 when the files are not on the platform's machine."""
+    """Its folder with the manifest. 403 for viewers, 409 when the files are not on the platform's machine.
+
+    `Range: bytes=N-`, with the `ETag` of the first reply as `If-Range`, yields the rest of the same archive (206).
+    """
     run = run_of(request, run_id)
     demand(person(request), Action.DOWNLOAD, run.project.team_id)
     if checkpoint_id > LARGEST_ID:
@@ -33,7 +40,29 @@ def download(request: HttpRequest, run_id: int, checkpoint_id: int) -> HttpRespo
         archive = open_archive(run, checkpoint_id, person(request))
     except NotReadable as error:
         return problem(409, str(error))
-    answer = StreamingHttpResponse(archive, content_type="application/x-tar")
-    answer.headers["Content-Length"] = str(archive.bytes)
-    answer.headers["Content-Disposition"] = f'attachment; filename="{archive.name}"'
+    archive.begin = _first_byte(request, f'"{archive.digest}"')
+    if archive.begin < archive.bytes:
+        return _sent(archive)
+    archive.close()
+    answer = problem(416, f"The archive has {archive.bytes:,} bytes.")
+    answer.headers["Content-Range"] = f"bytes */{archive.bytes}"
     return answer
+
+
+def _sent(archive: Archive) -> HttpResponseBase:
+    answer = StreamingHttpResponse(archive, content_type="application/x-tar", status=206 if archive.begin else 200)
+    answer.headers["Content-Length"] = str(archive.bytes - archive.begin)
+    answer.headers["Content-Disposition"] = f'attachment; filename="{archive.name}"'
+    answer.headers["Accept-Ranges"] = "bytes"
+    answer.headers["ETag"] = f'"{archive.digest}"'
+    if archive.begin:
+        answer.headers["Content-Range"] = f"bytes {archive.begin}-{archive.bytes - 1}/{archive.bytes}"
+    return answer
+
+
+def _first_byte(request: HttpRequest, tag: str) -> int:
+    """Where to begin: at 0, unless the rest from a byte on is asked for and the archive is still the one that was begun."""
+    asked = FROM_A_BYTE.fullmatch(request.headers.get("Range", ""))
+    if asked is None or request.headers.get("If-Range", tag) != tag:
+        return 0
+    return int(asked.group(1))

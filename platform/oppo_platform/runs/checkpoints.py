@@ -107,24 +107,36 @@ class Member:
 
 
 class Archive:
-    """A checkpoint as a tar, read while it is sent. The files are open from the start, so that a deletion cannot cut it short."""
+    """A checkpoint as a tar, read while it is sent. The files are open from the start, so that a deletion cannot cut it short.
 
-    def __init__(self, name: str, members: list[Member], files: ExitStack) -> None:
-        self.name, self._members, self._files = name, members, files
+    The same checkpoint is the same bytes every time, so that a download that broke off can go on: `begin` is the first byte that
+    is sent, counted from 0. `digest` is that of its manifest, in hexadecimal.
+    """
+
+    def __init__(self, name: str, digest: str, members: list[Member], files: ExitStack) -> None:
+        self.name, self.digest, self._members, self._files = name, digest, members, files
         self.bytes = sum(len(m.header) + m.size + -m.size % BLOCK for m in members) + 2 * BLOCK
+        self.begin = 0
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        skip = self.begin
         for member in self._members:
-            yield member.header
-            left = member.size
-            while left:
-                piece = await asyncio.to_thread(os.read, member.descriptor, min(left, READ_BYTES))
-                if not piece:
-                    raise OSError(f"a file of {self.name} has become shorter while it was sent")
-                left -= len(piece)
+            async for piece in self._sent(member, skip):
                 yield piece
-            yield b"\0" * (-member.size % BLOCK)
-        yield b"\0" * (2 * BLOCK)
+            skip = max(0, skip - len(member.header) - member.size - -member.size % BLOCK)
+        yield b"\0" * (2 * BLOCK - skip)
+
+    async def _sent(self, member: Member, skip: int) -> AsyncIterator[bytes]:
+        """One member without its first `skip` bytes: its header, its content, and zeros up to a whole block."""
+        yield member.header[skip:]
+        at = min(max(0, skip - len(member.header)), member.size)
+        while at < member.size:
+            piece = await asyncio.to_thread(os.pread, member.descriptor, min(member.size - at, READ_BYTES), at)
+            if not piece:
+                raise OSError(f"a file of {self.name} has become shorter while it was sent")
+            at += len(piece)
+            yield piece
+        yield b"\0" * max(0, -member.size % BLOCK - max(0, skip - len(member.header) - member.size))
 
     def close(self) -> None:
         """Close the files; the response calls it, sent to the end or not."""
@@ -144,7 +156,7 @@ def open_archive(run: Run, checkpoint_id: int, user: User) -> Archive:
     name = _ODD.sub("_", folder_name(row))
     with ExitStack() as files:
         members = [_member(name, *file, row) for file in open_files(row, files)]
-        return Archive(f"run-{run.pk}-{name}.tar", members, files.pop_all())
+        return Archive(f"run-{run.pk}-{name}.tar", row.manifest_sha256, members, files.pop_all())
 
 
 def open_files(row: Checkpoint, files: ExitStack) -> list[tuple[str, int, int]]:

@@ -1,0 +1,117 @@
+"""The client for code that waits for each answer. Its asynchronous twin is `aio.AsyncClient`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from oppo_client import operations, submitting
+from oppo_client.comparison import Comparison
+from oppo_client.config import load_config
+from oppo_client.facts import RunFacts
+from oppo_client.flow import Feed, Flow, asked, get
+from oppo_client.retrying import Retries
+from oppo_client.run import Run
+from oppo_client.transport import Transport
+from oppo_client.version import AGENT
+
+T = TypeVar("T")
+
+
+class Client:
+    """OPPO Platform, over its API. Nothing is cached, and nothing is asked before the first call.
+
+    Args:
+        url, token: else `$OPPO_URL` and `$OPPO_TOKEN`, else the configuration file (`config`).
+        retries: how often, and after how long, a request is sent again.
+
+    Raises `ConfigError` when no address or token is known; calls raise `Unreachable` when nothing answers, and `ApiError`s.
+    """
+
+    def __init__(self, url: str | None = None, token: str | None = None, *, retries: Retries | None = None) -> None:
+        config = load_config(url, token)
+        self.url = config.url
+        self.retries = retries or Retries()
+        self._transport = Transport(config, AGENT)
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.url}>"
+
+    def perform(self, flow: Flow[T]) -> T:
+        """Drive a call to its end."""
+        return self._transport.perform(flow)
+
+    def iterate(self, feed: Feed[T]) -> Iterator[T]:
+        """Drive a listing; items are fetched as they are asked for."""
+        return self._transport.iterate(feed)
+
+    def me(self) -> dict[str, Any]:
+        """Who the token acts as, and what it may."""
+        return self.perform(asked(get("me"), self.retries))
+
+    def submit(
+        self,
+        spec: submitting.Source | None = None,
+        *,
+        yaml: str | None = None,
+        project: str | int | None = None,
+        overrides: submitting.Changes | None = None,
+    ) -> Run:
+        """Queue a run.
+
+        Args:
+            spec: the name of a YAML file, or the spec as a mapping. yaml: the spec as text.
+            project: name or number; by default the first one of the token's team.
+            overrides: other values at dotted paths: `{"overlap.overcommit.max": 8, "seed": 2}`.
+
+        Raises `Refused` with every complaint, field by field.
+        """
+        body = submitting.body_of(spec, yaml, project)
+        return Run(self, self.perform(submitting.submit(body, overrides, self.retries)))
+
+    def validate(
+        self,
+        spec: submitting.Source | None = None,
+        *,
+        yaml: str | None = None,
+        project: str | int | None = None,
+        overrides: submitting.Changes | None = None,
+    ) -> dict[str, Any]:
+        """What `submit` would say, without a run: `{"ok", "problems", "spec", "yaml"}`, defaults included when it is fine."""
+        return self.perform(submitting.validate(submitting.body_of(spec, yaml, project), overrides, self.retries))
+
+    def get(self, run_id: int) -> Run:
+        """A run by its number. Raises `NotFound`."""
+        return Run(self, self.perform(operations.show(run_id, self.retries)))
+
+    def runs(
+        self, filter: str = "", sort: str = "", *, project: str | int = "", state: str | Iterable[str] = ""
+    ) -> Iterator[Run]:
+        """Runs of your teams, newest first, page by page; `filter` and `sort` as on the page (docs/runs.md)."""
+        return (Run(self, told) for told in self.iterate(operations.runs(filter, sort, str(project), state, self.retries)))
+
+    def compare(
+        self,
+        runs: Iterable[RunFacts | int],
+        *,
+        keys: Iterable[str] = (),
+        x: str = "step",
+        target_reward: float | None = None,
+        baseline: RunFacts | int | None = None,
+        group: str = "",
+        max_points: int = 1000,
+    ) -> Comparison:
+        """Runs side by side, as the compare page has them (docs/comparing.md); `keys` default to the reward."""
+        asks = operations.compare(runs, keys, x, target_reward, baseline, group, max_points, self.retries)
+        return self.perform(asks)
+
+    def close(self) -> None:
+        """Close its connections; `with Client() as c:` does."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,35 @@
+"""Packages that the client uses when they are there: pandas for tables, plotly for figures, IPython for live output."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from oppo_client.errors import MissingPackage
+
+
+def optional(name: str) -> Any | None:
+    """The module, or None when its package is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.split(".")[0] == error.name.split(".")[0]:
+            return None
+        raise
+
+
+def needed(name: str, what: str) -> Any:
+    """The module. Raises `MissingPackage`."""
+    module = optional(name)
+    if module is None:
+        package = name.split(".")[0]
+        raise MissingPackage(f"{what} needs {package}, which is not installed: pip install {package}")
+    return module
+
+
+def in_notebook() -> bool:
+    """Whether cells of a notebook are running, which can show HTML. IPython is not imported for this: it would be there."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"

@@ -1,0 +1,43 @@
+"""Server-sent events, line by line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """One event: its kind, its text, and the id to come back with."""
+
+    kind: str
+    data: str
+    id: str = ""
+
+
+@dataclass(slots=True)
+class EventReader:
+    """Puts events together from lines without their ends. The `id` stays until another one is told, as the standard has it."""
+
+    last_id: str = ""
+    _kind: str = ""
+    _data: list[str] = field(default_factory=list)
+
+    def read(self, line: str) -> ServerEvent | None:
+        """The event that this line ends, if it does; a comment is one of the kind `comment`, as a sign of life."""
+        if not line:
+            return self._end()
+        if line.startswith(":"):
+            return ServerEvent("comment", "", self.last_id)
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "event":
+            self._kind = value
+        elif name == "data":
+            self._data.append(value)
+        elif name == "id" and "\0" not in value:
+            self.last_id = value
+        return None
+
+    def _end(self) -> ServerEvent | None:
+        kind, data, self._kind, self._data = self._kind, self._data, "", []
+        return ServerEvent(kind or "message", "\n".join(data), self.last_id) if data else None

@@ -1,0 +1,171 @@
+"""What a trained run tells a notebook: metrics, answers, log, events, timeline, comparison."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import plotly.graph_objects
+import pytest
+
+from oppo_client import MissingPackage, Refused, Table, UnknownMetric
+
+REWARD = "critic/score/mean"
+
+
+@pytest.fixture
+def trained(client, two_runs):
+    """(sequential, oppo), both trained for 60 steps."""
+    return [client.get(run_id) for run_id in two_runs]
+
+
+def test_metrics_are_columns_of_every_point(client, trained):
+    run = trained[1]
+    table = run.metrics([REWARD, "bubble/*"], x="wall_time", frame=False)
+    assert isinstance(table, Table)
+    assert list(table) == ["step", "wall_time", REWARD, "bubble/cpu:0", "bubble/cpu:1"]
+    assert table["step"] == list(range(1, 61))
+    assert all(earlier < later for earlier, later in zip(table["wall_time"], table["wall_time"][1:], strict=False))
+    assert table[REWARD][-1] == run.latest[REWARD]
+    assert run.metrics(REWARD, frame=False).keys() == {"step", REWARD}
+    assert len(table.rows) == 60
+    assert repr(table).splitlines()[0].split() == list(table)
+    assert "<table>" in table._repr_html_()
+
+
+def test_longer_series_come_window_by_window(trained, monkeypatch):
+    from oppo_client import series
+
+    whole = trained[1].metrics([REWARD, "oppo/overcommit"], frame=False)
+    monkeypatch.setattr(series, "WINDOW", 13)
+    assert trained[1].metrics([REWARD, "oppo/overcommit"], frame=False) == whole
+
+
+def test_thinned_series_have_their_extremes(trained):
+    whole = trained[1].metrics(REWARD, frame=False)
+    thin = trained[1].metrics(REWARD, max_points=8, frame=False)
+    assert list(thin) == ["step", REWARD, f"{REWARD} low", f"{REWARD} high"]
+    assert len(thin["step"]) <= 8
+    assert math.isclose(max(thin[f"{REWARD} high"]), max(whole[REWARD]), rel_tol=1e-4)
+
+
+def test_series_of_different_steps_share_a_table():
+    from oppo_client.series import joined
+
+    parts = {"a": {"step": [1, 2], "x": [1.0, 2.0], "y": [5.0, None]}, "b": {"step": [2, 3], "x": [2.0, None], "y": [6.0, 7.0]}}
+    table = joined(parts, "tokens")
+    assert table["step"] == [1, 2, 3]
+    assert [math.isnan(v) for v in table["a"]] == [False, True, True]
+    assert [math.isnan(v) for v in table["b"]] == [True, False, False]
+    assert math.isnan(table["tokens"][2])
+
+
+def test_unknown_metrics_and_axes_are_named(client, live, trained, spec):
+    with pytest.raises(UnknownMetric, match="Did you mean critic/score/mean"):
+        trained[1].metrics("critic/score/men")
+    with pytest.raises(UnknownMetric, match="nothing/"):
+        trained[1].metrics(["nothing/*"])
+    with pytest.raises(UnknownMetric, match="no metrics yet"):
+        client.submit(spec()).metrics(REWARD)
+    with pytest.raises(ValueError, match="wall_time"):
+        trained[1].metrics(REWARD, x="walltime")
+
+
+def test_answers_page_by_page(trained, monkeypatch):
+    from oppo_client import feeds
+
+    monkeypatch.setattr(feeds, "PAGE", 7)
+    found = list(trained[1].samples(sort="step"))
+    assert [sample.step for sample in found] == list(range(1, 61))
+    (one,) = trained[1].samples(step=30)
+    assert one == found[29]
+    assert one.response.endswith("onerror=window.pwned=1>")
+    assert "<script>" not in one._repr_html_()
+    assert "<img" not in one._repr_html_()
+    assert {sample.step % 2 for sample in trained[1].samples(q="harbour")} == {0}
+    deferred = next(trained[1].samples(min_age=1))
+    assert "deferred for" in deferred._repr_html_()
+    with pytest.raises(TypeError, match="min_score"):
+        trained[1].samples(minscore=3)
+    with pytest.raises(Refused):
+        list(trained[1].samples(sort="beauty"))
+
+
+def test_the_log_backwards_and_whole(trained, monkeypatch):
+    from oppo_client import feeds
+
+    monkeypatch.setattr(feeds, "LINES_A_CALL", 9)
+    whole = list(trained[1].logs(tail=None))
+    assert whole[0].text == "loading the actor"
+    assert len(whole) == 62
+    assert [line.id for line in whole] == sorted({line.id for line in whole})
+    assert list(trained[1].logs(tail=20)) == whole[-20:]
+    assert list(trained[1].logs(tail=0)) == []
+    assert list(trained[1].logs(follow=True, tail=5)) == whole[-5:]  # it has ended
+    assert [str(line) for line in trained[1].logs(q="no GPU", tail=None)] == ["warning: no GPU, training on 2 cores"]
+    with pytest.raises(ValueError, match="supervisor"):
+        trained[1].logs(stream="stdin")
+
+
+def test_the_timeline_is_the_platforms_figure(trained):
+    line = trained[1].timeline(steps=range(10, 12))
+    assert line.steps == [10, 11]
+    figure = line.figure()
+    assert isinstance(figure, plotly.graph_objects.Figure)
+    assert len(figure.data) > 0
+    assert {"device", "cause", "words"} <= line.worst.keys()
+    assert "steps 10 to 11" in repr(line)
+    assert "<table>" in line._repr_html_()
+    assert trained[1].timeline().steps[-1] == 60
+    with pytest.raises(ValueError, match="empty"):
+        trained[1].timeline(steps=range(3, 3))
+    assert '"traceEvents"' in trained[1].trace(range(10, 12))
+
+
+def test_plots(trained):
+    figure = trained[1].plot([REWARD, "objective/kl"], x="tokens")
+    assert [trace.name for trace in figure.data] == [REWARD, "objective/kl"]
+    assert len(figure.data[0].x) == 60
+    assert len(trained[1].plot(max_points=8).data) == 3  # a curve and its band
+
+
+def test_a_comparison_is_a_row_a_run(client, trained):
+    told = client.compare(trained[::-1], target_reward=1.0, baseline=trained[0])
+    table = told.table(frame=False)
+    assert table["run"] == [trained[1].id, trained[0].id]
+    assert told.baseline == trained[0].id
+    assert table["speedup"][1] == 1
+    assert table["speedup"][0] > 1
+    assert table["overlap.intra_step"] == ["per_chunk", "off"]
+    assert len(told.metrics(trained[0].id, frame=False)["step"]) == 60
+    assert [trace.name for trace in told.plot().data] == [f"{run.id} {run.name}" for run in trained[::-1]]
+    assert "target reward 1" in told._repr_html_()
+    assert "2 runs" in repr(told)
+
+
+def test_usage_saving_and_events(trained):
+    run = trained[1]
+    assert run.usage()["device_hours"] >= 0
+    assert run.saving()["steps"] > 0
+    assert {event["kind"] for event in run.events(["decision"])} == {"decision"}
+    assert next(run.events(["state"]))["new"] == "succeeded"
+
+
+def test_without_plotly_and_pandas_it_says_what_to_install(trained, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingPackage, match="pip install plotly"):
+        trained[1].plot()
+    with pytest.raises(MissingPackage, match="pip install plotly"):
+        trained[1].timeline().show()
+    with pytest.raises(MissingPackage, match="pip install pandas"):
+        trained[1].metrics(REWARD, frame=True)
+    assert isinstance(trained[1].metrics(REWARD), Table)
+
+
+def test_a_card_shows_progress_and_a_curve(client, trained):
+    shown = trained[1]._repr_html_()
+    assert "succeeded" in shown
+    assert "step 60 of 60" in shown
+    assert f'href="{client.url}/runs/{trained[1].id}"' in shown
