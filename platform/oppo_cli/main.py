@@ -14,6 +14,14 @@ COMMANDS = {
     "up": "oppo_cli.up:up",
     "demo": "oppo_cli.demo:demo",
     "train": "oppo_cli.train:train",
+    "login": "oppo_cli.client_commands:login",
+    "submit": "oppo_cli.client_commands:submit",
+    "runs": "oppo_cli.client_commands:runs",
+    "watch": "oppo_cli.client_commands:watch",
+    "logs": "oppo_cli.client_commands:logs",
+    "cancel": "oppo_cli.client_commands:cancel",
+    "compare": "oppo_cli.client_commands:compare",
+    "pull": "oppo_cli.client_commands:pull",
     "spec": "oppo_cli.spec_commands:spec",
     "trace": "oppo_cli.trace:trace",
     "export": "oppo_cli.export:export",
@@ -33,6 +41,8 @@ COMMANDS = {
     "worker": "oppo_cli.worker_commands:worker",
 }
 
+OURS = frozenset({"oppo_cli", "oppo_client", "oppo_contract", "oppo_platform", "oppo_core", "oppo_bench", "worker"})
+
 
 class LazyGroup(click.Group):
     """A group whose commands are named as module:attribute."""
@@ -50,9 +60,41 @@ class LazyGroup(click.Group):
         if cmd_name not in self._lazy:
             return None
         module, _, name = self._lazy[cmd_name].partition(":")
-        command = getattr(importlib.import_module(module), name)
+        try:
+            command = getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as missing:
+            return _without(cmd_name, missing)
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command. What it lacks is said in words: each extra installs what its own commands need."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as missing:
+            raise _lacking(missing) from missing
+
+
+def _without(name: str, missing: ModuleNotFoundError) -> click.Command:
+    """A command that is listed, and says what it lacks when it is used."""
+    lacking = _lacking(missing)
+
+    def refuse() -> None:
+        raise lacking
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, callback=refuse, short_help=f"(needs {missing.name})", context_settings=anything)
+
+
+def _lacking(missing: ModuleNotFoundError) -> click.ClickException:
+    """What to install. Raises the error itself when it is a module of ours that is missing."""
+    package = (missing.name or "").partition(".")[0]
+    if not package or package in OURS:
+        raise missing
+    return click.ClickException(
+        f"This command needs {package}, which is not installed here. The extras `client`, `worker`, `engine` and `platform`"
+        " install what their commands need: pip install 'oppo-platform[platform]'"
+    )
 
 
 def _version() -> str:

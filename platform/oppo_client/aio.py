@@ -90,6 +90,14 @@ class AsyncClient:
         async for told in self.iterate(operations.runs(filter, sort, str(project), state, self.retries)):
             yield AsyncRun(self, told)
 
+    async def queue(self, frame: bool | None = None) -> Any:
+        """Your waiting runs in their order; as `Client.queue`."""
+        return framed(await self.perform(operations.queue(self.retries)), frame)
+
+    async def cluster(self) -> list[dict[str, Any]]:
+        """The nodes and their devices, as `GET cluster` has them."""
+        return await self.perform(operations.items("cluster", self.retries))
+
     async def compare(
         self,
         runs: Iterable[RunFacts | int],
@@ -193,20 +201,25 @@ class AsyncRun(RunFacts):
         """The same as YAML."""
         return await self._client.perform(operations.text(f"runs/{self.id}/spec.yaml", self._client.retries))
 
+    async def changes(self) -> AsyncIterator[dict[str, Any]]:
+        """Its summary now and whenever it moves on, until it has ended; as `Run.changes`."""
+        async for told in self._client.iterate(changes([self.id], self._client.retries)):
+            self._take(told)
+            yield told
+
     async def wait(self, timeout: float | None = None, *, check: bool = False) -> AsyncRun:
         """Return when it has ended; as `Run.wait`."""
         async for told in self._client.iterate(changes([self.id], self._client.retries, within_s=timeout)):
             self._take(told)
         if check and self.state != "succeeded":
-            raise RunFailed(f"Run {self.id} has {self.state}: {self.reason}")
+            raise RunFailed(f"Run {self.id} ended as {self.state}: {self.reason}")
         return self
 
     async def watch(self, file: TextIO | None = None) -> AsyncRun:
         """Show its progress until it ends."""
         shown = view(file)
         try:
-            async for told in self._client.iterate(changes([self.id], self._client.retries)):
-                self._take(told)
+            async for _ in self.changes():
                 shown.show(self)
         finally:
             shown.end(self)

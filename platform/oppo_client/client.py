@@ -13,6 +13,7 @@ from oppo_client.facts import RunFacts
 from oppo_client.flow import Feed, Flow, asked, get
 from oppo_client.retrying import Retries
 from oppo_client.run import Run
+from oppo_client.tables import framed
 from oppo_client.transport import Transport
 from oppo_client.version import AGENT
 
@@ -90,6 +91,14 @@ class Client:
     ) -> Iterator[Run]:
         """Runs of your teams, newest first, page by page; `filter` and `sort` as on the page (docs/runs.md)."""
         return (Run(self, told) for told in self.iterate(operations.runs(filter, sort, str(project), state, self.retries)))
+
+    def queue(self, frame: bool | None = None) -> Any:
+        """Your waiting runs in their order: why they wait, what would start them sooner, and when they may start."""
+        return framed(self.perform(operations.queue(self.retries)), frame)
+
+    def cluster(self) -> list[dict[str, Any]]:
+        """The nodes and their devices, as `GET cluster` has them."""
+        return self.perform(operations.items("cluster", self.retries))
 
     def compare(
         self,

@@ -13,6 +13,7 @@ from oppo_client.flow import Feed, Flow, asked, call, delete, get, post
 from oppo_client.records import LogLine, Sample, sample_of
 from oppo_client.retrying import Retries
 from oppo_client.series import AXES
+from oppo_client.tables import Table
 from oppo_client.timeline import Timeline
 
 SAMPLE_FILTERS = frozenset(
@@ -76,6 +77,14 @@ def text(path: str, retries: Retries, **params: Any) -> Flow[str]:
     """A reply as text."""
     reply = yield from call(get(path, **params), retries)
     return reply.content.decode("utf-8", "replace")
+
+
+def queue(retries: Retries) -> Flow[Table]:
+    """Your waiting runs, a row each, in their order: why they wait, and what would start them sooner."""
+    found = yield from items("queue", retries)
+    names = ("place", "code", "text", "sooner", "estimated_start", "priority")
+    columns = {"run": [item["run"]["id"] for item in found], "name": [item["run"]["name"] for item in found]}
+    return Table({**columns, **{name: [item[name] for item in found] for name in names}})
 
 
 def timeline(run_id: int, steps: range | Iterable[int] | None, theme: str, retries: Retries) -> Flow[Timeline]:

@@ -104,20 +104,25 @@ class Run(RunFacts):
         """The same as YAML, which `Client.submit(yaml=…)` takes."""
         return self._client.perform(operations.text(f"runs/{self.id}/spec.yaml", self._client.retries))
 
+    def changes(self) -> Iterator[dict[str, Any]]:
+        """Its summary now and whenever it moves on, until it has ended; this object goes along."""
+        for told in self._client.iterate(changes([self.id], self._client.retries)):
+            self._take(told)
+            yield told
+
     def wait(self, timeout: float | None = None, *, check: bool = False) -> Run:
         """Return when it has ended. Raises `WaitTimeout` after so many seconds, with `check` `RunFailed` unless it succeeded."""
         for told in self._client.iterate(changes([self.id], self._client.retries, within_s=timeout)):
             self._take(told)
         if check and self.state != "succeeded":
-            raise RunFailed(f"Run {self.id} has {self.state}: {self.reason}")
+            raise RunFailed(f"Run {self.id} ended as {self.state}: {self.reason}")
         return self
 
     def watch(self, file: TextIO | None = None) -> Run:
         """Show its progress until it ends. In a notebook, stopping the cell stops watching, not the run."""
         shown = view(file)
         try:
-            for told in self._client.iterate(changes([self.id], self._client.retries)):
-                self._take(told)
+            for _ in self.changes():
                 shown.show(self)
         except KeyboardInterrupt:
             if not extras.in_notebook():

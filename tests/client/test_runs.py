@@ -102,6 +102,16 @@ def test_a_run_is_steered(client, spec):
     assert "cancelled" in [event["new"] for event in run.events(["state"])]
 
 
+def test_what_waits_says_why(client, live, spec):
+    first, second = client.submit(spec("first")), client.submit(spec("second"))
+    live.start(first.id)  # and the scheduler has planned
+    table = client.queue(frame=False)
+    assert table["run"] == [second.id]
+    assert table["text"][0]
+    (node,) = client.cluster()
+    assert [device["run"]["id"] for device in node["devices"]] == [first.id]
+
+
 def test_a_fork_has_the_same_spec_and_what_is_changed(client, live, spec):
     run = client.submit(spec("mother", seed=3))
     fork = run.fork({"seed": 4, "ppo.batch_size": 32})

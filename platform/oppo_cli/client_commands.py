@@ -1,0 +1,228 @@
+"""The platform from a terminal or a script, over the notebook client (docs/client.md): `oppo login`, `submit`, `runs`, …"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from oppo_cli.home import Failure, Refusal
+
+if TYPE_CHECKING:
+    from oppo_client import Client, Run
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+HERE = "http://127.0.0.1:8000"
+as_json = click.option("--json", "as_json", is_flag=True, help="JSON for scripts instead of text for people.")
+
+
+@contextmanager
+def _platform() -> Iterator[Client]:
+    """The configured platform; its errors become exit statuses: 2 when it refuses, 1 when it fails or is not there."""
+    from oppo_client import ApiError, Client, ConfigError, NoCheckpoint, OppoError, ServerFault, TooManyRequests
+
+    try:
+        with Client() as client:
+            yield client
+    except (ServerFault, TooManyRequests) as error:
+        raise Failure(_plain(str(error))) from error
+    except (ApiError, ConfigError, NoCheckpoint) as error:
+        raise Refusal(_plain(str(error))) from error
+    except (OppoError, OSError) as error:
+        raise Failure(_plain(str(error))) from error
+
+
+def _connected(command: F) -> F:
+    """Decorates a command that takes a client first."""
+
+    @wraps(command)
+    def run(**options: Any) -> Any:
+        with _platform() as client:
+            return command(client, **options)
+
+    return run  # type: ignore[return-value]
+
+
+@click.command()
+@click.argument("url", required=False)
+def login(url: str | None) -> None:
+    """Keep the address of a platform and a token for it, for this user alone (~/.config/oppo/config.toml, mode 0600).
+
+    The token is asked for, or read from standard input, so that it stands in no history. You make one on your team's page.
+    """
+    import os
+
+    from oppo_client import Client, Config, OppoError, config_path, save_config
+    from oppo_client.config import checked_token, checked_url
+
+    try:
+        address = checked_url(url or os.environ.get("OPPO_URL") or HERE, config_path())
+        asked = sys.stdin.isatty()
+        token = click.prompt(f"Token for {address}", hide_input=True) if asked else sys.stdin.readline()
+        config = Config(address, checked_token(token.strip(), config_path()))
+        with Client(config.url, config.token) as client:
+            me = client.me()
+        place = save_config(config)
+    except OppoError as error:
+        raise Refusal(str(error)) from error
+    teams = ", ".join(f"{team['name']} ({team['role']})" for team in me["teams"]) or "no team"
+    click.echo(f"You are {me['user']} in {teams}. Kept in {place}.")
+
+
+@click.command()
+@click.argument("spec", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--project", help="Name or number; by default the first one of the token's team.")
+@click.option("--set", "changes", multiple=True, metavar="PATH=VALUE", help="Another value, e.g. overlap.overcommit.max=8.")
+@click.option("--watch", "follow", is_flag=True, help="Show its progress; exit 1 unless it succeeds.")
+@as_json
+@_connected
+def submit(client: Client, spec: Path, project: str | None, changes: tuple[str, ...], follow: bool, as_json: bool) -> None:
+    """Queue a run from the YAML file SPEC. Prints its number and address."""
+    run = client.submit(spec, project=project, overrides=dict(map(_change, changes)))
+    if as_json and not follow:
+        click.echo(json.dumps(run.summary))
+    elif not as_json:
+        click.echo(f"run {run.id} is {run.state}: {run.url}")
+    if follow:
+        _watch(run, as_json)
+
+
+def _change(text: str) -> tuple[str, Any]:
+    """`path=value`; the value is JSON if it can be read as such, and text otherwise. Raises `BadParameter`."""
+    path, found, value = text.partition("=")
+    if not found or not path:
+        raise click.BadParameter(f"{text!r} is not PATH=VALUE", param_hint="--set")
+    try:
+        return path, json.loads(value)
+    except ValueError:
+        return path, value
+
+
+@click.command()
+@click.argument("filter", required=False, default="")
+@click.option("--sort", default="", help="A column; with - before it downwards, e.g. -reward.")
+@click.option("--project", default="", help="Name or number.")
+@click.option("--state", "states", multiple=True, help="Only these. Repeatable.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@as_json
+@_connected
+def runs(client: Client, filter: str, sort: str, project: str, states: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """List runs, newest first, that match a FILTER such as 'state:running reward>0.5' (docs/runs.md)."""
+    found = list(islice(client.runs(filter, sort, project=project, state=states), limit))
+    if as_json:
+        click.echo(json.dumps([run.summary for run in found]))
+        return
+    from oppo_client import Table
+    from oppo_client.facts import REWARD
+
+    columns: dict[str, Callable[[Run], Any]] = {
+        "run": lambda run: run.id,
+        "name": lambda run: run.name,
+        "state": lambda run: run.state,
+        "step": lambda run: f"{run.step}/{run.total_steps}",
+        "reward": lambda run: run.latest.get(REWARD),
+        "bubble": lambda run: run.summary.get("bubble"),
+        "project": lambda run: run.project,
+        "user": lambda run: run.summary["user"],
+    }
+    click.echo(repr(Table({name: [of(run) for run in found] for name, of in columns.items()})) if found else "no runs")
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN", type=int)
+@as_json
+@_connected
+def watch(client: Client, run_id: int, as_json: bool) -> None:
+    """Show the progress of RUN until it ends. With --json a summary a line. Exit 1 unless it succeeds."""
+    _watch(client.get(run_id), as_json)
+
+
+def _watch(run: Run, as_json: bool) -> None:
+    if as_json:
+        for told in run.changes():
+            click.echo(json.dumps(told))
+    else:
+        run.watch()
+    if run.state != "succeeded":
+        raise Failure(_plain(f"Run {run.id} ended as {run.state}: {run.reason}"))
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN", type=int)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option("-n", "--lines", type=click.IntRange(0), default=1000, show_default=True, help="So many of the last lines.")
+@click.option("--all", "whole", is_flag=True, help="All lines.")
+@click.option("--stream", type=click.Choice(["stdout", "stderr", "supervisor"]), help="Only this one.")
+@click.option("--search", default="", help="Only lines with each of these words.")
+@as_json
+@_connected
+def logs(client: Client, run_id: int, lines: int, whole: bool, search: str, as_json: bool, **wanted: Any) -> None:
+    """Print the log of RUN. With --json an object a line."""
+    on_terminal = sys.stdout.isatty()
+    for line in client.get(run_id).logs(tail=None if whole else lines, q=search, **wanted):
+        if as_json:
+            told = {"id": line.id, "attempt": line.attempt, "stream": line.stream, "text": line.text}
+            click.echo(json.dumps({**told, "time": line.time.isoformat()}))
+        else:
+            click.echo(_plain(line.text) if on_terminal else line.text)
+
+
+@click.command()
+@click.argument("run_ids", metavar="RUN…", type=int, nargs=-1, required=True)
+@as_json
+@_connected
+def cancel(client: Client, run_ids: tuple[int, ...], as_json: bool) -> None:
+    """Cancel runs. One that has ended stays as it is."""
+    cancelled = [client.get(run_id).cancel() for run_id in run_ids]
+    if as_json:
+        click.echo(json.dumps([run.summary for run in cancelled]))
+        return
+    for run in cancelled:
+        click.echo(run.line())
+
+
+@click.command()
+@click.argument("run_ids", metavar="RUN…", type=int, nargs=-1, required=True)
+@click.option("--target", type=float, help="The reward to reach; by default the first budget.target_reward.")
+@click.option("--baseline", type=int, help="One of the runs; by default the pinned one, or else the first.")
+@as_json
+@_connected
+def compare(client: Client, run_ids: tuple[int, ...], target: float | None, baseline: int | None, as_json: bool) -> None:
+    """Compare runs: time to a target reward, speed-up, bubbles, and the settings that differ (docs/comparing.md)."""
+    told = client.compare(run_ids, target_reward=target, baseline=baseline, max_points=8)
+    if as_json:
+        click.echo(json.dumps({name: value for name, value in told.told.items() if name not in ("series", "counted")}))
+        return
+    table = told.table(frame=False)
+    # A row a figure: runs are few, and figures would not fit side by side.
+    heads = [str(run) for run in table["run"]]
+    rows = {name: values for name, values in table.items() if name != "run" and any(v not in (None, "") for v in values)}
+    columns = {head: [values[i] for values in rows.values()] for i, head in enumerate(heads)}
+    click.echo(repr(type(table)({"run": list(rows), **columns})))
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN", type=int)
+@click.option("--checkpoint", default="latest", show_default=True, help="A step or a name.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path(), help="Where its folder goes.")
+@as_json
+@_connected
+def pull(client: Client, run_id: int, checkpoint: str, out: Path, as_json: bool) -> None:
+    """Download a checkpoint of RUN, checked against its manifest. Goes on where an earlier call broke off."""
+    which = int(checkpoint) if checkpoint.isdecimal() else checkpoint
+    found = client.get(run_id).checkpoint(which)
+    folder = found.download(out)
+    click.echo(json.dumps({**found.told, "folder": str(folder)}) if as_json else str(folder))
+
+
+def _plain(text: str) -> str:
+    """Without control characters, which would move a terminal's cursor; lines and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
