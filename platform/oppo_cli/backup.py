@@ -140,9 +140,15 @@ def _report(done: Any, nothing_since: bool) -> list[str]:
         lines.append(f"Brought up to date: {', '.join(done.migrated)}.")
     lines += done.keys
     lines += [f"CANNOT BE OPENED with the keys here, set it again: {what}" for what in done.sealed_for_ever]
-    lines += [f"MISSING checkpoint: {what}" for what in done.missing]
-    if done.elsewhere:
-        lines.append(f"{done.elsewhere} checkpoints lie where this machine cannot look: on nodes' own disks, or another store.")
+    lines += [f"MISSING checkpoint: {what}" for what in done.missing.lost]
+    if done.missing.gone_before:
+        lines.append(
+            f"{done.missing.gone_before} checkpoints had been deleted before the backup: runs keep their newest and best."
+        )
+    if done.missing.elsewhere:
+        lines.append(
+            f"{done.missing.elsewhere} checkpoints lie where this machine cannot look: on nodes' own disks, or another store."
+        )
     if not nothing_since:
         lines.append(
             f"{done.attempts_ended} attempts were running then; they are ended, and their runs wait with their checkpoints."

@@ -23,6 +23,7 @@ from oppo_platform.accounts.models import AuditEntry, LoginLink
 from oppo_platform.accounts.services import create_login_link
 from oppo_platform.accounts.team_secrets import secret_names_of, set_secret
 from oppo_platform.backup import BackupError, BackupRefused
+from oppo_platform.backup.aftermath import Missing
 from oppo_platform.backup.archive import new_archive, open_archive
 from oppo_platform.backup.checkpoint_files import contained
 from oppo_platform.backup.databases import server_of
@@ -311,10 +312,13 @@ def test_checkpoints_are_there_or_listed_as_missing(busy, backups: Backups) -> N
     file = backups.made().file
     (second / "manifest.json").unlink()
     lost = f"run {run.pk} demo, step 4: {second.as_uri()} (its next attempt would begin here)"
-    assert backups.restored(file).missing == [lost]
+    assert backups.restored(file).missing == Missing([lost], 0, 0)
     first.parent.parent.rename(backups.folder / "moved")  # the run's whole folder: here it was, so it is not elsewhere
     done = backups.restored(file, replace=True)
-    assert (len(done.missing), done.missing[1], done.elsewhere) == (2, lost, 0)
+    assert (len(done.missing.lost), done.missing.lost[1], done.missing.elsewhere) == (2, lost, 0)
+    first.parent.mkdir(parents=True)
+    done = backups.restored(backups.made().file, replace=True)  # they are gone when it is made: one of them is still waited for
+    assert done.missing == Missing([lost], 1, 0)
 
 
 def test_files_of_checkpoints_come_back_whole(busy, backups: Backups) -> None:
@@ -328,7 +332,7 @@ def test_files_of_checkpoints_come_back_whole(busy, backups: Backups) -> None:
     save_again.rename(second)
     (second / "state.json").write_bytes(b"{}")
     done = backups.restored(made.file)
-    assert (done.checkpoints_put_back, done.missing) == (1, [])
+    assert (done.checkpoints_put_back, done.missing) == (1, Missing([], 0, 0))
     for folder in (first, second):
         assert {name: (folder / name).read_bytes() for name in FILES} == FILES
     assert sorted(path.name for path in first.parent.iterdir()) == [first.name, second.name]
@@ -355,7 +359,7 @@ def test_no_name_in_a_backup_leads_out_of_its_checkpoint(busy, backups: Backups)
         odd.seal(archive.manifest)
     done = backups.restored(evil)
     assert done.checkpoints_put_back == 0
-    assert len(done.missing) == 1
+    assert len(done.missing.lost) == 1
     assert any("is no file of a checkpoint" in line for line in backups.told)
     assert not [found for found in backups.folder.rglob("*") if "escaped" in found.name]
     assert not folder.exists()

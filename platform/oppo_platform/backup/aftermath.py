@@ -14,6 +14,7 @@ Where nothing has happened since the backup (a move, an upgrade) none of it is n
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
 import psycopg
@@ -83,22 +84,33 @@ def _quoted(schema: str, name: str) -> str:
     return sql.Identifier(schema, name).as_string(None)
 
 
-def missing_checkpoints(were_here: set[int]) -> tuple[list[str], int]:
-    """(those registered whose files are gone, in words; how many lie where this machine cannot look).
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Registered checkpoints that are not here: those lost since the backup in words, and how many others, by why."""
+
+    lost: list[str]
+    gone_before: int  # an engine keeps its newest and best, so most of a long run's are
+    elsewhere: int  # where this machine cannot look
+
+
+def missing_checkpoints(were_here: set[int]) -> Missing:
+    """Look for every registered checkpoint.
 
     Args:
         were_here: ids of those whose files this machine could read when the backup was made.
     """
     rows = Checkpoint.objects.select_related("run").order_by("run_id", "step", "pk")
-    places = [(row, where(row)) for row in rows.iterator()]
+    away = [(row, place) for row in rows.iterator() if (place := where(row)) != "here"]
     next_ones = {saved.pk for run in Run.objects.exclude(state__in=ENDED) if (saved := latest_checkpoint(run)) is not None}
-    missing = [
+    wanted = {row.pk for row, place in away if place == "deleted" and row.pk in next_ones}
+    lost = [row for row, _ in away if row.pk in were_here | wanted]
+    others = [place for row, place in away if row.pk not in were_here | wanted]
+    words = [
         f"run {row.run_id} {row.run.name}, step {row.step}: {row.url}"
-        + (" (its next attempt would begin here)" * (row.pk in next_ones))
-        for row, place in places
-        if place == "deleted" or (place == "elsewhere" and row.pk in were_here)
+        + " (its next attempt would begin here)" * (row.pk in next_ones)
+        for row in lost
     ]
-    return missing, sum(place == "elsewhere" and row.pk not in were_here for row, place in places)
+    return Missing(words, others.count("deleted"), others.count("elsewhere"))
 
 
 def sealed_for_ever() -> list[str]:

@@ -68,7 +68,9 @@ def make(url: str, wanted: Path, tell: Tell, *, with_keys: bool = False, with_ch
         BackupRefused: it cannot be made like this. BackupError: it went wrong; nothing is left of it.
     """
     with held(url) as snapshot:
-        tool = programs.program("pg_dump", int(snapshot.server_version.split(".")[0]))
+        tool = programs.program("pg_dump", major := int(snapshot.server_version.split(".")[0]))
+        if not programs.fills(tool, major):
+            tell(f"NOTE: with pg_dump {tool.version} it can be restored to PostgreSQL {programs.LEAST_FOR_NEW} and later only.")
         file = place_for(wanted, snapshot.at)
         with new_archive(file) as archive:
             tell(f"Database of {snapshot.bytes:,} bytes, with pg_dump {tool.version} …")

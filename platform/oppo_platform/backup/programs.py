@@ -21,6 +21,7 @@ from oppo_platform.backup import BackupError, BackupRefused
 
 READ_BYTES = 1024 * 1024
 WORDS_SHOWN = 2000
+LEAST_FOR_NEW = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class Program:
     def major(self) -> int:
         """18 of 18.6."""
         return int(self.version.split(".")[0])
+
+
+def fills(tool: Program, server_major: int) -> bool:
+    """Whether a server understands what this program writes: since 17 it begins with a setting that older ones do not have."""
+    return server_major >= LEAST_FOR_NEW or tool.major < LEAST_FOR_NEW
 
 
 def program(name: str, server_major: int, at_least: int = 0) -> Program:

@@ -32,8 +32,7 @@ class Restored:
     attempts_ended: int = 0
     migrated: list[str] = field(default_factory=list)
     checkpoints_put_back: int = 0
-    missing: list[str] = field(default_factory=list)
-    elsewhere: int = 0
+    missing: aftermath.Missing = field(default_factory=lambda: aftermath.Missing([], 0, 0))
     keys: list[str] = field(default_factory=list)
     sealed_for_ever: list[str] = field(default_factory=list)
 
@@ -97,7 +96,7 @@ def restore(
             _settle(archive, server.url_of(name), made_at, what, nothing_since, done)
             done.checkpoints_put_back = checkpoint_files.put_back(archive, listed, tell)
             was_here = {entry["id"] for entry in listed if entry["files"] == "here"}
-            done.missing, done.elsewhere = aftermath.missing_checkpoints(was_here)
+            done.missing = aftermath.missing_checkpoints(was_here)
         finally:
             point_django(server.name)
         done.kept = server.swap(name, stamp)
@@ -112,7 +111,13 @@ def _loader(manifest: dict[str, Any], server: Server) -> programs.Program:
         raise BackupRefused(
             f"The backup is of PostgreSQL {made}, and this server is {server.major}: it needs that major version or a later one."
         )
-    return programs.program("pg_restore", server.major, at_least=wrote)
+    tool = programs.program("pg_restore", server.major, at_least=wrote)
+    if not programs.fills(tool, server.major):
+        raise BackupRefused(
+            f"pg_restore {tool.version} cannot fill a server of PostgreSQL {server.major}. Take one of {programs.LEAST_FOR_NEW} "
+            f"or later; or install PostgreSQL's client programs, version {server.major}, and make the backup anew with them."
+        )
+    return tool
 
 
 def _fill(archive: Archive, url: str, tool: programs.Program, tell: Tell) -> None:
