@@ -43,6 +43,8 @@ COMMANDS = {
 
 OURS = frozenset({"oppo_cli", "oppo_client", "oppo_contract", "oppo_platform", "oppo_core", "oppo_bench", "worker"})
 
+OF_THE_ENGINE = frozenset({"torch", "transformers", "tokenizers", "safetensors", "peft"})
+
 
 class LazyGroup(click.Group):
     """A group whose commands are named as module:attribute."""
@@ -91,9 +93,10 @@ def _lacking(missing: ModuleNotFoundError) -> click.ClickException:
     package = (missing.name or "").partition(".")[0]
     if not package or package in OURS:
         raise missing
+    extra = "engine" if package in OF_THE_ENGINE else "platform"
     return click.ClickException(
         f"This command needs {package}, which is not installed here. The extras `client`, `worker`, `engine` and `platform`"
-        " install what their commands need: pip install 'oppo-platform[platform]'"
+        f" install what their commands need: pip install 'oppo-platform[{extra}]'"
     )
 
 

@@ -59,7 +59,8 @@ class Paper(io.StringIO):
 
 
 @pytest.mark.parametrize("tty", [True, False])
-def test_watching_follows_a_run_to_its_end(client, live, spec, tty):
+def test_watching_follows_a_run_to_its_end_by_the_stream(client, live, spec, tty, monkeypatch):
+    monkeypatch.setattr(feeds, "POLLS_EVERY_S", 1000.0)  # who asks again comes too late
     run = client.submit(spec("watched", steps=6))
     paper = Paper(tty)
     watching = Beside(lambda: run.watch(paper))

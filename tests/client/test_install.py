@@ -68,15 +68,19 @@ def test_the_extra_is_one_http_library() -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an empty environment into which `.[client]` was installed twice: the first time fills pip's cache."""
-    for name in ("first", "second"):
+    """The interpreter of an empty environment into which `.[client]` was installed: the first one fills pip's cache.
+
+    Of two others the quicker one counts, because the machine may be busy.
+    """
+    took_s = []
+    for name in ("cold", "warm", "again"):
         folder = tmp_path_factory.mktemp(name) / "venv"
         venv.create(folder, with_pip=True)
         began = time.monotonic()
         done = pip(folder / "bin" / "python", f"{ROOT}[client]")
-        took_s = time.monotonic() - began
+        took_s.append(time.monotonic() - began)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert took_s < INSTALLED_WITHIN_S, f"{took_s:.1f} s"
+    assert min(took_s[1:]) < INSTALLED_WITHIN_S, took_s
     return folder / "bin" / "python"
 
 
@@ -102,6 +106,7 @@ def test_in_an_empty_environment_it_comes_without_platform_and_engine(alone: Pat
     assert "submit" in helped
     done = python("import oppo_client; print(oppo_client.__file__)", str(alone), "-P")
     assert str(alone.parents[1]) in done.stdout, done.stderr
+    assert Path(done.stdout.strip()).with_name("py.typed").exists()  # whoever checks types sees the client's
     missing = python("from oppo_client.extras import needed; needed('pandas', 'x')", str(alone), "-P")
     assert "pip install pandas" in missing.stderr
 

@@ -56,6 +56,13 @@ KEY = {
     "description": "A random word: the deed happens once, however often the request is sent within a day. With a token.",
 }  # fmt: skip
 
+RANGES = [
+    {"in": "header", "name": "Range", "required": False, "schema": {"type": "string", "pattern": "^bytes=[0-9]+-$"},
+     "description": "The rest from a byte on: to go on with what broke off."},
+    {"in": "header", "name": "If-Range", "required": False, "schema": {"type": "string"},
+     "description": "The `ETag` of what broke off: all of it comes when it is not the same any more."},
+]  # fmt: skip
+
 
 class DescribedAPI(NinjaAPI):
     """A `NinjaAPI` whose document says what each operation answers."""
@@ -131,6 +138,10 @@ def _complete(described: dict[str, Any], operation: Operation, schemas: dict[str
         described["responses"][status] = {"description": SAYS[status], "content": PROBLEM}
     if operation.methods[0] not in SAFE:
         described.setdefault("parameters", []).append(KEY)
+    if function == "download":
+        described.setdefault("parameters", []).extend(RANGES)
+        described["responses"][206] = {**well, "description": "The rest from that byte on."}
+        described["responses"][416] = {"description": "It has no such byte: there is no rest.", "content": PROBLEM}
     if "body" in example and "requestBody" in described:
         described["requestBody"]["content"]["application/json"]["example"] = example["body"]
     described["tags"] = [operation.path.split("/")[0]]
