@@ -20,6 +20,7 @@ from oppo_core.trackers.order import order_of
 from oppo_core.trackers.records import answers_of, step_of
 
 MOST_AT_ONCE = 100
+GATHER_S = 1.0  # a call for several steps costs little more than one for a single step
 LOOK_EVERY_S = 0.5
 ORPHANS_LIVE_S = 5.0
 NICER = 5  # than the engine, whose cores it shares
@@ -45,11 +46,12 @@ class Inbox:
         return self._waiting.get()
 
     def batch(self) -> list[Message]:
-        """The next message, once there is one, and those that are there already; `end` is the last of its batch."""
+        """The next message, once there is one, and those that come within a second of it; `end` is the last of its batch."""
         messages = [self.next()]
+        until = time.monotonic() + GATHER_S
         with contextlib.suppress(queue.Empty):
             while messages[-1]["kind"] != "end" and len(messages) < MOST_AT_ONCE:
-                messages.append(self._waiting.get_nowait())
+                messages.append(self._waiting.get(timeout=max(0.0, until - time.monotonic())))
         return messages
 
 

@@ -19,7 +19,7 @@ class Trackers:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._feeds: list[Feed] = []
+        self.feeds: list[Feed] = []
         self._every = 0
         self._flush_s = 0.0
 
@@ -30,10 +30,10 @@ class Trackers:
         plain = spec.model_dump(mode="json", exclude=set(PLATFORM_SECTIONS))
         for name, section in settings.chosen.items():
             try:
-                self._feeds.append(Feed(Order(name, section.model_dump(), plain, str(out.absolute()))))
+                self.feeds.append(Feed(Order(name, section.model_dump(), plain, str(out.absolute()))))
             except OSError as error:
                 self._log([f"{TITLES[name]} cannot be started ({error}): nothing is told to it. Training goes on."])
-        if self._feeds:
+        if self.feeds:
             self._journal.hear = self.hear
 
     def hear(self, kind: str, payload: dict[str, Any], line: str) -> None:
@@ -41,20 +41,20 @@ class Trackers:
         if kind == "samples" and not (self._every and payload["step"] % self._every == 0):
             return
         if kind in ("started", "step", "samples"):
-            for feed in self._feeds:
+            for feed in self.feeds:
                 feed.put(kind, line)
         if kind == "step":
-            self._log([said for feed in self._feeds for said in feed.news()])
+            self._log([said for feed in self.feeds for said in feed.news()])
 
     def close(self, outcome: str) -> None:
         """The run ends or is paused: give them time to take what waits, the same to all, and tell what was lost."""
         until = time.monotonic() + (min(self._flush_s, WHEN_STOPPED_S) if outcome == "stopped" else self._flush_s)
-        said = [word for feed in self._feeds for word in feed.news()]
-        for feed in self._feeds:
+        said = [word for feed in self.feeds for word in feed.news()]
+        for feed in self.feeds:
             feed.end(outcome)
-        for feed in self._feeds:
+        for feed in self.feeds:
             said += feed.wait(until)
-        self._feeds = []
+        self.feeds = []
         self._log(said)
 
     def _log(self, lines: list[str]) -> None:

@@ -13,10 +13,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
 
+from oppo_core import command
 from oppo_core.journal import Journal
 from oppo_core.trackers import allowed, telling
 from oppo_core.trackers.allowed import HOSTS_VARIABLE, complaints_about_trackers
@@ -138,6 +140,28 @@ def test_a_run_that_goes_on_where_it_ended_says_nothing_twice(world: Any, tmp_pa
     if "mlflow" in reader.section:  # it keeps both values of what was told twice, the newer one last
         points = {key: list(dict(found).items()) for key, found in points.items()}
     check_same(points, told_by(events), reader.exact)
+
+
+def test_a_run_that_is_asked_to_stop_has_told_every_step(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what resumes it goes on there, without a step too many."""
+    reader = TensorBoardReader()
+    monkeypatch.setattr(telling, "WHEN_STOPPED_S", PATIENT)
+    tree = world.tree(FAST, told(reader.section), {"steps": 4})
+
+    class Stopping(telling.Trackers):
+        def hear(self, kind: str, payload: dict[str, Any], line: str) -> None:
+            super().hear(kind, payload, line)
+            if kind == "step" and payload["step"] == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with mock.patch.object(command, "Trackers", Stopping):
+        status, events = world.main(tree, tmp_path)
+    assert (status, events[-1].outcome) == (0, "stopped")
+    check_same(reader.points(tmp_path), told_by(events), reader.exact)
+    last = sorted((tmp_path / "checkpoints").iterdir())[-1]
+    status, events = world.main(tree, tmp_path, "--resume-from", last)
+    assert (status, events[-1].outcome, log_of(events)) == (0, "succeeded", [])
+    check_same(reader.points(tmp_path), told_by(events), reader.exact)
 
 
 def test_what_is_not_finite_is_kept_as_far_as_the_tracker_can(tmp_path: Path, reader: Reader) -> None:

@@ -135,7 +135,7 @@ class WandbReader:
         points: Points = defaultdict(list)
         for step, row in self._ask(out)["rows"]:
             for key, value in row.items():
-                if isinstance(value, int | float | str) and not key.startswith("_"):
+                if not key.startswith(("_", "samples.", "held_out.")):  # its own, and tables
                     points[key].append((step, float(value)))
         return points
 

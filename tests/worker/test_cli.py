@@ -98,6 +98,7 @@ def test_train_runs_the_engine_alone_and_resumes(tmp_path: Path) -> None:
     again = oppo("train", str(spec), "--out", str(out), "--root", str(tmp_path), "--resume-from", str(checkpoint))
     assert again.exit_code == 0, again.output
     assert "Succeeded at step 8" in again.output
+    assert "steps: 6 → 8" in again.output  # the run's log
 
 
 def test_train_tells_what_the_engine_could_not_do(tmp_path: Path) -> None:
