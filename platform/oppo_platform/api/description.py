@@ -40,6 +40,7 @@ OPERATION_IDS = {
     "queue": "show_queue", "cluster": "show_cluster", "quotas": "list_quotas",
     "audit_log": "list_audit_entries", "revoke": "revoke_token",
 }  # fmt: skip
+OWNERS_READ = ("audit_log", "list_webhooks")
 SAYS = {
     401: "No login, or a token that is not valid (any more).",
     403: "Your role, or the token's scope, does not allow it.",
@@ -126,7 +127,7 @@ def _complete(described: dict[str, Any], operation: Operation, schemas: dict[str
     content: dict[str, Any] = {}
     if function in FILES:
         media = FILES[function]
-        content = {"schema": {"type": "object" if media.endswith("json") else "string"}}
+        content = {"schema": {"type": "object" if media.endswith(("json", "yaml")) else "string"}}
     elif (kind := reply_type(operation)) is not None:
         media, schema = "application/json", TypeAdapter(kind).json_schema(mode="serialization", ref_template=REFERENCE)
         schema.pop("$defs", None)
@@ -156,6 +157,8 @@ def _problems(operation: Operation) -> list[int]:
         found.append(400)
     if operation.methods[0] not in SAFE:
         found += [403, 409, 422]
+    if operation.view_func.__name__ in OWNERS_READ:
+        found.append(403)
     if operation.view_func.__name__ == "download":
         found += [403, 409]
     if operation.view_func.__name__ == "submit":
