@@ -5,6 +5,7 @@ MLflow and W&B are not among our packages: they get an environment of their own,
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -179,8 +180,10 @@ print(json.dumps({"runs": runs, "rows": rows, "config": config}))
 
 
 def python_of_trackers(folder: Path) -> Path:
-    """The interpreter of their environment, which is made in `folder` if it is not there."""
-    return python_of(folder, PACKAGES, print)
+    """The interpreter of their environment, which is made in `folder` if it is not there, by one process alone."""
+    with folder.with_name(folder.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return python_of(folder, PACKAGES, print)
 
 
 def site_packages(python: Path) -> str:
