@@ -6,7 +6,7 @@
   const $ = (id) => document.getElementById(id);
   const dialog = $("figure-dialog"), plot = $("figure-plot"), told = $("figure-told");
   const LEGEND_FROM_PX = 640;                            // narrower, the page's own legend has to do
-  let steps = [1, 1], shown = null, loaded = null;
+  let steps = null, shown = null, loaded = null;
 
   function plotly() {
     loaded ||= new Promise((done, failed) => {
@@ -40,13 +40,14 @@
     const size = { width: Math.max(900, Math.round(width)), height: Math.round(height), scale: format === "png" ? 2 : 1 };
     return window.Plotly.downloadImage({ ...shown, config: T.config }, { format, filename: `run-${run.id}-steps-${from}-${to}`, ...size });
   }
-  $("figure").addEventListener("click", () => {
+  function open(stepsNow) {
+    steps = stepsNow;
     setText($("figure-title"), steps[0] === steps[1] ? `Step ${steps[0]}` : `Steps ${steps[0]}–${steps[1]}`);
     dialog.showModal();
     drawn();
-  });
+  }
   dialog.querySelectorAll("[data-picture]").forEach((b) => b.addEventListener("click", () => shown && save(b.dataset.picture)));
   T.onChange(() => { if (dialog.open) drawn(); });
-  /* Which steps the next figure holds. */
-  Oppo.timelineFigure = (first, end) => { steps = [first, Math.max(first, end)]; };
+  /* `window_()`: the first and the last step that the timeline shows now. */
+  Oppo.timelineFigure = (window_) => $("figure").addEventListener("click", () => open(window_()));
 })();

@@ -115,13 +115,13 @@
     const [from, to] = inSteps(), asText = (p) => String(Math.round(p * 100) / 100);
     history.replaceState(null, "", follow ? location.pathname : `?window=${asText(from)}-${asText(to)}`);
     if (reply.far && !isFine(to - from)) go(from, to);
-    traceLink(Math.floor(from + 0.01) + 1, Math.ceil(to - 0.01));
+    traceLink(...whole(from, to));
   }
+  const whole = (from, to) => { const first = Math.floor(from + 0.01) + 1; return [first, Math.max(first, Math.ceil(to - 0.01))]; };
   function traceLink(first, end) {                       // a trace holds fewer steps than the picture
     const link = $("trace");
-    Oppo.timelineFigure(first, end);
     if (end - first >= 50) { link.removeAttribute("href"); link.setAttribute("aria-disabled", "true"); return; }
-    link.href = `/api/v1/runs/${run.id}/trace.json?from_step=${first}&to_step=${Math.max(first, end)}`;
+    link.href = `/api/v1/runs/${run.id}/trace.json?from_step=${first}&to_step=${end}`;
     link.removeAttribute("aria-disabled");
   }
   function paint() {
@@ -278,5 +278,6 @@
     return go(at - 2, at);
   }
   wire();
+  Oppo.timelineFigure(() => whole(...inSteps()));
   run.follow(refresh);
 })();

@@ -16,7 +16,6 @@ def test_a_figure_of_the_window_is_looked_at_and_taken_away(visit, two_runs):
     page = visitor.page
     page.goto(f"/runs/{two_runs[1]}/timeline?window=3-5")
     page.wait_for_selector("#worst li")
-    page.wait_for_function("() => document.getElementById('trace').search.includes('from_step=4')")
     page.focus("#figure")
     page.keyboard.press("Enter")
     page.wait_for_selector("#figure-plot .main-svg .barlayer path >> nth=10")
