@@ -68,7 +68,6 @@ MIDDLEWARE = [
     "oppo_platform.web.compression.CompressJson",
     "oppo_platform.web.conditional.ConditionalApi",
     "oppo_platform.api.operations.ProblemsEverywhere",
-    "oppo_platform.web.nul.RefuseNul",
     "oppo_platform.web.origin.audit_origin",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",

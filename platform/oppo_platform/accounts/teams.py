@@ -20,8 +20,8 @@ def create_project(actor: User, team: Team, name: str) -> Project:
     """A new project of the team. Raises `PermissionDenied` for viewers, `AccountError` for a name that is empty or taken."""
     demand(actor, Action.CREATE_PROJECT, team.pk)
     name = name.strip()
-    if not name or len(name) > 120:
-        raise AccountError("A project's name has 1 to 120 characters.")
+    if not name or len(name) > 120 or "\0" in name:
+        raise AccountError("A project's name has 1 to 120 characters, and none of them is NUL.")
     project, made = Project.objects.get_or_create(team=team, name=name, defaults={"created_at": clock.now()})
     if not made:
         raise AccountError(f"{team.name} has a project called {name} already.")

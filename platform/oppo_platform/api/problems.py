@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.db import DataError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
@@ -17,6 +18,7 @@ from oppo_platform.api.limits import TooMany
 from oppo_platform.web.request_id import current_request_id
 
 UNFORESEEN = "Something went wrong on the server. Its log tells what, under this request's id."
+NUL = "A text holds the character NUL, which cannot be stored or looked for. Leave it out."
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +70,11 @@ def install(api: NinjaAPI) -> None:
         log.error("request failed", path=request.path, exc_info=error)
         return problem(500, UNFORESEEN)
 
+    def unkept(request: HttpRequest, error: DataError) -> HttpResponse:
+        return problem(422, NUL) if "NUL" in str(error) else unforeseen(request, error)
+
     api.add_exception_handler(Exception, unforeseen)
+    api.add_exception_handler(DataError, unkept)
     api.add_exception_handler(TooMany, too_many)
     api.add_exception_handler(ValidationError, invalid)
     api.add_exception_handler(SpecError, lambda request, error: spec_refused(error))
