@@ -11,9 +11,11 @@ PYTEST := $(BIN)/python -m pytest
 # These tests share nothing and run in two processes, each with a database of its own.
 APART := tests/contract tests/engine tests/simulation tests/web/test_control_plane.py
 # Nor do these, a file in one process; there are three, because they wait for others most of the time.
-WAITING := tests/web tests/worker tests/client
+WAITING := tests/web tests/worker
+# These share a platform in each process, which must not meet tests that empty the database under it.
+CLIENT := tests/client
 # The rest, browsers and whole platforms: a file in one process again, and two of them, the longest files first (tests/conftest.py).
-TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART) $(WAITING)))
+TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART) $(WAITING) $(CLIENT)))
 IN_TWO := $(PYTEST) -n 2 --dist worksteal
 A_FILE_EACH := $(PYTEST) $(if $(ARGS),,-n 2 --dist loadfile --no-loadscope-reorder)
 IN_THREE := $(PYTEST) -n 3 --dist loadfile --ignore=tests/web/test_control_plane.py
@@ -40,12 +42,14 @@ test: setup ## lint and the test suite, browser included (under 15 minutes on 2 
 	@$(MAKE) lint
 	@$(if $(ARGS),,$(IN_TWO) -m "not full" $(APART))
 	@$(if $(ARGS),,$(IN_THREE) -m "not full" $(WAITING))
+	@$(if $(ARGS),,$(IN_TWO) -m "not full" --dist loadfile $(CLIENT))
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(A_FILE_EACH) -m "not full" $(TOGETHER)
 
 test-full: setup ## the tests of `make test` and the slow ones (under 60 minutes)
 	@$(MAKE) lint
 	@$(if $(ARGS),,$(IN_TWO) $(APART))
 	@$(if $(ARGS),,$(IN_THREE) $(WAITING))
+	@$(if $(ARGS),,$(IN_TWO) --dist loadfile $(CLIENT))
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) $(TOGETHER)
 
 lint: setup ## ruff, the import rules, and mypy (strict for the contract, the client, the engine and the worker)
