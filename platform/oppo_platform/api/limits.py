@@ -68,10 +68,11 @@ def count_request(token_id: int) -> Allowance | None:
 
 
 def _count(key: str) -> int:
-    with _valkey(settings.REDIS_URL).pipeline(transaction=True) as pipe:
-        pipe.incr(key)
-        pipe.expire(key, 2 * WINDOW_S)
-        return int(pipe.execute()[0])
+    valkey = _valkey(settings.REDIS_URL)
+    used = int(valkey.incr(key))
+    if used == 1:
+        valkey.expire(key, 2 * WINDOW_S)
+    return used
 
 
 @lru_cache(maxsize=2)
