@@ -56,7 +56,9 @@ def test_who_has_the_newest_reply_gets_it_without_a_body(world, token):
     assert (again.status_code, again.content) == (304, b"")
     words = client.get("/api/v1/runs/words")
     packed = client.get("/api/v1/runs/words", headers={"Accept-Encoding": "br"})
-    assert (packed.headers["Content-Encoding"], packed.headers["ETag"]) == ("br", f"W/{words.headers['ETag']}")
+    assert (packed.headers["Content-Encoding"], packed.headers["ETag"] != words.headers["ETag"]) == ("br", True)
+    known = {"Accept-Encoding": "br", "If-None-Match": packed.headers["ETag"]}
+    assert client.get("/api/v1/runs/words", headers=known).status_code == 304
     assert client.get(f"/api/v1/runs/{run.pk}", headers={"If-None-Match": f"W/{tag}"}).status_code == 304
     client.post(f"/api/v1/runs/{run.pk}/tags", {"add": ["x"]}, content_type="application/json")
     assert client.get(f"/api/v1/runs/{run.pk}", headers={"If-None-Match": tag}).status_code == 200

@@ -44,8 +44,6 @@ def compressed(request: HttpRequest, response: HttpResponseBase) -> HttpResponse
     else:
         return response
     response.headers["Content-Encoding"] = encoding
-    if (tag := response.get("ETag", "")).startswith('"'):
-        response.headers["ETag"] = "W/" + tag  # other bytes, the same meaning
     if response.has_header("Content-Length"):
         response.headers["Content-Length"] = str(len(response.content))
     return response

@@ -1,7 +1,7 @@
 """ETags for the API's JSON: who has the newest reply already gets a 304 without a body.
 
-The tag is a digest of the reply, so it spares the transfer and not the work. Pages hold form tokens and differ each time; streams
-and downloads have no tag.
+The tag is a digest of the bytes that go out, compressed ones where they are: it spares the transfer and not the work. Pages hold
+form tokens and differ each time; streams and downloads have no tag.
 """
 
 from __future__ import annotations
