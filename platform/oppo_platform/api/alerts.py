@@ -13,7 +13,7 @@ from oppo_platform.alerts import selectors, services
 from oppo_platform.alerts.models import Alert
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.api.problems import problem
-from oppo_platform.api.subjects import LARGEST_ID, person, run_of
+from oppo_platform.api.subjects import LARGEST_ID, person, run_of, summary_of
 from oppo_platform.cursors import BadCursor
 from oppo_platform.runs import selectors as runs
 
@@ -89,4 +89,4 @@ def acknowledge(request: HttpRequest, alert_id: int) -> selectors.AlertSummary:
 def silence(request: HttpRequest, run_id: int, body: SilenceBody) -> runs.RunSummary:
     """What is open closes, and nothing opens until it is told again. 403 for who may not steer the run."""
     services.silence(person(request), run_of(request, run_id).pk, body.silent)
-    return runs.run_summary(run_of(request, run_id))
+    return summary_of(request, run_id)

@@ -34,7 +34,8 @@ from oppo_platform.api.auth import PERSON, READER
 from oppo_platform.api.description import DescribedAPI
 from oppo_platform.api.operations import as_usual
 from oppo_platform.api.problems import install, problem
-from oppo_platform.api.subjects import LARGEST_ID, chosen_project, person, run_of
+from oppo_platform.api.rendering import FastJson
+from oppo_platform.api.subjects import LARGEST_ID, chosen_project, person, run_of, summary_of
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs import steering
 from oppo_platform.runs.forks import resume_at
@@ -51,7 +52,9 @@ MOST_KEYS = 100
 MOST_COMPARED = 100
 LAST_STEP = 2**31 - 1
 
-api = DescribedAPI(title="OPPO Platform", version="1", auth=PERSON, docs_url=None, openapi_url=None, urls_namespace="api")
+api = DescribedAPI(
+    title="OPPO Platform", version="1", auth=PERSON, renderer=FastJson(), docs_url=None, openapi_url=None, urls_namespace="api"
+)
 install(api)
 api.add_decorator(as_usual, mode="view")
 for part in (run_lists, samples, timelines, logs, checkpoints, history, saved_views, storage, alerts, sharing, teams, tokens):
@@ -163,7 +166,7 @@ api.get("runs", summary="Runs of your teams")(run_lists.list_runs)  # here, besi
 @api.get("runs/{int:run_id}", summary="One run")
 def show(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """The run's summary."""
-    return runs.run_summary(run_of(request, run_id))
+    return summary_of(request, run_id)
 
 
 api.delete("runs/{int:run_id}", summary="Delete a run")(storage.delete)  # here, beside the other method of its address
@@ -182,21 +185,21 @@ def spec(request: HttpRequest, run_id: int) -> HttpResponse:
 def cancel(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """At once when it waits; otherwise its engine is told by the next heartbeat. A run that has ended stays as it is."""
     steering.cancel_run(run_id, _steers(request, run_id))
-    return runs.run_summary(run_of(request, run_id))
+    return summary_of(request, run_id)
 
 
 @api.post("runs/{int:run_id}/pause", summary="Pause a run")
 def pause(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """At once when it waits; otherwise its engine saves first. 409 once it ends or is being cancelled."""
     steering.pause_run(run_id, _steers(request, run_id))
-    return runs.run_summary(run_of(request, run_id))
+    return summary_of(request, run_id)
 
 
 @api.post("runs/{int:run_id}/resume", summary="Resume a paused run")
 def resume(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """It waits for devices again. 409 when it is neither paused nor pausing, or has used up its time."""
     steering.resume_run(run_id, _steers(request, run_id))
-    return runs.run_summary(run_of(request, run_id))
+    return summary_of(request, run_id)
 
 
 @api.post("runs/{int:run_id}/checkpoints/{int:checkpoint_id}/resume", summary="Resume a paused run from an older checkpoint")
@@ -206,21 +209,21 @@ def resume_from(request: HttpRequest, run_id: int, checkpoint_id: int) -> runs.R
     if checkpoint_id > LARGEST_ID:
         raise Checkpoint.DoesNotExist
     resume_at(run_id, checkpoint_id, actor)
-    return runs.run_summary(run_of(request, run_id))
+    return summary_of(request, run_id)
 
 
 @api.post("runs/{int:run_id}/priority", summary="Change a run's priority")
 def set_priority(request: HttpRequest, run_id: int, body: PriorityBody) -> runs.RunSummary:
     """1 to 99, higher goes first within the team."""
     steering.set_priority(run_id, body.priority, _steers(request, run_id))
-    return runs.run_summary(run_of(request, run_id))
+    return summary_of(request, run_id)
 
 
 @api.post("runs/{int:run_id}/extend", summary="Give a run more time on devices")
 def extend(request: HttpRequest, run_id: int, body: ExtendBody) -> runs.RunSummary:
     """So many hours more. 409 for a run without a limit."""
     steering.extend_run(run_id, body.hours, _steers(request, run_id))
-    return runs.run_summary(run_of(request, run_id))
+    return summary_of(request, run_id)
 
 
 def _steers(request: HttpRequest, run_id: int) -> str:

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from oppo_contract.states import RunState
 from oppo_platform.accounts.access import may_submit
 from oppo_platform.api.problems import problem
-from oppo_platform.api.subjects import chosen_project, person, run_of
+from oppo_platform.api.subjects import chosen_project, person, run_of, summary_of
 from oppo_platform.cursors import BadCursor
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.filtering import FilterError
@@ -73,14 +73,14 @@ def pinned(request: HttpRequest, project: str = "") -> dict[str, Any]:
 def pin_run(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """In place of the one that was. Whoever may submit to the project may do this."""
     pin(run_id, _changes(request, run_id))
-    return runs.run_summary(run_of(request, run_id))
+    return summary_of(request, run_id)
 
 
 @router.post("runs/{int:run_id}/unpin", summary="Its project has no baseline any more")
 def unpin_run(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """Nothing happens when it was not."""
     unpin(run_id, _changes(request, run_id))
-    return runs.run_summary(run_of(request, run_id))
+    return summary_of(request, run_id)
 
 
 def _changes(request: HttpRequest, run_id: int) -> str:
@@ -99,4 +99,4 @@ def tag(request: HttpRequest, run_id: int, body: TagsBody) -> runs.RunSummary | 
         change_tags(run_id, body.add, body.remove, actor)
     except TagRefused as error:
         return problem(422, str(error))
-    return runs.run_summary(run_of(request, run_id))
+    return summary_of(request, run_id)

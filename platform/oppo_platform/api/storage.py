@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from ninja import Router, Status
 
 from oppo_platform.accounts.access import may_steer, trashed_runs
-from oppo_platform.api.subjects import LARGEST_ID, person, run_of
+from oppo_platform.api.subjects import LARGEST_ID, person, run_of, summary_of
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.selectors import Taken, taken_by, teams_taken
@@ -28,7 +28,7 @@ def delete(request: HttpRequest, run_id: int) -> Trashed:
 def restore(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """It is as it was. 404 when it is not in the trash, or not any more."""
     restore_run(run_id, _deletes(request, _in_trash(request, run_id)))
-    return runs.run_summary(run_of(request, run_id))
+    return summary_of(request, run_id)
 
 
 @router.get("runs/{int:run_id}/storage", summary="What a run takes")

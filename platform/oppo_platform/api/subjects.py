@@ -18,10 +18,20 @@ def person(request: HttpRequest) -> User:
 
 
 def run_of(request: HttpRequest, run_id: int) -> Run:
-    """The run with everything. Raises `Run.DoesNotExist`, also when it is another team's."""
+    """The run, of whose rows elsewhere something is asked. Raises `Run.DoesNotExist`, also when it is another team's."""
+    return runs.visible_run(person(request), _possible(run_id))
+
+
+def summary_of(request: HttpRequest, run_id: int) -> runs.RunSummary:
+    """The run as lists and its page show it. Raises `Run.DoesNotExist`, also when it is another team's."""
+    return runs.run_summary(runs.get_run(person(request), _possible(run_id)))
+
+
+def _possible(run_id: int) -> int:
+    """The id, if the database can hold it."""
     if run_id > LARGEST_ID:
         raise Run.DoesNotExist
-    return runs.get_run(person(request), run_id)
+    return run_id
 
 
 def chosen_project(user: User, wanted: int | str | None) -> Project:
