@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 PYTEST := $(BIN)/python -m pytest
 # These tests share nothing and run in two processes, each with a database of its own.
-APART := tests/contract tests/engine tests/simulation tests/web/test_control_plane.py
+APART := tests/contract tests/docs tests/engine tests/simulation tests/web/test_control_plane.py
 # Nor do these, a file in one process; there are three, because they wait for others most of the time.
 WAITING := tests/web tests/worker
 # These share a platform in each process, which must not meet tests that empty the database under it.
@@ -61,8 +61,10 @@ lint: setup ## ruff, the import rules, and mypy (strict for the contract, the cl
 lock: setup ## requirements/cpu.lock.txt from what is installed
 	@$(BIN)/python scripts/lock.py
 
-docs: setup ## docs/configuration.md from the fields of RunSpec
+docs: setup ## the generated pages of docs/ anew, and the documentation site in build/site
 	@$(BIN)/python scripts/configuration_page.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict >$(VENV)/mkdocs.log 2>&1 || { cat $(VENV)/mkdocs.log; exit 1; }
+	@echo "build/site/index.html is the documentation; to search it: $(BIN)/python -m http.server --directory build/site"
 
 deepspeed: setup ## deepspeed, built against the installed torch; what it compiles at first use needs a C++ compiler
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/cpu.lock.txt setuptools wheel ninja py-cpuinfo

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "cpu.lock.txt"
-LOCKED_EXTRAS = ("contract", "platform", "worker", "engine", "client", "dev")
+LOCKED_EXTRAS = ("contract", "platform", "worker", "engine", "client", "docs", "dev")
 OF_THE_CUDA_BUILD = ("nvidia-", "cuda-", "triton")
 # Needed by other Pythons than the one that writes the lock: redis and valkey on 3.11.0 to 3.11.2 (Debian 12 has 3.11.2).
 ELSEWHERE = ['async-timeout==5.0.1; python_full_version < "3.11.3"']
