@@ -6,6 +6,7 @@
   const PLAIN = { kl: "objective/kl", entropy: "actor/entropy", clipfrac: "actor/pg_clipfrac", vf: "critic/vf_loss", ev: "critic/vf_explained_var",
     step_time: "timing_s/step", delta: "oppo/overcommit", chunk: "oppo/chunk_size" };
   const KEYS = [SCORE, ...QUANTILES, "response_length/mean", ...Object.values(PLAIN), "busy/*", "bubble/*", "idle_s/*"];
+  const NEAR = 0.6;                                      // of an alert's threshold, from where on it is drawn
   const BIG_CAUSES = ["decode", "update", "score", "tail"], SMALL_CAUSES = ["weights", "data", "checkpoint", "eval", "unknown"];
 
   const endLabel = (x, y, text, color) => ({ x, y, text, xanchor: "left", xshift: 4, showarrow: false, font: { size: 11, color: color || T.css("--text-3") } });
@@ -57,6 +58,19 @@
     }
     return made;
   }
+  /* Where the team's alert opens, once the values come near to it. */
+  function alertLine(made, values, limit, text) {
+    const top = Math.max(...values.filter(f.known));
+    if (!f.known(limit) || !(top > NEAR * limit)) return made;
+    made.layout.shapes = [level(limit, T.css("--warn"))];
+    made.layout.annotations = [...(made.layout.annotations || []), levelLabel(limit, text, top <= limit)];
+    made.layout.yaxis = { ...made.layout.yaxis, range: [0, 1.1 * Math.max(top, limit)] };
+    return { ...made, keep: [limit] };
+  }
+  function kl(v) {
+    const made = line(PLAIN.kl, { axis: { rangemode: "tozero" }, unit: "nats" })(v), limit = v.limits.kl;
+    return alertLine(made, made.column.y, limit, `alert above ${f.plain(limit)}`);
+  }
   function around(values) {                              // Plotly does not count lines drawn as shapes
     const known = values.filter(f.known), lo = Math.min(...known), hi = Math.max(...known), room = 0.08 * (hi - lo || 1);
     return [lo - room, hi + room];
@@ -86,9 +100,11 @@
     const labels = i < 0 ? [] : bands.map(([name, cause, y]) => { under += y[i]; return { name, share: y[i], label: endLabel(base.x[i], under - y[i] / 2, name, T.idle(cause)) }; })
       .filter((b) => b.share > 0.4).map((b) => b.label);
     const top = Math.max(5, ...whole);
-    return { column: base, odd: [{ y: whole }], data: bands.map(([name, cause, y]) => Object.assign(T.idleArea(base.x, y, cause, "a"), { hoverinfo: "none", name })),
+    const made = { column: base, odd: [{ y: whole }], data: bands.map(([name, cause, y]) => Object.assign(T.idleArea(base.x, y, cause, "a"), { hoverinfo: "none", name })),
       layout: { yaxis: { ticksuffix: " %", rangemode: "tozero", range: [0, 1.1 * top] }, annotations: apart(labels, 0.06 * top) },
       say: (k) => [`${whole[k].toFixed(1)} %`, mostly(shares, k)] };
+    const limit = f.known(v.limits.bubble) ? 100 * v.limits.bubble : null;
+    return alertLine(made, whole, limit, `alert above ${f.plain(limit)} %`);
   }
   function mostly(shares, k) {
     const [cause, share] = Object.entries(shares).map(([c, y]) => [c, y[k]]).sort((a, b) => b[1] - a[1])[0];
@@ -125,7 +141,7 @@
   }
   const share = { axis: { rangemode: "tozero", tickformat: ".2f" }, digits: 3, raw: false };
   Oppo.trainingCharts = { KEYS, LINKED: ["reward", "kl", "length", "bubble"],
-    CHARTS: { reward, kl: line(PLAIN.kl, { axis: { rangemode: "tozero" }, unit: "nats" }), length, bubble,
+    CHARTS: { reward, kl, length, bubble,
       entropy: line(PLAIN.entropy, { raw: false }), clipfrac: line(PLAIN.clipfrac, share), vf: line(PLAIN.vf, { axis: { rangemode: "tozero" }, digits: 3, raw: false }), ev: line(PLAIN.ev, { raw: false }),
       delta: stepped(PLAIN.delta, "overcommit", counts), chunk: stepped(PLAIN.chunk, "chunk", powers), busy, step_time: line(PLAIN.step_time, { axis: { rangemode: "tozero", ticksuffix: " s" }, digits: 2, unit: "s", raw: true }) } };
 })();

@@ -17,7 +17,9 @@
   }
   /* Where the axis of steps ends. */
   const endOf = (column) => Math.max(10, Math.ceil(1.12 * (column.x[column.x.length - 1] || 0)));
-  const view = { series, spec: run.spec, colour: run.colour, summary: run.summary, decisions: [], weight: stored(), axis, outliers: ignored() };
+  const limit = (name) => { const { alertAbove } = document.getElementById(`plot-${name}`).dataset; return alertAbove ? Number(alertAbove) : null; };
+  const limits = { kl: limit("kl"), bubble: limit("bubble") };
+  const view = { series, limits, spec: run.spec, colour: run.colour, summary: run.summary, decisions: [], weight: stored(), axis, outliers: ignored() };
 
   function draw() {
     if (axis !== "step") return;                         // in other units Plotly draws first

@@ -36,6 +36,10 @@ def test_an_alert_opens_on_the_page_and_somebody_takes_care_by_keyboard(visit, p
     page.wait_for_selector("#run .open-alerts >> text=nats a sequence, mean of the last 5 steps")
     page.wait_for_function(f"() => document.querySelector('[data-count]').textContent === '{before + 1}'")
     page.wait_for_selector("#events tr[data-kind=alert] >> text=KL above")
+    page.goto(f"/runs/{run_id}")
+    page.wait_for_selector("#plot-kl >> text=alert above 0.500")
+    assert page.evaluate("document.getElementById('plot-kl')._fullLayout.yaxis.range[1]") > 0.5
+    assert page.locator("#plot-bubble >> text=alert above").count() == 0, "far from its threshold of 80 %"
     page.set_viewport_size(PHONE)
     visitor.fits()
     page.goto("/runs")

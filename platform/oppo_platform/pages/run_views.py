@@ -13,6 +13,8 @@ from django.views.decorators.http import require_GET
 from oppo_contract.events import IdleCause
 from oppo_contract.states import RunState
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit
+from oppo_platform.alerts.policy import Condition
+from oppo_platform.alerts.rules import rules_of
 from oppo_platform.runs.checkpoints import checkpoints as saved
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import get_run, run_summary, spec_yaml
@@ -47,7 +49,12 @@ PHASES = (
 @require_GET
 def training(request: HttpRequest, run_id: int) -> HttpResponse:
     """Curves, controllers and samples."""
-    return _page(request, _run(request, run_id), "run", "run/training.html")
+    run = _run(request, run_id)
+    rules = rules_of(run.project.team_id)
+    limits = {
+        str(name): rules[name].threshold if rules[name].on else None for name in (Condition.KL_ABOVE, Condition.BUBBLE_ABOVE)
+    }
+    return _page(request, run, "run", "run/training.html", limits)
 
 
 @require_GET
