@@ -62,7 +62,7 @@ lock: setup ## requirements/cpu.lock.txt from what is installed
 	@$(BIN)/python scripts/lock.py
 
 docs: setup ## the generated pages of docs/ anew, and the documentation site in build/site
-	@$(BIN)/python scripts/configuration_page.py
+	@$(BIN)/python -m scripts.reference
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict >$(VENV)/mkdocs.log 2>&1 || { cat $(VENV)/mkdocs.log; exit 1; }
 	@echo "build/site/index.html is the documentation; to search it: $(BIN)/python -m http.server --directory build/site"
 

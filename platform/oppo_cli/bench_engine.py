@@ -34,7 +34,7 @@ QUICK = (3, 2)
 @click.option("--max-age", type=click.IntRange(1, 100), help="Most steps for which an answer is deferred. Default: 3; on cuda 2.")
 @click.option("--chunk", type=click.IntRange(1, 512), default=16, show_default=True, help="C, tokens between two hand-overs.")
 @click.option("--threads", type=click.IntRange(min=1), help="Cores that every variant may use. Default: all.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where the engine runs.")
 def engine(
     json_file: Path | None, quick: bool, sizes: str | None, batches: str | None, variants: str | None, seed: int,
     reps: int | None, steps: int | None, max_age: int | None, chunk: int, threads: int | None, device: str,

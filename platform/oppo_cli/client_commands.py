@@ -111,7 +111,7 @@ def _change(text: str) -> tuple[str, Any]:
 @click.option("--sort", default="", help="A column; with - before it downwards, e.g. -reward.")
 @click.option("--project", default="", help="Name or number.")
 @click.option("--state", "states", multiple=True, help="Only these. Repeatable.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most so many.")
 @as_json
 @_connected
 def runs(client: Client, filter: str, sort: str, project: str, states: tuple[str, ...], limit: int, as_json: bool) -> None:

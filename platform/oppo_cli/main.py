@@ -9,6 +9,12 @@ import click
 
 FAILED = 1
 REFUSED = 2
+# Every command's; docs/reference/commands.md is written from it.
+EXIT_STATUSES = {
+    0: "It worked.",
+    FAILED: "It failed: something did not answer, broke, or ended otherwise than it should, a run that was waited for included.",
+    REFUSED: "It was refused: the command line, the configuration, the spec, the token, or something that is not there.",
+}
 
 COMMANDS = {
     "up": "oppo_cli.up:up",

@@ -50,8 +50,10 @@ class Wire(BaseModel):
 class Envelope(Wire):
     """Who said it, as which number, and when."""
 
-    producer: Literal["engine", "supervisor"]
-    seq: int = Field(ge=1)
+    producer: Literal["engine", "supervisor"] = Field(
+        description="Who tells it; with several nodes each node's engine and supervisor count for themselves."
+    )
+    seq: int = Field(ge=1, description="1, 2, 3, … of this producer in this attempt.")
     time: float = Field(ge=0, le=LAST_TIME, allow_inf_nan=False, description="Seconds since 1970.")
 
 
@@ -59,34 +61,36 @@ class StartedEvent(Envelope):
     """The engine has loaded everything and is about to take its first step."""
 
     kind: Literal["started"] = "started"
-    devices: list[str]
+    devices: list[str] = Field(description="Names of the devices held, as `cpu:0`.")
     lanes: list[tuple[str, Role]] = Field(description="(device, role) pairs, in the order they are drawn.")
     start_step: int = Field(ge=0, description="Steps already trained: 0, or the checkpoint's.")
-    total_steps: int = Field(ge=1)
+    total_steps: int = Field(ge=1, description="Steps when all is done.")
 
 
 class StepEvent(Envelope):
     """One PPO step is done. `step` counts from 1."""
 
     kind: Literal["step"] = "step"
-    step: int = Field(ge=1)
+    step: int = Field(ge=1, description="The step, counted from 1.")
     elapsed_s: float = Field(description="Training time since step 0, earlier attempts included.")
     generated_tokens: int = Field(ge=0, description="Response tokens trained since step 0.")
     device_seconds: float = Field(ge=0, description="elapsed_s times the devices held.")
-    metrics: dict[MetricKey, float] = Field(max_length=MAX_METRICS_A_STEP)
+    metrics: dict[MetricKey, float] = Field(
+        max_length=MAX_METRICS_A_STEP, description="Name → value; docs/metrics.md has the names."
+    )
 
 
 class SpansEvent(Envelope):
     """The timeline of one step, by column: span i did `phase[i]` on `device[i]` from `start_s[i]` to `end_s[i]`."""
 
     kind: Literal["spans"] = "spans"
-    step: int = Field(ge=1)
+    step: int = Field(ge=1, description="The step, counted from 1.")
     window_s: tuple[float, float] = Field(description="End of the last update to end of this one.")
-    device: list[str]
-    role: list[Role]
-    phase: list[Phase]
-    start_s: list[float]
-    end_s: list[float]
+    device: list[str] = Field(description="Where.")
+    role: list[Role] = Field(description="Whose work it was.")
+    phase: list[Phase] = Field(description="What kind of work it was; docs/metrics.md explains each.")
+    start_s: list[float] = Field(description="When it began.")
+    end_s: list[float] = Field(description="When it ended.")
     chunk: list[int] = Field(description="Chunk number within the step from 1; 0 where it means nothing.")
     rows: list[int] = Field(description="Sequences worked on.")
     idle: list[tuple[str, IdleCause, float, float]] = Field(description="(device, cause, start_s, end_s) of every bubble.")
@@ -105,37 +109,40 @@ class SpansEvent(Envelope):
 class DeferredSequence(Wire):
     """A sequence that crossed a step's end: it was decoded here from `start_s` to `end_s`, and trained here or not yet."""
 
-    sequence_id: int
-    age: int = Field(ge=0)
-    tokens: int = Field(ge=0)
-    start_s: float
-    end_s: float
-    trained: bool
+    sequence_id: int = Field(description="Its number in the run, which no other submission gets.")
+    age: int = Field(ge=0, description="Steps for which it has been deferred so far.")
+    tokens: int = Field(ge=0, description="Response tokens so far.")
+    start_s: float = Field(description="When decoding began in this step.")
+    end_s: float = Field(description="When this answer ended in this step, or decoding did.")
+    trained: bool = Field(description="Whether this step trained it; otherwise it goes on in the next one.")
 
 
 class DecisionEvent(Envelope):
     """A controller changed or kept its value, and why."""
 
     kind: Literal["decision"] = "decision"
-    step: int
-    controller: Literal["overcommit", "chunk", "kl", "nonfinite"]
-    old: float
-    new: float
-    reason: str
+    step: int = Field(description="The step after which it was decided.")
+    controller: Literal["overcommit", "chunk", "kl", "nonfinite"] = Field(
+        description="`overcommit`: of Δ; `chunk`: of C; `nonfinite`: what was done about a value that is not finite."
+        " The engine writes no `kl`: that coefficient is a metric."
+    )
+    old: float = Field(description="The value before; with `nonfinite` the step that failed.")
+    new: float = Field(description="The value from now on, the same when it was kept; with `nonfinite` the step that comes next.")
+    reason: str = Field(description="Why, a sentence.")
 
 
 class Sample(Wire):
     """One trained answer. Its text is untrusted."""
 
-    sequence_id: int
-    prompt: str
-    response: str
+    sequence_id: int = Field(description="Its number in the run.")
+    prompt: str = Field(description="What was asked.")
+    response: str = Field(description="What was answered.")
     stale_response: str = Field(description="The head of the response that was sampled under older weights.")
-    score: float
-    kl: float
-    length: int
-    age: int
-    versions: tuple[int, int]
+    score: float = Field(description="Its score, after normalisation, penalties and clipping.")
+    kl: float = Field(description="KL to the reference, summed over the answer, nats; 0 for a held-out one.")
+    length: int = Field(description="Response tokens.")
+    age: int = Field(description="Steps for which it was deferred.")
+    versions: tuple[int, int] = Field(description="Oldest and newest policy version of its tokens.")
     held_out: bool = Field(False, description="An evaluation's answer: `sequence_id` is the held-out prompt's number.")
     ending: Literal["eos", "stop", "length"] | None = Field(
         None, description="What ended it: end-of-sequence, a stop condition, or the length limit; unknown in older runs."
@@ -146,18 +153,18 @@ class SamplesEvent(Envelope):
     """Some answers of a step."""
 
     kind: Literal["samples"] = "samples"
-    step: int
-    samples: list[Sample]
+    step: int = Field(description="The step that trained them, or after which they were held out.")
+    samples: list[Sample] = Field(description="The answers.")
 
 
 class CheckpointEvent(Envelope):
     """A checkpoint is complete on disk; `folder` is relative to the run's artifact folder."""
 
     kind: Literal["checkpoint"] = "checkpoint"
-    step: int
-    folder: str
-    manifest_sha256: str
-    bytes: int
+    step: int = Field(description="Steps done.")
+    folder: str = Field(description="Where it is, relative to the run's artifact folder.")
+    manifest_sha256: str = Field(description="SHA-256 of its `manifest.json`, which has those of the files.")
+    bytes: int = Field(description="Size of all its files.")
     score: float | None = Field(
         None, description="What it is compared by when the best are kept: of the evaluation at `step`, or else the mean score."
     )
@@ -168,19 +175,19 @@ class LogEvent(Envelope):
     """Lines that the engine or its supervisor wrote."""
 
     kind: Literal["log"] = "log"
-    stream: Literal["stdout", "stderr", "supervisor"]
-    lines: list[str]
+    stream: Literal["stdout", "stderr", "supervisor"] = Field(description="Where it was written.")
+    lines: list[str] = Field(description="The lines, without their ends.")
 
 
 class LeftOutEvent(Envelope):
     """The outbox was full: so much detail of these steps was not written, so that metrics and checkpoints always are."""
 
     kind: Literal["left_out"] = "left_out"
-    from_step: int = Field(ge=0)
-    to_step: int = Field(ge=0)
-    timelines: int = Field(ge=0)
-    answers: int = Field(ge=0)
-    lines: int = Field(ge=0, description="Of the log.")
+    from_step: int = Field(ge=0, description="First step of which something is missing.")
+    to_step: int = Field(ge=0, description="Last step of which something is missing.")
+    timelines: int = Field(ge=0, description="`spans` events not written.")
+    answers: int = Field(ge=0, description="Samples not written.")
+    lines: int = Field(ge=0, description="Lines of the log not written.")
 
     def words(self) -> str:
         """What was left out, a sentence."""
@@ -194,9 +201,9 @@ class FinishedEvent(Envelope):
     """The engine ended by itself: all steps done, budget reached, asked to stop, or an error it could name."""
 
     kind: Literal["finished"] = "finished"
-    outcome: Literal["succeeded", "stopped", "failed"]
-    step: int
-    reason: str
+    outcome: Literal["succeeded", "stopped", "failed"] = Field(description="`stopped`: it was asked to.")
+    step: int = Field(description="Steps done.")
+    reason: str = Field(description="Why it ended, a sentence.")
     unconsumed: int = Field(0, ge=0, description="Sequences still in flight, kept in the final checkpoint.")
 
 

@@ -1,14 +1,12 @@
-"""Write docs/configuration.md from the fields of `RunSpec`; `make docs` runs it and a test compares the two."""
+"""docs/configuration.md: every setting of a run, from the fields of `RunSpec`."""
 
 from __future__ import annotations
 
 from itertools import groupby
-from pathlib import Path
 
 from oppo_contract.fields import FieldNote, SpecSchema
 from oppo_contract.spec import MAX_SPEC_BYTES, RunSpec
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 # Wherever a model stands, it takes the same keys; they are listed once.
 LIKE_THE_ACTOR = ("models.reward.model.", "models.reference.", "models.critic.")
 # A part of a reward has the keys of a reward.
@@ -97,7 +95,3 @@ def _default(note: FieldNote) -> str:
     if note.default is None:
         return ""
     return "*empty*" if note.default == "null" else f"`{note.default.strip(chr(34))}`"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
