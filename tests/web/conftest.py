@@ -243,6 +243,15 @@ def base_catalogue() -> list[dict[str, Any]]:
 
 
 @pytest.fixture
+def scene(world: World, events: Any, settings: Any, tmp_path: Any) -> dict[str, Any]:
+    """Something of everything, by names that stand in the matrix's paths (`matrix.scene`)."""
+    from tests.web.matrix.scene import set_the_scene
+
+    settings.OPPO_ARTIFACT_ROOT = tmp_path.as_uri()
+    return set_the_scene(world, events)
+
+
+@pytest.fixture
 def pair(world: World, settings: Any) -> Any:
     """A run that is allocated on two nodes."""
     from tests.web.pair import Pair

@@ -15,7 +15,6 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
 from oppo_platform.accounts.api_tokens import create_api_token
-from tests.web.test_api_description import scene  # noqa: F401  # a fixture
 
 SCOPES = ["read", "submit", "admin"]
 # Whether what was made up had to be accepted or refused is nobody's to say: 409 is what most states answer.
@@ -52,14 +51,14 @@ def each_alone(world, scope, conf, examples):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_single_requests(world, scene, scope, settings):  # noqa: F811
+def test_single_requests(world, scene, scope, settings):
     each_alone(world, scope, settings, 3)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("scope", SCOPES)
-def test_many_single_requests(world, scene, scope, settings):  # noqa: F811
+def test_many_single_requests(world, scene, scope, settings):
     each_alone(world, scope, settings, 25)
 
 
@@ -82,12 +81,12 @@ def chains(world, scope, conf, runs):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_chains_of_requests(world, scene, scope, settings):  # noqa: F811
+def test_chains_of_requests(world, scene, scope, settings):
     chains(world, scope, settings, 3)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("scope", SCOPES)
-def test_many_chains_of_requests(world, scene, scope, settings):  # noqa: F811
+def test_many_chains_of_requests(world, scene, scope, settings):
     chains(world, scope, settings, 20)
