@@ -64,7 +64,7 @@ class Stack:
         prepared = self._prepare()
         self._add("scheduler", oppo_command("scheduler"), self.environ)
         web = self._add("web", oppo_command("web", "--host", self.host, "--port", self.environ["OPPO_PORT"]), self.environ)
-        web.wait_until(self._web_answers, WEB_WITHIN_S)
+        self._wait_for_web(web)
         self._add("housekeeper", oppo_command("housekeeper"), self.environ)
         self._join_worker(prepared.join_token)
         command = oppo_command("worker", "run")
@@ -93,6 +93,7 @@ class Stack:
 
     def _base_environ(self, port: int | None) -> dict[str, str]:
         from oppo_platform.embedded.ports import remembered_port
+
 
         chosen = port if port is not None else remembered_port(self.home.path, "web", preferred=PREFERRED_PORT)
         given = {key: os.environ[key] for key in ("OPPO_BASE_URL",) if os.environ.get(key)}
@@ -145,6 +146,19 @@ class Stack:
         """The platform's address on this machine, also when `OPPO_BASE_URL` names a proxy."""
         return f"http://127.0.0.1:{self.environ['OPPO_PORT']}"
 
+    def _wait_for_web(self, web: Child) -> None:
+        """Until our own web process listens and answers. Raises Failure, also when somebody else took its port meanwhile."""
+        from oppo_platform.embedded.ports import is_free
+
+        port = int(self.environ["OPPO_PORT"])
+        try:
+            web.wait_until(lambda: listens(web.process, port) and self._web_answers(), WEB_WITHIN_S)
+        except Failure as failed:
+            if is_free(port):
+                raise
+            said = f"Port {port} of this machine is taken by another program. Start again without --port, and a free one is found."
+            raise Failure(said) from failed
+
     def _web_answers(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.base_url_here()}/healthz", timeout=5) as answer:  # noqa: S310 - our own address
@@ -158,3 +172,14 @@ class Stack:
         self.children.append(child)
         child.begin()
         return child
+
+
+def listens(process: subprocess.Popen[bytes] | None, port: int) -> bool:
+    """Whether this very process accepts connections there; another platform of the machine would answer just as well."""
+    import psutil
+
+    try:
+        sockets = psutil.Process(process.pid).net_connections("tcp") if process is not None else []
+    except psutil.Error:  # it has ended
+        return False
+    return any(s.status == psutil.CONN_LISTEN and s.laddr.port == port for s in sockets)

@@ -175,9 +175,15 @@ def logs(home: Path) -> str:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A home of its own; its servers' data is removed afterwards (as root it lies outside)."""
+    with cleared(tmp_path_factory.mktemp("home")) as folder:
+        yield folder
+
+
+@contextmanager
+def cleared(folder: Path) -> Iterator[Path]:
+    """A home whose servers' data is removed afterwards."""
     from oppo_platform import embedded
 
-    folder = tmp_path_factory.mktemp("home")
     yield folder
     for server in (embedded.PostgresServer(folder), embedded.ValkeyServer(folder)):
         server.remove_data()

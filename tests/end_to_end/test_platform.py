@@ -40,6 +40,14 @@ def test_a_second_up_in_the_same_home_is_refused(platform, home: Path, tools) ->
     assert platform.base_url in second.stderr
 
 
+def test_a_port_that_another_platform_holds_is_named_and_nobody_joins_there(platform, tmp_path: Path, tools) -> None:
+    with tools.cleared(tmp_path / "second") as second_home:
+        second = tools.oppo(second_home, "up", "--port", platform.base_url.rpartition(":")[2])
+    assert second.returncode == 1
+    assert "is taken by another program" in second.stderr
+    assert "join" not in second.stderr
+
+
 def test_a_killed_engine_resumes_and_no_point_is_lost(platform, tools) -> None:
     run_id = platform.submit(tools.tiny_spec("killed engine", steps=120))
     platform.wait_for_step(run_id, 8)
