@@ -74,9 +74,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     words.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A {SEP}", special_tokens=[(BOS, ids[BOS]), (SEP, ids[SEP])]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token=PAD, bos_token=BOS, eos_token=EOS, sep_token=SEP, clean_up_tokenization_spaces=False
-    )
+    named = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "sep_token": SEP}
+    return PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=["input_ids", "attention_mask"], **named)
 
 
 def architecture(tokenizer: PreTrainedTokenizerFast, **more: int) -> Qwen2Config:

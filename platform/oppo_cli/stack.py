@@ -94,7 +94,6 @@ class Stack:
     def _base_environ(self, port: int | None) -> dict[str, str]:
         from oppo_platform.embedded.ports import remembered_port
 
-
         chosen = port if port is not None else remembered_port(self.home.path, "web", preferred=PREFERRED_PORT)
         given = {key: os.environ[key] for key in ("OPPO_BASE_URL",) if os.environ.get(key)}
         settings = {
@@ -156,7 +155,9 @@ class Stack:
         except Failure as failed:
             if is_free(port):
                 raise
-            said = f"Port {port} of this machine is taken by another program. Start again without --port, and a free one is found."
+            said = (
+                f"Port {port} of this machine is taken by another program. Start again without --port, and a free one is found."
+            )
             raise Failure(said) from failed
 
     def _web_answers(self) -> bool:
