@@ -13,7 +13,7 @@ TITLES = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "W&B"}
 MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 WANDB_KEY = "WANDB_API_KEY"
 WANDB_URL = "https://api.wandb.ai"
-EXTRA = "pip install 'oppo-platform[trackers]'"
+EXTRA = "in a checkout: pip install '.[trackers]'"
 GIT_WITHIN_S = 5.0
 
 

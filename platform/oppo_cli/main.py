@@ -102,7 +102,7 @@ def _lacking(missing: ModuleNotFoundError) -> click.ClickException:
     extra = "engine" if package in OF_THE_ENGINE else "platform"
     return click.ClickException(
         f"This command needs {package}, which is not installed here. The extras `client`, `worker`, `engine` and `platform`"
-        f" install what their commands need: pip install 'oppo-platform[{extra}]'"
+        f" install what their commands need; in a checkout: pip install '.[{extra}]'"
     )
 
 

@@ -138,5 +138,5 @@ def test_commands_say_what_they_lack_where_only_the_client_is_installed(file, tm
     for words in (("spec", "check", str(file)), ("train", str(file), "--out", str(tmp_path / "out"))):
         done = run(*words)
         assert done.returncode == 1, (words, done.stdout, done.stderr)
-        assert "pip install 'oppo-platform[" in done.stderr
+        assert "pip install '.[" in done.stderr
         assert "Traceback" not in done.stderr

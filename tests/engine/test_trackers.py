@@ -335,7 +335,7 @@ def test_what_is_missing_is_said_before_anything_is_loaded(world: Any, tmp_path:
     assert [line.split(" ")[0] for line in said] == [
         "logging.trackers.tensorboard", "logging.trackers.mlflow.uri", "logging.trackers.wandb", "logging.trackers.wandb",
     ]  # fmt: skip
-    assert "pip install 'oppo-platform[trackers]'" in said[0]
+    assert "pip install '.[trackers]'" in said[0]
     assert f"{HOSTS_VARIABLE}=tracker.example:5000" in said[1]
     assert f"{HOSTS_VARIABLE}=api.wandb.ai:443" in said[2]
     assert "secrets: {WANDB_API_KEY: secret:NAME}" in said[3]

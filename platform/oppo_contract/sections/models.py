@@ -41,7 +41,8 @@ class ModelSpec(Section):
 
     path: Path | None = Field(
         None,
-        description="Id in a worker's catalogue, a local folder with config.json and safetensors, or a hub id.",
+        description="On the platform an id in a worker's catalogue. With `oppo train` also a local folder with config.json and"
+        " safetensors, or a hub id.",
     )
     tiny: TinyArchitecture | None = Field(None, description="A randomly initialised small model instead of a folder.")
 

@@ -97,12 +97,13 @@ class Overlap(Section):
 
     intra_step: Literal["off", "per_sequence", "per_chunk"] = Field(
         "per_chunk",
-        description="Stream chunks to the scorers while the actor decodes, or whole answers as they finish, or score afterwards.",
+        description="When the scorers read: `off` after the batch is complete, `per_sequence` each answer as it finishes,"
+        " `per_chunk` each chunk while the actor writes the next. Changes no result.",
     )
     inter_step: Literal["off", "defer", "tail_batch"] = Field(
         "defer",
-        description="Carry unfinished answers into the next step; or put their prompts off and train them together in a later,"
-        " strictly on-policy step; or wait for the longest.",
+        description="What becomes of the longest answers: `off` waits for them; `defer` carries them into the next step, which"
+        " trains stale tokens; `tail_batch` puts their prompts off and trains them together in a later, strictly on-policy step.",
     )
     overcommit: Overcommit = Field(default_factory=Overcommit, description="Δ, the extra sequences in flight.")
     max_age: int = Field(2, ge=1, le=1000, description="Steps for which an answer may be deferred before the batch waits for it.")

@@ -58,7 +58,8 @@ class Resources(Section):
         1,
         ge=1,
         le=4096,
-        description="GPUs of the whole run; on a node without GPUs, its one cpu device. One a node: as many as `nodes`.",
+        description="Devices of the whole run: GPUs, or a node's one cpu device. The engine trains on one a node, so it is as"
+        " many as `nodes`.",
     )
     nodes: int = Field(
         1,
@@ -68,7 +69,9 @@ class Resources(Section):
         " data-parallel training.",
     )
     kind: Literal["any", "cpu", "cuda"] = Field("any", description="Which devices will do.")
-    dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="Precision of weights and arithmetic.")
+    dtype: Literal["float32", "float64", "bfloat16"] = Field(
+        "float32", description="Precision of weights and arithmetic. With bfloat16 the optimizer steps on float32 copies."
+    )
     longest_silence_s: float = Field(
         600.0, ge=1, le=86400, description="A process of the run that gives no sign of life for so long counts as hung, seconds."
     )
