@@ -2,7 +2,7 @@
 
     python -m examples.own.make .oppo/models/own
 
-The actor is a very small Qwen 2 that writes product reviews, kind, mixed or unkind ones. The reward model starts from it and
+The actor is a very small Llama that writes product reviews, kind, mixed or unkind ones. The reward model starts from it and
 learns from pairs of reviews that kind ones are better. Both take some seconds on one core; nothing is downloaded. In their place
 goes whatever you have: any folder with config.json, safetensors and tokenizer.json that docs/models.md lists.
 """
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from .reviews import CONTEXT, WORDS, draw_prompt, draw_review, kindness
 
@@ -50,10 +50,10 @@ def make(out: Path, rng: random.Random, batches: int) -> None:
     """Write the models and prompts into `out`."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    actor = Qwen2ForCausalLM(architecture(tokenizer))
+    actor = LlamaForCausalLM(architecture(tokenizer))
     loss = train(actor, lambda: language_loss(actor, tokenizer, rng), batches)
     print(f"actor: loss {loss:.2f} nats a token")
-    reward = Qwen2ForSequenceClassification(architecture(tokenizer, num_labels=1))
+    reward = LlamaForSequenceClassification(architecture(tokenizer, num_labels=1))
     reward.model.load_state_dict(actor.model.state_dict())
     loss = train(reward, lambda: preference_loss(reward, tokenizer, rng), batches)
     print(f"reward model: loss {loss:.2f} nats a pair (0.69 is guessing)")
@@ -78,9 +78,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=["input_ids", "attention_mask"], **named)
 
 
-def architecture(tokenizer: PreTrainedTokenizerFast, **more: int) -> Qwen2Config:
-    """The smallest Qwen 2 that learns the task."""
-    return Qwen2Config(
+def architecture(tokenizer: PreTrainedTokenizerFast, **more: int) -> LlamaConfig:
+    """The smallest Llama that learns the task."""
+    return LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=CONTEXT, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, **more,
@@ -116,7 +116,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: list[tuple[str, str]]) -> 
     return tokens_NT, (place_T >= starts_N1) & (place_T < ends_N1)
 
 
-def language_loss(actor: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Tensor:
+def language_loss(actor: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Tensor:
     """Mean cross-entropy of the words of reviews in all moods, nats."""
     prompts = [draw_prompt(rng) for _ in range(BATCH)]
     tokens_NT, wanted_NT = encode(tokenizer, [(prompt, draw_review(rng, prompt)) for prompt in prompts])
@@ -124,7 +124,7 @@ def language_loss(actor: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, r
     return F.cross_entropy(logits_NTV[wanted_NT[:, 1:]], tokens_NT[:, 1:][wanted_NT[:, 1:]])
 
 
-def preference_loss(reward: Qwen2ForSequenceClassification, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Tensor:
+def preference_loss(reward: LlamaForSequenceClassification, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Tensor:
     """−log sigmoid(score of the kinder review − score of the other) of pairs of reviews, mean."""
     pairs = []
     for _ in range(BATCH // 2):
