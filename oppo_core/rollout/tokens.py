@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Protocol
 
+from oppo_contract.sections.models import hub_advice
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import find, read_config
@@ -97,11 +98,15 @@ class FileCodec:
 
 
 def codec_of(model: ModelSpec, roots: list[Path]) -> TextCodec:
-    """The tokenizer that belongs to a model."""
+    """The tokenizer that belongs to a model. Raises ModelFolderError when it has none here."""
     if model.tiny is not None:
         return ByteCodec(model.tiny.vocab)
     assert model.path is not None
-    return FileCodec(find(model.path, roots))
+    try:
+        folder = find(model.path, roots)
+    except ModelFolderError as error:
+        raise ModelFolderError(f"{error}{hub_advice(model.path)}") from None
+    return FileCodec(folder)
 
 
 def _token_id(folder: Path, key: str, default: int | None = None) -> int:

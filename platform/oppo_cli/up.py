@@ -26,8 +26,9 @@ def up(port: int | None, host: str) -> None:
 
 
 def print_welcome(prepared: Prepared, base_url: str) -> None:
-    """The address, and at the first start the password, which is shown once."""
+    """The address, at the first start the password, which is shown once, and how a terminal logs in."""
     click.echo(f"\nOPPO runs at {base_url}")
     if prepared.password is not None:
         click.echo(f"First user: {prepared.username}, password: {prepared.password}  (shown once)")
-    click.echo(f"Log in with one click, valid once: {prepared.login_link}\n", nl=True)
+    click.echo(f"Log in with one click, valid once: {prepared.login_link}")
+    click.echo(f"From a terminal here: oppo admin token {prepared.username} | oppo login {base_url}\n")

@@ -55,6 +55,12 @@ def test_all_complaints_come_at_once_each_with_what_to_do(world: Any, tmp_path: 
         refuse_impossible(world.spec(wrong), [world.folder], tmp_path)
 
 
+def test_an_actor_that_lies_on_a_hub_is_to_be_downloaded(world: Any) -> None:
+    assert "hf download owner/name --local-dir MODELS_ROOT/name" in "\n".join(
+        complaints(world, {"models": {"actor": {"path": "owner/name"}}})
+    )
+
+
 def test_held_out_prompts_texts_and_stop_tokens_are_looked_at(world: Any, tmp_path: Path) -> None:
     (tmp_path / "long.jsonl").write_text('{"question": [3, 4]}\n' + json.dumps({"question": [5] * 13}) + "\n")
     (tmp_path / "short.jsonl").write_text('{"text": [3]}\n')

@@ -86,6 +86,14 @@ def test_a_model_in_no_catalogue(world, browser, make_spec):
     assert told["message"] == "is in no connected worker's catalogue of models"
 
 
+def test_a_model_of_a_hub_is_to_be_downloaded(world, browser, make_spec):
+    world.worker()
+    told = complaint(browser, spec=make_spec(models=models(actor="Qwen/Qwen2.5-0.5B")))
+    assert "hf download Qwen/Qwen2.5-0.5B --local-dir MODELS_ROOT/Qwen2.5-0.5B" in told["message"]
+    for path in ("Qwen", "../Qwen", "a/b/c"):
+        assert "hf download" not in complaint(browser, spec=make_spec(models=models(actor=path)))["message"]
+
+
 def test_prompts_in_no_catalogue(world, browser, make_spec):
     world.worker()
     assert complaint(browser, spec=make_spec(data={"prompts": "leters"}))["suggestion"] == "letters"

@@ -15,6 +15,14 @@ URL_WORDS = "an http or https address"
 ENV_WORDS = "the name of an environment variable that begins with OPPO_REWARD_: capital letters, digits and _"
 
 
+def hub_advice(path: str) -> str:
+    """What to do with a path that may be the id of a model on a hub, `owner/name`; empty for any other."""
+    owner, slash, name = path.partition("/")
+    if not (owner and slash and name) or "/" in name or path.startswith((".", "~")):
+        return ""
+    return f"; a model of a hub must be downloaded first: hf download {path} --local-dir MODELS_ROOT/{name}"
+
+
 class TinyArchitecture(Section):
     """Our own small transformer, randomly initialised: for tests, benches and machines without a model folder."""
 
@@ -42,7 +50,7 @@ class ModelSpec(Section):
     path: Path | None = Field(
         None,
         description="On the platform an id in a worker's catalogue. With `oppo train` also a local folder with config.json and"
-        " safetensors, or a hub id.",
+        " safetensors. A hub's model is downloaded first.",
     )
     tiny: TinyArchitecture | None = Field(None, description="A randomly initialised small model instead of a folder.")
 

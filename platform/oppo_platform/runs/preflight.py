@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from oppo_contract.problems import SpecProblem, nearest
+from oppo_contract.sections.models import hub_advice
 from oppo_contract.sections.run import DEVICES_A_NODE, ON_ONE_DEVICE
 from oppo_contract.sections.secrets import PREFIX, secret_names
 from oppo_contract.spec import ModelSpec, RunSpec
@@ -141,7 +142,9 @@ def _missing(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem
 
 def _unknown(path: str, given: str, known: list[str], noun: str) -> SpecProblem:
     allowed = ("one of " + ", ".join(known[:20])) if known else f"no connected worker has a {noun}"
-    return SpecProblem(path, f"is in no connected worker's catalogue of {noun}s", given, allowed, nearest(given, known))
+    near = nearest(given, known)
+    advice = hub_advice(given) if noun == "model" and near is None else ""
+    return SpecProblem(path, f"is in no connected worker's catalogue of {noun}s{advice}", given, allowed, near)
 
 
 def _unfit(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
