@@ -13,7 +13,7 @@ import pytest
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole platforms go first: they take minutes, and everybody waits for what is begun last."""
-    items.sort(key=lambda item: "end_to_end" not in item.path.parts)
+    items.sort(key=lambda item: not {"end_to_end", "test_runnable.py"} & {*item.path.parts})
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ is written from it by `make docs`; change `platform/oppo_contract/spec.py`, not 
 
 A run needs `name`, `steps`, `models.actor`, `models.reward` and `data.prompts`; everything else has a default:
 
-```yaml
+```yaml spec
 name: first run
 steps: 200
 models:

@@ -32,6 +32,8 @@ PAGES = {
 STYLES = "static/css/tokens.css"
 LOGO = "static/img/favicon.svg"
 LINK = re.compile(r"(?P<open>!?\[(?P<text>[^\]]*)\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+# Words after a block's language are for the tests that run it (tests/docs/blocks.py).
+MARKED = re.compile(r"^( *`{3,}\w+)(?: +\w+)+(?= *(?:title=\"[^\"]+\")? *$)", re.MULTILINE)
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".js": "javascript", ".css": "css", ".sh": "sh"}
 
 
@@ -47,9 +49,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Turn links between files of the repository into links between pages of the site."""
+    """Turn links between files of the repository into links between pages of the site, and hide the marks of blocks."""
     here = repository_path(page.file.src_uri)
-    return LINK.sub(lambda link: _in_site(link, here, page.file.src_uri), markdown)
+    return MARKED.sub(r"\1", LINK.sub(lambda link: _in_site(link, here, page.file.src_uri), markdown))
 
 
 def repository_path(place: str) -> str:
