@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 20
 MAX_VALUES = 10_000
+TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
+TOO_MANY = f"holds more than {MAX_VALUES:,} keys and values"
 
 
 def parse_yaml(text: str) -> Any:
@@ -28,9 +31,7 @@ def parse_yaml(text: str) -> Any:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-    size = len(text.encode("utf-8", "surrogatepass"))
-    if size > MAX_SPEC_BYTES:
-        raise _refused(f"is {size:,} bytes long; at most {MAX_SPEC_BYTES:,} are accepted")
+    _check_bytes(text)
     yaml = YAML(typ="safe", pure=True)
     yaml.allow_duplicate_keys = False
     try:
@@ -46,6 +47,29 @@ def parse_yaml(text: str) -> Any:
         raise _refused(f"is not valid YAML: {str(error).splitlines()[0]}") from None
 
 
+def check_size(data: Any) -> None:
+    """Hold data that came as JSON to the limits of `parse_yaml`: it may have to be written as YAML. Raises `SpecError`."""
+    level, values, depth = [data], 1, 2  # as if it stood in a stream and a document
+    while level := [value for value in level if isinstance(value, dict | list)]:
+        level, depth = [inner for value in level for inner in _inside(value)], depth + 1
+        values += len(level)
+        if depth > MAX_DEPTH:
+            raise _refused(TOO_DEEP)
+        if values > MAX_VALUES:
+            raise _refused(TOO_MANY)
+    _check_bytes(json.dumps(data, ensure_ascii=False))
+
+
+def _inside(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return (*value, *value.values()) if isinstance(value, dict) else value
+
+
+def _check_bytes(text: str) -> None:
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_SPEC_BYTES:
+        raise _refused(f"is {size:,} bytes long; at most {MAX_SPEC_BYTES:,} are accepted")
+
+
 def _check_events(events: Iterable[Event]) -> None:
     # Before anything is built: aliases make a small text expand without bound, and pure Python reads slowly.
     depth = 0
@@ -57,9 +81,9 @@ def _check_events(events: Iterable[Event]) -> None:
         if getattr(event, "tag", None) is not None:
             raise _refused(f"uses a tag (!) at line {event.start_mark.line + 1}; write the plain value")
         if depth > MAX_DEPTH:
-            raise _refused(f"is nested deeper than {MAX_DEPTH} levels")
+            raise _refused(TOO_DEEP)
         if number > MAX_VALUES:
-            raise _refused(f"holds more than {MAX_VALUES:,} keys and values")
+            raise _refused(TOO_MANY)
 
 
 def _refused(message: str) -> SpecError:

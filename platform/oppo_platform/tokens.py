@@ -45,6 +45,8 @@ def parse_token(text: str, kind: Kind) -> tuple[str, str] | None:
     parts = text.split("_")
     if len(parts) != 3 or parts[0] != f"oppo{kind}" or len(parts[1]) != PREFIX_LENGTH or not text.isascii():
         return None
+    if not parts[1].isalnum():  # NUL is ASCII, too, and no database looks for it
+        return None
     return parts[1], digest_of(parts[2])
 
 

@@ -9,6 +9,7 @@ from asgiref.sync import sync_to_async
 from django.db import OperationalError, connections, models
 from django.test import AsyncClient
 
+from oppo_platform.accounts.api_tokens import create_api_token
 from oppo_platform.api import stream as stream_module
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import summaries
@@ -188,3 +189,18 @@ async def test_reading_fails_for_those_who_asked_and_for_nobody_later(world, ada
     assert [type(error) for error in told] == [OperationalError] * 2
     monkeypatch.setattr(heads_module, "_load", load)
     assert [head.run_id for head in await heads.of([run.pk])] == [run.pk]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_is_one_request_of_the_tokens_minute(world, ada, settings):
+    settings.OPPO_API_RATE = 2
+    run = await sync_to_async(world.submit)()
+    token = (await sync_to_async(create_api_token)(world.people["ada"], world.team, "notebook")).text
+    client, bearer = AsyncClient(), {"Authorization": f"Bearer {token}"}
+    for left in ("1", "0"):
+        ear = await listen(client, f"runs={run.pk}", **bearer)
+        assert ear.reply.headers["RateLimit-Remaining"] == left
+        await ear.close()
+    over = await client.get(f"/api/v1/stream?runs={run.pk}", headers=bearer)
+    assert (over.status_code, over.headers["RateLimit-Remaining"]) == (429, "0")
+    await (await listen(ada, f"runs={run.pk}")).close()

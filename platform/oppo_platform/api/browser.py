@@ -12,7 +12,7 @@ from pydantic import ConfigDict
 
 from oppo_contract.problems import SpecError, SpecProblem
 from oppo_contract.spec import RunSpec
-from oppo_contract.yaml_text import dump_yaml, parse_yaml
+from oppo_contract.yaml_text import check_size, dump_yaml, parse_yaml
 from oppo_platform import clock
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit
 from oppo_platform.accounts.models import User
@@ -139,12 +139,13 @@ def _team_for(user: User, wanted: int | str | None) -> int | None:
 
 def _as_given(body: SpecBody) -> tuple[dict[str, Any] | None, str | None]:
     """A refused spec in both shapes, so that form and YAML can go on showing one thing; None for what cannot be read."""
-    if body.yaml is None:
-        return body.spec, dump_yaml(body.spec) if body.spec is not None else None
     try:
+        if body.yaml is None:
+            check_size(body.spec)
+            return body.spec, dump_yaml(body.spec) if body.spec is not None else None
         data = body.spec if body.spec is not None else parse_yaml(body.yaml)
     except SpecError:
-        return None, body.yaml
+        return body.spec, body.yaml
     return data if isinstance(data, dict) else None, body.yaml
 
 

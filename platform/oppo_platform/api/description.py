@@ -46,6 +46,7 @@ SAYS = {
     403: "Your role, or the token's scope, does not allow it.",
     404: "There is no such thing, or it is another team's.",
     400: "The body is not JSON.",
+    413: "The body is too large.",
     409: "It means nothing in the present state; the detail says why.",
     422: "Something is wrong with the request; `errors` says what and where.",
     429: "The token has made its requests of this minute; `Retry-After` says when to try again.",
@@ -154,7 +155,7 @@ def _problems(operation: Operation) -> list[int]:
     if "path" in takes or "query" in takes or "body" in takes:
         found += [404, 422]
     if "body" in takes:
-        found.append(400)
+        found += [400, 413]
     if operation.methods[0] not in SAFE:
         found += [403, 409, 422]
     if operation.view_func.__name__ in OWNERS_READ:

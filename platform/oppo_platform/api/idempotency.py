@@ -1,8 +1,9 @@
 """Writes that may be sent twice: `Idempotency-Key: …` makes a deed happen once, however often its request arrives.
 
 The key's row and the deed share one transaction: either both are kept or neither is, also when the process dies in between. A
-second request with the same key waits for the first one's end and gets its reply, with `Idempotency-Replayed: true`. A reply that
-refuses (4xx, 5xx) is not kept: the next try is a first one again. Keys are a token's own, and kept for a day.
+second request with the same key waits for the first one's end and gets its reply, with `Idempotency-Replayed: true`; it counts
+as one of the token's minute like any other. A reply that refuses (4xx, 5xx) is not kept: the next try is a first one again. Keys
+are a token's own, and kept for a day.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import hashlib
 from collections.abc import Callable
 from datetime import timedelta
 
+from django.core.exceptions import RequestDataTooBig
 from django.db import OperationalError, connection, transaction
 from django.http import HttpRequest, HttpResponse
 
 from oppo_platform import clock
 from oppo_platform.accounts.models import IdempotentReply
+from oppo_platform.api.limits import count_request
 from oppo_platform.api.problems import problem
 
 HEADER = "Idempotency-Key"
@@ -25,15 +28,19 @@ WAITS_FOR_THE_FIRST_MS = 10_000
 
 
 def once(run: Callable[[], HttpResponse], request: HttpRequest, token_id: int) -> HttpResponse:
-    """The reply of `run`, which was called now or on an earlier request with the same key."""
+    """The reply of `run`, which was called now or on an earlier request with the same key. Raises `TooMany`."""
     key = request.headers[HEADER]
     if not 0 < len(key) <= LONGEST_KEY or not key.isascii() or not key.isprintable():
         return problem(422, f"An {HEADER} has 1 to {LONGEST_KEY} printable ASCII characters: a random UUID will do.")
-    wanted = _digest(request)
+    try:
+        wanted = _digest(request)
+    except RequestDataTooBig:
+        return run()  # which says so
     try:
         with transaction.atomic():
             kept = _claim(token_id, key, wanted)
             if kept.status is not None:
+                request.allowance = count_request(token_id)  # type: ignore[attr-defined]  # as `run` does
                 return _again(kept, wanted)
             response = run()
             if response.status_code >= 400:

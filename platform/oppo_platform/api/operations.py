@@ -11,12 +11,14 @@ from django.utils.deprecation import MiddlewareMixin
 
 from oppo_platform.api.auth import SAFE, person_of
 from oppo_platform.api.idempotency import HEADER, once
-from oppo_platform.api.limits import Allowance
-from oppo_platform.api.problems import UNFORESEEN, problem
+from oppo_platform.api.limits import Allowance, TooMany
+from oppo_platform.api.problems import UNFORESEEN, problem, too_many
 
 NOT_HERE = {
+    400: "The request is malformed, or its host is not this platform's.",
     404: "There is no such call. /api/v1/openapi.json lists all of them.",
     405: "This address does not take {method}.",
+    412: "What is there now is not what the request's conditions ask for.",
     500: UNFORESEEN,
 }
 
@@ -28,7 +30,10 @@ def as_usual(run: Run) -> Run:
 
     @wraps(run)
     def operation(request: HttpRequest, **path: Any) -> HttpResponse:
-        answer = _answer(run, request, path)
+        try:
+            answer = _answer(run, request, path)
+        except TooMany as error:
+            return too_many(error)
         allowance: Allowance | None = getattr(request, "allowance", None)
         for name, value in (allowance.headers() if allowance else {}).items():
             answer.headers[name] = value
@@ -47,7 +52,7 @@ def _answer(run: Run, request: HttpRequest, path: dict[str, Any]) -> HttpRespons
 
 
 class ProblemsEverywhere(MiddlewareMixin):
-    """An address below `/api/` that is none, and a method that it does not take, are problem details as well."""
+    """What Django itself answers below `/api/`, for an address that is none, say, are problem details as well."""
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         """The response, or a problem in the place of Django's page."""

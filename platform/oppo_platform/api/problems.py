@@ -7,7 +7,8 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
-from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.conf import settings
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied, RequestDataTooBig
 from django.db import DataError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import NinjaAPI
@@ -19,6 +20,7 @@ from oppo_platform.web.request_id import current_request_id
 
 UNFORESEEN = "Something went wrong on the server. Its log tells what, under this request's id."
 NUL = "A text holds the character NUL, which cannot be stored or looked for. Leave it out."
+HALVES = "A text holds half of a character (a lone surrogate), which cannot be stored or looked for. Leave it out."
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +52,14 @@ def spec_refused(error: SpecError) -> JsonResponse:
     return problem(422, f"The spec has {count} problem{'s' if count != 1 else ''}.", error.problems)
 
 
+def too_many(error: TooMany) -> JsonResponse:
+    """429 with what is left of the minute."""
+    answer = problem(429, str(error))
+    for name, value in (error.allowance.headers() | {"Retry-After": str(error.allowance.reset_s)}).items():
+        answer.headers[name] = value
+    return answer
+
+
 def install(api: NinjaAPI) -> None:
     """Let an API answer every error as a problem; what is not foreseen is a 500 with a log entry of the same request id."""
 
@@ -60,12 +70,6 @@ def install(api: NinjaAPI) -> None:
     def gone(request: HttpRequest, error: Exception) -> HttpResponse:
         return problem(404, "There is no such thing, or it is not yours to see.")
 
-    def too_many(request: HttpRequest, error: TooMany) -> HttpResponse:
-        answer = problem(429, str(error))
-        for name, value in (error.allowance.headers() | {"Retry-After": str(error.allowance.reset_s)}).items():
-            answer.headers[name] = value
-        return answer
-
     def unforeseen(request: HttpRequest, error: Exception) -> HttpResponse:
         log.error("request failed", path=request.path, exc_info=error)
         return problem(500, UNFORESEEN)
@@ -73,9 +77,17 @@ def install(api: NinjaAPI) -> None:
     def unkept(request: HttpRequest, error: DataError) -> HttpResponse:
         return problem(422, NUL) if "NUL" in str(error) else unforeseen(request, error)
 
+    def unspeakable(request: HttpRequest, error: UnicodeEncodeError) -> HttpResponse:
+        return problem(422, HALVES) if "surrogates" in error.reason else unforeseen(request, error)
+
+    def too_large(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:
+        return problem(413, f"The body is larger than {settings.DATA_UPLOAD_MAX_MEMORY_SIZE:,} bytes.")
+
     api.add_exception_handler(Exception, unforeseen)
     api.add_exception_handler(DataError, unkept)
-    api.add_exception_handler(TooMany, too_many)
+    api.add_exception_handler(UnicodeEncodeError, unspeakable)
+    api.add_exception_handler(RequestDataTooBig, too_large)
+    api.add_exception_handler(TooMany, lambda request, error: too_many(error))
     api.add_exception_handler(ValidationError, invalid)
     api.add_exception_handler(SpecError, lambda request, error: spec_refused(error))
     api.add_exception_handler(ObjectDoesNotExist, gone)

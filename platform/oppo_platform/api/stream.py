@@ -25,7 +25,8 @@ from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
 from oppo_platform.api.auth import person_of
 from oppo_platform.api.browser import parse_ids
-from oppo_platform.api.problems import problem, unauthenticated
+from oppo_platform.api.limits import Allowance, TooMany, count_request
+from oppo_platform.api.problems import problem, too_many, unauthenticated
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.feed import feed
 from oppo_platform.telemetry.heads import Head
@@ -43,7 +44,21 @@ Cursors = dict[int, int]
 @login_not_required
 @require_GET
 async def stream(request: HttpRequest) -> HttpResponseBase:
-    """Summaries of some runs whenever they change; 401 without login, 404 when one of the runs is not there."""
+    """Summaries of some runs whenever they change; 401 without login, 404 when one of the runs is not there.
+
+    By token it is one request of its minute, however long it lasts.
+    """
+    try:
+        allowance = await sync_to_async(_counted, thread_sensitive=False)(request)
+    except TooMany as error:
+        return too_many(error)
+    answer = await _answer(request)
+    for name, value in (allowance.headers() if allowance else {}).items():
+        answer.headers[name] = value
+    return answer
+
+
+async def _answer(request: HttpRequest) -> HttpResponseBase:
     if await _may_see(request, []) is None:
         return unauthenticated()
     try:
@@ -92,6 +107,14 @@ async def _events(request: HttpRequest, run_ids: list[int], cursors: Cursors) ->
 def _event(head: Head, known: Cursors) -> bytes:
     cursor = ",".join(f"{run_id}:{number}" for run_id, number in known.items() if number >= 0)
     return f"id: {cursor}\nevent: run\ndata: {head.text}\n\n".encode()
+
+
+def _counted(request: HttpRequest) -> Allowance | None:
+    try:
+        user = person_of(request) if "Authorization" in request.headers else None
+    finally:
+        connection.close()
+    return count_request(user.bound_token_id) if user is not None and user.bound_token_id is not None else None
 
 
 async def _may_see(request: HttpRequest, run_ids: list[int]) -> bool | None:

@@ -36,13 +36,13 @@ def _possible(run_id: int) -> int:
 
 def chosen_project(user: User, wanted: int | str | None) -> Project:
     """By id or name among the user's projects; the only one, or the first by name, when not given."""
-    projects = visible_projects(user)
-    if wanted is None or wanted == "":
+    projects, text = visible_projects(user), "" if wanted is None else str(wanted)
+    if not text:
         project = projects.first()
-    elif str(wanted).isdigit():
-        project = projects.filter(pk=int(wanted)).first() if int(wanted) <= LARGEST_ID else None
+    elif text.isascii() and text.isdigit():
+        project = projects.filter(pk=int(text)).first() if len(text) < 20 and int(text) <= LARGEST_ID else None
     else:
-        project = projects.filter(name=wanted).first()
+        project = projects.filter(name=text).first()
     if project is None:
         raise Project.DoesNotExist
     return project

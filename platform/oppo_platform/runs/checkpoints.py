@@ -173,17 +173,29 @@ def open_files(row: Checkpoint, files: ExitStack) -> list[tuple[str, int, int]]:
 
 def _listed(folder: Path, row: Checkpoint) -> list[tuple[str, int]]:
     """(path in the folder, bytes) of every file, by the manifest that was registered."""
-    manifest = folder / MANIFEST
-    if manifest.is_symlink() or manifest.stat().st_size > LARGEST_MANIFEST:
-        raise NotReadable("The manifest of this checkpoint is not a plain file of a sensible size.")
-    content = manifest.read_bytes()
+    content = _manifest(folder / MANIFEST)
     if hashlib.sha256(content).hexdigest() != row.manifest_sha256:
         raise NotReadable("The manifest of this checkpoint is not the one that was registered: the files were changed.")
     try:
         told = [(str(path), int(entry["bytes"])) for path, entry in json.loads(content).items()]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        "".join(path for path, _ in told).encode()
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise NotReadable("The manifest of this checkpoint is not in the form that the platform knows.") from error
     return [(MANIFEST, len(content)), *sorted(told)]
+
+
+def _manifest(place: Path) -> bytes:
+    """Its content. Raises NotReadable for what is no plain file, and for one that goes away at this moment."""
+    odd = "The manifest of this checkpoint is not a plain file of a sensible size."
+    try:
+        # Not blocking: a pipe would be waited for.
+        with open(place, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_MANIFEST:
+                raise NotReadable(odd)
+            return file.read()
+    except OSError as error:
+        raise NotReadable(odd) from error
 
 
 def _member(name: str, path: str, descriptor: int, size: int, row: Checkpoint) -> Member:

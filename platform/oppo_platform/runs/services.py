@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Any
 
@@ -10,10 +9,10 @@ from django.conf import settings
 from django.db import transaction
 
 from oppo_contract.presets import PRESETS
-from oppo_contract.problems import SpecError, SpecProblem
-from oppo_contract.spec import MAX_SPEC_BYTES, RunSpec, load_spec
+from oppo_contract.problems import SpecError
+from oppo_contract.spec import RunSpec, load_spec
 from oppo_contract.states import RunState
-from oppo_contract.yaml_text import load_yaml
+from oppo_contract.yaml_text import check_size, load_yaml
 from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
@@ -39,7 +38,9 @@ def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = 
     Raises:
         SpecError: with every problem found.
     """
-    spec = load_yaml(yaml) if yaml is not None else load_spec(_not_too_large(data))
+    if yaml is None:
+        check_size(data)
+    spec = load_yaml(yaml) if yaml is not None else load_spec(data)
     problems = problems_on(spec, node_offers(), shared=settings.OPPO_ARTIFACTS_SHARED)
     if team_id is not None:
         problems = problems or never_starts(team_id, spec.resources.devices, needs_of(spec))
@@ -48,13 +49,6 @@ def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = 
     if problems:
         raise SpecError(problems)
     return spec
-
-
-def _not_too_large(data: Any) -> Any:
-    size = len(json.dumps(data, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-    if size > MAX_SPEC_BYTES:
-        raise SpecError([SpecProblem("", f"is {size:,} bytes long; at most {MAX_SPEC_BYTES:,} are accepted")])
-    return data
 
 
 def node_offers() -> list[NodeOffer]:

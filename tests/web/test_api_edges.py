@@ -1,0 +1,146 @@
+"""What people and programs send by mistake or in malice: it is refused in words, quickly, and never as a fault of the server."""
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from django.test import Client
+
+from oppo_contract.problems import SpecError
+from oppo_contract.yaml_text import MAX_VALUES, check_size, dump_yaml, parse_yaml
+from oppo_platform.accounts.api_tokens import create_api_token
+from oppo_platform.runs.attempts import artifact_url
+from oppo_platform.runs.models import Checkpoint
+
+HALF = "\ud800"  # of a character
+
+
+@pytest.fixture
+def client(world):
+    token = create_api_token(world.people["ada"], world.team, "notebook", scope="admin").text
+    return Client(headers={"Authorization": f"Bearer {token}"}, raise_request_exception=False)
+
+
+def post(client, path, body, **headers):
+    text = body if isinstance(body, str | bytes) else json.dumps(body)
+    return client.post(f"/api/v1/{path}", text, content_type="application/json", headers=headers)
+
+
+def refused(reply, status):
+    assert (reply.status_code, reply.headers["Content-Type"]) == (status, "application/problem+json"), reply.content[:300]
+    return reply.json()["detail"]
+
+
+@pytest.mark.parametrize("project", ["²", "1" * 5000, "٣"])
+def test_what_only_looks_like_a_number_is_no_project(client, make_spec, project):
+    refused(post(client, "runs", {"spec": make_spec(), "project": project}), 404)
+    refused(client.get("/api/v1/runs", {"project": project}), 404)
+    refused(client.get("/api/v1/runs/pinned", {"project": project}), 404)
+    assert post(client, "runs/validate", {"spec": make_spec(), "project": project}).status_code == 200
+
+
+def test_half_a_character_is_refused_where_the_database_would_have_to_hold_it(world, client, make_spec):
+    run = world.submit()
+    assert "half of a character" in refused(post(client, f"runs/{run.pk}/tags", {"add": [HALF]}), 422)
+    refused(post(client, "views", {"name": HALF, "query": {}}), 422)
+    refused(post(client, "runs", {"spec": make_spec(), "project": HALF}), 422)
+    refused(post(client, f"runs/{run.pk}/tags", {"add": [HALF]}, **{"Idempotency-Key": "k"}), 422)
+
+
+def test_a_spec_in_json_has_the_limits_of_one_in_yaml():
+    for data in (json.loads("[" * 18 + "1" + "]" * 18), {"a": [1] * (MAX_VALUES // 2)}):
+        check_size(data)
+        parse_yaml(dump_yaml(data))
+    for text in ("[" * 19 + "]" * 19, json.dumps([1] * MAX_VALUES), json.dumps("x" * 300_000)):
+        for read in (parse_yaml, lambda text: check_size(json.loads(text))):
+            with pytest.raises(SpecError):
+                read(text)
+
+
+def test_checking_a_monstrous_spec_takes_no_longer_than_reading_it(client):
+    nested = '{"spec": {"a": %s}}' % ("[" * 300 + "]" * 300)
+    wide = json.dumps({"spec": {"a": [1] * 600_000}})
+    for body, words in ((nested, "nested deeper"), (wide, "more than 10,000")):
+        began = time.process_time()
+        told = post(client, "runs/validate", body)
+        assert (told.status_code, told.json()["ok"], told.json()["yaml"]) == (200, False, None)
+        assert words in told.json()["problems"][0]["message"]
+        assert time.process_time() - began < 5, "writing so much as YAML takes a minute"
+        refused(post(client, "runs", body), 422)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_body_that_is_too_large_is_a_problem_with_and_without_a_key(client, settings, key):
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
+    headers = {"Idempotency-Key": key} if key else {}
+    assert "1,000 bytes" in refused(post(client, "runs", {"yaml": "x" * 1000}, **headers), 413)
+
+
+def test_what_django_answers_itself_is_a_problem_as_well(client):
+    refused(client.get("/api/v1/me", headers={"Host": "elsewhere.example"}), 400)
+    refused(client.get("/api/v1/me", headers={"If-Match": '"another"'}), 412)
+    refused(client.put("/api/v1/me"), 405)
+
+
+def test_a_repeated_write_is_one_of_the_tokens_minute(world, client, settings):
+    run = world.submit()
+    settings.OPPO_API_RATE = 2
+    replies = [post(client, f"runs/{run.pk}/tags", {"add": ["x"]}, **{"Idempotency-Key": "k"}) for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert [reply.headers["RateLimit-Remaining"] for reply in replies] == ["1", "0", "0"]
+    assert replies[1].headers["Idempotency-Replayed"] == "true"
+    assert int(replies[2].headers["Retry-After"]) > 0
+    refused(replies[2], 429)
+
+
+@pytest.mark.parametrize("kind", ["login", "invite", "password"])
+def test_a_link_with_nul_is_no_link(world, kind):
+    place = {"login": "/login-link/", "invite": "/invites/", "password": "/password-links/"}[kind]
+    reply = Client(raise_request_exception=False).get(f"{place}oppo{kind}_aaaaaaaaaaa%00_b")
+    assert reply.status_code in (302, 404)
+
+
+@pytest.fixture
+def odd(world, client, settings, tmp_path):
+    """Registers a checkpoint whose folder `spoil` has changed, and asks for its download."""
+    settings.OPPO_ARTIFACT_ROOT = tmp_path.as_uri()
+    run, attempt_id = world.start(world.worker())
+    url = f"{artifact_url(run.pk)}/checkpoints/step-00000001"
+    folder = Path(unquote(urlsplit(url).path))
+    folder.mkdir(parents=True)
+
+    def ask(manifest, spoil=lambda manifest: None):
+        content = json.dumps(manifest).encode()
+        (folder / "manifest.json").write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        row = Checkpoint.objects.create(
+            run=run, attempt_id=attempt_id, step=1, url=url, bytes=1, manifest_sha256=digest, registered_at=world.clock.now()
+        )
+        spoil(folder / "manifest.json")
+        return client.get(f"/api/v1/runs/{run.pk}/checkpoints/{row.pk}/download")
+
+    return ask
+
+
+def as_folder(manifest):
+    manifest.unlink()
+    manifest.mkdir()
+
+
+def as_pipe(manifest):
+    manifest.unlink()
+    os.mkfifo(manifest)
+
+
+@pytest.mark.parametrize("spoil", [as_folder, as_pipe])
+def test_a_manifest_that_is_no_plain_file_is_refused_at_once(odd, spoil):
+    assert "not a plain file" in refused(odd({}, spoil), 409)
+
+
+@pytest.mark.parametrize("manifest", [{"a": {"bytes": float("inf")}}, {f"a{HALF}": {"bytes": 1}}])
+def test_a_manifest_that_says_what_cannot_be_is_refused(odd, manifest):
+    assert "not in the form" in refused(odd(manifest), 409)
