@@ -11,6 +11,7 @@ BENCHES = {
     "trl": "oppo_cli.bench_trl:trl",
     "scheduler": "oppo_cli.bench_scheduler:scheduler",
     "telemetry": "oppo_cli.bench_telemetry:telemetry",
+    "api": "oppo_cli.bench_api:api",
 }
 
 

@@ -99,9 +99,9 @@ def _alone(scale: int, repetitions: int, seed: int, full: bool) -> Iterator[list
     yield _logging(LOGGED_STEPS // (1 if scale == 1 else 4))
     _tell("event to pixel")
     yield event_to_pixel()
-    with _web() as (base_url, web_pid):
+    with bench_web() as (base_url, web_pid):
         owner = load.tenant()
-        with _client(base_url, owner.token) as client:
+        with bench_client(base_url, owner.token) as client:
             for measure in (ingest, long_series, compare, runs_table, timeline):
                 _tell(measure.__name__.replace("_", " "))
                 yield measure(client, owner, scale, repetitions, seed)
@@ -112,20 +112,20 @@ def _alone(scale: int, repetitions: int, seed: int, full: bool) -> Iterator[list
         _tell("timeline frames")
         yield timeline_frames(base_url, owner, scale, max(2, repetitions // 8), seed)
         if full:
-            with _client(base_url, owner.token) as client:
+            with bench_client(base_url, owner.token) as client:
                 yield crowded(client, owner, scale, repetitions, seed)
 
 
 def _race(kept: Path, scale: int, seed: int) -> Iterator[list[Result]]:
     """Ours and the others', in turn."""
-    with _web() as (base_url, _):
+    with bench_web() as (base_url, _):
         owner = load.tenant()
-        with _client(base_url, owner.token) as client:
+        with bench_client(base_url, owner.token) as client:
             yield race(client, base_url, owner, kept, scale, seed, _tell)
 
 
 @contextmanager
-def _web() -> Iterator[tuple[str, int]]:
+def bench_web() -> Iterator[tuple[str, int]]:
     """A web process as production has it: its address and its process id."""
     from django.core.management import call_command
 
@@ -159,7 +159,7 @@ def _wait_for_web(base_url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _client(base_url: str, token: str) -> Iterator[httpx.Client]:
+def bench_client(base_url: str, token: str) -> Iterator[httpx.Client]:
     import httpx
 
     headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "br, gzip"}

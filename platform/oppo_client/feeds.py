@@ -62,8 +62,6 @@ def log_lines(run_id: int, tail: int | None, follow: bool, wanted: Mapping[str, 
 
 def _after(path: str, last: int, wanted: Mapping[str, Any], retries: Retries) -> Flow[tuple[list[LogLine], int]]:
     """The lines after one, and the id of the last of them."""
-    if not last:  # `after=0` would mean the last ones
-        return (yield from _tail(path, None, wanted, retries))
     told = yield from asked(get(path, **wanted, after=last, limit=LINES_A_CALL), retries)
     return [log_line(line) for line in told["lines"]], int(told["next"])
 
@@ -71,7 +69,7 @@ def _after(path: str, last: int, wanted: Mapping[str, Any], retries: Retries) ->
 def _tail(path: str, tail: int | None, wanted: Mapping[str, Any], retries: Retries) -> Flow[tuple[list[LogLine], int]]:
     """The last lines, oldest first, and the id of the last one (0 when there is none). Read backwards."""
     parts: list[list[Any]] = []
-    found, before = 0, 0
+    found, before = 0, None
     while tail is None or found < tail or not parts:
         limit = LINES_A_CALL if tail is None else max(1, min(LINES_A_CALL, tail - found))
         told = yield from asked(get(path, **wanted, before=before, limit=limit), retries)

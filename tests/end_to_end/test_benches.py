@@ -1,4 +1,4 @@
-"""`oppo bench scheduler` and `oppo bench telemetry` run, and write their figures under their names."""
+"""`oppo bench scheduler`, `oppo bench telemetry` and `oppo bench api` run, and write their figures under their names."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+EXAMPLES = Path(__file__).parents[2] / "platform/oppo_platform/api/examples.json"
 # What points at the tests' own settings and servers.
 OTHERS = ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")
 
@@ -48,3 +49,15 @@ def test_telemetrys(tmp_path: Path) -> None:
     assert {f"timeline_frame_ms/{part}/{way}" for part in ("run", "40_steps") for way in ("canvas", "plotly")} <= set(figures)
     assert figures["spikes_shown"]["median"] == 5
     assert 8 < figures["bytes_per_point"]["median"] < 30
+
+
+@pytest.mark.full
+def test_the_apis(tmp_path: Path) -> None:
+    figures = figures_of("api", tmp_path)
+    timed = {name.removesuffix("_ms/p95") for name in figures if name.endswith("_ms/p95")} - {"together"}
+    operations = json.loads(EXAMPLES.read_text())
+    assert len(timed) == 10
+    assert timed <= set(operations), "figures are called after operations"
+    assert all(figures[f"{name}_ms/p95"]["median"] >= figures[f"{name}_ms"]["median"] > 0 for name in timed)
+    assert figures["requests_per_s"]["n"] == 5
+    assert figures["requests_per_s"]["min"] > 1

@@ -39,6 +39,9 @@ def test_the_end_first_then_what_came_since_and_what_stood_before(told):
     before = get(limit=10, before=line["id"])
     assert (texts(before), before.json()["earlier"]) == ([f"step {i}" for i in range(1, 7)], False)
     assert texts(get(after=line["id"])) == ["<b>", "step 7 Done"]
+    begun = get(after=0, limit=2)
+    assert (texts(begun), begun.json()["earlier"]) == (["step 1", "step 2"], False)
+    assert texts(get(after=begun.json()["next"], limit=1)) == ["step 3"]
     at = newest.json()["next"]
     assert (texts(get(after=at)), get(after=at).json()["next"]) == ([], at)
     worker.send_events(attempt_id, [log_event(3, "stderr", "one more")])

@@ -18,13 +18,16 @@ LineId = Annotated[int, Query(ge=0, le=LARGEST_ID)]
 def show_logs(
     request: HttpRequest,
     run_id: int,
-    after: LineId = 0,
-    before: LineId = 0,
+    after: LineId | None = None,
+    before: LineId | None = None,
     stream: Stream | None = None,
     q: Annotated[str, Query(max_length=1000)] = "",
     limit: int = MOST_LINES,
 ) -> dict[str, Any]:
-    """The last lines, the next ones after `after`, or the last ones before `before`. Lines are untrusted: show them as text."""
+    """The last lines, the next ones after `after` (0: the first ones), or the last ones before `before`.
+
+    Lines are untrusted: show them as text.
+    """
     return logs(run_of(request, run_id), after=after, before=before, stream=stream, words=q, limit=limit)
 
 
