@@ -10,7 +10,6 @@ import json
 import os
 import queue
 import signal
-import sys
 import threading
 import time
 from typing import Any
@@ -33,11 +32,15 @@ class Inbox:
     """Messages of the engine, read ahead by a thread as far as its bound goes."""
 
     def __init__(self) -> None:
+        # What libraries start must not hold the engine's pipe: the engine would wait for it, whatever becomes of us.
+        self._lines = os.fdopen(os.dup(0), "rb")
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
         self._waiting: queue.Queue[Message] = queue.Queue(MOST_AT_ONCE)
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
     def _read(self) -> None:
-        for line in sys.stdin.buffer:
+        for line in self._lines:
             self._waiting.put(json.loads(line))
         self._waiting.put(ENDED_UNTOLD)
 
