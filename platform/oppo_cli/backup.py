@@ -98,9 +98,10 @@ def restore(file: Path, check: bool, replace: bool, nothing_since: bool) -> None
 
 
 def _check(file: Path) -> None:
-    from oppo_platform.backup.archive import open_archive
+    from oppo_platform.backup.archive import open_archive, refuse_incomplete
 
     with open_archive(file, _tell) as archive:
+        refuse_incomplete(archive)
         told = archive.manifest
     click.echo(
         f"{file} is whole: OPPO {told['platform_version']}, PostgreSQL {told['postgres']}, made {told['made_at'][:19]} UTC."
@@ -133,9 +134,7 @@ def _standing_still() -> Iterator[Home]:
 def _report(done: Any, nothing_since: bool) -> list[str]:
     lines = []
     if done.kept:
-        lines.append(
-            f"What was there before is the database {done.kept}. Delete it: oppo admin kept-databases --drop {done.kept}"
-        )
+        lines.append(f"What was there before is the database {done.kept}. Delete it: oppo kept-databases --drop {done.kept}")
     if done.migrated:
         lines.append(f"Brought up to date: {', '.join(done.migrated)}.")
     lines += done.keys

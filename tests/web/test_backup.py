@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import os
 import signal
 import stat
@@ -13,9 +15,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from oppo_cli.main import main
 from oppo_platform.backup import BackupError, BackupRefused, programs
 from oppo_platform.backup.archive import PARTIAL, new_archive, open_archive
 from oppo_platform.backup.making import place_for
@@ -128,6 +132,22 @@ def test_another_format_is_refused_in_words(tmp_path: Path) -> None:
         archive.seal({"format": 2, "platform_version": "9.9"})
     with pytest.raises(BackupRefused, match=r"format 2 \(of OPPO 9.9\), and this version reads format 1"):
         read(tmp_path / "b.tar")
+
+
+@pytest.mark.parametrize("manifest", [{"format": None}, {"members": []}, {"members": None}])
+def test_a_manifest_that_was_written_by_hand_is_refused_in_words(tmp_path: Path, manifest: dict[str, object]) -> None:
+    with new_archive(tmp_path / "b.tar") as archive:
+        archive.add("database.dump", b"")
+        text = json.dumps({"format": 1, "members": dict(archive.members), **manifest}).encode()
+        archive.add("manifest.json", text)
+        archive.add("manifest.sha256", hashlib.sha256(text).hexdigest().encode())
+    with pytest.raises(BackupRefused, match=r"format None|lists no members"):
+        read(tmp_path / "b.tar")
+
+
+def test_checking_says_what_a_backup_lacks(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["restore", "--check", str(a_backup(tmp_path / "b.tar"))])
+    assert (done.exit_code, "lacks made_at, postgres" in done.output) == (2, True), done.output
 
 
 def test_a_killed_backup_leaves_nothing_that_looks_whole_and_the_next_one_clears_it_away(tmp_path: Path) -> None:

@@ -365,6 +365,23 @@ def test_no_name_in_a_backup_leads_out_of_its_checkpoint(busy, backups: Backups)
     assert not folder.exists()
 
 
+def test_keys_that_cannot_be_put_back_are_told_and_those_that_are_cut_are_refused_first(busy, backups: Backups, settings) -> None:
+    made = backups.made(with_keys=True)
+    cut = backups.folder / "cut.tar"
+    with open_archive(made.file, print) as archive, new_archive(cut) as odd:
+        for name in archive.manifest["members"]:
+            odd.add(name, b'{"secret_key": "short"}' if name == "keys.json" else archive.read(name))
+        odd.seal({name: value for name, value in archive.manifest.items() if name != "members"})
+    with pytest.raises(BackupError, match="keys in the backup"):
+        backups.restored(cut)
+    assert databases() == set()
+    settings.OPPO_HOME, settings.SECRET_KEY = backups.home, "another key of another installation, long enough"
+    (backups.home / "secret_key").mkdir()  # nothing can be written there
+    done = backups.restored(made.file)
+    assert "THE KEYS ARE NOT PUT BACK" in done.keys[0]
+    assert databases() == {TARGET}
+
+
 @pytest.mark.full
 def test_keys_come_back_when_they_were_put_in_and_are_asked_for_when_not(busy, backups: Backups, settings) -> None:
     kept = Path(django_settings.OPPO_HOME)

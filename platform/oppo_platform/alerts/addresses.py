@@ -65,9 +65,10 @@ def refuse(address: str, *, private_allowed: bool) -> str:
     """
     ip = _plain(ipaddress.ip_address(address.partition("%")[0]))
     reserved = ip.is_reserved and not ip.is_loopback  # as ::1 is, too
+    local = isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local  # private before fc00::/7 was, and global to Python
     if ip.is_link_local or ip.is_multicast or ip.is_unspecified or reserved:
         return f"{ip} is an address that no webhook may have"
-    if not ip.is_global and not private_allowed:
+    if (local or not ip.is_global) and not private_allowed:
         return f"{ip} is a private address (OPPO_WEBHOOK_PRIVATE_HOSTS names hosts that may have one)"
     return ""
 

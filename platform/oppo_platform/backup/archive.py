@@ -23,7 +23,13 @@ from typing import IO, Any
 from oppo_platform.backup import BackupError, BackupRefused
 
 FORMAT = 1
+DATABASE, CHECKPOINTS = "database.dump", "checkpoints.json"
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
+# What a manifest of this format says at least.
+SAYS: dict[str, type] = {
+    "platform_version": str, "made_at": str, "postgres": str, "pg_dump": str, "migrations": dict, "rows": dict,
+    "numbered_by_hand": list, "checkpoints": dict, "keys": dict,
+}  # fmt: skip
 LARGEST_MANIFEST = 64 * 1024 * 1024
 READ_BYTES = 1024 * 1024
 BLOCK = tarfile.BLOCKSIZE
@@ -154,6 +160,14 @@ class Archive:
         return b"".join(self.pieces(name))
 
 
+def refuse_incomplete(archive: Archive) -> None:
+    """Raises BackupRefused when a backup with good checksums lacks what a restore needs: `oppo backup` did not write it so."""
+    lacks = [name for name, kind in SAYS.items() if not isinstance(archive.manifest.get(name), kind)]
+    lacks += [name for name in (DATABASE, CHECKPOINTS) if name not in archive.places]
+    if lacks:
+        raise BackupRefused(f"The backup is not what `oppo backup` writes: it lacks {', '.join(lacks)}. Nothing was changed.")
+
+
 @contextmanager
 def open_archive(path: Path, tell: Tell) -> Iterator[Archive]:
     """Open a backup and verify every byte of it.
@@ -202,10 +216,12 @@ def _verified(file: IO[bytes], size: int, tell: Tell) -> Archive:
 def _complaint(archive: Archive) -> str:
     """What is wrong with a whole tar, in words; empty when nothing is."""
     told = archive.manifest
-    if told["format"] != FORMAT:
+    if told.get("format") != FORMAT:
         made = told.get("platform_version", "another version")
-        return f"it has format {told['format']} (of OPPO {made}), and this version reads format {FORMAT}"
-    wanted, there = told["members"], told.pop("found")
+        return f"it has format {told.get('format')} (of OPPO {made}), and this version reads format {FORMAT}"
+    wanted, there = told.get("members"), told.pop("found")
+    if not isinstance(wanted, dict):
+        return "its manifest lists no members"
     for name in sorted({*wanted, *there}):
         if name not in there:
             return f"{name} is missing"

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from oppo_platform.backup import BackupError, keys, programs
-from oppo_platform.backup.archive import READ_BYTES, Tell, Write, Writer, new_archive
+from oppo_platform.backup.archive import CHECKPOINTS, DATABASE, READ_BYTES, Tell, Write, Writer, new_archive
 from oppo_platform.backup.snapshot import Snapshot, held
 from oppo_platform.runs.checkpoints import NotReadable, open_files, where
 from oppo_platform.runs.models import Checkpoint
 
-DATABASE, CHECKPOINTS = "database.dump", "checkpoints.json"
 TELL_EVERY_S = 5.0
 
 

@@ -18,9 +18,9 @@ from django.db import connections
 from django.db.migrations.loader import MigrationLoader
 
 from oppo_platform.backup import BackupError, BackupRefused, aftermath, checkpoint_files, keys, programs, snapshot
-from oppo_platform.backup.archive import Archive, Tell
+from oppo_platform.backup.archive import CHECKPOINTS, DATABASE, Archive, Tell, refuse_incomplete
 from oppo_platform.backup.databases import Server
-from oppo_platform.backup.making import CHECKPOINTS, DATABASE, Progress
+from oppo_platform.backup.making import Progress
 
 
 @dataclass(slots=True)
@@ -79,7 +79,9 @@ def restore(
     Raises:
         BackupRefused: it is not done as asked. BackupError: it went wrong. Either way the old database is as it was.
     """
+    refuse_incomplete(archive)
     refuse_newer(archive.manifest)
+    brought = keys.keys_from(archive.read(keys.MEMBER)) if archive.manifest["keys"].get("included") else None
     tool = _loader(archive.manifest, server)
     server.refuse_rights()
     server.refuse_users()
@@ -100,7 +102,7 @@ def restore(
         finally:
             point_django(server.name)
         done.kept = server.swap(name, stamp)
-    _keys(archive, home, stamp, done)
+    _keys(archive, brought, home, stamp, done)
     return done
 
 
@@ -179,12 +181,18 @@ def _settle(archive: Archive, url: str, made_at: datetime, what: str, nothing_si
         aftermath.skip_numbers(connection)
 
 
-def _keys(archive: Archive, home: Path, stamp: str, done: Restored) -> None:
-    """After the swap, so that a restore that fails changes no key."""
+def _keys(archive: Archive, brought: keys.Keys | None, home: Path, stamp: str, done: Restored) -> None:
+    """After the swap, so that a restore that fails changes no key; so what fails here is told and no failure of the restore."""
     told = archive.manifest["keys"]
-    if told["included"]:
-        done.keys = keys.put_back(keys.keys_from(archive.read(keys.MEMBER)), home, stamp)
-    elif keys.keys_here().fingerprints()[keys.SECRET_KEY] != told[keys.SECRET_KEY]:
+    if brought is not None:
+        try:
+            done.keys = keys.put_back(brought, home, stamp)
+        except OSError as error:
+            done.keys = [
+                f"THE KEYS ARE NOT PUT BACK: {error.filename or home}: {error.strerror}. They stand in the backup's member "
+                f"{keys.MEMBER}; put them into OPPO_HOME yourself, or restore again with --replace."
+            ]
+    elif keys.keys_here().fingerprints()[keys.SECRET_KEY] != told.get(keys.SECRET_KEY):
         done.keys = [
             "The secret key here is not the one of the backup: API tokens are void, and every worker must join again. "
             "Put the old OPPO_HOME/secret_key (or OPPO_SECRET_KEY) back to keep them."
