@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     "docs/configuration.md": "configuration",
+    "docs/reference/api.md": "api",
     "docs/reference/commands.md": "commands",
     "docs/reference/events.md": "events",
     "docs/reference/states.md": "states",

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import click
 import pytest
 
 from oppo_cli.main import EXIT_STATUSES, FAILED, REFUSED
+from oppo_contract import states
 from oppo_contract.fields import SpecSchema
 from oppo_contract.spec import RunSpec
-from oppo_contract.states import MEANINGS, RunState
+from oppo_contract.states import RunState
 from oppo_contract.wire import Outcome
+from oppo_platform.accounts.access import CAP, RANK
+from oppo_platform.accounts.models import Role, Scope
+from oppo_platform.api.parameters import FIELDS, IN_ONE, MEANINGS
 from oppo_platform.runs.attempts import fence
 from oppo_platform.runs.meanings import ATTEMPT_STATES, OUTCOMES
 from oppo_platform.runs.models import AttemptState
 from scripts import reference
-from scripts.reference import commands, events
+from scripts.reference import api, commands, events
+from tests.web.matrix.operations import OPERATIONS
+from tests.web.matrix.rows import Row
 
 
 @pytest.mark.parametrize("path", reference.PAGES)
@@ -46,8 +52,33 @@ def test_every_setting_says_what_it_is() -> None:
 
 
 def test_every_state_and_outcome_has_a_meaning() -> None:
-    assert set(MEANINGS) == set(RunState)
+    assert set(states.MEANINGS) == set(RunState)
     assert set(ATTEMPT_STATES) == set(AttemptState)
     told = get_args(get_type_hints(Outcome)["outcome"])
     given_up = get_args(get_type_hints(fence)["outcome"])
     assert set(OUTCOMES) == {*told, *given_up, "unclaimed"}
+
+
+@pytest.mark.parametrize(("method", "path", "told"), [pytest.param(*call, id=call[2]["operationId"]) for call in api.calls()])
+def test_every_call_and_parameter_says_what_it_is(method: str, path: str, told: dict[str, Any]) -> None:
+    assert told["summary"]
+    assert next(iter(told["responses"].values()))["description"]
+    assert [each["name"] for each in told.get("parameters", []) if not each.get("description")] == []
+    assert [name for name, _, _, _, meaning in api.body_fields(told) if not meaning] == []
+
+
+def test_no_parameter_is_explained_that_does_not_exist() -> None:
+    there = {(told["operationId"], each["name"]) for _, _, told in api.calls() for each in told.get("parameters", [])}
+    bodies = {(told["operationId"], row[0].strip("`")) for _, _, told in api.calls() for row in api.body_fields(told)}
+    assert sorted(set(MEANINGS) - {name for _, name in there}) == []
+    assert sorted(set(FIELDS) - {name for _, name in bodies}) == []
+    assert sorted(set(IN_ONE) - there - bodies) == []
+
+
+@pytest.mark.parametrize("row", OPERATIONS.values(), ids=OPERATIONS.keys())
+def test_a_call_s_scope_is_the_least_that_acts_as_its_role(row: Row) -> None:
+    scopes = list(Scope)
+    told = scopes.index(Scope(api.scope_of(row)))
+    enough = [at for at, scope in enumerate(scopes) if row.least not in RANK or RANK[CAP[scope]] >= RANK[Role(row.least)]]
+    assert told >= min(enough)
+    assert told == min(enough) or row.writes or row.admin

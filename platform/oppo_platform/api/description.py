@@ -22,6 +22,7 @@ from ninja.operation import Operation
 from pydantic import TypeAdapter
 
 from oppo_platform.api.auth import SAFE
+from oppo_platform.api.parameters import meaning_of, meaning_of_field
 from oppo_platform.api.replies import FILES, REPLIES, Problem
 
 EXAMPLES = Path(__file__).with_name("examples.json")
@@ -146,7 +147,19 @@ def _complete(described: dict[str, Any], operation: Operation, schemas: dict[str
         described["responses"][416] = {"description": "It has no such byte: there is no rest.", "content": PROBLEM}
     if "body" in example and "requestBody" in described:
         described["requestBody"]["content"]["application/json"]["example"] = example["body"]
+    for parameter in described.get("parameters", []):
+        parameter.setdefault("description", meaning_of(described["operationId"], parameter["name"]))
+    _explain_body(described, schemas)
     described["tags"] = [operation.path.split("/")[0]]
+
+
+def _explain_body(described: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Say of every field of the body what it means."""
+    for content in described.get("requestBody", {}).get("content", {}).values():
+        body = schemas[content["schema"]["$ref"].rpartition("/")[2]]
+        for name, field in body["properties"].items():
+            # A reference with words of its own beside it is allowed since OpenAPI 3.1.
+            field.setdefault("description", meaning_of_field(described["operationId"], name))
 
 
 def _problems(operation: Operation) -> list[int]:
