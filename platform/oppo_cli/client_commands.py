@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,13 +26,14 @@ as_json = click.option("--json", "as_json", is_flag=True, help="JSON for scripts
 
 
 @contextmanager
-def _platform() -> Iterator[Client]:
-    """The configured platform; its errors become exit statuses: 2 when it refuses, 1 when it fails or is not there."""
-    from oppo_client import ApiError, Client, ConfigError, NoCheckpoint, OppoError, ServerFault, TooManyRequests
+def _in_words() -> Iterator[None]:
+    """The client's errors become exit statuses: 2 when the platform refuses, 1 when it fails or is not there."""
+    from oppo_client import ApiError, ConfigError, NoCheckpoint, OppoError, ServerFault, TooManyRequests
 
     try:
-        with Client() as client:
-            yield client
+        yield
+    except BrokenPipeError:  # who reads our output has had enough (`| head`), which is no failure to tell of
+        raise
     except (ServerFault, TooManyRequests) as error:
         raise Failure(_plain(str(error))) from error
     except (ApiError, ConfigError, NoCheckpoint) as error:
@@ -45,7 +47,9 @@ def _connected(command: F) -> F:
 
     @wraps(command)
     def run(**options: Any) -> Any:
-        with _platform() as client:
+        from oppo_client import Client
+
+        with _in_words(), Client() as client:
             return command(client, **options)
 
     return run  # type: ignore[return-value]
@@ -60,10 +64,10 @@ def login(url: str | None) -> None:
     """
     import os
 
-    from oppo_client import Client, Config, OppoError, config_path, save_config
+    from oppo_client import Client, Config, config_path, save_config
     from oppo_client.config import checked_token, checked_url
 
-    try:
+    with _in_words():
         address = checked_url(url or os.environ.get("OPPO_URL") or HERE, config_path())
         asked = sys.stdin.isatty()
         token = click.prompt(f"Token for {address}", hide_input=True) if asked else sys.stdin.readline()
@@ -71,10 +75,8 @@ def login(url: str | None) -> None:
         with Client(config.url, config.token) as client:
             me = client.me()
         place = save_config(config)
-    except OppoError as error:
-        raise Refusal(str(error)) from error
     teams = ", ".join(f"{team['name']} ({team['role']})" for team in me["teams"]) or "no team"
-    click.echo(f"You are {me['user']} in {teams}. Kept in {place}.")
+    click.echo(_plain(f"You are {me['user']} in {teams}. Kept in {place}."))
 
 
 @click.command()
@@ -101,9 +103,17 @@ def _change(text: str) -> tuple[str, Any]:
     if not found or not path:
         raise click.BadParameter(f"{text!r} is not PATH=VALUE", param_hint="--set")
     try:
-        return path, json.loads(value)
-    except ValueError:
+        return path, json.loads(value, parse_constant=_finite, parse_float=_finite)
+    except (ValueError, RecursionError):
         return path, value
+
+
+def _finite(text: str) -> float:
+    """Raises ValueError for what JSON has no word for: the platform says best what it wants there instead."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
 
 
 @click.command()
@@ -181,7 +191,8 @@ def logs(client: Client, run_id: int, lines: int, whole: bool, search: str, as_j
 @_connected
 def cancel(client: Client, run_ids: tuple[int, ...], as_json: bool) -> None:
     """Cancel runs. One that has ended stays as it is."""
-    cancelled = [client.get(run_id).cancel() for run_id in run_ids]
+    found = [client.get(run_id) for run_id in run_ids]  # a number that is none is told before anything is cancelled
+    cancelled = [run.cancel() for run in found]
     if as_json:
         click.echo(json.dumps([run.summary for run in cancelled]))
         return

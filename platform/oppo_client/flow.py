@@ -152,13 +152,17 @@ def call(request: Request, retries: Retries) -> Flow[Reply]:
 
 
 def asked(request: Request, retries: Retries) -> Flow[Any]:
-    """As `call`, and the reply's JSON."""
+    """As `call`, and the reply's JSON: the platform answers with an object, or to a write with nothing."""
     reply = yield from call(request, retries)
     try:
-        return json.loads(reply.content) if reply.content else None
+        told = json.loads(reply.content) if reply.content else None
     except ValueError:
         text = "it answered, but not with JSON; is the address right?"
         raise NotThePlatform(reply.status, "Not the platform", text) from None
+    if not isinstance(told, dict) and (told is not None or request.method == "GET"):
+        text = "it answered, but not as the platform does; is the address right?"
+        raise NotThePlatform(reply.status, "Not the platform", text)
+    return told
 
 
 def parsed(request: Request, retries: Retries, read: Callable[[Any], T]) -> Flow[T]:

@@ -22,7 +22,10 @@ LONGEST_NAME = 110
 
 
 def body_of(source: Source | None, yaml: str | None, project: str | int | None) -> dict[str, Any]:
-    """The body of `POST runs`. Raises `TypeError` unless exactly one of file or mapping, and text, is given; `OSError`."""
+    """The body of `POST runs`.
+
+    Raises `TypeError` unless exactly one of file or mapping, and text, is given; `OSError`, and `Refused` for a file of no text.
+    """
     if (source is None) == (yaml is None):
         raise TypeError("give a spec as a file or as a mapping, or its text as yaml=…")
     more = {} if project is None else {"project": project}
@@ -33,7 +36,12 @@ def body_of(source: Source | None, yaml: str | None, project: str | int | None) 
     assert source is not None
     if isinstance(source, str) and "\n" in source:
         raise TypeError("a text is taken for the name of a file; give YAML as yaml=…")
-    return {"yaml": Path(source).read_text(encoding="utf-8"), **more}
+    try:
+        return {"yaml": Path(source).read_text(encoding="utf-8"), **more}
+    except UnicodeDecodeError as error:
+        raise Refused(
+            422, "Unprocessable Content", f"{source} is no text in UTF-8: {error.reason} at byte {error.start}."
+        ) from None
 
 
 def validate(body: Mapping[str, Any], overrides: Changes | None, retries: Retries) -> Flow[dict[str, Any]]:

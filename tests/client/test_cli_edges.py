@@ -1,0 +1,99 @@
+"""The commands where something is odd: what was typed, a file, who answers, who reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from oppo_cli.main import main
+from tests.client.misbehaving import Answer, misbehaving, said
+
+SUMMARY = {
+    "id": 1, "name": "n", "state": "queued", "reason": "", "step": 0, "total_steps": 1, "project": "p", "tags": [], "priority": 1,
+    "latest": {}, "eta_s": None, "url": "/runs/1", "cursor": 1, "user": "u",
+}  # fmt: skip
+LINES = [{"id": n, "attempt": 1, "stream": "stdout", "text": "x" * 500, "time": "2026-01-01T00:00:00Z"} for n in range(1, 1001)]
+
+
+@pytest.fixture
+def oppo(monkeypatch):
+    """Runs a command against a server: `oppo(server.url, "runs")`; yields what it printed, and what it said of errors."""
+    monkeypatch.setenv("OPPO_TOKEN", "t")
+
+    def run(url, *words, status=0, typed=None):
+        monkeypatch.setenv("OPPO_URL", url)
+        done = CliRunner().invoke(main, [str(word) for word in words], input=typed)
+        assert done.exit_code == status, (done.output, done.exception)
+        assert isinstance(done.exception, SystemExit | None)
+        return done.stdout, done.stderr
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path):
+    place = tmp_path / "spec.yaml"
+    place.write_text("name: x")
+    return place
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[" * 5000, "9" * 5000])
+def test_what_json_cannot_say_goes_to_the_platform_as_it_was_typed(oppo, file, value):
+    with misbehaving(said({"spec": {"name": "x"}}), said({"id": 1}), said(SUMMARY)) as server:
+        oppo(server.url, "submit", file, "--set", f"ppo.learning_rate={value}")
+    assert json.loads(server.asked[1].body)["spec"]["ppo"] == {"learning_rate": value}
+
+
+def test_a_spec_that_is_no_text_is_refused_in_words(oppo, tmp_path):
+    place = tmp_path / "latin.yaml"
+    place.write_bytes("name: é".encode("latin-1"))
+    with misbehaving(said({})) as server:
+        printed, words = oppo(server.url, "submit", place, "--json", status=2)
+    assert (printed, "latin.yaml is no text in UTF-8" in words, server.asked) == ("", True, [])
+
+
+def test_logging_in_tells_a_refusal_from_a_platform_that_is_not_there(oppo):
+    assert "cannot be reached" in oppo("http://127.0.0.1:9", "login", "http://127.0.0.1:9", typed="tok\n", status=1)[1]
+    fault = said({"title": "Internal Server Error", "detail": "\x1b]0;odd\x07"}, 500)
+    with misbehaving(fault) as server:
+        assert "\x1b" not in oppo(server.url, "login", server.url, typed="tok\n", status=1)[1]
+    with misbehaving(said({"title": "Unauthorized"}, 401)) as server:
+        oppo(server.url, "login", server.url, typed="tok\n", status=2)
+    assert not Path(os.environ["OPPO_CONFIG"]).exists()
+
+
+@pytest.mark.parametrize("answer", [said([1, 2]), said(3), said(None), Answer(status=204, body=b"")])
+@pytest.mark.parametrize("words", [("runs",), ("watch", 1), ("compare", 1), ("login",)])
+def test_what_answers_otherwise_than_the_platform_is_told(oppo, answer, words):
+    with misbehaving(answer) as server:
+        printed, told = oppo(server.url, *words, status=2, typed="tok\n")
+    assert (printed, "is the address right?" in told) == ("", True)
+
+
+def test_nothing_is_cancelled_when_one_of_the_numbers_is_none(oppo):
+    def decide(asked):
+        return said({"title": "Not Found"}, 404) if asked.path.endswith("/2") else said(SUMMARY)
+
+    with misbehaving(said(SUMMARY)) as server:
+        server.decide = decide
+        oppo(server.url, "cancel", 1, 2, status=2)
+    assert {asked.method for asked in server.asked} == {"GET"}
+
+
+@pytest.mark.parametrize("more", ["", "--json"])
+def test_a_reader_that_leaves_is_no_failure_to_tell_of(more):
+    def decide(asked):
+        return said({"lines": LINES, "next": 1000, "earlier": False}) if "/logs" in asked.path else said(SUMMARY)
+
+    with misbehaving(said(SUMMARY)) as server:
+        server.decide = decide
+        environ = {**os.environ, "OPPO_URL": server.url, "OPPO_TOKEN": "t"}
+        command = f"{sys.executable} -m oppo_cli logs 1 {more} | head -c 100"
+        done = subprocess.run(["sh", "-c", command], env=environ, capture_output=True, timeout=60, check=True)
+    assert (len(done.stdout), done.stderr) == (100, b"")
