@@ -121,7 +121,7 @@ def _finite(text: str) -> float:
 @click.option("--sort", default="", help="A column; with - before it downwards, e.g. -reward.")
 @click.option("--project", default="", help="Name or number.")
 @click.option("--state", "states", multiple=True, help="Only these. Repeatable.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most so many.")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="At most so many.")
 @as_json
 @_connected
 def runs(client: Client, filter: str, sort: str, project: str, states: tuple[str, ...], limit: int, as_json: bool) -> None:
@@ -170,7 +170,7 @@ def _watch(run: Run, as_json: bool) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option("-n", "--lines", type=click.IntRange(0), default=1000, show_default=True, help="So many of the last lines.")
 @click.option("--all", "whole", is_flag=True, help="All lines.")
-@click.option("--stream", type=click.Choice(["stdout", "stderr", "supervisor"]), help="Only this one.")
+@click.option("--stream", type=click.Choice(["stdout", "stderr", "supervisor", "platform"]), help="Only this one.")
 @click.option("--search", default="", help="Only lines with each of these words.")
 @as_json
 @_connected

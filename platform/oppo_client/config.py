@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
+
 from oppo_client.errors import ConfigError
 
 HOW = "Give `Client(url=…, token=…)`, set OPPO_URL and OPPO_TOKEN, or run `oppo login`"
@@ -81,10 +83,18 @@ def checked_url(url: str, place: Path) -> str:
     """An http(s) address without what does not belong there. Raises `ConfigError`."""
     if not url:
         raise ConfigError(f"No address of a platform is known ({place} has none). {HOW}.")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+    if not _is_address(url):
         raise ConfigError(f"{url!r} is no address of a platform; it looks like https://oppo.example.org.")
     return url.rstrip("/")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts, host = urlsplit(url), httpx.URL(url).host
+        fine = parts.scheme in ("http", "https") and bool(host) and parts.port != 0
+    except (ValueError, httpx.InvalidURL):  # a port or a name that there cannot be
+        return False
+    return fine and not (parts.query or parts.fragment or "@" in parts.netloc or " " in url) and url.isprintable()
 
 
 def checked_token(token: str, place: Path) -> str:

@@ -37,7 +37,7 @@ class Target:
 
 def target_of(name: str, run_id: int, checkpoint_id: int, out: str | os.PathLike[str]) -> Target:
     """The folder `out/NAME`. Raises `DownloadError` for a name that would lead elsewhere, `OSError` when `out` cannot be made."""
-    if not name or name.startswith(".") or any(c in name for c in "/\\\0:"):
+    if not name or not name.isprintable() or name.startswith(".") or any(c in name for c in "/\\:"):
         raise DownloadError(f"The checkpoint is called {name!r}, which is no name for a folder.")
     base = Path(out).expanduser()
     base.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ SAMPLE_FILTERS = frozenset(
     [f"{end}_{name}" for end in ("min", "max") for name in ("score", "age")]
     + ["step", "from_step", "to_step", "ending", "held_out", "prompt", "q", "sort", "excerpt"]
 )
-STREAMS = ("stdout", "stderr", "supervisor")
+STREAMS = ("stdout", "stderr", "supervisor", "platform")
 
 
 def show(run_id: int, retries: Retries) -> Flow[dict[str, Any]]:

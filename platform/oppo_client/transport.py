@@ -46,6 +46,8 @@ def _told(url: httpx.URL) -> Iterator[None]:
         raise Unreachable(f"{url.scheme}://{url.netloc.decode()} cannot be reached: {said}") from error
     except (httpx.DecodingError, httpx.StreamError) as error:
         raise Unreachable(f"{url.scheme}://{url.netloc.decode()} broke off: {error}") from error
+    except UnicodeError as error:  # a name that no name server can be asked for
+        raise Unreachable(f"{url.scheme}://{url.netloc.decode()} cannot be reached: {error}") from error
     except OSError as error:  # the network's are httpx's; this one is a file's
         raise DownloadError(f"{error.filename or 'The download'} cannot be written: {error.strerror}.") from error
 

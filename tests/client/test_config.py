@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from oppo_client import Client, Config, ConfigError, config_path, load_config, save_config
+from oppo_client import Client, Config, ConfigError, Retries, Unreachable, config_path, load_config, save_config
 
 
 def test_arguments_then_the_environment_then_the_file(monkeypatch):
@@ -53,6 +53,24 @@ def test_where_the_file_is(tmp_path):
     assert config_path({"OPPO_CONFIG": str(tmp_path / "x.toml")}) == tmp_path / "x.toml"
     assert config_path({"XDG_CONFIG_HOME": str(tmp_path)}) == tmp_path / "oppo" / "config.toml"
     assert str(config_path({"HOME": "/nowhere"})).endswith(".config/oppo/config.toml")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1", "http://ho\0st", "http://x:abc", "http://x:99999", "http://x:-1", "http://a b/", "http://x/\n", "http://xn--/",
+        "http://:word@x", "http://x@y",
+    ],
+)  # fmt: skip
+def test_addresses_that_there_cannot_be_are_refused_before_anything_is_sent(url):
+    with pytest.raises(ConfigError, match="no address"):
+        Client(url, "t")
+
+
+@pytest.mark.parametrize("host", ["a" * 300, ".."])
+def test_a_name_that_nobody_can_have_is_not_reached(host):
+    with Client(f"http://{host}", "t", retries=Retries(most=0)) as client, pytest.raises(Unreachable):
+        client.me()
 
 
 def test_without_anything_it_says_what_to_do():

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
+from oppo_platform.api.replies import LogLineItem
 from oppo_platform.runs.models import Attempt, AttemptState, Run
 from oppo_platform.telemetry import blocks, reading, sealing, selectors
 from oppo_platform.telemetry.logs import logs
@@ -200,3 +202,6 @@ def test_more_metrics_than_a_run_may_have_are_left_out_and_told(world, events, s
     assert len(lines) == 1
     assert "OPPO_MOST_SERIES" in lines[0]
     assert "such as d" in lines[0]
+    assert logs(run, stream="platform")["lines"] == logs(run)["lines"]
+    (line,) = logs(run)["lines"]
+    assert TypeAdapter(LogLineItem).validate_python(line)["stream"] == "platform"

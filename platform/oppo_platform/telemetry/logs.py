@@ -19,7 +19,8 @@ LINES_A_READ = 5000
 # A thousand lines as objects with their attempts take more than three times as long.
 COLUMNS = ("pk", "attempt__epoch", "stream", "text", "time")
 
-Stream = Literal["stdout", "stderr", "supervisor"]
+# The platform itself has a word to say now and then: that no more metrics are kept, say.
+Stream = Literal["stdout", "stderr", "supervisor", "platform"]
 
 
 def logs(
