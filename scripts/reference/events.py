@@ -17,7 +17,7 @@ HEAD = f"""\
 
 What an attempt tells while it runs, one JSON object a line: first into a file on the worker's disk, then over HTTP to the
 platform, which applies each number of each producer exactly once
-([architecture](../../ARCHITECTURE.md#the-law-of-each-arrow)). `oppo train` leaves the same file. Unknown keys are errors.
+([delivery](../delivery.md#telemetry-exactly-once)). `oppo train` leaves the same file. Unknown keys are errors.
 Times are seconds since 1970 in the envelope, and seconds since the attempt's `started` event within `step` and `spans`. JSON
 has no non-finite numbers: they travel as `"NaN"`, `"Infinity"` and `"-Infinity"`. An event has at most
 {contract.MAX_EVENT_BYTES // 1024} KiB, a step at most {contract.MAX_METRICS_A_STEP} metrics.

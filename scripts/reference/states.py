@@ -24,8 +24,8 @@ may also end in succeeded or failed.
 ## An attempt
 
 A run has attempts, one at a time. Each has an epoch, a token and a lease of its own; what comes under an older epoch moves
-nothing ([architecture](../../ARCHITECTURE.md#the-law-of-each-arrow)). Engine death, a lost node and preemption end an attempt
-and not the run.
+nothing ([delivery](../delivery.md#one-engine-even-when-machines-fall-silent)). Engine death, a lost node and preemption end
+an attempt and not the run.
 
 """
 OUTCOMES = """

@@ -26,6 +26,8 @@ ONLY_SOMETIMES = re.compile(
 ELSEWHERE = {"oppo_platform/_templates", "platform/__init__.py"}
 # As a whole string: "OPPO_HOME" is read, "OPPO_" is a prefix.
 VARIABLE = re.compile(r"""["'](OPPO_[A-Z0-9_]*[A-Z0-9]|DATABASE_URL|REDIS_URL)["']""")
+# Pages that name code and the tests that hold it to what they say.
+LAWS = ("ARCHITECTURE.md", "docs/pictures.md", "docs/exactness.md", "docs/delivery.md")
 TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "context": 64, "vocab": 64}}
 SPEC = {
     "name": "documented",
@@ -99,8 +101,8 @@ def named_paths(page: str) -> set[tuple[str, str]]:
     return {(path, name) for path, name in quoted if path not in ELSEWHERE}
 
 
-@pytest.mark.parametrize(("path", "name"), sorted(named_paths("ARCHITECTURE.md")))
-def test_what_the_architecture_page_names_is_there(path: str, name: str) -> None:
+@pytest.mark.parametrize(("path", "name"), sorted(set.union(*map(named_paths, LAWS))))
+def test_what_the_laws_name_is_there(path: str, name: str) -> None:
     found = [
         folder / path for folder in (ROOT, ROOT / "platform", ROOT / "platform" / "oppo_platform") if (folder / path).exists()
     ]
