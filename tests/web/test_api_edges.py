@@ -144,3 +144,23 @@ def test_a_manifest_that_is_no_plain_file_is_refused_at_once(odd, spoil):
 @pytest.mark.parametrize("manifest", [{"a": {"bytes": float("inf")}}, {f"a{HALF}": {"bytes": 1}}])
 def test_a_manifest_that_says_what_cannot_be_is_refused(odd, manifest):
     assert "not in the form" in refused(odd(manifest), 409)
+
+
+def test_who_writes_with_a_void_token_or_none_is_nobody_and_not_refused_for_a_form(world):
+    void = {"Authorization": "Bearer oppoapi_aaaaaaaaaaaa_b"}
+    nobody, ada = Client(enforce_csrf_checks=True), world.login("ada", enforce_csrf_checks=True)
+    for client, headers in ((nobody, {}), (nobody, void), (ada, void)):
+        refused(post(client, "alerts/seen", {"up_to": 1}, **headers), 401)
+        refused(post(client, "runs/validate", {}, **headers), 401)
+    refused(ada.get("/api/v1/me", headers=void), 401)
+    refused(post(ada, "alerts/seen", {"up_to": 1}), 403)
+
+
+def test_a_proxys_own_password_hides_no_session(world):
+    ada, basic = world.login("ada"), {"Authorization": "Basic YTpi"}
+    assert ada.get("/api/v1/me", headers=basic).json()["user"] == "ada"
+    assert post(ada, "alerts/seen", {"up_to": 1}, **basic).status_code == 200
+    run = world.submit()
+    stream = ada.get(f"/api/v1/stream?runs={run.pk}", headers=basic)
+    assert stream.status_code == 200
+    stream.close()

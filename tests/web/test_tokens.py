@@ -179,3 +179,9 @@ def test_a_new_start_of_the_platform_voids_the_token_of_the_last_one(world):
     supersede(world.people["ada"], "oppo up")
     new = create_api_token(world.people["ada"], world.team, "oppo up")
     assert [user_of_api_token(made.text) is not None for made in (old, other, new)] == [False, True, True]
+
+
+def test_services_of_one_name_that_are_made_at_once_have_accounts_of_their_own(world, at_once):
+    made = at_once(*[lambda: create_service_token(world.people["ada"], world.team, "nightly", 1, "read")] * 6)
+    names = ["nightly.service", *(f"nightly.service-{n}" for n in range(2, 7))]
+    assert sorted(each.token.user.username for each in made) == sorted(names)

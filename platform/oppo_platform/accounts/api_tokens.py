@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 
 from oppo_platform import clock
@@ -76,11 +76,22 @@ def create_service_token(actor: User, team: Team, name: str, days: float | None,
     if chosen not in SERVICE_ROLE:
         raise AccountError(f"A service token has the scope {' or '.join(SERVICE_ROLE)}: nobody answers for what it does.")
     name = _name(name)
-    service = User(username=_account_name(team, name), email=f"{new_token('api').prefix}@service.invalid", service_of=team)
-    service.set_unusable_password()
-    service.save()
+    service = _account(team, name)
     Membership.objects.create(team=team, user=service, role=SERVICE_ROLE[chosen])
     return _create(service, team, name, days, chosen, actor)
+
+
+def _account(team: Team, name: str) -> User:
+    """An account for a service."""
+    while True:
+        service = User(username=_account_name(team, name), email=f"{new_token('api').prefix}@service.invalid", service_of=team)
+        service.set_unusable_password()
+        try:
+            with transaction.atomic():
+                service.save()
+        except IntegrityError:  # somebody else has taken this name just now; the next one is chosen
+            continue
+        return service
 
 
 def _account_name(team: Team, name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.deprecation import MiddlewareMixin
 
-from oppo_platform.api.auth import SAFE, person_of
+from oppo_platform.api.auth import SAFE, person_of, sends_token
 from oppo_platform.api.idempotency import HEADER, once
 from oppo_platform.api.limits import Allowance, TooMany
 from oppo_platform.api.problems import UNFORESEEN, problem, too_many
@@ -43,7 +43,7 @@ def as_usual(run: Run) -> Run:
 
 
 def _answer(run: Run, request: HttpRequest, path: dict[str, Any]) -> HttpResponse:
-    if HEADER not in request.headers or request.method in SAFE or "Authorization" not in request.headers:
+    if HEADER not in request.headers or request.method in SAFE or not sends_token(request):
         return run(request, **path)
     user = person_of(request)
     if user is None or user.bound_token_id is None:

@@ -23,7 +23,7 @@ from django.views.decorators.http import require_GET
 
 from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
-from oppo_platform.api.auth import person_of
+from oppo_platform.api.auth import person_of, sends_token
 from oppo_platform.api.browser import parse_ids
 from oppo_platform.api.limits import Allowance, TooMany, count_request
 from oppo_platform.api.problems import problem, too_many, unauthenticated
@@ -111,7 +111,7 @@ def _event(head: Head, known: Cursors) -> bytes:
 
 def _counted(request: HttpRequest) -> Allowance | None:
     try:
-        user = person_of(request) if "Authorization" in request.headers else None
+        user = person_of(request) if sends_token(request) else None
     finally:
         connection.close()
     return count_request(user.bound_token_id) if user is not None and user.bound_token_id is not None else None
@@ -135,7 +135,7 @@ def _look(request: HttpRequest, run_ids: list[int]) -> bool | None:
 
 def _still_there(request: HttpRequest) -> User | None:
     user: Any = person_of(request)
-    if user is None or "Authorization" in request.headers:
+    if user is None or sends_token(request):
         return user
     if not request.session.exists(request.session.session_key):
         return None

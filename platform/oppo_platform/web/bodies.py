@@ -1,0 +1,74 @@
+"""Bodies that are larger than anything the platform takes end here, and not on this machine's disk.
+
+Django takes a request's body in as a whole, into a file, before anybody has asked who sends it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+from django.conf import settings
+
+# Up to here Django is let to read, so that a body which is only a little too large is refused in the usual way, with an id.
+TIMES_THE_LIMIT = 2
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+def bounded(app: App) -> App:
+    """The ASGI application, with 413 for larger bodies as soon as that is known."""
+
+    async def application(scope: Message, receive: Receive, send: Send) -> None:
+        most = TIMES_THE_LIMIT * settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        if scope["type"] == "http" and _told_length(scope) > most:
+            await _refuse(send)
+        elif scope["type"] == "http":
+            await _Bounded(app, receive, send, most).serve(scope)
+        else:
+            await app(scope, receive, send)
+
+    return application
+
+
+class _Bounded:
+    """One request whose length nobody has told, or told wrongly."""
+
+    def __init__(self, app: App, receive: Receive, send: Send, most: int) -> None:
+        self._app, self._receive, self._send, self._left = app, receive, send, most
+        self._begun = False
+
+    async def serve(self, scope: Message) -> None:
+        await self._app(scope, self._next, self._pass_on)
+        if self._left < 0 and not self._begun:
+            await _refuse(self._send)
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        return message if self._left >= 0 else {"type": "http.disconnect"}
+
+    async def _pass_on(self, message: Message) -> None:
+        self._begun = True
+        await self._send(message)
+
+
+def _told_length(scope: Message) -> int:
+    """What the head says, 0 where it says nothing; the server has seen to it that it is a number."""
+    return next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
+
+
+async def _refuse(send: Send) -> None:
+    most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    told = {
+        "type": "about:blank", "title": HTTPStatus(413).phrase, "status": 413,
+        "detail": f"The body is larger than {most:,} bytes.", "errors": [], "request_id": None,
+    }  # fmt: skip
+    headers = [(b"content-type", b"application/problem+json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(told).encode()})
