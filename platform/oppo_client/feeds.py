@@ -27,15 +27,15 @@ BACK_WITHIN_S = 900.0
 PASSING = (Unreachable, ServerFault, TooManyRequests)
 
 
-def pages(path: str, params: Mapping[str, Any], read: Callable[[Any], T], retries: Retries, after: str = "cursor") -> Feed[T]:
-    """Every item of a listing, page by page; `after` is the parameter that takes a page's `next`."""
+def pages(path: str, params: Mapping[str, Any], read: Callable[[Any], T], retries: Retries) -> Feed[T]:
+    """Every item of a listing, page by page."""
     params = {"limit": PAGE, **params}
     while True:
         page = yield from asked(get(path, **params), retries)
         yield Batch([read(item) for item in page["items"]])
         if page["next"] is None:
             return
-        params = {**params, after: page["next"]}
+        params = {**params, "cursor": page["next"]}
 
 
 def log_lines(run_id: int, tail: int | None, follow: bool, wanted: Mapping[str, Any], retries: Retries) -> Feed[LogLine]:

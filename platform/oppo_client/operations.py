@@ -8,7 +8,7 @@ from typing import Any
 from oppo_client.comparison import REWARD, Comparison
 from oppo_client.errors import NoCheckpoint
 from oppo_client.facts import RunFacts
-from oppo_client.feeds import log_lines, pages
+from oppo_client.feeds import PAGE, log_lines, pages
 from oppo_client.flow import Feed, Flow, asked, call, delete, get, post
 from oppo_client.records import LogLine, Sample, sample_of
 from oppo_client.retrying import Retries
@@ -42,7 +42,7 @@ def runs(filter: str, sort: str, project: str, state: str | Iterable[str], retri
     """Summaries of runs, page by page."""
     states = state if isinstance(state, str) else ",".join(state)
     params = {"filter": filter, "sort": sort, "project": project, "state": states}
-    return pages("runs", {name: value for name, value in params.items() if value}, dict, retries, after="after")
+    return pages("runs", {name: value for name, value in params.items() if value}, dict, retries)
 
 
 def samples(run_id: int, wanted: Mapping[str, Any], retries: Retries) -> Feed[Sample]:
@@ -67,10 +67,16 @@ def events(run_id: int, kinds: Iterable[str], q: str, retries: Retries) -> Feed[
     return pages(f"runs/{int(run_id)}/events", {name: value for name, value in wanted.items() if value}, dict, retries)
 
 
-def items(path: str, retries: Retries) -> Flow[list[dict[str, Any]]]:
-    """The items of a listing that comes in one piece."""
-    told = yield from asked(get(path), retries)
-    return list(told["items"])
+def items(path: str, retries: Retries, **params: Any) -> Flow[list[dict[str, Any]]]:
+    """Every item of a listing at once, however many pages it has."""
+    found: list[dict[str, Any]] = []
+    cursor = None
+    while True:
+        page = yield from asked(get(path, **params, limit=PAGE, cursor=cursor), retries)
+        found += page["items"]
+        cursor = page["next"]
+        if cursor is None:
+            return found
 
 
 def text(path: str, retries: Retries, **params: Any) -> Flow[str]:

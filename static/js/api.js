@@ -29,10 +29,22 @@
   /* What could not be read is read again, unless the server has said no: a live connection may be back before the rest is, and its
      next event may be far away. */
   Oppo.again = (e, deed) => { if (!(e instanceof ApiError) || e.status >= 500) setTimeout(deed, RETRY_MS); };
+  const get = (path, query, signal) => request("GET", query ? `${path}?${new URLSearchParams(query)}` : path, undefined, signal);
+  /* Every item of a list, however many pages it has. */
+  async function all(path) {
+    const items = [];
+    for (let cursor = ""; cursor !== null;) {
+      const page = await get(path, cursor ? { cursor } : undefined);
+      items.push(...page.items);
+      cursor = page.next;
+    }
+    return items;
+  }
   Oppo.ApiError = ApiError;
   Oppo.api = {
     root: ROOT,
-    get: (path, query, signal) => request("GET", query ? `${path}?${new URLSearchParams(query)}` : path, undefined, signal),
+    get,
+    all,
     post: (path, body, signal) => request("POST", path, body, signal),
     remove: (path) => request("DELETE", path),
   };

@@ -74,7 +74,7 @@
   }
   function show() {
     const url = new URL(location.href), usual = list.dataset.usual, now = keys().join(",");
-    url.searchParams.delete("after");
+    url.searchParams.delete("cursor");
     if (now && now !== usual) url.searchParams.set("cols", now); else url.searchParams.delete("cols");
     location.assign(url.href.replace(/%2C/g, ",").replace(/%2F/g, "/"));
   }

@@ -12,7 +12,7 @@
     const page = new URL(location.href), part = new URL(rows.dataset.refresh, location.href);
     if ((page.searchParams.get("q") || "") === filter.value.trim()) return;
     [page, part].forEach((url) => {
-      url.searchParams.delete("after");
+      url.searchParams.delete("cursor");
       if (filter.value.trim()) url.searchParams.set("q", filter.value.trim()); else url.searchParams.delete("q");
     });
     history.replaceState(null, "", page);

@@ -100,7 +100,7 @@
   }
   async function decisions(summary) {
     if (summary.step === decisionsAt) return;
-    view.decisions = (await Oppo.api.get(`runs/${run.id}/decisions`)).items;
+    view.decisions = await Oppo.api.all(`runs/${run.id}/decisions`);
     decisionsAt = summary.step;
   }
   async function samples() {

@@ -162,7 +162,7 @@ def download_from(content, told, out):
     def decide(asked):
         if asked.path.endswith("/download"):
             return Answer(200, content, {"Content-Type": "application/x-tar"})
-        return said({"items": [told]} if asked.path.endswith("/checkpoints") else run)
+        return said({"items": [told], "next": None} if "/checkpoints?" in asked.path else run)
 
     with misbehaving(HANG_UP) as server, Client(server.url, "t", retries=QUICK) as c:
         server.decide = decide
@@ -186,7 +186,7 @@ def test_what_came_so_far_stays_when_it_is_given_up(tmp_path):
     content, told = tar_of([("a", b"x" * 100_000)])
     run = {"id": 7, "state": "running", "url": "/runs/7", "name": "n", "latest": {}}
     broken = Answer(200, content, {"Content-Type": "application/x-tar"}, cut=50_000)
-    answers = [said(run), said({"items": [told]}), broken, HANG_UP]
+    answers = [said(run), said({"items": [told], "next": None}), broken, HANG_UP]
     with misbehaving(*answers) as server, Client(server.url, "t", retries=Retries(most=1, first_s=0.01)) as c:
         with pytest.raises(Unreachable):
             c.get(7).checkpoint().download(tmp_path)

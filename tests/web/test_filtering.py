@@ -83,12 +83,12 @@ def test_a_filter_finds_what_looking_at_each_run_finds(fleet, terms):
     "sort", ["", "reward", "-reward", "-kl", "name", "-submitted", "-step", "actor/entropy", "ppo.batch_size"]
 )
 def test_pages_hold_every_run_once_and_in_order(fleet, sort):
-    pages, after = [], None
+    pages, cursor = [], ""
     while True:
-        page = list_runs(fleet.people["ada"], sort=sort, limit=5, after=after)
+        page = list_runs(fleet.people["ada"], sort=sort, limit=5, cursor=cursor)
         pages += page["items"]
-        after = page["next"]
-        if after is None:
+        cursor = page["next"]
+        if cursor is None:
             break
     assert len(pages) == len({item["id"] for item in pages}) == 24
     if sort.endswith("reward"):
@@ -145,11 +145,11 @@ def test_odd_filters_break_nothing(fleet, where):
 
 
 @pytest.mark.parametrize(
-    "after",
+    "cursor",
     ["x", "-1", "9" * 30, "\0", write_cursor(3), write_cursor(3, "abc"), write_cursor("3", 1.0), write_cursor(2**70, 1.0)],
 )
-def test_odd_places_are_refused(fleet, after):
-    reply = fleet.login("ada").get("/api/v1/runs", {"sort": "-reward", "after": after})
+def test_odd_places_are_refused(fleet, cursor):
+    reply = fleet.login("ada").get("/api/v1/runs", {"sort": "-reward", "cursor": cursor})
     assert reply.status_code == 422
 
 

@@ -60,12 +60,12 @@ def test_the_list_filters_and_pages(world, browser):
     runs = [world.submit(name=f"run {number}") for number in range(55)]
     first = browser.get("/runs").content.decode()
     assert first.count("<tr data-key") == 50
-    older = unescape(re.search(r'href="(\?[^"]*after=[\w-]+)"', first)[1])
+    older = unescape(re.search(r'href="(\?[^"]*cursor=[\w-]+)"', first)[1])
     assert browser.get(f"/runs{older}").content.decode().count("<tr data-key") == 5
     assert browser.get("/runs?part=rows").content.decode().count("<tr data-key") == 50
     assert "Nothing here" in browser.get("/runs?show=failed").content.decode()
     assert browser.get(f"/runs?project={runs[0].project_id}&show=waiting").status_code == 200
-    for wrong in ("show=x", "project=x", "after=-1", "project=9999999999999999999999"):
+    for wrong in ("show=x", "project=x", "cursor=-1", "project=9999999999999999999999"):
         assert browser.get(f"/runs?{wrong}").status_code == 404
 
 

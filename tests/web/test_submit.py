@@ -196,7 +196,7 @@ def test_lists_filter_and_page(world, browser):
     runs = [world.submit(name=f"run {i}") for i in range(5)]
     first = browser.get("/api/v1/runs", {"limit": 2}).json()
     assert [run["id"] for run in first["items"]] == [runs[4].pk, runs[3].pk]
-    rest = browser.get("/api/v1/runs", {"limit": 9, "after": first["next"], "state": "queued,running", "project": "demo"}).json()
+    rest = browser.get("/api/v1/runs", {"limit": 9, "cursor": first["next"], "state": "queued,running", "project": "demo"}).json()
     assert ([run["id"] for run in rest["items"]], rest["next"]) == ([runs[2].pk, runs[1].pk, runs[0].pk], None)
     assert browser.get("/api/v1/runs", {"state": "running"}).json()["items"] == []
     assert browser.get("/api/v1/runs", {"state": "walking"}).status_code == 422

@@ -79,12 +79,14 @@ class AuditPage:
     actions: list[str]
 
 
-def audit_page(team_id: int | None, actor: str = "", action: str = "", before: int | None = None) -> AuditPage:
+def audit_page(
+    team_id: int | None, actor: str = "", action: str = "", before: int | None = None, limit: int = ENTRIES_A_PAGE
+) -> AuditPage:
     """A page of a team's log, or the cluster's without a team, of one actor or one kind of deed if given."""
     log = AuditEntry.objects.filter(team_id=team_id) if team_id is not None else AuditEntry.objects.filter(team=None)
     actors = list(log.order_by("actor").values_list("actor", flat=True).distinct())
     actions = list(log.order_by("action").values_list("action", flat=True).distinct())
     wanted = {name: value for name, value in (("actor", actor), ("action", action), ("pk__lt", before)) if value}
-    found = list(log.filter(**wanted).order_by("-id")[: ENTRIES_A_PAGE + 1])
-    entries = found[:ENTRIES_A_PAGE]
-    return AuditPage(entries, entries[-1].pk if len(found) > ENTRIES_A_PAGE else None, actors, actions)
+    found = list(log.filter(**wanted).order_by("-id")[: limit + 1])
+    entries = found[:limit]
+    return AuditPage(entries, entries[-1].pk if len(found) > limit else None, actors, actions)

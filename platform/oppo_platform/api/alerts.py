@@ -12,9 +12,9 @@ from oppo_platform.accounts.access import visible_teams
 from oppo_platform.alerts import selectors, services
 from oppo_platform.alerts.models import Alert
 from oppo_platform.alerts.policy import Condition
+from oppo_platform.api.paging import Cursor, Limit
 from oppo_platform.api.problems import problem
 from oppo_platform.api.subjects import LARGEST_ID, person, run_of, summary_of
-from oppo_platform.cursors import BadCursor
 from oppo_platform.runs import selectors as runs
 
 router = Router()
@@ -43,8 +43,8 @@ def list_alerts(
     team: int | None = None,
     run: int | None = None,
     condition: str = "",
-    limit: int = 50,
-    cursor: str = "",
+    limit: Limit = 50,
+    cursor: Cursor = "",
 ) -> selectors.AlertList | Any:
     """Newest first; `open` leaves out those that are over."""
     if condition and condition not in set(Condition):
@@ -54,12 +54,7 @@ def list_alerts(
     user = person(request)
     if team is not None:
         visible_teams(user).get(pk=min(team, LARGEST_ID))
-    try:
-        return selectors.list_alerts(
-            user, only_open=open, team_id=team, run_id=run, condition=condition, limit=limit, cursor=cursor
-        )
-    except BadCursor:
-        return problem(422, "The cursor is not the `next` of a page.")
+    return selectors.list_alerts(user, only_open=open, team_id=team, run_id=run, condition=condition, limit=limit, cursor=cursor)
 
 
 @router.get("alerts/unread", summary="How many alerts are news to you")

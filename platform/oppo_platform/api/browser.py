@@ -33,9 +33,11 @@ from oppo_platform.api import (
 from oppo_platform.api.auth import PERSON, READER
 from oppo_platform.api.description import DescribedAPI
 from oppo_platform.api.operations import as_usual
+from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import install, problem
 from oppo_platform.api.rendering import FastJson
 from oppo_platform.api.subjects import LARGEST_ID, chosen_project, person, run_of, summary_of
+from oppo_platform.cursors import BadCursor
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs import steering
 from oppo_platform.runs.forks import resume_at
@@ -61,6 +63,7 @@ for part in (run_lists, samples, timelines, logs, checkpoints, history, saved_vi
     api.add_router("", part.router)
 for refusal in (steering.NotPossible, NotDeletable):
     api.add_exception_handler(refusal, lambda request, error: problem(409, str(error)))
+api.add_exception_handler(BadCursor, lambda request, error: problem(422, "The cursor is not the `next` of a page of this list."))
 api.add_exception_handler(DatabaseFull, lambda request, error: problem(507, str(error)))
 
 
@@ -263,9 +266,9 @@ def saved_by_overlap(request: HttpRequest, run_id: int) -> Saving:
 
 
 @api.get("runs/{int:run_id}/decisions", summary="What the controllers decided, and why")
-def decisions(request: HttpRequest, run_id: int) -> dict[str, Any]:
+def decisions(request: HttpRequest, run_id: int, limit: Limit = MOST, cursor: Cursor = "") -> dict[str, Any]:
     """In the order of steps."""
-    return {"items": telemetry.decisions(run_of(request, run_id))}
+    return dict(paged(telemetry.decisions(run_of(request, run_id)), limit, cursor))
 
 
 @api.get("compare", summary="Runs side by side, against a baseline")

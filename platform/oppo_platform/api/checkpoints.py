@@ -9,9 +9,10 @@ from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 from ninja import Router
 
 from oppo_platform.accounts.access import Action, demand
+from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 from oppo_platform.api.subjects import LARGEST_ID, person, run_of
-from oppo_platform.runs.checkpoints import Archive, NotReadable, checkpoints, open_archive
+from oppo_platform.runs.checkpoints import Archive, NotReadable, open_archive, registered, telling
 from oppo_platform.runs.models import Checkpoint
 
 # Who goes on with a download asks for nothing else; other ranges get the whole archive, as HTTP allows.
@@ -21,9 +22,10 @@ router = Router()
 
 
 @router.get("runs/{int:run_id}/checkpoints", summary="Checkpoints of a run")
-def list_checkpoints(request: HttpRequest, run_id: int) -> dict[str, Any]:
+def list_checkpoints(request: HttpRequest, run_id: int, limit: Limit = MOST, cursor: Cursor = "") -> dict[str, Any]:
     """Newest step first; which one the next attempt resumes from, and which can be downloaded."""
-    return {"items": checkpoints(run_of(request, run_id))}
+    run = run_of(request, run_id)
+    return dict(paged(registered(run), limit, cursor, telling(run)))
 
 
 @router.get("runs/{int:run_id}/checkpoints/{int:checkpoint_id}/download", summary="A checkpoint as a tar")

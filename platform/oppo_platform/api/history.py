@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from django.http import HttpRequest
 from ninja import Query, Router
 
+from oppo_platform.api.paging import Cursor, Limit
 from oppo_platform.api.problems import problem
 from oppo_platform.api.subjects import run_of
-from oppo_platform.cursors import BadCursor
 from oppo_platform.telemetry.history import KINDS, history
 
 router = Router()
@@ -22,8 +22,8 @@ def show_events(
     kinds: str = "",
     keeps: bool = False,
     q: Annotated[str, Query(max_length=1000)] = "",
-    limit: int = 100,
-    cursor: str = "",
+    limit: Limit = 100,
+    cursor: Cursor = "",
 ) -> dict[str, Any] | Any:
     """States, changes, decisions and checkpoints, newest first. `kinds` separated by commas; all of them when empty."""
     run = run_of(request, run_id)
@@ -31,7 +31,4 @@ def show_events(
     unknown = [word for word in wanted if word not in KINDS]
     if unknown:
         return problem(422, f"There is no kind {unknown[0]}; kinds are {', '.join(KINDS)}.")
-    try:
-        return history(run, wanted or KINDS, keeps=keeps, words=q, limit=limit, cursor=cursor)
-    except BadCursor:
-        return problem(422, "The cursor is not the `next` of a page.")
+    return history(run, wanted or KINDS, keeps=keeps, words=q, limit=limit, cursor=cursor)

@@ -59,6 +59,7 @@ class Validated(TypedDict):
 class DecisionItem(TypedDict):
     """What a controller decided."""
 
+    id: int
     step: int
     controller: str
     old: float | None
@@ -67,9 +68,10 @@ class DecisionItem(TypedDict):
 
 
 class Decisions(TypedDict):
-    """In the order of steps."""
+    """In the order of steps, a page of them."""
 
     items: list[DecisionItem]
+    next: str | None
 
 
 class ConfigDifference(TypedDict):
@@ -121,9 +123,10 @@ class Words(TypedDict):
 
 
 class Pinned(TypedDict):
-    """One run a project at most."""
+    """One run a project at most, a page of them."""
 
     items: list[RunSummary]
+    next: str | None
 
 
 class SampleItem(Sample):
@@ -224,9 +227,10 @@ class CheckpointItem(TypedDict):
 
 
 class Checkpoints(TypedDict):
-    """Newest step first."""
+    """Newest step first, a page of them."""
 
     items: list[CheckpointItem]
+    next: str | None
 
 
 class HistoryItem(TypedDict):
@@ -251,9 +255,10 @@ class History(TypedDict):
 
 
 class Views(TypedDict):
-    """Saved views by name."""
+    """Saved views by name, a page of them."""
 
     items: list[ViewItem]
+    next: str | None
 
 
 class DefaultView(TypedDict):
@@ -269,15 +274,17 @@ class DeletedView(TypedDict):
 
 
 class Storage(TypedDict):
-    """What teams' runs take."""
+    """What teams' runs take, a page of teams."""
 
     items: list[TeamTaken]
+    next: str | None
 
 
 class Trash(TypedDict):
-    """Deleted runs, the newest deletion first."""
+    """Deleted runs, the newest deletion first; a page of them."""
 
     items: list[Trashed]
+    next: str | None
 
 
 class Unread(TypedDict):

@@ -11,9 +11,9 @@ from pydantic import ConfigDict, Field
 
 from oppo_contract.states import RunState
 from oppo_platform.accounts.access import may_submit
+from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 from oppo_platform.api.subjects import chosen_project, person, run_of, summary_of
-from oppo_platform.cursors import BadCursor
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.filtering import FilterError
 from oppo_platform.runs.pins import pin, pinned_runs, unpin
@@ -38,8 +38,8 @@ def list_runs(
     project: str = "",
     where: Annotated[str, Query(alias="filter")] = "",
     sort: str = "",
-    limit: int = 50,
-    after: str | None = None,
+    limit: Limit = 50,
+    cursor: Cursor = "",
 ) -> runs.RunList | Any:
     """Newest first, or sorted by a column (`-reward` descends). `state` takes several, separated by commas."""
     states = [word for word in state.split(",") if word]
@@ -48,11 +48,9 @@ def list_runs(
         return problem(422, f"There is no state {unknown[0]}; states are {', '.join(RunState)}.")
     wanted = chosen_project(person(request), project) if project else None
     try:
-        return runs.list_runs(person(request), states=states, project=wanted, where=where, sort=sort, limit=limit, after=after)
+        return runs.list_runs(person(request), states=states, project=wanted, where=where, sort=sort, limit=limit, cursor=cursor)
     except FilterError as error:
         return problem(422, error.message, term=error.term)
-    except BadCursor:
-        return problem(422, "`after` is not the `next` of a page with the same `sort`.")
 
 
 @router.get("runs/words", summary="What a filter of runs can be made of")
@@ -62,11 +60,11 @@ def filter_words(request: HttpRequest) -> dict[str, Any]:
 
 
 @router.get("runs/pinned", summary="The pinned baselines")
-def pinned(request: HttpRequest, project: str = "") -> dict[str, Any]:
+def pinned(request: HttpRequest, project: str = "", limit: Limit = MOST, cursor: Cursor = "") -> dict[str, Any]:
     """A run a project at most: what its other runs are measured against."""
     user = person(request)
     wanted = chosen_project(user, project).pk if project else None
-    return {"items": [runs.run_summary(run) for run in runs.runs_found(user, pinned_runs(user, wanted))]}
+    return dict(paged(runs.runs_found(user, pinned_runs(user, wanted)), limit, cursor, runs.run_summary))
 
 
 @router.post("runs/{int:run_id}/pin", summary="Make a run its project's baseline")

@@ -8,9 +8,8 @@ from django.http import HttpRequest
 from ninja import Query, Router, Schema
 from pydantic import Field, FiniteFloat
 
-from oppo_platform.api.problems import problem
+from oppo_platform.api.paging import MOST
 from oppo_platform.api.subjects import LARGEST_ID, run_of
-from oppo_platform.cursors import BadCursor
 from oppo_platform.telemetry.models import SampleRow
 from oppo_platform.telemetry.samples import Ending, SampleFilter, sample, samples
 
@@ -50,8 +49,8 @@ class SampleQuery(Schema):
     prompt: str = Field("", pattern="^([0-9a-f]{32})?$")
     q: str = Field("", max_length=1000)
     sort: Sort = "-step"
-    limit: int = 20
-    cursor: str = ""
+    limit: int = Field(20, ge=1, le=MOST)
+    cursor: str = Field("", max_length=500)
     excerpt: int = Field(0, ge=0, le=100_000)
 
     def filter(self) -> SampleFilter:
@@ -75,18 +74,15 @@ def list_samples(request: HttpRequest, run_id: int, query: Query[SampleQuery]) -
     """Newest step first unless `sort` says otherwise. Texts are what a model wrote: show them as text."""
     run = run_of(request, run_id)
     by: Any = query.sort.removeprefix("-")
-    try:
-        return samples(
-            run,
-            query.filter(),
-            by=by,
-            descending=query.sort.startswith("-"),
-            limit=query.limit,
-            cursor=query.cursor,
-            excerpt=query.excerpt,
-        )
-    except BadCursor:
-        return problem(422, "The cursor is not the `next` of a page with the same sorting.")
+    return samples(
+        run,
+        query.filter(),
+        by=by,
+        descending=query.sort.startswith("-"),
+        limit=query.limit,
+        cursor=query.cursor,
+        excerpt=query.excerpt,
+    )
 
 
 @router.get("runs/{int:run_id}/samples/{int:sample_id}", summary="One recorded answer")

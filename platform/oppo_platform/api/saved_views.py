@@ -10,6 +10,7 @@ from ninja import Router, Schema, Status
 from pydantic import ConfigDict, Field
 
 from oppo_platform.accounts.access import visible_teams
+from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 from oppo_platform.api.subjects import LARGEST_ID, person
 from oppo_platform.runs import saved_views as service
@@ -46,9 +47,9 @@ class DefaultBody(Schema):
 
 
 @router.get("views", summary="Saved views of the runs table")
-def views(request: HttpRequest) -> dict[str, Any]:
+def views(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> dict[str, Any]:
     """Your own and your teams', by name."""
-    return {"items": service.views_of(person(request))}
+    return dict(paged(service.views_of(person(request)), limit, cursor))
 
 
 @router.post("views", summary="Save a view", response={201: Any})

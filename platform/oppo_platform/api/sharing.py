@@ -5,6 +5,7 @@ They are read only: draining a node and setting a quota are an administrator's, 
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest
@@ -12,6 +13,7 @@ from ninja import Router
 from typing_extensions import TypedDict
 
 from oppo_platform.accounts.access import visible_teams
+from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.subjects import person
 from oppo_platform.cluster.models import DeviceState
 from oppo_platform.cluster.selectors import nodes_overview
@@ -59,27 +61,41 @@ class NodeItem(TypedDict):
 
 
 class Cluster(TypedDict):
-    """Nodes by name."""
+    """Nodes by name, a page of them."""
 
     items: list[NodeItem]
+    next: str | None
 
 
 class Quotas(TypedDict):
-    """Pools by name, with your teams in each."""
+    """Pools by name, with your teams in each; a page of them."""
 
     items: list[PoolQuotas]
+    next: str | None
+
+
+class Queue(TypedDict):
+    """Your waiting runs in their order, a page of them; how many wait in all, and when the last plan was made."""
+
+    items: list[scheduling.Waiting]
+    next: str | None
+    waiting: int
+    planned_at: datetime | None
 
 
 @router.get("queue", summary="What waits, why, and when it is expected to start")
-def queue(request: HttpRequest) -> scheduling.Queue:
+def queue(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Queue:
     """Your teams' waiting runs in their order; places count the runs of all teams."""
-    return scheduling.queue(person(request))
+    line = scheduling.line(person(request))
+    page = paged(line.runs, limit, cursor)
+    told = scheduling.told(line, page["items"])
+    return Queue(items=told["items"], next=page["next"], waiting=told["waiting"], planned_at=told["planned_at"])
 
 
 @router.get("cluster", summary="Nodes and their devices")
-def cluster(request: HttpRequest) -> Cluster:
+def cluster(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Cluster:
     """Which nodes live, and who uses what."""
-    return Cluster(items=[_node(node) for node in nodes_overview(person(request))])
+    return Cluster(**paged(nodes_overview(person(request)), limit, cursor, _node))
 
 
 def _node(node: dict[str, Any]) -> NodeItem:
@@ -88,6 +104,6 @@ def _node(node: dict[str, Any]) -> NodeItem:
 
 
 @router.get("quotas", summary="What your teams own and borrow of each pool")
-def quotas(request: HttpRequest) -> Quotas:
+def quotas(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Quotas:
     """Devices of each pool, in use and promised by all teams, and the quotas of yours."""
-    return Quotas(items=pool_quotas(list(visible_teams(person(request)))))
+    return Quotas(**paged(pool_quotas(list(visible_teams(person(request)))), limit, cursor, key="pool_id"))

@@ -8,12 +8,13 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 from ninja import Router, Status
 
-from oppo_platform.accounts.access import may_steer, trashed_runs
+from oppo_platform.accounts.access import may_steer, trashed_runs, visible_teams
+from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.subjects import LARGEST_ID, person, run_of, summary_of
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.models import Run
-from oppo_platform.storage.selectors import Taken, taken_by, teams_taken
-from oppo_platform.storage.trash import Trashed, delete_run, purge_now, restore_run, trash, trashed
+from oppo_platform.storage.selectors import Taken, taken_by, team_taken
+from oppo_platform.storage.trash import Trashed, delete_run, in_trash, purge_now, restore_run, trashed
 
 router = Router()
 
@@ -38,15 +39,15 @@ def show_storage(request: HttpRequest, run_id: int) -> Taken:
 
 
 @router.get("storage", summary="What your teams' runs take")
-def list_storage(request: HttpRequest) -> dict[str, Any]:
+def list_storage(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> dict[str, Any]:
     """Each with its quota and its largest runs."""
-    return {"items": teams_taken(person(request))}
+    return dict(paged(list(visible_teams(person(request))), limit, cursor, team_taken))
 
 
 @router.get("trash", summary="Deleted runs that can be restored")
-def list_trash(request: HttpRequest) -> dict[str, Any]:
+def list_trash(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> dict[str, Any]:
     """Those of your teams, the newest deletion first."""
-    return {"items": trash(person(request))}
+    return dict(paged(in_trash(person(request)), limit, cursor, trashed, key="run_id"))
 
 
 @router.post("runs/{int:run_id}/purge", summary="Delete a run in the trash for good", response={204: None})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from ninja import Router, Schema, Status
 from pydantic import ConfigDict, Field
@@ -12,14 +13,15 @@ from pydantic import ConfigDict, Field
 from oppo_platform.accounts import audit
 from oppo_platform.accounts import teams as service
 from oppo_platform.accounts.access import Action, demand, role_in, visible_teams, within
-from oppo_platform.accounts.models import AuditEntry, Role, Scope, Team
+from oppo_platform.accounts.models import AuditEntry, Membership, Role, Scope, Team
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.alerts import webhooks
 from oppo_platform.alerts.models import Webhook
 from oppo_platform.alerts.policy import Condition
+from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 from oppo_platform.api.subjects import LARGEST_ID, person
-from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
+from oppo_platform.cursors import read_cursor, write_cursor
 
 router = Router()
 
@@ -34,9 +36,10 @@ class TeamItem(Schema):
 
 
 class Teams(Schema):
-    """By name."""
+    """By name; `next` is the `cursor` of the following page."""
 
     items: list[TeamItem]
+    next: str | None
 
 
 class MemberItem(Schema):
@@ -46,8 +49,15 @@ class MemberItem(Schema):
     role: Role
 
 
+class Members(Schema):
+    """By name; `next` is the `cursor` of the following page."""
+
+    items: list[MemberItem]
+    next: str | None
+
+
 class OneTeam(TeamItem):
-    """A team with its people."""
+    """A team with its people, at most 200 of them: `GET teams/{id}/members` has all."""
 
     members: list[MemberItem]
 
@@ -80,9 +90,10 @@ class WebhookItem(Schema):
 
 
 class Webhooks(Schema):
-    """Oldest first."""
+    """Oldest first; `next` is the `cursor` of the following page."""
 
     items: list[WebhookItem]
+    next: str | None
 
 
 class WebhookBody(Schema):
@@ -129,19 +140,24 @@ class AuditLog(Schema):
 
 
 @router.get("teams", summary="Your teams")
-def list_teams(request: HttpRequest) -> Teams:
+def list_teams(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Teams:
     """With their projects, and your role in each."""
     user = person(request)
-    return Teams(items=[TeamItem(**_team(user, team)) for team in visible_teams(user).prefetch_related("projects")])
+    teams = list(visible_teams(user).prefetch_related("projects"))
+    return Teams(**paged(teams, limit, cursor, lambda team: TeamItem(**_team(user, team))))
 
 
 @router.get("teams/{int:team_id}", summary="A team and its people")
 def show_team(request: HttpRequest, team_id: int) -> OneTeam:
     """Members by name."""
     team = _mine(request, team_id)
-    people = team.memberships.filter(user__service_of=None).select_related("user").order_by("user__username")
-    members = [MemberItem(user=member.user.username, role=Role(member.role)) for member in people]
-    return OneTeam(**_team(person(request), team), members=members)
+    return OneTeam(**_team(person(request), team), members=[_member(each) for each in _people(team)[:MOST]])
+
+
+@router.get("teams/{int:team_id}/members", summary="Who is in a team")
+def list_members(request: HttpRequest, team_id: int, limit: Limit = MOST, cursor: Cursor = "") -> Members:
+    """By name, with the role of each; accounts of services are no members."""
+    return Members(**paged(list(_people(_mine(request, team_id))), limit, cursor, _member))
 
 
 @router.post("teams/{int:team_id}/projects", summary="Make a project", response={201: ProjectItem})
@@ -156,24 +172,23 @@ def create_project(request: HttpRequest, team_id: int, body: ProjectBody) -> Any
 
 
 @router.get("teams/{int:team_id}/audit", summary="A team's audit log")
-def audit_log(request: HttpRequest, team_id: int, actor: str = "", action: str = "", cursor: str = "") -> AuditLog | Any:
-    """Fifty entries, newest first, of one actor or one kind of deed if given. Owners only."""
+def audit_log(
+    request: HttpRequest, team_id: int, actor: str = "", action: str = "", limit: Limit = 50, cursor: Cursor = ""
+) -> AuditLog:
+    """Newest first, of one actor or one kind of deed if given. Owners only."""
     team, user = _mine(request, team_id), person(request)
     demand(user, Action.SEE_AUDIT_LOG, team.pk)
-    try:
-        before = read_cursor(cursor, int)[0] if cursor else None
-    except BadCursor:
-        return problem(422, "The cursor is not the `next` of a page.")
-    page = audit.audit_page(team.pk, actor, action, before)
+    before = read_cursor(cursor, int)[0] if cursor else None
+    page = audit.audit_page(team.pk, actor, action, before, limit)
     return AuditLog(items=[_entry(entry) for entry in page.entries], next=write_cursor(page.older) if page.older else None)
 
 
 @router.get("teams/{int:team_id}/webhooks", summary="Where a team's alerts are posted")
-def list_webhooks(request: HttpRequest, team_id: int) -> Webhooks:
+def list_webhooks(request: HttpRequest, team_id: int, limit: Limit = MOST, cursor: Cursor = "") -> Webhooks:
     """Owners only."""
     team = _mine(request, team_id)
     demand(person(request), Action.MANAGE_ALERTS, team.pk)
-    return Webhooks(items=[_hook(hook) for hook in webhooks.webhooks_of(team)])
+    return Webhooks(**paged(list(webhooks.webhooks_of(team)), limit, cursor, _hook))
 
 
 @router.post("teams/{int:team_id}/webhooks", summary="Post a team's alerts to an address", response={201: NewWebhook})
@@ -206,6 +221,14 @@ def delete_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> Statu
 
 def _mine(request: HttpRequest, team_id: int) -> Team:
     return visible_teams(person(request)).get(pk=min(team_id, LARGEST_ID))
+
+
+def _people(team: Team) -> QuerySet[Membership]:
+    return team.memberships.filter(user__service_of=None).select_related("user").order_by("user__username")
+
+
+def _member(membership: Membership) -> MemberItem:
+    return MemberItem(user=membership.user.username, role=Role(membership.role))
 
 
 def _owned(request: HttpRequest, team_id: int) -> tuple[Team, Any]:

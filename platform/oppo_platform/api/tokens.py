@@ -13,6 +13,7 @@ from oppo_platform.accounts import api_tokens as service
 from oppo_platform.accounts.access import memberships, role_in, visible_teams
 from oppo_platform.accounts.models import ApiToken, Scope
 from oppo_platform.accounts.services import AccountError
+from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 from oppo_platform.api.subjects import LARGEST_ID, person
 
@@ -33,6 +34,13 @@ class TokenItem(Schema):
     created_at: datetime
     expires_at: datetime | None
     last_used_at: datetime | None
+
+
+class Tokens(Schema):
+    """One page; `next` is the `cursor` of the following one."""
+
+    items: list[TokenItem]
+    next: str | None
 
 
 class NewTokenItem(TokenItem):
@@ -78,12 +86,12 @@ def me(request: HttpRequest) -> Me:
 
 
 @router.get("tokens", summary="API tokens")
-def list_tokens(request: HttpRequest, team: int | None = None) -> dict[str, list[TokenItem]]:
+def list_tokens(request: HttpRequest, team: int | None = None, limit: Limit = MOST, cursor: Cursor = "") -> Tokens:
     """Yours, and all of the teams that you own; newest first, those of services last."""
     user = person(request)
     if team is not None:
         visible_teams(user).get(pk=min(team, LARGEST_ID))
-    return {"items": [_item(token) for token in service.tokens_of(user, team)]}
+    return Tokens(**paged(list(service.tokens_of(user, team)), limit, cursor, _item))
 
 
 @router.post("tokens", summary="Make an API token", response={201: NewTokenItem})

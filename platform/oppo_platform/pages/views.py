@@ -48,7 +48,7 @@ STATE_GROUPS: dict[str, tuple[str, frozenset[RunState]]] = {
 def runs(request: HttpRequest) -> HttpResponse:
     """Runs of the user's teams: `show` picks states, `project` a project, `q` filters, `sort` sorts, `cols` chooses columns."""
     group, project = request.GET.get("show", ""), _number(request, "project")
-    where, sort, after, cols = (request.GET.get(name, "") for name in ("q", "sort", "after", "cols"))
+    where, sort, cursor, cols = (request.GET.get(name, "") for name in ("q", "sort", "cursor", "cols"))
     if group not in STATE_GROUPS:
         raise Http404
     team_id = None if project else _team_id(request)  # a link to a project leads there, whatever team one looks at
@@ -74,8 +74,8 @@ def runs(request: HttpRequest) -> HttpResponse:
         "has_runs": bool(listed) or visible_runs(request.user).exists(),
         "may_submit": submit_projects(request.user).exists(),
         "next": found["next"],
-        "older_query": query({**kept, "after": found["next"]}),
-        "rows_url": f"{reverse('pages:runs')}?{query({**kept, 'after': after, 'part': 'rows'})}",
+        "older_query": query({**kept, "cursor": found["next"]}),
+        "rows_url": f"{reverse('pages:runs')}?{query({**kept, 'cursor': cursor, 'part': 'rows'})}",
     }
     return render(request, "runs/list.html", context | _choices(request, kept, columns))
 
@@ -110,12 +110,12 @@ def _listed(
     request: HttpRequest, columns: list[Column], project: int | None, team_id: int | None
 ) -> tuple[list[dict[str, Any]], RunList, str]:
     """Rows of the page that is asked for, below the pinned ones; or none, and what is wrong with the filter."""
-    where, sort, after, group = (request.GET.get(name, "") for name in ("q", "sort", "after", "show"))
+    where, sort, cursor, group = (request.GET.get(name, "") for name in ("q", "sort", "cursor", "show"))
     pinned = pinned_runs(request.user, project, team_id)
     try:
         found = list_runs(
             request.user, states=STATE_GROUPS[group][1], project=project, team_id=team_id, where=where, sort=sort,
-            limit=RUNS_A_PAGE, after=after or None, without=pinned,
+            limit=RUNS_A_PAGE, cursor=cursor, without=pinned,
         )  # fmt: skip
     except BadCursor:
         raise Http404 from None

@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -45,15 +45,25 @@ class NotReadable(Exception):
 
 
 def checkpoints(run: Run) -> list[dict[str, Any]]:
-    """Every registered checkpoint, newest step first.
+    """Every registered checkpoint as `telling` tells it, newest step first."""
+    return list(map(telling(run), registered(run)))
+
+
+def registered(run: Run) -> list[Checkpoint]:
+    """The rows, newest step first."""
+    return list(Checkpoint.objects.filter(run=run).select_related("attempt__node").order_by("-step", "-id"))
+
+
+def telling(run: Run) -> Callable[[Checkpoint], dict[str, Any]]:
+    """Tells a checkpoint of the run, after a look at its files.
 
     `{id, step, name, attempt, node, bytes, manifest_sha256, registered_at, files, resumes}`: `files` says whether they can be
     read here, `resumes` whether the next attempt would begin with it; none does once the run has ended.
     """
     newest = latest_checkpoint(run) if run.ended_at is None else None
-    rows = Checkpoint.objects.filter(run=run).select_related("attempt__node").order_by("-step", "-id")
-    return [
-        {
+
+    def told(row: Checkpoint) -> dict[str, Any]:
+        return {
             "id": row.pk,
             "step": row.step,
             "name": folder_name(row),
@@ -65,8 +75,8 @@ def checkpoints(run: Run) -> list[dict[str, Any]]:
             "files": where(row),
             "resumes": newest is not None and row.pk == newest.pk,
         }
-        for row in rows
-    ]
+
+    return told
 
 
 def where(row: Checkpoint) -> Files:

@@ -70,7 +70,7 @@ class RunSummary(TypedDict):
 
 
 class RunList(TypedDict):
-    """One page of runs; `next` is the `after` of the following page."""
+    """One page of runs; `next` is the `cursor` of the following one."""
 
     items: list[RunSummary]
     next: str | None
@@ -167,7 +167,7 @@ def list_runs(
     where: str = "",
     sort: str = "",
     limit: int = 50,
-    after: str | None = None,
+    cursor: str = "",
     without: Iterable[int] = (),
 ) -> RunList:
     """The user's runs, newest first unless sorted otherwise.
@@ -178,11 +178,11 @@ def list_runs(
         team_id: only this team.
         where: a filter (`runs.filtering`).
         sort: what `filtering.sorting` knows, ascending; with `-` in front descending. Runs without a value come last.
-        after: the `next` of the page before.
+        cursor: the `next` of the page before.
         without: ids that are left out.
 
     Raises:
-        FilterError: the filter or the column is not understood. BadCursor: nor is `after`.
+        FilterError: the filter or the column is not understood. BadCursor: nor is the cursor.
     """
     runs = filtered(summaries(visible_runs(user)), where)
     wanted = list(states)
@@ -195,22 +195,22 @@ def list_runs(
     if left_out := list(without):
         runs = runs.exclude(pk__in=left_out)
     limit = max(1, min(limit, MOST_RUNS_A_PAGE))
-    found = list(_ordered(runs, sort, after)[: limit + 1])
+    found = list(_ordered(runs, sort, cursor)[: limit + 1])
     items = [run_summary(run) for run in found[:limit]]
     return RunList(items=items, next=_place(found[limit - 1], sort) if len(found) > limit else None)
 
 
-def _ordered(runs: QuerySet[Run], sort: str, after: str | None) -> QuerySet[Run]:
-    """In order, from behind the place `after`. Raises FilterError and BadCursor."""
+def _ordered(runs: QuerySet[Run], sort: str, cursor: str) -> QuerySet[Run]:
+    """In order, from behind the cursor's place. Raises FilterError and BadCursor."""
     if not sort:
-        return (runs if after is None else runs.filter(pk__lt=read_cursor(after, int)[0])).order_by("-id")
+        return (runs.filter(pk__lt=read_cursor(cursor, int)[0]) if cursor else runs).order_by("-id")
     falls = sort.startswith("-")
     column = sorting(sort.removeprefix("-"))
     by = F("sorted_by").desc(nulls_last=True) if falls else F("sorted_by").asc(nulls_last=True)
     runs = runs.annotate(sorted_by=column).order_by(by, "-id")
-    if after is None:
+    if not cursor:
         return runs
-    run_id, value = read_cursor(after, int, (int, float, str, NoneType))
+    run_id, value = read_cursor(cursor, int, (int, float, str, NoneType))
     if value is None:
         return runs.filter(sorted_by__isnull=True, pk__lt=run_id)
     try:

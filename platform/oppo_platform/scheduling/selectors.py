@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
 from typing_extensions import TypedDict
@@ -36,18 +37,39 @@ class Queue(TypedDict):
     planned_at: datetime | None
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The user's waiting runs in their order, and the order of all teams' runs."""
+
+    user: User
+    runs: list[Run]
+    place: dict[int, int]
+    planned_at: datetime | None
+
+
 def queue(user: User) -> Queue:
     """What the queue page shows."""
+    everything = line(user)
+    return told(everything, everything.runs)
+
+
+def line(user: User) -> Line:
+    """Who waits, and in which order."""
     beat = SchedulerBeat.objects.first()
     place = {run_id: number for number, run_id in enumerate(beat.order if beat else [], start=1)}
     runs = summaries(visible_runs(user).filter(state=RunState.QUEUED)).select_related("waiting")
-    steered = steerable(user, runs)
     ordered = sorted(runs, key=lambda run: (place.get(run.pk, len(place) + 1), -run.priority, run.queued_at, run.pk))
-    kept = {r.run_id: sum(map(len, r.devices.values())) for r in Reservation.objects.filter(run__in=[run.pk for run in ordered])}
+    return Line(user, ordered, place, beat.last_cycle_at if beat else None)
+
+
+def told(line: Line, runs: list[Run]) -> Queue:
+    """Some of the waiting runs, and why they wait."""
+    steered = steerable(line.user, runs)
+    kept = {r.run_id: sum(map(len, r.devices.values())) for r in Reservation.objects.filter(run__in=[run.pk for run in runs])}
     return Queue(
-        items=[_waiting(run, place.get(run.pk), run.pk in steered, kept.get(run.pk, 0)) for run in ordered],
+        items=[_waiting(run, line.place.get(run.pk), run.pk in steered, kept.get(run.pk, 0)) for run in runs],
         waiting=Run.objects.filter(state=RunState.QUEUED).count(),
-        planned_at=beat.last_cycle_at if beat else None,
+        planned_at=line.planned_at,
     )
 
 

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from typing_extensions import TypedDict
 
 from oppo_platform import clock
-from oppo_platform.accounts.access import memberships, visible_teams
+from oppo_platform.accounts.access import memberships
 from oppo_platform.accounts.models import Role, Team, User
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.database_disk import low_database
@@ -76,11 +76,6 @@ def taken_by(run: Run) -> Taken:
         measured_at=row.measured_at.isoformat().replace("+00:00", "Z"),
         detail_deleted_at=deleted_at.isoformat().replace("+00:00", "Z") if deleted_at else None,
     )
-
-
-def teams_taken(user: User) -> list[TeamTaken]:
-    """Every team of the user's, by name."""
-    return [team_taken(team) for team in visible_teams(user)]
 
 
 def team_taken(team: Team, shown: int = SHOWN) -> TeamTaken:

@@ -110,12 +110,17 @@ def purge_now(run_id: int, actor: str) -> None:
 
 
 def trash(user: User, team_id: int | None = None) -> list[Trashed]:
+    """`in_trash`, told."""
+    return [trashed(each) for each in in_trash(user, team_id)]
+
+
+def in_trash(user: User, team_id: int | None = None) -> list[Deletion]:
     """What the user's teams, or one of them, have in the trash, the newest first."""
     teams = memberships(user).values("team_id")
     found = Deletion.objects.filter(run__project__team_id__in=teams, run__purged_at__isnull=True)
     if team_id is not None:
         found = found.filter(run__project__team_id=team_id)
-    return [trashed(each) for each in found.select_related("run__project__team").defer("run__spec").order_by("-at", "-run_id")]
+    return list(found.select_related("run__project__team").defer("run__spec", "run__latest").order_by("-at", "-run_id"))
 
 
 def trashed(deletion: Deletion) -> Trashed:

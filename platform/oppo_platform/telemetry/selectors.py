@@ -132,7 +132,7 @@ def _rounded(values: NDArray[np.float64]) -> list[float | None]:
 def decisions(run: Run) -> list[dict[str, Any]]:
     """What the controllers decided, in the order of steps."""
     return [
-        {"step": d.step, "controller": d.controller, "old": finite(d.old), "new": finite(d.new), "reason": d.reason}
+        {"id": d.pk, "step": d.step, "controller": d.controller, "old": finite(d.old), "new": finite(d.new), "reason": d.reason}
         for part in reigns(run)
         for d in _within(Decision.objects.all(), part).order_by("step", "id")
     ]

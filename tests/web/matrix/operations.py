@@ -64,6 +64,7 @@ OPERATIONS: dict[str, Row] = {
     "list_quotas": get("quotas"),
     "list_teams": get("teams"),
     "show_team": get("teams/{team}"),
+    "list_members": get("teams/{team}/members"),
     "create_project": post("teams/{team}/projects", {"name": "poems"}, MEMBER, status=201),
     "list_audit_entries": get("teams/{team}/audit?action=run.submit", OWNER),
     "add_webhook": post("teams/{team}/webhooks", HOOK, OWNER, admin=True, status=201),
