@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-DRAWINGS = {"schedules": "schedules", "handover": "handover", "answers": "answers"}
+DRAWINGS = {"schedules": "schedules", "handover": "handover", "answers": "answers", "engine": "engine"}
 STEPS, BATCH, EXTRA, CHUNK = 4, 6, 2, 32
 COSTS = {
     "decode": {"round_us": 1000, "row_us": 60},

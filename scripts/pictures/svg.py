@@ -48,6 +48,11 @@ class Canvas:
         head = ' marker-end="url(#head)"' if arrow else ""
         self._shapes.append(f'<line class="{role}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"{head}/>')
 
+    def path(self, corners: list[tuple[float, float]]) -> None:
+        """A line over several corners, with a head at its end."""
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+        self._shapes.append(f'<polyline class="flow" points="{points}" marker-end="url(#head)"/>')
+
     def write(self) -> str:
         """The file."""
         head = (
