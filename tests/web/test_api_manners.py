@@ -54,6 +54,7 @@ def test_who_has_the_newest_reply_gets_it_without_a_body(world, token):
     assert "private" in first.headers["Cache-Control"]
     again = client.get(f"/api/v1/runs/{run.pk}", headers={"If-None-Match": tag})
     assert (again.status_code, again.content) == (304, b"")
+    assert int(again.headers["RateLimit-Remaining"]) == int(first.headers["RateLimit-Remaining"]) - 1
     words = client.get("/api/v1/runs/words")
     packed = client.get("/api/v1/runs/words", headers={"Accept-Encoding": "br"})
     assert (packed.headers["Content-Encoding"], packed.headers["ETag"] != words.headers["ETag"]) == ("br", True)

@@ -10,6 +10,8 @@ from django.http import HttpRequest, HttpResponseBase
 from django.middleware.http import ConditionalGetMiddleware
 from django.utils.cache import patch_cache_control
 
+TOLD_ALWAYS = ("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset")
+
 
 class ConditionalApi(ConditionalGetMiddleware):
     """Django's conditional GET, for the API alone."""
@@ -20,4 +22,8 @@ class ConditionalApi(ConditionalGetMiddleware):
             return response
         if not response.has_header("Cache-Control"):
             patch_cache_control(response, private=True, no_cache=True)  # keep it, but ask each time
-        return super().process_response(request, response)
+        answer = super().process_response(request, response)
+        for name in TOLD_ALWAYS:  # what Django's 304 leaves out
+            if response.has_header(name):
+                answer.headers[name] = response.headers[name]
+        return answer
