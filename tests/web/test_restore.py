@@ -369,12 +369,11 @@ def test_keys_that_cannot_be_put_back_are_told_and_those_that_are_cut_are_refuse
     made = backups.made(with_keys=True)
     cut = backups.folder / "cut.tar"
     with open_archive(made.file, print) as archive, new_archive(cut) as odd:
-        for name in archive.manifest["members"]:
+        for name in archive.manifest.pop("members"):
             odd.add(name, b'{"secret_key": "short"}' if name == "keys.json" else archive.read(name))
-        odd.seal({name: value for name, value in archive.manifest.items() if name != "members"})
+        odd.seal(archive.manifest)
     with pytest.raises(BackupError, match="keys in the backup"):
         backups.restored(cut)
-    assert databases() == set()
     settings.OPPO_HOME, settings.SECRET_KEY = backups.home, "another key of another installation, long enough"
     (backups.home / "secret_key").mkdir()  # nothing can be written there
     done = backups.restored(made.file)

@@ -79,9 +79,7 @@ def restore(
     Raises:
         BackupRefused: it is not done as asked. BackupError: it went wrong. Either way the old database is as it was.
     """
-    refuse_incomplete(archive)
-    refuse_newer(archive.manifest)
-    brought = keys.keys_from(archive.read(keys.MEMBER)) if archive.manifest["keys"].get("included") else None
+    brought = _understood(archive)
     tool = _loader(archive.manifest, server)
     server.refuse_rights()
     server.refuse_users()
@@ -104,6 +102,13 @@ def restore(
         done.kept = server.swap(name, stamp)
     _keys(archive, brought, home, stamp, done)
     return done
+
+
+def _understood(archive: Archive) -> keys.Keys | None:
+    """The keys in the backup, if it has any. Raises BackupRefused or BackupError for one that cannot be put back here."""
+    refuse_incomplete(archive)
+    refuse_newer(archive.manifest)
+    return keys.keys_from(archive.read(keys.MEMBER)) if archive.manifest["keys"].get("included") else None
 
 
 def _loader(manifest: dict[str, Any], server: Server) -> programs.Program:
