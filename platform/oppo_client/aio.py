@@ -19,7 +19,7 @@ from oppo_client.config import load_config
 from oppo_client.errors import RunFailed
 from oppo_client.facts import REWARD, RunFacts
 from oppo_client.feeds import changes
-from oppo_client.flow import Feed, Flow, asked, get
+from oppo_client.flow import Feed, Flow, asked, delete, get, post
 from oppo_client.plots import line_plot
 from oppo_client.records import LogLine, Sample
 from oppo_client.retrying import Retries
@@ -97,6 +97,44 @@ class AsyncClient:
     async def cluster(self) -> list[dict[str, Any]]:
         """The nodes and their devices, as `GET cluster` has them."""
         return await self.perform(operations.items("cluster", self.retries))
+
+    async def quotas(self) -> list[dict[str, Any]]:
+        """Pools with what your teams own and borrow of each, as `GET quotas` has them."""
+        return await self.perform(operations.items("quotas", self.retries))
+
+    async def teams(self) -> list[dict[str, Any]]:
+        """Your teams: `{"id", "name", "role", "projects"}`."""
+        return await self.perform(operations.items("teams", self.retries))
+
+    def alerts(
+        self, *, open: bool = False, team: int | None = None, run: RunFacts | int | None = None, condition: str = ""
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Alerts of your teams' runs, newest first; `open` leaves out those that are over (docs/alerts.md)."""
+        return self.iterate(operations.alerts(open, team, run, condition, self.retries))
+
+    async def acknowledge(self, alert: int) -> dict[str, Any]:
+        """Say that you take care of an alert; the alert. Raises `Forbidden` for viewers."""
+        return await self.perform(asked(post(f"alerts/{int(alert)}/acknowledge"), self.retries))
+
+    def audit(self, team: int, *, actor: str = "", action: str = "") -> AsyncIterator[dict[str, Any]]:
+        """Who did what in a team, newest first; for its owners. Raises `Forbidden`."""
+        return self.iterate(operations.audit(team, actor, action, self.retries))
+
+    async def webhooks(self, team: int) -> list[dict[str, Any]]:
+        """Where a team's alerts are posted; for its owners."""
+        return await self.perform(operations.items(f"teams/{int(team)}/webhooks", self.retries))
+
+    async def add_webhook(self, team: int, url: str, conditions: Iterable[str]) -> dict[str, Any]:
+        """Post a team's alerts to an https address: the webhook with its `secret`, which is shown this once."""
+        return await self.perform(operations.add_webhook(team, url, conditions, self.retries))
+
+    async def change_webhook(self, team: int, webhook: int, *, on: bool, conditions: Iterable[str]) -> dict[str, Any]:
+        """Switch a webhook, and choose what is posted to it."""
+        return await self.perform(operations.change_webhook(team, webhook, on, conditions, self.retries))
+
+    async def delete_webhook(self, team: int, webhook: int) -> None:
+        """Post there no more."""
+        await self.perform(asked(delete(f"teams/{int(team)}/webhooks/{int(webhook)}"), self.retries))
 
     async def compare(
         self,

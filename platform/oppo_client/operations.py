@@ -79,6 +79,28 @@ def items(path: str, retries: Retries, **params: Any) -> Flow[list[dict[str, Any
             return found
 
 
+def alerts(open: bool, team: int | None, run: RunFacts | int | None, condition: str, retries: Retries) -> Feed[dict[str, Any]]:
+    """Alerts, newest first, page by page."""
+    wanted = {"open": open, "team": team, "run": None if run is None else id_of(run), "condition": condition or None}
+    return pages("alerts", {name: value for name, value in wanted.items() if value is not None}, dict, retries)
+
+
+def audit(team: int, actor: str, action: str, retries: Retries) -> Feed[dict[str, Any]]:
+    """Entries of a team's audit log, newest first, page by page."""
+    wanted = {"actor": actor, "action": action}
+    return pages(f"teams/{int(team)}/audit", {name: value for name, value in wanted.items() if value}, dict, retries)
+
+
+def add_webhook(team: int, url: str, conditions: Iterable[str], retries: Retries) -> Flow[dict[str, Any]]:
+    """The new webhook with its secret."""
+    return asked(post(f"teams/{int(team)}/webhooks", {"url": url, "conditions": list(conditions)}), retries)
+
+
+def change_webhook(team: int, webhook: int, on: bool, conditions: Iterable[str], retries: Retries) -> Flow[dict[str, Any]]:
+    """The webhook, as it is now."""
+    return asked(post(f"teams/{int(team)}/webhooks/{int(webhook)}", {"on": on, "conditions": list(conditions)}), retries)
+
+
 def text(path: str, retries: Retries, **params: Any) -> Flow[str]:
     """A reply as text."""
     reply = yield from call(get(path, **params), retries)

@@ -18,8 +18,6 @@ from oppo_client.retrying import Retries
 Source: TypeAlias = str | PathLike[str] | Mapping[str, Any]
 Changes: TypeAlias = Mapping[str, Any]
 
-LONGEST_NAME = 110
-
 
 def body_of(source: Source | None, yaml: str | None, project: str | int | None) -> dict[str, Any]:
     """The body of `POST runs`.
@@ -86,13 +84,10 @@ def spec_of_run(run_id: int, retries: Retries) -> Flow[dict[str, Any]]:
 
 def fork(run: Mapping[str, Any], changes: Changes | None, step: int | None, name: str | None, retries: Retries) -> Flow[Any]:
     """The summary of a new run with another run's spec; with a step, one that begins with its checkpoint of that step."""
-    spec = yield from spec_of_run(run["id"], retries)
-    spec["name"] = name or f"{str(spec['name'])[:LONGEST_NAME]} fork"
-    if step is not None:
-        spec["fork"] = {"run": int(run["id"]), "step": step}
-        spec["steps"] = max(int(spec["steps"]), step + 1)
-    body = {"spec": changed(spec, changes or {}), "project": run["project"]}
-    return (yield from submit(body, None, retries))
+    body = {"changes": dict(changes or {}), "step": step, "name": name}
+    born = yield from asked(post(f"runs/{int(run['id'])}/fork", body), retries)
+    summary: dict[str, Any] = yield from asked(get(f"runs/{int(born['id'])}"), retries)
+    return summary
 
 
 def changed(spec: Mapping[str, Any], changes: Changes) -> dict[str, Any]:

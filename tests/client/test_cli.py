@@ -115,6 +115,18 @@ def test_a_checkpoint_is_pulled(oppo, live, client, spec, save, tmp_path):
     assert "those that it has: 2" in oppo("pull", run.id, "--checkpoint", 3, "--out", tmp_path, status=2)
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completes_commands_and_options(shell, tmp_path):
+    def run(*words, **environ):
+        command = [sys.executable, "-c", "from oppo_cli.main import main; main(prog_name='oppo')", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | environ)
+        return done.stdout
+
+    assert f"_OPPO_COMPLETE={shell}_complete" in run("completion", shell)
+    asked = {"_OPPO_COMPLETE": f"{shell}_complete", "COMP_CWORD": "--fol" if shell == "fish" else "2"}
+    assert "--follow" in run(**asked, COMP_WORDS="oppo logs --fol")
+
+
 def test_commands_say_what_they_lack_where_only_the_client_is_installed(file, tmp_path):
     """As in an environment without the other extras: these modules cannot be imported."""
     code = (

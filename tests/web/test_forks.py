@@ -55,6 +55,43 @@ def submit(client, spec):
     return client.post("/api/v1/runs", {"spec": spec}, content_type="application/json")
 
 
+def fork(client, run, path="fork", **body):
+    return client.post(f"/api/v1/runs/{run.pk}/{path}", body, content_type="application/json")
+
+
+def test_a_fork_by_one_call(parent):
+    """The run's own spec with other values, in its project; from a step, or from the very checkpoint."""
+    world, _, run, _ = parent
+    ben, last = world.login("ben"), run.checkpoints.get(step=40)
+    anew = fork(ben, run, changes={"seed": 7, "ppo.batch_size": 32}, name="seven").json()
+    begun, from_last = fork(ben, run, step=20).json(), fork(ben, run, f"checkpoints/{last.pk}/fork").json()
+    made = Run.objects.in_bulk([anew["id"], begun["id"], from_last["id"]])
+    assert (made[anew["id"]].name, made[anew["id"]].project_id, made[anew["id"]].user.username) == (
+        "seven",
+        run.project_id,
+        "ben",
+    )
+    assert (made[anew["id"]].spec["seed"], made[anew["id"]].spec["ppo"]["batch_size"]) == (7, 32)
+    assert [made[told["id"]].forked_step for told in (anew, begun, from_last)] == [None, 20, 40]
+    assert made[begun["id"]].name == "demo fork"
+
+
+def test_a_fork_that_cannot_be_is_refused_field_by_field(parent):
+    world, _, run, _ = parent
+    ben = world.login("ben")
+    for changes, path in (
+        ({"seed.x": 1}, "seed.x"),
+        ({"ppo.batch_sise": 1}, "ppo.batch_sise"),
+        ({"models.actor.tiny.layers": 9}, "models.actor"),
+    ):
+        reply = fork(ben, run, changes=changes, step=20)
+        assert (reply.status_code, reply.json()["errors"][0]["path"][: len(path)]) == (422, path), reply.json()
+    assert fork(ben, run, step=21).json()["errors"][0]["path"] == "fork.step"
+    assert fork(ben, run, "checkpoints/99999999999999999999/fork").status_code == 404
+    assert fork(ben, run, odd=1).status_code == 422
+    assert Run.objects.count() == 1
+
+
 def test_a_fork_begins_with_the_checkpoint_and_says_so(parent, make_spec):
     world, worker, run, _ = parent
     told = submit(world.login("ben"), make_spec(name="fork", fork={"run": run.pk, "step": 20}))

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Annotated, Any
 
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from ninja import Query, Schema, Status
 from pydantic import ConfigDict
 
@@ -19,6 +19,7 @@ from oppo_platform.accounts.models import User
 from oppo_platform.api import (
     alerts,
     checkpoints,
+    forks,
     history,
     logs,
     run_lists,
@@ -32,6 +33,7 @@ from oppo_platform.api import (
 )
 from oppo_platform.api.auth import PERSON, READER
 from oppo_platform.api.description import DescribedAPI
+from oppo_platform.api.forks import Submitted
 from oppo_platform.api.operations import as_usual
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import install, problem
@@ -48,6 +50,7 @@ from oppo_platform.storage.database_disk import DatabaseFull, refuse_without_roo
 from oppo_platform.storage.trash import NotDeletable
 from oppo_platform.telemetry import selectors as telemetry
 from oppo_platform.telemetry.comparison import View, compare
+from oppo_platform.telemetry.raw import raw_metrics
 from oppo_platform.telemetry.saving import Saving, saving
 
 MOST_KEYS = 100
@@ -59,7 +62,21 @@ api = DescribedAPI(
 )
 install(api)
 api.add_decorator(as_usual, mode="view")
-for part in (run_lists, samples, timelines, logs, checkpoints, history, saved_views, storage, alerts, sharing, teams, tokens):
+for part in (
+    run_lists,
+    samples,
+    timelines,
+    logs,
+    checkpoints,
+    forks,
+    history,
+    saved_views,
+    storage,
+    alerts,
+    sharing,
+    teams,
+    tokens,
+):
     api.add_router("", part.router)
 for refusal in (steering.NotPossible, NotDeletable):
     api.add_exception_handler(refusal, lambda request, error: problem(409, str(error)))
@@ -109,15 +126,6 @@ class ExtendBody(Schema):
     model_config = ConfigDict(extra="forbid")
 
     hours: float
-
-
-class Submitted(Schema):
-    """A run at its birth."""
-
-    id: int
-    url: str
-    name: str
-    state: str
 
 
 @api.post("runs/validate", auth=READER, summary="Check a spec without submitting it; always 200")
@@ -251,6 +259,22 @@ def metrics(
     """`keys` separated by commas; one that ends in `*` stands for all that begin so. Spikes survive thinning."""
     steps = telemetry.Range(max(-1, min(since_step, LAST_STEP)), max(-1, min(to_step, LAST_STEP)))
     return telemetry.metrics(run_of(request, run_id), _keys(names), x, max_points, steps)
+
+
+@api.get("runs/{int:run_id}/metrics.ndjson", summary="Metrics in full resolution, a step a line")
+def download_metrics(
+    request: HttpRequest,
+    run_id: int,
+    names: Annotated[str, Query(alias="keys")],
+    since_step: int = 0,
+    to_step: int = LAST_STEP,
+) -> StreamingHttpResponse:
+    """Every point as it was told, with every axis: newline-delimited JSON, however long the run."""
+    steps = telemetry.Range(max(-1, min(since_step, LAST_STEP)), max(-1, min(to_step, LAST_STEP)))
+    run = run_of(request, run_id)
+    answer = StreamingHttpResponse(raw_metrics(run, _keys(names), steps), content_type="application/x-ndjson")
+    answer.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}.ndjson"'
+    return answer
 
 
 @api.get("runs/{int:run_id}/usage", summary="Device-hours of a run")

@@ -129,7 +129,7 @@ def _complete(described: dict[str, Any], operation: Operation, schemas: dict[str
     content: dict[str, Any] = {}
     if function in FILES:
         media = FILES[function]
-        content = {"schema": {"type": "object" if media.endswith(("json", "yaml")) else "string"}}
+        content = {"schema": {"type": "object" if media.endswith(("/json", "yaml")) else "string"}}
     elif (kind := reply_type(operation)) is not None:
         media, schema = "application/json", TypeAdapter(kind).json_schema(mode="serialization", ref_template=REFERENCE)
         schema.pop("$defs", None)
@@ -175,7 +175,7 @@ def _problems(operation: Operation) -> list[int]:
         found.append(403)
     if operation.view_func.__name__ == "download":
         found += [403, 409]
-    if operation.view_func.__name__ == "submit":
+    if operation.view_func.__name__ in ("submit", "fork_run", "fork_checkpoint"):
         found.append(507)
     return sorted(set(found))
 

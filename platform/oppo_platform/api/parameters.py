@@ -57,6 +57,8 @@ FIELDS = {
     "spec": "The spec as JSON; either this or `yaml`.",
     "project": "Where the run is to live, by name or number; by default the first of yours.",
     "priority": "1 to 99; higher goes first.",
+    "changes": 'Other values at dotted paths of the spec: `{"overlap.overcommit.max": 8}`; a number is a place in a list.',
+    "step": "The step whose checkpoint it begins with; null: it begins anew.",
     "hours": "So many more on devices.",
     "add": "Words that the run gets.",
     "remove": "Words that it loses.",

@@ -304,5 +304,6 @@ REPLIES: dict[str, Any] = {
 # Those that answer with something else than JSON.
 FILES: dict[str, str] = {
     "spec": "application/yaml", "download_trace": "application/json", "download_logs": "text/plain",
+    "download_metrics": "application/x-ndjson",
     "download": "application/x-tar",
 }  # fmt: skip

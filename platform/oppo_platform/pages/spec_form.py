@@ -6,7 +6,6 @@ field stays as it is in the YAML.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,13 +153,3 @@ def _rollout_within(context: int) -> dict[str, Any]:
         prompt = min(rollout.max_prompt_tokens, context // 4)
         rollout = Rollout(max_prompt_tokens=max(1, prompt), max_new_tokens=max(1, context - prompt))
     return rollout.model_dump(mode="json")
-
-
-def forked_spec(spec: dict[str, Any], run_id: int, step: int | None = None) -> dict[str, Any]:
-    """The same spec under a name of its own; with a step, to begin with the run's checkpoint of that step."""
-    fork = deepcopy(spec)
-    fork["name"] = f"{spec['name'][:110]} fork"
-    if step is not None:
-        fork["fork"] = {"run": run_id, "step": step}
-        fork["steps"] = max(spec["steps"], step + 1)
-    return fork

@@ -25,6 +25,7 @@ from oppo_platform.pages.runs_table import heads, query, rows
 from oppo_platform.pages.selectors import live_catalogue, with_curves
 from oppo_platform.runs.columns import USUAL, Column, chosen, reads_settings, written
 from oppo_platform.runs.filtering import FilterError
+from oppo_platform.runs.forks import forked_spec
 from oppo_platform.runs.models import PRIORITIES, Project, Run
 from oppo_platform.runs.pins import pinned_runs
 from oppo_platform.runs.saved_views import address_of, default_of, views_of
@@ -180,7 +181,7 @@ def submit(request: HttpRequest) -> HttpResponse:
     named = fork is not None or bool(request.GET.get("project"))
     projects = everywhere if named else _of_team(everywhere, _team_id(request)) or everywhere
     page_data = {
-        "spec": spec_form.forked_spec(fork.spec, fork.pk, step) if fork else spec_form.starting_spec(catalogue),
+        "spec": forked_spec(fork.spec, fork.pk, step) if fork else spec_form.starting_spec(catalogue),
         "catalogue": [entry.model_dump(mode="json") for entry in catalogue],
         "presets": [{"key": preset.key, "overlap": preset.overlap} for preset in PRESETS],
         "fork": fork.pk if fork else None,

@@ -8,6 +8,9 @@ its checkpoints: of the two the later one is refused. Until the new run has a ch
 
 from __future__ import annotations
 
+from copy import deepcopy
+from typing import Any
+
 from django.db import transaction
 
 from oppo_contract.problems import SpecError, SpecProblem
@@ -85,6 +88,16 @@ def _no_such(spec: RunSpec, team_id: int) -> SpecProblem:
 def _said(value: object) -> str:
     text = "empty" if value is None else str(value)
     return text if len(text) <= SHOWN_VALUE else text[: SHOWN_VALUE - 1] + "…"
+
+
+def forked_spec(spec: dict[str, Any], run_id: int, step: int | None = None) -> dict[str, Any]:
+    """The same spec under a name of its own; with a step, to begin with the run's checkpoint of that step."""
+    fork = deepcopy(spec)
+    fork["name"] = f"{spec['name'][:110]} fork"
+    if step is not None:
+        fork["fork"] = {"run": run_id, "step": step}
+        fork["steps"] = max(spec["steps"], step + 1)
+    return fork
 
 
 def begin_fork(spec: RunSpec, team_id: int) -> Checkpoint | None:

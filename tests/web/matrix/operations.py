@@ -22,6 +22,7 @@ OPERATIONS: dict[str, Row] = {
     "unpin_run": post("runs/{run}/unpin", least=MEMBER),
     "list_filter_words": get("runs/words"),
     "show_metrics": get("runs/{run}/metrics?keys=critic/score/mean&x=step&max_points=100"),
+    "download_metrics": get("runs/{run}/metrics.ndjson?keys=critic/*"),
     "show_usage": get("runs/{run}/usage"),
     "show_saving": get("runs/{run}/saving"),
     "list_decisions": get("runs/{run}/decisions"),
@@ -36,6 +37,10 @@ OPERATIONS: dict[str, Row] = {
     "list_checkpoints": get("runs/{run}/checkpoints"),
     "download_checkpoint": get("runs/{run}/checkpoints/{checkpoint}/download", MEMBER),
     "list_events": get("runs/{run}/events?limit=3"),
+    "fork_run": post("runs/{run}/fork", {"changes": {"seed": 2}, "name": "second seed"}, MEMBER, status=201),
+    "fork_checkpoint": post(
+        "runs/{run}/checkpoints/{checkpoint}/fork", {"changes": {"ppo.learning_rate": 1e-6}}, MEMBER, status=201
+    ),
     "set_priority": post("runs/{waiting}/priority", {"priority": 60}, MAINTAINER),
     "extend_run": post("runs/{limited}/extend", {"hours": 2}, MAINTAINER),
     "pause_run": post("runs/{waiting}/pause", least=MAINTAINER),

@@ -1,0 +1,76 @@
+"""New runs made of others over HTTP: with other settings, and from a checkpoint (docs/run-page.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest
+from ninja import Router, Schema, Status
+from pydantic import ConfigDict, Field
+
+from oppo_platform.accounts.access import may_submit
+from oppo_platform.api.subjects import LARGEST_ID, person, run_of
+from oppo_platform.runs import selectors as runs
+from oppo_platform.runs.changing import changed
+from oppo_platform.runs.forks import forked_spec
+from oppo_platform.runs.models import Run
+from oppo_platform.runs.services import check_spec, submit_run
+from oppo_platform.storage.database_disk import refuse_without_room
+
+LONGEST_NAME, MOST_CHANGES = 120, 200
+
+router = Router()
+
+
+class Submitted(Schema):
+    """A run at its birth."""
+
+    id: int
+    url: str
+    name: str
+    state: str
+
+
+class CheckpointForkBody(Schema):
+    """Other values at dotted paths of the spec, and what the new run is called."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    changes: dict[str, Any] = Field(default={}, max_length=MOST_CHANGES)
+    name: str | None = Field(None, max_length=LONGEST_NAME)
+
+
+class ForkBody(CheckpointForkBody):
+    """The same, and the step whose checkpoint it begins with; without one it begins anew."""
+
+    step: int | None = Field(None, ge=0)
+
+
+@router.post("runs/{int:run_id}/fork", summary="Submit a run with another one's spec", response={201: Submitted})
+def fork_run(request: HttpRequest, run_id: int, body: ForkBody) -> Any:
+    """201 with the queued run, in the same project; 422 with every complaint, 403 for viewers, 507 while there is no room."""
+    return _forked(request, run_of(request, run_id), body, body.step)
+
+
+@router.post(
+    "runs/{int:run_id}/checkpoints/{int:checkpoint_id}/fork",
+    summary="Submit a run that begins with a checkpoint",
+    response={201: Submitted},
+)
+def fork_checkpoint(request: HttpRequest, run_id: int, checkpoint_id: int, body: CheckpointForkBody) -> Any:
+    """As `fork`, from the step of this checkpoint; where attempts have saved the same step twice, from the newer one."""
+    run = run_of(request, run_id)
+    step: int = run.checkpoints.values_list("step", flat=True).get(pk=min(checkpoint_id, LARGEST_ID))
+    return _forked(request, run, body, step)
+
+
+def _forked(request: HttpRequest, run: Run, body: CheckpointForkBody, step: int | None) -> Status:
+    user = person(request)
+    if not may_submit(user, run.project):
+        raise PermissionDenied(f"You may look at {run.project.team.name}'s runs, but not submit any.")
+    refuse_without_room()
+    spec = forked_spec(run.spec, run.pk, step)
+    spec["name"] = body.name or spec["name"]
+    born = submit_run(user, run.project, check_spec(data=changed(spec, body.changes), team_id=run.project.team_id))
+    return Status(201, {"id": born.pk, "url": runs.run_url(born.pk), "name": born.name, "state": born.state})
