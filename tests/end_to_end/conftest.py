@@ -18,6 +18,8 @@ import httpx
 import psutil
 import pytest
 
+from oppo_platform.embedded.ports import remembered_port
+
 PATIENCE_S = 180.0
 ENDED = ("succeeded", "failed", "cancelled")
 # Seconds are minutes here: a supervisor that was killed is noticed at once.
@@ -144,6 +146,8 @@ def running_platform(home: Path, **more: str) -> Iterator[Platform]:
     prompts = home / "models" / "tiny" / "prompts.jsonl"
     prompts.parent.mkdir(parents=True, exist_ok=True)
     prompts.write_text(json.dumps({"prompt": "note sea"}) + "\n")
+    # Not 8000, which others on this machine reach for at the same time: a port of its own, from the start.
+    remembered_port(home, "web")
     output = home / "up.out"
     with output.open("w") as out:
         process = subprocess.Popen(
