@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import tomllib
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -53,6 +55,16 @@ def test_torch_is_installed_first_by_a_plain_pin() -> None:
     assert str(TORCH[0]) in EXTRAS["engine"]
     assert "torch" not in LOCKED
     assert not any(name.startswith(("nvidia-cu", "triton")) for name in LOCKED)
+
+
+@pytest.mark.parametrize("name", sorted(LOCKED))
+def test_what_is_locked_can_be_installed_with_every_python_that_we_name(name: str) -> None:
+    try:
+        needed = metadata(name)["Requires-Python"]
+    except PackageNotFoundError:  # of another Python than this one
+        return
+    least = str(SETTINGS["project"]["requires-python"]).removeprefix(">=")
+    assert SpecifierSet(needed or "").contains(f"{least}.0"), f"{name} needs Python {needed}"
 
 
 def test_deepspeed_is_a_step_of_its_own() -> None:
