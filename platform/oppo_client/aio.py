@@ -216,6 +216,14 @@ class AsyncRun(RunFacts):
         """Hear of no alerts of it, or of them again."""
         return await self._ask("silence", silent=silent)
 
+    async def archive(self) -> AsyncRun:
+        """Hide it from lists, once it has ended; the filter `archived:yes` finds it."""
+        return await self._ask("archive")
+
+    async def unarchive(self) -> AsyncRun:
+        """Show it on lists again."""
+        return await self._ask("unarchive")
+
     async def delete(self) -> dict[str, Any]:
         """Put it into the trash."""
         return await self._client.perform(operations.remove(self.id, self._client.retries))

@@ -77,6 +77,14 @@ class Run(RunFacts):
         """Hear of no alerts of it, or of them again."""
         return self._ask("silence", silent=silent)
 
+    def archive(self) -> Run:
+        """Hide it from lists, once it has ended; the filter `archived:yes` finds it."""
+        return self._ask("archive")
+
+    def unarchive(self) -> Run:
+        """Show it on lists again."""
+        return self._ask("unarchive")
+
     def delete(self) -> dict[str, Any]:
         """Put it into the trash; tells until when `restore` brings it back."""
         return self._client.perform(operations.remove(self.id, self._client.retries))

@@ -109,6 +109,15 @@
     place.dataset.now = `${words}${button}`;
     place.replaceChildren(words || (button ? " · " : ""), words && button ? " " : "", ...(button ? [el("button", { class: "link", type: "button", onclick: () => change(`runs/${summary.id}/silence`, { silent: !summary.silent }) }, button)] : []));
   }
+  /* Whether lists show it; that can be changed once it has ended. */
+  function archived() {
+    const place = part("archived"), words = summary.archived ? " · archived" : "";
+    const button = !hasEnded() || "reads" in place.dataset ? null : summary.archived ? "show on lists" : "archive";
+    if (place.dataset.now === `${words}${button}`) return;
+    place.dataset.now = `${words}${button}`;
+    const turn = () => change(`runs/${summary.id}/${summary.archived ? "unarchive" : "archive"}`);
+    place.replaceChildren(words || (button ? " · " : ""), words && button ? " " : "", ...(button ? [el("button", { class: "link", type: "button", onclick: turn }, button)] : []));
+  }
   async function change(path, body) {
     try {
       await Oppo.api.post(path, body);
@@ -120,7 +129,7 @@
   }
   function draw() {
     const latest = summary.latest || {};
-    where(); state(); alerts(); silence(); progress(); time(); speed(latest); idle(latest);
+    where(); state(); alerts(); silence(); archived(); progress(); time(); speed(latest); idle(latest);
   }
   function take(next) {
     if (next.cursor !== null && summary.cursor !== null && next.cursor < summary.cursor) return;

@@ -32,6 +32,7 @@ COMPARISONS = {">=": "gte", "<=": "lte", "!=": "exact", ">": "gt", "<": "lt", "=
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 STATE_GROUPS = {"active": HOLDING_DEVICES, "waiting": {RunState.QUEUED, RunState.PAUSED}, "ended": ENDED}
 ANY_ALERT = "any"
+ARCHIVED = {"yes": Q(archived_at__isnull=False), "no": Q(archived_at__isnull=True), "any": Q(pk__isnull=False)}
 GIB = 2.0**30
 WORDS = ("name", "user__username", "project__name", "preset")
 
@@ -82,6 +83,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "tag": ("tags__contains", "one of its tags"),
     "state": ("state", "a state, or active, waiting, ended"),
     "alert": ("alerts", "an open alert: a condition, or any"),
+    "archived": ("archived_at", "yes, no, or any; without it archived runs are left out"),
 }
 
 
@@ -95,6 +97,13 @@ def filtered(runs: QuerySet[Run], text: str) -> QuerySet[Run]:
     for place, term in enumerate(terms):
         runs = _apply(runs, term, f"filter_{place}")
     return runs
+
+
+def listed(runs: QuerySet[Run], text: str) -> QuerySet[Run]:
+    """As `filtered`, without archived runs unless the filter says something of them."""
+    runs = filtered(runs, text)
+    asks = any(term.lstrip("-").lower().startswith("archived:") for term in TERM.findall(text))
+    return runs if asks else runs.filter(ARCHIVED["no"])
 
 
 def sorting(name: str) -> Any:
@@ -155,8 +164,14 @@ def _states(value: str, term: str) -> Q:
     return Q(state=value)
 
 
+def _archived(value: str, term: str) -> Q:
+    if value not in ARCHIVED:
+        raise FilterError(f"“archived:” is one of {', '.join(ARCHIVED)}.", term)
+    return ARCHIVED[value]
+
+
 # Fields whose values are known, each with what makes a condition of one; it raises FilterError for others.
-CLOSED_SETS: dict[str, Callable[[str, str], Q]] = {"state": _states, "alert": _alerts}
+CLOSED_SETS: dict[str, Callable[[str, str], Q]] = {"state": _states, "alert": _alerts, "archived": _archived}
 
 
 def _compare(alias: str, op: str, value: str, number: Number, term: str) -> Q | None:
@@ -223,4 +238,4 @@ def _perhaps(word: str, known: list[str]) -> str:
 
 
 def _example(field: str) -> str:
-    return {"state": "running", "alert": ANY_ALERT, "user": "ada", "tag": "baseline"}.get(field, "demo")
+    return {"state": "running", "alert": ANY_ALERT, "archived": "yes", "user": "ada", "tag": "baseline"}.get(field, "demo")

@@ -89,6 +89,7 @@ class Run(models.Model):
     forked_step = models.PositiveIntegerField(null=True, help_text="Step of the checkpoint that it began with.")
     epochs = models.PositiveIntegerField(default=0, help_text="Attempts ever made; the newest attempt's epoch.")
     deleted_at = models.DateTimeField(null=True, help_text="Since then it is in the trash (`storage.trash`) and on no list.")
+    archived_at = models.DateTimeField(null=True, help_text="Since then lists show it only when they are asked to.")
     purged_at = models.DateTimeField(null=True, help_text="Since then it is gone for good, and nothing more is taken for it.")
 
     class Meta:

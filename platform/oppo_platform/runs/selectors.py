@@ -24,7 +24,7 @@ from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
 from oppo_platform.alerts.selectors import OpenAlert, open_alerts, silent
 from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
-from oppo_platform.runs.filtering import filtered, sorting
+from oppo_platform.runs.filtering import listed, sorting
 from oppo_platform.runs.models import Attempt, Launch, Project, Run
 from oppo_platform.runs.wishes import Wish, wishes
 
@@ -60,6 +60,7 @@ class RunSummary(TypedDict):
     where: list[str]
     alerts: list[OpenAlert]
     silent: bool
+    archived: bool
     priority: int
     queued_at: str
     max_runtime_s: float | None
@@ -110,6 +111,7 @@ def run_summary(run: Run) -> RunSummary:
         where=_where(run),
         alerts=run.open_alerts,  # type: ignore[attr-defined]  # by `_joined`
         silent=run.is_silent,  # type: ignore[attr-defined]  # so is this
+        archived=run.archived_at is not None,
         priority=run.priority,
         queued_at=_iso(run.queued_at) or "",
         max_runtime_s=run.max_runtime_s,
@@ -176,7 +178,7 @@ def list_runs(
         states: only these states; all when empty.
         project: only this project (an id will do).
         team_id: only this team.
-        where: a filter (`runs.filtering`).
+        where: a filter (`runs.filtering`); archived runs are left out unless it says something of them.
         sort: what `filtering.sorting` knows, ascending; with `-` in front descending. Runs without a value come last.
         cursor: the `next` of the page before.
         without: ids that are left out.
@@ -184,7 +186,7 @@ def list_runs(
     Raises:
         FilterError: the filter or the column is not understood. BadCursor: nor is the cursor.
     """
-    runs = filtered(summaries(visible_runs(user)), where)
+    runs = listed(summaries(visible_runs(user)), where)
     wanted = list(states)
     if wanted:
         runs = runs.filter(state__in=wanted)

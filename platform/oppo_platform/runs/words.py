@@ -12,7 +12,7 @@ from oppo_platform.accounts.access import visible_projects, visible_runs
 from oppo_platform.accounts.models import User
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.runs.columns import KNOWN
-from oppo_platform.runs.filtering import ANY_ALERT, NUMBERS, SETTING, STATE_GROUPS, TEXTS
+from oppo_platform.runs.filtering import ANY_ALERT, ARCHIVED, NUMBERS, SETTING, STATE_GROUPS, TEXTS
 from oppo_platform.runs.models import Run
 
 MOST_VALUES = 200
@@ -36,6 +36,7 @@ def words(user: User) -> dict[str, Any]:
         "values": {
             "state": [*STATE_GROUPS, *RunState],
             "alert": [ANY_ALERT, *Condition],
+            "archived": [*ARCHIVED],
             "user": list(owners.distinct()[:MOST_VALUES]),
             "project": sorted(set(projects.values_list("name", flat=True)))[:MOST_VALUES],
             "team": sorted(set(projects.values_list("team__name", flat=True)))[:MOST_VALUES],

@@ -54,6 +54,8 @@ OPERATIONS: dict[str, Row] = {
     "show_storage": get("runs/{run}/storage"),
     "list_storage": get("storage"),
     "cancel_run": post("runs/{waiting}/cancel", least=MAINTAINER),
+    "archive_run": post("runs/{ended}/archive", least=MAINTAINER),
+    "unarchive_run": post("runs/{ended}/unarchive", least=MAINTAINER),
     "delete_run": delete("runs/{ended}", MAINTAINER),
     "list_trash": get("trash"),
     "restore_run": post("runs/{deleted}/restore", least=MAINTAINER),

@@ -1,0 +1,47 @@
+"""The archive: runs that have ended and are on no list until somebody asks for them (`archived:yes`). Nothing else changes.
+
+Each function is one transaction under the run's lock, and leaves a row in the run's history and in the audit log.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db import transaction
+from django.db.models import F
+
+from oppo_contract.states import ENDED
+from oppo_platform import clock
+from oppo_platform.accounts import audit
+from oppo_platform.notify import run_changed
+from oppo_platform.runs.models import Change, Run
+from oppo_platform.runs.steering import NotPossible
+
+
+@transaction.atomic
+def archive_run(run_id: int, actor: str) -> None:
+    """Hide an ended run from lists; one that is archived stays as it is. Raises `NotPossible` for one that has not ended."""
+    run = _locked(run_id)
+    if run.state not in ENDED:
+        raise NotPossible(f"{run.name} is {run.state}. Only runs that have ended are archived.")
+    if run.archived_at is None:
+        _set(run, clock.now(), "archived", "Hidden from lists; archived:yes finds it.", actor)
+
+
+@transaction.atomic
+def unarchive_run(run_id: int, actor: str) -> None:
+    """Show it on lists again; one that is not archived stays as it is."""
+    run = _locked(run_id)
+    if run.archived_at is not None:
+        _set(run, None, "unarchived", "On lists again.", actor)
+
+
+def _locked(run_id: int) -> Run:
+    return Run.objects.select_for_update(of=("self",)).select_related("project").get(pk=run_id)
+
+
+def _set(run: Run, since: datetime | None, what: str, said: str, actor: str) -> None:
+    Run.objects.filter(pk=run.pk).update(archived_at=since, cursor=F("cursor") + 1)
+    Change.objects.create(run=run, what=what, reason=said, actor=actor, at=clock.now())
+    audit.record(run.project.team_id, actor, "run.change", f"run {run.pk} {run.name}", archived=since is not None)
+    run_changed(run.pk)
