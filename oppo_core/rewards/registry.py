@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import site
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -33,9 +35,20 @@ def find_rule(name: str) -> Callable[..., Any]:
     return _loaded(name, *found.values())
 
 
+def _load(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except ModuleNotFoundError:
+        # Installed for editing (`pip install -e`) since this interpreter began: a .pth file, not read yet, names its folder.
+        for folder in site.getsitepackages():
+            site.addsitedir(folder)
+        importlib.invalidate_caches()
+        return point.load()
+
+
 def _loaded(name: str, point: EntryPoint) -> Callable[..., Any]:
     try:
-        rule = point.load()
+        rule = _load(point)
     except Exception as error:
         raise RewardError(f"the rule {name} ({point.value}) cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(rule):

@@ -201,6 +201,20 @@ def test_a_name_that_two_packages_register_is_refused(
         find_rule("test:few")
 
 
+def test_a_package_that_was_installed_for_editing_meanwhile_is_found(
+    rules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = tmp_path / "being-written"
+    written.mkdir()
+    install(rules, "edited_rules", "edited_rules_of_a_test", "", {"test:edited": "few"})
+    (rules / "edited_rules_of_a_test.py").rename(written / "edited_rules_of_a_test.py")
+    (written / "edited_rules_of_a_test.py").write_text(RULES)
+    (rules / "edited.pth").write_text(f"{written}\n")  # read when an interpreter begins, and this one has begun
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(rules)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert find_rule("test:edited")("", "a b") == find_rule("test:few")("", "a b")
+
+
 def test_two_lines_with_one_prompt_and_different_answers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "one", "bonus": 5}\n{"prompt": "two"}\n{"prompt": "one", "bonus": 6}\n')
     with pytest.raises(RewardError, match=r"p.jsonl, line 3 has the same prompt as p.jsonl, line 1"):
