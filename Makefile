@@ -1,7 +1,7 @@
 # The commands that people and CI use. Needs Python 3.11 or newer, make and git; everything else goes into .venv.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full lint lock docs deepspeed clean
+.PHONY: help setup demo test test-full lint lock docs notebooks deepspeed clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -57,6 +57,9 @@ lint: setup ## ruff, the import rules, and mypy (strict for the contract, the cl
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/python -m mypy >$(VENV)/mypy.log 2>&1 || { cat $(VENV)/mypy.log; exit 1; }
 	@PYTHONPATH=platform:.:bench $(BIN)/lint-imports >$(VENV)/imports.log 2>&1 || { cat $(VENV)/imports.log; exit 1; }
+
+notebooks: setup ## examples/notebooks executed anew on a platform of their own, outputs kept
+	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(BIN)/python scripts/notebooks.py
 
 lock: setup ## requirements/cpu.lock.txt from what is installed
 	@$(BIN)/python scripts/lock.py

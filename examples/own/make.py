@@ -57,6 +57,7 @@ def make(out: Path, rng: random.Random, batches: int) -> None:
     reward.model.load_state_dict(actor.model.state_dict())
     loss = train(reward, lambda: preference_loss(reward, tokenizer, rng), batches)
     print(f"reward model: loss {loss:.2f} nats a pair (0.69 is guessing)")
+    rescale(reward, tokenizer, rng)
     for name, model in (("actor", actor), ("reward", reward)):
         model.save_pretrained(out / name)
         tokenizer.save_pretrained(out / name)
@@ -85,6 +86,14 @@ def architecture(tokenizer: PreTrainedTokenizerFast, **more: int) -> LlamaConfig
         num_key_value_heads=2, max_position_embeddings=CONTEXT, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, **more,
     )  # fmt: skip
+
+
+@torch.no_grad()
+def rescale(reward: LlamaForSequenceClassification, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
+    """Give its scores over ordinary reviews a standard deviation of 1: values and clip ranges are made for such a size."""
+    prompts = [draw_prompt(rng) for _ in range(8 * BATCH)]
+    scores_N = reward(encode(tokenizer, [(prompt, draw_review(rng, prompt)) for prompt in prompts])[0]).logits[:, 0]
+    reward.score.weight.div_(scores_N.std())
 
 
 def train(model: nn.Module, draw_loss: Callable[[], Tensor], batches: int) -> float:

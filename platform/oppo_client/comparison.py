@@ -63,6 +63,19 @@ class Comparison:
             **{setting["path"]: setting["values"].get(key) for setting in self.told["config_diff"]},
         }
 
+    def groups(self, frame: bool | None = None) -> Any:
+        """A row a group, when `group` was asked for: how many of its runs reached the target, after how long on average, and its
+        speed-up with a 90 % interval where both sides have two runs or more."""
+        columns: dict[str, list[Any]] = {
+            name: [] for name in ("group", "runs", "reached", "step_to_target", "s_to_target", "speedup", "low", "high")
+        }
+        for group in self.told["groups"]:
+            ratio = group["speedup"] or {}
+            row = (group["value"], len(group["runs"]), group["reached"], group["step"], group["elapsed_s"])
+            for name, value in zip(columns, (*row, *(ratio.get(end) for end in ("mean", "low", "high"))), strict=True):
+                columns[name].append(value)
+        return framed(Table(columns), frame)
+
     def metrics(self, run: int, frame: bool | None = None) -> Any:
         """The fetched curves of one of the runs, as `Run.metrics` has them."""
         return framed(joined(self.told["series"][str(run)], self.x), frame)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,17 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from scripts.site.notebooks import as_markdown  # noqa: E402 - mkdocs loads this file by its path
+
 # Pages outside docs/, and where they stand in the site.
 PAGES = {
     "README.md": "readme.md",
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples.md",
+    "examples/notebooks/README.md": "notebooks/index.md",
+    **{f"examples/notebooks/{name}.ipynb": f"notebooks/{name}.md" for name in ("first-run", "compare", "fork")},
 }
 STYLES = "static/css/tokens.css"
 LOGO = "static/img/favicon.svg"
@@ -40,12 +46,16 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages, linked files and assets that do not stand in docs/."""
     for path, place in PAGES.items():
-        files.append(File.generated(config, place, content=(ROOT / path).read_text(encoding="utf-8")))
+        files.append(File.generated(config, place, content=_content(ROOT / path)))
     for path in sorted(linked_sources(files)):
         files.append(File.generated(config, source_page(path), content=_listing(path)))
     for path in (STYLES, LOGO):
         files.append(File.generated(config, f"assets/{posixpath.basename(path)}", abs_src_path=str(ROOT / path)))
     return files
+
+
+def _content(path: Path) -> str:
+    return as_markdown(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:

@@ -143,6 +143,15 @@ def test_a_comparison_is_a_row_a_run(client, trained):
     assert "2 runs" in repr(told)
 
 
+def test_groups_of_a_comparison_have_their_speed_up(client, trained):
+    told = client.compare(trained, target_reward=1.0, baseline=trained[0], group="overlap.intra_step").groups(frame=False)
+    assert list(told) == ["group", "runs", "reached", "step_to_target", "s_to_target", "speedup", "low", "high"]
+    assert (told["group"], told["runs"], told["reached"]) == (["off", "per_chunk"], [1, 1], [1, 1])
+    assert told["speedup"][1] > told["speedup"][0] == 1
+    assert told["low"] == [None, None], "one run a side has no interval"
+    assert client.compare(trained).groups(frame=False)["group"] == []
+
+
 def test_usage_saving_and_events(trained):
     run = trained[1]
     assert run.usage()["device_hours"] >= 0
