@@ -381,3 +381,8 @@ def oppo_run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run with both overlaps, one core for the actor and one for the scorers' process; look only."""
     changes: Tree = {"overlap": {"intra_step": "per_chunk", "inter_step": "defer"}}
     return world.run(world.spec(OBSERVED, changes), tmp_path_factory.mktemp("oppo"), threads=2)
+
+
+def newest(out: Path) -> Path:
+    """The last checkpoint of a run."""
+    return sorted((out / "checkpoints").glob("step-*"))[-1]

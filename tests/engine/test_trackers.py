@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +20,8 @@ from oppo_core import command
 from oppo_core.journal import Journal
 from oppo_core.trackers import allowed, telling
 from oppo_core.trackers.allowed import HOSTS_VARIABLE, complaints_about_trackers
-from oppo_core.trackers.backlog import Backlog
-from oppo_core.trackers.courier import Courier
 from oppo_core.trackers.feed import Feed
-from oppo_core.trackers.memory import Memory, remembered
-from oppo_core.trackers.order import Order, flat
-from oppo_core.trackers.records import Step
-from oppo_core.trackers.sink import RefusedError
+from oppo_core.trackers.order import Order
 from tests.engine.conftest import merged
 from tests.engine.tracker_readers import (
     MlflowReader,
@@ -223,14 +216,12 @@ def test_a_full_queue_is_told_once_and_telling_never_waits(tmp_path: Path) -> No
     feed = Hung(Order("tensorboard", {"folder": "tensorboard"}, {"name": "x"}, str(tmp_path)))
     fast = Fast(tmp_path)
     fast.journal.hear = lambda kind, _payload, line: feed.put(kind, line)
-    said, longest = [], 0.0
+    said = []
     for number in range(1, 401):
-        start = time.perf_counter()
         fast.step(number, **{f"metric-{n}": 0.123456789 for n in range(60)})
         said += feed.news()
-        longest = max(longest, time.perf_counter() - start)
     assert said == ["TensorBoard does not keep up: from here on some steps are left out of it. Training goes on."]
-    assert longest < 5.0  # a wait for it would last for ever
+    assert psutil.Process(feed.process.pid).status() == psutil.STATUS_STOPPED, "whoever waited for it would wait for ever"
     feed.end("succeeded")
     [last] = feed.wait(time.monotonic())
     assert last.startswith("TensorBoard: 400 of 400 steps were left out of it")
@@ -283,14 +274,12 @@ def test_a_server_that_never_answers_costs_no_time(
     listening = socket.create_server(("127.0.0.1", 0))
     place = f"127.0.0.1:{listening.getsockname()[1]}"
     monkeypatch.setenv(HOSTS_VARIABLE, place)
-    start = time.monotonic()
     tree = world.tree(FAST, told({"mlflow": {"uri": f"http://{place}"}}, flush_s=1.0), with_server)
     status, events = world.main(tree, tmp_path)
     assert (status, events[-1].outcome) == (0, "succeeded")
-    steps = [event.time for event in events if event.kind == "step"]
-    assert steps[-1] - steps[0] < 15  # a call that waits for the server takes 20 s
+    told_of = [event.kind for event in events if event.kind in ("step", "log")]
+    assert told_of == ["step", "step", "step", "log"], "a step that waits for a call would come after its failure"
     assert "3 of 3 steps were left out" in log_of(events)[-1]
-    assert time.monotonic() - start < PATIENT
     listening.close()
 
 
@@ -345,102 +334,3 @@ def test_what_is_missing_is_said_before_anything_is_loaded(world: Any, tmp_path:
     status, events = world.main(world.tree(told({"tensorboard": {}})), tmp_path)
     assert (status, events[-1].outcome) == (1, "failed")
     assert events[-1].reason.startswith("PreflightError: logging.trackers.tensorboard needs the package no_such_tensorboard")
-
-
-def test_a_full_backlog_keeps_the_newest_and_every_other_one() -> None:
-    backlog = Backlog(most=4)
-    backlog.put("started", "started")
-    for number in range(1, 6):
-        backlog.put("step", str(number))
-        backlog.put("samples", f"answers of {number}")
-    backlog.close()
-    lines = []
-    while (line := backlog.take()) is not None:
-        lines.append(line)
-    assert lines == ["started", "1", "3", "5", "answers of 5"]
-    assert (backlog.told, backlog.dropped) == (5, 2)
-
-
-def test_a_backlog_waits_for_what_is_put() -> None:
-    backlog, taken = Backlog(), []
-    thread = threading.Thread(target=lambda: taken.append(backlog.take()))
-    thread.start()
-    backlog.put("step", "1")
-    thread.join(PATIENT)
-    assert taken == ["1"]
-
-
-def test_memory_tells_what_is_new_of_a_step() -> None:
-    memory = Memory()
-    nan = float("nan")
-    assert memory.news(Step(3, 0.0, {"a": 1.0, "b": nan})) == Step(3, 0.0, {"a": 1.0, "b": nan})
-    assert memory.news(Step(3, 1.0, {"a": 1.0, "b": nan})) is None
-    assert memory.news(Step(3, 2.0, {"a": 1.0, "b": nan, "c": 2.0})) == Step(3, 2.0, {"c": 2.0}, {"a": 1.0, "b": nan})
-    assert memory.news(Step(2, 3.0, {"d": 1.0})) is None
-    memory.leave_alone()
-    assert memory.news(Step(3, 4.0, {"a": 5.0})) is None
-    memory.go_back_to(1)
-    assert memory.news(Step(2, 5.0, {"d": 1.0})) is not None
-
-
-def test_memory_that_cannot_be_read_is_a_new_one(tmp_path: Path) -> None:
-    file = tmp_path / "x.json"
-    memory = Memory(step=4, metrics={"a": float("nan")})
-    memory.save(file)
-    assert (remembered(file).run, remembered(file).step) == (memory.run, 4)
-    for damaged in ("", "[1]", '{"other": 1}'):
-        file.write_text(damaged)
-        assert remembered(file).step == 0
-
-
-class Moody:
-    """A sink whose calls do what its script says: an exception is raised, anything else is fine."""
-
-    rewrites = False
-    script: list[Exception | None] = []
-    told: list[list[int]] = []
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def tell(self, steps: list[Step]) -> None:
-        mood = self.script.pop(0)
-        if mood is not None:
-            raise mood
-        self.told.append([step.number for step in steps])
-
-    def show(self, answers: object) -> None:
-        raise ValueError("no texts here")
-
-    def close(self, outcome: str) -> None:
-        raise OSError("it is gone")
-
-
-def test_a_failure_is_told_once_and_tried_again_after_growing_pauses(tmp_path: Path) -> None:
-    (tmp_path / "trackers").mkdir()
-    said: list[str] = []
-    pauses: list[float] = []
-    order = Order("mlflow", {}, {"name": "x"}, str(tmp_path))
-    courier = Courier(order, Moody, False, said.append, pauses.append)
-    Moody.told, Moody.script = (
-        [],
-        [None, OSError("away\nfor long"), OSError("still"), OSError("still"), None, RefusedError("bad"), None],
-    )
-    courier.begin(0)
-    for number in range(1, 5):
-        courier.deliver([Step(number, 0.0, {"a": 1.0})], [])
-    courier.close("succeeded")
-    assert Moody.told == [[1], [2], [4]]
-    assert pauses == [0.5, 1.0, 2.0]
-    assert said == [
-        "OSError: away for long. What is told meanwhile waits, up to a bound. Training goes on.", "it answers again.",
-        "RefusedError: bad. It is left out.", "it answers again.",
-        "OSError: it is gone. Its run may be shown as unfinished there.",
-    ]  # fmt: skip
-    assert json.loads((tmp_path / "trackers" / "mlflow.json").read_text())["step"] == 4
-
-
-def test_a_spec_is_laid_flat() -> None:
-    assert flat({"a": {"b": 1, "c": None}, "d": [1, 2], "e": [], "f": [{"g": True}, {"g": False}], "h": "x"}) == {
-        "a.b": 1, "d": "[1, 2]", "f.0.g": True, "f.1.g": False, "h": "x",
-    }  # fmt: skip
