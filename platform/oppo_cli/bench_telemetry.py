@@ -160,6 +160,7 @@ def _wait_for_web(base_url: str, process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def bench_client(base_url: str, token: str) -> Iterator[httpx.Client]:
+    """A client of one connection, with this token."""
     import httpx
 
     headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "br, gzip"}
