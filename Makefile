@@ -1,7 +1,7 @@
 # The commands that people and CI use. Needs Python 3.11 or newer, make and git; everything else goes into .venv.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full lint lock docs notebooks deepspeed clean
+.PHONY: help setup demo test test-full test-documents lint lock docs notebooks deepspeed clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -23,8 +23,10 @@ export PYTHON
 # Modules are compiled when they are first imported (scripts/set_up.sh), and images often forbid to keep what was compiled. Then
 # every process compiles Django or transformers again, for seconds; the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
+# What is read and run: blocks of the documentation, the tutorial, notebooks.
+DOCUMENTS := tests/docs tests/end_to_end/test_notebooks.py tests/end_to_end/test_tutorial.py
 # Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
-test test-full: export OMP_WAIT_POLICY ?= passive
+test test-full test-documents: export OMP_WAIT_POLICY ?= passive
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -51,6 +53,9 @@ test-full: setup ## the tests of `make test` and the slow ones (under 60 minutes
 	@$(if $(ARGS),,$(IN_THREE) $(WAITING))
 	@$(if $(ARGS),,$(IN_TWO) --dist loadfile $(CLIENT))
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) $(TOGETHER)
+
+test-documents: setup ## every block of the documentation that says that it runs, the tutorial and the notebooks, the slow ones (under 20 minutes)
+	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(IN_TWO) --dist loadfile -m full $(DOCUMENTS)
 
 lint: setup ## ruff, the import rules, and mypy (strict for the contract, the client, the engine and the worker)
 	@$(BIN)/ruff check --quiet .
