@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -263,11 +264,11 @@ def test_a_trace_survives_writing_and_reading() -> None:
 
 def test_the_documented_trace_is_read() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/scheduling.md").read_text()
-    block = page.partition("## The simulator")[2].partition("```json\n")[2].partition("```")[0]
-    documented = read_trace(block.splitlines())
+    [lines] = [text.splitlines() for info, text in re.findall(r"```(.*)\n([^`]*)```", page) if "trace.jsonl" in info]
+    documented = read_trace(lines)
     assert documented.submissions[0].devices == 8
     written = json.loads(documented.submissions[0].model_dump_json())
-    assert set(written) == set(json.loads(block.splitlines()[1]))
+    assert set(written) == set(json.loads(lines[1]))
 
 
 def test_the_end_of_a_running_run_is_known_once_it_was_measured() -> None:
