@@ -14,8 +14,10 @@ APART := tests/contract tests/engine tests/simulation tests/web/test_control_pla
 WAITING := tests/web tests/worker
 # These share a platform in each process, which must not meet tests that empty the database under it.
 CLIENT := tests/client
+# What is read and run: the documentation and the blocks in it, the tutorial, notebooks. CI runs them after `make test`.
+DOCUMENTS := tests/docs tests/end_to_end/test_notebooks.py tests/end_to_end/test_tutorial.py
 # The rest, browsers and whole platforms: a file in one process again, and two of them, the longest files first (tests/conftest.py).
-TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART) $(WAITING) $(CLIENT)))
+TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART) $(WAITING) $(CLIENT) $(DOCUMENTS)))
 IN_TWO := $(PYTEST) -n 2 --dist worksteal
 A_FILE_EACH := $(PYTEST) $(if $(ARGS),,-n 2 --dist loadfile --no-loadscope-reorder)
 IN_THREE := $(PYTEST) -n 3 --dist loadfile --ignore=tests/web/test_control_plane.py
@@ -23,8 +25,6 @@ export PYTHON
 # Modules are compiled when they are first imported (scripts/set_up.sh), and images often forbid to keep what was compiled. Then
 # every process compiles Django or transformers again, for seconds; the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
-# What is read and run: blocks of the documentation, the tutorial, notebooks.
-DOCUMENTS := tests/docs tests/end_to_end/test_notebooks.py tests/end_to_end/test_tutorial.py
 # Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
 test test-full test-documents: export OMP_WAIT_POLICY ?= passive
 
@@ -53,9 +53,10 @@ test-full: setup ## the tests of `make test` and the slow ones (under 60 minutes
 	@$(if $(ARGS),,$(IN_THREE) $(WAITING))
 	@$(if $(ARGS),,$(IN_TWO) --dist loadfile $(CLIENT))
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) $(TOGETHER)
+	@$(if $(ARGS),,$(MAKE) test-documents)
 
-test-documents: setup ## every block of the documentation that says that it runs, the tutorial and the notebooks, the slow ones (under 20 minutes)
-	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(IN_TWO) --dist loadfile -m full $(DOCUMENTS)
+test-documents: setup ## the documentation is built, all in it that says that it runs does, and so do tutorial and notebooks (under 20 minutes)
+	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(IN_TWO) --dist loadfile $(DOCUMENTS)
 
 lint: setup ## ruff, the import rules, and mypy (strict for the contract, the client, the engine and the worker)
 	@$(BIN)/ruff check --quiet .

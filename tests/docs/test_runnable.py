@@ -19,12 +19,7 @@ BLOCKS = {str(page.relative_to(ROOT)): blocks for page in pages() if (blocks := 
 SPECS = [block for blocks in BLOCKS.values() for block in blocks if "spec" in block.words]
 ELSEWHERE = {"docs/tutorial.md"}  # its reader has an empty platform: tests/end_to_end/test_tutorial.py
 RUN = {name: blocks for name, blocks in BLOCKS.items() if name not in ELSEWHERE and any("run" in block.words for block in blocks)}
-LONG = {"docs/client.md"}  # trains a dozen runs
-QUICK = [
-    pytest.param(name, marks=pytest.mark.full if name in LONG else [])
-    for name, blocks in RUN.items()
-    if any("run" in block.words and "full" not in block.words for block in blocks)
-]
+QUICK = [name for name, blocks in RUN.items() if any("run" in block.words and "full" not in block.words for block in blocks)]
 SLOW = [name for name, blocks in RUN.items() if any("full" in block.words for block in blocks)]
 
 
