@@ -64,7 +64,7 @@ def login(url: str | None) -> None:
     """
     import os
 
-    from oppo_client import Client, Config, config_path, save_config
+    from oppo_client import Client, Config, Retries, config_path, save_config
     from oppo_client.config import checked_token, checked_url
 
     with _in_words():
@@ -72,7 +72,7 @@ def login(url: str | None) -> None:
         asked = sys.stdin.isatty()
         token = click.prompt(f"Token for {address}", hide_input=True) if asked else sys.stdin.readline()
         config = Config(address, checked_token(token.strip(), config_path()))
-        with Client(config.url, config.token) as client:
+        with Client(config.url, config.token, retries=Retries(most=1)) as client:  # somebody who may have mistyped waits
             me = client.me()
         place = save_config(config)
     teams = ", ".join(f"{team['name']} ({team['role']})" for team in me["teams"]) or "no team"
