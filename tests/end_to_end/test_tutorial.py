@@ -29,4 +29,11 @@ def test_a_newcomer_trains_a_model_of_their_own(tmp_path: Path, tools: Any) -> N
             given = environment_of(tools.environment(home), **mine, **installing) | {"PYTHONPATH": paths}
             with reader(checkout, given) as person:
                 for block in blocks_of(ROOT / "docs/tutorial.md"):
+                    if "oppo submit own.yaml" in block.text:
+                        tools.eventually(lambda: valid(platform, checkout / "own.yaml"), "the worker to find the models")
                     person.follow(block)
+
+
+def valid(platform: Any, spec: Path) -> bool:
+    """Whether the platform would take it: a person who reads is slower than the worker, which looks for models every ten seconds."""
+    return bool(platform.http.post("runs/validate", json={"yaml": spec.read_text()}).json()["ok"])
