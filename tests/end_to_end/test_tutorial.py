@@ -35,5 +35,5 @@ def test_a_newcomer_trains_a_model_of_their_own(tmp_path: Path, tools: Any) -> N
 
 
 def valid(platform: Any, spec: Path) -> bool:
-    """Whether the platform would take it: a person who reads is slower than the worker, which looks for models every ten seconds."""
+    """Whether the platform would take it: a reader is slower than the worker, which looks for models every ten seconds."""
     return bool(platform.http.post("runs/validate", json={"yaml": spec.read_text()}).json()["ok"])
