@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 CLIENTS = 8
 REPETITIONS, QUICK = 60, 10
 WINDOWS, WINDOW_S, QUICK_WINDOW_S = 5, 10.0, 2.0
-# One token makes all requests here; they are counted as ever, but never refused.
-RATE = 1_000_000_000
 
 Call = Callable[["httpx.Client", int], "httpx.Response"]
 
@@ -47,7 +45,6 @@ def api(json_file: Path | None, quick: bool) -> None:
     settings = {
         "runs": RUNS // scale, "clients": CLIENTS, "repetitions": repetitions, "windows": WINDOWS, "window_s": window_s,
     }  # fmt: skip
-    os.environ["OPPO_API_RATE"] = str(RATE)
     results: list[Result] = []
     with bench_servers(), bench_web() as (base_url, _):
         click.echo(f"{RUNS // scale:,} runs …", err=True)
