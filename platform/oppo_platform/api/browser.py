@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from ninja import Query, Schema, Status
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from oppo_contract.problems import SpecError, SpecProblem
 from oppo_contract.spec import RunSpec
 from oppo_contract.yaml_text import check_size, dump_yaml, parse_yaml
 from oppo_platform import clock
-from oppo_platform.accounts.access import Action, may, may_steer, may_submit
+from oppo_platform.accounts.access import Action, may, may_submit
 from oppo_platform.accounts.models import User
 from oppo_platform.api import (
     alerts,
@@ -33,15 +33,16 @@ from oppo_platform.api import (
 )
 from oppo_platform.api.auth import PERSON, READER
 from oppo_platform.api.description import DescribedAPI
-from oppo_platform.api.forks import Submitted
+from oppo_platform.api.forks import MOST_CHANGES, Submitted
 from oppo_platform.api.operations import as_usual
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import install, problem
 from oppo_platform.api.rendering import FastJson
-from oppo_platform.api.subjects import LARGEST_ID, chosen_project, person, run_of, summary_of
+from oppo_platform.api.subjects import LARGEST_ID, chosen_project, person, run_of, steers, summary_of
 from oppo_platform.cursors import BadCursor
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs import steering
+from oppo_platform.runs.changing import changed
 from oppo_platform.runs.forks import resume_at
 from oppo_platform.runs.models import Checkpoint, Project, Run
 from oppo_platform.runs.services import check_spec, submit_run
@@ -97,19 +98,30 @@ def described() -> dict[str, Any]:
 
 
 class SpecBody(Schema):
-    """A spec as YAML text or as JSON, and the project (id or name) it is meant for."""
+    """A spec as YAML text or as JSON, other values at dotted paths of it, and the project (id or name) it is meant for."""
 
     model_config = ConfigDict(extra="forbid")
 
     yaml: str | None = None
     spec: dict[str, Any] | None = None
+    changes: dict[str, Any] = Field(default={}, max_length=MOST_CHANGES)
     project: int | str | None = None
 
     def checked(self, team_id: int | None) -> RunSpec:
-        """The spec; raises `SpecError`. `team_id` as in `check_spec`."""
+        """The spec with its changes; raises `SpecError`. `team_id` as in `check_spec`."""
         if (self.yaml is None) == (self.spec is None):
             raise SpecError([SpecProblem("", "give either `yaml` or `spec`")])
+        given = self.given() if self.changes else None
+        if isinstance(given, dict):
+            return check_spec(data=changed(given, self.changes), team_id=team_id)
         return check_spec(yaml=self.yaml, data=self.spec, team_id=team_id)
+
+    def given(self) -> Any:
+        """What was sent as plain data, without the changes. Raises `SpecError` for what cannot be read, or is too large."""
+        if self.yaml is not None:
+            return parse_yaml(self.yaml)
+        check_size(self.spec)
+        return self.spec
 
 
 class PriorityBody(Schema):
@@ -151,13 +163,12 @@ def _team_for(user: User, wanted: int | str | None) -> int | None:
 def _as_given(body: SpecBody) -> tuple[dict[str, Any] | None, str | None]:
     """A refused spec in both shapes, so that form and YAML can go on showing one thing; None for what cannot be read."""
     try:
-        if body.yaml is None:
-            check_size(body.spec)
-            return body.spec, dump_yaml(body.spec) if body.spec is not None else None
-        data = body.spec if body.spec is not None else parse_yaml(body.yaml)
+        data = body.given()
+        if not isinstance(data, dict):
+            return None, body.yaml
+        return data, dump_yaml(data) if body.yaml is None else body.yaml
     except SpecError:
         return body.spec, body.yaml
-    return data if isinstance(data, dict) else None, body.yaml
 
 
 @api.post("runs", summary="Submit a run", response={201: Submitted})
@@ -196,28 +207,28 @@ def spec(request: HttpRequest, run_id: int) -> HttpResponse:
 @api.post("runs/{int:run_id}/cancel", summary="Cancel a run")
 def cancel(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """At once when it waits; otherwise its engine is told by the next heartbeat. A run that has ended stays as it is."""
-    steering.cancel_run(run_id, _steers(request, run_id))
+    steering.cancel_run(run_id, steers(request, run_id))
     return summary_of(request, run_id)
 
 
 @api.post("runs/{int:run_id}/pause", summary="Pause a run")
 def pause(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """At once when it waits; otherwise its engine saves first. 409 once it ends or is being cancelled."""
-    steering.pause_run(run_id, _steers(request, run_id))
+    steering.pause_run(run_id, steers(request, run_id))
     return summary_of(request, run_id)
 
 
 @api.post("runs/{int:run_id}/resume", summary="Resume a paused run")
 def resume(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """It waits for devices again. 409 when it is neither paused nor pausing, or has used up its time."""
-    steering.resume_run(run_id, _steers(request, run_id))
+    steering.resume_run(run_id, steers(request, run_id))
     return summary_of(request, run_id)
 
 
 @api.post("runs/{int:run_id}/checkpoints/{int:checkpoint_id}/resume", summary="Resume a paused run from an older checkpoint")
 def resume_from(request: HttpRequest, run_id: int, checkpoint_id: int) -> runs.RunSummary:
     """It waits for devices again. 409 when it is not paused, or the files are gone."""
-    actor = _steers(request, run_id)
+    actor = steers(request, run_id)
     if checkpoint_id > LARGEST_ID:
         raise Checkpoint.DoesNotExist
     resume_at(run_id, checkpoint_id, actor)
@@ -227,23 +238,15 @@ def resume_from(request: HttpRequest, run_id: int, checkpoint_id: int) -> runs.R
 @api.post("runs/{int:run_id}/priority", summary="Change a run's priority")
 def set_priority(request: HttpRequest, run_id: int, body: PriorityBody) -> runs.RunSummary:
     """1 to 99, higher goes first within the team."""
-    steering.set_priority(run_id, body.priority, _steers(request, run_id))
+    steering.set_priority(run_id, body.priority, steers(request, run_id))
     return summary_of(request, run_id)
 
 
 @api.post("runs/{int:run_id}/extend", summary="Give a run more time on devices")
 def extend(request: HttpRequest, run_id: int, body: ExtendBody) -> runs.RunSummary:
     """So many hours more. 409 for a run without a limit."""
-    steering.extend_run(run_id, body.hours, _steers(request, run_id))
+    steering.extend_run(run_id, body.hours, steers(request, run_id))
     return summary_of(request, run_id)
-
-
-def _steers(request: HttpRequest, run_id: int) -> str:
-    """Who asks, as an actor. Raises `Run.DoesNotExist` and `PermissionDenied`."""
-    user = person(request)
-    if not may_steer(user, run_of(request, run_id)):
-        raise PermissionDenied("Only maintainers steer other people's runs.")
-    return f"user:{user.username}"
 
 
 @api.get("runs/{int:run_id}/metrics", summary="Series of a run")

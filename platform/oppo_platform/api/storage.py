@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 from ninja import Router, Status
 
-from oppo_platform.accounts.access import may_steer, trashed_runs, visible_teams
+from oppo_platform.accounts.access import trashed_runs, visible_teams
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
-from oppo_platform.api.subjects import LARGEST_ID, person, run_of, summary_of
+from oppo_platform.api.subjects import LARGEST_ID, person, run_of, steerer, steers, summary_of
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.selectors import Taken, taken_by, team_taken
@@ -21,14 +20,13 @@ router = Router()
 
 def delete(request: HttpRequest, run_id: int) -> Trashed:
     """Into the trash, from where it can be restored for some days. 409 unless it has ended and nobody needs its checkpoints."""
-    run = run_of(request, run_id)
-    return trashed(delete_run(run_id, _deletes(request, run)))
+    return trashed(delete_run(run_id, steers(request, run_id)))
 
 
 @router.post("runs/{int:run_id}/restore", summary="Take a run out of the trash")
 def restore(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """It is as it was. 404 when it is not in the trash, or not any more."""
-    restore_run(run_id, _deletes(request, _in_trash(request, run_id)))
+    restore_run(run_id, steerer(request, _in_trash(request, run_id)))
     return summary_of(request, run_id)
 
 
@@ -53,7 +51,7 @@ def list_trash(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -
 @router.post("runs/{int:run_id}/purge", summary="Delete a run in the trash for good", response={204: None})
 def purge(request: HttpRequest, run_id: int) -> Status:
     """With the next round of housekeeping. 404 when it is not in the trash."""
-    purge_now(run_id, _deletes(request, _in_trash(request, run_id)))
+    purge_now(run_id, steerer(request, _in_trash(request, run_id)))
     return Status(204, None)
 
 
@@ -61,11 +59,3 @@ def _in_trash(request: HttpRequest, run_id: int) -> Run:
     if run_id > LARGEST_ID:
         raise Run.DoesNotExist
     return trashed_runs(person(request)).select_related("project").get(pk=run_id)
-
-
-def _deletes(request: HttpRequest, run: Run) -> str:
-    """Who asks, as an actor. Raises `PermissionDenied`."""
-    user = person(request)
-    if not may_steer(user, run):
-        raise PermissionDenied("Only maintainers delete and restore other people's runs.")
-    return f"user:{user.username}"

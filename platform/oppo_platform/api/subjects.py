@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 
-from oppo_platform.accounts.access import visible_projects
+from oppo_platform.accounts.access import may_steer, visible_projects
 from oppo_platform.accounts.models import User
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.models import Project, Run
@@ -25,6 +26,19 @@ def run_of(request: HttpRequest, run_id: int) -> Run:
 def summary_of(request: HttpRequest, run_id: int) -> runs.RunSummary:
     """The run as lists and its page show it. Raises `Run.DoesNotExist`, also when it is another team's."""
     return runs.run_summary(runs.get_run(person(request), _possible(run_id)))
+
+
+def steers(request: HttpRequest, run_id: int) -> str:
+    """Who asks, as an actor, to steer the run or to put it away. Raises `Run.DoesNotExist` and `PermissionDenied`."""
+    return steerer(request, run_of(request, run_id))
+
+
+def steerer(request: HttpRequest, run: Run) -> str:
+    """The same of a run in hand, which may be in the trash. Raises `PermissionDenied`."""
+    user = person(request)
+    if not may_steer(user, run):
+        raise PermissionDenied("Only maintainers steer, archive, delete and restore other people's runs.")
+    return f"user:{user.username}"
 
 
 def _possible(run_id: int) -> int:

@@ -129,5 +129,5 @@ def _trashed(request: HttpRequest, run_id: int) -> Run:
 def _steered(request: HttpRequest, run_id: int) -> Run:
     run = _trashed(request, run_id)
     if not may_steer(request.user, run):
-        raise PermissionDenied("Only maintainers delete and restore other people's runs.")
+        raise PermissionDenied("Only maintainers steer, archive, delete and restore other people's runs.")
     return run
