@@ -18,6 +18,10 @@ T = TypeVar("T")
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 PAGE = 200
 LINES_A_CALL = 1000
+# The platform answers as soon as there are lines, and after so long without any.
+LINES_WITHIN_S = 25
+# A run that writes all the time costs two calls a second of the ten that a token has.
+LINES_GATHER_S = 0.5
 POLLS_EVERY_S = 2.0
 MOST_POLLS = 256
 # With less time left than this there is no stream: it may be silent for 15 s, and nobody would look at the clock.
@@ -43,27 +47,15 @@ def log_lines(run_id: int, tail: int | None, follow: bool, wanted: Mapping[str, 
     path = f"runs/{int(run_id)}/logs"
     newest, last = yield from _tail(path, tail, wanted, retries)
     yield Batch(newest)
-    pause_s = 0.5
     while follow:
-        # The state is asked for first: what an ended run wrote is there when it has ended.
-        over = (yield from asked(get(f"runs/{int(run_id)}"), retries))["state"] in ENDED
-        came = 0
-        while True:
-            lines, last = yield from _after(path, last, wanted, retries)
-            yield Batch(lines)
-            came += len(lines)
-            if len(lines) < LINES_A_CALL:
-                break
-        if over:
+        told = yield from asked(get(path, **wanted, after=last, limit=LINES_A_CALL, wait=LINES_WITHIN_S), retries)
+        yield Batch([log_line(line) for line in told["lines"]])
+        last = int(told["next"])
+        if len(told["lines"]) == LINES_A_CALL:
+            continue
+        if told["ended"]:
             return
-        pause_s = 0.5 if came else min(POLLS_EVERY_S, 1.5 * pause_s)
-        yield Pause(pause_s)
-
-
-def _after(path: str, last: int, wanted: Mapping[str, Any], retries: Retries) -> Flow[tuple[list[LogLine], int]]:
-    """The lines after one, and the id of the last of them."""
-    told = yield from asked(get(path, **wanted, after=last, limit=LINES_A_CALL), retries)
-    return [log_line(line) for line in told["lines"]], int(told["next"])
+        yield Pause(LINES_GATHER_S)
 
 
 def _tail(path: str, tail: int | None, wanted: Mapping[str, Any], retries: Retries) -> Flow[tuple[list[LogLine], int]]:

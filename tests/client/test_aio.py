@@ -77,6 +77,22 @@ def test_reading(live, token, two_runs):
     assert len(drive(live, token, work)) == 10
 
 
+def test_following_a_log_leaves_the_loop_to_others(live, token, spec):
+    async def work(c):
+        run = await c.submit(spec("followed", steps=3))
+        lines = run.logs(follow=True)
+        following = asyncio.ensure_future(anext(lines))
+        await asyncio.to_thread(live.start, run.id)
+        assert "loading the actor" in str(await asyncio.wait_for(following, 30))
+        abandoned = asyncio.ensure_future(anext(lines))
+        await asyncio.sleep(0)
+        abandoned.cancel()
+        await asyncio.gather(abandoned, return_exceptions=True)
+        assert (await c.get(run.id)).state == "running"
+
+    drive(live, token, work)
+
+
 def test_watching_leaves_the_loop_to_others(live, token, spec):
     async def work(c):
         run, out = await c.submit(spec("watched", steps=3)), io.StringIO()

@@ -115,6 +115,26 @@ def test_following_a_log_ends_with_the_run(client, live, spec):
     assert seen.getvalue().count("step 3 of 5") == 1
 
 
+def test_a_line_comes_as_soon_as_it_is_written(client, live, spec, monkeypatch):
+    monkeypatch.setattr(feeds, "LINES_GATHER_S", 1000.0)  # who asks again comes too late
+    run = client.submit(spec("quiet", steps=5))
+    lines = run.logs(follow=True)
+    following = Beside(lambda: str(next(lines)))
+    live.start(run.id)
+    assert "loading the actor" in following.join()
+    lines.close()
+
+
+def test_following_asks_once_for_as_long_as_nothing_comes():
+    line = {"id": 3, "attempt": 1, "stream": "stderr", "text": "at last", "time": "2026-11-01T12:00:00+00:00"}
+    page = {"lines": [], "next": 0, "earlier": False, "ended": False}
+    replies = iter([page, page, {**page, "lines": [line], "next": 3, "ended": True}])
+    with misbehaving(HANG_UP) as server, Client(server.url, "t", retries=QUICK) as c:
+        server.decide = lambda asked: said(next(replies) if "/logs" in asked.path else summary("running", 1))
+        assert [str(line) for line in c.get(7).logs(follow=True)] == ["at last"]
+    assert [asked.path.partition("?")[2] for asked in server.asked[2:]] == ["after=0&limit=1000&wait=25"] * 2
+
+
 def summary(state, cursor):
     return {"id": 7, "state": state, "cursor": cursor, "step": cursor, "reason": "", "url": "/runs/7", "latest": {}}
 

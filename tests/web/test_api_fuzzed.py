@@ -15,6 +15,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
 from oppo_platform.accounts.api_tokens import create_api_token
+from oppo_platform.api import log_waiting, logs
 
 SCOPES = ["read", "submit", "admin"]
 # Whether what was made up had to be accepted or refused is nobody's to say: 409 is what most states answer.
@@ -24,6 +25,16 @@ CHECKS = [
 ]  # fmt: skip
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 CHAINED = hypothesis_settings(max_examples=4, stateful_step_count=8, phases=[Phase.generate], **QUIET)
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits_long(monkeypatch):
+    """For a line that nobody writes."""
+
+    def shortly(request, run_id, told, within_s, read):
+        return log_waiting.when_there_is_more(request, run_id, told, min(within_s, 0.05), read)
+
+    monkeypatch.setattr(logs, "when_there_is_more", shortly)
 
 
 def fuzzed(world, scope, settings):

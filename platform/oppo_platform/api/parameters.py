@@ -30,6 +30,7 @@ MEANINGS = {
     "stream": "Only lines of this stream.",
     "after": "The first lines after this one: the `next` of the call before. 0 begins with the first line of all.",
     "before": "The last lines before this one.",
+    "wait": "While no line follows `after`, the reply waits for one, or for the run's end: so many seconds, at most 25.",
     "kinds": "Only these kinds, separated by commas: `state`, `change`, `decision`, `checkpoint`, `alert`, `alert_closed`.",
     "keeps": "Also decisions that left the value as it was.",
     "step": "Only answers of this PPO step.",

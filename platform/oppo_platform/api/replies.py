@@ -204,11 +204,12 @@ class LogLineItem(TypedDict):
 
 
 class Logs(TypedDict):
-    """Lines in the order in which they arrived; `next` is the `after` of the following call."""
+    """Lines in the order in which they arrived; `next` is the `after` of the following call. `ended`: the run writes no more."""
 
     lines: list[LogLineItem]
     next: int
     earlier: bool | None
+    ended: bool
 
 
 class CheckpointItem(TypedDict):

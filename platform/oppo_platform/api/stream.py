@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required
@@ -21,11 +20,10 @@ from django.db import connection
 from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 from django.views.decorators.http import require_GET
 
-from oppo_platform.accounts.access import visible_runs
-from oppo_platform.accounts.models import User
 from oppo_platform.api.auth import person_of, sends_token
 from oppo_platform.api.browser import parse_ids
 from oppo_platform.api.limits import Allowance, TooMany, count_request
+from oppo_platform.api.presence import may_see
 from oppo_platform.api.problems import problem, too_many, unauthenticated
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.feed import feed
@@ -119,24 +117,4 @@ def _counted(request: HttpRequest) -> Allowance | None:
 
 async def _may_see(request: HttpRequest, run_ids: list[int]) -> bool | None:
     """Whether the asker may see all of these runs now; None when nobody is logged in any more."""
-    return await sync_to_async(_look, thread_sensitive=False)(request, run_ids)
-
-
-def _look(request: HttpRequest, run_ids: list[int]) -> bool | None:
-    try:
-        user = _still_there(request)
-        if user is None:
-            return None
-        return visible_runs(user).filter(pk__in=run_ids).count() == len(set(run_ids))
-    finally:
-        # A stream lives for hours; it must not keep a connection of the pool.
-        connection.close()
-
-
-def _still_there(request: HttpRequest) -> User | None:
-    user: Any = person_of(request)
-    if user is None or sends_token(request):
-        return user
-    if not request.session.exists(request.session.session_key):
-        return None
-    return User.objects.filter(pk=user.pk, is_active=True).first()
+    return await sync_to_async(may_see, thread_sensitive=False)(request, run_ids)

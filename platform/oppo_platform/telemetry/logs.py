@@ -10,6 +10,7 @@ from asgiref.sync import sync_to_async
 from django.db.models import QuerySet, TextField, Value
 from django.db.models.functions import Lower
 
+from oppo_contract.states import ENDED
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.models import LogLine
 from oppo_platform.telemetry.search import pieces
@@ -32,7 +33,7 @@ def logs(
     words: str = "",
     limit: int = MOST_LINES,
 ) -> dict[str, Any]:
-    """Lines of all attempts: `{"lines": [{id, attempt, stream, text, time}], "next", "earlier"}`.
+    """Lines of all attempts: `{"lines": [{id, attempt, stream, text, time}], "next", "earlier", "ended"}`.
 
     Args:
         after: the first lines that follow this id, the `next` of the call before; 0: from the beginning.
@@ -43,17 +44,19 @@ def logs(
 
     Returns:
         `earlier` says whether matching lines stand before the first one told; it is None after a line, where they surely may.
+        `ended`: whether the run had ended when it was read, which was before its lines were.
     """
+    ended = run.state in ENDED
     limit = max(1, min(limit, MOST_LINES))
     rows = _matching(LogLine.objects.filter(attempt__run=run), stream, words).values_list(*COLUMNS)
     if after is not None:
         lines = [_told(*line) for line in rows.filter(pk__gt=after).order_by("pk")[:limit]]
-        return {"lines": lines, "next": lines[-1]["id"] if lines else after, "earlier": None if after else False}
+        return {"lines": lines, "next": lines[-1]["id"] if lines else after, "earlier": None if after else False, "ended": ended}
     if before is not None:
         rows = rows.filter(pk__lt=before)
     newest = list(rows.order_by("-pk")[: limit + 1])
     lines = [_told(*line) for line in newest[:limit][::-1]]
-    return {"lines": lines, "next": lines[-1]["id"] if lines else 0, "earlier": len(newest) > limit}
+    return {"lines": lines, "next": lines[-1]["id"] if lines else 0, "earlier": len(newest) > limit, "ended": ended}
 
 
 def _matching(rows: QuerySet[LogLine], stream: Stream | None, words: str) -> QuerySet[LogLine]:
