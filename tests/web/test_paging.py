@@ -1,9 +1,16 @@
 """Every list of the API has the same pages: `items` and `next`, a `limit` up to 200, and a `cursor`."""
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
+from oppo_platform.accounts.access import visible_teams
+from oppo_platform.accounts.models import Membership, Role, Team
 from oppo_platform.api.paging import MOST, paged
 from oppo_platform.cursors import BadCursor
+from oppo_platform.runs.models import Project, Run
+from oppo_platform.storage.models import FolderDeletion, RunStorage, TeamStorage
+from oppo_platform.storage.selectors import team_taken, teams_taken
 from tests.web.matrix.operations import OPERATIONS
 
 
@@ -53,3 +60,51 @@ def test_a_page_begins_behind_the_last_item_wherever_that_is():
     assert paged(rows[:2], 2, first["next"]) == {"items": [], "next": None}
     with pytest.raises(BadCursor):
         paged(rows, 2, "nonsense")
+
+
+def teams_with_much(world, count):
+    """So many more teams of ada's, each with a project, two runs and two folders that take something."""
+    at = world.clock.now()
+    for number in range(count):
+        team = Team.objects.create(name=f"Team {number:02}", created_at=at)
+        Membership.objects.create(team=team, user=world.people["ada"], role=list(Role)[number % 4])
+        project = Project.objects.create(team=team, name="main", created_at=at)
+        for place in (1, 2):
+            run = world.submit()
+            Run.objects.filter(pk=run.pk).update(project=project)
+            RunStorage.objects.create(run=run, logs=10 * place + number, measured_at=at)
+            FolderDeletion.objects.create(team=team, run_number=run.pk, url=f"file:///{run.pk}", bytes=5, asked_at=at)
+        TeamStorage.objects.create(team=team, used_bytes=30 + 2 * number, quota_bytes=100)
+
+
+@pytest.mark.parametrize("path", ["teams", "storage", "me"])
+def test_twelve_teams_cost_as_many_queries_as_two(world, path, django_assert_num_queries):
+    client = world.login("ada")
+    teams_with_much(world, 1)
+    with CaptureQueriesContext(connection) as two:
+        assert len(listed(client, path)) == 2
+    Team.objects.filter(name__startswith="Team").delete()
+    teams_with_much(world, 11)
+    with django_assert_num_queries(len(two)):
+        assert len(listed(client, path)) == 12
+
+
+def listed(client, path):
+    reply = client.get(f"/api/v1/{path}").json()
+    return reply["teams"] if path == "me" else reply["items"]
+
+
+def test_teams_that_are_told_together_are_told_as_each_alone(world):
+    teams_with_much(world, 3)
+    Membership.objects.filter(team=world.team, user=world.people["ada"]).update(role="viewer")
+    told = listed(world.login("ada"), "storage")
+    assert told == [team_taken(team) for team in visible_teams(world.people["ada"])]
+    assert [(each["used_bytes"], [run["bytes"] for run in each["largest"]]) for each in told] == [
+        (0, []), (30, [20, 10]), (32, [21, 11]), (34, [22, 12]),
+    ]  # fmt: skip
+    assert [len(each["to_delete"]) for each in told] == [0, 2, 2, 2]
+    assert [[run["bytes"] for run in each["largest"]] for each in teams_taken(visible_teams(world.people["ada"]), 1)] == [
+        [], [20], [21], [22],
+    ]  # fmt: skip
+    roles = {each["name"]: each["role"] for each in listed(world.login("ada"), "teams")}
+    assert roles == {"Letters": "viewer", **{f"Team {n:02}": role for n, role in zip(range(3), Role, strict=False)}}

@@ -12,7 +12,7 @@ from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.subjects import LARGEST_ID, person, run_of, steerer, steers, summary_of
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.models import Run
-from oppo_platform.storage.selectors import Taken, taken_by, team_taken
+from oppo_platform.storage.selectors import Taken, taken_by, teams_taken
 from oppo_platform.storage.trash import Trashed, delete_run, in_trash, purge_now, restore_run, trashed
 
 router = Router()
@@ -39,7 +39,8 @@ def show_storage(request: HttpRequest, run_id: int) -> Taken:
 @router.get("storage", summary="What your teams' runs take")
 def list_storage(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> dict[str, Any]:
     """Each with its quota and its largest runs."""
-    return dict(paged(list(visible_teams(person(request))), limit, cursor, team_taken))
+    page = paged(list(visible_teams(person(request))), limit, cursor)
+    return {**page, "items": teams_taken(page["items"])}
 
 
 @router.get("trash", summary="Deleted runs that can be restored")

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from oppo_platform.accounts import audit
 from oppo_platform.accounts import teams as service
-from oppo_platform.accounts.access import Action, demand, role_in, visible_teams, within
+from oppo_platform.accounts.access import Action, demand, roles, visible_teams, within
 from oppo_platform.accounts.models import AuditEntry, Membership, Role, Scope, Team
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.alerts import webhooks
@@ -143,15 +143,15 @@ class AuditLog(Schema):
 def list_teams(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Teams:
     """With their projects, and your role in each."""
     user = person(request)
-    teams = list(visible_teams(user).prefetch_related("projects"))
-    return Teams(**paged(teams, limit, cursor, lambda team: TeamItem(**_team(user, team))))
+    teams, role_of = list(visible_teams(user).prefetch_related("projects")), roles(user)
+    return Teams(**paged(teams, limit, cursor, lambda team: TeamItem(**_team(team, role_of[team.pk]))))
 
 
 @router.get("teams/{int:team_id}", summary="A team and its people")
 def show_team(request: HttpRequest, team_id: int) -> OneTeam:
     """Members by name."""
     team = _mine(request, team_id)
-    return OneTeam(**_team(person(request), team), members=[_member(each) for each in _people(team)[:MOST]])
+    return OneTeam(**_team(team, roles(person(request))[team.pk]), members=[_member(each) for each in _people(team)[:MOST]])
 
 
 @router.get("teams/{int:team_id}/members", summary="Who is in a team")
@@ -237,9 +237,9 @@ def _owned(request: HttpRequest, team_id: int) -> tuple[Team, Any]:
     return team, user
 
 
-def _team(user: Any, team: Team) -> dict[str, Any]:
+def _team(team: Team, role: str) -> dict[str, Any]:
     projects = sorted(project.name for project in team.projects.all())
-    return {"id": team.pk, "name": team.name, "role": role_in(user, team.pk), "projects": projects}
+    return {"id": team.pk, "name": team.name, "role": role, "projects": projects}
 
 
 def _hook(hook: Webhook) -> WebhookItem:

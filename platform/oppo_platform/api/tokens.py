@@ -10,7 +10,7 @@ from ninja import Router, Schema, Status
 from pydantic import ConfigDict, Field
 
 from oppo_platform.accounts import api_tokens as service
-from oppo_platform.accounts.access import memberships, role_in, visible_teams
+from oppo_platform.accounts.access import roles, visible_teams
 from oppo_platform.accounts.models import ApiToken, Scope
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
@@ -76,10 +76,8 @@ def me(request: HttpRequest) -> Me:
     """Your teams with your role in each, as far as the token's scope lets you use it."""
     user = person(request)
     used = ApiToken.objects.select_related("user", "team").filter(pk=user.bound_token_id).first()
-    teams = [
-        {"id": m.team_id, "name": m.team.name, "role": role_in(user, m.team_id)}
-        for m in memberships(user).select_related("team").order_by("team__name")
-    ]
+    role_of = roles(user)
+    teams = [{"id": team.pk, "name": team.name, "role": role_of[team.pk]} for team in visible_teams(user)]
     is_service = user.service_of_id is not None
     email = "" if is_service else user.email
     return Me(user=user.username, email=email, service=is_service, teams=teams, token=_item(used) if used else None)

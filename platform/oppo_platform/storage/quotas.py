@@ -5,6 +5,7 @@ What runs goes on, and what waits starts: a quota is no reason to lose work. The
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from django.db import transaction
@@ -46,8 +47,13 @@ class Level:
 
 def level(team_id: int) -> Level:
     """The team's, as of the last round of housekeeping."""
-    row = TeamStorage.objects.filter(team=team_id).first()
-    return Level(row.used_bytes, row.quota_bytes) if row else Level(0, None)
+    return levels_of([team_id])[team_id]
+
+
+def levels_of(team_ids: Collection[int]) -> dict[int, Level]:
+    """The same of several teams, with one query."""
+    rows = TeamStorage.objects.filter(team__in=team_ids)
+    return dict.fromkeys(team_ids, Level(0, None)) | {row.team_id: Level(row.used_bytes, row.quota_bytes) for row in rows}
 
 
 @transaction.atomic
