@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from oppo_core.trackers.memory import Memory
+from oppo_core.trackers.names import LONGEST, NARROW, WIDE, allowed_name
 from oppo_core.trackers.order import Order, commit, flat
 from oppo_core.trackers.records import Answers, Step
 from oppo_core.trackers.sink import RefusedError, Say
@@ -18,9 +19,10 @@ VARIABLES = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }  # fmt: skip
-MOST_METRICS, MOST_PARAMS, LONGEST_KEY, LONGEST_VALUE, LONGEST_TAG = 1000, 100, 250, 6000, 5000
+MOST_METRICS, MOST_PARAMS, LONGEST_VALUE, LONGEST_TAG = 1000, 100, 6000, 5000
 STATUS = {"succeeded": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 RUN_TAG, STEP_TAG = "oppo.run", "oppo.step"
+SAID_LENGTH = 400
 # What a server answers to data that it will never take.
 REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 Item = TypeVar("Item")
@@ -48,7 +50,11 @@ class Mlflow:
         if told > memory.step:
             memory.step, memory.metrics, memory.settled = told, {}, told
         self._client.set_tag(self._run, "oppo.commit", commit() or "unknown")
-        self._introduce(flat(order.spec), run.data.params)
+        self._spelling = WIDE
+        try:
+            self._accepted(lambda: self._introduce(flat(order.spec), run.data.params))
+        except RefusedError as error:  # steps are worth more than settings
+            say(f"it does not take all of the spec: {' '.join(str(error).split())[:SAID_LENGTH]}")
         self._shows = _artifacts_go_to_the_server(run.info.artifact_uri, uri)
         if not self._shows:
             say(f"answers are not told to it: they would go to {run.info.artifact_uri}, not through the server.")
@@ -70,26 +76,39 @@ class Mlflow:
 
     def _introduce(self, spec: dict[str, Any], known: dict[str, str]) -> None:
         """The spec as params. They never change there: what a resumed run has otherwise becomes a tag `changed.…`."""
-        texts = {key[:LONGEST_KEY]: str(value)[:LONGEST_VALUE] for key, value in spec.items()}
+        texts = {allowed_name(key, self._spelling): str(value)[:LONGEST_VALUE] for key, value in spec.items()}
         for part in parts([self._entities.Param(key, text) for key, text in texts.items() if key not in known], MOST_PARAMS):
             self._client.log_batch(self._run, params=part)
         changed = {key: text for key, text in texts.items() if key in known and known[key] != text}
-        tags = [self._entities.RunTag(f"changed.{key}"[:LONGEST_KEY], text[:LONGEST_TAG]) for key, text in changed.items()]
+        tags = [self._entities.RunTag(f"changed.{key}"[:LONGEST], text[:LONGEST_TAG]) for key, text in changed.items()]
         for tags_part in parts(tags, MOST_PARAMS):
             self._client.log_batch(self._run, tags=tags_part)
 
     def tell(self, steps: list[Step]) -> None:
         """As few calls as the server allows. Telling a point twice leaves one."""
+        self._accepted(lambda: self._log(steps))
+
+    def _log(self, steps: list[Step]) -> None:
         points = [
-            self._entities.Metric(key, v, int(1000 * step.time), step.number) for step in steps for key, v in step.metrics.items()
+            self._entities.Metric(allowed_name(key, self._spelling), value, int(1000 * step.time), step.number)
+            for step in steps
+            for key, value in step.metrics.items()
         ]
-        try:
-            for part in parts(points, MOST_METRICS):
-                self._client.log_batch(self._run, metrics=part, tags=[self._entities.RunTag(STEP_TAG, str(part[-1].step))])
-        except self._error as error:
-            if error.error_code in REFUSALS:
-                raise RefusedError(str(error)) from error
-            raise
+        for part in parts(points, MOST_METRICS):
+            self._client.log_batch(self._run, metrics=part, tags=[self._entities.RunTag(STEP_TAG, str(part[-1].step))])
+
+    def _accepted(self, send: Callable[[], None]) -> None:
+        """Send; where that is refused once more with fewer characters in names, which then stay. Raises RefusedError."""
+        spelling = self._spelling
+        for self._spelling in dict.fromkeys((spelling, NARROW)):
+            try:
+                return send()
+            except self._error as error:
+                if error.error_code not in REFUSALS:
+                    raise
+                refused = error
+        self._spelling = spelling  # it was not the names
+        raise RefusedError(str(refused)) from refused
 
     def show(self, answers: Answers) -> None:
         """A file a step among the run's artifacts."""

@@ -1,14 +1,20 @@
-"""What tracking is made of, each part by itself: the backlog, the memory, the courier and its pauses, flat specs."""
+"""What tracking is made of, each part by itself: the backlog, the memory, the courier and its pauses, names, flat specs."""
 
 from __future__ import annotations
 
 import json
+import posixpath
+import re
 import threading
 from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oppo_core.trackers.backlog import Backlog
 from oppo_core.trackers.courier import Courier
 from oppo_core.trackers.memory import Memory, remembered
+from oppo_core.trackers.names import NARROW, WIDE, allowed_name
 from oppo_core.trackers.order import Order, flat
 from oppo_core.trackers.records import Step
 from oppo_core.trackers.sink import RefusedError
@@ -107,6 +113,32 @@ def test_a_failure_is_told_once_and_tried_again_after_growing_pauses(tmp_path: P
         "OSError: it is gone. Its run may be shown as unfinished there.",
     ]  # fmt: skip
     assert json.loads((tmp_path / "trackers" / "mlflow.json").read_text())["step"] == 4
+
+
+ODD_NAMES = [
+    "", "acc (%)", "acc (#)", "/", "//", "/a", "a/", "a//b", "a/./b", "a/../b", ".", "..", "..a", "a\n", "a\\b",
+    "x" * 251, "x" * 252,
+]  # fmt: skip
+
+
+def test_names_are_as_mlflow_takes_them() -> None:
+    for name in ("busy/cpu:0", "critic/score/mean", "a b", ".a", "a..", "größe", "x" * 250):
+        assert allowed_name(name) == name
+    assert allowed_name("acc (%)").startswith("acc ___-")
+    assert allowed_name("busy/cpu:0", NARROW).startswith("busy/cpu_0-")
+    changed = [allowed_name(name) for name in ODD_NAMES]
+    assert len(set(changed)) == len(ODD_NAMES)
+    assert [allowed_name(name) for name in changed] == changed
+
+
+@given(st.text(max_size=300) | st.lists(st.sampled_from([*"./ :%ä", "x"])).map("".join), st.sampled_from([WIDE, NARROW]))
+def test_a_changed_name_is_one_that_stays(name: str, refused: re.Pattern[str]) -> None:
+    key = allowed_name(name, refused)
+    assert allowed_name(key, refused) == key
+    assert posixpath.normpath(key) == key
+    assert not refused.search(key)
+    assert not key.startswith(("/", ".."))
+    assert 0 < len(key) <= 250
 
 
 def test_a_spec_is_laid_flat() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,8 +23,10 @@ from oppo_core.journal import Journal
 from oppo_core.trackers import allowed, telling
 from oppo_core.trackers.allowed import HOSTS_VARIABLE, complaints_about_trackers
 from oppo_core.trackers.feed import Feed
+from oppo_core.trackers.names import NARROW, allowed_name
 from oppo_core.trackers.order import Order
 from tests.engine.conftest import merged
+from tests.engine.test_tracker_parts import ODD_NAMES
 from tests.engine.tracker_readers import (
     MlflowReader,
     Reader,
@@ -175,6 +179,67 @@ def test_what_is_not_finite_is_kept_as_far_as_the_tracker_can(tmp_path: Path, re
     assert [repr(value) for value in found[:3]] == ["nan", repr(largest), repr(-largest)]
     assert found[3] == (1e-300 if reader.exact else 0.0)
     assert float(reader.settings(tmp_path)["many.key-249"]) == 249
+
+
+@pytest.mark.full
+def test_mlflow_gets_every_metric_whatever_it_is_called(tmp_path: Path, mlflow: MlflowReader, with_packages: Path) -> None:
+    told_of = ["critic/score/mean", "busy/cpu:0", *(name for name in ODD_NAMES if re.fullmatch(r"[\w./:-]{1,200}", name))]
+    metrics = {name: float(number) for number, name in enumerate(told_of)}
+    spec = {"name": "odd", "weights": dict.fromkeys(ODD_NAMES, 1)}
+    feed = Feed(Order("mlflow", {"username": None} | mlflow.section["mlflow"], spec, str(tmp_path)))
+    journal = Journal(tmp_path / "events.jsonl")
+    journal.hear = lambda kind, _payload, line: feed.put(kind, line)
+    journal.write("started", devices=[], lanes=[], start_step=0, total_steps=1)
+    journal.write("step", step=1, elapsed_s=1.0, generated_tokens=1, device_seconds=1.0, metrics=metrics)
+    feed.end("succeeded")
+    assert feed.wait(time.monotonic() + PATIENT) == []
+    points = mlflow.points(tmp_path)
+    assert {name: points[allowed_name(name)] for name in metrics} == {name: [(1, value)] for name, value in metrics.items()}
+    params = mlflow.settings(tmp_path)
+    assert {params[allowed_name(f"weights.{name}")] for name in ODD_NAMES} == {"1"}
+
+
+# MLflow's own client, at a server that takes no colons, as older ones do.
+AT_AN_OLDER_SERVER = """
+import json, pathlib, sys
+from mlflow import MlflowClient, exceptions
+from oppo_core.trackers.memory import Memory
+from oppo_core.trackers.mlflow import Mlflow
+from oppo_core.trackers.order import Order
+from oppo_core.trackers.records import Step
+out, settings, log_batch, calls = sys.argv[1], json.loads(sys.argv[2]), MlflowClient.log_batch, []
+def older(client, run, metrics=(), params=(), tags=()):
+    calls.append(len(metrics))
+    if any(":" in each.key for each in [*metrics, *params]) or any(each.key == "void" for each in metrics):
+        raise exceptions.MlflowException.invalid_parameter_value("Names may only contain ...")
+    log_batch(client, run, metrics=metrics, params=params, tags=tags)
+MlflowClient.log_batch = older
+memory = Memory()
+sink = Mlflow(Order("mlflow", settings, {"name": "old", "device:0": "x"}, out), memory, print)
+pathlib.Path(out, "trackers").mkdir()
+memory.save(pathlib.Path(out, "trackers", "mlflow.json"))
+for number in (1, 2):
+    sink.tell([Step(number, 1.0, {"busy/cpu:0": 0.5, "bubble": 0.25})])
+try:
+    sink.tell([Step(3, 1.0, {"void": 1.0})])
+except Exception as error:
+    print(type(error).__name__)
+print(calls)
+"""
+
+
+@pytest.mark.full
+def test_an_older_mlflow_that_takes_no_colons_gets_the_metrics_under_other_names(
+    tmp_path: Path, mlflow: MlflowReader, with_packages: Path
+) -> None:
+    settings = json.dumps({"username": None} | mlflow.section["mlflow"])
+    command = [sys.executable, "-c", AT_AN_OLDER_SERVER, str(tmp_path), settings]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENT)
+    assert done.stdout.splitlines()[-2:] == ["RefusedError", "[0, 0, 2, 2, 1]"], done.stderr
+    names = {name: allowed_name(name, NARROW) for name in ("busy/cpu:0", "bubble")}
+    assert mlflow.points(tmp_path) == {names["busy/cpu:0"]: [(1, 0.5), (2, 0.5)], "bubble": [(1, 0.25), (2, 0.25)]}
+    assert mlflow.settings(tmp_path)[allowed_name("device:0", NARROW)] == "x"
 
 
 class Hung(Feed):
