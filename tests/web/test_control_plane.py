@@ -107,12 +107,12 @@ real_claim, real_fence, real_give_up = attempts.claim, attempts.fence, cluster.g
 real_ingest, real_settle, real_note = ingest.ingest, cycle.settle, cluster._note_devices
 # What is broken: where, how, and a seed that finds it (if it does not any more, others are tried).
 BROKEN = {
-    "a claim without compare-and-set": ([(attempts, "claim", careless_claim)], 13),
+    "a claim without compare-and-set": ([(attempts, "claim", careless_claim)], 3),
     "an end that keeps devices": ([(attempts, "end_attempt", keeps_devices), (steering, "end_attempt", keeps_devices)], 0),
     "a fence that trusts the silent": ([(silence, "fence", trusting_fence)], 28),
-    "an end that forgets the further nodes": ([(attempts, "end_launches", lambda attempt, silent, now: None)], 1),
-    "an end that knows of the head only": ([(attempts, "claimed_nodes", knows_the_head_only)], 3),
-    "a report that clears fenced devices": ([(cluster, "_note_devices", lambda n, r, clear: real_note(n, r, True))], 28),
+    "an end that forgets the further nodes": ([(attempts, "end_launches", lambda attempt, silent, now: None)], 7),
+    "an end that knows of the head only": ([(attempts, "claimed_nodes", knows_the_head_only)], 13),
+    "a report that clears fenced devices": ([(cluster, "_note_devices", lambda n, r, clear: real_note(n, r, True))], 33),
     "orphans that are none": ([(cluster, "give_up_orphans", deaf_to_reports)], 28),
     "a wish that waits for nobody": ([(steering, "_signalled", lambda attempt, within_s: False)], 8),
     "events applied twice": ([(network, "ingest", forgets_what_it_has)], 20),

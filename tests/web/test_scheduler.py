@@ -6,7 +6,7 @@ import json
 import pytest
 import redis
 from django.conf import settings as django_settings
-from django.db import IntegrityError
+from django.db import IntegrityError, connection
 
 from oppo_platform.cluster.models import Device
 from oppo_platform.runs.models import Attempt, Run
@@ -36,6 +36,29 @@ def test_a_cycle_places_what_fits_and_tells_the_rest_why(world, redis_url):
     attempt = first.attempts.get()
     assert orders_in(worker.joined["queue"], redis_url) == [{"attempt_id": attempt.pk, "epoch": 1}]
     assert worker.heartbeat()["unclaimed"] == [{"attempt_id": attempt.pk, "epoch": 1}]
+
+
+@pytest.fixture
+def as_they_lie(world):
+    """PostgreSQL reads whole tables, in the order in which rows lie there, as it may whenever no other order is asked for."""
+    ways = ("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan")
+    with connection.cursor() as cursor:
+        cursor.execute("; ".join(f"SET {way} = off" for way in ways))
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("; ".join(f"RESET {way}" for way in ways))
+
+
+@pytest.mark.usefixtures("as_they_lie")
+def test_a_node_is_told_the_oldest_attempt_first(world):
+    worker = world.worker("node", devices=3, kind="cuda")
+    for _ in range(3):
+        world.submit()
+    world.cycle()
+    attempts = list(Attempt.objects.order_by("pk"))
+    for attempt in reversed(attempts):
+        attempt.save()  # written anew behind the others
+    assert [order["attempt_id"] for order in worker.heartbeat()["unclaimed"]] == [attempt.pk for attempt in attempts]
 
 
 def test_a_device_cannot_be_allocated_twice(world):

@@ -91,7 +91,7 @@ def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
     if node.pool_id is None and told.devices:
         node.pool = pool_for(told.devices, now)
     node.save(update_fields=["last_seen_at", "wire_version", "catalogue_at", "pool"])
-    live = list(Attempt.objects.filter(node=node, state__in=LIVE_ATTEMPT))
+    live = list(Attempt.objects.filter(node=node, state__in=LIVE_ATTEMPT).order_by("pk"))
     joined = Launch.objects.filter(node=node).exclude(state=LaunchState.ENDED)
     owned = {(attempt.pk, attempt.epoch) for attempt in live} | set(joined.values_list("attempt_id", "attempt__epoch"))
     stop = [r for r in told.attempts if (r.attempt_id, r.epoch) not in owned]
@@ -113,7 +113,7 @@ def _unclaimed(node: Node, live: list[Attempt]) -> list[tuple[int, int]]:
     if node.wire_version not in wire.SPOKEN:
         return []
     first = [(a.pk, a.epoch) for a in live if a.state == AttemptState.ALLOCATED]
-    return [*first, *launches_due().filter(node=node).values_list("attempt_id", "attempt__epoch")]
+    return [*first, *launches_due().filter(node=node).order_by("pk").values_list("attempt_id", "attempt__epoch")]
 
 
 def give_up_orphans(node_id: int, reported: set[int]) -> int:
@@ -128,8 +128,8 @@ def give_up_orphans(node_id: int, reported: set[int]) -> int:
     joined = Launch.objects.filter(node_id=node_id, state=LaunchState.CLAIMED, seen_at__lt=silent_since)
     given_up = 0
     for attempt_id in [
-        *orphans.values_list("pk", flat=True),
-        *joined.exclude(attempt__in=reported).values_list("attempt", flat=True),
+        *orphans.order_by("pk").values_list("pk", flat=True),
+        *joined.exclude(attempt__in=reported).order_by("pk").values_list("attempt", flat=True),
     ]:
         with transaction.atomic():
             cause = "Its worker no longer runs it, the machine or the supervisor was restarted"
@@ -143,7 +143,7 @@ def _order(attempt_id: int, epoch: int) -> wire.LaunchOrder:
 
 def _note_devices(node: Node, reports: list[wire.DeviceReport], clear: bool) -> bool:
     """Write down what changed; `clear`: no fenced attempt is left on the node. Returns whether allocatable devices changed."""
-    known = {device.index: device for device in Device.objects.select_for_update().filter(node=node)}
+    known = {device.index: device for device in Device.objects.select_for_update().filter(node=node).order_by("pk")}
     allocatable = False
     for report in reports:
         device = known.pop(report.index, None)

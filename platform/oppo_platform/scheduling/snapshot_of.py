@@ -39,7 +39,8 @@ RUNNING = (
 
 def snapshot_of(now: datetime) -> policy.Snapshot:
     """What the policy decides on."""
-    held = list(Allocation.objects.filter(released_at__isnull=True).values_list("attempt_id", "attempt__run_id", "device_id"))
+    unreleased = Allocation.objects.filter(released_at__isnull=True).order_by("device_id")
+    held = list(unreleased.values_list("attempt_id", "attempt__run_id", "device_id"))
     nodes = _nodes({device_id: run_id for _, run_id, device_id in held})
     queued = Run.objects.filter(state=RunState.QUEUED).order_by("-priority", "queued_at", "id")
     queued = queued.annotate(needs_text=Cast("needs", TextField()), excluded_text=Cast("excluded_nodes", TextField()))
