@@ -19,7 +19,7 @@ from oppo_client.config import load_config
 from oppo_client.errors import RunFailed
 from oppo_client.facts import REWARD, RunFacts
 from oppo_client.feeds import changes
-from oppo_client.flow import Feed, Flow, asked, delete, get, post
+from oppo_client.flow import Feed, Flow, asked, get, post
 from oppo_client.plots import line_plot
 from oppo_client.records import LogLine, Sample
 from oppo_client.retrying import Retries
@@ -54,7 +54,7 @@ class AsyncClient:
 
     async def me(self) -> dict[str, Any]:
         """Who the token acts as, and what it may."""
-        return await self.perform(asked(get("me"), self.retries))
+        return await self.perform(operations.me(self.retries))
 
     async def submit(
         self,
@@ -134,7 +134,7 @@ class AsyncClient:
 
     async def delete_webhook(self, team: int, webhook: int) -> None:
         """Post there no more."""
-        await self.perform(asked(delete(f"teams/{int(team)}/webhooks/{int(webhook)}"), self.retries))
+        await self.perform(operations.remove_webhook(team, webhook, self.retries))
 
     async def compare(
         self,
@@ -314,7 +314,7 @@ class AsyncRun(RunFacts):
 
     async def checkpoints(self) -> list[AsyncCheckpoint]:
         """Its checkpoints, newest step first."""
-        found = await self._client.perform(operations.items(f"runs/{self.id}/checkpoints", self._client.retries))
+        found = await self._client.perform(operations.checkpoints(self.id, self._client.retries))
         return [AsyncCheckpoint(self, told) for told in found]
 
     async def checkpoint(self, which: str | int = "latest") -> AsyncCheckpoint:

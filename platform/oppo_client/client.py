@@ -10,7 +10,7 @@ from oppo_client import operations, submitting
 from oppo_client.comparison import Comparison
 from oppo_client.config import load_config
 from oppo_client.facts import RunFacts
-from oppo_client.flow import Feed, Flow, asked, delete, get, post
+from oppo_client.flow import Feed, Flow, asked, post
 from oppo_client.retrying import Retries
 from oppo_client.run import Run
 from oppo_client.tables import framed
@@ -49,7 +49,7 @@ class Client:
 
     def me(self) -> dict[str, Any]:
         """Who the token acts as, and what it may."""
-        return self.perform(asked(get("me"), self.retries))
+        return self.perform(operations.me(self.retries))
 
     def submit(
         self,
@@ -136,7 +136,7 @@ class Client:
 
     def delete_webhook(self, team: int, webhook: int) -> None:
         """Post there no more."""
-        self.perform(asked(delete(f"teams/{int(team)}/webhooks/{int(webhook)}"), self.retries))
+        self.perform(operations.remove_webhook(team, webhook, self.retries))
 
     def compare(
         self,

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from oppo_client.errors import DownloadError, Unreachable
-from oppo_client.flow import Flow, Pause, Reply, Request, Save, get, refusal
+from oppo_client.flow import Flow, Pause, Reply, Request, Save, get, not_the_platform, refusal
 from oppo_client.retrying import Retries
 
 MANIFEST = "manifest.json"
@@ -61,6 +61,8 @@ def fetched(run_id: int, told: Mapping[str, Any], target: Target, retries: Retri
                 raise
             yield Pause(retries.pause_s(tries))
             continue
+        if reply.ok and reply.content:
+            raise not_the_platform(reply, f"it is {reply.kind}")
         if reply.ok or (reply.status == NOT_THERE and have):
             return target.part
         pause_s = retries.pause_after(reply.status, reply.headers, tries)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from oppo_client.errors import OppoError, ServerFault, TooManyRequests, Unreachable, WaitTimeout
-from oppo_client.flow import Batch, Feed, Flow, Listen, Pause, asked, get
+from oppo_client.flow import Batch, Feed, Flow, Listen, Pause, Reply, asked, get, told
 from oppo_client.records import LogLine, log_line
 from oppo_client.retrying import Retries
+from oppo_client.shapes import LOGS, RUN, Shape, page_of
 
 T = TypeVar("T")
 
@@ -28,14 +28,15 @@ MOST_POLLS = 256
 STREAM_LEFT_S = 20.0
 # A platform that is restarted or moved is back by then; runs go on meanwhile.
 BACK_WITHIN_S = 900.0
+STREAM = Reply(200, {}, url="The live stream")
 PASSING = (Unreachable, ServerFault, TooManyRequests)
 
 
-def pages(path: str, params: Mapping[str, Any], read: Callable[[Any], T], retries: Retries) -> Feed[T]:
-    """Every item of a listing, page by page."""
+def pages(path: str, params: Mapping[str, Any], shape: Shape, read: Callable[[Any], T], retries: Retries) -> Feed[T]:
+    """Every item of a listing, page by page; `shape`: an item's."""
     params = {"limit": PAGE, **params}
     while True:
-        page = yield from asked(get(path, **params), retries)
+        page = yield from asked(get(path, **params), retries, page_of(shape))
         yield Batch([read(item) for item in page["items"]])
         if page["next"] is None:
             return
@@ -48,12 +49,12 @@ def log_lines(run_id: int, tail: int | None, follow: bool, wanted: Mapping[str, 
     newest, last = yield from _tail(path, tail, wanted, retries)
     yield Batch(newest)
     while follow:
-        told = yield from asked(get(path, **wanted, after=last, limit=LINES_A_CALL, wait=LINES_WITHIN_S), retries)
-        yield Batch([log_line(line) for line in told["lines"]])
-        last = int(told["next"])
-        if len(told["lines"]) == LINES_A_CALL:
+        news = yield from asked(get(path, **wanted, after=last, limit=LINES_A_CALL, wait=LINES_WITHIN_S), retries, LOGS)
+        yield Batch([log_line(line) for line in news["lines"]])
+        last = news["next"]
+        if len(news["lines"]) == LINES_A_CALL:
             continue
-        if told["ended"]:
+        if news["ended"]:
             return
         yield Pause(LINES_GATHER_S)
 
@@ -64,12 +65,12 @@ def _tail(path: str, tail: int | None, wanted: Mapping[str, Any], retries: Retri
     found, before = 0, None
     while tail is None or found < tail or not parts:
         limit = LINES_A_CALL if tail is None else max(1, min(LINES_A_CALL, tail - found))
-        told = yield from asked(get(path, **wanted, before=before, limit=limit), retries)
-        parts.append(told["lines"])
-        found += len(told["lines"])
-        if not told["earlier"]:
+        page = yield from asked(get(path, **wanted, before=before, limit=limit), retries, LOGS)
+        parts.append(page["lines"])
+        found += len(page["lines"])
+        if not page["earlier"] or not page["lines"]:
             break
-        before = told["lines"][0]["id"]
+        before = page["lines"][0]["id"]
     lines = [log_line(line) for part in reversed(parts) for line in part]
     return (lines[-tail:] if tail else lines if tail is None else []), (lines[-1].id if lines else 0)
 
@@ -99,7 +100,7 @@ def changes(
                 elif event.kind == "run":
                     watch.heard()
                     polls = 1
-                    yield Batch(watch.news(json.loads(event.data)))
+                    yield Batch(watch.news(told(STREAM, event.data, RUN)))
                 continue
         yield Pause(min(POLLS_EVERY_S, watch.left_s))
         yield from _polled(watch, polls, retries)
@@ -113,7 +114,7 @@ def _polled(watch: _Watch, times: int, retries: Retries) -> Feed[dict[str, Any]]
             yield Pause(min(POLLS_EVERY_S, watch.left_s))
         for run_id in watch.pending:
             try:
-                summary = yield from asked(get(f"runs/{run_id}"), retries)
+                summary = yield from asked(get(f"runs/{run_id}"), retries, RUN)
             except PASSING as error:
                 watch.nothing(error)
                 yield Pause(min(watch.left_s, POLLS_EVERY_S))

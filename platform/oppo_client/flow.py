@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from oppo_client.errors import NotThePlatform, OppoError, Unreachable, error_of
 from oppo_client.retrying import Retries, retry_after_s
+from oppo_client.shapes import Shape, fault
+
+# What a proxy's or a login's page is, and no reply of the platform.
+PAGES = ("text/html", "application/xhtml+xml")
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -34,16 +38,22 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back, whatever its status. `headers` are looked up in any case."""
+    """What came back from `url`, whatever its status. `headers` are looked up in any case."""
 
     status: int
     headers: Mapping[str, str]
     content: bytes = field(repr=False, default=b"")
+    url: str = ""
 
     @property
     def ok(self) -> bool:
         """Whether it is a success."""
         return 200 <= self.status < 300
+
+    @property
+    def kind(self) -> str:
+        """Its media type, without parameters."""
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +154,8 @@ def call(request: Request, retries: Retries) -> Flow[Reply]:
             yield Pause(retries.pause_s(tries))
             continue
         if reply.ok:
+            if reply.kind in PAGES:
+                raise not_the_platform(reply, f"it is {reply.kind}")
             return reply
         pause_s = retries.pause_after(reply.status, reply.headers, tries)
         if pause_s is None or tries > retries.most:
@@ -151,23 +163,27 @@ def call(request: Request, retries: Retries) -> Flow[Reply]:
         yield Pause(pause_s)
 
 
-def asked(request: Request, retries: Retries) -> Flow[Any]:
-    """As `call`, and the reply's JSON: the platform answers with an object, or to a write with nothing."""
+def asked(request: Request, retries: Retries, shape: Shape = dict) -> Flow[Any]:
+    """As `call`, and the reply's JSON, None without content. Raises `NotThePlatform` when it has another shape (`shapes`)."""
     reply = yield from call(request, retries)
+    return told(reply, reply.content or b"null", shape)
+
+
+def told(reply: Reply, text: bytes | str, shape: Shape) -> Any:
+    """JSON that came with a reply. Raises `NotThePlatform` for anything else, and when it has another shape."""
     try:
-        told = json.loads(reply.content) if reply.content else None
+        found = json.loads(text)
     except ValueError:
-        text = "it answered, but not with JSON; is the address right?"
-        raise NotThePlatform(reply.status, "Not the platform", text) from None
-    if not isinstance(told, dict) and (told is not None or request.method == "GET"):
-        text = "it answered, but not as the platform does; is the address right?"
-        raise NotThePlatform(reply.status, "Not the platform", text)
-    return told
+        raise not_the_platform(reply, "it is no JSON") from None
+    if (wrong := fault(found, shape)) is not None:
+        raise not_the_platform(reply, wrong)
+    return found
 
 
-def parsed(request: Request, retries: Retries, read: Callable[[Any], T]) -> Flow[T]:
-    """As `asked`, read by a function."""
-    return read((yield from asked(request, retries)))
+def not_the_platform(reply: Reply, wrong: str) -> NotThePlatform:
+    """The exception for a success that is not what the platform answers."""
+    text = f"{reply.url} answers otherwise than the platform does ({wrong}); is the address right?"
+    return NotThePlatform(reply.status, "Not the platform", text)
 
 
 def refusal(reply: Reply) -> OppoError:

@@ -13,6 +13,7 @@ from oppo_client.flow import Feed, Flow, asked, call, delete, get, post
 from oppo_client.records import LogLine, Sample, sample_of
 from oppo_client.retrying import Retries
 from oppo_client.series import AXES
+from oppo_client.shapes import CHECKPOINT, COMPARISON, FIGURE, ME, QUEUED, RUN, SAMPLE, TIMELINE, Shape, page_of
 from oppo_client.tables import Table
 from oppo_client.timeline import Timeline
 
@@ -23,14 +24,19 @@ SAMPLE_FILTERS = frozenset(
 STREAMS = ("stdout", "stderr", "supervisor", "platform")
 
 
+def me(retries: Retries) -> Flow[dict[str, Any]]:
+    """Who the token stands for."""
+    return asked(get("me"), retries, ME)
+
+
 def show(run_id: int, retries: Retries) -> Flow[dict[str, Any]]:
     """A run's summary."""
-    return asked(get(f"runs/{int(run_id)}"), retries)
+    return asked(get(f"runs/{int(run_id)}"), retries, RUN)
 
 
 def act(run_id: int, deed: str, body: Mapping[str, Any] | None, retries: Retries) -> Flow[dict[str, Any]]:
     """A run's summary after something was asked of it: `pause`, `tags`, …"""
-    return asked(post(f"runs/{int(run_id)}/{deed}", body), retries)
+    return asked(post(f"runs/{int(run_id)}/{deed}", body), retries, RUN)
 
 
 def remove(run_id: int, retries: Retries) -> Flow[dict[str, Any]]:
@@ -42,7 +48,7 @@ def runs(filter: str, sort: str, project: str, state: str | Iterable[str], retri
     """Summaries of runs, page by page."""
     states = state if isinstance(state, str) else ",".join(state)
     params = {"filter": filter, "sort": sort, "project": project, "state": states}
-    return pages("runs", {name: value for name, value in params.items() if value}, dict, retries)
+    return pages("runs", {name: value for name, value in params.items() if value}, RUN, dict, retries)
 
 
 def samples(run_id: int, wanted: Mapping[str, Any], retries: Retries) -> Feed[Sample]:
@@ -50,7 +56,7 @@ def samples(run_id: int, wanted: Mapping[str, Any], retries: Retries) -> Feed[Sa
     unknown = set(wanted) - SAMPLE_FILTERS
     if unknown:
         raise TypeError(f"samples() knows no {', '.join(sorted(unknown))}; it knows {', '.join(sorted(SAMPLE_FILTERS))}")
-    return pages(f"runs/{int(run_id)}/samples", wanted, sample_of, retries)
+    return pages(f"runs/{int(run_id)}/samples", wanted, SAMPLE, sample_of, retries)
 
 
 def logs(run_id: int, tail: int | None, follow: bool, stream: str | None, q: str, retries: Retries) -> Feed[LogLine]:
@@ -64,15 +70,15 @@ def logs(run_id: int, tail: int | None, follow: bool, stream: str | None, q: str
 def events(run_id: int, kinds: Iterable[str], q: str, retries: Retries) -> Feed[dict[str, Any]]:
     """What befell a run, newest first, page by page."""
     wanted = {"kinds": ",".join(kinds), "q": q}
-    return pages(f"runs/{int(run_id)}/events", {name: value for name, value in wanted.items() if value}, dict, retries)
+    return pages(f"runs/{int(run_id)}/events", {name: value for name, value in wanted.items() if value}, dict, dict, retries)
 
 
-def items(path: str, retries: Retries, **params: Any) -> Flow[list[dict[str, Any]]]:
+def items(path: str, retries: Retries, shape: Shape = dict) -> Flow[list[dict[str, Any]]]:
     """Every item of a listing at once, however many pages it has."""
     found: list[dict[str, Any]] = []
     cursor = None
     while True:
-        page = yield from asked(get(path, **params, limit=PAGE, cursor=cursor), retries)
+        page = yield from asked(get(path, limit=PAGE, cursor=cursor), retries, page_of(shape))
         found += page["items"]
         cursor = page["next"]
         if cursor is None:
@@ -82,13 +88,13 @@ def items(path: str, retries: Retries, **params: Any) -> Flow[list[dict[str, Any
 def alerts(open: bool, team: int | None, run: RunFacts | int | None, condition: str, retries: Retries) -> Feed[dict[str, Any]]:
     """Alerts, newest first, page by page."""
     wanted = {"open": open, "team": team, "run": None if run is None else id_of(run), "condition": condition or None}
-    return pages("alerts", {name: value for name, value in wanted.items() if value is not None}, dict, retries)
+    return pages("alerts", {name: value for name, value in wanted.items() if value is not None}, dict, dict, retries)
 
 
 def audit(team: int, actor: str, action: str, retries: Retries) -> Feed[dict[str, Any]]:
     """Entries of a team's audit log, newest first, page by page."""
     wanted = {"actor": actor, "action": action}
-    return pages(f"teams/{int(team)}/audit", {name: value for name, value in wanted.items() if value}, dict, retries)
+    return pages(f"teams/{int(team)}/audit", {name: value for name, value in wanted.items() if value}, dict, dict, retries)
 
 
 def add_webhook(team: int, url: str, conditions: Iterable[str], retries: Retries) -> Flow[dict[str, Any]]:
@@ -101,6 +107,16 @@ def change_webhook(team: int, webhook: int, on: bool, conditions: Iterable[str],
     return asked(post(f"teams/{int(team)}/webhooks/{int(webhook)}", {"on": on, "conditions": list(conditions)}), retries)
 
 
+def remove_webhook(team: int, webhook: int, retries: Retries) -> Flow[None]:
+    """No reply."""
+    return asked(delete(f"teams/{int(team)}/webhooks/{int(webhook)}"), retries, dict | None)
+
+
+def checkpoints(run_id: int, retries: Retries) -> Flow[list[dict[str, Any]]]:
+    """What is registered of a run, newest step first."""
+    return items(f"runs/{int(run_id)}/checkpoints", retries, CHECKPOINT)
+
+
 def text(path: str, retries: Retries, **params: Any) -> Flow[str]:
     """A reply as text."""
     reply = yield from call(get(path, **params), retries)
@@ -109,7 +125,7 @@ def text(path: str, retries: Retries, **params: Any) -> Flow[str]:
 
 def queue(retries: Retries) -> Flow[Table]:
     """Your waiting runs, a row each, in their order: why they wait, and what would start them sooner."""
-    found = yield from items("queue", retries)
+    found = yield from items("queue", retries, QUEUED)
     names = ("place", "code", "text", "sooner", "estimated_start", "priority")
     columns = {"run": [item["run"]["id"] for item in found], "name": [item["run"]["name"] for item in found]}
     return Table({**columns, **{name: [item[name] for item in found] for name in names}})
@@ -118,8 +134,8 @@ def queue(retries: Retries) -> Flow[Table]:
 def timeline(run_id: int, steps: range | Iterable[int] | None, theme: str, retries: Retries) -> Flow[Timeline]:
     """The newest steps, or those from the first to the last of `steps`."""
     bounds = {} if steps is None else _ends(steps)
-    told = yield from asked(get(f"runs/{int(run_id)}/timeline", **bounds), retries)
-    figure = yield from asked(get(f"runs/{int(run_id)}/timeline/figure", **bounds, theme=theme), retries)
+    told = yield from asked(get(f"runs/{int(run_id)}/timeline", **bounds), retries, TIMELINE)
+    figure = yield from asked(get(f"runs/{int(run_id)}/timeline/figure", **bounds, theme=theme), retries, FIGURE)
     return Timeline(run_id, told, figure)
 
 
@@ -160,6 +176,7 @@ def compare(
             max_points=max_points,
         ),
         retries,
+        COMPARISON,
     )
     return Comparison(told, x)
 
@@ -171,7 +188,7 @@ def id_of(run: RunFacts | int) -> int:
 
 def checkpoint(run_id: int, which: str | int, retries: Retries) -> Flow[dict[str, Any]]:
     """A checkpoint by step or name, or the newest one (`latest`). Raises `NoCheckpoint`, which says which there are."""
-    found = yield from items(f"runs/{int(run_id)}/checkpoints", retries)
+    found = yield from checkpoints(run_id, retries)
     if which == "latest":
         chosen = next((told for told in found if told["files"] != "deleted"), None)
     else:

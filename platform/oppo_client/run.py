@@ -186,7 +186,7 @@ class Run(RunFacts):
 
     def checkpoints(self) -> list[Checkpoint]:
         """Its checkpoints, newest step first."""
-        found = self._client.perform(operations.items(f"runs/{self.id}/checkpoints", self._client.retries))
+        found = self._client.perform(operations.checkpoints(self.id, self._client.retries))
         return [Checkpoint(self, told) for told in found]
 
     def checkpoint(self, which: str | int = "latest") -> Checkpoint:

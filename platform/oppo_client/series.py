@@ -10,6 +10,7 @@ from typing import Any
 from oppo_client.errors import UnknownMetric
 from oppo_client.flow import Flow, asked, get
 from oppo_client.retrying import Retries
+from oppo_client.shapes import METRICS, RUN
 from oppo_client.tables import Table
 
 # Axes of the API, and what else they may be called.
@@ -33,7 +34,9 @@ def metrics(run_id: int, keys: str | Iterable[str], x: str, max_points: int | No
     if max_points is None:
         found = yield from _whole(run_id, names, AXES[x], retries)
     else:
-        told = yield from asked(get(f"runs/{int(run_id)}/metrics", keys=names, x=AXES[x], max_points=max_points), retries)
+        told = yield from asked(
+            get(f"runs/{int(run_id)}/metrics", keys=names, x=AXES[x], max_points=max_points), retries, METRICS
+        )
         found = told["series"]
     missing = [name for name in names if not name.endswith("*") and not found.get(name, {}).get("step")]
     if missing or not found:
@@ -47,7 +50,7 @@ def _whole(run_id: int, names: list[str], x: str, retries: Retries) -> Flow[Seri
     since = -1
     while True:
         asks = get(f"runs/{int(run_id)}/metrics", keys=names, x=x, max_points=WINDOW, since_step=since, to_step=since + WINDOW)
-        told = yield from asked(asks, retries)
+        told = yield from asked(asks, retries, METRICS)
         for key, columns in told["series"].items():
             kept = found.setdefault(key, {})
             for name, values in columns.items():
@@ -59,7 +62,7 @@ def _whole(run_id: int, names: list[str], x: str, retries: Retries) -> Flow[Seri
 
 def _refuse(run_id: int, missing: list[str], retries: Retries) -> Flow[None]:
     """Raise `UnknownMetric` for names that the run does not have; one that it has may be without values still."""
-    latest = (yield from asked(get(f"runs/{int(run_id)}"), retries))["latest"]
+    latest = (yield from asked(get(f"runs/{int(run_id)}"), retries, RUN))["latest"]
     unknown = [name for name in missing if not (name.endswith("*") and any(key.startswith(name[:-1]) for key in latest))]
     unknown = [name for name in unknown if name not in latest]
     if not unknown:

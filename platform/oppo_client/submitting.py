@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from oppo_client.errors import Refused
 from oppo_client.flow import Flow, asked, call, get, post
 from oppo_client.retrying import Retries
+from oppo_client.shapes import BORN, CHECKED, RUN
 
 Source: TypeAlias = str | PathLike[str] | Mapping[str, Any]
 Changes: TypeAlias = Mapping[str, Any]
@@ -48,27 +49,28 @@ def with_changes(body: Mapping[str, Any], overrides: Changes | None) -> dict[str
 
 def validate(body: Mapping[str, Any], overrides: Changes | None, retries: Retries) -> Flow[dict[str, Any]]:
     """The reply of `POST runs/validate` for a spec with its overrides."""
-    told: dict[str, Any] = yield from asked(post("runs/validate", with_changes(body, overrides), changes=False), retries)
+    told: dict[str, Any] = yield from asked(post("runs/validate", with_changes(body, overrides), changes=False), retries, CHECKED)
     return told
 
 
 def submit(body: Mapping[str, Any], overrides: Changes | None, retries: Retries) -> Flow[dict[str, Any]]:
     """The summary of a new run. Raises `Refused` with every complaint."""
-    born = yield from asked(post("runs", with_changes(body, overrides)), retries)
-    summary: dict[str, Any] = yield from asked(get(f"runs/{int(born['id'])}"), retries)
+    born = yield from asked(post("runs", with_changes(body, overrides)), retries, BORN)
+    summary: dict[str, Any] = yield from asked(get(f"runs/{born['id']}"), retries, RUN)
     return summary
 
 
 def spec_of_run(run_id: int, retries: Retries) -> Flow[dict[str, Any]]:
     """What a run was asked to do, defaults included."""
     reply = yield from call(get(f"runs/{int(run_id)}/spec.yaml"), retries)
-    told = yield from validate({"yaml": reply.content.decode()}, None, retries)
+    asks = post("runs/validate", {"yaml": reply.content.decode("utf-8", "replace")}, changes=False)
+    told = yield from asked(asks, retries, {"spec": dict})
     return dict(told["spec"])
 
 
 def fork(run: Mapping[str, Any], changes: Changes | None, step: int | None, name: str | None, retries: Retries) -> Flow[Any]:
     """The summary of a new run with another run's spec; with a step, one that begins with its checkpoint of that step."""
     body = {"changes": dict(changes or {}), "step": step, "name": name}
-    born = yield from asked(post(f"runs/{int(run['id'])}/fork", body), retries)
-    summary: dict[str, Any] = yield from asked(get(f"runs/{int(born['id'])}"), retries)
+    born = yield from asked(post(f"runs/{int(run['id'])}/fork", body), retries, BORN)
+    summary: dict[str, Any] = yield from asked(get(f"runs/{born['id']}"), retries, RUN)
     return summary

@@ -13,7 +13,21 @@ import httpx
 
 from oppo_client.config import Config
 from oppo_client.errors import DownloadError, OppoError, Unreachable
-from oppo_client.flow import Batch, Effect, Feed, Flow, Listen, Pause, Reply, Request, Save, Steps, refusal
+from oppo_client.flow import (
+    PAGES,
+    Batch,
+    Effect,
+    Feed,
+    Flow,
+    Listen,
+    Pause,
+    Reply,
+    Request,
+    Save,
+    Steps,
+    not_the_platform,
+    refusal,
+)
 from oppo_client.sse import EventReader, ServerEvent
 
 T = TypeVar("T")
@@ -23,6 +37,7 @@ CONNECTS_WITHIN_S = 10.0
 # The platform says something at least every 15 s; a stream that is silent for longer is dead, or held back by a proxy.
 STREAM_SILENT_S = 40.0
 PARTIAL, WHOLE = 206, 200
+EVENTS = "text/event-stream"
 PIECE = 1024 * 1024
 
 
@@ -64,9 +79,20 @@ def _for_a_stream(http: httpx.Client | httpx.AsyncClient, request: Request) -> h
     return _as_httpx(http, request, timeout=silent)
 
 
+def _reply(answer: httpx.Response, content: bytes = b"") -> Reply:
+    return Reply(answer.status_code, answer.headers, content, str(answer.url.copy_with(query=None)))
+
+
+def _no_stream(reply: Reply) -> OppoError:
+    """The exception for a reply that is no stream of events."""
+    if reply.status != WHOLE:
+        return refusal(reply)
+    return not_the_platform(reply, f"it is {reply.kind or 'of no kind'}, not {EVENTS}")
+
+
 def _file_for(answer: httpx.Response, path: Path) -> BinaryIO | None:
     """Where the reply's content goes; None when it is no content of a file."""
-    if answer.status_code not in (PARTIAL, WHOLE):
+    if answer.status_code not in (PARTIAL, WHOLE) or _reply(answer).kind in PAGES:
         return None
     return path.open("ab" if answer.status_code == PARTIAL else "wb", buffering=PIECE)
 
@@ -92,18 +118,18 @@ class Channel:
 
     def _send(self, request: Request) -> Reply:
         answer = self._http.send(_as_httpx(self._http, request))
-        return Reply(answer.status_code, answer.headers, answer.content)
+        return _reply(answer, answer.content)
 
     def _save(self, save: Save) -> Reply:
         answer = self._http.send(_as_httpx(self._http, save.request), stream=True)
         with closing(answer):
             file = _file_for(answer, save.path)
             if file is None:
-                return Reply(answer.status_code, answer.headers, answer.read())
+                return _reply(answer, answer.read())
             with file:
                 for piece in answer.iter_raw():  # as they come: larger pieces would be lost with the connection
                     file.write(piece)
-        return Reply(answer.status_code, answer.headers)
+        return _reply(answer)
 
     def _next_event(self, request: Request) -> ServerEvent | None:
         try:
@@ -120,8 +146,8 @@ class Channel:
 
     def _open(self, request: Request) -> None:
         answer = self._answer = self._http.send(_for_a_stream(self._http, request), stream=True)
-        if answer.status_code != WHOLE:
-            raise refusal(Reply(answer.status_code, answer.headers, answer.read()))
+        if answer.status_code != WHOLE or _reply(answer).kind != EVENTS:
+            raise _no_stream(_reply(answer, answer.read()))
         self._lines, self._reader = answer.iter_lines(), EventReader()
 
     def close(self) -> None:
@@ -188,18 +214,18 @@ class AsyncChannel:
 
     async def _send(self, request: Request) -> Reply:
         answer = await self._http.send(_as_httpx(self._http, request))
-        return Reply(answer.status_code, answer.headers, answer.content)
+        return _reply(answer, answer.content)
 
     async def _save(self, save: Save) -> Reply:
         answer = await self._http.send(_as_httpx(self._http, save.request), stream=True)
         async with aclosing(answer):
             file = _file_for(answer, save.path)
             if file is None:
-                return Reply(answer.status_code, answer.headers, await answer.aread())
+                return _reply(answer, await answer.aread())
             with file:
                 async for piece in answer.aiter_raw():
                     file.write(piece)  # mostly into the file's buffer
-        return Reply(answer.status_code, answer.headers)
+        return _reply(answer)
 
     async def _next_event(self, request: Request) -> ServerEvent | None:
         try:
@@ -215,8 +241,8 @@ class AsyncChannel:
 
     async def _open(self, request: Request) -> AsyncIterator[str]:
         answer = self._answer = await self._http.send(_for_a_stream(self._http, request), stream=True)
-        if answer.status_code != WHOLE:
-            raise refusal(Reply(answer.status_code, answer.headers, await answer.aread()))
+        if answer.status_code != WHOLE or _reply(answer).kind != EVENTS:
+            raise _no_stream(_reply(answer, await answer.aread()))
         self._lines, self._reader = answer.aiter_lines(), EventReader()
         return self._lines
 

@@ -30,6 +30,14 @@ def said(value: Any, status: int = 200, **headers: str) -> Answer:
     return Answer(status, json.dumps(value).encode(), {"Content-Type": "application/json", **told})
 
 
+def summary(state: str = "queued", cursor: int = 1, **more: Any) -> dict[str, Any]:
+    """A run's summary, as far as the client reads it."""
+    return {
+        "id": 7, "name": "n", "state": state, "reason": "", "step": cursor, "total_steps": 9, "cursor": cursor, "project": "p",
+        "user": "u", "tags": [], "priority": 50, "latest": {}, "eta_s": None, "url": "/runs/7", **more,
+    }  # fmt: skip
+
+
 @dataclass
 class Asked:
     """A request that arrived."""

@@ -10,7 +10,7 @@ import pytest
 
 from oppo_client import AsyncCheckpoint, AsyncClient, AsyncRun, Checkpoint, Client, Run, RunFailed, WaitTimeout
 from tests.client.conftest import QUICK
-from tests.client.misbehaving import HANG_UP, misbehaving, said
+from tests.client.misbehaving import HANG_UP, misbehaving, said, summary
 
 REWARD = "critic/score/mean"
 
@@ -128,6 +128,5 @@ def test_it_is_as_stubborn_as_its_twin():
         async with AsyncClient(url, "t", retries=QUICK) as c:
             return await c.get(7)
 
-    run = {"id": 7, "state": "queued", "url": "/runs/7", "latest": {}}
-    with misbehaving(HANG_UP, said({}, 503), said(run)) as server:
+    with misbehaving(HANG_UP, said({}, 503), said(summary())) as server:
         assert asyncio.run(work(server.url)).id == 7

@@ -12,12 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from oppo_cli.main import main
-from tests.client.misbehaving import Answer, misbehaving, said
+from tests.client.misbehaving import Answer, misbehaving, said, summary
 
-SUMMARY = {
-    "id": 1, "name": "n", "state": "queued", "reason": "", "step": 0, "total_steps": 1, "project": "p", "tags": [], "priority": 1,
-    "latest": {}, "eta_s": None, "url": "/runs/1", "cursor": 1, "user": "u",
-}  # fmt: skip
+SUMMARY = summary(id=1)
 LINES = [{"id": n, "attempt": 1, "stream": "stdout", "text": "x" * 500, "time": "2026-01-01T00:00:00Z"} for n in range(1, 1001)]
 
 
@@ -68,7 +65,17 @@ def test_logging_in_tells_a_refusal_from_a_platform_that_is_not_there(oppo):
     assert not Path(os.environ["OPPO_CONFIG"]).exists()
 
 
-@pytest.mark.parametrize("answer", [said([1, 2]), said(3), said(None), Answer(status=204, body=b"")])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        said([1, 2]),
+        said(3),
+        said(None),
+        said({"ok": True}),
+        Answer(status=204, body=b""),
+        Answer(200, b"{}", {"Content-Type": "text/html"}),
+    ],
+)
 @pytest.mark.parametrize("words", [("runs",), ("watch", 1), ("compare", 1), ("login",)])
 def test_what_answers_otherwise_than_the_platform_is_told(oppo, answer, words):
     with misbehaving(answer) as server:
@@ -89,7 +96,7 @@ def test_nothing_is_cancelled_when_one_of_the_numbers_is_none(oppo):
 @pytest.mark.parametrize("more", ["", "--json"])
 def test_a_reader_that_leaves_is_no_failure_to_tell_of(more):
     def decide(asked):
-        return said({"lines": LINES, "next": 1000, "earlier": False}) if "/logs" in asked.path else said(SUMMARY)
+        return said({"lines": LINES, "next": 1000, "earlier": False, "ended": False}) if "/logs" in asked.path else said(SUMMARY)
 
     with misbehaving(said(SUMMARY)) as server:
         server.decide = decide

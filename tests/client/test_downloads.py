@@ -11,7 +11,7 @@ import pytest
 
 from oppo_client import Client, Conflict, DownloadError, Forbidden, NoCheckpoint, Retries, Unreachable
 from tests.client.conftest import FILES, QUICK
-from tests.client.misbehaving import HANG_UP, Answer, misbehaving, said
+from tests.client.misbehaving import HANG_UP, Answer, misbehaving, said, summary
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def tar_of(members, manifest=None):
             info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(f"c/{name}")
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
-    told = {"id": 1, "step": 1, "name": "c", "bytes": 1, "files": "here", "manifest_sha256": hashlib.sha256(text).hexdigest()}
-    return out.getvalue(), told
+    told = {"id": 1, "step": 1, "name": "c", "bytes": 1, "files": "here", "registered_at": "2026-11-01T12:00:00Z"}
+    return out.getvalue(), {**told, "manifest_sha256": hashlib.sha256(text).hexdigest()}
 
 
 def special(name, kind, target=""):
@@ -157,7 +157,7 @@ def test_an_archive_that_is_not_the_checkpoint_leaves_nothing(case, tmp_path):
 
 def download_from(content, told, out):
     """Download from a server that answers with this."""
-    run = {"id": 7, "state": "running", "url": "/runs/7", "name": "n", "latest": {}}
+    run = summary("running")
 
     def decide(asked):
         if asked.path.endswith("/download"):
@@ -184,7 +184,7 @@ def test_another_manifest_or_no_archive_or_a_name_that_leads_away(tmp_path):
 
 def test_what_came_so_far_stays_when_it_is_given_up(tmp_path):
     content, told = tar_of([("a", b"x" * 100_000)])
-    run = {"id": 7, "state": "running", "url": "/runs/7", "name": "n", "latest": {}}
+    run = summary("running")
     broken = Answer(200, content, {"Content-Type": "application/x-tar"}, cut=50_000)
     answers = [said(run), said({"items": [told], "next": None}), broken, HANG_UP]
     with misbehaving(*answers) as server, Client(server.url, "t", retries=Retries(most=1, first_s=0.01)) as c:

@@ -11,7 +11,7 @@ import pytest
 
 from oppo_client import Client, RunFailed, Unreachable, WaitTimeout, feeds
 from tests.client.conftest import QUICK
-from tests.client.misbehaving import HANG_UP, Answer, misbehaving, said
+from tests.client.misbehaving import HANG_UP, Answer, misbehaving, said, summary
 
 
 class Beside:
@@ -135,10 +135,6 @@ def test_following_asks_once_for_as_long_as_nothing_comes():
     assert [asked.path.partition("?")[2] for asked in server.asked[2:]] == ["after=0&limit=1000&wait=25"] * 2
 
 
-def summary(state, cursor):
-    return {"id": 7, "state": state, "cursor": cursor, "step": cursor, "reason": "", "url": "/runs/7", "latest": {}}
-
-
 def test_where_the_stream_cannot_be_had_the_client_asks(monkeypatch):
     monkeypatch.setattr(feeds, "POLLS_EVERY_S", 0.01)
     states = iter([summary("running", n) for n in (1, 1, 2, 3)] + [summary("succeeded", 4)] * 9)
@@ -156,7 +152,8 @@ def test_where_the_stream_cannot_be_had_the_client_asks(monkeypatch):
 def test_a_stream_that_breaks_off_goes_on_where_it_was():
     frame = f"id: 7:2\nevent: run\ndata: {json.dumps(summary('running', 2))}\n\n: still here\n\n"
     last = f"id: 7:3\nevent: run\ndata: {json.dumps(summary('succeeded', 3))}\n\n"
-    streams = iter([Answer(200, frame.encode(), cut=len(frame) - 3), Answer(200, last.encode())])
+    kind = {"Content-Type": "text/event-stream"}
+    streams = iter([Answer(200, frame.encode(), kind, cut=len(frame) - 3), Answer(200, last.encode(), kind)])
 
     def decide(asked):
         return next(streams) if "/stream" in asked.path else said(summary("running", 1))

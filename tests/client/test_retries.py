@@ -21,9 +21,9 @@ from oppo_client import (
 )
 from oppo_client.retrying import retry_after_s
 from tests.client.conftest import QUICK
-from tests.client.misbehaving import HANG_UP, Answer, misbehaving, said
+from tests.client.misbehaving import HANG_UP, Answer, misbehaving, said, summary
 
-RUN = {"id": 7, "state": "queued", "url": "/runs/7", "name": "n", "latest": {}}
+RUN = summary()
 
 
 def test_reading_survives_what_passes():

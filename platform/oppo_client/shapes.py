@@ -1,0 +1,100 @@
+"""What the platform's replies hold, as far as this package reads them; docs/interfaces.md has all of it, and more may be there.
+
+A shape is a type, a list of one shape, or a mapping from keys that must be there to their shapes, or from `EACH` to that of every
+value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from types import UnionType
+from typing import Any, TypeAlias
+
+Shape: TypeAlias = "type | UnionType | list[Shape] | dict[str, Shape]"
+
+EACH = "*"
+NUMBER = int | float
+WORDS = {
+    dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null", datetime: "a time",
+}  # fmt: skip
+MISSING = object()
+
+RUN: Shape = {
+    "id": int, "name": str, "state": str, "reason": str, "step": int, "total_steps": int, "cursor": int, "project": str,
+    "user": str | None, "tags": list, "priority": int, "latest": dict, "eta_s": NUMBER | None, "url": str,
+}  # fmt: skip
+BORN: Shape = {"id": int}
+ME: Shape = {"user": str, "teams": [{"name": str, "role": str}]}
+LOG_LINE: Shape = {"id": int, "attempt": int, "stream": str, "text": str, "time": datetime}
+LOGS: Shape = {"lines": [LOG_LINE], "next": int, "earlier": bool | None, "ended": bool}
+SAMPLE: Shape = {
+    "id": int, "step": int, "prompt": str, "response": str, "score": NUMBER | None, "kl": NUMBER | None, "length": int,
+    "age": int, "versions": [int], "prompt_key": str,
+}  # fmt: skip
+CHECKPOINT: Shape = {
+    "id": int, "step": int, "name": str, "bytes": int, "files": str, "manifest_sha256": str, "registered_at": datetime,
+}  # fmt: skip
+QUEUED: Shape = {
+    "run": {"id": int, "name": str}, "place": object, "code": object, "text": object, "sooner": object, "estimated_start": object,
+    "priority": object,
+}  # fmt: skip
+COLUMNS: Shape = {EACH: {"step": list, "x": list, "y": list}}
+METRICS: Shape = {"series": COLUMNS, "last_step": int}
+CHECKED: Shape = {"ok": bool, "problems": list, "spec": dict | None, "yaml": str | None}
+BUBBLE: Shape = {"device": str, "cause": str, "step": int, "start_s": NUMBER, "length_s": NUMBER, "words": str}
+TIMELINE: Shape = {"lanes": list, "steps": [{"step": int}], "worst": [BUBBLE]}
+FIGURE: Shape = {"data": list, "layout": dict}
+COMPARISON: Shape = {
+    "runs": [{"id": int, "name": str, "state": str}], "target": NUMBER | None, "baseline": int, "series": {EACH: COLUMNS},
+    "config_diff": [{"path": str, "values": dict}], "time_to_target": {EACH: dict | None}, "speedup": dict,
+    "figures": {EACH: {"reward_last_tenth": object, "step_s": object, "bubble": object, "wall_s": object}},
+    "groups": [{"value": object, "runs": list, "reached": int, "step": object, "elapsed_s": object, "speedup": dict | None}],
+}  # fmt: skip
+
+
+def page_of(item: Shape) -> Shape:
+    """A page of a listing."""
+    return {"items": [item], "next": str | None}
+
+
+def fault(value: Any, shape: Shape, place: str = "") -> str | None:
+    """What is wrong first, as "`items` is missing" or "`step` is a text, not a number"; None when the value has the shape.
+
+    Args:
+        place: where the value stands, dotted; empty for the whole reply.
+    """
+    if isinstance(shape, dict) and isinstance(value, dict):
+        wanted = dict.fromkeys(value, shape[EACH]) if EACH in shape else shape
+        within = ((value.get(key, MISSING), inner, f"{place}.{key}" if place else str(key)) for key, inner in wanted.items())
+        return _first(within)
+    if isinstance(shape, list) and isinstance(value, list):
+        return _first((item, shape[0], place) for item in value)
+    if value is MISSING:
+        return f"`{place}` is missing"
+    if isinstance(shape, dict | list) or not _is(value, shape):
+        return f"{f'`{place}`' if place else 'it'} is {_word(type(value))}, not {_words(shape)}"
+    return None
+
+
+def _first(within: Iterable[tuple[Any, Shape, str]]) -> str | None:
+    return next((wrong for each in within if (wrong := fault(*each)) is not None), None)
+
+
+def _is(value: Any, kind: type | UnionType) -> bool:
+    if kind is not datetime:
+        return isinstance(value, kind)
+    try:
+        return bool(datetime.fromisoformat(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def _words(shape: Shape) -> str:
+    if isinstance(shape, dict | list):
+        return _word(type(shape))
+    return " or ".join(dict.fromkeys(map(_word, shape.__args__ if isinstance(shape, UnionType) else (shape,))))
+
+
+def _word(kind: type) -> str:
+    return WORDS.get(kind, "a number")

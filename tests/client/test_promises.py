@@ -1,0 +1,121 @@
+"""A success that is not what the platform answers is told in words, with its address and what is wrong; at every call."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+
+import pytest
+
+from oppo_client import AsyncClient, Client, NotThePlatform, feeds, shapes
+from oppo_client.shapes import EACH, fault
+from oppo_platform.api.description import examples
+from tests.client.conftest import QUICK
+from tests.client.misbehaving import HANG_UP, Answer, misbehaving, said, summary
+
+PROMISED = {
+    "who_am_i": shapes.ME, "show_run": shapes.RUN, "pause_run": shapes.RUN, "submit_run": shapes.BORN, "fork_run": shapes.BORN,
+    "list_runs": shapes.page_of(shapes.RUN), "show_logs": shapes.LOGS, "list_samples": shapes.page_of(shapes.SAMPLE),
+    "list_checkpoints": shapes.page_of(shapes.CHECKPOINT), "show_queue": shapes.page_of(shapes.QUEUED),
+    "show_metrics": shapes.METRICS, "validate_spec": shapes.CHECKED, "show_timeline": shapes.TIMELINE,
+    "show_timeline_figure": shapes.FIGURE, "compare_runs": shapes.COMPARISON,
+}  # fmt: skip
+CALLS = {
+    "me": lambda c, run: c.me(),
+    "get": lambda c, run: c.get(7),
+    "submit": lambda c, run: c.submit({"name": "n"}),
+    "validate": lambda c, run: c.validate({"name": "n"}),
+    "runs": lambda c, run: list(c.runs()),
+    "queue": lambda c, run: c.queue(),
+    "teams": lambda c, run: c.teams(),
+    "alerts": lambda c, run: list(c.alerts()),
+    "compare": lambda c, run: c.compare([7]),
+    "refresh": lambda c, run: run.refresh(),
+    "pause": lambda c, run: run.pause(),
+    "fork": lambda c, run: run.fork({"seed": 2}),
+    "wait": lambda c, run: run.wait(),
+    "metrics": lambda c, run: run.metrics("a"),
+    "thinned": lambda c, run: run.metrics("a", max_points=10),
+    "samples": lambda c, run: list(run.samples()),
+    "logs": lambda c, run: list(run.logs()),
+    "events": lambda c, run: list(run.events()),
+    "timeline": lambda c, run: run.timeline(),
+    "checkpoints": lambda c, run: run.checkpoints(),
+    "checkpoint": lambda c, run: run.checkpoint(),
+}
+PAGE = Answer(200, b"<html>Log in", {"Content-Type": "text/html; charset=utf-8"})
+FILES = {"spec_yaml": lambda run: run.spec_yaml(), "spec": lambda run: run.spec(), "trace": lambda run: run.trace(range(3))}
+ODD = [PAGE, said({"ok": True}), said([]), said({"items": "none", "next": None}), said({"items": [3], "next": None})]
+
+
+@pytest.mark.parametrize("answer", ODD)
+@pytest.mark.parametrize("call", CALLS)
+def test_every_call_names_the_address_and_what_is_wrong(call, answer):
+    with misbehaving(said(summary()), answer) as server, Client(server.url, "t", retries=QUICK) as c:
+        run = c.get(7)
+        with pytest.raises(
+            NotThePlatform, match=r"answers otherwise than the platform does \(.+\); is the address right\?"
+        ) as told:
+            CALLS[call](c, run)
+        assert f"{server.url}/api/v1/" in str(told.value)
+        assert run.state == "queued", "what was known before stays"
+
+
+@pytest.mark.parametrize("call", FILES)
+def test_a_page_is_no_file(call):
+    with misbehaving(said(summary()), PAGE) as server, Client(server.url, "t", retries=QUICK) as c:
+        run = c.get(7)
+        with pytest.raises(NotThePlatform, match="text/html"):
+            FILES[call](run)
+
+
+def test_a_page_is_no_checkpoint(tmp_path):
+    told = {"id": 1, "step": 1, "name": "c", "bytes": 1, "files": "here", "registered_at": "2026-11-01T12:00:00Z"}
+    listed = said({"items": [{**told, "manifest_sha256": "0" * 64}], "next": None})
+    with misbehaving(said(summary()), listed, PAGE) as server, Client(server.url, "t", retries=QUICK) as c:
+        checkpoint = c.get(7).checkpoint()
+        with pytest.raises(NotThePlatform, match="text/html"):
+            checkpoint.download(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("told", [PAGE, Answer(200, b"id: 7:2\nevent: run\ndata: {}\n\n", {"Content-Type": "text/event-stream"})])
+def test_a_page_is_no_stream(told):
+    def decide(asked):
+        return told if "/stream" in asked.path else said(summary("running"))
+
+    async def heard(url):
+        async with AsyncClient(url, "t", retries=QUICK) as c:
+            return [news async for news in c.iterate(feeds.changes([7], QUICK))]
+
+    with misbehaving(HANG_UP) as server, Client(server.url, "t", retries=QUICK) as c:
+        server.decide = decide
+        with pytest.raises(NotThePlatform, match=r"stream"):
+            list(c.iterate(feeds.changes([7], QUICK)))
+        with pytest.raises(NotThePlatform, match=r"stream"):
+            asyncio.run(heard(server.url))
+
+
+@pytest.mark.parametrize("operation", PROMISED)
+def test_the_platform_keeps_what_the_client_takes_for_granted(operation):
+    assert fault(examples()[operation]["reply"], PROMISED[operation]) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "wrong"),
+    [
+        ({"a": 1, "more": 2}, {"a": int}, None),
+        ([], dict, "it is a list, not an object"),
+        (None, {"a": int}, "it is null, not an object"),
+        ({}, {"a": {"b": str}}, "`a` is missing"),
+        ({"a": {}}, {"a": {"b": str}}, "`a.b` is missing"),
+        ({"a": {"b": 3}}, {"a": {"b": str | None}}, "`a.b` is a number, not a text or null"),
+        ({"a": [{"b": "x"}, {"b": 1.5}]}, {"a": [{"b": str}]}, "`a.b` is a number, not a text"),
+        ({"a": {"x": [1], "y": "2"}}, {"a": {EACH: list}}, "`a.y` is a text, not a list"),
+        ({"at": "2026-11-01T12:00:00Z"}, {"at": datetime}, None),
+        ({"at": "noon"}, {"at": datetime}, "`at` is a text, not a time"),
+        ({"at": None}, {"at": datetime}, "`at` is null, not a time"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(value, shape, wrong):
+    assert fault(value, shape) == wrong
