@@ -31,8 +31,8 @@
     function begin(e) {
       if (!acts.last()) return;
       const window_ = at(), [a, b] = window_.map(painter.stripX), x = e.offsetX;
-      const wide = b - a > 3 * EDGE;
-      const part = wide && Math.abs(x - a) <= EDGE ? "from" : wide && Math.abs(x - b) <= EDGE ? "to" : x >= a && x <= Math.max(b, a + 8) ? "all" : "new";
+      const wide = b - a > 3 * EDGE, free = window_[1] - window_[0] < acts.last() - 0.01;      // the whole run cannot be moved: a drag draws a part of it
+      const part = wide && Math.abs(x - a) <= EDGE ? "from" : wide && Math.abs(x - b) <= EDGE ? "to" : free && x >= a && x <= Math.max(b, a + 8) ? "all" : "new";
       drag = { x, part, window: window_, p: clip(painter.stripStep(x)), moved: false };
       canvas.setPointerCapture(e.pointerId);
     }

@@ -115,9 +115,8 @@
     const [from, to] = inSteps(), asText = (p) => String(Math.round(p * 100) / 100);
     history.replaceState(null, "", follow ? location.pathname : `?window=${asText(from)}-${asText(to)}`);
     if (reply.far && !isFine(to - from)) go(from, to);
-    traceLink(...whole(from, to));
+    traceLink(...inWindow());
   }
-  const whole = (from, to) => { const first = Math.floor(from + 0.01) + 1; return [first, Math.max(first, Math.ceil(to - 0.01))]; };
   function traceLink(first, end) {                       // a trace holds fewer steps than the picture
     const link = $("trace");
     if (end - first >= 50) { link.removeAttribute("href"); link.setAttribute("aria-disabled", "true"); return; }
@@ -128,10 +127,15 @@
     if (queued) return;
     queued = requestAnimationFrame(() => { queued = 0; painter.draw(); range(); });
   }
+  /* The first and the last step in the window, without those of which no more than an edge is in it. */
+  function inWindow() {
+    const all = state.model.steps, newest = all[all.length - 1].last, ofStep = state.model.length / (newest - all[0].n + 1);
+    const edge = Math.min((view.b - view.a) / 50, ofStep / 4);
+    return [Math.floor(painter.stepAt(view.a + edge)) + 1, Math.min(newest, Math.floor(painter.stepAt(view.b - edge)) + 1)];
+  }
   function range() {
     if (!state.model || !state.model.steps.length) return;
-    const all = state.model.steps, ofStep = state.model.length / (all[all.length - 1].last - all[0].n + 1);
-    const edge = Math.min((view.b - view.a) / 50, ofStep / 4), from = Math.floor(painter.stepAt(view.a + edge)) + 1, to = Math.min(all[all.length - 1].last, Math.floor(painter.stepAt(view.b - edge)) + 1);
+    const [from, to] = inWindow();
     const words = from === to ? `step ${f.whole(from)}` : `steps ${f.whole(from)}–${f.whole(to)}`;
     setText($("range"), `${words} · ${f.duration(view.b - view.a)}${state.model.far ? " · merged" : ""}`);
     Object.entries({ valuemin: 1, valuemax: Math.max(1, last()), valuenow: from, valuetext: `${words} of ${f.whole(last())}` }).forEach(([name, value]) => miniCanvas.setAttribute(`aria-${name}`, value));
@@ -190,7 +194,7 @@
     $("idle-causes").replaceChildren(...byCause.map(([cause, s]) => el("tr", {}, el("td", {}, el("span", { class: "row" }, el("span", { class: "swatch swatch-idle", "data-idle": cause }), cause)),
       el("td", { class: "num" }, f.figure(s), " ", el("span", { class: "unit" }, "device-s")), el("td", { class: "num" }, f.percent(s / whole)))));
     table(model);
-    if (model.worst.length) pick(state.picked && !model.far && model.bubbles.find((x) => x.step === state.picked.step && x.dev === state.picked.dev && x.cause === state.picked.cause) || model.worst[0]);
+    if (model.worst.length) pick(state.picked && sameNow(state.picked) || model.worst[0]);
   }
   function table(model) {
     const bubbles = Map.groupBy(model.bubbles, (x) => `${x.step} ${x.dev}`);
@@ -208,12 +212,17 @@
     setText(box.querySelector("strong"), `${x.cause} · ${state.model.devices[x.dev].id} idle for ${f.brief(x.b - x.a)} in ${stepsOf(x)}`);
     setText(box.querySelector("p"), WHY[x.cause]);
   }
+  /* The same bubble among those held now. Its place changes with what is held, its length does not. */
+  function sameNow(x) {
+    const alike = state.model.far ? [] : state.model.bubbles.filter((y) => y.step === x.step && y.dev === x.dev && y.cause === x.cause);
+    const off = (y) => Math.abs(y.b - y.a - (x.b - x.a));
+    return alike.sort((y, z) => off(y) - off(z))[0];
+  }
   async function visit(x) {
     if (x.away) {
       await go(clip(x.step - 2), clip(x.step + 1));
-      const found = state.model.far ? [] : state.model.bubbles.filter((y) => y.step === x.step && y.dev === x.dev && y.cause === x.cause);
-      const off = (y) => Math.abs(y.b - y.a - x.b);
-      return found.length ? visit(found.sort((y, z) => off(y) - off(z))[0]) : undefined;
+      const found = sameNow(x);
+      return found && visit(found);
     }
     pick(x);
     const room = Math.max(2 * (x.b - x.a), 0.02 * state.model.length);
@@ -278,6 +287,6 @@
     return go(at - 2, at);
   }
   wire();
-  Oppo.timelineFigure(() => whole(...inSteps()));
+  Oppo.timelineFigure(inWindow);
   run.follow(refresh);
 })();

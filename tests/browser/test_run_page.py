@@ -297,6 +297,45 @@ def test_the_whole_run_is_one_picture_and_the_window_stands_in_the_address(visit
     page.wait_for_selector("#range >> text=/steps 3[01]–4[56]/")
 
 
+def with_specks(route):
+    """The reply, with a speck of the same cause in front of every idle time: real engines tell many in a step."""
+    reply = route.fetch()
+    told = reply.json()
+    for step in told["steps"]:
+        begin = step["window_s"][0]
+        step["idle"] = [[device, cause, begin, begin + 1e-6] for device, cause, *_ in step["idle"]] + step["idle"]
+    route.fulfill(response=reply, json=told)
+
+
+def test_a_part_of_the_whole_run_is_drawn_and_what_was_picked_stays_picked(visit, two_runs):
+    page = visit().page
+    page.route("**/timeline?from_step*", with_specks)
+    page.goto(f"/runs/{two_runs[1]}/timeline?window=0-60")
+    page.wait_for_selector("#range >> text=merged")
+    picked = page.inner_text("#explain strong")
+    step = int(picked.rsplit(" ", 1)[1])
+    box = page.locator("#mini").bounding_box()
+    from_x, to_x = (box["x"] + 132 + (box["width"] - 132) * at / 60 for at in (max(1, step - 4), min(59, step + 3)))
+    page.mouse.move(from_x, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(to_x, box["y"] + 20, steps=3)
+    page.mouse.up()
+    page.wait_for_selector("#range >> text=/^steps ((?!merged).)*$/")
+    expect(page.locator("#explain strong")).to_have_text(picked)
+    expect(page.locator("#worst [aria-pressed=true]")).to_have_count(1)
+
+
+def test_what_is_taken_away_is_what_the_window_shows(visit, two_runs):
+    page = visit().page
+    page.goto(f"/runs/{two_runs[1]}/timeline")
+    page.wait_for_selector("#range >> text=steps 59–60")
+    with page.expect_download() as download:
+        page.click("#trace[href]")
+    assert download.value.suggested_filename == f"run-{two_runs[1]}-steps-59-60.trace.json"
+    page.click("#figure")
+    expect(page.locator("#figure-title")).to_have_text("Steps 59–60")
+
+
 def test_the_timeline_follows_the_run(visit, platform):
     run_id = platform.submit("letters timeline", steps=30)
     supervisor, story = platform.start(run_id)
