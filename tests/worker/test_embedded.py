@@ -17,6 +17,8 @@ import psycopg
 import pytest
 import redis
 
+from oppo_cli.home import Home
+from oppo_cli.stack import Stack
 from oppo_contract.lifeline import LIFELINE_LOST, Lifeline, start_guarded
 from oppo_platform import embedded
 from oppo_platform.embedded.ports import remembered_port
@@ -163,6 +165,15 @@ def test_a_taken_port_is_replaced(home: Path) -> None:
         squatter.listen()
         with embedded.valkey(home) as url:
             assert f":{port}/" not in url
+
+
+def test_a_port_that_was_asked_for_is_kept(tmp_path: Path) -> None:
+    """`oppo up --port 8123`, and the next time `oppo up`: terminals that have logged in find it again."""
+    port = remembered_port(tmp_path, "somebody")
+    with Stack(Home(tmp_path), port=port) as asked:
+        assert asked.base_url == f"http://127.0.0.1:{port}"
+    with Stack(Home(tmp_path)) as later:
+        assert later.base_url == asked.base_url
 
 
 def test_a_throwaway_server_leaves_nothing(tmp_path: Path) -> None:

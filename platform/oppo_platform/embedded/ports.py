@@ -17,15 +17,25 @@ def remembered_port(home: Path, name: str, preferred: int | None = None) -> int:
         name: whose port.
         preferred: tried first when none is remembered.
     """
-    file = home / "ports.json"
-    ports: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
-    known = ports.get(name, preferred)
+    known = _remembered(home).get(name, preferred)
     port = known if known is not None and is_free(known) else _any_free_port()
-    if ports.get(name) != port:
-        fresh = file.with_suffix(".new")
-        fresh.write_text(json.dumps({**ports, name: port}, indent=1))
-        fresh.replace(file)
+    remember_port(home, name, port)
     return port
+
+
+def remember_port(home: Path, name: str, port: int) -> None:
+    """From now on this is the port of `name`."""
+    ports = _remembered(home)
+    if ports.get(name) == port:
+        return
+    fresh = (home / "ports.json").with_suffix(".new")
+    fresh.write_text(json.dumps({**ports, name: port}, indent=1))
+    fresh.replace(home / "ports.json")
+
+
+def _remembered(home: Path) -> dict[str, int]:
+    file = home / "ports.json"
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def is_free(port: int) -> bool:
