@@ -49,7 +49,7 @@
   function what(event) {
     if (event.kind === "state") return Oppo.pill(event.new);
     if (event.kind === "change") return el("span", { class: "tag" }, event.what);
-    if (event.kind === "alert") return el("span", { class: "alert-mark" }, Oppo.icon(event.what === "finished" ? "check" : "warning"), Oppo.alertTitle(event.what));
+    if (event.kind === "alert") return el("span", { class: "alert-mark", "data-condition": event.what }, Oppo.icon(event.what === "finished" ? "check" : "warning"), Oppo.alertTitle(event.what));
     if (event.kind === "alert_closed") return el("span", { class: "alert-mark", "data-over": true }, Oppo.icon("check"), `${Oppo.alertTitle(event.what)}: over`);
     if (event.kind === "checkpoint") return el("a", { class: "tag", href: `/runs/${run.id}/checkpoints` }, "checkpoint");
     const name = NAMES[event.what] || event.what;

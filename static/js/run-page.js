@@ -143,9 +143,6 @@
     Oppo.showConnection(part("live"), connection);
     if (hasEnded() && connection.ok) part("live").hidden = true;
   }
-  const tab = document.querySelector('.tabs [aria-current="page"]');
-  if (tab) tab.parentNode.scrollLeft = tab.offsetLeft - 40;     // on a phone the strip of tabs scrolls
-
   Oppo.run = { id: summary.id, spec, colour: Oppo.runColour(summary.id), CAUSES, devicesOf, devicesNow, take, get summary() { return summary; },
     follow(callback) { followers.push(callback); callback(summary); } };
   draw();

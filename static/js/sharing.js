@@ -3,6 +3,7 @@
   "use strict";
   const { Oppo, OppoTheme: T, Plotly } = window, { el } = Oppo;
   const usage = JSON.parse(document.getElementById("usage").textContent).filter((entry) => entry.weeks.length);
+  const WIDEST_PX = 96;
   const plot = document.getElementById("plot-usage"), legend = document.getElementById("usage-legend");
   document.getElementById("no-usage").hidden = usage.length > 0;
   plot.hidden = !usage.length;
@@ -12,8 +13,9 @@
   const hoursOf = (entry) => weeks.map((week) => entry.weeks.filter((w) => w.week === week).reduce((sum, w) => sum + w.device_hours, 0));
   function draw() {
     // Plotly reads a few tags in names, and a team's name is anybody's text.
+    const width = Math.min(0.65, WIDEST_PX * weeks.length / Math.max(1, plot.clientWidth));        // of a week's place: one week alone is no wall
     const data = usage.map((entry, i) => ({ type: "bar", x: weeks, y: hoursOf(entry), name: entry.team.replace(/[<>&]/g, " "), marker: { color: T.run(i + 1) }, hovertemplate: "%{y:.1f} h" }));
-    const layout = T.layout({ barmode: "stack", bargap: 0.35, hovermode: "x unified", xaxis: { type: "category" }, margin: { l: 62 }, yaxis: { rangemode: "tozero", tickformat: ",", title: { text: "device-hours" } } });
+    const layout = T.layout({ barmode: "stack", bargap: 1 - width, hovermode: "x unified", xaxis: { type: "category" }, margin: { l: 62 }, yaxis: { rangemode: "tozero", tickformat: ",", title: { text: "device-hours" } } });
     Plotly.react(plot, data, layout, T.config);
   }
   legend.replaceChildren(...usage.map((entry, i) => el("li", {}, el("span", { class: "swatch-line", "data-run": (i % 8) + 1 }), entry.team)));

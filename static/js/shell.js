@@ -71,6 +71,8 @@
     ["tabindex", "role", "aria-label"].forEach((name) => (name in given ? wrap.setAttribute(name, given[name]) : wrap.removeAttribute(name)));
   }));
   document.querySelectorAll(".table-wrap").forEach((wrap) => [wrap, ...wrap.children].forEach((part) => sideways.observe(part)));
+  const current = document.querySelector('.tabs [aria-current="page"]');
+  if (current) current.parentNode.scrollLeft = current.offsetLeft - 40;      // on a phone the strip of tabs scrolls
   document.addEventListener("keydown", onKey);
   document.querySelectorAll("[data-toggle-theme]").forEach((b) => b.addEventListener("click", toggleTheme));
   document.querySelectorAll("[data-copy]").forEach((b) => b.addEventListener("click", () => copy(b)));

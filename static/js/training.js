@@ -6,6 +6,7 @@
   const $ = (id) => document.getElementById(id);
   const { series, asked, axis: begun, view, endOf } = Oppo.trainingFirst;
   const slider = $("smoothing");
+  const CHARACTER_PX = 7;                                // of a label's figures, at most
   const inView = new Set(), drawn = {};
   let loaded = false, painted = false, linked = false, busy = false, again = false, decisionsAt = -1, zoomed = null, resets = 0, end = 0, due = false;
 
@@ -14,8 +15,14 @@
     const { size, title } = Oppo.axisOf(view.axis, top);
     return { end: view.axis === "step" ? endOf(column) : Math.max(1, 1.12 * top), size, title };
   }
+  /* On a small chart the label at a line's end may be longer than the room that the axis leaves behind it. */
+  function marginOf(name, made, axis) {
+    const { MARGIN } = Oppo.preview, { x } = made.column, labels = (made.layout.annotations || []).filter((a) => a.xanchor === "left" && a.xshift);
+    const free = ($(`plot-${name}`).clientWidth - MARGIN.l - MARGIN.r) * (1 - (x[x.length - 1] || 0) / axis.end);
+    return { ...MARGIN, r: Math.max(MARGIN.r, Math.ceil(CHARACTER_PX * Math.max(0, ...labels.map((a) => a.text.length + 1)) - free)) };
+  }
   function layoutOf(name, made, axis) {
-    const base = { margin: Oppo.preview.MARGIN, hovermode: made.hover || "x", xaxis: { range: zoomed || [0, axis.end], ...ticks(axis) }, uirevision: `${view.axis} ${resets}` };
+    const base = { margin: marginOf(name, made, axis), hovermode: made.hover || "x", xaxis: { range: zoomed || [0, axis.end], ...ticks(axis) }, uirevision: `${view.axis} ${resets}` };
     end = axis.end;
     if (!made.column.x.length) return emptyLayout(base);
     const layout = T.layout({ ...base, ...made.layout }), odd = view.outliers && made.odd ? Oppo.outliers(made.odd, { tozero: layout.yaxis.rangemode === "tozero", keep: made.keep }) : null;

@@ -52,7 +52,7 @@ def test_a_checkpoint_appears_and_is_downloaded_forked_and_gone_back_to(visit, p
         row.nth(0).locator("text=Download").click()
     with tarfile.open(started.value.path()) as archive:
         assert archive.extractfile("step-00000010-chunk-000003/model.safetensors").read() == weights
-    page.click("[aria-label='Fork from step 5']")
+    page.click("[aria-label='Fork from here, step 5']")
     page.wait_for_selector("text=at step 5, with its state")
     page.wait_for_selector("#send[aria-disabled=false]")
     page.fill("#f-ppo-batch_size", "8")

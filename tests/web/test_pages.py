@@ -150,6 +150,19 @@ def test_durations_read_as_people_say_them(seconds, words):
     assert oppo_format.duration(seconds) == words
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("as many as `nodes`.", "as many as <code>nodes</code>."),
+        ("`a` and `<b>`", "<code>a</code> and <code>&lt;b&gt;</code>"),
+        ("<i>one ` alone", "&lt;i&gt;one ` alone"),
+        ("", ""),
+    ],
+)
+def test_words_between_backticks_are_code_and_nothing_is_mark_up(text, shown):
+    assert oppo_format.ticked(text) == shown
+
+
 def test_figures_and_sparklines():
     assert oppo_format.fixed(-1.234) == "−1.23"
     assert oppo_format.fixed(float("inf")) == "–"

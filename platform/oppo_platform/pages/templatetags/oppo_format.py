@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import template
-from django.utils.html import format_html
+from django.utils.html import escape, format_html, format_html_join
+from django.utils.safestring import SafeString
 
 from oppo_platform.storage.sizes import size
 
@@ -92,6 +93,15 @@ def moment(when: Any, shown: str = "") -> str:
     return format_html(
         '<time datetime="{}" data-as="{}">{} UTC</time>', utc.isoformat(), shown, utc.strftime("%Y-%m-%d %H:%M:%S")
     )
+
+
+@register.filter
+def ticked(text: str) -> SafeString:
+    """A description with the words between backticks as `<code>`; all else is escaped."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:  # a backtick without a partner
+        return escape(text)
+    return format_html_join("", "{}", ((format_html("<code>{}</code>", p) if i % 2 else p,) for i, p in enumerate(pieces)))
 
 
 @register.filter
