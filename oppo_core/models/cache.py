@@ -130,8 +130,11 @@ class CacheWindow:
         if isinstance(self.slots, slice):
             return seen[band.start : band.stop]
         slots = self.slots[band.start : band.stop]
+        # A view, where looking at the slot's number costs nothing; on a GPU that would wait for everything queued before.
+        if len(slots) == 1 and slots.device.type == "cpu":
+            return seen[int(slots) :][:1]
         # `index_select` copies whole rows at once; an index in brackets would copy number by number.
-        return seen[int(slots) :][:1] if len(slots) == 1 else seen.index_select(0, slots)
+        return seen.index_select(0, slots)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """`store`; return all visible ones [N, heads, columns, width], whatever the bands: for models that know no bands."""

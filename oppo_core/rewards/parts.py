@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -116,13 +117,18 @@ class RewardReader:
             while not part.wait(ids, SIGN_OF_LIFE_S):
                 alive()
 
-    def scores(self, sequence_id: int) -> tuple[float, ...]:
-        """Each part's raw score of a sequence that has been waited for."""
-        finished = self.finished
-        return tuple(
-            finished[number].score(sequence_id) if number in finished else float(self._streamed[number, sequence_id])
-            for number in range(len(self._weights))
-        )
+    def scores(self, sequence_ids: list[int]) -> dict[int, tuple[float, ...]]:
+        """Each part's raw score of sequences that have been waited for; of a streamed part all in one copy."""
+        columns = [self._column(number, sequence_ids) for number in range(len(self._weights))]
+        return {i: tuple(column[row] for column in columns) for row, i in enumerate(sequence_ids)}
+
+    def _column(self, number: int, sequence_ids: list[int]) -> list[float]:
+        if number in self.finished:
+            return [self.finished[number].score(i) for i in sequence_ids]
+        if not sequence_ids:
+            return []
+        streamed: list[float] = torch.stack([self._streamed[number, i] for i in sequence_ids]).tolist()
+        return streamed
 
     def total(self, scores: tuple[float, ...]) -> float:
         """The weighted sum."""

@@ -7,7 +7,7 @@ summed apart and combined once the whitening statistics of the whole batch are k
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oppo_contract.spec import Ppo
+from oppo_core.models.transfer import on_host
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import build_experience
@@ -135,7 +136,7 @@ class PartnerScorers(ScorerSet):
         self._await_rewards(ids)
         with self.trace.span("critic", "update-critic", rows=len(ids)):
             held = self._critic_forward(ids)
-            scored = [self._scored(i, values) for i, values in zip(ids, held.first, strict=True)]
+            scored = list(self._scored(ids, on_host([[row] for row in held.first])).values())
             proximal = [torch.tensor(s.proximal(), dtype=torch.float64) for s in order.sequences]
             experience = build_experience(
                 order.sequences, proximal, scored, self.ppo, order.kl_coefficient, order.version, ScoreMoments()
@@ -166,7 +167,8 @@ class PartnerScorers(ScorerSet):
             i: row.double().numpy() for i, row in zip(step.theirs, step.late_actor.first, strict=True)
         }
         self._await_rewards(order.sequence_ids)
-        self._scores = {i: self._shared(i, values[i], proximal.get(i)) for i in order.sequence_ids}
+        scored = self._scored(order.sequence_ids, [values[i] for i in order.sequence_ids])
+        self._scores = {i: replace(row, proximal_logprobs=proximal.get(i)) for i, row in scored.items()}
 
     def wait_share(self) -> dict[int, Scored]:
         """See `Partnership.wait_share`."""
@@ -202,10 +204,6 @@ class PartnerScorers(ScorerSet):
     def wait_late_update(self) -> dict[str, float]:
         """See `Partnership.wait_late_update`."""
         return self._metrics
-
-    def _shared(self, sequence_id: int, values: NDArray[np.float64], proximal: NDArray[np.float64] | None) -> Scored:
-        parts = self.reward.scores(sequence_id)
-        return Scored(self.reward.total(parts), self._reference(sequence_id), values, proximal, parts)
 
     def _rows(self, ids: list[int]) -> tuple[list[NDArray[np.int64]], list[int]]:
         return [self.tracks[i].tokens for i in ids], [self.tracks[i].prompt_length for i in ids]

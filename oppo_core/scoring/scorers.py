@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
+from oppo_core.models.transfer import on_host, to_device
 from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
 from oppo_core.ppo.trial import Trial, settle
 from oppo_core.rewards.parts import RewardReader, Rewards
@@ -182,7 +183,7 @@ class ScorerSet:
         """Scores of finished sequences, as `Scored`."""
         self._await_rewards(sequence_ids)
         with self.trace.span("reward", "score", rows=len(sequence_ids)):
-            self._scores = {i: self._scored(i, torch.cat(self.tracks[i].values or [torch.empty(0)])) for i in sequence_ids}
+            self._scores = self._scored(sequence_ids, on_host([self.tracks[i].values for i in sequence_ids]))
 
     def start_critic_update(self, update: CriticUpdate) -> None:
         """Train the critic and let go of the batch."""
@@ -203,7 +204,7 @@ class ScorerSet:
             self.reward.read(tokens, prompts, set(tokens), stopped, self.alive)
         with self.trace.wait("eval"):
             self.reward.wait(list(tokens), self.alive)
-        self._judged = {i: self.reward.total(self.reward.scores(i)) for i in tokens}
+        self._judged = {i: self.reward.total(parts) for i, parts in self.reward.scores(list(tokens)).items()}
         for i in tokens:
             self.reward.forget(i)
 
@@ -329,18 +330,20 @@ class ScorerSet:
         """Log-probs of the response tokens that this reading lets the reference predict, among what they were sampled among."""
         states = _predicting(track, reading)
         first = max(reading.first + 1, track.prompt_length)
-        told = torch.from_numpy(track.tokens[first : first + len(states)]).to(states.device)
+        told = to_device(track.tokens[first : first + len(states)], states.device)
         logits = precise(self.reference.network.logits(states)) / self.temperature
         since = first - track.prompt_length
         logits = restricted(logits, track.support[since : since + len(states)])
         return torch.log_softmax(logits, dim=-1).gather(-1, told[:, None]).squeeze(-1)
 
-    def _scored(self, sequence_id: int, values: Tensor) -> Scored:
-        parts = self.reward.scores(sequence_id)
-        return Scored(self.reward.total(parts), self._reference(sequence_id), values.double().cpu().numpy(), parts=parts)
-
-    def _reference(self, sequence_id: int) -> NDArray[np.float64]:
-        return torch.cat(self.tracks[sequence_id].reference_logprobs).double().cpu().numpy()
+    def _scored(self, sequence_ids: list[int], values: list[NDArray[np.float64]]) -> dict[int, Scored]:
+        """What is known of sequences that have been waited for, with the critic's `values` of each, in few copies."""
+        parts = self.reward.scores(sequence_ids)
+        logprobs = on_host([self.tracks[i].reference_logprobs for i in sequence_ids])
+        return {
+            i: Scored(self.reward.total(parts[i]), reference, row, parts=parts[i])
+            for i, reference, row in zip(sequence_ids, logprobs, values, strict=True)
+        }
 
 
 def _predicting(track: Track, reading: Reading) -> Tensor:

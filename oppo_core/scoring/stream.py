@@ -16,6 +16,7 @@ from torch import Tensor
 
 from oppo_core.models.cache import Band, CacheWindow, SlotCache
 from oppo_core.models.protocol import Network
+from oppo_core.models.transfer import to_device
 from oppo_core.ppo.batches import ragged_batches, right_padded
 
 
@@ -91,7 +92,7 @@ class Stream:
     def _read_whole(self, ids: list[int], tokens: dict[int, NDArray[np.int64]]) -> dict[int, Reading]:
         readings = {}
         for rows in ragged_batches([len(tokens[i]) for i in ids], self.budget):
-            padded = right_padded([tokens[ids[row]] for row in rows]).to(self._device)
+            padded = to_device(right_padded([tokens[ids[row]] for row in rows]), self._device)
             hidden = self.network.hidden(padded, torch.arange(padded.shape[1], device=self._device).expand_as(padded))
             for row, states in zip(rows, hidden, strict=True):
                 length = self._read[ids[row]] = len(tokens[ids[row]])
@@ -107,7 +108,7 @@ class Stream:
             lengths, columns = [len(new[row]) for row in chosen], [len(tokens[ids[row]]) for row in chosen]
             for group in ragged_batches(lengths, self.budget, lengths if self._by_row else columns):
                 rows = [chosen[position] for position in group]
-                padded = right_padded([new[row] for row in rows]).to(self._device)
+                padded = to_device(right_padded([new[row] for row in rows]), self._device)
                 window = self._window([ids[row] for row in rows], [starts[row] for row in rows], padded.shape[1])
                 hidden = self.network.hidden(padded, window.positions_NT.clamp_max(self.columns - 1), window)
                 for row, states in zip(rows, hidden, strict=True):
@@ -115,16 +116,16 @@ class Stream:
         return readings
 
     def _window(self, ids: list[int], starts: list[int], width: int) -> CacheWindow:
-        slots = torch.tensor([self._slot_of(i) for i in ids], device=self._device)
+        slots = to_device([self._slot_of(i) for i in ids], self._device)
         if not starts[0]:
             return self._cache.fresh_window(slots, width)
-        # What padding writes is overwritten before anyone may look, or lies in the spare column, where nobody looks.
-        places = (torch.tensor(starts, device=self._device)[:, None] + torch.arange(width, device=self._device)).clamp_max(
-            self.columns
-        )
+        # What padding writes is overwritten before anyone may look, or lies in the spare column, where nobody looks. All on the
+        # host, which knows it: asking a GPU for the last place would wait for everything that is queued there.
+        places = np.minimum(np.asarray(starts)[:, None] + np.arange(width), self.columns)
+        last = places[:, -1].tolist()
         # A band of one row is a view of its slot: no keys are copied, and no row looks at the columns of a longer one.
-        bands = tuple(Band(row, row + 1, last + 1) for row, last in enumerate(places[:, -1].tolist())) if self._by_row else ()
-        return self._cache.window(slots, places, int(places.max()) + 1, bands)
+        bands = tuple(Band(row, row + 1, place + 1) for row, place in enumerate(last)) if self._by_row else ()
+        return self._cache.window(slots, to_device(places, self._device), max(last) + 1, bands)
 
     def _note(self, sequence_id: int, start: int, states: Tensor) -> Reading:
         before = self._last.get(sequence_id)

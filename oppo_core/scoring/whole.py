@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from oppo_core.models.transfer import on_host
 from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.ppo.held import HeldForward
 from oppo_core.scoring.scorers import ScorerSet
@@ -30,7 +31,7 @@ class WholeScorers(ScorerSet):
             values = self._held.first
         self._await_rewards(sequence_ids)
         with self.trace.span("reward", "score", rows=len(rows)):
-            self._scores = {i: self._scored(i, row) for i, row in zip(sequence_ids, values, strict=True)}
+            self._scores = self._scored(sequence_ids, on_host([[row] for row in values]))
 
     def start_critic_update(self, update: CriticUpdate) -> None:
         """See `Scoring.start_critic_update`; of the sequences that were collected last, in the same order."""
