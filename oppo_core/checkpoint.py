@@ -272,8 +272,7 @@ def name_of(engine: Engine) -> str:
 
 
 def _write(engine: Engine, draft: Path, suspended: dict[str, Any]) -> None:
-    if engine.ranks.first:
-        engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
+    engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
     save_supports(engine.pool.sequences, draft)
     engine.decoder.save(draft)
     state = _state(engine) | {"suspended": suspended or None}

@@ -27,6 +27,7 @@ from oppo_core.ppo.actor import Acting, ActorTrainer
 from oppo_core.ppo.average import MovingAverage
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import Experience, build_experience
+from oppo_core.ppo.optimizer import Optimizer
 from oppo_core.ppo.pretraining import PretrainingMix, read_texts
 from oppo_core.ppo.shaping import ScoreMoments
 from oppo_core.ranks import ALONE, Meeting, Ranks, join
@@ -199,6 +200,7 @@ def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCode
     ppo = spec.ppo
     trainer = ActorTrainer(network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks)
     if ppo.ema_decay is not None:
+        assert isinstance(trainer.optimizer, Optimizer)  # the spec's own validator saw to it
         trainer.average = MovingAverage(trainer.optimizer, ppo.ema_decay)
     if ppo.pretraining is not None:
         longest = min(ppo.pretraining.max_tokens, network.context)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -23,13 +23,14 @@ from oppo_core.ppo.batches import mini_batch_rows, response_states
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate, policy_loss
-from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
+from oppo_core.ppo.optimizer import NonFiniteError, size_of
 from oppo_core.ppo.pretraining import PretrainingMix
 from oppo_core.ppo.schedule import actor_rates
 from oppo_core.ppo.trial import Trial, attempt, settle
 from oppo_core.ranks import ALONE, Ranks
 from oppo_core.rollout.sequence import Support
 from oppo_core.rollout.support import joined, restricted
+from oppo_core.training.stepper import StepperMaker, plain
 
 WEIGHTS, MOMENTS = "actor", "actor-optimizer.safetensors"
 AVERAGE, PRECISE_AVERAGE = "actor-ema", "actor-ema.safetensors"
@@ -68,7 +69,10 @@ class Acting(Protocol):
         """Keep what `attempt` did, or take it back."""
 
     def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
-        """Write the actor as a model folder with the tokenizer of `source`, and the optimizer's state, into `folder`."""
+        """Write the actor as a model folder with the tokenizer of `source`, and the optimizer's state, into `folder`.
+
+        Every rank calls it, and the first one writes.
+        """
 
     def load(self, folder: Path) -> None:
         """Take back what `save` wrote."""
@@ -84,22 +88,28 @@ class Acting(Protocol):
 class ActorTrainer:
     """Trains the policy network on an `Experience`: on this rank's rows of it, together with the other ranks."""
 
-    def __init__(self, network: Network, ppo: Ppo, temperature: float, seed: int, steps: int, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, network: Network, ppo: Ppo, temperature: float, seed: int, steps: int, ranks: Ranks = ALONE,
+        stepper: StepperMaker = plain,
+    ) -> None:  # fmt: skip
         """`steps`: of the whole run, over which the learning rate falls."""
         self.ranks = ranks
         self.network = network
         self.ppo = ppo
         self.temperature = temperature
         self.seed = seed
-        self.optimizer = Optimizer(network.parameters(), actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
+        self.optimizer = stepper(network, actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.average: MovingAverage | None = None
         self.mix: PretrainingMix | None = None
         self._held: HeldForward | None = None
 
     def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
         """See `Acting.save`."""
+        state = self.optimizer.state()
+        if not self.ranks.first:
+            return
         export_model(self.network, folder / WEIGHTS, source, eos, pad)
-        save_weights(self.optimizer.state(), folder / MOMENTS)
+        save_weights(state, folder / MOMENTS)
         if self.average is not None:
             with self.average.in_place():
                 export_model(self.network, folder / AVERAGE, source, eos, pad)
@@ -120,7 +130,7 @@ class ActorTrainer:
     @property
     def saves_bytes(self) -> int:
         """See `Acting.saves_bytes`: the weights, and what the optimizer keeps of each that is trained."""
-        average = 0 if self.average is None else size_of(self.network.parameters()) + size_of(self.optimizer.masters)
+        average = 0 if self.average is None else size_of(self.network.parameters()) + self.average.saves_bytes
         return size_of(self.network.parameters()) + self.optimizer.saves_bytes + average
 
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
@@ -141,12 +151,15 @@ class ActorTrainer:
 
         def compute(rows: list[int]) -> tuple[Tensor, Tensor]:
             support = joined(supports[r] for r in rows) if supports else []
-            return self._forward([tokens[r] for r in rows], [prompt_lengths[r] for r in rows], support)
+            chosen = [tokens[r] for r in rows], [prompt_lengths[r] for r in rows]
+            return self.optimizer.forward(partial(self._forward, rows=chosen, support=support), self.network)
 
         lengths = [len(ids) for ids in tokens]
         sizes = [length - prompt for length, prompt in zip(lengths, prompt_lengths, strict=True)]
         budget = self.ppo.micro_batch_tokens
-        return HeldForward(compute, lengths, sizes, budget, budget if kept is None else kept)
+        if kept is None:
+            kept = budget if self.optimizer.holds_graphs else 0
+        return HeldForward(compute, lengths, sizes, budget, kept)
 
     def update(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
         """All epochs and mini-batches of PPO step `step` (from 0); returns `actor/*` metrics.
@@ -183,7 +196,7 @@ class ActorTrainer:
             for number, rows in enumerate(self._mini_batches(experience.own, step, epoch)):
                 total = int(self.ranks.total([int(experience.mask[rows].sum())])[0])
                 with self.ranks.agreed(NonFiniteError):
-                    self.accumulate(experience, rows, kl_coefficient, total, sums, step)
+                    self.accumulate(experience, rows, kl_coefficient, total, sums, step, following=self._texts(step, number))
                     self.mix_in(step, number, sums)
                 sums.tokens += total
                 norms.append(self.optimizer.apply(step, "actor"))
@@ -192,8 +205,12 @@ class ActorTrainer:
     def mix_in(self, step: int, number: int, sums: TokenSums) -> None:
         """The gradient of the texts that go with mini-batch `number`, where texts are mixed in."""
         if self.mix is not None:
-            loss, tokens = self.mix.add_gradient(self.network, step, number, self.ppo.mini_batches, self.ranks)
+            loss, tokens = self.mix.add_gradient(self.network, self.optimizer, step, number, self.ppo.mini_batches, self.ranks)
             sums.texts, sums.text_tokens = sums.texts + loss, sums.text_tokens + tokens
+
+    def _texts(self, step: int, number: int) -> int:
+        """Backward passes that `mix_in` makes."""
+        return 0 if self.mix is None else self.mix.passes(step, number, self.ppo.mini_batches, self.ranks)
 
     def rests(self, step: int) -> bool:
         """Whether only the critic is trained in PPO step `step`."""
@@ -227,21 +244,24 @@ class ActorTrainer:
         }
 
     def accumulate(
-        self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums, step: int
-    ) -> None:
+        self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums, step: int,
+        following: int = 0,
+    ) -> None:  # fmt: skip
         """Gradients of some rows of step `step`'s batch, divided by `total` tokens, however they are cut into micro-batches.
 
-        Takes the graphs that `logprobs` has kept, when it has, for the same rows in the same order.
+        Takes the graphs that `logprobs` has kept, when it has, for the same rows in the same order. `following`: backward passes
+        that come after these, before the step is taken.
         """
-        self.optimizer.zero_grad()
-        for group, (logp, entropy) in self._graphs(experience, rows):
+        forward = self._take_held(experience, rows)
+        self.optimizer.begin(forward.passes + following)
+        for group, (logp, entropy) in forward.groups():
             loss = self._loss([rows[i] for i in group], experience, logp, entropy, kl_coefficient, sums) / total
             if not torch.isfinite(loss):
-                raise NonFiniteError(
+                self.optimizer.fault(
                     f"the policy loss is {float(loss.detach())} at step {step + 1};"
                     " look at critic/score/* and objective/kl of the steps before"
                 )
-            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.backward(loss)
 
     def apply_with(self, gradients: list[Tensor], sums: TokenSums, step: int) -> dict[str, float]:
         """Add `gradients` (one a parameter; zeroed here) to what was accumulated, and take the optimizer's step."""
@@ -252,12 +272,12 @@ class ActorTrainer:
         self.follow(step)
         return metrics
 
-    def _graphs(self, experience: Experience, rows: list[int]) -> Iterator[tuple[list[int], tuple[Tensor, ...]]]:
+    def _take_held(self, experience: Experience, rows: list[int]) -> HeldForward:
         held, self._held = self._held, None
         if held is None:
             tokens, prompts = [experience.tokens[r] for r in rows], [experience.prompt_lengths[r] for r in rows]
             held = self.hold(tokens, prompts, 0, [experience.sequences[r].support for r in rows])
-        return held.groups()
+        return held
 
     def _loss(
         self, rows: list[int], experience: Experience, logp: Tensor, entropy: Tensor, kl_coefficient: float, sums: TokenSums
@@ -279,9 +299,12 @@ class ActorTrainer:
         sums.entropy += float(entropy.detach().sum())
         return loss
 
-    def _forward(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], support: Support) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [M] of the response tokens among their support, rows one after the other."""
-        logits = precise(self.network.logits(response_states(self.network, tokens, prompt_lengths))) / self.temperature
+    def _forward(
+        self, network: Network, rows: tuple[list[NDArray[np.int64]], list[int]], support: Support
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [M] of the response tokens among their support, rows (tokens, prompt lengths) in order."""
+        tokens, prompt_lengths = rows
+        logits = precise(network.logits(response_states(network, tokens, prompt_lengths))) / self.temperature
         logp_MV = torch.log_softmax(restricted(logits, support), dim=-1)
         told = torch.from_numpy(np.concatenate([ids[p:] for ids, p in zip(tokens, prompt_lengths, strict=True)]))
         entropy = -(logp_MV.exp() * logp_MV).sum(-1) if self.ppo.entropy_coefficient else _entropy(logp_MV)

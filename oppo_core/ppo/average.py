@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from oppo_core.ppo.optimizer import Optimizer
+from oppo_core.ppo.optimizer import Optimizer, size_of
 
 
 class MovingAverage:
@@ -39,6 +39,11 @@ class MovingAverage:
         finally:
             for parameter, data in zip(parameters, own, strict=True):
                 parameter.data = data
+
+    @property
+    def saves_bytes(self) -> int:
+        """About how much `state` holds."""
+        return size_of(self._weights)
 
     def state(self) -> dict[str, Tensor]:
         """The average by weight number."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,11 @@ from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import mini_batch_rows, response_states
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import value_loss
-from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
+from oppo_core.ppo.optimizer import NonFiniteError, size_of
 from oppo_core.ppo.schedule import critic_rates
 from oppo_core.ppo.trial import Trial, attempt
 from oppo_core.ranks import ALONE, Ranks
+from oppo_core.training.stepper import StepperMaker, plain
 
 WEIGHTS, MOMENTS = "critic.safetensors", "critic-optimizer.safetensors"
 
@@ -41,13 +43,15 @@ class CriticUpdate:
 class CriticTrainer:
     """Trains the value network, together with the critic's trainers of the other ranks."""
 
-    def __init__(self, network: Network, ppo: Ppo, seed: int, steps: int, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, network: Network, ppo: Ppo, seed: int, steps: int, ranks: Ranks = ALONE, stepper: StepperMaker = plain
+    ) -> None:
         """`steps`: of the whole run, over which the learning rate falls."""
         self.ranks = ranks
         self.network = network
         self.ppo = ppo
         self.seed = seed
-        self.optimizer = Optimizer(network.parameters(), critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
+        self.optimizer = stepper(network, critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
 
     def attempt(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> Trial:
         """`update` that can be taken back: `settle` its optimizer."""
@@ -82,7 +86,7 @@ class CriticTrainer:
 
     def _accumulate(self, order: CriticUpdate, rows: list[int], forward: HeldForward, total: int) -> tuple[float, float]:
         """Gradients of a mini-batch's rows, divided by `total` tokens; returns their summed loss, and the clipped tokens."""
-        self.optimizer.zero_grad()
+        self.optimizer.begin(forward.passes)
         loss_sum = clipped_sum = 0.0
         for group, (values,) in forward.groups():
             returns, old = (
@@ -97,13 +101,15 @@ class CriticTrainer:
         """Values of the response tokens; graphs are kept up to `kept` padded tokens (default: a micro-batch)."""
 
         def compute(rows: list[int]) -> tuple[Tensor]:
-            states = response_states(self.network, [tokens[r] for r in rows], [prompt_lengths[r] for r in rows])
-            return (precise(self.network.scalar(states)),)
+            chosen = [tokens[r] for r in rows], [prompt_lengths[r] for r in rows]
+            return self.optimizer.forward(partial(_values, rows=chosen), self.network)
 
         lengths = [len(ids) for ids in tokens]
         sizes = [length - prompt for length, prompt in zip(lengths, prompt_lengths, strict=True)]
         budget = self.ppo.micro_batch_tokens
-        return HeldForward(compute, lengths, sizes, budget, budget if kept is None else kept)
+        if kept is None:
+            kept = budget if self.optimizer.holds_graphs else 0
+        return HeldForward(compute, lengths, sizes, budget, kept)
 
     def backward(self, values: Tensor, old: Tensor, returns: Tensor, total: int, step: int) -> tuple[float, float]:
         """Add the gradient of the summed value loss of PPO step `step` ÷ `total`; returns the sum and the clipped tokens.
@@ -114,16 +120,17 @@ class CriticTrainer:
         losses, clipped = value_loss(values, old, returns, self.ppo.value_clip_range)
         loss = losses.sum()
         if not torch.isfinite(loss):
-            raise NonFiniteError(f"the value loss is {float(loss.detach())} at step {step + 1}; lower ppo.critic_learning_rate")
-        (loss / total).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.fault(f"the value loss is {float(loss.detach())} at step {step + 1}; lower ppo.critic_learning_rate")
+        self.optimizer.backward(loss / total)
         return float(loss.detach()), float(clipped.sum())
 
     def save(self, folder: str) -> None:
         """Write weights and optimizer into `folder`: the first rank does, they are the same on all."""
+        state = self.optimizer.state()
         if not self.ranks.first:
             return
         save_weights(trained_weights(self.network), Path(folder) / WEIGHTS)
-        save_weights(self.optimizer.state(), Path(folder) / MOMENTS)
+        save_weights(state, Path(folder) / MOMENTS)
 
     @property
     def saves_bytes(self) -> int:
@@ -134,3 +141,8 @@ class CriticTrainer:
         """Take back what `save` wrote."""
         take_trained(self.network, load_file(folder / WEIGHTS))
         self.optimizer.load_state(load_file(folder / MOMENTS))
+
+
+def _values(network: Network, rows: tuple[list[NDArray[np.int64]], list[int]]) -> tuple[Tensor]:
+    """Values [M] of the response tokens of rows: their tokens and prompt lengths."""
+    return (precise(network.scalar(response_states(network, *rows))),)

@@ -37,6 +37,11 @@ class HeldForward:
             self._groups.append((rows, compute(rows) if held <= kept else None))
 
     @property
+    def passes(self) -> int:
+        """Groups that `groups` has yet to give."""
+        return len(self._groups)
+
+    @property
     def first(self) -> list[Tensor]:
         """The first output, detached, a tensor a row."""
         result: list[Tensor] = [torch.empty(0)] * len(self._sizes)

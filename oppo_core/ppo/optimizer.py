@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from oppo_core.models.protocol import Network
 from oppo_core.ppo.schedule import Rates
 from oppo_core.ranks import ALONE, Ranks
 
 MASTER = "master"
+Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])
 
 
 class NonFiniteError(RuntimeError):
@@ -46,6 +49,27 @@ class Optimizer:
         """About how much `state` holds: two moments of each weight, and weights that are kept apart."""
         apart = [m for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
         return 2 * size_of(self.masters) + size_of(apart)
+
+    @property
+    def holds_graphs(self) -> bool:
+        """See `Stepper.holds_graphs`."""
+        return True
+
+    def forward(self, compute: Callable[[Network], Outputs], network: Network) -> Outputs:
+        """See `Stepper.forward`: there is one network."""
+        return compute(network)
+
+    def begin(self, passes: int) -> None:
+        """See `Stepper.begin`: each rank makes as many passes as it has, and gradients are added up at the end."""
+        self.zero_grad()
+
+    def backward(self, loss: Tensor) -> None:
+        """See `Stepper.backward`."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def fault(self, reason: str) -> None:
+        """See `Stepper.fault`: the trainers agree on it among the ranks (`Ranks.agreed`)."""
+        raise NonFiniteError(reason)
 
     def zero_grad(self) -> None:
         """Forget gradients."""

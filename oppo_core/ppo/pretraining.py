@@ -6,21 +6,23 @@ so there is no cursor to save. The loss is the plain one of language modelling: 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from oppo_contract.spec import Pretraining
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import ragged_batches, response_states
-from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.randomness import Use, generator
 from oppo_core.ranks import ALONE, Ranks
 from oppo_core.rollout.prompts import PromptError, rows_in
 from oppo_core.rollout.tokens import TextCodec
+from oppo_core.training.stepper import Stepper
 
 
 def read_texts(path: Path, key: str, codec: TextCodec, longest: int) -> list[NDArray[np.int64]]:
@@ -53,7 +55,13 @@ class PretrainingMix:
         orders = {epoch: self._order(epoch) for epoch in epochs}
         return [self.texts[orders[number // len(self.texts)][number % len(self.texts)]] for number in wanted]
 
-    def add_gradient(self, network: Network, step: int, share: int, shares: int, ranks: Ranks = ALONE) -> tuple[float, int]:
+    def passes(self, step: int, share: int, shares: int, ranks: Ranks = ALONE) -> int:
+        """Backward passes that `add_gradient` makes for these arguments."""
+        return len(self._cut(self.of_step(step)[share::shares][ranks.rank :: ranks.world]))
+
+    def add_gradient(
+        self, network: Network, stepper: Stepper, step: int, share: int, shares: int, ranks: Ranks = ALONE
+    ) -> tuple[float, int]:
         """Gradient of the `share`-th of `shares` parts of the step's texts; returns the summed loss and its tokens.
 
         Each of the `ranks` takes its texts of the part.
@@ -64,18 +72,26 @@ class PretrainingMix:
         texts = self.of_step(step)[share::shares]
         total, summed = sum(len(ids) - 1 for ids in texts), 0.0
         texts = texts[ranks.rank :: ranks.world]
-        for rows in ragged_batches([len(ids) for ids in texts], self.budget):
+        for rows in self._cut(texts):
             chosen = [texts[row] for row in rows]
-            logits = precise(network.logits(response_states(network, chosen, [1] * len(chosen))))
-            told = torch.from_numpy(np.concatenate([ids[1:] for ids in chosen])).to(logits.device)
-            loss = torch.nn.functional.cross_entropy(logits, told, reduction="sum")
+            (loss,) = stepper.forward(partial(_loss, texts=chosen), network)
             if not torch.isfinite(loss):
-                raise NonFiniteError(f"the pretraining loss is {float(loss.detach())} at step {step + 1}; look at the texts")
-            (self.settings.coefficient * loss / total).backward()  # type: ignore[no-untyped-call]
+                stepper.fault(f"the pretraining loss is {float(loss.detach())} at step {step + 1}; look at the texts")
+            stepper.backward(self.settings.coefficient * loss / total)
             summed += float(loss.detach())
         return summed, sum(len(ids) - 1 for ids in texts)
+
+    def _cut(self, texts: list[NDArray[np.int64]]) -> list[list[int]]:
+        return ragged_batches([len(ids) for ids in texts], self.budget)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         order = np.arange(len(self.texts))
         generator(self.seed, Use.PRETRAINING, epoch).shuffle(order)
         return order
+
+
+def _loss(network: Network, texts: list[NDArray[np.int64]]) -> tuple[Tensor]:
+    """Summed next-token loss of some texts."""
+    logits = precise(network.logits(response_states(network, texts, [1] * len(texts))))
+    told = torch.from_numpy(np.concatenate([ids[1:] for ids in texts])).to(logits.device)
+    return (torch.nn.functional.cross_entropy(logits, told, reduction="sum"),)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
+from oppo_core.training.stepper import Stepper
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +17,9 @@ class Trial:
     fault: str | None = None
 
 
-def attempt(optimizer: Optimizer, train: Callable[[], dict[str, float]]) -> Trial:
+def attempt(optimizer: Stepper, train: Callable[[], dict[str, float]]) -> Trial:
     """Remember weights and moments, then `train`. Whatever comes of it, `settle` decides."""
+    assert isinstance(optimizer, Optimizer)  # the spec has refused others
     optimizer.remember()
     try:
         return Trial(train())
@@ -25,8 +27,9 @@ def attempt(optimizer: Optimizer, train: Callable[[], dict[str, float]]) -> Tria
         return Trial(fault=str(error))
 
 
-def settle(optimizer: Optimizer, keep: bool) -> None:
+def settle(optimizer: Stepper, keep: bool) -> None:
     """Keep the update, or put every weight and moment back, to the bit."""
+    assert isinstance(optimizer, Optimizer)
     if keep:
         optimizer.forget()
     else:

@@ -185,7 +185,7 @@ class PartnerScorers(ScorerSet):
                 if parameter.grad is not None:
                     parameter.grad /= update.tokens
             norm = trainer.optimizer.apply(update.step, "critic")
-            trainer.optimizer.zero_grad()  # the next step's early orders add to what is there
+            trainer.optimizer.begin(0)  # the next step's early orders add to what is there
         with self.trace.span("actor", "update-actor", rows=len(step.theirs)):
             self._actor_backward(step.late_actor, update)
             self._hand_over_gradients(update)

@@ -256,8 +256,8 @@ def test_a_fault_on_one_rank_is_one_of_both(world: Any, tmp_path: Path, policy: 
     spec = world.spec(PLAIN, TWO, {"ppo": {"on_nonfinite": policy}, "steps": 4, "checkpoints": {"every_steps": 1}})
     faults, plain = [True], ActorTrainer.accumulate
 
-    def accumulate(self: ActorTrainer, *arguments: Any) -> None:
-        plain(self, *arguments)
+    def accumulate(self: ActorTrainer, *arguments: Any, **more: Any) -> None:
+        plain(self, *arguments, **more)
         if self.ranks.rank == 1 and arguments[-1] == 1 and faults:
             faults.clear()
             raise NonFiniteError("the policy loss is nan")
