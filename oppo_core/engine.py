@@ -46,7 +46,7 @@ from oppo_core.scoring.handover import Handover
 from oppo_core.scoring.partner import PartnerScorers, in_shared_memory
 from oppo_core.scoring.remote import RemoteScorers
 from oppo_core.scoring.scorers import Networks, ScorerSet, Scoring
-from oppo_core.scoring.side_stream import SideStreamScorers
+from oppo_core.scoring.thread import ThreadedScorers
 from oppo_core.scoring.whole import WholeScorers
 from oppo_core.shares import costs_of
 from oppo_core.standing import Standing
@@ -344,9 +344,9 @@ def _start_scorers(
     # The store is kept by the engine's own group already.
     meeting = replace(meeting, hosts=False) if meeting is not None else None
     build = partial(build_scorers, spec, roots, device, resume, shared, meeting)
+    silence = spec.resources.longest_silence_s
     if layout.remote and device.type == "cuda":
-        return SideStreamScorers(build(trace), device)
+        return ThreadedScorers(build, Recorder(layout.scorer_devices), device, trace, silence)
     if layout.remote:
-        silence = spec.resources.longest_silence_s
         return RemoteScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace, silence)
     return build(trace)

@@ -22,7 +22,7 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which devices do what. `remote`: the scorers work beside the actor, in a process or on a stream of their own.
+    """Which devices do what. `remote`: the scorers work beside the actor, in a process or a thread of their own.
 
     `opening_threads`: cores for the actor from a step's begin to the first hand-over, where the scorers have nothing to do.
     """

@@ -24,12 +24,11 @@ from typing import Any, Literal, NoReturn, cast
 
 import torch
 
-from oppo_core.ppo.critic import CriticUpdate
-from oppo_core.ppo.trial import Trial
 from oppo_core.scoring.channel import POLL_S, Channel
+from oppo_core.scoring.ordered import OrderedScorers
 from oppo_core.scoring.partner import EarlyOrder, LateUpdate, ShareOrder
 from oppo_core.scoring.results import Scored
-from oppo_core.scoring.scorers import Growth, ScorerSet, Scoring
+from oppo_core.scoring.scorers import ScorerSet
 from oppo_core.trace.recorder import Recorder, Span, Wait
 
 # Not forked: torch's threads and the driver of a GPU do not survive that.
@@ -73,7 +72,7 @@ class Line:
         return float(self._pulse.value)
 
 
-class RemoteScorers(Scoring):
+class RemoteScorers(OrderedScorers):
     """A `Scoring` whose work happens in a child process, in the order in which it was asked for."""
 
     def __init__(
@@ -104,78 +103,6 @@ class RemoteScorers(Scoring):
         self.saves_bytes = cast(int, self._receive())
         self._longest_silence_s = longest_silence_s
 
-    def begin(self, growths: list[Growth]) -> None:
-        """See `Scoring.begin`; returns at once."""
-        self._send("begin", growths)
-
-    def extend(self, growths: list[Growth], chunk: int) -> None:
-        """See `Scoring.extend`; returns at once."""
-        self._send("extend", growths, chunk)
-
-    def start_collect(self, sequence_ids: list[int]) -> None:
-        """See `Scoring.start_collect`."""
-        with self._trace.span("actor", "score", rows=len(sequence_ids)):
-            self._send("start_collect", sequence_ids)
-
-    def start_critic_update(self, update: CriticUpdate) -> None:
-        """See `Scoring.start_critic_update`."""
-        with self._trace.span("actor", "advantages", rows=len(update.sequence_ids)):
-            self._send("start_critic_update", update)
-
-    def start_trial(self, update: CriticUpdate) -> None:
-        """See `Scoring.start_trial`."""
-        with self._trace.span("actor", "advantages", rows=len(update.sequence_ids)):
-            self._send("start_trial", update)
-
-    def wait_trial(self) -> Trial:
-        """See `Scoring.wait_trial`. Raises ScorerError, as `wait_collect` does."""
-        return cast(Trial, self._receive())
-
-    def settle(self, keep: bool) -> None:
-        """See `Scoring.settle`; returns at once."""
-        self._send("settle", keep)
-
-    def start_load(self, folder: str) -> None:
-        """See `Scoring.start_load`."""
-        self._send("start_load", folder)
-
-    def wait_load(self) -> None:
-        """See `Scoring.wait_load`. Raises ScorerError, as `wait_collect` does."""
-        self._receive()
-
-    def release(self, sequence_ids: list[int]) -> None:
-        """See `Scoring.release`; returns at once."""
-        if sequence_ids:
-            self._send("release", sequence_ids)
-
-    def start_judge(self, growths: list[Growth]) -> None:
-        """See `Scoring.start_judge`."""
-        self._send("start_judge", growths)
-
-    def wait_judge(self) -> dict[int, float]:
-        """See `Scoring.wait_judge`. Raises ScorerError, as `wait_collect` does."""
-        return cast(dict[int, float], self._receive())
-
-    def start_save(self, folder: str) -> None:
-        """See `Scoring.start_save`."""
-        self._send("start_save", folder)
-
-    def start_suspend(self, folder: str) -> None:
-        """See `Scoring.start_suspend`."""
-        self._send("start_suspend", folder)
-
-    def resume(self, folder: str) -> None:
-        """See `Scoring.resume`; returns at once."""
-        self._send("resume", folder)
-
-    def wait_collect(self) -> dict[int, Scored]:
-        """See `Scoring.wait_collect`. Raises ScorerError when the process failed, died, or fell silent."""
-        return cast(dict[int, Scored], self._receive())
-
-    def wait_critic_update(self) -> dict[str, float]:
-        """See `Scoring.wait_critic_update`. Raises ScorerError, as `wait_collect` does."""
-        return cast(dict[str, float], self._receive())
-
     def train_early(self, order: EarlyOrder) -> None:
         """See `Partnership.train_early`."""
         # What each token was sampled among has been handed over with the token.
@@ -198,14 +125,6 @@ class RemoteScorers(Scoring):
     def wait_late_update(self) -> dict[str, float]:
         """See `Partnership.wait_late_update`. Raises ScorerError, as `wait_collect` does."""
         return cast(dict[str, float], self._receive())
-
-    def wait_save(self) -> None:
-        """See `Scoring.wait_save`. Raises ScorerError, as `wait_collect` does."""
-        self._receive()
-
-    def wait_suspend(self) -> None:
-        """See `Scoring.wait_suspend`. Raises ScorerError, as `wait_collect` does."""
-        self._receive()
 
     def close(self) -> None:
         """End the process."""

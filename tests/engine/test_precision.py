@@ -16,8 +16,6 @@ from oppo_core.ppo.optimizer import Optimizer
 from oppo_core.ppo.schedule import Rates
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.side_stream import SideStreamScorers
-from oppo_core.train import train
 
 HALF = {"resources": {"dtype": "bfloat16"}, "steps": 4, "checkpoints": {"every_steps": 2, "keep": 9}}
 
@@ -43,19 +41,6 @@ def test_a_run_in_bfloat16_learns_and_resumes_with_the_same_bits(world: Any, tmp
     for role in ("actor", "critic"):
         assert same_bits(whole.weights(role), resumed.weights(role))
         assert not same_bits(whole.weights(role), world.first_weights(spec, role))
-
-
-def test_scorers_on_a_side_stream_give_the_same(world: Any, tmp_path: Path) -> None:
-    """On a CPU there are no streams; the order of the work is the GPU's."""
-    spec = world.spec({"steps": 3})
-    plain = world.run(spec, tmp_path / "plain", inline=True)
-    engine = world.assemble(spec, tmp_path / "aside")
-    engine.layout = world.inline_streaming()
-    engine.scorers = SideStreamScorers(engine.scorers, torch.device("cpu"))
-    train(engine, lambda: False)
-    engine.scorers.close()
-    for role in ("actor", "critic"):
-        assert same_bits(plain.weights(role), world.weights(tmp_path / "aside", role))
 
 
 def test_earlier_tokens_are_rated_as_precisely_as_they_are_sampled(world: Any) -> None:

@@ -1,0 +1,109 @@
+"""Scorers that work elsewhere take orders: each is sent on at once, and answered later where an answer is due."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import cast
+
+from oppo_core.ppo.critic import CriticUpdate
+from oppo_core.ppo.trial import Trial
+from oppo_core.scoring.results import Scored
+from oppo_core.scoring.scorers import Growth, Scoring
+from oppo_core.trace.recorder import Recorder
+
+
+class OrderedScorers(Scoring):
+    """A `Scoring` that turns every call into an order by the name of a method of `ScorerSet`.
+
+    Every `wait_…` raises ScorerError when the scorers failed, ended, or fell silent.
+    """
+
+    _trace: Recorder
+
+    @abstractmethod
+    def _send(self, name: str, *arguments: object) -> None:
+        """Have `name` done after everything that was sent before; returns once there is room in the queue."""
+
+    @abstractmethod
+    def _receive(self) -> object:
+        """The answer to the oldest `start_…` that was not answered yet, its spans put to ours."""
+
+    def begin(self, growths: list[Growth]) -> None:
+        """See `Scoring.begin`; returns at once."""
+        self._send("begin", growths)
+
+    def extend(self, growths: list[Growth], chunk: int) -> None:
+        """See `Scoring.extend`; returns at once."""
+        self._send("extend", growths, chunk)
+
+    def start_collect(self, sequence_ids: list[int]) -> None:
+        """See `Scoring.start_collect`."""
+        with self._trace.span("actor", "score", rows=len(sequence_ids)):
+            self._send("start_collect", sequence_ids)
+
+    def start_critic_update(self, update: CriticUpdate) -> None:
+        """See `Scoring.start_critic_update`."""
+        with self._trace.span("actor", "advantages", rows=len(update.sequence_ids)):
+            self._send("start_critic_update", update)
+
+    def start_trial(self, update: CriticUpdate) -> None:
+        """See `Scoring.start_trial`."""
+        with self._trace.span("actor", "advantages", rows=len(update.sequence_ids)):
+            self._send("start_trial", update)
+
+    def wait_trial(self) -> Trial:
+        """See `Scoring.wait_trial`."""
+        return cast(Trial, self._receive())
+
+    def settle(self, keep: bool) -> None:
+        """See `Scoring.settle`; returns at once."""
+        self._send("settle", keep)
+
+    def start_load(self, folder: str) -> None:
+        """See `Scoring.start_load`."""
+        self._send("start_load", folder)
+
+    def wait_load(self) -> None:
+        """See `Scoring.wait_load`."""
+        self._receive()
+
+    def release(self, sequence_ids: list[int]) -> None:
+        """See `Scoring.release`; returns at once."""
+        if sequence_ids:
+            self._send("release", sequence_ids)
+
+    def start_judge(self, growths: list[Growth]) -> None:
+        """See `Scoring.start_judge`."""
+        self._send("start_judge", growths)
+
+    def wait_judge(self) -> dict[int, float]:
+        """See `Scoring.wait_judge`."""
+        return cast(dict[int, float], self._receive())
+
+    def start_save(self, folder: str) -> None:
+        """See `Scoring.start_save`."""
+        self._send("start_save", folder)
+
+    def start_suspend(self, folder: str) -> None:
+        """See `Scoring.start_suspend`."""
+        self._send("start_suspend", folder)
+
+    def resume(self, folder: str) -> None:
+        """See `Scoring.resume`; returns at once."""
+        self._send("resume", folder)
+
+    def wait_collect(self) -> dict[int, Scored]:
+        """See `Scoring.wait_collect`."""
+        return cast(dict[int, Scored], self._receive())
+
+    def wait_critic_update(self) -> dict[str, float]:
+        """See `Scoring.wait_critic_update`."""
+        return cast(dict[str, float], self._receive())
+
+    def wait_save(self) -> None:
+        """See `Scoring.wait_save`."""
+        self._receive()
+
+    def wait_suspend(self) -> None:
+        """See `Scoring.wait_suspend`."""
+        self._receive()
