@@ -25,7 +25,7 @@
     const settings = reply.config_diff.slice(0, MOST_SETTINGS).map((d) => {
       const texts = reply.runs.map((run) => d.values[run.id]), numeric = texts.every((text) => text.trim() !== "" && Number.isFinite(Number(text)));
       const values = numeric ? texts.map(Number) : texts;
-      return { title: d.path.split(".").pop(), full: d.path, values, scale: numeric ? numbers(values, f.plain) : words(values) };
+      return { title: d.path.startsWith("fork.") ? d.path : d.path.split(".").pop(), full: d.path, values, scale: numeric ? numbers(values, f.plain) : words(values) };
     });
     const results = RESULTS.map(([title, key, write]) => {
       const values = reply.runs.map((run) => reply.figures[run.id][key]);

@@ -41,6 +41,13 @@ def keys_lead_on(page):
         assert page.evaluate(FOCUSED) == [True, True, True], page.url
 
 
+def fits_the_narrowest(visitor):
+    """Nothing is wider than 320 pixels, which is also a desk's window at 400 %."""
+    visitor.page.set_viewport_size({"width": 320, "height": 700})
+    visitor.fits()
+    visitor.page.set_viewport_size(PHONE["viewport"])
+
+
 def pages_of(team_id, sequential, oppo):
     """Address → what stands on it when its script has done its work."""
     return {
@@ -86,6 +93,8 @@ def test_pages_are_clean(visit, platform, two_runs, window, scheme):
             expect(tab).to_be_in_viewport(ratio=0.9)
         if window is DESK:
             keys_lead_on(page)
+        else:
+            fits_the_narrowest(visitor)
     for path in list(pages)[-2:-9:-1] if window is PHONE else ():
         page.go_back(wait_until="commit")
         page.wait_for_selector(pages[path], state="attached")

@@ -47,6 +47,14 @@ def dragged(page, name):
     page.mouse.up()
 
 
+def test_long_names_of_groups_are_not_wider_than_a_phone(visit, nine_runs):
+    visitor = visit(viewport={"width": 320, "height": 700})
+    visitor.page.goto(f"/compare?runs={','.join(map(str, nine_runs))}&group=-seed")
+    visitor.page.wait_for_selector("#legend li >> text=intra_step per_chunk")
+    visitor.page.wait_for_selector("#groups tr >> nth=1")
+    visitor.fits()
+
+
 def test_many_runs_are_faint_but_one_and_every_choice_is_in_the_address(visit, nine_runs):
     page = visit().page
     page.goto(f"/compare?runs={','.join(map(str, nine_runs))}&x=step")

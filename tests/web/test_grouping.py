@@ -54,6 +54,8 @@ def test_groups_say_by_what_they_differ():
     settings = {1: {"a.path": "x", "b.path": "y", "seed": "1"}, 2: {"a.path": "z", "b.path": "z", "seed": "1"}}
     assert grouped(settings, BUT_SEED) == {"a.path x, b.path y": [1], "a.path z, b.path z": [2]}
     assert grouped({1: {"seed": "1"}, 2: {"seed": "2"}}, BUT_SEED) == {"all runs": [1, 2]}
+    forked = {1: {"steps": "9"}, 2: {"steps": "9", "fork.run": "1", "fork.step": "4"}}
+    assert list(grouped(forked, BUT_SEED)) == ["fork.run –, fork.step –", "fork.run 1, fork.step 4"]
 
 
 @given(

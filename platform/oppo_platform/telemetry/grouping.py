@@ -45,7 +45,9 @@ def grouped(settings: Settings, by: str) -> dict[str, list[int]]:
     """Run ids by what they have at the path `by`, in the order of the runs; `-seed` groups by everything else that differs."""
     paths = [path for path in differing(settings) if path != "seed"] if by == BUT_SEED else [by]
     ends = [path.rpartition(".")[2] for path in paths]
-    names = [end if ends.count(end) == 1 else path for path, end in zip(paths, ends, strict=True)]
+    # `run` and `step` alone would be anything: of a fork the whole path says more.
+    short = [ends.count(end) == 1 and not path.startswith("fork.") for path, end in zip(paths, ends, strict=True)]
+    names = [end if enough else path for path, end, enough in zip(paths, ends, short, strict=True)]
     found: dict[str, list[int]] = {}
     for run_id, leaves in settings.items():
         values = [leaves.get(path, ABSENT) for path in paths]
