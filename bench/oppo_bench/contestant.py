@@ -19,6 +19,7 @@ from oppo_contract.spec import RunSpec
 from oppo_core import report
 from oppo_core.engine import Engine, assemble
 from oppo_core.journal import Journal
+from oppo_core.rollout.decoder import Decoder
 from oppo_core.train import train_step
 
 
@@ -87,6 +88,8 @@ class Contestant:
         self.journal = Listener(out / "events.jsonl")
         self.engine: Engine = assemble(spec, [], out, self.journal, threads)
         self._padded = name == "padded"
+        assert isinstance(self.engine.decoder, Decoder)
+        self.decoder_kind = type(self.engine.decoder)  # which the engine has chosen
         impose(self.engine, lengths, PaddedDecoder if self._padded else ImposedDecoder)
         report.started(self.engine)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -51,19 +52,26 @@ def write(file: Path, document: dict[str, Any]) -> None:
 
 
 def commit() -> str:
-    """The checkout's commit, with a + when files differ from it; the package's version when installed from a wheel."""
-    from importlib.metadata import version
-
+    """The checkout's commit, with a + when files differ from it; else the installed package's version, if it is installed."""
     checkout = Path(__file__).parents[2]
-    if not (checkout / ".git").exists():
-        return version("oppo-platform")
+    if not (checkout / ".git").exists() or shutil.which("git") is None:
+        return _installed()
     told = [
         subprocess.run(["git", "-C", str(checkout), *asked], capture_output=True, text=True, check=False)
         for asked in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
     ]
     if any(done.returncode for done in told):
-        return version("oppo-platform")
+        return _installed()
     return told[0].stdout.strip() + ("+" if told[1].stdout.strip() else "")
+
+
+def _installed() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("oppo-platform")
+    except PackageNotFoundError:  # copied files, as `python bench/gpu` may be run from
+        return "unknown"
 
 
 def cores() -> int:

@@ -50,13 +50,22 @@ class PaddedDecoder(ImposedDecoder):
 
 
 def impose(engine: Engine, lengths: Lengths, kind: type[ImposedDecoder] = ImposedDecoder) -> ImposedDecoder:
-    """Put a decoder of `kind` in the place of the engine's own, before its first step, and return it."""
+    """Put a decoder of `kind` in the place of the engine's own, before its first step, and return it.
+
+    It decodes as the one that the engine has chosen for its device; `PaddedDecoder`, which is no way of ours, as the plain one.
+    """
     own = engine.decoder
     assert isinstance(own, Decoder)
-    decoder = kind(own.actor, own.settings, slots(engine.spec), own.drafter)
+    decoder = _imposed(kind, type(own))(own.actor, own.settings, slots(engine.spec), own.drafter)
     decoder.lengths, decoder.ends = lengths, {}
     engine.decoder = decoder
     return decoder
+
+
+def _imposed(kind: type[ImposedDecoder], own: type[Decoder]) -> type[ImposedDecoder]:
+    if issubclass(own, ImposedDecoder) or issubclass(kind, own) or issubclass(kind, PaddedDecoder):
+        return kind
+    return type(f"{kind.__name__}Of{own.__name__}", (kind, own), {})
 
 
 class EndlessDecoder(ImposedDecoder):

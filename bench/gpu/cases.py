@@ -1,0 +1,81 @@
+"""What is raced: shapes, batch sizes, ways to overlap the work, and in which order it is measured while there is time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from oppo_bench.workload import BOTH, DRAFT_ROWS, OFF, SIZES, Lengths, Load, Size
+
+# "tiny" is for trying the bench on a CPU; the others are the shapes of Qwen2.5, as their config.json files give them.
+SHAPES = {
+    "tiny": Size(32, 2, 4, 2, 64, 2048, "qwen2", "float32"),
+    "0.5B": SIZES["G1"],
+    "1.5B": SIZES["G2"],
+    "7B": Size(3584, 28, 28, 4, 18944, 152064, "qwen2", "bfloat16", 1024),
+}
+UNTIED = ("7B",)  # whose head is a table of its own
+ADAPTED = ("7B",)  # trained by adapters, all roles on one frozen backbone: four copies and two optimizers fit on no GPU
+SHORT = Lengths(seed=1, median=8, longest=32)
+LONG_TAILED = Lengths(seed=1)
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "padded": OFF,
+    "sequential": OFF,
+    "per_sequence": {"intra_step": "per_sequence", "inter_step": "off"},
+    "intra": {"intra_step": "per_chunk", "inter_step": "off"},
+    "inter": {"intra_step": "off", "inter_step": "defer"},
+    "both": BOTH,
+    "all": BOTH | {"drafter": {"max_rows": DRAFT_ROWS}},
+}
+MEANING = {
+    "padded": "sequential PPO as TRL runs it: finished rows idle until the longest ends, passes padded to their batch's longest",
+    "sequential": "sequential PPO with continuous batching and sorted passes: no padding waste",
+    "per_sequence": "an answer is scored when it has ended, while others decode",
+    "intra": "each chunk is read by reward, reference and critic while the actor decodes the next",
+    "inter": "the longest answers go on in the next step, nothing is streamed",
+    "both": "OPPO: intra and inter",
+    "all": f"OPPO with the drafter for the last {DRAFT_ROWS} rows",
+}
+BASE = "sequential"
+SOME = ("padded", BASE, "intra", "both", "all")
+FEW = (BASE, "both", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One size and batch with the variants that are raced on it."""
+
+    size: str
+    batch: int
+    variants: tuple[str, ...]
+    lengths: Lengths = field(default=LONG_TAILED)
+    weight: float = 1.0  # its share of the time, beside the others'
+
+    @property
+    def case(self) -> str:
+        """How its figures are named."""
+        return f"{self.size}/B{self.batch}"
+
+    def load(self, device: str) -> Load:
+        """The same for the engine bench's helpers. Answers may be two steps old."""
+        chunk = 16 if self.lengths is LONG_TAILED else 8
+        return Load(self.size, SHAPES[self.size], self.batch, self.lengths, device, max_age=2, chunk=chunk)
+
+
+# By worth: what comes last is left out first.
+ON_GPU = (
+    Cell("0.5B", 32, tuple(VARIANTS), weight=3.0),
+    Cell("1.5B", 32, SOME, weight=2.0),
+    Cell("0.5B", 112, SOME),
+    Cell("1.5B", 112, FEW),
+    Cell("7B", 32, FEW),
+)
+TINY = (Cell("tiny", 4, tuple(VARIANTS), SHORT), Cell("tiny", 12, SOME, SHORT))
+
+
+def cells_of(sizes: list[str], batches: list[int] | None, variants: list[str] | None) -> list[Cell]:
+    """The planned cells of these sizes, fewer where `batches` or `variants` name some; `BASE` is always raced."""
+    wanted = None if variants is None else {*variants, BASE}
+    cells = [cell for cell in (*TINY, *ON_GPU) if cell.size in sizes and (batches is None or cell.batch in batches)]
+    return [replace(c, variants=tuple(v for v in c.variants if wanted is None or v in wanted)) for c in cells]

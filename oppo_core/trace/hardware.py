@@ -1,0 +1,158 @@
+"""What the driver says of a GPU while it works: NVML's utilization and GPM's counters. Neither is `busy` (docs/metrics.md).
+
+NVML's utilization is the share of time in which any kernel ran. GPM, which cards from Hopper on have, counts inside: how many of
+the multiprocessors worked, how full they were, how much of the tensor cores' and the memory's rate was used. What a card or
+driver does not tell is left out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Protocol, Self
+
+import torch
+
+EVERY_S = 0.25
+SHORTEST_S = 0.1  # of a window that GPM can tell of
+GB = 1e9
+# Metric's name → GPM's own; all of them are percent.
+COUNTERS = {
+    "sm_util": "NVML_GPM_METRIC_SM_UTIL", "sm_occupancy": "NVML_GPM_METRIC_SM_OCCUPANCY",
+    "tensor_util": "NVML_GPM_METRIC_ANY_TENSOR_UTIL", "dram_util": "NVML_GPM_METRIC_DRAM_BW_UTIL",
+}  # fmt: skip
+
+
+class Hardware(Protocol):
+    """What a step's report asks."""
+
+    def take(self) -> dict[str, float]:
+        """`nvml/{device}/…` and `gpm/{device}/…` of the time since the last call, shares from 0 to 1 and GB."""
+
+    def close(self) -> None:
+        """Stop watching."""
+
+
+class NoHardware:
+    """No GPU, or nobody who tells of it."""
+
+    def take(self) -> dict[str, float]:
+        """Nothing."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+class NvmlHardware:
+    """One GPU through `nvml` (the module pynvml), watched by a thread of its own."""
+
+    def __init__(self, nvml: Any, handle: Any, device: str, every_s: float = EVERY_S) -> None:
+        self._nvml, self._handle, self._device = nvml, handle, device
+        self._seen: list[float] = []
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._counters = Counters.of(nvml, handle)
+        self._thread = threading.Thread(target=self._watch, args=(every_s,), name="nvml", daemon=True)
+        self._thread.start()
+
+    def take(self) -> dict[str, float]:
+        """See `Hardware.take`."""
+        with self._lock:
+            seen, self._seen = self._seen, []
+        told: dict[str, float] = {}
+        if seen:
+            told[f"nvml/{self._device}/utilization"] = sum(seen) / len(seen)
+        used = self._asked(lambda: float(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used))
+        if used is not None:
+            told[f"nvml/{self._device}/memory_gb"] = used / GB
+        counted = self._counters.take() if self._counters is not None else {}
+        return told | {f"gpm/{self._device}/{name}": value for name, value in counted.items()}
+
+    def close(self) -> None:
+        """See `Hardware.close`."""
+        self._end.set()
+        self._thread.join()
+        if self._counters is not None:
+            self._counters.close()
+
+    def _watch(self, every_s: float) -> None:
+        while not self._end.wait(every_s):
+            share = self._asked(lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100)
+            if share is not None:
+                with self._lock:
+                    self._seen.append(share)
+
+    def _asked(self, ask: Any) -> float | None:
+        """An answer; None where the card or the driver has none."""
+        try:
+            return float(ask())
+        except self._nvml.NVMLError:
+            return None
+
+
+class Counters:
+    """GPM between two samples."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
+        self._before, self._now = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
+        nvml.nvmlGpmSampleGet(handle, self._before)
+        self._since = time.monotonic()
+
+    @classmethod
+    def of(cls, nvml: Any, handle: Any) -> Self | None:
+        """None for a card without them."""
+        try:
+            if nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                return cls(nvml, handle)
+        except (nvml.NVMLError, AttributeError):  # an older driver, or an older library
+            pass
+        return None
+
+    def take(self) -> dict[str, float]:
+        """Shares since the last call; none when that was too short ago for the counters."""
+        nvml, at = self._nvml, time.monotonic()
+        if at - self._since < SHORTEST_S:
+            return {}
+        try:
+            nvml.nvmlGpmSampleGet(self._handle, self._now)
+            asked = self._asked()
+            nvml.nvmlGpmMetricsGet(asked)
+        except nvml.NVMLError:
+            return {}
+        self._before, self._now, self._since = self._now, self._before, at
+        results = zip(COUNTERS, asked.metrics, strict=False)
+        return {name: metric.value / 100 for name, metric in results if metric.nvmlReturn == nvml.NVML_SUCCESS}
+
+    def _asked(self) -> Any:
+        nvml = self._nvml
+        asked = nvml.c_nvmlGpmMetricsGet_t()
+        asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        asked.numMetrics = len(COUNTERS)
+        asked.sample1, asked.sample2 = self._before, self._now
+        for place, counter in enumerate(COUNTERS.values()):
+            asked.metrics[place].metricId = getattr(nvml, counter)
+        return asked
+
+    def close(self) -> None:
+        """Give the samples back."""
+        for sample in (self._before, self._now):
+            self._nvml.nvmlGpmSampleFree(sample)
+
+
+def hardware_of(device: torch.device, name: str) -> Hardware:
+    """Whoever tells of `device`, whose metrics are named `name`."""
+    if device.type != "cuda":
+        return NoHardware()
+    try:
+        import pynvml
+    except ImportError:
+        return NoHardware()
+    try:
+        pynvml.nvmlInit()
+        # By its UUID, as CUDA_VISIBLE_DEVICES numbers anew.
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except pynvml.NVMLError:
+        return NoHardware()
+    return NvmlHardware(pynvml, handle, name)

@@ -1,0 +1,162 @@
+"""`python bench/gpu`, tried without a GPU at tiny sizes: what it tells, and that it fails where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu import check, command
+from gpu.cases import ON_GPU, SHAPES, SHORT, VARIANTS, Cell, cells_of
+from gpu.floor import Ceilings, Work, floors, needs
+from oppo_bench.models import roles
+from oppo_bench.workload import spec_of
+
+ROOT = Path(__file__).parents[2]
+TINY = ["--device", "cpu", "--sizes", "tiny"]
+# What a machine with torch and transformers alone does not have.
+GONE = (
+    "pydantic", "pydantic_core", "ruamel", "orjson", "structlog", "rich", "click", "psutil", "pynvml", "peft", "accelerate",
+    "django", "celery",
+)  # fmt: skip
+WITHOUT = f"""
+import importlib.machinery, runpy, sys
+class Bare(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.split(".")[0] in {GONE}:
+            path = [place for place in (path or sys.path) if "bench/gpu/bare" in str(place)]
+        return super().find_spec(name, path, target)
+sys.meta_path[:] = [Bare if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+def results(file: Path) -> dict[str, dict[str, Any]]:
+    """The figures of a document by name."""
+    return {result["name"]: result for result in json.loads(file.read_text())["results"]}
+
+
+def without(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A Python that has torch and transformers and nothing else of ours."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT + program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """A short trial of two variants."""
+    file = tmp_path_factory.mktemp("gpu") / "gpu.json"
+    asked = ["--batches", "4", "--variants", "both", "--repetitions", "1", "--seconds", "60", "--json", str(file)]
+    assert command.main([*TINY, *asked]) == command.OK
+    return results(file)
+
+
+def test_a_variant_is_told_whole(tried: dict[str, dict[str, Any]]) -> None:
+    for name in ("sequential", "both"):
+        given = f"tiny/B4/{name}"
+        assert tried[f"{given}/step_ms"]["median"] > 0
+        assert 0 < tried[f"{given}/mfu"]["median"] < 1
+        assert tried[f"{given}/to_floor"]["median"] > 1
+        assert tried[f"{given}/busy"]["median"] + tried[f"{given}/bubble"]["median"] == pytest.approx(1)
+        assert {f"{given}/to_floor/{stage}" for stage in ("decode", "score", "update_actor", "update_critic")} <= set(tried)
+    assert tried["tiny/B4/sequential/speedup"]["median"] == 1
+    assert tried["tiny/B4/sequential/deferred_share"]["median"] == 0
+    assert "tiny/B4/intra/step_ms" not in tried
+
+
+def test_both_paths_are_checked(tried: dict[str, dict[str, Any]]) -> None:
+    assert tried["tiny/check/greedy_differ_float32"]["median"] == 0
+    for role in ("reward", "reference", "critic"):
+        assert tried[f"tiny/check/streamed_{role}"]["median"] < check.TOLERANCE["float32"]
+
+
+def test_what_is_wrong_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(check, "TOLERANCE", dict.fromkeys(check.TOLERANCE, -1.0))
+    asked = [*TINY, "--batches", "4", "--variants", "sequential", "--repetitions", "1", "--seconds", "60"]
+    assert command.main(asked) == command.WRONG
+    assert "streamed reward against one pass" in capsys.readouterr().err
+
+
+def test_what_there_is_no_time_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([*TINY, "--seconds", "0"]) == command.OK
+    told = capsys.readouterr().out
+    assert "left out: tiny/B4: no time left" in told
+    assert "left out: tiny/B12: no time left" in told
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_it_says_how_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == command.REFUSED
+    assert "--device cpu --sizes tiny" in capsys.readouterr().err
+
+
+def test_the_plan_has_what_was_asked_for() -> None:
+    assert [cell.case for cell in ON_GPU] == ["0.5B/B32", "1.5B/B32", "0.5B/B112", "1.5B/B112", "7B/B32"]
+    assert set(ON_GPU[0].variants) == set(VARIANTS)
+    assert all("sequential" in cell.variants for cell in ON_GPU)
+    assert cells_of(["0.5B"], [112], ["both"]) == [Cell("0.5B", 112, ("sequential", "both"), ON_GPU[2].lengths)]
+    # The published sizes: 0.49, 1.54 and 7.6 billion weights, the last with a second table of words.
+    assert [round(SHAPES[name].parameters / 1e9, 2) for name in ("0.5B", "1.5B", "7B")] == [0.49, 1.54, 7.07]
+
+
+def test_the_floor_is_the_larger_of_bytes_and_operations() -> None:
+    size, work = SHAPES["0.5B"], Work([(8, 64)] * 32, rounds=64, decoded=2048)
+    slow_memory, slow_cores = Ceilings(1e9, 1e18, None), Ceilings(1e18, 1e9, None)
+    stages = needs(size, work)
+    assert floors(stages, slow_memory, False)["decode"] == stages["decode"].bytes / 1e9
+    assert floors(stages, slow_cores, False)["decode"] == stages["decode"].flops / 1e9
+    assert stages["decode"].bytes > 64 * 2 * size.parameters  # weights once a round
+    assert stages["update_actor"].flops == pytest.approx(6 * size.parameters * 32 * 72, rel=0.1)
+    balanced = Ceilings(stages["decode"].bytes, stages["score"].flops, None)
+    apart, together = floors(stages, balanced, False), floors(stages, balanced, True)
+    assert together["step"] < apart["step"] == pytest.approx(sum(apart[stage] for stage in stages))
+
+
+def test_the_stand_in_builds_the_same_specs(tmp_path: Path) -> None:
+    def dumped() -> dict[str, Any]:
+        cells = [Cell("tiny", 4, tuple(VARIANTS), SHORT), ON_GPU[0], ON_GPU[-1]]
+        models = roles({"path": "/a"}, {"path": "/b"})
+        return {
+            f"{cell.case}/{device}/{name}": spec_of(cell.load(device), overlap, models, tmp_path / "p").model_dump()
+            for cell in cells for name, overlap in VARIANTS.items() for device in ("cpu", "cuda")
+        }  # fmt: skip
+
+    program = """
+import json
+from pathlib import Path
+import pydantic
+from gpu.cases import ON_GPU, SHORT, VARIANTS, Cell
+from oppo_bench.models import roles
+from oppo_bench.workload import spec_of
+assert "bench/gpu/bare" in pydantic.__file__
+cells = [Cell("tiny", 4, tuple(VARIANTS), SHORT), ON_GPU[0], ON_GPU[-1]]
+models = roles({"path": "/a"}, {"path": "/b"})
+print(json.dumps({
+    f"{cell.case}/{device}/{name}": spec_of(cell.load(device), overlap, models, Path(sys.argv[1])).model_dump()
+    for cell in cells for name, overlap in VARIANTS.items() for device in ("cpu", "cuda")
+}))
+"""
+    paths = f"sys.path[:0] = [{str(ROOT / 'platform')!r}, {str(ROOT)!r}, {str(ROOT / 'bench')!r}]\n"
+    paths += f"sys.path.append({str(ROOT / 'bench/gpu/bare')!r})\n"
+    done = without(paths + program, str(tmp_path / "p"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == json.dumps(dumped()) + "\n"
+
+
+@pytest.mark.full
+def test_the_whole_command_with_torch_and_transformers_alone(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    program = "sys.argv[0] = 'bench/gpu'\nrunpy.run_path('bench/gpu', run_name='__main__')"
+    done = without(program, *TINY, "--repetitions", "2", "--seconds", "120", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    told = results(file)
+    assert {f"tiny/B4/{name}/speedup" for name in VARIANTS} <= set(told)
+    assert told["tiny/check/greedy_differ_float32"]["median"] == 0
+    for name in VARIANTS:
+        assert f"\n{name} " in done.stdout

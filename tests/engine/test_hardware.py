@@ -1,0 +1,102 @@
+"""What the driver tells of a GPU. A few lines stand in for NVML, because tests have no GPU."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from oppo_core.trace import hardware
+from oppo_core.trace.hardware import NoHardware, NvmlHardware, hardware_of
+
+
+class NVMLError(Exception):
+    """Not every card tells everything."""
+
+
+class Nvml:
+    """One card. `asked` is set once its utilization was asked for `enough` times; GPM's counters count up with each sample."""
+
+    NVMLError = NVMLError
+    NVML_SUCCESS = 0
+    NVML_GPM_METRICS_GET_VERSION = 1
+    NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRIC_SM_OCCUPANCY = 2, 3
+    NVML_GPM_METRIC_ANY_TENSOR_UTIL, NVML_GPM_METRIC_DRAM_BW_UTIL = 5, 10
+
+    def __init__(self, tells: bool = True, counts: bool = True) -> None:
+        self.tells, self.counts = tells, counts
+        self.loads = iter([20, 40] + [60] * 10_000)
+        self.asked, self.times = threading.Event(), 0
+        self.freed: list[list[int]] = []
+
+    def nvmlDeviceGetUtilizationRates(self, _handle: int) -> Any:
+        self.times += 1
+        if self.times > 2:
+            self.asked.set()
+        if not self.tells:
+            raise NVMLError
+        return SimpleNamespace(gpu=next(self.loads))
+
+    def nvmlDeviceGetMemoryInfo(self, _handle: int) -> Any:
+        return SimpleNamespace(used=3_500_000_000)
+
+    def nvmlGpmQueryDeviceSupport(self, _handle: int) -> Any:
+        return SimpleNamespace(isSupportedDevice=self.counts)
+
+    def nvmlGpmSampleAlloc(self) -> list[int]:
+        return [0]
+
+    def nvmlGpmSampleGet(self, _handle: int, sample: list[int]) -> None:
+        sample[0] = time.monotonic_ns()
+
+    def nvmlGpmSampleFree(self, sample: list[int]) -> None:
+        self.freed.append(sample)
+
+    def c_nvmlGpmMetricsGet_t(self) -> Any:
+        return SimpleNamespace(metrics=[SimpleNamespace(metricId=0, nvmlReturn=1, value=0.0) for _ in range(8)])
+
+    def nvmlGpmMetricsGet(self, asked: Any) -> Any:
+        assert asked.sample1[0] < asked.sample2[0]
+        for metric in asked.metrics[: asked.numMetrics]:
+            metric.value = 10.0 * metric.metricId
+            metric.nvmlReturn = 0 if metric.metricId != self.NVML_GPM_METRIC_ANY_TENSOR_UTIL else 3  # which it does not know
+        return asked
+
+
+def test_utilization_memory_and_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "SHORTEST_S", 0.0)
+    nvml = Nvml()
+    watched = NvmlHardware(nvml, 0, "cuda:0", every_s=0.001)
+    assert nvml.asked.wait(10)
+    told = watched.take()
+    watched.close()
+    assert 0.2 <= told.pop("nvml/cuda:0/utilization") <= 0.6
+    assert told == {
+        "nvml/cuda:0/memory_gb": 3.5, "gpm/cuda:0/sm_util": 0.2, "gpm/cuda:0/sm_occupancy": 0.3, "gpm/cuda:0/dram_util": 1.0,
+    }  # fmt: skip
+    assert len(nvml.freed) == 2
+
+
+def test_a_window_too_short_for_the_counters_goes_on() -> None:
+    watched = NvmlHardware(Nvml(), 0, "cuda:0", every_s=60)
+    assert watched.take() == {"nvml/cuda:0/memory_gb": 3.5}
+    watched.close()
+
+
+def test_what_a_card_does_not_tell_is_left_out() -> None:
+    nvml = Nvml(tells=False, counts=False)
+    watched = NvmlHardware(nvml, 0, "cuda:0", every_s=0.001)
+    assert nvml.asked.wait(10)
+    assert watched.take() == {"nvml/cuda:0/memory_gb": 3.5}
+    watched.close()
+
+
+def test_a_cpu_has_no_driver_to_ask() -> None:
+    watched = hardware_of(torch.device("cpu"), "cpu:0")
+    assert isinstance(watched, NoHardware)
+    assert watched.take() == {}
+    watched.close()
