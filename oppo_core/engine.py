@@ -33,7 +33,8 @@ from oppo_core.ppo.shaping import ScoreMoments
 from oppo_core.ranks import ALONE, Meeting, Ranks, join
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rollout.batch import Batch
-from oppo_core.rollout.decoder import Decoder, DecodeSettings, Decoding
+from oppo_core.rollout.decoder import DecodeSettings, Decoding
+from oppo_core.rollout.device_decoder import decoder_of
 from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompts import PromptStream, read_prompts
@@ -163,7 +164,7 @@ def assemble(
     engine = Engine(
         spec=spec, layout=layout, codec=codec,
         prompts=PromptStream(prompts, spec.seed, spec.data.shuffle, ranks.rank, ranks.world),
-        pool=pool_of(spec, ranks), decoder=Decoder(network, settings, slots(spec), drafter_of(spec), stops_of(spec, codec)),
+        pool=pool_of(spec, ranks), decoder=decoder_of(network, settings, slots(spec), drafter_of(spec), stops_of(spec, codec)),
         actor=actor, scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting),
         journal=journal, out=out, model_source=source, trace=trace,
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),

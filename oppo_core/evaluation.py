@@ -28,6 +28,7 @@ from oppo_core.ppo.shaping import shaped_scores
 from oppo_core.randomness import Use
 from oppo_core.ranks import ALONE, Ranks
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
+from oppo_core.rollout.device_decoder import decoder_of
 from oppo_core.rollout.prompts import read_prompts
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
@@ -136,7 +137,7 @@ def evaluator_of(
     given = replace(settings, use=Use.EVALUATION, rates_stale=False, keeps_cache=False)
     if asked.greedy:
         given = replace(given, filters=Filters(top_k=1, top_p=None, min_p=None))
-    return Evaluator(prompts, rows, lambda: Decoder(network, given, rows, stops=stops()), rank=ranks.rank, world=ranks.world)
+    return Evaluator(prompts, rows, lambda: decoder_of(network, given, rows, stops=stops()), rank=ranks.rank, world=ranks.world)
 
 
 def evaluate_when_due(engine: Engine, should_stop: Callable[[], bool]) -> None:

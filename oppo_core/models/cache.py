@@ -13,6 +13,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from oppo_core.models.transfer import to_device
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -55,7 +57,7 @@ class SlotCache:
     def __init__(self, shape: CacheShape, slots: int, columns: int, like: Tensor) -> None:
         self.keys = [like.new_zeros(slots, layer.heads, columns, layer.key_width) for layer in shape.layers]
         self.values = [like.new_zeros(slots, layer.heads, columns, layer.value_width) for layer in shape.layers]
-        self.columns = columns
+        self.slots, self.columns = slots, columns
 
     def window(self, slots: slice | Tensor, positions_NT: Tensor, columns: int, bands: tuple[Band, ...] = ()) -> CacheWindow:
         """Open `slots` (a leading slice, or indices [N]) for tokens at `positions_NT`; `columns` > every position."""
@@ -71,8 +73,10 @@ class SlotCache:
 
     def rearrange(self, sources: list[int], targets: list[int], columns: int) -> None:
         """Copy the first `columns` of each slot of `sources` into the slot of `targets`, all at once."""
+        device = self.keys[0].device
+        given, wanted = to_device(sources, device), to_device(targets, device)
         for store in (*self.keys, *self.values):
-            store[targets, :, :columns] = store[sources, :, :columns]
+            store[wanted, :, :columns] = store[given, :, :columns]
 
     def move(self, source: int, target: int, columns: int) -> None:
         """Copy the first `columns` of slot `source` over slot `target`: how a hole is filled when a row leaves."""

@@ -20,6 +20,7 @@ from oppo_core.models.cache import Band, SlotCache
 from oppo_core.models.folder import save_weights
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
+from oppo_core.models.transfer import to_device
 from oppo_core.ppo.batches import ragged_batches, right_padded
 from oppo_core.randomness import Use
 from oppo_core.rollout.drafter import Drafter
@@ -144,8 +145,8 @@ class Decoder:
         self._draw_numbers()
         lacking = [0 if row in kept else length for row, length in enumerate(self._filled)]
         for rows in ragged_batches(lacking, self.settings.micro_batch_tokens):
-            padded = right_padded([tokens[row][:-1] for row in rows]).to(self._device)
-            window = self.cache.fresh_window(self._rows[rows], padded.shape[1])
+            padded = to_device(right_padded([tokens[row][:-1] for row in rows]), self._device)
+            window = self.cache.fresh_window(to_device(rows, self._device), padded.shape[1])
             hidden = self.actor.hidden(padded, window.positions_NT, window)
             if self.settings.rates_stale:
                 self._rate([sequences[row] for row in rows], hidden)
@@ -187,9 +188,10 @@ class Decoder:
         self.cache.put_back(list(range(len(rows))), {name: tensor[rows] for name, tensor in tensors.items()})
 
     def _draw_numbers(self) -> None:
-        for row, sequence in enumerate(self.live):
-            numbers = uniforms(self.settings.seed, sequence.sequence_id, self.settings.max_new, self.settings.use)
-            self._uniform[row] = torch.from_numpy(numbers)
+        settings = self.settings
+        numbers = [uniforms(settings.seed, s.sequence_id, settings.max_new, settings.use) for s in self.live]
+        if numbers:
+            self._uniform[: len(numbers)] = to_device(torch.from_numpy(np.stack(numbers)), self._device)
 
     def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """See `Decoding.suspend`. The keys and values too: computed again in one pass they would round otherwise."""
@@ -298,13 +300,9 @@ class Decoder:
 
     def _record(self, choices: list[Choice], version: int) -> list[Sequence]:
         done_rows = []
-        for row, (sequence, (token, logprob, among)) in enumerate(zip(self.live, choices, strict=True)):
-            sequence.response.append(token)
-            sequence.behaviour_logprobs.append(logprob)
-            sequence.support += among
-            sequence.token_versions.append(version)
+        for row, (sequence, choice) in enumerate(zip(self.live, choices, strict=True)):
             self._filled[row] += 1
-            if self._ends(sequence, token):
+            if self._note(sequence, choice, version):
                 done_rows.append(row)
         if not done_rows:
             return []
@@ -313,6 +311,14 @@ class Decoder:
             self._leave(row)
         self._stops = self._bands()
         return sorted(done, key=lambda s: s.sequence_id)
+
+    def _note(self, sequence: Sequence, choice: Choice, version: int) -> bool:
+        """Write a token into its sequence; returns whether it is the last."""
+        sequence.response.append(choice.token)
+        sequence.behaviour_logprobs.append(choice.logprob)
+        sequence.support += choice.among
+        sequence.token_versions.append(version)
+        return self._ends(sequence, choice.token)
 
     def _ends(self, sequence: Sequence, token: int) -> bool:
         """Whether `token`, which `sequence` has just got, is its last; notes why."""
