@@ -52,6 +52,7 @@ from oppo_core.scoring.whole import WholeScorers
 from oppo_core.shares import costs_of
 from oppo_core.standing import Standing
 from oppo_core.trace.recorder import Recorder
+from oppo_core.training.stepper import stepper_of
 from oppo_core.update import CriticFreeUpdate, OverlappedUpdate, PlainUpdate, Updating
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -199,7 +200,7 @@ def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:
 def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec, ranks: Ranks) -> ActorTrainer:
     """The actor's trainer with what the spec adds to it: a moving average, texts that are mixed in."""
     ppo = spec.ppo
-    trainer = ActorTrainer(network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks)
+    trainer = ActorTrainer(network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks, stepper_of(spec.training))
     if ppo.ema_decay is not None:
         assert isinstance(trainer.optimizer, Optimizer)  # the spec's own validator saw to it
         trainer.average = MovingAverage(trainer.optimizer, ppo.ema_decay)
@@ -302,7 +303,8 @@ def build_scorers(
             check_contexts(spec, network)
     trainer = None
     if critic is not None:
-        trainer = CriticTrainer(critic, spec.ppo, spec.seed, spec.steps, join(meeting, "critic", device))
+        ranks = join(meeting, "critic", device)
+        trainer = CriticTrainer(critic, spec.ppo, spec.seed, spec.steps, ranks, stepper_of(spec.training))
     if trainer is not None and resume is not None:
         trainer.load(resume)
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens

@@ -6,6 +6,7 @@ the engine asks the same before it starts.
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -71,6 +72,7 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Find
     """Everything that stands in the way of the first step of `spec` here; `out` is where checkpoints would go."""
     findings = Findings()
     device = findings.look(lambda: device_of(spec))
+    findings.look(lambda: _backend(spec))
     for complaint in complaints_about_trackers(spec):
         findings.errors.append(PreflightError(complaint))
     roles = _roles(spec, roots, findings)
@@ -106,6 +108,13 @@ def refuse_impossible(spec: RunSpec, roots: list[Path], out: Path) -> None:
 def said(error: Exception) -> str:
     """A complaint as a line."""
     return str(error) if isinstance(error, PreflightError) else f"{type(error).__name__}: {error}"
+
+
+def _backend(spec: RunSpec) -> None:
+    if spec.training.backend == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+        raise LayoutError(
+            "training.backend is deepspeed, which is not installed here; install it (`make deepspeed`), or choose plain"
+        )
 
 
 def _roles(spec: RunSpec, roots: list[Path], findings: Findings) -> list[Role] | None:

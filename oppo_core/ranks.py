@@ -82,6 +82,9 @@ class Ranks(Protocol):
     def agreed(self, kind: type[Exception]) -> AbstractContextManager[None]:
         """Around some work: an exception of `kind` on one rank is raised on all. The work makes no other call of the ranks."""
 
+    def store(self, name: str) -> Any:
+        """A torch store of all ranks under that name, for a group of somebody else's."""
+
     def leave(self, reason: str) -> None:
         """Tell the others why this rank will not be heard again."""
 
@@ -125,6 +128,10 @@ class OneRank:
     def agreed(self, kind: type[Exception]) -> AbstractContextManager[None]:
         """Nothing to agree on."""
         return nullcontext()
+
+    def store(self, name: str) -> Any:
+        """In this process."""
+        return dist.HashStore()  # type: ignore[attr-defined]
 
     def leave(self, reason: str) -> None:
         """Nobody is there."""
@@ -221,6 +228,10 @@ class SeveralRanks:
         faults = [f"rank {rank}: {text.decode()}" for rank, text in enumerate(self.gather(said.encode())) if text]
         if faults:
             raise kind("; ".join(faults))
+
+    def store(self, name: str) -> Any:
+        """See `Ranks.store`."""
+        return dist.PrefixStore(f"{name}/{self.name}", self._store)  # type: ignore[attr-defined]
 
     def leave(self, reason: str) -> None:
         """See `Ranks.leave`."""

@@ -198,6 +198,7 @@ class ActorTrainer:
                 with self.ranks.agreed(NonFiniteError):
                     self.accumulate(experience, rows, kl_coefficient, total, sums, step, following=self._texts(step, number))
                     self.mix_in(step, number, sums)
+                    self.optimizer.even_out()
                 sums.tokens += total
                 norms.append(self.optimizer.apply(step, "actor"))
         return self.metrics(sums, step, norms)

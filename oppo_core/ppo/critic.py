@@ -73,6 +73,7 @@ class CriticTrainer:
                 forward = held or self.hold([tokens[r] for r in rows], [order.prompt_lengths[r] for r in rows], 0)
                 with self.ranks.agreed(NonFiniteError):
                     loss, clipped = self._accumulate(order, rows, forward, total)
+                    self.optimizer.even_out()
                 loss_sum, clipped_sum = loss_sum + loss, clipped_sum + clipped
                 count += total
                 norms.append(self.optimizer.apply(order.step, "critic"))

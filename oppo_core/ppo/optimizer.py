@@ -14,11 +14,19 @@ from oppo_core.ppo.schedule import Rates
 from oppo_core.ranks import ALONE, Ranks
 
 MASTER = "master"
+BETAS = (0.9, 0.95)
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])
 
 
 class NonFiniteError(RuntimeError):
     """A loss or a gradient is NaN or infinite: training stops before the weights are harmed."""
+
+
+def not_finite(role: str, norm: float, step: int) -> NonFiniteError:
+    """What to say of a gradient's norm in PPO step `step`, from 0."""
+    return NonFiniteError(
+        f"the {role}'s gradient norm is {norm} at step {step + 1}; lower its learning rate or look at the rewards"
+    )
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:
@@ -42,7 +50,7 @@ class Optimizer:
         self.rates = rates
         self.max_norm = max_norm
         self._remembered: tuple[list[Tensor], dict[str, Tensor]] | None = None
-        self._adamw = torch.optim.AdamW(self.masters, lr=rates.peak, betas=(0.9, 0.95), weight_decay=weight_decay, foreach=True)
+        self._adamw = torch.optim.AdamW(self.masters, lr=rates.peak, betas=BETAS, weight_decay=weight_decay, foreach=True)
 
     @property
     def saves_bytes(self) -> int:
@@ -67,6 +75,9 @@ class Optimizer:
         """See `Stepper.backward`."""
         loss.backward()  # type: ignore[no-untyped-call]
 
+    def even_out(self) -> None:
+        """See `Stepper.even_out`: nobody waits."""
+
     def fault(self, reason: str) -> None:
         """See `Stepper.fault`: the trainers agree on it among the ranks (`Ranks.agreed`)."""
         raise NonFiniteError(reason)
@@ -84,9 +95,7 @@ class Optimizer:
         self.ranks.add_up([master.grad for master in self.masters if master.grad is not None])
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.max_norm))
         if not norm < float("inf"):
-            raise NonFiniteError(
-                f"the {role}'s gradient norm is {norm} at step {step + 1}; lower its learning rate or look at the rewards"
-            )
+            raise not_finite(role, norm, step)
         for group in self._adamw.param_groups:
             group["lr"] = self.rates.at(step)
         self._adamw.step()

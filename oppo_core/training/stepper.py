@@ -1,17 +1,19 @@
 """What the actor's and the critic's trainers ask of whoever turns their losses into new weights.
 
-Law for several ranks: each says by `begin` how many backward passes it will make, makes them, and calls `apply`. A backend that
-meets the other ranks in every pass evens the numbers out by itself, so the trainers need not know of it.
+Law for several ranks: each says by `begin` how many backward passes it will make, makes them, calls `even_out`, and then
+`apply`. So a backend that meets the other ranks in every pass can make up what a rank has fewer than others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 from torch.nn import Parameter
 
+from oppo_contract.spec import Training
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.optimizer import Optimizer
 from oppo_core.ppo.schedule import Rates
@@ -43,6 +45,9 @@ class Stepper(Protocol):
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this rank's part of the loss; what the ranks add up is the loss of the mini-batch."""
 
+    def even_out(self) -> None:
+        """This rank has made its passes. Others may need it for theirs still."""
+
     def fault(self, reason: str) -> None:
         """A loss is not finite. Raises NonFiniteError here, or on all ranks alike when the step would be taken."""
 
@@ -66,3 +71,12 @@ StepperMaker = Callable[[Network, Rates, float, float, Ranks], Stepper]
 def plain(network: Network, rates: Rates, weight_decay: float, max_norm: float, ranks: Ranks) -> Stepper:
     """AdamW in this process's memory, all of it on every rank."""
     return Optimizer(network.parameters(), rates, weight_decay, max_norm, ranks)
+
+
+def stepper_of(training: Training) -> StepperMaker:
+    """Who takes a role's steps, as the spec has it."""
+    if training.backend == "plain":
+        return plain
+    from oppo_core.training.zero import ZeroStepper  # DeepSpeed is there only where it is wanted
+
+    return partial(ZeroStepper, training)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 NEW_RUN = "start a new run from the trained actor (`oppo export`)"
 # From the next step on, or at once where nothing computes differently.
 ALLOWED = (
-    "name", "fork", "steps", "ppo", "overlap", "evaluation", "resources", "queue", "retries", "secrets", "budget", "checkpoints",
-    "logging", "models.reward.http",
+    "name", "fork", "steps", "ppo", "overlap", "training", "evaluation", "resources", "queue", "retries", "secrets", "budget",
+    "checkpoints", "logging", "models.reward.http",
 )  # fmt: skip
 REFUSED = {
     "version": ("the state is another schema's", NEW_RUN),

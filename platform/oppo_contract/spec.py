@@ -17,12 +17,13 @@ from oppo_contract.sections.ppo import Kl, Ppo, Pretraining
 from oppo_contract.sections.rollout import Chunk, Drafter, Overcommit, Overlap, Rollout
 from oppo_contract.sections.run import Budget, Checkpoints, Data, Evaluation, Fork, Logging, LogRule, Queue, Resources, Retries
 from oppo_contract.sections.secrets import SecretRefs, check_references
+from oppo_contract.sections.training import Training
 
 __all__ = [
     "MAX_SPEC_BYTES", "PLATFORM_SECTIONS", "SPEC_VERSION", "Budget", "Checkpoints", "Chunk", "Data", "Drafter", "Evaluation",
     "Fork", "HttpReward", "Kl", "LogRule", "Logging", "Lora", "ModelSpec", "Models", "Overcommit", "Overlap", "Ppo",
     "Pretraining", "Queue", "Resources", "Retries", "RewardPart",
-    "RewardSpec", "Rollout", "RunSpec", "Section", "TinyArchitecture", "load_spec",
+    "RewardSpec", "Rollout", "RunSpec", "Section", "TinyArchitecture", "Training", "load_spec",
 ]  # fmt: skip
 
 SPEC_VERSION: Literal[1] = 1
@@ -46,6 +47,7 @@ class RunSpec(Section):
     ppo: Ppo = Field(default_factory=Ppo, description="The PPO step.")
     rollout: Rollout = Field(default_factory=Rollout, description="How the actor answers.")
     overlap: Overlap = Field(default_factory=Overlap, description="What runs at the same time.")
+    training: Training = Field(default_factory=Training, description="Who takes the optimizer's steps.")
     evaluation: Evaluation | None = Field(
         None, description="Held-out prompts answered and scored during training; off when empty."
     )
@@ -107,6 +109,31 @@ class RunSpec(Section):
         for applies, path, value, allowed in reasons:
             if applies:
                 raise Impossible(path, "does not go with overlap.update_overlap", value=value, allowed=allowed)
+        return self
+
+    @model_validator(mode="after")
+    def sharded_training_is_possible(self) -> Self:
+        if self.training.backend == "plain":
+            return self
+        reasons = [
+            (self.resources.dtype == "float64", "resources.dtype", "float64", "float32 or bfloat16: it steps on float32 weights"),
+            (self.overlap.update_overlap, "overlap.update_overlap", True, "false: two processes share one optimizer"),
+            (
+                self.ppo.on_nonfinite != "raise",
+                "ppo.on_nonfinite",
+                self.ppo.on_nonfinite,
+                "raise: to take a step back every node needs the whole optimizer",
+            ),
+            (
+                self.ppo.ema_decay is not None,
+                "ppo.ema_decay",
+                self.ppo.ema_decay,
+                "empty: the average follows weights that no node has whole",
+            ),
+        ]
+        for applies, path, value, allowed in reasons:
+            if applies:
+                raise Impossible(path, "does not go with training.backend deepspeed", value=value, allowed=allowed)
         return self
 
     @model_validator(mode="after")

@@ -25,6 +25,10 @@ def _tiny(draw: st.DrawFn) -> dict[str, Any]:
     return {"hidden": heads * 8 * draw(st.integers(1, 8)), "heads": heads, "layers": draw(st.integers(1, 64)), "context": 131072}
 
 
+TRAINING = st.just({"backend": "plain"}) | st.fixed_dictionaries(
+    {"backend": st.just("deepspeed")},
+    optional={"zero_stage": st.sampled_from([1, 2, 3]), "offload": st.sampled_from(["off", "optimizer"])},
+)
 MODELS = st.fixed_dictionaries({"path": PATHS}) | st.fixed_dictionaries({"tiny": _tiny()})
 
 
@@ -65,6 +69,7 @@ def valid_specs(draw: st.DrawFn) -> dict[str, Any]:
         "models": roles,
         "data": {"prompts": draw(PATHS), "shuffle": draw(st.booleans())},
         "ppo": {"batch_size": batch_size, "mini_batches": mini_batches} | grouped | draw(ppo),
+        "training": draw(TRAINING),
         "overlap": {"overcommit": {"min": low, "initial": start, "max": high}} | draw(overlap),
         "budget": draw(_some(max_hours=st.none() | SMALL, target_reward=st.none() | st.floats(-1e6, 1e6))),
     }

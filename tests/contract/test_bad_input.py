@@ -159,6 +159,21 @@ def test_update_overlap_is_refused_where_it_would_not_be_exact(minimal: dict[str
     load_spec(change(minimal, path, value))
 
 
+SHARDED = [
+    ("ppo.on_nonfinite", "skip"), ("ppo.on_nonfinite", "rollback"), ("ppo.ema_decay", 0.9), ("resources.dtype", "float64"),
+    ("overlap.update_overlap", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value"), SHARDED)
+def test_deepspeed_is_refused_where_a_node_needs_the_whole_optimizer(minimal: dict[str, Any], path: str, value: Any) -> None:
+    (problem,) = refused(change(change(minimal, "training.backend", "deepspeed"), path, value))
+    assert (problem.path, problem.message) == (path, "does not go with training.backend deepspeed")
+    assert problem.allowed
+    load_spec(change(minimal, path, value))
+    load_spec(change(change(minimal, "training.backend", "deepspeed"), "resources.dtype", "bfloat16"))
+
+
 # A setting, a value without effect, and the switch that gives it one.
 IDLE = [
     ("overlap.kv_after_update", "keep", {"overlap.inter_step": "off"}, {"overlap.inter_step": "defer"}),
@@ -172,6 +187,8 @@ IDLE = [
     ("ppo.kl.horizon", 100, {}, {"ppo.kl.controller": "adaptive"}),
     ("ppo.kl.controller", "adaptive", {"ppo.kl.coefficient": 0.0}, {}),
     ("ppo.value_warmup_steps", 3, {"steps": 3}, {"steps": 4}),
+    ("training.zero_stage", 3, {}, {"training.backend": "deepspeed"}),
+    ("training.offload", "optimizer", {}, {"training.backend": "deepspeed"}),
 ]  # fmt: skip
 
 

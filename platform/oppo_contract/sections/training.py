@@ -1,0 +1,37 @@
+"""Who takes the optimizer's steps."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from oppo_contract.problems import Impossible
+from oppo_contract.sections.base import Section
+
+
+class Training(Section):
+    """Who takes the optimizer's steps, and what of it each node keeps."""
+
+    backend: Literal["plain", "deepspeed"] = Field(
+        "plain",
+        description="Every node keeps the whole optimizer, or DeepSpeed's ZeRO cuts it up among them (`make deepspeed`).",
+    )
+    zero_stage: Literal[1, 2, 3] = Field(
+        2,
+        description="What deepspeed cuts up: 1 moments and precise weights, 2 gradients too, 3 the weights that are trained too,"
+        " of which each node then keeps a whole copy to decode with.",
+    )
+    offload: Literal["off", "optimizer"] = Field(
+        "off",
+        description="With deepspeed: where the optimizer's state lies and steps are taken: on the device, or in main memory.",
+    )
+
+    @model_validator(mode="after")
+    def means_something(self) -> Self:
+        for path, given, default in (("zero_stage", self.zero_stage, 2), ("offload", self.offload, "off")):
+            if self.backend == "plain" and given != default:
+                raise Impossible(
+                    path, "means nothing to training.backend plain", value=given, allowed=f"{default}, or with backend deepspeed"
+                )
+        return self

@@ -1,0 +1,100 @@
+"""One of the processes that train the same small runs under every backend: `one_rank.py WORLD RANK`.
+
+WORLD/cases.json lists them; what came of a case is written to WORLD/NAME/rank-RANK.json, and the weights beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from safetensors.torch import save_file
+
+from oppo_contract.spec import RunSpec, load_spec
+from oppo_core import report
+from oppo_core.engine import Engine, assemble
+from oppo_core.journal import OF_EACH_RANK, Journal
+from oppo_core.layout import device_of
+from oppo_core.ppo.actor import ActorTrainer
+from oppo_core.ppo.optimizer import NonFiniteError
+from oppo_core.ranks import ALONE, Meeting, Ranks, join
+from oppo_core.train import train
+
+Case = dict[str, Any]
+
+
+def main(world: Path, rank: int) -> None:
+    """Every case, one after the other; each has a meeting of its own."""
+    torch.set_num_threads(1)
+    for case in json.loads((world / "cases.json").read_text()):
+        spec = load_spec(case["spec"])
+        nodes = spec.resources.nodes
+        if rank < nodes:
+            meeting = Meeting("127.0.0.1", case["port"], rank, nodes, rank == 0, 60.0)
+            run(world, case, spec, ALONE if nodes == 1 else join(meeting, "engine", device_of(spec)))
+
+
+def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
+    """Train, and write down what was told of each step, how it ended, and the weights."""
+    out = world / case["name"]
+    out.mkdir(exist_ok=True)
+    journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else OF_EACH_RANK)
+    resume = world / case["resume"] if case["resume"] else None
+    engine = assemble(spec, [world], out, journal, 1, resume, ranks)
+    before = {name: weight.clone() for name, weight in weights(engine).items()}
+    fault = ""
+    with told() as steps, case_fault(case, ranks):
+        try:
+            train(engine, lambda: False)
+        except NonFiniteError as error:
+            fault = str(error)
+    after = weights(engine)
+    moved = max(float((after[name] - weight).abs().max()) for name, weight in before.items())
+    save_file({name: weight.contiguous() for name, weight in after.items()}, out / f"rank-{ranks.rank}.safetensors")
+    (out / f"rank-{ranks.rank}.json").write_text(json.dumps({"steps": steps, "fault": fault, "moved": moved}))
+    engine.scorers.close()
+
+
+def weights(engine: Engine) -> dict[str, torch.Tensor]:
+    """Both roles' weights as everybody else sees them."""
+    critic = engine.scorers.trainer.network  # type: ignore[attr-defined]
+    named = {"actor": engine.actor.network, "critic": critic}  # type: ignore[attr-defined]
+    return {f"{role}.{name}": w.detach() for role, network in named.items() for name, w in network.state_dict().items()}
+
+
+@contextlib.contextmanager
+def told() -> Iterator[list[dict[str, float]]]:
+    """The metrics of every step, as they are reported."""
+    steps: list[dict[str, float]] = []
+    plain = report.finish_step
+
+    def finish_step(engine: Engine, batch: Any, experience: Any, metrics: dict[str, float], window: Any) -> None:
+        steps.append({name: float(value) for name, value in metrics.items()})
+        plain(engine, batch, experience, metrics, window)
+
+    with mock.patch.object(report, "finish_step", finish_step):
+        yield steps
+
+
+@contextlib.contextmanager
+def case_fault(case: Case, ranks: Ranks) -> Iterator[None]:
+    """Where the case asks for it, the policy loss of rank 1 is not a number in the step of that number."""
+    plain, wanted = ActorTrainer.accumulate, case["fault"]
+
+    def accumulate(self: ActorTrainer, experience: Any, *arguments: Any, **more: Any) -> None:
+        if wanted is not None and ranks.rank == 1 and arguments[-1] == wanted:
+            experience.advantages.fill_(float("nan"))
+        plain(self, experience, *arguments, **more)
+
+    with mock.patch.object(ActorTrainer, "accumulate", accumulate):
+        yield
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

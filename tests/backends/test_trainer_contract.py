@@ -1,0 +1,211 @@
+"""What every training backend must do alike: plain, and DeepSpeed at its three stages, on two processes over gloo.
+
+One pair of processes trains all runs, because reading DeepSpeed takes seconds. Select a backend by its id: `-k 'deepspeed and
+zero1'`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from oppo_contract.spec import TinyArchitecture
+from oppo_core.models.folder import save_model
+from oppo_core.models.tiny import Head, init_tiny
+
+Tree = dict[str, Any]
+VOCAB = 40
+ARCHITECTURE = TinyArchitecture(hidden=16, layers=2, heads=2, context=64, vocab=VOCAB)
+PATIENCE_S = 280.0
+HERE = Path(__file__).parent
+BACKENDS: dict[str, Tree] = {"plain": {"backend": "plain"}} | {
+    f"deepspeed-zero{stage}": {"backend": "deepspeed", "zero_stage": stage} for stage in (1, 2, 3)
+}
+OFFLOADED = {"backend": "deepspeed", "zero_stage": 2, "offload": "optimizer"}
+MISSING = "" if importlib.util.find_spec("deepspeed") else "deepspeed is not installed; `make deepspeed` installs it"
+# Parts of a spec by the name of what they try.
+ONE_PASS: Tree = {"ppo": {"mini_batches": 1, "epochs": 1}}
+PASSES: Tree = {"ppo": {"mini_batches": 2, "epochs": 2, "micro_batch_tokens": 64, "max_grad_norm": 0.05}}
+TEXTS: Tree = {"ppo": {"pretraining": {"data": "texts.jsonl", "sequences": 2, "coefficient": 0.5}}}
+
+each_backend = pytest.mark.parametrize(
+    "backend",
+    [pytest.param(name, marks=pytest.mark.skipif(bool(MISSING) and name != "plain", reason=MISSING)) for name in BACKENDS],
+)
+
+
+class Runs:
+    """What came of the cases, by name."""
+
+    def __init__(self, world: Path) -> None:
+        self.world = world
+
+    def told(self, name: str, rank: int = 0) -> Tree:
+        """`steps`: metrics a step; `fault`; `moved`: how far a weight has moved at most."""
+        found: Tree = json.loads((self.world / name / f"rank-{rank}.json").read_text())
+        return found
+
+    def weights(self, name: str, rank: int = 0) -> dict[str, torch.Tensor]:
+        """Both roles' weights at the end."""
+        return load_file(self.world / name / f"rank-{rank}.safetensors")
+
+
+def merged(base: Tree, *changes: Tree) -> Tree:
+    """`base` with nested `changes` laid over it."""
+    result = dict(base)
+    for change in changes:
+        for key, value in change.items():
+            known = result.get(key)
+            result[key] = merged(known, value) if isinstance(value, dict) and isinstance(known, dict) else value
+    return result
+
+
+def case(name: str, backend: Tree, *changes: Tree, nodes: int = 2, resume: str = "", fault: int | None = None) -> dict[str, Any]:
+    """A run of three steps."""
+    base: Tree = {
+        "name": name, "seed": 3, "steps": 3, "data": {"prompts": "prompts.jsonl"}, "training": backend,
+        "models": {"actor": {"path": "actor"}, "reward": {"model": {"path": "reward"}}, "critic": "reward"},
+        "ppo": {"batch_size": 8, "learning_rate": 3e-3, "critic_learning_rate": 3e-3, "warmup_steps": 2},
+        "rollout": {"max_new_tokens": 40, "max_prompt_tokens": 12},
+        "overlap": {"intra_step": "off", "inter_step": "off"},
+        "resources": {"nodes": nodes, "devices": nodes, "kind": "cpu", "longest_silence_s": 60},
+        "checkpoints": {"every_steps": 2},
+    }  # fmt: skip
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {"name": name, "spec": merged(base, *changes), "port": port, "resume": resume, "fault": fault}
+
+
+def cases(backends: list[str]) -> list[dict[str, Any]]:
+    """All runs that the tests look at; those that resume come after what they resume."""
+    listed = [case("alone", BACKENDS["plain"], ONE_PASS, nodes=1)]
+    for name in backends:
+        backend = BACKENDS[name]
+        listed += [
+            case(f"{name}-one-pass", backend, ONE_PASS),
+            case(f"{name}-passes", backend, PASSES, TEXTS),
+            case(f"{name}-fault", backend, PASSES, fault=1),
+        ]
+    for name in backends:
+        listed += [
+            case(f"{name}-resumes", BACKENDS[name], PASSES, TEXTS, resume=f"{name}-passes/checkpoints/step-00000002"),
+            case(f"{name}-takes-over", BACKENDS[name], PASSES, TEXTS, resume="plain-passes/checkpoints/step-00000002"),
+            case(f"{name}-handed-on", BACKENDS["plain"], PASSES, TEXTS, resume=f"{name}-passes/checkpoints/step-00000002"),
+        ]
+    return listed + ([case("offloaded", OFFLOADED, PASSES, TEXTS)] if len(backends) > 1 else [])
+
+
+def write_world(folder: Path) -> None:
+    """Model folders, prompts and texts, small."""
+    words = ["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(VOCAB - 3))]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    heads: dict[str, Head] = {"actor": "lm", "reward": "scalar"}
+    for seed, (name, head) in enumerate(heads.items()):
+        generator, model = torch.Generator().manual_seed(seed), init_tiny(ARCHITECTURE, head, seed)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.dim() == 2:
+                    weight.normal_(0.0, 0.3, generator=generator)
+        save_model(model, folder / name, None, eos_token_id=2, pad_token_id=0)
+        tokenizer.save(str(folder / name / "tokenizer.json"))
+    for name, key, least in (("prompts", "prompt", 1), ("texts", "text", 3)):
+        rows = [{key: [3 + (number * 7 + i * 5) % (VOCAB - 3) for i in range(least + number)]} for number in range(11)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Trained by one pair of processes, under every backend that is installed."""
+    world = tmp_path_factory.mktemp("backends")
+    write_world(world)
+    (world / "cases.json").write_text(json.dumps(cases(["plain"] if MISSING else list(BACKENDS))))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    pair = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "one_rank.py"), str(world), str(rank)], env=environment,
+            stdout=(world / f"said-{rank}").open("w"), stderr=subprocess.STDOUT,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    try:
+        ended = [process.wait(PATIENCE_S) for process in pair]
+    finally:
+        for process in pair:
+            process.kill()
+    assert ended == [0, 0], "\n".join((world / f"said-{rank}").read_text()[-3000:] for rank in (0, 1))
+    return Runs(world)
+
+
+def close(tolerance: float) -> Callable[[Tree], Any]:
+    """Metrics that are equal but for rounding."""
+    return lambda metrics: pytest.approx(metrics, rel=tolerance, abs=tolerance, nan_ok=True)
+
+
+def assert_alike(runs: Runs, name: str, other: str, tolerance: float = 1e-4) -> None:
+    """Both ranks of `name` have ended with the weights of `other`.
+
+    But for the biases of the keys: they change no softmax, so their gradients are rounding, of which AdamW makes steps too.
+    """
+    for rank in (0, 1):
+        theirs = runs.weights(other)
+        for key, weight in runs.weights(name, rank).items():
+            if key.endswith("qkv.bias"):
+                weight[ARCHITECTURE.hidden : -ARCHITECTURE.hidden] = theirs[key][ARCHITECTURE.hidden : -ARCHITECTURE.hidden]
+            torch.testing.assert_close(weight, theirs[key], rtol=0, atol=tolerance, msg=lambda said, key=key: f"{key}: {said}")
+
+
+@each_backend
+def test_two_ranks_learn_what_one_process_does(runs: Runs, backend: str) -> None:
+    for rank in (0, 1):
+        told = runs.told(f"{backend}-one-pass", rank)
+        assert [close(1e-4)(step) for step in runs.told("alone")["steps"]] == told["steps"]
+    assert_alike(runs, f"{backend}-one-pass", "alone")
+
+
+@each_backend
+def test_losses_and_norms_are_those_of_plain_where_ranks_have_unequal_passes_and_gradients_are_cut(
+    runs: Runs, backend: str
+) -> None:
+    expected, found = runs.told("plain-passes")["steps"], runs.told(f"{backend}-passes")["steps"]
+    assert len(found) == 3
+    assert [close(1e-4)(step) for step in expected] == found
+    assert all(step["actor/grad_norm"] > 0.05 and math.isfinite(step["critic/vf_loss"]) for step in found)
+    assert_alike(runs, f"{backend}-passes", "plain-passes")
+
+
+@each_backend
+@pytest.mark.parametrize("way", ["resumes", "takes-over", "handed-on"])
+def test_a_checkpoint_is_resumed_by_the_same_and_by_another_backend(runs: Runs, backend: str, way: str) -> None:
+    expected, found = runs.told("plain-passes")["steps"], runs.told(f"{backend}-{way}")["steps"]
+    assert [close(1e-4)(step) for step in expected[2:]] == found
+    assert_alike(runs, f"{backend}-{way}", "plain-passes")
+
+
+@each_backend
+def test_a_fault_on_one_rank_ends_both_before_the_weights_are_harmed(runs: Runs, backend: str) -> None:
+    for rank in (0, 1):
+        told = runs.told(f"{backend}-fault", rank)
+        assert told["fault"].startswith("rank 1: the policy loss is nan at step 2")
+        assert len(told["steps"]) == 1
+    assert all(torch.isfinite(weight).all() for weight in runs.weights(f"{backend}-fault").values())
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+def test_deepspeed_zero2_learns_the_same_with_its_state_in_main_memory(runs: Runs) -> None:
+    assert [close(1e-4)(step) for step in runs.told("plain-passes")["steps"]] == runs.told("offloaded")["steps"]
+    assert_alike(runs, "offloaded", "plain-passes")
