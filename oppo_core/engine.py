@@ -51,6 +51,7 @@ from oppo_core.scoring.thread import ThreadedScorers
 from oppo_core.scoring.whole import WholeScorers
 from oppo_core.shares import costs_of
 from oppo_core.standing import Standing
+from oppo_core.trace.cuda_clock import recorder_of
 from oppo_core.trace.recorder import Recorder
 from oppo_core.training.stepper import stepper_of
 from oppo_core.update import CriticFreeUpdate, OverlappedUpdate, PlainUpdate, Updating
@@ -156,7 +157,7 @@ def assemble(
     network, codec, source = _actor(spec, roots, device)
     check_contexts(spec, network)
     layout = lay_out(spec, device, threads, network.width, ranks.device)
-    trace = Recorder(layout.actor_devices)
+    trace = recorder_of(layout.actor_devices, device)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
     settings = decode_settings(spec, codec)
     evaluator = evaluator_of(spec, roots, network, codec, settings, partial(stops_of, spec, codec), ranks)
@@ -349,7 +350,7 @@ def _start_scorers(
     build = partial(build_scorers, spec, roots, device, resume, shared, meeting)
     silence = spec.resources.longest_silence_s
     if layout.remote and device.type == "cuda":
-        return ThreadedScorers(build, Recorder(layout.scorer_devices), device, trace, silence)
+        return ThreadedScorers(build, recorder_of(layout.scorer_devices, device), device, trace, silence)
     if layout.remote:
         return RemoteScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace, silence)
     return build(trace)
