@@ -21,6 +21,7 @@ from oppo_bench.contestant import Contestant
 from oppo_bench.workload import CONTEXT, Load, spec_of
 from oppo_core.layout import Layout
 from oppo_core.rollout.decoder import Decoder
+from oppo_core.rollout.device_decoder import DeviceDecoder
 from oppo_core.scoring.thread import ThreadedScorers
 from oppo_core.trace.hardware import Hardware
 from oppo_core.trace.recorder import Recorder
@@ -71,8 +72,8 @@ class Race:
 
 @contextmanager
 def all_on_one_device() -> Iterator[None]:
-    """Lay runs on a CPU out as on a GPU, until the end of the block: one device, one process, scorers in a thread."""
-    lay_out, remote = engines.lay_out, engines.RemoteScorers
+    """Lay runs on a CPU out as on a GPU, until the end of the block: one device and process, its decoder, scorers in a thread."""
+    lay_out, remote, decoder_of = engines.lay_out, engines.RemoteScorers, engines.decoder_of
 
     def as_on_a_gpu(spec: Any, device: Any, threads: int, hidden: int, named: Any = str) -> Layout:
         laid_out: Layout = lay_out(spec, torch.device("cuda", 0), threads, hidden, lambda _: "cpu:0")
@@ -81,11 +82,15 @@ def all_on_one_device() -> Iterator[None]:
     def in_this_process(build: Any, devices: Any, threads: int, trace: Recorder, silence: float) -> ThreadedScorers:
         return ThreadedScorers(build, Recorder(devices), torch.device("cpu"), trace, silence)
 
-    engines.lay_out, engines.RemoteScorers = as_on_a_gpu, in_this_process
+    def on_the_device(actor: Any, settings: Any, slots: int, drafter: Any = None, stops: Any = None) -> Decoder:
+        kind = DeviceDecoder if drafter is None and settings.filters is None else Decoder
+        return kind(actor, settings, slots, drafter, stops)
+
+    engines.lay_out, engines.RemoteScorers, engines.decoder_of = as_on_a_gpu, in_this_process, on_the_device
     try:
         yield
     finally:
-        engines.lay_out, engines.RemoteScorers = lay_out, remote
+        engines.lay_out, engines.RemoteScorers, engines.decoder_of = lay_out, remote, decoder_of
 
 
 class Entrant:
@@ -98,7 +103,8 @@ class Entrant:
         with house.serving():
             self.contestant = Contestant(name, spec, race.load.lengths, folder, threads)
         engine = self.contestant.engine
-        race.kind = self.contestant.decoder_kind
+        if name == BASE:
+            race.kind = self.contestant.decoder_kind
         race.parts[name] = f"{type(engine.decoder).__name__}, {type(engine.scorers).__name__}"
 
     def share(self, first: Entrant) -> None:

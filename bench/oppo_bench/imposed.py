@@ -5,6 +5,7 @@ from __future__ import annotations
 from oppo_bench.workload import Lengths
 from oppo_core.engine import Engine, slots
 from oppo_core.rollout.decoder import Decoder
+from oppo_core.rollout.device_decoder import DeviceDecoder
 from oppo_core.rollout.sequence import Sequence
 
 PADDING = -1  # sequence_id of a row that has finished
@@ -49,10 +50,33 @@ class PaddedDecoder(ImposedDecoder):
         return [len(self._filled)]
 
 
+class EndlessDecoder(ImposedDecoder):
+    """Never ends an answer: for measuring decoding with every row live."""
+
+    def _ends(self, sequence: Sequence, token: int) -> bool:
+        return False
+
+
+class ImposedDeviceDecoder(ImposedDecoder, DeviceDecoder):
+    """The same with its state on the device."""
+
+
+class PaddedDeviceDecoder(ImposedDeviceDecoder):
+    """Rounds stay as wide as they began: rows that have finished idle to the end."""
+
+    def _close_holes(self) -> None:
+        if not self.live:
+            super()._close_holes()
+
+
+class EndlessDeviceDecoder(EndlessDecoder, ImposedDeviceDecoder):
+    """The same with its state on the device."""
+
+
 def impose(engine: Engine, lengths: Lengths, kind: type[ImposedDecoder] = ImposedDecoder) -> ImposedDecoder:
     """Put a decoder of `kind` in the place of the engine's own, before its first step, and return it.
 
-    It decodes as the one that the engine has chosen for its device; `PaddedDecoder`, which is no way of ours, as the plain one.
+    It decodes as the one that the engine has chosen for its device.
     """
     own = engine.decoder
     assert isinstance(own, Decoder)
@@ -63,13 +87,6 @@ def impose(engine: Engine, lengths: Lengths, kind: type[ImposedDecoder] = Impose
 
 
 def _imposed(kind: type[ImposedDecoder], own: type[Decoder]) -> type[ImposedDecoder]:
-    if issubclass(own, ImposedDecoder) or issubclass(kind, own) or issubclass(kind, PaddedDecoder):
+    if not issubclass(own, DeviceDecoder) or issubclass(own, ImposedDecoder):
         return kind
-    return type(f"{kind.__name__}Of{own.__name__}", (kind, own), {})
-
-
-class EndlessDecoder(ImposedDecoder):
-    """Never ends an answer: for measuring decoding with every row live."""
-
-    def _ends(self, sequence: Sequence, token: int) -> bool:
-        return False
+    return {PaddedDecoder: PaddedDeviceDecoder, EndlessDecoder: EndlessDeviceDecoder}.get(kind, ImposedDeviceDecoder)

@@ -14,8 +14,12 @@ import torch
 from gpu import check, command
 from gpu.cases import ON_GPU, SHAPES, SHORT, VARIANTS, Cell, cells_of
 from gpu.floor import Ceilings, Work, floors, needs
+from gpu.racing import Entrant, Race, all_on_one_device
+from gpu.warehouse import Warehouse
+from oppo_bench.imposed import ImposedDecoder, ImposedDeviceDecoder, PaddedDeviceDecoder
 from oppo_bench.models import roles
-from oppo_bench.workload import spec_of
+from oppo_bench.workload import spec_of, write_prompts
+from oppo_core.trace.hardware import NoHardware
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--device", "cpu", "--sizes", "tiny"]
@@ -147,6 +151,25 @@ print(json.dumps({
     done = without(paths + program, str(tmp_path / "p"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == json.dumps(dumped()) + "\n"
+
+
+def test_answers_are_as_long_as_imposed_on_every_decoder(tmp_path: Path) -> None:
+    cell = Cell("tiny", 4, tuple(VARIANTS), SHORT)
+    load = cell.load("cpu")
+    house = Warehouse(load, tmp_path / "roles", torch.device("cpu"))
+    prompts, trained = write_prompts(tmp_path, SHORT.seed), {}
+    with all_on_one_device():
+        for name in ("sequential", "padded", "all"):
+            entrant = Entrant(name, Race(cell, load), house, prompts, tmp_path / name, 1)
+            entrant.step(NoHardware(), torch.device("cpu"))
+            trained[name] = entrant.contestant.journal.newest["spans"]["trained"]
+            kinds = {"sequential": ImposedDeviceDecoder, "padded": PaddedDeviceDecoder, "all": ImposedDecoder}
+            assert type(entrant.contestant.engine.decoder) is kinds[name]
+            entrant.contestant.close()
+    for rows in trained.values():
+        assert len(rows) == 4
+        assert all(length == SHORT.of(sequence_id) for sequence_id, _, length in rows)
+    assert trained["padded"] == trained["sequential"]
 
 
 @pytest.mark.full
