@@ -1,7 +1,7 @@
 # The commands that people and CI use. Needs Python 3.11 or newer, make and git; everything else goes into .venv.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-documents lint lock docs notebooks deepspeed clean
+.PHONY: help setup demo test test-full test-documents test-backends lint lock docs notebooks deepspeed clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -16,8 +16,10 @@ WAITING := tests/web tests/worker
 CLIENT := tests/client
 # What is read and run: the documentation and the blocks in it, the tutorial, notebooks. CI runs them after `make test`.
 DOCUMENTS := tests/docs tests/end_to_end/test_notebooks.py tests/end_to_end/test_tutorial.py
+# One suite for every training backend, in processes that start slowly; where DeepSpeed is missing, its part is skipped.
+BACKENDS := tests/backends
 # The rest, browsers and whole platforms: a file in one process again, and two of them, the longest files first (tests/conftest.py).
-TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART) $(WAITING) $(CLIENT) $(DOCUMENTS)))
+TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART) $(WAITING) $(CLIENT) $(DOCUMENTS) $(BACKENDS)))
 IN_TWO := $(PYTEST) -n 2 --dist worksteal
 A_FILE_EACH := $(PYTEST) $(if $(ARGS),,-n 2 --dist loadfile --no-loadscope-reorder)
 IN_THREE := $(PYTEST) -n 3 --dist loadfile --ignore=tests/web/test_control_plane.py
@@ -26,7 +28,7 @@ export PYTHON
 # every process compiles Django or transformers again, for seconds; the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
-test test-full test-documents: export OMP_WAIT_POLICY ?= passive
+test test-full test-documents test-backends: export OMP_WAIT_POLICY ?= passive
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -53,6 +55,7 @@ test-full: setup ## the tests of `make test` and the slow ones (under 60 minutes
 	@$(if $(ARGS),,$(IN_THREE) $(WAITING))
 	@$(if $(ARGS),,$(IN_TWO) --dist loadfile $(CLIENT))
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) $(TOGETHER)
+	@$(if $(ARGS),,$(PYTEST) $(BACKENDS))
 	@$(if $(ARGS),,$(MAKE) test-documents)
 
 test-documents: setup ## the documentation is built, all in it that says that it runs does, and so do tutorial and notebooks (under 20 minutes)
@@ -63,6 +66,9 @@ lint: setup ## ruff, the import rules, and mypy (strict for the contract, the cl
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/python -m mypy >$(VENV)/mypy.log 2>&1 || { cat $(VENV)/mypy.log; exit 1; }
 	@PYTHONPATH=platform:.:bench $(BIN)/lint-imports >$(VENV)/imports.log 2>&1 || { cat $(VENV)/imports.log; exit 1; }
+
+test-backends: deepspeed ## every training backend trains the same, on two processes; installs deepspeed (under 5 minutes)
+	@$(PYTEST) $(BACKENDS)
 
 notebooks: setup ## examples/notebooks executed anew on a platform of their own, outputs kept
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(BIN)/python scripts/notebooks.py

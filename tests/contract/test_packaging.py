@@ -84,5 +84,5 @@ def test_ci_runs_make_test() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     listed = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for target in ("setup", "demo", "test", "test-full", "lint", "lock", "deepspeed"):
+    for target in ("setup", "demo", "test", "test-full", "test-backends", "lint", "lock", "deepspeed"):
         assert f"make {target} " in listed
