@@ -24,6 +24,7 @@ from oppo_core.models.transfer import to_device
 from oppo_core.ppo.batches import ragged_batches, right_padded
 from oppo_core.randomness import Use
 from oppo_core.rollout.drafter import Drafter
+from oppo_core.rollout.ends import ends
 from oppo_core.rollout.sampling import Filters, sample, sample_among, uniforms
 from oppo_core.rollout.sequence import Sequence, Support
 from oppo_core.rollout.stops import StopConditions
@@ -322,13 +323,7 @@ class Decoder:
 
     def _ends(self, sequence: Sequence, token: int) -> bool:
         """Whether `token`, which `sequence` has just got, is its last; notes why."""
-        sequence.ended_by_eos = token == self.settings.eos
-        if self.stops is not None and not sequence.ended_by_eos:
-            sequence.stopped = sequence.ended_by_eos = self.stops.reached(sequence)
-        sequence.finished = sequence.ended_by_eos or sequence.length == self.settings.max_new
-        if self.stops is not None and sequence.finished:
-            self.stops.forget(sequence.sequence_id)
-        return sequence.finished
+        return ends(sequence, self.settings.eos, self.settings.max_new, self.stops)
 
     def _leave(self, row: int) -> None:
         """Close the hole: the last row of its band moves there, the last one of the next band into its place, and so on."""

@@ -1,0 +1,185 @@
+"""A decoder that is vLLM's engine in our own process: one step of it is one round, so chunks end at the very token.
+
+Its weights are the trainer's, handed over at the beginning of a step; deferred answers are read anew under them. Requests are
+told to end by the length limit and by the end-of-sequence token, all other ends are ours. vLLM labels tokens with the version of
+the weights that sampled them, which is compared with what we have noted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from oppo_core.rollout.decoder import DecodeSettings
+from oppo_core.rollout.ends import ends
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.stops import StopConditions
+from oppo_core.vllm.requests import ENVIRONMENT, engine_arguments, prompt_of, sampling_arguments, supports_of
+from oppo_core.vllm.shapes import Completion, Engine, Output
+
+# The trainer's weights by the names of the model's folder, adapters merged.
+Weights = Callable[[], Iterable[tuple[str, Tensor]]]
+
+
+class VllmError(Exception):
+    """vLLM did something else than it was asked for."""
+
+
+def start_engine(folder: Path, dtype: str, settings: DecodeSettings, slots: int, memory_share: float) -> Engine:
+    """vLLM's engine for the model in `folder`, in this process. See `engine_arguments`.
+
+    Raises:
+        ImportError: vLLM is not installed.
+    """
+    os.environ.update(ENVIRONMENT)
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    started: Engine = LLMEngine.from_engine_args(
+        EngineArgs(**engine_arguments(str(folder), dtype, settings, slots, memory_share))
+    )
+    return started
+
+
+def sampling_parameters(arguments: dict[str, Any]) -> Any:
+    """vLLM's `SamplingParams`; each output tells what is new."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(output_kind=RequestOutputKind.DELTA, **arguments)
+
+
+class InProcessDecoder:
+    """A `Decoding` (oppo_core/rollout/decoder.py) over an `Engine`.
+
+    Unlike `Decoder` it keeps no keys and values over an interruption: resumed answers are read anew.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: DecodeSettings,
+        weights: Weights,
+        stops: StopConditions | None = None,
+        parameters: Callable[[dict[str, Any]], Any] = sampling_parameters,
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.live: list[Sequence] = []
+        self.rounds = self.decoded = 0  # since `begin`
+        self.guessed = self.confirmed = 0  # nothing is drafted
+        self._weights = weights
+        self._stops = stops
+        self._parameters = parameters
+        self._version: int | None = None  # of the weights that the engine has
+        self._asked: dict[int, int] = {}  # live sequences, and how many tokens each had when it was asked for
+
+    def begin(self, sequences: list[Sequence], version: int = 0) -> int:
+        """See `Decoding.begin`."""
+        self._take_weights(version)
+        kept = {s.sequence_id for s in sequences} & self._asked.keys() if self.settings.keeps_cache else set()
+        if not self.settings.keeps_cache:
+            self.engine.reset_prefix_cache(reset_running_requests=True)
+        for sequence in sequences:
+            if sequence.sequence_id not in kept:
+                sequence.kept_version = version if self.settings.keeps_cache else None
+        self._ask(sequences)
+        self.rounds = self.decoded = 0
+        if self._stops is not None:
+            self._stops.keep(self._asked)
+        return sum(len(s.prompt) + s.length - 1 for s in sequences if s.sequence_id not in kept)
+
+    def _take_weights(self, version: int) -> None:
+        if version != self._version:
+            self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self._weights()})
+            self.engine.set_weight_version(str(version))
+            self._version = version
+
+    def _ask(self, sequences: list[Sequence]) -> None:
+        """Let the engine's requests be `sequences`: those that it has go on, others are queued, the rest is forgotten."""
+        wanted = {s.sequence_id for s in sequences}
+        self._forget([i for i in self._asked if i not in wanted])
+        for sequence in sequences:
+            if sequence.sequence_id not in self._asked:
+                parameters = self._parameters(sampling_arguments(self.settings, sequence))
+                self.engine.add_request(str(sequence.sequence_id), prompt_of(sequence), parameters)
+                self._asked[sequence.sequence_id] = sequence.length
+        self.live = list(sequences)
+
+    def _forget(self, sequence_ids: list[int]) -> None:
+        if sequence_ids:
+            self.engine.abort_request([str(i) for i in sequence_ids])
+        for sequence_id in sequence_ids:
+            del self._asked[sequence_id]
+
+    def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
+        """See `Decoding.advance`. A round is a step in which somebody gets a token; others may still be reading."""
+        for used in range(1, rounds + 1):
+            finished = self._round(version)
+            if finished:
+                return finished, used
+        return [], rounds
+
+    def _round(self, version: int) -> list[Sequence]:
+        known = {str(s.sequence_id): s for s in self.live}
+        before = self.decoded
+        finished: list[Sequence] = []
+        while self.decoded == before:
+            if not self.engine.has_unfinished_requests():
+                raise VllmError(f"vLLM has no request left, but {len(self.live)} answers are unfinished")
+            told = [(known[output.request_id], output) for output in self.engine.step()]
+            finished += [sequence for sequence, output in told if self._note(sequence, output, version)]
+        self.rounds += 1
+        self.live = [s for s in self.live if not s.finished]
+        return sorted(finished, key=lambda s: s.sequence_id)
+
+    def _note(self, sequence: Sequence, told: Output, version: int) -> bool:
+        """Write what is new into the sequence; returns whether it is finished. Raises VllmError when vLLM ended it otherwise."""
+        completion: Completion = told.outputs[0]
+        tokens, supports = list(completion.token_ids), supports_of(completion)
+        for place, (token, logprob) in enumerate(zip(tokens, completion.logprobs.logprobs, strict=True)):
+            sequence.response.append(token)
+            sequence.behaviour_logprobs.append(logprob)
+            sequence.token_versions.append(version)
+            sequence.support += supports[place : place + 1]
+            self.decoded += 1
+            if ends(sequence, self.settings.eos, self.settings.max_new, self._stops):
+                break
+        if told.finished:
+            self._compare(sequence, completion)
+            del self._asked[sequence.sequence_id]
+        elif sequence.finished:
+            self._forget([sequence.sequence_id])
+        return sequence.finished
+
+    def _compare(self, sequence: Sequence, completion: Completion) -> None:
+        if not sequence.finished:
+            reason = completion.finish_reason
+            raise VllmError(f"vLLM ended answer {sequence.sequence_id} after {sequence.length} tokens: {reason}")
+        first = self._asked[sequence.sequence_id]
+        versions = [int(span.version) for span in completion.weight_versions or [] for _ in range(span.start, span.end)]
+        if versions and versions != sequence.token_versions[first:]:
+            noted = sequence.token_versions[first:]
+            raise VllmError(f"answer {sequence.sequence_id}: vLLM sampled under {versions}, noted were {noted}")
+
+    def save(self, folder: Path) -> None:
+        """See `Decoding.save`: no keys and values are kept."""
+
+    def load(self, folder: Path, sequences: list[Sequence]) -> None:
+        """See `Decoding.load`: `begin` has them read anew."""
+
+    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """See `Decoding.suspend`."""
+        live = [s.sequence_id for s in self.live]
+        return {"live": live, "rounds": self.rounds, "decoded": self.decoded, "version": self._version}, {}
+
+    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
+        """See `Decoding.resume`. What was cached is read anew, so it is of the present weights."""
+        self._take_weights(state["version"])
+        self._ask([sequences[i] for i in state["live"]])
+        for sequence in self.live:
+            sequence.kept_version = state["version"] if self.settings.keeps_cache else None
+        self.rounds, self.decoded = state["rounds"], state["decoded"]

@@ -1,0 +1,75 @@
+"""Sequences as vLLM's requests, and its outputs as tokens of sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from oppo_core.randomness import generator
+from oppo_core.rollout.decoder import DecodeSettings
+from oppo_core.rollout.sequence import Sequence, Support
+from oppo_core.vllm.shapes import Completion
+
+# Before vLLM is imported. Our process holds its engine, and its second model runner draws by (seed, position): what interrupts
+# a request, a preemption or an end of ours, changes none of its random numbers.
+ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+
+
+def engine_arguments(folder: str, dtype: str, settings: DecodeSettings, slots: int, memory_share: float) -> dict[str, Any]:
+    """Arguments of `EngineArgs` for the model in `folder` with at most `slots` requests at once.
+
+    Args:
+        memory_share: the part of the GPU's memory that weights, keys and values may take, 0 to 1.
+    """
+    return {
+        "model": folder,
+        "skip_tokenizer_init": True,
+        "dtype": dtype,
+        "seed": settings.seed % 2**32,
+        "max_model_len": settings.max_prompt + settings.max_new,
+        "max_num_seqs": slots,
+        "gpu_memory_utilization": memory_share,
+        "logprobs_mode": "processed_logprobs",
+        "return_sampling_mask": settings.filters is not None,
+        # A cached prefix that outlives an update would be read by other answers to the same prompt.
+        "enable_prefix_caching": not settings.keeps_cache,
+        "async_scheduling": False,  # a step returns its own tokens
+        "generation_config": "vllm",  # not the folder's
+        "disable_log_stats": True,
+    }
+
+
+def sampling_arguments(settings: DecodeSettings, sequence: Sequence) -> dict[str, Any]:
+    """Arguments of `SamplingParams` for the rest of an answer; its ends are ours to see, but for the length limit."""
+    arguments: dict[str, Any] = {
+        "temperature": settings.temperature,
+        "seed": seed_of(settings, sequence.sequence_id),
+        "max_tokens": settings.max_new - sequence.length,
+        "ignore_eos": True,
+        "stop_token_ids": [settings.eos],
+        "logprobs": 0,
+        "flat_logprobs": True,
+        "detokenize": False,
+    }
+    if settings.filters is not None:
+        given = {"top_k": settings.filters.top_k, "top_p": settings.filters.top_p, "min_p": settings.filters.min_p}
+        arguments |= {name: value for name, value in given.items() if value is not None}
+    return arguments
+
+
+def prompt_of(sequence: Sequence) -> dict[str, list[int]]:
+    """vLLM's `TokensPrompt`: prompt and answer so far."""
+    return {"prompt_token_ids": sequence.tokens().tolist()}
+
+
+def seed_of(settings: DecodeSettings, sequence_id: int) -> int:
+    """A request's seed, 63 bits, another one for each sequence and use."""
+    return int(generator(settings.seed, settings.use, sequence_id).integers(2**63))
+
+
+def supports_of(completion: Completion) -> Support:
+    """What each new token was sampled among, as sorted ids; empty where nothing is filtered."""
+    if completion.sampling_mask is None:
+        return []
+    return [np.sort(np.asarray(ids, dtype=np.int32)) for ids in completion.sampling_mask.token_ids]

@@ -1,0 +1,75 @@
+"""What the pinned vLLM calls the things that oppo_core/vllm uses, read from a wheel's sources without importing them.
+
+python -m scripts.vllm_names vllm-0.32.0-….whl      writes oppo_core/vllm/names.json
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+FILE = Path(__file__).parent.parent / "oppo_core" / "vllm" / "names.json"
+# Files and their classes. Of a class the fields and the methods' parameters are kept, of a module the environment's names.
+WANTED = {
+    "vllm/engine/arg_utils.py": ["EngineArgs"],
+    "vllm/sampling_params.py": ["SamplingParams", "RequestOutputKind"],
+    "vllm/outputs.py": ["RequestOutput", "CompletionOutput", "SamplingMask", "WeightVersionSpan"],
+    "vllm/logprobs.py": ["FlatLogprobs"],
+    "vllm/v1/engine/llm_engine.py": ["LLMEngine"],
+    "vllm/v1/worker/gpu/model_runner.py": ["GPUModelRunner"],
+    "vllm/inputs/llm.py": ["TokensPrompt"],
+    "vllm/envs.py": [],
+}
+# Classes have methods by the hundred; of these few the names and parameters are kept.
+METHODS = {
+    "LLMEngine": [
+        "from_engine_args", "add_request", "step", "abort_request", "reset_prefix_cache", "collective_rpc",
+        "set_weight_version", "has_unfinished_requests",
+    ],
+    "GPUModelRunner": ["reload_weights"],
+}  # fmt: skip
+
+
+def names_of(wheel: Path) -> dict[str, Any]:
+    """`{"wheel", "sha256", "classes": {file: {class: {"fields", "methods"}}}, "environment"}` of a wheel.
+
+    Raises:
+        KeyError: the wheel lacks a file, or a file a class.
+    """
+    with ZipFile(wheel) as archive:
+        trees = {name: ast.parse(archive.read(name)) for name in WANTED}
+    return {
+        "wheel": wheel.name,
+        "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        "classes": {name: {c: _declared(trees[name], c) for c in classes} for name, classes in WANTED.items() if classes},
+        "environment": _environment(trees["vllm/envs.py"]),
+    }
+
+
+def _declared(tree: ast.Module, name: str) -> dict[str, Any]:
+    found = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}[name]
+    methods = {n.name: n for n in found.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+    fields = [n.target.id for n in found.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+    fields += [t.id for n in found.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
+    if "__init__" in methods and not fields:  # a plain class: what it is made with
+        fields = _parameters(methods["__init__"])
+    return {"fields": sorted(fields), "methods": {m: _parameters(methods[m]) for m in METHODS.get(name, [])}}
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    every = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return [a.arg for a in every if a.arg not in ("self", "cls")]
+
+
+def _environment(tree: ast.Module) -> list[str]:
+    named = (n.target.id for n in ast.walk(tree) if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name))
+    return sorted({name for name in named if name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER")})
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(names_of(Path(sys.argv[1])), indent=1) + "\n")

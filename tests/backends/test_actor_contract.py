@@ -1,0 +1,239 @@
+"""What the training loop may rely on, whatever decodes: torch, vLLM, and the engine that stands in for vLLM where no GPU is."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from oppo_contract.spec import ModelSpec, TinyArchitecture
+from oppo_core.models.adapters import merged_weights
+from oppo_core.models.folder import load_model
+from oppo_core.models.protocol import Network
+from oppo_core.models.tiny import init_tiny
+from oppo_core.rollout.decoder import Decoder, DecodeSettings, Decoding
+from oppo_core.rollout.sampling import Filters
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.stops import StopConditions
+from oppo_core.rollout.support import restricted
+from oppo_core.rollout.tokens import ByteCodec
+from oppo_core.vllm.inprocess import InProcessDecoder, start_engine
+from oppo_core.vllm.standin import StandInEngine
+
+VOCAB, EOS, SLOTS = 259, 1, 8
+SETTINGS = DecodeSettings(seed=3, eos=EOS, temperature=0.9, max_prompt=12, max_new=40, micro_batch_tokens=400)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """How to make a decoder of a kind, the network whose weights it decodes with, and how near its log-probs are."""
+
+    make: Callable[..., tuple[Decoding, Network]]
+    tolerance: float
+    exact: bool = True  # whether company and chunks change no token
+
+
+def torch_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions | None) -> tuple[Decoding, Network]:
+    network = small_network()
+    return Decoder(network, settings, SLOTS, stops=stops), network
+
+
+def standin_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions | None) -> tuple[Decoding, Network]:
+    network = small_network()
+    engine = StandInEngine(network)
+    weights = lambda: merged_weights(network).items()  # noqa: E731
+    return InProcessDecoder(engine, settings, weights, stops, parameters=dict), network
+
+
+def vllm_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions | None) -> tuple[Decoding, Network]:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device: vLLM decodes on a GPU only")
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vllm is not installed (pip install '.[gpu]')")
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCAB, num_key_value_heads=2, **sizes)).save_pretrained(folder)
+    network = load_model(ModelSpec(path=str(folder)), "lm", [], torch.float32, 0)
+    engine = start_engine(folder, "float32", settings, SLOTS, 0.3)
+    return InProcessDecoder(engine, settings, lambda: merged_weights(network).items(), stops), network
+
+
+BACKENDS = {
+    "torch": Backend(torch_decoder, 1e-9),
+    "vllm-standin": Backend(standin_decoder, 1e-9),
+    "vllm": Backend(vllm_decoder, 1e-3, exact=False),
+}
+
+
+def small_network() -> Network:
+    return init_tiny(TinyArchitecture(vocab=VOCAB, context=64, hidden=16, layers=2, heads=2), "lm", 0).double()
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return BACKENDS[request.param]
+
+
+@pytest.fixture
+def make(backend: Backend, tmp_path: Path) -> Callable[..., tuple[Decoding, Network]]:
+    def made(settings: DecodeSettings = SETTINGS, stops: StopConditions | None = None) -> tuple[Decoding, Network]:
+        return backend.make(tmp_path / "model", settings, stops)
+
+    return made
+
+
+def sequences(count: int, first: int = 0) -> list[Sequence]:
+    return [Sequence(i, 0, np.asarray([3 + i % 30] * (1 + i % 12))) for i in range(first, first + count)]
+
+
+def to_the_end(decoder: Decoding, version: int = 0, chunk: int = 7) -> list[Sequence]:
+    finished: list[Sequence] = []
+    while decoder.live:
+        done, used = decoder.advance(chunk, version)
+        assert used == chunk or done
+        finished += done
+    return finished
+
+
+def logprobs_by(network: Network, sequence: Sequence, temperature: float) -> Any:
+    """What one pass of the network over the whole answer gives to its tokens."""
+    tokens = torch.from_numpy(sequence.tokens())[None]
+    device = next(network.parameters()).device
+    with torch.no_grad():
+        hidden = network.hidden(tokens.to(device), torch.arange(tokens.shape[1], device=device)[None])
+        logits = network.logits(hidden[0, len(sequence.prompt) - 1 : -1]) / temperature
+    told = torch.tensor(sequence.response, device=device)[:, None]
+    return torch.log_softmax(restricted(logits, sequence.support), -1).gather(-1, told)[:, 0].cpu().numpy()
+
+
+def test_each_token_has_a_version_and_the_log_prob_that_the_trainer_finds(backend: Backend, make: Any) -> None:
+    decoder, network = make()
+    some = sequences(6)
+    assert decoder.begin(some, 4) == sum(len(s.prompt) - 1 for s in some)
+    finished = to_the_end(decoder, 4)
+    assert sorted(s.sequence_id for s in finished) == list(range(6))
+    for sequence in finished:
+        assert sequence.token_versions == [4] * sequence.length
+        np.testing.assert_allclose(
+            sequence.behaviour_logprobs, logprobs_by(network, sequence, SETTINGS.temperature), atol=backend.tolerance
+        )
+    assert decoder.decoded == sum(s.length for s in finished)
+    assert decoder.rounds >= max(s.length for s in finished)
+
+
+def test_it_stops_at_the_round_in_which_one_finishes(make: Any) -> None:
+    decoder, _ = make()
+    decoder.begin(some := sequences(6), 0)
+    while decoder.live:
+        before = [s.length for s in some if not s.finished]
+        live = [s for s in some if not s.finished]
+        done, used = decoder.advance(5, 0)
+        assert [s.sequence_id for s in done] == sorted(s.sequence_id for s in live if s.finished)
+        assert max(s.length - n for s, n in zip(live, before, strict=True)) == used
+        assert {s.sequence_id for s in decoder.live} == {s.sequence_id for s in some if not s.finished}
+        assert all(s.response[-1] == EOS or s.length == SETTINGS.max_new for s in done)
+
+
+def test_neither_company_nor_chunks_change_a_token(backend: Backend, make: Any) -> None:
+    answers = []
+    for group, chunk in ((6, 7), (6, 1), (2, 40)):
+        decoder, _ = make()
+        some = sequences(6)
+        for first in range(0, 6, group):
+            decoder.begin(some[first : first + group], 0)
+            to_the_end(decoder, 0, chunk)
+        answers.append([s.response for s in some])
+    if backend.exact:
+        assert answers[0] == answers[1] == answers[2]
+    assert len({tuple(response) for response in answers[0]}) == 6
+
+
+def test_deferred_answers_go_on_under_new_weights(backend: Backend, make: Any) -> None:
+    decoder, network = make()
+    some = sequences(4)
+    decoder.begin(some, 0)
+    decoder.advance(6, 0)
+    old = [s for s in some if not s.finished]
+    assert old
+    before = {s.sequence_id: s.length for s in old}
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight *= 1.1
+    fresh = sequences(2, 10)
+    assert decoder.begin([*old, *fresh], 1) == sum(len(s.tokens()) - 1 for s in [*old, *fresh])
+    to_the_end(decoder, 1)
+    for sequence in [*old, *fresh]:
+        first = before.get(sequence.sequence_id, 0)
+        assert sequence.token_versions == [0] * first + [1] * (sequence.length - first)
+        found = logprobs_by(network, sequence, SETTINGS.temperature)
+        np.testing.assert_allclose(sequence.behaviour_logprobs[first:], found[first:], atol=backend.tolerance)
+    assert all(s.kept_version is None for s in some)
+
+
+def test_who_is_not_named_again_is_forgotten(make: Any) -> None:
+    decoder, _ = make()
+    some = sequences(5)
+    decoder.begin(some, 0)
+    decoder.advance(3, 0)
+    left = [s for s in some if not s.finished][:1]
+    dropped = [(s, s.length) for s in some if not s.finished][1:]
+    decoder.begin(left, 0)
+    to_the_end(decoder)
+    assert left[0].finished
+    assert [s.length for s, _ in dropped] == [length for _, length in dropped]
+
+
+def test_suspended_it_goes_on_elsewhere_with_the_same_tokens(backend: Backend, make: Any) -> None:
+    answers = []
+    for stop_after in (None, 3, 8):
+        decoder, _ = make()
+        some = sequences(4)
+        decoder.begin(some, 2)
+        if stop_after is not None:
+            for _ in range(stop_after):
+                decoder.advance(1, 2)
+            state, tensors = decoder.suspend()
+            decoder, _ = make()
+            decoder.resume(state, tensors, {s.sequence_id: s for s in some})
+        to_the_end(decoder, 2)
+        answers.append(([s.response for s in some], [s.token_versions for s in some], decoder.decoded))
+    if backend.exact:
+        assert answers[0] == answers[1] == answers[2]
+
+
+def test_stop_tokens_and_texts_end_an_answer_at_their_last_token(make: Any) -> None:
+    stops = StopConditions([40, 41, 42, 43], ["a", "bc", "7"], ByteCodec(VOCAB))
+    decoder, _ = make(stops=stops)
+    some = sequences(8)
+    decoder.begin(some, 0)
+    to_the_end(decoder)
+    assert {s.ending for s in some} >= {"stop"}
+    for sequence in some:
+        again = Sequence(sequence.sequence_id, 0, sequence.prompt)
+        ends = []
+        for token in sequence.response:
+            again.response.append(token)
+            ends.append(token == EOS or stops.reached(again))
+        assert not any(ends[:-1])
+        assert ends[-1] == (sequence.ending != "length")
+
+
+def test_filters_leave_few_tokens_and_say_which(backend: Backend, make: Any) -> None:
+    filtered = replace(SETTINGS, filters=Filters(20, 0.9, None))
+    decoder, network = make(filtered)
+    some = sequences(4)
+    decoder.begin(some, 0)
+    to_the_end(decoder)
+    for sequence in some:
+        assert len(sequence.support) == sequence.length
+        np.testing.assert_allclose(
+            sequence.behaviour_logprobs, logprobs_by(network, sequence, SETTINGS.temperature), atol=backend.tolerance
+        )

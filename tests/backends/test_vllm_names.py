@@ -1,0 +1,98 @@
+"""Every name and argument of vLLM that we use stands in the sources of the wheel that is pinned."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oppo_core.rollout.decoder import DecodeSettings
+from oppo_core.rollout.sampling import Filters
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.vllm import inprocess, requests, shapes
+from oppo_core.vllm.standin import StandInEngine
+from scripts.vllm_names import FILE, names_of
+
+ROOT = Path(__file__).parents[2]
+KNOWN: dict[str, Any] = json.loads(FILE.read_text())
+CLASSES = {name: told for classes in KNOWN["classes"].values() for name, told in classes.items()}
+# Ours, and whose names they have.
+SHAPES = {
+    shapes.Logprobs: "FlatLogprobs",
+    shapes.Mask: "SamplingMask",
+    shapes.VersionSpan: "WeightVersionSpan",
+    shapes.Completion: "CompletionOutput",
+    shapes.Output: "RequestOutput",
+}
+SETTINGS = DecodeSettings(3, 1, 0.9, 12, 40, 400, filters=Filters(20, 0.9, 0.01))
+
+
+def pinned() -> str:
+    """The requirement, as `pip` takes it."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    return str(extras["gpu"][0]).partition(";")[0].strip()
+
+
+def test_the_names_are_those_of_the_version_that_is_pinned() -> None:
+    assert KNOWN["wheel"].split("-")[:2] == pinned().split("==")
+
+
+@pytest.mark.parametrize("ours", SHAPES)
+def test_what_we_read_of_outputs_is_there(ours: type) -> None:
+    assert set(inspect.get_annotations(ours)) <= set(CLASSES[SHAPES[ours]]["fields"])
+
+
+def test_the_engine_takes_what_we_call_it_with() -> None:
+    ours = {name: f for name, f in vars(shapes.Engine).items() if inspect.isfunction(f) and not name.startswith("_")}
+    theirs = CLASSES["LLMEngine"]["methods"]
+    for name, function in ours.items():
+        wanted = [p for p in inspect.signature(function).parameters if p != "self"]
+        assert wanted == theirs[name][: len(wanted)], name
+        assert list(inspect.signature(getattr(StandInEngine, name)).parameters)[1:] == wanted, name
+    assert theirs["from_engine_args"][0] == "engine_args"
+    assert "weights_iterator" in CLASSES["GPUModelRunner"]["methods"]["reload_weights"]
+
+
+def test_the_arguments_are_fields_and_the_environment_is_read() -> None:
+    assert requests.engine_arguments("x", "bfloat16", SETTINGS, 4, 0.5).keys() <= set(CLASSES["EngineArgs"]["fields"])
+    sequence = Sequence(0, 0, np.asarray([1]))
+    given = requests.sampling_arguments(SETTINGS, sequence)
+    assert {*given, "output_kind"} <= set(CLASSES["SamplingParams"]["fields"])
+    assert {"top_k", "top_p", "min_p"} <= given.keys()
+    assert requests.prompt_of(sequence).keys() <= set(CLASSES["TokensPrompt"]["fields"])
+    assert "DELTA" in CLASSES["RequestOutputKind"]["fields"]
+    assert set(requests.ENVIRONMENT) == set(KNOWN["environment"])
+
+
+def test_every_import_of_vllm_is_one_that_was_looked_at() -> None:
+    imported = set()
+    for file in (ROOT / "oppo_core").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
+                imported |= {(f"{(node.module or '').replace('.', '/')}.py", name.name) for name in node.names}
+            assert not (isinstance(node, ast.Import) and any(n.name.split(".")[0] == "vllm" for n in node.names)), file
+    assert imported == {(file, name) for file, classes in KNOWN["classes"].items() for name in classes} & imported
+    assert {name for _, name in imported} == {"EngineArgs", "LLMEngine", "SamplingParams", "RequestOutputKind"}
+    assert "vllm" not in {module.split(".")[0] for module in sys.modules}, inprocess
+
+
+@pytest.mark.full
+def test_the_wheel_says_so_itself(tmp_path: Path) -> None:
+    """Downloads 330 MB, or takes the wheel that OPPO_VLLM_WHEEL names."""
+    wheel = os.environ.get("OPPO_VLLM_WHEEL")
+    if wheel is None:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path), pinned()]
+        done = subprocess.run(pip, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"the wheel of {pinned()} cannot be had here: {done.stderr.strip().splitlines()[-1]}")
+        wheel = str(next(tmp_path.glob("*.whl")))
+    assert names_of(Path(wheel)) == KNOWN
