@@ -24,6 +24,10 @@ TOKEN_BYTES = 8
 ACTIVATIONS_A_UNIT = 34
 # Logits, their log-softmax and its gradient, a token and word.
 LOGITS_A_WORD = 3
+# A round of sampling holds, a row and word: tempered logits, log-probs and probabilities, and their sum so far in float64.
+SAMPLED_A_WORD = 3
+# Kernels that libraries load on first use, their workspaces, and memory in pieces too small to use: assumed, not measured.
+GPU_RESERVE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +118,15 @@ def _counted(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A model at work: whether it is trained, and on how many numbers."""
+    """A model at work: on how many numbers it is trained, and whether it keeps keys and values of what it has read."""
 
     name: str
     shape: Shape
     trained: int = 0
+    caches: bool = True
 
 
-def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0) -> list[Item]:
+def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0, on_gpu: bool = False) -> list[Item]:
     """Everything that a run keeps in memory at once, the largest first; `text_tokens`: of the texts that are mixed in."""
     each = DTYPE_BYTES[spec.resources.dtype]
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
@@ -129,11 +134,16 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
     for role in roles:
         shape, name = role.shape, role.name
         items.append(Item(f"{name}: weights", shape.weights * each, f"{shape.weights:,} × {each} B"))
-        cached = slots * columns * shape.cached * each
-        items.append(Item(f"{name}: keys and values", cached, f"{slots} rows × {columns} tokens × {shape.cached:,} × {each} B"))
+        if role.caches:
+            items.append(_cache(f"{name}: keys and values", shape, slots, columns, each))
         if role.trained:
             items += _training(spec, role, each)
     actor = roles[0]
+    items.append(_sampling(actor.shape, slots, each))
+    if on_gpu:
+        items.append(
+            Item("the GPU's libraries", GPU_RESERVE, f"{GPU_RESERVE:,} B, assumed: kernels, workspaces, what lies in pieces")
+        )
     if spec.ppo.ema_decay is not None:
         size = actor.trained * max(4, each)
         items.append(Item("actor: moving average", size, f"{actor.trained:,} × {max(4, each)} B (ppo.ema_decay)"))
@@ -145,12 +155,18 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
     if spec.evaluation is not None:
         nodes = spec.resources.nodes
         rows = min(math.ceil(spec.evaluation.count / nodes), spec.ppo.rows // nodes)
-        size = rows * columns * actor.shape.cached * each
-        items.append(
-            Item("evaluation: keys and values", size, f"{rows} rows × {columns} tokens × {actor.shape.cached:,} × {each} B")
-        )
-    items += [_activations(role, spec.ppo.micro_batch_tokens, each) for role in roles if role.trained]
+        items.append(_cache("evaluation: keys and values", actor.shape, rows, columns, each))
+    items += [_passing(role, spec.ppo.micro_batch_tokens, each, on_gpu) for role in roles if role.trained]
     return sorted(items, key=lambda item: -item.size)
+
+
+def _cache(name: str, shape: Shape, rows: int, columns: int, each: int) -> Item:
+    return Item(name, rows * columns * shape.cached * each, f"{rows} rows × {columns} tokens × {shape.cached:,} × {each} B")
+
+
+def _sampling(shape: Shape, rows: int, each: int) -> Item:
+    a_word = each + SAMPLED_A_WORD * max(4, each) + 8
+    return Item("actor: sampling", rows * shape.vocab * a_word, f"{rows} rows × {shape.vocab:,} words × {a_word} B")
 
 
 def _optimizer_bytes(each: int) -> int:
@@ -180,6 +196,19 @@ def checkpoint_bytes(spec: RunSpec, roles: list[Role]) -> int:
     average = actor.shape.weights * each + actor.trained * max(4, each) if spec.ppo.ema_decay is not None else 0
     trained = sum(role.trained * (moments + (each if role is not actor else 0)) for role in roles)
     return actor.shape.weights * each + average + trained
+
+
+def _passing(role: Role, tokens: int, each: int, on_gpu: bool) -> Item:
+    """What training holds for a while: a micro-batch's activations, or, when these are gone, what a step of AdamW makes.
+
+    That is a root of every second moment, but for a GPU's fused kernel, and of a short weight's gradient a float32 copy.
+    """
+    activations = _activations(role, tokens, each)
+    made = (0 if on_gpu else max(4, each)) + (4 if each == 2 else 0)
+    if role.trained * made <= activations.size:
+        return activations
+    said = f"{role.trained:,} × {made} B, more than the activations before it, {activations.arithmetic}"
+    return Item(f"{role.name}: the optimizer's step", role.trained * made, said)
 
 
 def _activations(role: Role, tokens: int, each: int) -> Item:

@@ -86,7 +86,8 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Find
         if sample is not None:
             findings.look(lambda: score_one(spec, roots, codec, sample))
     if roles is not None:
-        findings.memory = memory_of(spec, roles, slots(spec), text_tokens)
+        on_gpu = device is not None and device.type == "cuda"
+        findings.memory = memory_of(spec, roles, slots(spec), text_tokens, on_gpu)
         findings.checkpoint = checkpoint_bytes(spec, roles)
         if device is not None:
             findings.available = _available(device)
@@ -121,13 +122,15 @@ def _roles(spec: RunSpec, roots: list[Path], findings: Findings) -> list[Role] |
     """The models at work, the actor first; None when one cannot be read, or lies on the hub only."""
     roles: list[Role] = []
     complete = True
+    # What reads finished answers in tokens of its own reads each once.
+    texts = {f"reward {number}" for number, source in enumerate(spec.models.reward.sources(), 1) if source.reads != "tokens"}
     for name, model, head, trained in _models(spec):
         shape = findings.look(lambda model=model, head=head: shape_of(model, head, roots))  # type: ignore[misc]
         if shape is None:
             complete = False
             continue
         findings.look(lambda name=name, shape=shape: _long_enough(spec, name, shape))  # type: ignore[misc]
-        roles.append(Role(name, shape, _trained(spec, name, shape) if trained else 0))
+        roles.append(Role(name, shape, _trained(spec, name, shape) if trained else 0, name not in texts))
     return roles if complete else None
 
 

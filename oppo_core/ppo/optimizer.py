@@ -84,7 +84,7 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Forget gradients."""
-        for parameter in self.parameters:
+        for parameter in (*self.parameters, *self.masters):
             parameter.grad = None
 
     def apply(self, step: int, role: str) -> float:
@@ -103,6 +103,7 @@ class Optimizer:
             for parameter, master in zip(self.parameters, self.masters, strict=True):
                 if master is not parameter:
                     parameter.copy_(master)
+                    master.grad = None  # while activations are held there is no room for it
         return norm
 
     def remember(self) -> None:

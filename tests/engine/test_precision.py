@@ -34,6 +34,15 @@ def test_steps_below_a_weights_resolution_add_up() -> None:
     assert torch.allclose(weight.float(), torch.full((3,), 0.98), atol=1 / 256)
 
 
+def test_float32_copies_of_gradients_are_let_go_of_with_the_step() -> None:
+    """They would lie beside the next update's activations, at four bytes a weight."""
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = Optimizer([weight], Rates(1e-4), 0.0, 10.0)
+    weight.sum().backward()
+    optimizer.apply(0, "actor")
+    assert [master.grad for master in optimizer.masters] == [None]
+
+
 def test_a_run_in_bfloat16_learns_and_resumes_with_the_same_bits(world: Any, tmp_path: Path) -> None:
     spec = world.spec(HALF)
     whole = world.run(spec, tmp_path / "whole")

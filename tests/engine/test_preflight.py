@@ -17,7 +17,7 @@ from oppo_core import preflight as looked
 from oppo_core.checkpoint import CheckpointError
 from oppo_core.engine import slots
 from oppo_core.export import export_actor
-from oppo_core.footprint import checkpoint_bytes, shape_of
+from oppo_core.footprint import Role, Shape, checkpoint_bytes, memory_of, shape_of
 from oppo_core.ppo.optimizer import size_of
 from oppo_core.preflight import PreflightError, preflight, refuse_impossible, said
 
@@ -142,6 +142,24 @@ def test_average_copies_and_texts_are_counted(world: Any, tmp_path: Path, dtype:
     assert by_name["texts that are mixed in"] == sum(ids.nbytes for ids in actor.mix.texts)
     (event,) = [event for event in world_events(tmp_path) if event["kind"] == "checkpoint"]
     assert findings.checkpoint == pytest.approx(event["bytes"], rel=0.3)
+
+
+def test_what_a_gpu_takes_besides_and_what_the_optimizer_makes_are_counted(world: Any) -> None:
+    spec = world.spec({"resources": {"dtype": "bfloat16"}, "ppo": {"micro_batch_tokens": 16}})
+    shape = Shape(10**6, 2, 16, 40, 96, 64)
+    roles = [Role("actor", shape, 10**6), Role("reference", shape), Role("reward 1", shape, caches=False)]
+    by_name = {item.name: item for item in memory_of(spec, roles, 9, on_gpu=True)}
+    assert by_name["actor: the optimizer's step"].size == 4 * 10**6
+    assert "more than the activations before it" in by_name["actor: the optimizer's step"].arithmetic
+    assert by_name["actor: sampling"].size == 9 * 40 * (2 + 3 * 4 + 8)
+    assert "reward 1: keys and values" not in by_name
+    assert "reference: keys and values" in by_name
+    on_a_cpu = {item.name: item for item in memory_of(spec, roles, 9)}
+    assert on_a_cpu["actor: the optimizer's step"].size == (4 + 4) * 10**6
+    assert set(by_name) - set(on_a_cpu) == {"the GPU's libraries"}
+    larger = {item.name for item in memory_of(world.spec({"ppo": {"micro_batch_tokens": 10**5}}), roles, 9)}
+    assert "actor: activations" in larger
+    assert "actor: the optimizer's step" not in larger
 
 
 def world_events(out: Path) -> list[Any]:
