@@ -77,6 +77,7 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
                 trackers.start(spec, options.out)
             engine = assemble(spec, options.root, options.out, journal, options.threads, options.resume_from, ranks)
             running.callback(engine.scorers.close)
+            running.callback(engine.hardware.close)
             reason = train(engine, stop.is_set)
             unconsumed = int(ranks.total([engine.pool.unconsumed])[0])
             running.close()

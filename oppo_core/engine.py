@@ -52,6 +52,7 @@ from oppo_core.scoring.whole import WholeScorers
 from oppo_core.shares import costs_of
 from oppo_core.standing import Standing
 from oppo_core.trace.cuda_clock import recorder_of
+from oppo_core.trace.hardware import Hardware, NoHardware, hardware_of
 from oppo_core.trace.recorder import Recorder
 from oppo_core.training.stepper import stepper_of
 from oppo_core.update import CriticFreeUpdate, OverlappedUpdate, PlainUpdate, Updating
@@ -107,6 +108,8 @@ class Engine:
     moments: ScoreMoments = field(default_factory=ScoreMoments)
     origin: float = 0.0  # `clock()` of the `started` event
     ranks: Ranks = ALONE  # who trains together with us
+    hardware: Hardware = field(default_factory=NoHardware)  # who tells of the GPU
+    parameters: int = 0  # of the actor, frozen ones too
 
     def new_group(self, sequence_ids: Iterable[int]) -> list[Sequence]:
         """Sequences for the next prompt."""
@@ -155,6 +158,7 @@ def assemble(
     torch.set_num_threads(threads)
     device = device_of(spec)
     network, codec, source = _actor(spec, roots, device)
+    parameters = sum(p.numel() for p in network.parameters())  # counted before they may be shared out
     check_contexts(spec, network)
     layout = lay_out(spec, device, threads, network.width, ranks.device)
     trace = recorder_of(layout.actor_devices, device)
@@ -171,6 +175,7 @@ def assemble(
         journal=journal, out=out, model_source=source, trace=trace,
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
         chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks,
+        hardware=hardware_of(device, layout.devices[0]), parameters=parameters,
     )  # fmt: skip
     engine.update = _update(spec, network, shared)
     if resume is not None:

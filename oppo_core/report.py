@@ -55,6 +55,7 @@ def finish_step(
     tail_rows = max(1, int(TAIL_SHARE * engine.pool.places))
     trace = StepTrace(engine.layout.devices, spans, waits, window, tail_rows)
     metrics = metrics | _step_metrics(engine, experience) | trace.metrics(tokens)
+    metrics |= engine.hardware.take() | _utilization(engine, batch, metrics)
     # Normalised scores have mean 0 by and by, whatever was learned: then the raw ones tell how well the run does.
     judged = "critic/score/mean" if spec.ppo.normalize_scores == "off" else "critic/raw_score/mean"
     engine.standing.note(metrics[judged], metrics["objective/kl"])
@@ -67,6 +68,19 @@ def finish_step(
         engine.journal.write("spans", **told, trained=trained)
     _samples(engine, experience)
     _steer(engine, experience, (window[1] - window[0] - metrics.get("timing_s/eval", 0.0)) / tokens)
+
+
+def _utilization(engine: Engine, batch: Batch, metrics: dict[str, float]) -> dict[str, float]:
+    """Operations of the actor's update, attention left out, as a share of what the GPU's vendor states; nothing where unknown.
+
+    A weight costs 2 a token forward and 4 backward, of which 2 are the weight's own gradient, which a frozen one has not.
+    """
+    seconds = metrics.get("timing_s/update_actor", 0.0) + metrics.get("timing_s/adv", 0.0)
+    if engine.hardware.flops_per_s is None or not seconds:
+        return {}
+    tokens = sum(len(s.prompt) + s.length for s in batch.sequences) * engine.spec.ppo.epochs
+    operations = (4 if engine.spec.models.lora is not None else 6) * engine.parameters * tokens
+    return {"perf/mfu/actor": operations / (seconds * engine.hardware.flops_per_s)}
 
 
 def tell_again(engine: Engine) -> None:

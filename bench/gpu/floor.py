@@ -14,12 +14,11 @@ from typing import Self
 import torch
 
 from oppo_bench.workload import Size
+from oppo_core.trace.hardware import stated_flops
 
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}
 PRODUCT_WIDTH = {"cuda": 8192, "cpu": 512}
 TRIES = 5
-# What vendors state for dense matrix products in bfloat16, operations a second: the usual measure of utilization (MFU).
-STATED = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "A100": 312e12}
 WIDTH = {"bfloat16": 2, "float32": 4}
 # A trained number's traffic in an optimizer step: gradient, master and two moments read, master, moments and weight written.
 UPDATE_BYTES = {"bfloat16": 4 * 4 + 3 * 4 + 2, "float32": 4 * 4 + 3 * 4}
@@ -43,13 +42,8 @@ class Ceilings:
         n = PRODUCT_WIDTH[device.type]
         left, right = torch.ones(n, n, device=device, dtype=dtype), torch.ones(n, n, device=device, dtype=dtype)
         product_s = _best(lambda: torch.mm(left, right), device)
-        return cls(2 * COPY_BYTES[device.type] / copy_s, 2 * n**3 / product_s, stated(device))
-
-
-def stated(device: torch.device) -> float | None:
-    """What the vendor states for this device; None where we do not know it."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next((rate for part, rate in STATED.items() if part in name), None)
+        stated = stated_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        return cls(2 * COPY_BYTES[device.type] / copy_s, 2 * n**3 / product_s, stated)
 
 
 def _best(work: Callable[[], object], device: torch.device) -> float:

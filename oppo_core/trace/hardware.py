@@ -1,4 +1,4 @@
-"""What the driver says of a GPU while it works: NVML's utilization and GPM's counters. Neither is `busy` (docs/metrics.md).
+"""What is told of a GPU while it works: memory by torch, NVML's utilization and GPM's counters. None is `busy` (docs/metrics.md).
 
 NVML's utilization is the share of time in which any kernel ran. GPM, which cards from Hopper on have, counts inside: how many of
 the multiprocessors worked, how full they were, how much of the tensor cores' and the memory's rate was used. What a card or
@@ -23,11 +23,17 @@ COUNTERS = {
 }  # fmt: skip
 
 
+# What vendors state for dense matrix products in bfloat16, operations a second: the usual measure of utilization (MFU).
+STATED_FLOPS = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "A100": 312e12}
+
+
 class Hardware(Protocol):
-    """What a step's report asks."""
+    """What a step's report asks. `flops_per_s`: what the vendor states; None where we do not know it."""
+
+    flops_per_s: float | None
 
     def take(self) -> dict[str, float]:
-        """`nvml/{device}/…` and `gpm/{device}/…` of the time since the last call, shares from 0 to 1 and GB."""
+        """Metrics `perf/max_memory_…`, `nvml/…` and `gpm/…` of the time since the last call, in GB and shares from 0 to 1."""
 
     def close(self) -> None:
         """Stop watching."""
@@ -35,6 +41,8 @@ class Hardware(Protocol):
 
 class NoHardware:
     """No GPU, or nobody who tells of it."""
+
+    flops_per_s: float | None = None
 
     def take(self) -> dict[str, float]:
         """Nothing."""
@@ -44,7 +52,33 @@ class NoHardware:
         """Nothing to stop."""
 
 
-class NvmlHardware:
+class Gpu:
+    """A GPU: what torch holds there, and what the driver tells when there is one to ask."""
+
+    def __init__(self, device: torch.device, driver: Driver | None) -> None:
+        self.flops_per_s = stated_flops(torch.cuda.get_device_name(device))
+        self._device, self._driver = device, driver
+
+    def take(self) -> dict[str, float]:
+        """See `Hardware.take`."""
+        told = {
+            "perf/max_memory_allocated_gb": torch.cuda.max_memory_allocated(self._device) / GB,
+            "perf/max_memory_reserved_gb": torch.cuda.max_memory_reserved(self._device) / GB,
+        }
+        return told | (self._driver.take() if self._driver is not None else {})
+
+    def close(self) -> None:
+        """See `Hardware.close`."""
+        if self._driver is not None:
+            self._driver.close()
+
+
+def stated_flops(name: str) -> float | None:
+    """What the vendor states for a GPU of this name, operations a second; None where we do not know it."""
+    return next((rate for part, rate in STATED_FLOPS.items() if part in name), None)
+
+
+class Driver:
     """One GPU through `nvml` (the module pynvml), watched by a thread of its own."""
 
     def __init__(self, nvml: Any, handle: Any, device: str, every_s: float = EVERY_S) -> None:
@@ -57,7 +91,7 @@ class NvmlHardware:
         self._thread.start()
 
     def take(self) -> dict[str, float]:
-        """See `Hardware.take`."""
+        """Utilization, memory and counters since the last call."""
         with self._lock:
             seen, self._seen = self._seen, []
         told: dict[str, float] = {}
@@ -70,7 +104,7 @@ class NvmlHardware:
         return told | {f"gpm/{self._device}/{name}": value for name, value in counted.items()}
 
     def close(self) -> None:
-        """See `Hardware.close`."""
+        """Stop watching."""
         self._end.set()
         self._thread.join()
         if self._counters is not None:
@@ -143,16 +177,18 @@ class Counters:
 
 def hardware_of(device: torch.device, name: str) -> Hardware:
     """Whoever tells of `device`, whose metrics are named `name`."""
-    if device.type != "cuda":
-        return NoHardware()
+    return Gpu(device, _driver_of(device, name)) if device.type == "cuda" else NoHardware()
+
+
+def _driver_of(device: torch.device, name: str) -> Driver | None:
     try:
         import pynvml
     except ImportError:
-        return NoHardware()
+        return None
     try:
         pynvml.nvmlInit()
         # By its UUID, as CUDA_VISIBLE_DEVICES numbers anew.
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except pynvml.NVMLError:
-        return NoHardware()
-    return NvmlHardware(pynvml, handle, name)
+        return None
+    return Driver(pynvml, handle, name)

@@ -7,7 +7,9 @@
   const PHASES = [["timing_s/gen", "decode", "decode"], ["timing_s/score", "score", "reward-prefill"], ["timing_s/adv", "advantages", "actor-forward"], ["timing_s/update_actor", "update actor", "update-actor"],
     ["timing_s/update_critic", "update critic", "update-critic"], ["timing_s/sync_weights", "weights", "weight-sync"], ["timing_s/save_checkpoint", "checkpoint", "checkpoint"], ["timing_s/eval", "eval", "weight-sync"]];
   const MEMORY = "perf/max_memory_allocated_gb";
-  const KEYS = ["busy/*", "bubble/*", "idle_s/*", "overlap_factor", "decode_occupancy", STEP, MEMORY, ...PHASES.map(([key]) => key)];
+  /* What the driver says, each in the colour of the work that it has most to do with. */
+  const DRIVER = [["utilization", "NVML", "decode"], ["sm_util", "SM busy", "update-actor"], ["sm_occupancy", "SM full", "actor-forward"], ["tensor_util", "tensor cores", "reward-prefill"], ["dram_util", "memory", "update-critic"]];
+  const KEYS = ["busy/*", "bubble/*", "idle_s/*", "nvml/*", "gpm/*", "overlap_factor", "decode_occupancy", STEP, MEMORY, ...PHASES.map(([key]) => key)];
   const RAW = ["checkpoint", "eval"];                    // their spikes are the message: never smoothed
 
   const last = (list) => list[list.length - 1];
@@ -56,10 +58,21 @@
     data.push({ x: whole.x, y: whole.y, name: "whole step", mode: "lines", line: { width: 1.25, color: T.css("--text-2"), dash: "5px,3px" }, hovertemplate: "%{y:.2f} s" });
     return { column: whole, data, layout: { hovermode: "x unified", yaxis: { ticksuffix: " s", rangemode: "tozero", range: [0, 1.1 * top || 1] } } };
   }
+  /* (name of the metric, its name in the chart, colour) of what the driver told of the run's GPUs; of several NVML's figure alone. */
+  function driverLines(latest) {
+    const told = Object.keys(latest).filter((key) => /^(nvml|gpm)\/.*\/[a-z_]+$/.test(key)).map((key) => ({ key, device: key.split("/").slice(1, -1).join("/"), line: DRIVER.find(([name]) => key.endsWith(`/${name}`)) })).filter(({ line }) => line).sort((a, b) => DRIVER.indexOf(a.line) - DRIVER.indexOf(b.line));
+    const several = new Set(told.map(({ device }) => device)).size > 1;
+    return told.filter(({ line }) => !several || line[0] === "utilization").map(({ key, device, line: [, name, hue] }, k) => ({ key, name: several ? device : name, color: several ? T.run(k + 1) : T.phase(hue) }));
+  }
+  function driver(v) {
+    const lines = driverLines(Oppo.run.summary.latest || {}).map((one) => ({ ...one, column: v.series.get(one.key) }));
+    const data = lines.map(({ name, color, column }) => ({ x: column.x, y: T.ema(scaled(column, 100), v.weight), name, mode: "lines", line: { width: 2, color }, hovertemplate: "%{y:.0f} %" }));
+    return { column: lines.length ? lines[0].column : { x: [], y: [] }, data, layout: { hovermode: "x unified", yaxis: { ticksuffix: " %", range: [0, 104], dtick: 25 } } };
+  }
   const shownPhases = (v) => PHASES.filter(([key]) => v.series.get(key).y.some((y) => y > 0));
-  const CHARTS = { causes, phases,
+  const CHARTS = { causes, phases, driver,
     overlap: line("overlap_factor", { write: (y) => `${f.fixed(y, 2)}×`, axis: { ticksuffix: "×", rangemode: "tozero", nticks: 5 } }),
     occupancy: line("decode_occupancy", { by: 100, write: (y) => `${f.fixed(y, 0)} %`, axis: { ticksuffix: " %", range: [0, 104], dtick: 25 } }),
     memory: line(MEMORY, { write: (y) => `${f.fixed(y, 1)} GB`, axis: { ticksuffix: " GB", rangemode: "tozero" } }) };
-  Oppo.utilizationCharts = { KEYS, MEMORY, CHARTS, device, shownPhases };
+  Oppo.utilizationCharts = { KEYS, MEMORY, CHARTS, device, shownPhases, driverLines };
 })();

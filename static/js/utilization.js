@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const { Oppo, OppoTheme: T, Plotly } = window, { run, el, format: f, setText } = Oppo;
-  const { KEYS, MEMORY, CHARTS, device, shownPhases } = Oppo.utilizationCharts;
+  const { KEYS, MEMORY, CHARTS, device, shownPhases, driverLines } = Oppo.utilizationCharts;
   const RECENT = 50, MOST_CARDS = 16;
   const $ = (id) => document.getElementById(id);
   const series = Oppo.series(run.id, KEYS);
@@ -103,11 +103,15 @@
   }
   function unmeasured() {
     const latest = run.summary.latest || {}, missing = [], cpu = view.devices.some((d) => d.includes("cpu:"));
-    const memory = MEMORY in latest;
+    const memory = MEMORY in latest, told = driverLines(latest);
     $("memory-card").hidden = !memory;
+    $("driver-card").hidden = !told.length;
+    $("driver-legend").replaceChildren(...told.map(({ name, color }) => { const line = el("span", { class: "swatch-line" }); line.style.setProperty("--c", color); return el("li", {}, line, name); }));
     if (!memory) missing.push("memory");
+    if (!told.length) missing.push("the driver's own utilization figure");
     $("unmeasured").hidden = !view.devices.length;
-    setText($("unmeasured-words"), `${missing.length ? "Not recorded by this run: memory, and the driver's own utilization figure." : "Not recorded by this run: the driver's own utilization figure."} ${cpu ? "Its devices are processor cores, for which there is no such figure; work on n threads occupies n of them." : "NVML counts any moment with a kernel as used, so that it overstates a scorer that waits between chunks; busy does not."}`);
+    const not = missing.length ? `Not recorded by this run: ${missing.join(", and ")}.` : "";
+    setText($("unmeasured-words"), `${not} ${cpu ? "Its devices are processor cores, for which there is no such figure; work on n threads occupies n of them." : "NVML counts any moment with a kernel as used, so that it overstates a scorer that waits between chunks; busy does not."}`.trim());
   }
   async function refresh() {
     if (busy) { again = true; return; }
@@ -140,7 +144,7 @@
     legend();
     $("no-devices").hidden = view.devices.length > 0;
     unmeasured();
-    await Promise.all(Object.keys(charts).filter((name) => $(`plot-${name}`) && !(name === "memory" && $("memory-card").hidden)).map(drawOne));
+    await Promise.all(Object.keys(charts).filter((name) => $(`plot-${name}`) && !["memory", "driver"].some((card) => name === card && $(`${card}-card`).hidden)).map(drawOne));
   }
   const axes = document.querySelectorAll("[data-axis]");
   function pressed() { axes.forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.axis === view.axis))); }

@@ -74,3 +74,27 @@ def test_idle_shares_are_of_the_devices_that_told_of_a_step(visit, two_runs):
       return [found.base.step, found.bubble, found.shares.decode, found.shares.tail];
     }"""
     assert page.evaluate(told) == [[1, 2, 3, 4], [50, 75, 25, 50], [50, 75, 0, 0], [0, 0, 25, 50]]
+
+
+def test_what_the_driver_tells_of_a_gpu_has_a_chart(visit, platform):
+    run_id = platform.submit("letters driver", steps=5)
+    supervisor, story = platform.start(run_id)
+    events = list(story.tell(3))
+    told = {
+        "nvml/cuda:0/utilization": 0.9,
+        "nvml/cuda:0/memory_gb": 60.0,
+        "gpm/cuda:0/sm_util": 0.5,
+        "gpm/cuda:0/dram_util": 0.25,
+    }
+    for event in events:
+        if event.kind == "step":
+            event.metrics.update(told | {"perf/max_memory_allocated_gb": 40.0})
+    supervisor.tell(events)
+    page = visit().page
+    page.goto(f"/runs/{run_id}/utilization")
+    page.wait_for_selector("#plot-driver .main-svg >> nth=0")
+    expect(page.locator("#driver-legend li")).to_have_text(["NVML", "SM busy", "memory"], use_inner_text=True)
+    lines = page.evaluate("() => document.getElementById('plot-driver').data.map(line => [line.name, line.y[0]])")
+    assert sorted(lines) == [["NVML", 90], ["SM busy", 50], ["memory", 25]]
+    expect(page.locator("#memory-card")).to_be_visible()
+    expect(page.locator("#unmeasured-words")).not_to_contain_text("Not recorded")

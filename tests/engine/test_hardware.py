@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from oppo_bench.contestant import Contestant
+from oppo_bench.models import models_of
+from oppo_bench.workload import VARIANTS, Lengths, Load, Size, spec_of, write_prompts
 from oppo_core.trace import hardware
-from oppo_core.trace.hardware import NoHardware, NvmlHardware, hardware_of
+from oppo_core.trace.hardware import Driver, Gpu, NoHardware, hardware_of, stated_flops
 
 
 class NVMLError(Exception):
@@ -70,7 +74,7 @@ class Nvml:
 def test_utilization_memory_and_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "SHORTEST_S", 0.0)
     nvml = Nvml()
-    watched = NvmlHardware(nvml, 0, "cuda:0", every_s=0.001)
+    watched = Driver(nvml, 0, "cuda:0", every_s=0.001)
     assert nvml.asked.wait(10)
     told = watched.take()
     watched.close()
@@ -82,14 +86,14 @@ def test_utilization_memory_and_counters(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_window_too_short_for_the_counters_goes_on() -> None:
-    watched = NvmlHardware(Nvml(), 0, "cuda:0", every_s=60)
+    watched = Driver(Nvml(), 0, "cuda:0", every_s=60)
     assert watched.take() == {"nvml/cuda:0/memory_gb": 3.5}
     watched.close()
 
 
 def test_what_a_card_does_not_tell_is_left_out() -> None:
     nvml = Nvml(tells=False, counts=False)
-    watched = NvmlHardware(nvml, 0, "cuda:0", every_s=0.001)
+    watched = Driver(nvml, 0, "cuda:0", every_s=0.001)
     assert nvml.asked.wait(10)
     assert watched.take() == {"nvml/cuda:0/memory_gb": 3.5}
     watched.close()
@@ -100,3 +104,52 @@ def test_a_cpu_has_no_driver_to_ask() -> None:
     assert isinstance(watched, NoHardware)
     assert watched.take() == {}
     watched.close()
+
+
+def test_memory_is_told_also_where_no_driver_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {
+        "get_device_name": "NVIDIA H100 80GB HBM3",
+        "max_memory_allocated": 2_000_000_000,
+        "max_memory_reserved": 3_000_000_000,
+    }
+    for name, value in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    gpu = Gpu(torch.device("cuda", 0), None)
+    assert gpu.take() == {"perf/max_memory_allocated_gb": 2.0, "perf/max_memory_reserved_gb": 3.0}
+    assert gpu.flops_per_s == 989e12
+    gpu.close()
+
+
+def test_the_rate_of_an_unknown_card_is_not_guessed() -> None:
+    assert stated_flops("NVIDIA H100 PCIe") == 756e12
+    assert stated_flops("NVIDIA H200") == 989e12
+    assert stated_flops("Some card") is None
+
+
+class Told:
+    """Hardware that tells one thing each time."""
+
+    flops_per_s: float | None = 1e12
+    closed = False
+
+    def take(self) -> dict[str, float]:
+        return {"nvml/cuda:0/utilization": 0.5}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_step_tells_what_the_hardware_told(tmp_path: Path) -> None:
+    load = Load("T", Size.tiny(16, 1, 2), 4, Lengths(seed=3, median=6, longest=24), max_age=1, chunk=4)
+    spec = spec_of(load, VARIANTS["sequential"], models_of(load.size, tmp_path, 3), write_prompts(tmp_path, 3))
+    contestant, told = Contestant("sequential", spec, load.lengths, tmp_path / "out", 1), Told()
+    contestant.engine.hardware = told
+    contestant.step()
+    metrics = contestant.journal.newest["step"]["metrics"]
+    rows = contestant.journal.newest["spans"]["trained"]
+    contestant.close()
+    assert metrics["nvml/cuda:0/utilization"] == 0.5
+    operations = 6 * contestant.engine.parameters * sum(prompt + response for _, prompt, response in rows)
+    seconds = metrics["timing_s/adv"] + metrics["timing_s/update_actor"]
+    assert metrics["perf/mfu/actor"] == pytest.approx(operations / seconds / 1e12)
+    assert told.closed
