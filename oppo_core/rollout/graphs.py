@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -51,11 +52,7 @@ class Graphs:
             for _ in range(WARM_UPS):
                 self._run(rows, columns)
                 self._state.copy_(before)
-            graph = torch.cuda.CUDAGraph()
-            # Of this thread only: the scorers' thread goes on launching, and allocating, on its own stream.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                self._run(rows, columns)
-            self._graphs[rows, columns] = graph
+            self._graphs[rows, columns] = self._captured(rows, columns)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # an operator that waits for the device, say; which ones do depends on the network
@@ -63,6 +60,20 @@ class Graphs:
             self._graphs.clear()
             self._is_plain = True
             self._state.copy_(before)
+            # A capture that fails may leave the allocator in the belief that it goes on; then memory could not be given back.
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._state.device.index or 0, self._pool)
+
+    def _captured(self, rows: int, columns: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Entered besides: a capture that fails does not leave its stream by itself. It is of this thread only, because the
+        # scorers' thread goes on launching, and allocating, on its own stream.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
+            self._run(rows, columns)
+        return graph
 
 
 def round_of(run: Run, state: Tensor) -> Run:

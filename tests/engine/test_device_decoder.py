@@ -227,6 +227,7 @@ class Gpu:
         """Within it torch takes this for its GPU."""
         with (
             mock.patch.object(torch.cuda, "graph_pool_handle", return_value=None),
+            mock.patch.object(torch.cuda, "current_stream", return_value=None),
             mock.patch.object(torch.cuda, "CUDAGraph", Captured),
             mock.patch.object(torch.cuda, "graph", self.graph),
         ):
