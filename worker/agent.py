@@ -18,6 +18,7 @@ import structlog
 from oppo_contract.lifeline import Lifeline, inherited_lifeline, watch_lifeline
 from oppo_contract.wire import HEARTBEAT_S, LaunchOrder, NodeHeartbeat, NodeOrders, RunningAttempt
 from worker.catalogue import Catalogue
+from worker.clocks import ClockWatch
 from worker.consumer import LAUNCH_FD
 from worker.deletions import Deletions
 from worker.devices import device_reports
@@ -203,6 +204,7 @@ class NodeAgent:
         self.catalogue_due = True
         self.deletions = Deletions(node.artifact_root)
         self.disks = disks_of(node.artifact_root, folder.path)
+        self.clocks = ClockWatch()
         self.away = False
         self.wake = Wake()
 
@@ -233,7 +235,7 @@ class NodeAgent:
         """Report the node, and act on the reply."""
         self.catalogue_due |= self.catalogue.refresh(wanted=self.catalogue_due)
         report = NodeHeartbeat(
-            devices=device_reports(self.supervisors.held(), self.supervisors.stuck()),
+            devices=device_reports(self.supervisors.held(), self.supervisors.stuck(), self.clocks),
             attempts=self.supervisors.running(),
             catalogue=self.catalogue.entries if self.catalogue_due else None,
             deleted=self.deletions.done(),

@@ -14,16 +14,20 @@ from typing import Any
 import psutil
 
 from oppo_contract.wire import DeviceReport
+from worker.clocks import ClockWatch
 
 
-def device_reports(held: Container[int] = (), stuck: Mapping[int, str] | None = None) -> list[DeviceReport]:
+def device_reports(
+    held: Container[int] = (), stuck: Mapping[int, str] | None = None, clocks: ClockWatch | None = None
+) -> list[DeviceReport]:
     """Every device with its load now, and what speaks against it. A GPU node offers its GPUs only; another one `cpu` device.
 
     Args:
         held: devices on which attempts of this node run: processes there are theirs.
         stuck: what a supervisor could not clear away, by device.
+        clocks: who remembers how the GPUs' clocks were at earlier heartbeats.
     """
-    found = _gpus(held) or [_cpu()]
+    found = _gpus(held, clocks) or [_cpu()]
     if not stuck:
         return found
     return [report.model_copy(update={"health": stuck.get(report.index, report.health)[:500]}) for report in found]
@@ -56,19 +60,20 @@ def _nvml() -> Any:
     return pynvml
 
 
-def _gpus(held: Container[int]) -> list[DeviceReport]:
+def _gpus(held: Container[int], clocks: ClockWatch | None) -> list[DeviceReport]:
     nvml = _nvml()
-    return [_gpu(nvml, index, index in held) for index in range(nvml.nvmlDeviceGetCount())] if nvml else []
+    return [_gpu(nvml, index, index in held, clocks) for index in range(nvml.nvmlDeviceGetCount())] if nvml else []
 
 
-def _gpu(nvml: Any, index: int, held: bool) -> DeviceReport:
+def _gpu(nvml: Any, index: int, held: bool, clocks: ClockWatch | None) -> DeviceReport:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     try:
         busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     except nvml.NVMLError:  # not every card tells
         busy = None
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    health = _memory_errors(nvml, handle) or ("" if held else _left_on(nvml, handle))
+    slow = clocks.look(nvml, index, handle, busy) if clocks is not None else ""
+    health = _memory_errors(nvml, handle) or ("" if held else _left_on(nvml, handle)) or slow
     name = str(nvml.nvmlDeviceGetName(handle))
     return DeviceReport(index=index, kind="cuda", model=name, memory_bytes=memory, busy_share=busy, health=health)
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
 from worker import devices
+from worker.clocks import SLOW_BEATS, WELL_BEATS, ClockWatch, slowed
 from worker.devices import device_reports
 
 
@@ -23,9 +25,21 @@ class Nvml:
 
     pids: tuple[int, ...] = ()
     errors: int | None = 0
+    reasons: int | None = 0  # bits; None: a card that does not tell
+    clock: int = 1900
+    load: int = 50
     NVMLError = NVMLError
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
     NVML_VOLATILE_ECC = 0
+    NVML_CLOCK_SM = 1
+    nvmlClocksEventReasonSwPowerCap = pynvml.nvmlClocksEventReasonSwPowerCap
+    nvmlClocksEventReasonHwSlowdown = pynvml.nvmlClocksEventReasonHwSlowdown
+    nvmlClocksEventReasonSyncBoost = pynvml.nvmlClocksEventReasonSyncBoost
+    nvmlClocksEventReasonSwThermalSlowdown = pynvml.nvmlClocksEventReasonSwThermalSlowdown
+    nvmlClocksEventReasonHwThermalSlowdown = pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    nvmlClocksEventReasonHwPowerBrakeSlowdown = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
+    nvmlClocksEventReasonDisplayClockSetting = pynvml.nvmlClocksEventReasonDisplayClockSetting
+    nvmlClocksEventReasonApplicationsClocksSetting = pynvml.nvmlClocksEventReasonApplicationsClocksSetting
 
     def nvmlDeviceGetCount(self) -> int:
         return 1
@@ -34,7 +48,18 @@ class Nvml:
         return index
 
     def nvmlDeviceGetUtilizationRates(self, _handle: int) -> Any:
-        return SimpleNamespace(gpu=50)
+        return SimpleNamespace(gpu=self.load)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, _handle: int) -> int:
+        if self.reasons is None:
+            raise NVMLError
+        return self.reasons
+
+    def nvmlDeviceGetClockInfo(self, _handle: int, _kind: int) -> int:
+        return self.clock
+
+    def nvmlDeviceGetMaxClockInfo(self, _handle: int, _kind: int) -> int:
+        return 1980
 
     def nvmlDeviceGetMemoryInfo(self, _handle: int) -> Any:
         return SimpleNamespace(total=1)
@@ -86,3 +111,48 @@ def test_memory_errors_count_also_under_a_run(card: Any) -> None:
 def test_what_a_supervisor_could_not_clear_goes_first(card: Any) -> None:
     card()
     assert device_reports(stuck={0: "attempt 1 could not be cleared away"})[0].health == "attempt 1 could not be cleared away"
+
+
+def health_after(beats: int, clocks: ClockWatch, held: tuple[int, ...] = ()) -> str:
+    """What is said at the last of so many heartbeats."""
+    return [device_reports(held=held, clocks=clocks)[0].health for _ in range(beats)][-1]
+
+
+def test_a_card_that_stays_too_hot_is_told_until_it_has_been_well_for_long(card: Any) -> None:
+    clocks = ClockWatch()
+    card(reasons=pynvml.nvmlClocksEventReasonHwThermalSlowdown)
+    assert health_after(SLOW_BEATS - 1, clocks) == ""
+    hot = health_after(1, clocks, held=(0,))
+    assert hot == "its clocks are lowered because it is too hot"
+    card(reasons=pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown)
+    assert health_after(SLOW_BEATS, clocks) == hot, "the sentence stays the same, so that a card that was put back stays there"
+    card()
+    assert health_after(WELL_BEATS - 1, clocks) == hot
+    assert health_after(1, clocks) == ""
+
+
+def test_a_moment_of_heat_is_nothing(card: Any) -> None:
+    clocks = ClockWatch()
+    for _ in range(3):
+        card(reasons=pynvml.nvmlClocksEventReasonSwThermalSlowdown)
+        assert health_after(SLOW_BEATS - 1, clocks) == ""
+        card()
+        assert health_after(1, clocks) == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "busy", "said"),
+    [
+        ({"clock": 900}, 1.0, "its clocks stay low under load, and the driver does not say why"),
+        ({"clock": 900}, 0.5, ""),  # an idle card saves power
+        ({"clock": 900}, None, ""),
+        ({"clock": 1300}, 1.0, ""),
+        ({"clock": 900, "reasons": pynvml.nvmlClocksEventReasonSwPowerCap}, 1.0, ""),  # its power limit is meant
+        ({"clock": 900, "reasons": pynvml.nvmlClocksEventReasonApplicationsClocksSetting}, 1.0, ""),
+        ({"reasons": pynvml.nvmlClocksEventReasonHwSlowdown}, 0.0, "its hardware has lowered its clocks"),
+        ({"reasons": pynvml.nvmlClocksEventReasonGpuIdle}, 0.0, ""),
+        ({"reasons": None, "clock": 900}, 1.0, ""),
+    ],
+)
+def test_what_counts_as_slow(facts: dict[str, Any], busy: float | None, said: str) -> None:
+    assert slowed(Nvml(**facts), 0, busy) == said
