@@ -18,7 +18,7 @@ from oppo_core.changes import Change
 from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.evaluation import Evaluator, evaluator_of
 from oppo_core.journal import Journal
-from oppo_core.layout import Layout, available_cores, device_of, lay_out
+from oppo_core.layout import Layout, LayoutError, available_cores, device_of, lay_out
 from oppo_core.metrics import Cohorts
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import find, load_model
@@ -170,7 +170,7 @@ def assemble(
     engine = Engine(
         spec=spec, layout=layout, codec=codec,
         prompts=PromptStream(prompts, spec.seed, spec.data.shuffle, ranks.rank, ranks.world),
-        pool=pool_of(spec, ranks), decoder=decoder_of(network, settings, slots(spec), drafter_of(spec), stops_of(spec, codec)),
+        pool=pool_of(spec, ranks), decoder=_decoder(spec, network, codec, source, device),
         actor=actor, scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting),
         journal=journal, out=out, model_source=source, trace=trace,
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
@@ -191,6 +191,21 @@ def _take_back(engine: Engine, resume: Path, changes: list[Change]) -> None:
     except Exception:
         engine.scorers.close()  # nobody else would end their process
         raise
+
+
+def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | None, device: torch.device) -> Decoding:
+    """Our own decoder for the device, or vLLM. Raises LayoutError when that is asked for where there is no GPU."""
+    settings, stops = decode_settings(spec, codec), stops_of(spec, codec)
+    if spec.rollout.backend == "torch":
+        return decoder_of(network, settings, slots(spec), drafter_of(spec), stops)
+    from oppo_core.vllm.inprocess import decoder_over
+
+    if device.type != "cuda":
+        raise LayoutError(
+            "rollout.backend is vllm, which decodes on a GPU, and torch sees none here; choose torch, or another node"
+        )
+    assert source is not None  # the spec's own validator saw to it
+    return decoder_over(source, network, settings, stops, slots(spec), spec.resources.dtype, spec.rollout.vllm_memory_share)
 
 
 def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:

@@ -112,10 +112,13 @@ def said(error: Exception) -> str:
 
 
 def _backend(spec: RunSpec) -> None:
-    if spec.training.backend == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
-        raise LayoutError(
-            "training.backend is deepspeed, which is not installed here; install it (`make deepspeed`), or choose plain"
-        )
+    wanted = [
+        (spec.training.backend == "deepspeed", "training.backend", "deepspeed", "`make deepspeed`", "plain"),
+        (spec.rollout.backend == "vllm", "rollout.backend", "vllm", "`pip install '.[gpu]'`", "torch"),
+    ]
+    for asked, path, package, remedy, other in wanted:
+        if asked and importlib.util.find_spec(package) is None:
+            raise LayoutError(f"{path} is {package}, which is not installed here; install it ({remedy}), or choose {other}")
 
 
 def _roles(spec: RunSpec, roots: list[Path], findings: Findings) -> list[Role] | None:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from oppo_core.models.adapters import merged_weights
+from oppo_core.models.protocol import Network
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.ends import ends
 from oppo_core.rollout.sequence import Sequence
@@ -50,6 +52,24 @@ def sampling_parameters(arguments: dict[str, Any]) -> Any:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     return SamplingParams(output_kind=RequestOutputKind.DELTA, **arguments)
+
+
+def decoder_over(
+    folder: Path, network: Network, settings: DecodeSettings, stops: StopConditions | None, slots: int, dtype: str, share: float
+) -> InProcessDecoder:
+    """A decoder whose engine is started from `folder` and takes its weights from `network`.
+
+    Args:
+        share: the part of the GPU's memory that the engine may take, 0 to 1.
+
+    Raises:
+        ImportError: vLLM is not installed.
+    """
+    assert isinstance(network, nn.Module)
+    weights: nn.Module = network
+    return InProcessDecoder(
+        start_engine(folder, dtype, settings, slots, share), settings, lambda: merged_weights(weights).items(), stops
+    )
 
 
 class InProcessDecoder:

@@ -137,6 +137,25 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def vllm_is_possible(self) -> Self:
+        if self.rollout.backend != "vllm":
+            return self
+        drafted = self.overlap.drafter.max_rows
+        reasons = [
+            (self.resources.kind == "cpu", "resources.kind", "cpu", "cuda or any: vLLM decodes on a GPU"),
+            (self.resources.dtype == "float64", "resources.dtype", "float64", "float32 or bfloat16"),
+            (self.models.actor.tiny is not None, "models.actor", "tiny", "path: a folder of an architecture that vLLM knows"),
+            (self.ppo.tis != "all", "ppo.tis", self.ppo.tis, "all: its log-probs differ from the trainer's by rounding"),
+            (bool(drafted), "overlap.drafter.max_rows", drafted, "0: what is drafted ahead is our own decoder's"),
+            (self.overlap.update_overlap, "overlap.update_overlap", True, "false: it trains on CPUs"),
+            (self.training.backend != "plain", "training.backend", self.training.backend, "plain: both want the default group"),
+        ]
+        for applies, path, value, allowed in reasons:
+            if applies:
+                raise Impossible(path, "does not go with rollout.backend vllm", value=value, allowed=allowed)
+        return self
+
+    @model_validator(mode="after")
     def every_node_has_its_share(self) -> Self:
         """Each rank trains B ÷ nodes sequences a step, and as many in every mini-batch as the others."""
         ppo, nodes = self.ppo, self.resources.nodes

@@ -174,6 +174,30 @@ def test_deepspeed_is_refused_where_a_node_needs_the_whole_optimizer(minimal: di
     load_spec(change(change(minimal, "training.backend", "deepspeed"), "resources.dtype", "bfloat16"))
 
 
+WITHOUT_VLLM = [
+    ("resources.kind", "cpu"), ("resources.dtype", "float64"), ("ppo.tis", "stale"), ("overlap.drafter.max_rows", 2),
+    ("training.backend", "deepspeed"), ("models.actor", {"tiny": {"context": 1024}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value"), WITHOUT_VLLM)
+def test_vllm_is_refused_where_it_cannot_decode(minimal: dict[str, Any], path: str, value: Any) -> None:
+    decoded = change(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm"), "ppo.tis", "all")
+    load_spec(decoded)
+    (problem,) = refused(change(decoded, path, value))
+    assert (problem.path, problem.message) == (path, "does not go with rollout.backend vllm")
+    assert problem.allowed
+    load_spec(change(minimal, path, value))
+
+
+def test_vllm_says_what_it_sampled_among_with_top_k_only(minimal: dict[str, Any]) -> None:
+    decoded = change(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm"), "ppo.tis", "all")
+    filtered = change(decoded, "rollout.top_p", 0.9)
+    (problem,) = refused(filtered)
+    assert problem.path == "rollout.top_k"
+    load_spec(change(filtered, "rollout.top_k", 50))
+
+
 # A setting, a value without effect, and the switch that gives it one.
 IDLE = [
     ("overlap.kv_after_update", "keep", {"overlap.inter_step": "off"}, {"overlap.inter_step": "defer"}),
@@ -187,6 +211,7 @@ IDLE = [
     ("ppo.kl.horizon", 100, {}, {"ppo.kl.controller": "adaptive"}),
     ("ppo.kl.controller", "adaptive", {"ppo.kl.coefficient": 0.0}, {}),
     ("ppo.value_warmup_steps", 3, {"steps": 3}, {"steps": 4}),
+    ("rollout.vllm_memory_share", 0.5, {}, {"rollout.backend": "vllm", "models.actor": {"path": "a"}, "ppo.tis": "all"}),
     ("training.zero_stage", 3, {}, {"training.backend": "deepspeed"}),
     ("training.offload", "optimizer", {}, {"training.backend": "deepspeed"}),
 ]  # fmt: skip

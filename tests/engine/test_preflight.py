@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -53,6 +54,14 @@ def test_all_complaints_come_at_once_each_with_what_to_do(world: Any, tmp_path: 
         assert words in told
     with pytest.raises(PreflightError, match=r"\(1\) .*\(5\) "):
         refuse_impossible(world.spec(wrong), [world.folder], tmp_path)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed")
+def test_vllm_that_is_not_installed_is_told_with_what_to_do(world: Any) -> None:
+    told = "\n".join(
+        complaints(world, {"rollout": {"backend": "vllm"}, "ppo": {"tis": "all"}, "resources": {"dtype": "float32"}})
+    )
+    assert "rollout.backend is vllm, which is not installed here; install it (`pip install '.[gpu]'`), or choose torch" in told
 
 
 def test_an_actor_that_lies_on_a_hub_is_to_be_downloaded(world: Any) -> None:

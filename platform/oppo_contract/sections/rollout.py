@@ -37,6 +37,24 @@ class Rollout(Section):
         default_factory=list, max_length=8, description="Texts that end an answer as soon as they appear in it, as its last part."
     )
 
+    backend: Literal["torch", "vllm"] = Field(
+        "torch", description="What decodes: our own decoder, or vLLM in the engine's process (a GPU, and `pip install '.[gpu]'`)."
+    )
+    vllm_memory_share: float = Field(
+        0.35,
+        gt=0,
+        lt=1,
+        description="With vllm: the part of the GPU's memory for its own weights, keys and values.",
+    )
+
+    @model_validator(mode="after")
+    def vllm_decodes(self) -> Self:
+        if self.backend == "torch":
+            self.refuse_idle("vllm_memory_share", "to rollout.backend torch", "backend vllm")
+        elif self.filters and self.top_k is None:
+            raise Impossible("top_k", "vLLM tells what it left to sample among with top-k only", value=None, allowed="a number")
+        return self
+
     @property
     def filters(self) -> bool:
         """Whether some tokens are excluded from sampling."""
