@@ -118,10 +118,10 @@ class SpecBody(Schema):
 
     def given(self) -> Any:
         """What was sent as plain data, without the changes. Raises `SpecError` for what cannot be read, or is too large."""
-        if self.yaml is not None:
-            return parse_yaml(self.yaml)
-        check_size(self.spec)
-        return self.spec
+        if self.spec is not None:
+            check_size(self.spec)
+            return self.spec
+        return None if self.yaml is None else parse_yaml(self.yaml)
 
 
 class PriorityBody(Schema):
