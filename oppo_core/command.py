@@ -121,6 +121,7 @@ def _named() -> tuple[type[Exception], ...]:
     from oppo_core.durable import DiskFullError
     from oppo_core.layout import LayoutError
     from oppo_core.models.errors import ModelFolderError
+    from oppo_core.ppo.budget import MemoryShortError
     from oppo_core.ppo.optimizer import NonFiniteError
     from oppo_core.preflight import PreflightError
     from oppo_core.ranks import RankError
@@ -130,7 +131,7 @@ def _named() -> tuple[type[Exception], ...]:
 
     return (
         LayoutError, ModelFolderError, PromptError, CheckpointError, DiskFullError, NonFiniteError, RewardError, ScorerError,
-        PreflightError, RankError, OSError,
+        PreflightError, RankError, MemoryShortError, OSError,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -20,10 +20,11 @@ from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.average import MovingAverage
 from oppo_core.ppo.batches import mini_batch_rows, response_states
+from oppo_core.ppo.budget import PassBudget
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate, policy_loss
-from oppo_core.ppo.optimizer import NonFiniteError, size_of
+from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
 from oppo_core.ppo.pretraining import PretrainingMix
 from oppo_core.ppo.schedule import actor_rates
 from oppo_core.ppo.trial import Trial, attempt, settle
@@ -99,6 +100,7 @@ class ActorTrainer:
         self.temperature = temperature
         self.seed = seed
         self.optimizer = stepper(network, actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
+        self.budget = PassBudget(ppo.micro_batch_tokens, ranks.world == 1 and isinstance(self.optimizer, Optimizer))
         self.average: MovingAverage | None = None
         self.mix: PretrainingMix | None = None
         self._held: HeldForward | None = None
@@ -136,9 +138,14 @@ class ActorTrainer:
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
         """See `Acting.logprobs`."""
         one_step = self.ppo.optimizer_steps == 1
-        held = self.hold(tokens, prompt_lengths, None if one_step else 0, supports)
+
+        def read() -> tuple[HeldForward, list[Tensor]]:
+            held = self.hold(tokens, prompt_lengths, None if one_step else 0, supports)
+            return held, held.first
+
+        held, logprobs = self.budget.shrinking("the actor's forward pass", read)
         self._held = held if one_step else None
-        return held.first
+        return logprobs
 
     def hold(
         self,
@@ -156,7 +163,7 @@ class ActorTrainer:
 
         lengths = [len(ids) for ids in tokens]
         sizes = [length - prompt for length, prompt in zip(lengths, prompt_lengths, strict=True)]
-        budget = self.ppo.micro_batch_tokens
+        budget = self.budget.tokens
         if kept is None:
             kept = budget if self.optimizer.holds_graphs else 0
         return HeldForward(compute, lengths, sizes, budget, kept)
@@ -196,12 +203,25 @@ class ActorTrainer:
             for number, rows in enumerate(self._mini_batches(experience.own, step, epoch)):
                 total = int(self.ranks.total([int(experience.mask[rows].sum())])[0])
                 with self.ranks.agreed(NonFiniteError):
-                    self.accumulate(experience, rows, kl_coefficient, total, sums, step, following=self._texts(step, number))
-                    self.mix_in(step, number, sums)
+                    add = partial(self._add_gradients, experience, rows, kl_coefficient, total, sums, step, number)
+                    self.budget.shrinking("the actor's update", add)
                     self.optimizer.even_out()
                 sums.tokens += total
                 norms.append(self.optimizer.apply(step, "actor"))
         return self.metrics(sums, step, norms)
+
+    def _add_gradients(
+        self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums, step: int, number: int
+    ) -> None:
+        """All gradients of mini-batch `number`. When memory runs out, `sums` are as they were."""
+        before = replace(sums)
+        try:
+            self.accumulate(experience, rows, kl_coefficient, total, sums, step, following=self._texts(step, number))
+            self.mix_in(step, number, sums)
+        except torch.OutOfMemoryError:
+            for field in fields(sums):
+                setattr(sums, field.name, getattr(before, field.name))
+            raise
 
     def mix_in(self, step: int, number: int, sums: TokenSums) -> None:
         """The gradient of the texts that go with mini-batch `number`, where texts are mixed in."""

@@ -18,9 +18,10 @@ from oppo_core.models.folder import save_weights
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import mini_batch_rows, response_states
+from oppo_core.ppo.budget import PassBudget
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import value_loss
-from oppo_core.ppo.optimizer import NonFiniteError, size_of
+from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
 from oppo_core.ppo.schedule import critic_rates
 from oppo_core.ppo.trial import Trial, attempt
 from oppo_core.ranks import ALONE, Ranks
@@ -52,6 +53,7 @@ class CriticTrainer:
         self.ppo = ppo
         self.seed = seed
         self.optimizer = stepper(network, critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
+        self.budget = PassBudget(ppo.micro_batch_tokens, ranks.world == 1 and isinstance(self.optimizer, Optimizer))
 
     def attempt(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> Trial:
         """`update` that can be taken back: `settle` its optimizer."""
@@ -70,9 +72,9 @@ class CriticTrainer:
         for epoch in range(self.ppo.epochs):
             for rows in mini_batch_rows(len(tokens), self.ppo.mini_batches, self.seed, order.step, epoch):
                 total = int(self.ranks.total([sum(len(order.returns[r]) for r in rows)])[0])
-                forward = held or self.hold([tokens[r] for r in rows], [order.prompt_lengths[r] for r in rows], 0)
                 with self.ranks.agreed(NonFiniteError):
-                    loss, clipped = self._accumulate(order, rows, forward, total)
+                    add = partial(self._add_gradients, tokens, order, rows, total, held)
+                    loss, clipped = self.budget.shrinking("the critic's update", add)
                     self.optimizer.even_out()
                 loss_sum, clipped_sum = loss_sum + loss, clipped_sum + clipped
                 count += total
@@ -84,6 +86,19 @@ class CriticTrainer:
             "critic/grad_norm": float(np.mean(norms)),
             "critic/lr": self.optimizer.rates.at(order.step),
         }
+
+    def _add_gradients(
+        self, tokens: list[NDArray[np.int64]], order: CriticUpdate, rows: list[int], total: int, held: HeldForward | None
+    ) -> tuple[float, float]:
+        """See `_accumulate`. When memory runs out, nothing is left of the forward pass that was `held`."""
+        forward = held
+        if forward is None or not forward.passes:
+            forward = self.hold([tokens[r] for r in rows], [order.prompt_lengths[r] for r in rows], 0)
+        try:
+            return self._accumulate(order, rows, forward, total)
+        except torch.OutOfMemoryError:
+            forward.let_go()
+            raise
 
     def _accumulate(self, order: CriticUpdate, rows: list[int], forward: HeldForward, total: int) -> tuple[float, float]:
         """Gradients of a mini-batch's rows, divided by `total` tokens; returns their summed loss, and the clipped tokens."""
@@ -107,10 +122,13 @@ class CriticTrainer:
 
         lengths = [len(ids) for ids in tokens]
         sizes = [length - prompt for length, prompt in zip(lengths, prompt_lengths, strict=True)]
-        budget = self.ppo.micro_batch_tokens
-        if kept is None:
-            kept = budget if self.optimizer.holds_graphs else 0
-        return HeldForward(compute, lengths, sizes, budget, kept)
+
+        def read() -> HeldForward:
+            budget = self.budget.tokens
+            most = (budget if self.optimizer.holds_graphs else 0) if kept is None else kept
+            return HeldForward(compute, lengths, sizes, budget, most)
+
+        return self.budget.shrinking("the critic's forward pass", read)
 
     def backward(self, values: Tensor, old: Tensor, returns: Tensor, total: int, step: int) -> tuple[float, float]:
         """Add the gradient of the summed value loss of PPO step `step` ÷ `total`; returns the sum and the clipped tokens.

@@ -41,6 +41,10 @@ class HeldForward:
         """Groups that `groups` has yet to give."""
         return len(self._groups)
 
+    def let_go(self) -> None:
+        """Drop graphs that nobody will ask for."""
+        self._groups.clear()
+
     @property
     def first(self) -> list[Tensor]:
         """The first output, detached, a tensor a row."""
