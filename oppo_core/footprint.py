@@ -126,21 +126,26 @@ class Role:
     caches: bool = True
 
 
-def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0, on_gpu: bool = False) -> list[Item]:
-    """Everything that a run keeps in memory at once, the largest first; `text_tokens`: of the texts that are mixed in."""
+def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0, gpu: int = 0) -> list[Item]:
+    """Everything that a run keeps in memory at once, the largest first.
+
+    Args:
+        text_tokens: of the texts that are mixed in.
+        gpu: bytes of memory that the GPU has in all; 0 on a CPU.
+    """
     each = DTYPE_BYTES[spec.resources.dtype]
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     items: list[Item] = []
     for role in roles:
         shape, name = role.shape, role.name
         items.append(Item(f"{name}: weights", shape.weights * each, f"{shape.weights:,} × {each} B"))
-        if role.caches:
+        if role.caches and (role is not roles[0] or spec.rollout.backend == "torch"):
             items.append(_cache(f"{name}: keys and values", shape, slots, columns, each))
         if role.trained:
             items += _training(spec, role, each)
     actor = roles[0]
-    items.append(_sampling(actor.shape, slots, each))
-    if on_gpu:
+    items.append(_vllm(spec, gpu) if spec.rollout.backend == "vllm" else _sampling(actor.shape, slots, each))
+    if gpu:
         items.append(
             Item("the GPU's libraries", GPU_RESERVE, f"{GPU_RESERVE:,} B, assumed: kernels, workspaces, what lies in pieces")
         )
@@ -156,12 +161,17 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
         nodes = spec.resources.nodes
         rows = min(math.ceil(spec.evaluation.count / nodes), spec.ppo.rows // nodes)
         items.append(_cache("evaluation: keys and values", actor.shape, rows, columns, each))
-    items += [_passing(role, spec.ppo.micro_batch_tokens, each, on_gpu) for role in roles if role.trained]
+    items += [_passing(role, spec.ppo.micro_batch_tokens, each, bool(gpu)) for role in roles if role.trained]
     return sorted(items, key=lambda item: -item.size)
 
 
 def _cache(name: str, shape: Shape, rows: int, columns: int, each: int) -> Item:
     return Item(name, rows * columns * shape.cached * each, f"{rows} rows × {columns} tokens × {shape.cached:,} × {each} B")
+
+
+def _vllm(spec: RunSpec, gpu: int) -> Item:
+    share = spec.rollout.vllm_memory_share
+    return Item("vLLM", int(share * gpu), f"{share} of the GPU's {gpu:,} B (rollout.vllm_memory_share)")
 
 
 def _sampling(shape: Shape, rows: int, each: int) -> Item:

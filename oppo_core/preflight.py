@@ -86,8 +86,8 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Find
         if sample is not None:
             findings.look(lambda: score_one(spec, roots, codec, sample))
     if roles is not None:
-        on_gpu = device is not None and device.type == "cuda"
-        findings.memory = memory_of(spec, roles, slots(spec), text_tokens, on_gpu)
+        gpu = torch.cuda.mem_get_info(device)[1] if device is not None and device.type == "cuda" else 0
+        findings.memory = memory_of(spec, roles, slots(spec), text_tokens, gpu)
         findings.checkpoint = checkpoint_bytes(spec, roles)
         if device is not None:
             findings.available = _available(device)

@@ -157,7 +157,7 @@ def test_what_a_gpu_takes_besides_and_what_the_optimizer_makes_are_counted(world
     spec = world.spec({"resources": {"dtype": "bfloat16"}, "ppo": {"micro_batch_tokens": 16}})
     shape = Shape(10**6, 2, 16, 40, 96, 64)
     roles = [Role("actor", shape, 10**6), Role("reference", shape), Role("reward 1", shape, caches=False)]
-    by_name = {item.name: item for item in memory_of(spec, roles, 9, on_gpu=True)}
+    by_name = {item.name: item for item in memory_of(spec, roles, 9, gpu=80 * 2**30)}
     assert by_name["actor: the optimizer's step"].size == 4 * 10**6
     assert "more than the activations before it" in by_name["actor: the optimizer's step"].arithmetic
     assert by_name["actor: sampling"].size == 9 * 40 * (2 + 3 * 4 + 8)
@@ -166,6 +166,14 @@ def test_what_a_gpu_takes_besides_and_what_the_optimizer_makes_are_counted(world
     on_a_cpu = {item.name: item for item in memory_of(spec, roles, 9)}
     assert on_a_cpu["actor: the optimizer's step"].size == (4 + 4) * 10**6
     assert set(by_name) - set(on_a_cpu) == {"the GPU's libraries"}
+    changed = {
+        "rollout": {"backend": "vllm", "vllm_memory_share": 0.25},
+        "ppo": {"tis": "all"},
+        "resources": {"dtype": "bfloat16"},
+    }
+    by_vllm = {item.name: item for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
+    assert by_vllm["vLLM"].size == 20 * 2**30
+    assert {"actor: keys and values", "actor: sampling"} == by_name.keys() - by_vllm.keys()
     larger = {item.name for item in memory_of(world.spec({"ppo": {"micro_batch_tokens": 10**5}}), roles, 9)}
     assert "actor: activations" in larger
     assert "actor: the optimizer's step" not in larger
