@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import os
 import shutil
@@ -127,6 +128,9 @@ def _measure_size(
     told: Told,
 ) -> None:
     """All cells of one size, and the checks after the first of them."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     if clock.left < LEAST_S:
         told.left_out += [f"{cell.case}: no time left" for cell in cells]
         return

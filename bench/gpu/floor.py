@@ -22,7 +22,7 @@ TRIES = 5
 WIDTH = {"bfloat16": 2, "float32": 4}
 # A trained number's traffic in an optimizer step: gradient, master and two moments read, master, moments and weight written.
 UPDATE_BYTES = {"bfloat16": 4 * 4 + 3 * 4 + 2, "float32": 4 * 4 + 3 * 4}
-BACKWARD = 2  # times a forward pass
+BACKWARD = 2  # times a forward pass: half of it for the weights' own gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Need:
 def needs(size: Size, work: Work, trained_share: float = 1.0) -> dict[str, Need]:
     """What each stage needs at least. Weights are read once a decode round, and once in all by every other stage.
 
-    `trained_share`: numbers that the optimizers step, as a share of all (adapters: about 0).
+    `trained_share`: numbers that the optimizers step, as a share of all (adapters: about 0); others need no gradient.
     """
     weights = size.parameters * WIDTH[size.dtype]
     response, tokens = sum(n for _, n in work.rows), sum(p + n for p, n in work.rows)
@@ -106,12 +106,13 @@ def needs(size: Size, work: Work, trained_share: float = 1.0) -> dict[str, Need]
     attention = looked * sum((p + n) * (p + n + 1) / 2 for p, n in work.rows)
     with_logits = 2.0 * body * tokens + 2.0 * head * response + attention
     without = 2.0 * body * tokens + attention
+    backward = BACKWARD * (1 + trained_share) / 2
     update = Need(trained_share * size.parameters * UPDATE_BYTES[size.dtype])
     return {
         "decode": decode,
         "score": Need(3 * weights, with_logits + 2 * without),
-        "update_actor": Need(weights, (1 + BACKWARD) * with_logits) + update,
-        "update_critic": Need(weights, BACKWARD * without) + update,  # its forward pass is among the scores
+        "update_actor": Need(weights, (1 + backward) * with_logits) + update,
+        "update_critic": Need(weights, backward * without) + update,  # its forward pass is among the scores
     }
 
 

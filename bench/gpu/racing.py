@@ -98,8 +98,7 @@ class Entrant:
 
     def __init__(self, name: str, race: Race, house: Warehouse, prompts: Path, folder: Path, threads: int) -> None:
         spec = spec_of(race.load, VARIANTS[name], house.models(), prompts)
-        self.name, self.overlaps = name, VARIANTS[name]["intra_step"] != "off"
-        self.defers = VARIANTS[name]["inter_step"] != "off"
+        self.name = name
         with house.serving():
             self.contestant = Contestant(name, spec, race.load.lengths, folder, threads)
         engine = self.contestant.engine
@@ -111,6 +110,7 @@ class Entrant:
         """Train with the first one's optimizers, so that their moments are held once."""
         self.contestant.engine.actor = first.contestant.engine.actor
         _scorers(self).trainer = _scorers(first).trainer
+        gc.collect()  # its own optimizers, and the decoder that the imposed one has replaced
 
     def step(self, driver: Hardware, device: torch.device) -> Step:
         """One PPO step, measured."""
@@ -199,8 +199,8 @@ def race_heat(race: Race, track: Track, names: list[str], clock: Clock, label: s
                 entrant.share(entrants[0])
         for entrant in entrants:
             track.tell(f"{race.cell.case}: warming up {entrant.name}")
-            # The pool of one that defers fills, and its oldest answers come of age.
-            for _ in range(race.load.left_out if entrant.defers else 1):
+            # The pool of one that defers fills, and its oldest answers come of age; a GPU sees every shape of a round.
+            for _ in range(race.load.left_out):
                 if clock.left > 0:
                     entrant.step(track.driver, track.device)
         _repeat(race, track, entrants, clock)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gpu import check, command
+from gpu import check, command, figures, warehouse
 from gpu.cases import ON_GPU, SHAPES, SHORT, VARIANTS, Cell, cells_of
 from gpu.floor import Ceilings, Work, floors, needs
 from gpu.racing import Entrant, Race, all_on_one_device
@@ -77,11 +78,11 @@ def test_a_variant_is_told_whole(tried: dict[str, dict[str, Any]]) -> None:
 def test_both_paths_are_checked(tried: dict[str, dict[str, Any]]) -> None:
     assert tried["tiny/check/greedy_differ_float32"]["median"] == 0
     for role in ("reward", "reference", "critic"):
-        assert tried[f"tiny/check/streamed_{role}"]["median"] < check.TOLERANCE["float32"]
+        assert tried[f"tiny/check/streamed_{role}_float32"]["median"] < check.WORST
 
 
 def test_what_is_wrong_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(check, "TOLERANCE", dict.fromkeys(check.TOLERANCE, -1.0))
+    monkeypatch.setattr(check, "WORST", -1.0)
     asked = [*TINY, "--batches", "4", "--variants", "sequential", "--repetitions", "1", "--seconds", "60"]
     assert command.main(asked) == command.WRONG
     assert "streamed reward against one pass" in capsys.readouterr().err
@@ -183,3 +184,20 @@ def test_the_whole_command_with_torch_and_transformers_alone(tmp_path: Path) -> 
     assert told["tiny/check/greedy_differ_float32"]["median"] == 0
     for name in VARIANTS:
         assert f"\n{name} " in done.stdout
+
+
+@pytest.mark.full
+def test_adapters_and_bfloat16(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What 7B is on a GPU, small."""
+    monkeypatch.setitem(SHAPES, "tiny", replace(SHAPES["tiny"], dtype="bfloat16"))
+    for module in (warehouse, command, figures):
+        monkeypatch.setattr(module, "ADAPTED", ("tiny",))
+    monkeypatch.setattr(warehouse, "UNTIED", ("tiny",))
+    file = tmp_path / "gpu.json"
+    asked = ["--batches", "4", "--variants", "both", "--repetitions", "1", "--seconds", "60", "--json", str(file)]
+    assert command.main([*TINY, *asked]) == command.OK
+    told = results(file)
+    assert told["tiny/B4/both/step_ms"]["median"] > 0
+    assert told["tiny/check/greedy_differ_float32"]["median"] == 0
+    assert told["tiny/check/streamed_critic_bfloat16"]["median"] < check.MEAN
+    assert "tiny/check/greedy_differ_bfloat16" in told
