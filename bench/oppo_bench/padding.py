@@ -15,7 +15,7 @@ GROUPING = (held, stream, decoder)
 NAME = "ragged_batches"
 
 
-def in_order(lengths: Rows[int], budget: int, columns: Rows[int] | None = None) -> list[list[int]]:
+def in_order(lengths: Rows[int], budget: int, columns: Rows[int] | None = None, costs: object = None) -> list[list[int]]:
     """As many rows a pass as the batch's longest allows within `budget` padded tokens; as `ragged_batches` otherwise."""
     rows = [row for row in range(len(lengths)) if lengths[row] > 0]
     width = max(1, budget // max((lengths[row] for row in rows), default=1))

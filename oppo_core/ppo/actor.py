@@ -19,7 +19,7 @@ from oppo_core.models.folder import export_model, restore_weights, save_weights
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.average import MovingAverage
-from oppo_core.ppo.batches import mini_batch_rows, response_states
+from oppo_core.ppo.batches import mini_batch_rows, pass_costs, response_states
 from oppo_core.ppo.budget import PassBudget
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.held import HeldForward
@@ -166,7 +166,7 @@ class ActorTrainer:
         budget = self.budget.tokens
         if kept is None:
             kept = budget if self.optimizer.holds_graphs else 0
-        return HeldForward(compute, lengths, sizes, budget, kept)
+        return HeldForward(compute, lengths, sizes, budget, kept, pass_costs(self.network))
 
     def update(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
         """All epochs and mini-batches of PPO step `step` (from 0); returns `actor/*` metrics.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,30 +17,62 @@ from oppo_core.randomness import Use, generator
 PASS_COST_TOKENS = 96
 # Attention over this many columns costs a token about as much as everything else (measured likewise).
 COLUMNS_PER_TOKEN = 200
+# Assumed, not measured, of a GPU: time to launch a layer's kernels, in seconds, and operations a second in a large product.
+GPU_LAUNCH_S_A_LAYER = 2e-4
+GPU_OPERATIONS_A_S = 4e14
 
 
-def ragged_batches(lengths: Rows[int], budget: int, columns: Rows[int] | None = None) -> list[list[int]]:
+@dataclass(frozen=True, slots=True)
+class PassCosts:
+    """What a pass costs besides its tokens, in tokens; and the columns at which attention costs a token as much as all else."""
+
+    a_pass: float = PASS_COST_TOKENS
+    columns: float = COLUMNS_PER_TOKEN
+
+
+def costs_on_gpu(layers: int, weights: int, width: int) -> PassCosts:
+    """A small network's pass there is over before the next kernel is launched: one more pass costs as much as many tokens.
+
+    A token takes 2 operations a weight, of which there are about 12 · layers · width², and 4 · layers · width a column.
+    """
+    return PassCosts(layers * GPU_LAUNCH_S_A_LAYER * GPU_OPERATIONS_A_S / (2 * max(1, weights)), 6 * width)
+
+
+def pass_costs(network: Network) -> PassCosts:
+    """Of a pass through `network` on the device where it is."""
+    parameters = list(network.parameters())
+    if parameters[0].device.type != "cuda":
+        return PassCosts()
+    return costs_on_gpu(len(network.cache_shape.layers), sum(p.numel() for p in parameters), network.width)
+
+
+ON_A_CPU = PassCosts()
+
+
+def ragged_batches(
+    lengths: Rows[int], budget: int, columns: Rows[int] | None = None, costs: PassCosts = ON_A_CPU
+) -> list[list[int]]:
     """Group rows so that padding and the cost of a pass are least in sum, each group within `budget` padded tokens.
 
     By dynamic programming over the rows sorted by (columns, length, index), where `columns` are the positions a row's
-    attention looks at (default: its length). A group costs `PASS_COST_TOKENS`, and rows × longest × (1 + most columns ÷
-    `COLUMNS_PER_TOKEN`). A row longer than the budget stands alone. Rows of length 0 are left out.
+    attention looks at (default: its length). A group costs `costs.a_pass`, and rows × longest × (1 + most columns ÷
+    `costs.columns`). A row longer than the budget stands alone. Rows of length 0 are left out.
 
     Returns:
-        Lists of row indices; depends on `lengths` and `columns` alone.
+        Lists of row indices; depends on the arguments alone.
     """
     seen = lengths if columns is None else columns
     order = sorted((row for row in range(len(lengths)) if lengths[row] > 0), key=lambda row: (seen[row], lengths[row], row))
     best = [0.0] + [float("inf")] * len(order)
     start = [0] * (len(order) + 1)
     for end in range(1, len(order) + 1):
-        longest, weight = 0, 1 + seen[order[end - 1]] / COLUMNS_PER_TOKEN
+        longest, weight = 0, 1 + seen[order[end - 1]] / costs.columns
         for begin in range(end - 1, -1, -1):
             longest = max(longest, lengths[order[begin]])
             padded = (end - begin) * longest
             if padded > budget and end - begin > 1:
                 break
-            cost = best[begin] + PASS_COST_TOKENS + padded * weight
+            cost = best[begin] + costs.a_pass + padded * weight
             if cost < best[end]:
                 best[end], start[end] = cost, begin
     groups, end = [], len(order)

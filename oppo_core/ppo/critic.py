@@ -17,7 +17,7 @@ from oppo_core.models.adapters import take_trained, trained_weights
 from oppo_core.models.folder import save_weights
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.batches import mini_batch_rows, response_states
+from oppo_core.ppo.batches import mini_batch_rows, pass_costs, response_states
 from oppo_core.ppo.budget import PassBudget
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import value_loss
@@ -126,7 +126,7 @@ class CriticTrainer:
         def read() -> HeldForward:
             budget = self.budget.tokens
             most = (budget if self.optimizer.holds_graphs else 0) if kept is None else kept
-            return HeldForward(compute, lengths, sizes, budget, most)
+            return HeldForward(compute, lengths, sizes, budget, most, pass_costs(self.network))
 
         return self.budget.shrinking("the critic's forward pass", read)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Rows
 import torch
 from torch import Tensor
 
-from oppo_core.ppo.batches import ragged_batches
+from oppo_core.ppo.batches import ON_A_CPU, PassCosts, ragged_batches
 
 Outputs = tuple[Tensor, ...]
 
@@ -25,14 +25,20 @@ class HeldForward:
     """
 
     def __init__(
-        self, compute: Callable[[list[int]], Outputs], lengths: Rows[int], sizes: Rows[int], budget: int, kept: int
+        self,
+        compute: Callable[[list[int]], Outputs],
+        lengths: Rows[int],
+        sizes: Rows[int],
+        budget: int,
+        kept: int,
+        costs: PassCosts = ON_A_CPU,
     ) -> None:
         """`lengths`: tokens a row, prompt included; `sizes`: response tokens a row; `budget`: most padded tokens a pass."""
         self._compute = compute
         self._sizes = sizes
         self._groups: list[tuple[list[int], Outputs | None]] = []
         held = 0
-        for rows in ragged_batches(lengths, budget):
+        for rows in ragged_batches(lengths, budget, None, costs):
             held += len(rows) * max(lengths[row] for row in rows)
             self._groups.append((rows, compute(rows) if held <= kept else None))
 

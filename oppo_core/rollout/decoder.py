@@ -21,7 +21,7 @@ from oppo_core.models.folder import save_weights
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.models.transfer import to_device
-from oppo_core.ppo.batches import ragged_batches, right_padded
+from oppo_core.ppo.batches import pass_costs, ragged_batches, right_padded
 from oppo_core.randomness import Use
 from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.ends import ends
@@ -116,6 +116,7 @@ class Decoder:
         self.guessed = self.confirmed = 0  # tokens that the drafter guessed since `begin`, and those that came true
         self._filled: list[int] = []  # tokens of each live row whose keys and values are cached
         self._device = weight.device
+        self._costs = pass_costs(actor)
         self._last: Tensor = torch.empty(0, dtype=torch.long, device=self._device)
         self._uniform = torch.empty(slots, settings.max_new, dtype=torch.float64, device=self._device)
         self._rows = torch.arange(slots, device=self._device)
@@ -145,7 +146,7 @@ class Decoder:
         self._last = torch.tensor([int(t[-1]) for t in tokens], device=self._device)
         self._draw_numbers()
         lacking = [0 if row in kept else length for row, length in enumerate(self._filled)]
-        for rows in ragged_batches(lacking, self.settings.micro_batch_tokens):
+        for rows in ragged_batches(lacking, self.settings.micro_batch_tokens, None, self._costs):
             padded = to_device(right_padded([tokens[row][:-1] for row in rows]), self._device)
             window = self.cache.fresh_window(to_device(rows, self._device), padded.shape[1])
             hidden = self.actor.hidden(padded, window.positions_NT, window)

@@ -17,7 +17,7 @@ from torch import Tensor
 from oppo_core.models.cache import Band, CacheWindow, SlotCache
 from oppo_core.models.protocol import Network
 from oppo_core.models.transfer import to_device
-from oppo_core.ppo.batches import ragged_batches, right_padded
+from oppo_core.ppo.batches import pass_costs, ragged_batches, right_padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Stream:
         # One column more than the longest sequence: padding that would point past the end is written there.
         weight = next(network.parameters())
         self._device = weight.device
+        self._costs = pass_costs(network)
         self._by_row = network.attends_by_band and weight.device.type == "cpu"
         self._cache = SlotCache(network.cache_shape, slots, columns + 1, weight)
         self._free = list(range(slots))[::-1]
@@ -91,7 +92,7 @@ class Stream:
 
     def _read_whole(self, ids: list[int], tokens: dict[int, NDArray[np.int64]]) -> dict[int, Reading]:
         readings = {}
-        for rows in ragged_batches([len(tokens[i]) for i in ids], self.budget):
+        for rows in ragged_batches([len(tokens[i]) for i in ids], self.budget, None, self._costs):
             padded = to_device(right_padded([tokens[ids[row]] for row in rows]), self._device)
             hidden = self.network.hidden(padded, torch.arange(padded.shape[1], device=self._device).expand_as(padded))
             for row, states in zip(rows, hidden, strict=True):
@@ -106,7 +107,7 @@ class Stream:
         # Sequences that begin need no mask, so they are not mixed with those that go on.
         for chosen in ([row for row in range(len(ids)) if starts[row] == 0], [row for row in range(len(ids)) if starts[row] > 0]):
             lengths, columns = [len(new[row]) for row in chosen], [len(tokens[ids[row]]) for row in chosen]
-            for group in ragged_batches(lengths, self.budget, lengths if self._by_row else columns):
+            for group in ragged_batches(lengths, self.budget, lengths if self._by_row else columns, self._costs):
                 rows = [chosen[position] for position in group]
                 padded = to_device(right_padded([new[row] for row in rows]), self._device)
                 window = self._window([ids[row] for row in rows], [starts[row] for row in rows], padded.shape[1])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oppo_core.ppo.batches import COLUMNS_PER_TOKEN, PASS_COST_TOKENS, mini_batch_rows, ragged_batches
+from oppo_core.ppo.batches import COLUMNS_PER_TOKEN, PASS_COST_TOKENS, costs_on_gpu, mini_batch_rows, ragged_batches
 from oppo_core.ppo.math import (
     adapted_kl_coefficient,
     effective_sample_share,
@@ -198,6 +198,15 @@ def test_ragged_batches_are_the_cheapest_of_all(lengths: list[int], budget: int)
     groups = ragged_batches(lengths, budget)
     ours = sum(cost_of(tuple(group), lengths) for group in groups)
     assert ours == pytest.approx(cheapest(tuple(range(len(lengths))), lengths, budget))
+
+
+def test_where_launching_is_dear_rows_share_a_pass() -> None:
+    """A chunk of 32 rows of very different length: several passes on a CPU, one through a small network on a GPU."""
+    new, seen = [32] * 32, [100 + 20 * row for row in range(32)]
+    small, large = costs_on_gpu(24, 494_032_768, 896), costs_on_gpu(28, 7_615_616_512, 3584)
+    assert len(ragged_batches(new, 4096, seen)) > 2
+    assert len(ragged_batches(new, 4096, seen, small)) == 1
+    assert large.a_pass < 200 < 1500 < small.a_pass
 
 
 @MANY
