@@ -142,7 +142,7 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
         if role.caches and (role is not roles[0] or spec.rollout.backend == "torch"):
             items.append(_cache(f"{name}: keys and values", shape, slots, columns, each))
         if role.trained:
-            items += _training(spec, role, each)
+            items += _sharded(spec, role, each, on_gpu) if spec.training.backend == "deepspeed" else _training(spec, role, each)
     actor = roles[0]
     items.append(_vllm(spec, gpu) if spec.rollout.backend == "vllm" else _sampling(actor.shape, slots, each))
     if gpu:
@@ -195,6 +195,20 @@ def _training(spec: RunSpec, role: Role, each: int) -> list[Item]:
         copied = kept + max(4, each)
         size = role.trained * copied
         items.append(Item(f"{role.name}: copies to take back", size, f"{role.trained:,} × {copied} B (ppo.on_nonfinite)"))
+    return items
+
+
+def _sharded(spec: RunSpec, role: Role, each: int, on_gpu: bool) -> list[Item]:
+    """What DeepSpeed keeps on a node besides the weights: its part of what is cut up. It steps on float32 weights of its own."""
+    nodes, stage, trained = spec.resources.nodes, spec.training.zero_stage, role.trained
+    whole, part = f"{trained:,}", f"{trained:,} ÷ {nodes} nodes"
+    cut = part if stage > 1 else whole
+    items = [Item(f"{role.name}: gradients", trained * 4 // (nodes if stage > 1 else 1), f"{cut} × 4 B (ZeRO {stage})")]
+    if not on_gpu or spec.training.offload == "off":
+        items.append(Item(f"{role.name}: optimizer", trained * 12 // nodes, f"{part} × 12 B"))
+    if stage == 3:
+        weights = role.shape.weights
+        items.append(Item(f"{role.name}: weights that are trained", weights * each // nodes, f"{weights:,} ÷ {nodes} × {each} B"))
     return items
 
 

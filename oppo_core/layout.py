@@ -74,6 +74,11 @@ def device_of(spec: RunSpec) -> torch.device:
         return torch.device("cpu")
     if spec.overlap.update_overlap:
         raise LayoutError("overlap.update_overlap shares the update between two processes on CPUs; on a GPU switch it off")
+    if spec.training.backend == "deepspeed" and spec.overlap.intra_step != "off":
+        raise LayoutError(
+            "training.backend deepspeed on a GPU: two threads of a process would meet the other ranks for actor and critic, in no"
+            " certain order; set overlap.intra_step to off, or training.backend to plain"
+        )
     return torch.device("cuda", torch.cuda.current_device())
 
 

@@ -26,6 +26,8 @@ LOADED_WITHIN_S = 600.0  # ranks that load models from a slow disk may come so l
 SAYS_WHY_WITHIN_S = 5.0  # time for the others to say why they ended
 LOST = "lost sight of another rank"
 POLL_S = 0.05
+# By these torch's errors are known that say that another rank was not reached; it has no class for them.
+TRANSPORT = ("gloo/transport", "NCCL", "timed out", "Timed out")
 
 
 class RankError(RuntimeError):
@@ -82,6 +84,9 @@ class Ranks(Protocol):
     def agreed(self, kind: type[Exception]) -> AbstractContextManager[None]:
         """Around some work: an exception of `kind` on one rank is raised on all. The work makes no other call of the ranks."""
 
+    def reaching(self, what: str) -> AbstractContextManager[None]:
+        """Around the calls of a group of somebody else's: when it loses a rank, the RankError says which, and why if it told."""
+
     def store(self, name: str) -> Any:
         """A torch store of all ranks under that name, for a group of somebody else's."""
 
@@ -127,6 +132,10 @@ class OneRank:
 
     def agreed(self, kind: type[Exception]) -> AbstractContextManager[None]:
         """Nothing to agree on."""
+        return nullcontext()
+
+    def reaching(self, what: str) -> AbstractContextManager[None]:
+        """Nobody to lose."""
         return nullcontext()
 
     def store(self, name: str) -> Any:
@@ -228,6 +237,16 @@ class SeveralRanks:
         faults = [f"rank {rank}: {text.decode()}" for rank, text in enumerate(self.gather(said.encode())) if text]
         if faults:
             raise kind("; ".join(faults))
+
+    @contextmanager
+    def reaching(self, what: str) -> Iterator[None]:
+        """See `Ranks.reaching`."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not any(sign in str(error) for sign in TRANSPORT):
+                raise
+            raise self._lost(what, error) from error
 
     def store(self, name: str) -> Any:
         """See `Ranks.store`."""

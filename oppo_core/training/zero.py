@@ -65,12 +65,12 @@ class ZeroStepper:
         self._parts = _trained(within)
         adamw = torch.optim.AdamW(self._parts, lr=rates.peak, betas=BETAS, weight_decay=weight_decay)
         self._deepspeed = _load(self.parameters[0].device, ranks)
-        self._engine = self._deepspeed.initialize(
-            model=Through(within),
-            optimizer=adamw,
-            config=_config(settings, max_norm, self.parameters[0].dtype),
-            dist_init_required=False,
-        )[0]
+        config = _config(settings, max_norm, self.parameters[0].dtype)
+        with _linear_is(nn.functional.linear):
+            self._engine = self._deepspeed.initialize(
+                model=Through(within), optimizer=adamw, config=config, dist_init_required=False
+            )[0]
+            self._linear = nn.functional.linear
         self._steps = 0  # taken
         self._due = 0  # backward passes before the next one
         self._fault = ""
@@ -91,7 +91,8 @@ class ZeroStepper:
         if not torch.is_grad_enabled():
             return compute(self._whole)
         self._latest = compute
-        return cast(Outputs, self._engine(compute))
+        with _linear_is(self._linear), self.ranks.reaching("a forward pass"):
+            return cast(Outputs, self._engine(compute))
 
     def begin(self, passes: int) -> None:
         """See `Stepper.begin`. Takes the most that a rank has."""
@@ -100,7 +101,8 @@ class ZeroStepper:
 
     def backward(self, loss: Tensor) -> None:
         """See `Stepper.backward`. DeepSpeed takes the ranks' mean, and losses are divided by the tokens of all ranks already."""
-        self._engine.backward(loss * self.ranks.world)
+        with self.ranks.reaching("a backward pass"):
+            self._engine.backward(loss * self.ranks.world)
         self._due -= 1
         self._engine.set_gradient_accumulation_boundary(self._due <= 1)
 
@@ -112,7 +114,7 @@ class ZeroStepper:
         """See `Stepper.even_out`."""
         while self._due:
             assert self._latest is not None, "a rank has no rows of its own"
-            self.backward(self._engine(self._latest)[0].sum() * 0.0)
+            self.backward(self.forward(self._latest, self._whole)[0].sum() * 0.0)
 
     def apply(self, step: int, role: str) -> float:
         """See `Stepper.apply`."""
@@ -121,19 +123,22 @@ class ZeroStepper:
                 raise NonFiniteError(self._fault)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = self.rates.at(step)
-        self._engine.step()
+        with self.ranks.reaching("the optimizer's step"):
+            self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         if not norm < float("inf"):
             raise not_finite(role, norm, step)
         self._steps += 1
-        self._hand_over()
+        with self.ranks.reaching("gathering the weights"):
+            self._hand_over()
         return norm
 
     def state(self) -> dict[str, Tensor]:
         """See `Stepper.state`: gathered one parameter at a time, and kept by the first rank."""
         kept: dict[str, Tensor] = {}
         for number, (whole, part) in enumerate(zip(self.parameters, self._parts, strict=True)):
-            found = {f"{number}.{name}": value for name, value in self._read(whole, part) if self.ranks.first}
+            with self.ranks.reaching("gathering the optimizer's state"):
+                found = {f"{number}.{name}": value for name, value in self._read(whole, part) if self.ranks.first}
             kept |= {name: value.detach().reshape(whole.shape).to("cpu", copy=True) for name, value in found.items()}
             if self._steps and self.ranks.first:
                 kept[f"{number}.step"] = torch.tensor(float(self._steps))
@@ -201,6 +206,21 @@ class ZeroStepper:
             plain.state[flat] = {"step": torch.tensor(float(self._steps))} | {name: torch.zeros_like(flat) for name in MOMENTS}
         if self._stage < 3:
             zero._lazy_init_hp_params_optimizer_state()
+
+
+@contextmanager
+def _linear_is(chosen: Callable[..., Tensor]) -> Iterator[None]:
+    """Within it linear layers are computed by that function, afterwards by torch's again.
+
+    At stage 3 DeepSpeed has one of its own, which does not hold on to gathered weights, and puts it in the place of torch's, for
+    the whole process. It rounds otherwise, and so would the decoder and the other networks.
+    """
+    plain = nn.functional.linear
+    nn.functional.linear = chosen
+    try:
+        yield
+    finally:
+        nn.functional.linear = plain
 
 
 def _trained(network: Network) -> list[Parameter]:

@@ -26,6 +26,7 @@ from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.ranks import ALONE, Meeting, Ranks, join
 from oppo_core.train import train
 
+LINEAR = torch.nn.functional.linear
 Case = dict[str, Any]
 
 
@@ -59,6 +60,7 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
     save_file({name: weight.contiguous() for name, weight in after.items()}, out / f"rank-{ranks.rank}.safetensors")
     (out / f"rank-{ranks.rank}.json").write_text(json.dumps({"steps": steps, "fault": fault, "moved": moved}))
     engine.scorers.close()
+    assert torch.nn.functional.linear is LINEAR, "the backend has put something in its place, which all networks use"
 
 
 def weights(engine: Engine) -> dict[str, torch.Tensor]:

@@ -39,6 +39,7 @@ MISSING = "" if importlib.util.find_spec("deepspeed") else "deepspeed is not ins
 # Parts of a spec by the name of what they try.
 ONE_PASS: Tree = {"ppo": {"mini_batches": 1, "epochs": 1}}
 PASSES: Tree = {"ppo": {"mini_batches": 2, "epochs": 2, "micro_batch_tokens": 64, "max_grad_norm": 0.05}}
+SHORT: Tree = {"resources": {"dtype": "bfloat16"}}
 TEXTS: Tree = {"ppo": {"pretraining": {"data": "texts.jsonl", "sequences": 2, "coefficient": 0.5}}}
 
 each_backend = pytest.mark.parametrize(
@@ -99,10 +100,12 @@ def cases(backends: list[str]) -> list[dict[str, Any]]:
             case(f"{name}-one-pass", backend, ONE_PASS),
             case(f"{name}-passes", backend, PASSES, TEXTS),
             case(f"{name}-fault", backend, PASSES, fault=1),
+            case(f"{name}-short", backend, PASSES, SHORT),
         ]
     for name in backends:
         listed += [
             case(f"{name}-resumes", BACKENDS[name], PASSES, TEXTS, resume=f"{name}-passes/checkpoints/step-00000002"),
+            case(f"{name}-short-resumes", BACKENDS[name], PASSES, SHORT, resume=f"{name}-short/checkpoints/step-00000002"),
             case(f"{name}-takes-over", BACKENDS[name], PASSES, TEXTS, resume="plain-passes/checkpoints/step-00000002"),
             case(f"{name}-handed-on", BACKENDS["plain"], PASSES, TEXTS, resume=f"{name}-passes/checkpoints/step-00000002"),
         ]
@@ -194,6 +197,14 @@ def test_a_checkpoint_is_resumed_by_the_same_and_by_another_backend(runs: Runs, 
     expected, found = runs.told("plain-passes")["steps"], runs.told(f"{backend}-{way}")["steps"]
     assert [close(1e-4)(step) for step in expected[2:]] == found
     assert_alike(runs, f"{backend}-{way}", "plain-passes")
+
+
+@each_backend
+def test_short_weights_go_on_to_the_bit_after_a_checkpoint_that_has_them_precisely(runs: Runs, backend: str) -> None:
+    assert runs.told(f"{backend}-short-resumes")["steps"] == runs.told(f"{backend}-short")["steps"][2:]
+    for name, weight in runs.weights(f"{backend}-short-resumes").items():
+        assert weight.dtype == torch.bfloat16
+        assert torch.equal(weight, runs.weights(f"{backend}-short")[name]), name
 
 
 @each_backend

@@ -69,6 +69,16 @@ def test_earlier_tokens_are_rated_as_precisely_as_they_are_sampled(world: Any) -
     torch.testing.assert_close(rated, sampled, rtol=0, atol=0.15)  # states in bfloat16, in one pass and one by one
 
 
+def test_on_a_gpu_deepspeed_does_not_stream(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its two engines would meet the other ranks from two threads."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    sharded = {"training": {"backend": "deepspeed"}, "resources": {"dtype": "float32"}}
+    with pytest.raises(LayoutError, match=r"deepspeed on a GPU.* set overlap\.intra_step to off"):
+        device_of(world.spec(sharded, {"overlap": {"intra_step": "per_chunk"}}))
+    assert device_of(world.spec(sharded, {"overlap": {"intra_step": "off"}})).type == "cuda"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_named(world: Any) -> None:
     with pytest.raises(LayoutError, match="no GPU"):

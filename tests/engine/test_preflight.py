@@ -179,6 +179,20 @@ def test_what_a_gpu_takes_besides_and_what_the_optimizer_makes_are_counted(world
     assert "actor: the optimizer's step" not in larger
 
 
+def test_a_node_keeps_its_part_of_what_deepspeed_cuts_up(world: Any) -> None:
+    def sizes(stage: int, on_gpu: bool = False, **training: Any) -> dict[str, int]:
+        changes = {"resources": {"nodes": 2, "devices": 2, "dtype": "bfloat16"}}
+        spec = world.spec(changes, {"training": {"backend": "deepspeed", "zero_stage": stage} | training})
+        role = Role("actor", Shape(10**6, 2, 16, 40, 96, 64), 10**6)
+        return {item.name: item.size for item in memory_of(spec, [role], 9, on_gpu=on_gpu)}
+
+    assert [sizes(stage)["actor: gradients"] for stage in (1, 2, 3)] == [4 * 10**6, 2 * 10**6, 2 * 10**6]
+    assert [sizes(stage)["actor: optimizer"] for stage in (1, 2, 3)] == [6 * 10**6] * 3
+    assert [sizes(stage).get("actor: weights that are trained", 0) for stage in (1, 2, 3)] == [0, 0, 10**6]
+    assert "actor: optimizer" in sizes(2, offload="optimizer")
+    assert "actor: optimizer" not in sizes(2, on_gpu=True, offload="optimizer")
+
+
 def world_events(out: Path) -> list[Any]:
     return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
 

@@ -1,0 +1,47 @@
+"""DeepSpeed in runs as they are started on nodes: scorers in processes of their own, where the critic has an engine too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.backends.test_trainer_contract import BACKENDS, MISSING, Tree, case, write_world
+from tests.engine.conftest import World
+from tests.engine.test_torchrun import Nodes, finished, is_named
+from tests.engine.test_torchrun import nodes as nodes  # the fixture
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+DEFER = {"intra_step": "per_chunk", "inter_step": "defer", "overcommit": {"initial": 2, "min": 0, "max": 4}}
+
+
+def streamed(folder: Path, backend: str, steps: int) -> tuple[World, Tree]:
+    """A world below `folder`, and a run that streams and defers."""
+    folder.mkdir()
+    write_world(folder)
+    changes = {"steps": steps, "overlap": DEFER, "checkpoints": {"every_steps": steps}}
+    return World(folder), case("streamed", BACKENDS[backend], changes)["spec"]
+
+
+def test_deepspeed_zero3_under_torchrun_streams_stops_and_goes_on(nodes: Nodes, tmp_path: Path) -> None:
+    world, tree = streamed(tmp_path / "world", "deepspeed-zero3", 10_000)
+    nodes.start(world, tree, threads=2)
+    nodes.wait_until(lambda: nodes.trained(2))
+    nodes.engine(1).terminate()
+    assert nodes.end() == [0, 0]
+    (folder,) = (nodes.out / "checkpoints").iterdir()
+    nodes.launched.clear()
+    outcome, done = finished(nodes.events(0)[-1])
+    assert outcome == "stopped"
+    nodes.start(world, tree | {"steps": done + 2}, "--resume-from", str(folder), threads=2)
+    assert nodes.end() == [0, 0]
+    assert [finished(nodes.events(rank)[-1]) for rank in (0, 1)] == [("succeeded", done + 2)] * 2
+
+
+def test_deepspeed_zero2_a_killed_rank_ends_the_other_which_names_it(nodes: Nodes, tmp_path: Path) -> None:
+    world, tree = streamed(tmp_path / "world", "deepspeed-zero2", 10_000)
+    nodes.start(world, tree, torchrun=False)
+    nodes.wait_until(lambda: nodes.trained(1))
+    nodes.launched[1].kill()
+    assert nodes.end() == [1, -9]
+    assert is_named(nodes)
