@@ -142,7 +142,9 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
         if role.caches and (role is not roles[0] or spec.rollout.backend == "torch"):
             items.append(_cache(f"{name}: keys and values", shape, slots, columns, each))
         if role.trained:
-            items += _sharded(spec, role, each, on_gpu) if spec.training.backend == "deepspeed" else _training(spec, role, each)
+            items += (
+                _sharded(spec, role, each, bool(gpu)) if spec.training.backend == "deepspeed" else _training(spec, role, each)
+            )
     actor = roles[0]
     items.append(_vllm(spec, gpu) if spec.rollout.backend == "vllm" else _sampling(actor.shape, slots, each))
     if gpu:

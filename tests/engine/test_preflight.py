@@ -184,7 +184,7 @@ def test_a_node_keeps_its_part_of_what_deepspeed_cuts_up(world: Any) -> None:
         changes = {"resources": {"nodes": 2, "devices": 2, "dtype": "bfloat16"}}
         spec = world.spec(changes, {"training": {"backend": "deepspeed", "zero_stage": stage} | training})
         role = Role("actor", Shape(10**6, 2, 16, 40, 96, 64), 10**6)
-        return {item.name: item.size for item in memory_of(spec, [role], 9, on_gpu=on_gpu)}
+        return {item.name: item.size for item in memory_of(spec, [role], 9, gpu=80 * 2**30 if on_gpu else 0)}
 
     assert [sizes(stage)["actor: gradients"] for stage in (1, 2, 3)] == [4 * 10**6, 2 * 10**6, 2 * 10**6]
     assert [sizes(stage)["actor: optimizer"] for stage in (1, 2, 3)] == [6 * 10**6] * 3
