@@ -158,7 +158,6 @@ def assemble(
     torch.set_num_threads(threads)
     device = device_of(spec)
     network, codec, source = _actor(spec, roots, device)
-    parameters = sum(p.numel() for p in network.parameters())  # counted before they may be shared out
     check_contexts(spec, network)
     layout = lay_out(spec, device, threads, network.width, ranks.device)
     trace = recorder_of(layout.actor_devices, device)
@@ -172,15 +171,19 @@ def assemble(
         prompts=PromptStream(prompts, spec.seed, spec.data.shuffle, ranks.rank, ranks.world),
         pool=pool_of(spec, ranks), decoder=_decoder(spec, network, codec, source, device),
         actor=actor, scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting),
-        journal=journal, out=out, model_source=source, trace=trace,
+        journal=journal, out=out, model_source=source, trace=trace, hardware=hardware_of(device, layout.devices[0]),
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
-        chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks,
-        hardware=hardware_of(device, layout.devices[0]), parameters=parameters,
+        chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks, parameters=numbers_of(network),
     )  # fmt: skip
     engine.update = _update(spec, network, shared)
     if resume is not None:
         _take_back(engine, resume, changes)
     return engine
+
+
+def numbers_of(network: Network) -> int:
+    """Weights of a network; DeepSpeed tells how many there were before it shared them out."""
+    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters())
 
 
 def _take_back(engine: Engine, resume: Path, changes: list[Change]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from oppo_bench.workload import BOTH, DRAFT_ROWS, OFF, SIZES, Lengths, Load, Size
+from oppo_bench.workload import BOTH, OFF, SIZES, Lengths, Load, Size
 
 # "tiny" is for trying the bench on a CPU; the others are the shapes of Qwen2.5, as their config.json files give them.
 SHAPES = {
@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "intra": {"intra_step": "per_chunk", "inter_step": "off"},
     "inter": {"intra_step": "off", "inter_step": "defer"},
     "both": BOTH,
-    "all": BOTH | {"drafter": {"max_rows": DRAFT_ROWS}},
+    "all": BOTH | {"kv_after_update": "keep"},
 }
 MEANING = {
     "padded": "sequential PPO as TRL runs it: finished rows idle until the longest ends, passes padded to their batch's longest",
@@ -35,7 +35,7 @@ MEANING = {
     "intra": "each chunk is read by reward, reference and critic while the actor decodes the next",
     "inter": "the longest answers go on in the next step, nothing is streamed",
     "both": "OPPO: intra and inter",
-    "all": f"OPPO with the drafter for the last {DRAFT_ROWS} rows",
+    "all": "OPPO, and deferred answers keep their cached keys and values when weights change; all their tokens count as stale",
 }
 BASE = "sequential"
 SOME = ("padded", BASE, "intra", "both", "all")

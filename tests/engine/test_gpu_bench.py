@@ -17,7 +17,7 @@ from gpu.cases import ON_GPU, SHAPES, SHORT, VARIANTS, Cell, cells_of
 from gpu.floor import Ceilings, Work, floors, needs
 from gpu.racing import Entrant, Race, all_on_one_device
 from gpu.warehouse import Warehouse
-from oppo_bench.imposed import ImposedDecoder, ImposedDeviceDecoder, PaddedDeviceDecoder
+from oppo_bench.imposed import ImposedDeviceDecoder, PaddedDeviceDecoder
 from oppo_bench.models import roles
 from oppo_bench.workload import spec_of, write_prompts
 from oppo_core.trace.hardware import NoHardware
@@ -164,7 +164,7 @@ def test_answers_are_as_long_as_imposed_on_every_decoder(tmp_path: Path) -> None
             entrant = Entrant(name, Race(cell, load), house, prompts, tmp_path / name, 1)
             entrant.step(NoHardware(), torch.device("cpu"))
             trained[name] = entrant.contestant.journal.newest["spans"]["trained"]
-            kinds = {"sequential": ImposedDeviceDecoder, "padded": PaddedDeviceDecoder, "all": ImposedDecoder}
+            kinds = {"sequential": ImposedDeviceDecoder, "padded": PaddedDeviceDecoder, "all": ImposedDeviceDecoder}
             assert type(entrant.contestant.engine.decoder) is kinds[name]
             entrant.contestant.close()
     for rows in trained.values():
