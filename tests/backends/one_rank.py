@@ -57,7 +57,7 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
             fault = str(error)
     after = weights(engine)
     moved = max(float((after[name] - weight).abs().max()) for name, weight in before.items())
-    save_file({name: weight.contiguous() for name, weight in after.items()}, out / f"rank-{ranks.rank}.safetensors")
+    save_file({name: weight.clone() for name, weight in after.items()}, out / f"rank-{ranks.rank}.safetensors")
     (out / f"rank-{ranks.rank}.json").write_text(json.dumps({"steps": steps, "fault": fault, "moved": moved}))
     engine.scorers.close()
     assert torch.nn.functional.linear is LINEAR, "the backend has put something in its place, which all networks use"
