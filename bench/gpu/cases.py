@@ -36,7 +36,10 @@ MEANING = {
     "inter": "the longest answers go on in the next step, nothing is streamed",
     "both": "OPPO: intra and inter",
     "all": "OPPO, and deferred answers keep their cached keys and values when weights change; all their tokens count as stale",
+    "vllm": "OPPO, decoded by vLLM in the engine's process",
 }
+VLLM = "vllm"  # in a run of its own: an engine of vLLM gives its memory back with the process only, and there is one a process
+OVERLAP = VARIANTS | {VLLM: BOTH}
 BASE = "sequential"
 SOME = ("padded", BASE, "intra", "both", "all")
 FEW = (BASE, "both", "all")
@@ -78,4 +81,6 @@ def cells_of(sizes: list[str], batches: list[int] | None, variants: list[str] | 
     """The planned cells of these sizes, fewer where `batches` or `variants` name some; `BASE` is always raced."""
     wanted = None if variants is None else {*variants, BASE}
     cells = [cell for cell in (*TINY, *ON_GPU) if cell.size in sizes and (batches is None or cell.batch in batches)]
-    return [replace(c, variants=tuple(v for v in c.variants if wanted is None or v in wanted)) for c in cells]
+    if wanted is None:
+        return cells
+    return [replace(c, variants=tuple(v for v in (*c.variants, VLLM) if v in wanted)) for c in cells]

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gpu.cases import ADAPTED, MEANING, SHAPES, VARIANTS, Cell, cells_of
+from gpu.cases import ADAPTED, MEANING, OVERLAP, SHAPES, VLLM, Cell, cells_of
 from gpu.check import Finding, findings
 from gpu.figures import findings_of, results_of, stage_lines, table
 from gpu.floor import Ceilings
@@ -53,6 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
         return REFUSED
     warnings.filterwarnings("ignore", category=FutureWarning)
     device = torch.device("cuda", torch.cuda.current_device()) if options.device == "cuda" else torch.device("cpu")
+    if VLLM in (options.variants or []) and (device.type != "cuda" or importlib.util.find_spec("vllm") is None):
+        print("python bench/gpu: vllm needs a GPU and its wheel", file=sys.stderr)
+        return REFUSED
     clock, watch, told = Clock(options.seconds), Watch(), Told()
     cells = cells_of(options.sizes, options.batches, options.variants)
     _introduce(cells, device, options)
@@ -62,7 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
             _measure_size([cell for cell in cells if cell.size == size], cells, device, options, clock, scratch / size, told)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    told.left_out.append(f"vllm: {_vllm()}")
+    if not any(VLLM in cell.variants for cell in cells):
+        told.left_out.append(f"vllm: {_vllm()}")
     _conclude(told)
     if options.json:
         settings = {"seed": 1, "device": _name(device), "torch": torch.__version__, "seconds": options.seconds} | {
@@ -80,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--batches", type=lambda text: [int(part) for part in text.split(",")], help="comma-separated; default: all"
     )
-    parser.add_argument("--variants", type=_names(VARIANTS), help="comma-separated; default: all that are planned for a size")
+    parser.add_argument("--variants", type=_names(OVERLAP), help="comma-separated; default: all that are planned for a size")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="what does not fit into this time is left out, and said")
     parser.add_argument("--repetitions", type=int, default=5, help="of two steps each, at most")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -176,7 +180,7 @@ def _race(
 def _vllm() -> str:
     """Why vLLM is not among the variants."""
     installed = importlib.util.find_spec("vllm") is not None
-    return "the engine has no such backend yet" if installed else "its wheel is not installed"
+    return "in a run of its own: --sizes 0.5B --batches 32 --variants both,vllm" if installed else "its wheel is not installed"
 
 
 def _too_large(size: str, device: torch.device) -> str | None:

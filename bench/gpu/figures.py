@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from gpu.cases import ADAPTED, BASE, VARIANTS
+from gpu.cases import ADAPTED, BASE, OVERLAP
 from gpu.check import Finding
 from gpu.floor import Ceilings, floors, model_flops, needs
 from gpu.racing import GB, Race, Step
@@ -83,7 +83,7 @@ def _driver(given: str, blocks: list[list[Step]]) -> list[Result]:
 
 def _against_the_floor(given: str, race: Race, name: str, ceilings: Ceilings) -> list[Result]:
     """Utilization of the device's rate, the floor of each stage and of the step, and how many times longer they took."""
-    overlaps = VARIANTS[name]["intra_step"] != "off"
+    overlaps = OVERLAP[name]["intra_step"] != "off"
     share = 0.0 if race.load.name in ADAPTED else 1.0
     told: dict[str, list[float]] = {}
     peak = ceilings.stated_flops_per_s or ceilings.flops_per_s

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gpu.cases import BASE, VARIANTS, Cell
+from gpu.cases import BASE, OVERLAP, VLLM, Cell
 from gpu.floor import Work
 from gpu.warehouse import Warehouse
 from oppo_bench.contestant import Contestant
@@ -97,13 +97,17 @@ class Entrant:
     """A variant with an engine of its own; its actor and critic are trained by all variants in turn."""
 
     def __init__(self, name: str, race: Race, house: Warehouse, prompts: Path, folder: Path, threads: int) -> None:
-        spec = spec_of(race.load, VARIANTS[name], house.models(), prompts)
+        spec = spec_of(race.load, OVERLAP[name], house.models(), prompts)
+        if name == VLLM:
+            house.write_weights()
+            spec = spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"backend": VLLM})})
         self.name = name
         with house.serving():
             self.contestant = Contestant(name, spec, race.load.lengths, folder, threads)
         engine = self.contestant.engine
-        if name == BASE:
-            race.kind = self.contestant.decoder_kind
+        kind = self.contestant.decoder_kind
+        if name == BASE and issubclass(kind, Decoder):
+            race.kind = kind
         race.parts[name] = f"{type(engine.decoder).__name__}, {type(engine.scorers).__name__}"
 
     def share(self, first: Entrant) -> None:

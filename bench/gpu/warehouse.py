@@ -1,4 +1,4 @@
-"""Networks with random weights, built once a size on the device; no file of weights is written or read.
+"""Networks with random weights, built once a size on the device; no file of weights is written or read but for vLLM.
 
 Reward and reference share one frozen backbone, as nobody writes to it. All variants train one and the same actor and critic:
 lengths are imposed, so no variant's work depends on what the weights are, and several variants fit into memory side by side.
@@ -59,6 +59,10 @@ class Warehouse:
         paths = {role: {"path": str(self.folder / role)} for role in ROLES}
         named: dict[str, Any] = {**paths, "reward": {"model": paths["reward"]}}
         return named | ({"lora": {"rank": 16}} if self._shared else {})
+
+    def write_weights(self) -> None:
+        """Put the actor's weights beside its tokenizer, for vLLM, which reads a folder."""
+        self.networks["actor"].model.save_pretrained(self.folder / "actor")
 
     def load_model(self, spec: Any, head: str, roots: Any, dtype: Any, seed: int, lora: Any = None, device: Any = None) -> Any:
         """In the place of the engine's own function: the role's network, which is there already."""

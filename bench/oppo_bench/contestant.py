@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from oppo_bench.imposed import ImposedDecoder, PaddedDecoder, impose
+from oppo_bench.imposed import ImposedDecoder, PaddedDecoder, impose, impose_on_vllm
 from oppo_bench.padding import unsorted
 from oppo_bench.workload import Lengths
 from oppo_contract.spec import RunSpec
@@ -88,9 +88,11 @@ class Contestant:
         self.journal = Listener(out / "events.jsonl")
         self.engine: Engine = assemble(spec, [], out, self.journal, threads)
         self._padded = name == "padded"
-        assert isinstance(self.engine.decoder, Decoder)
         self.decoder_kind = type(self.engine.decoder)  # which the engine has chosen
-        impose(self.engine, lengths, PaddedDecoder if self._padded else ImposedDecoder)
+        if isinstance(self.engine.decoder, Decoder):
+            impose(self.engine, lengths, PaddedDecoder if self._padded else ImposedDecoder)
+        else:
+            impose_on_vllm(self.engine, lengths)
         report.started(self.engine)
 
     def step(self) -> StepCost:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from oppo_bench.workload import Lengths
 from oppo_core.engine import Engine, slots
 from oppo_core.rollout.decoder import Decoder
@@ -90,3 +93,26 @@ def _imposed(kind: type[ImposedDecoder], own: type[Decoder]) -> type[ImposedDeco
     if not issubclass(own, DeviceDecoder) or issubclass(own, ImposedDecoder):
         return kind
     return {PaddedDecoder: PaddedDeviceDecoder, EndlessDecoder: EndlessDeviceDecoder}.get(kind, ImposedDeviceDecoder)
+
+
+class ImposedStops:
+    """Ends each answer at the length imposed on it, where a decoder asks for stop conditions."""
+
+    def __init__(self, lengths: Lengths) -> None:
+        self.lengths = lengths
+
+    def reached(self, sequence: Sequence) -> bool:
+        """Whether the answer is as long as it shall be."""
+        return sequence.length >= self.lengths.of(sequence.sequence_id)
+
+    def keep(self, sequence_ids: Iterable[int]) -> None:
+        """Nothing is remembered."""
+
+    def forget(self, sequence_id: int) -> None:
+        """Nothing is remembered."""
+
+
+def impose_on_vllm(engine: Engine, lengths: Lengths) -> None:
+    """Impose the lengths on a decoder that has its engine from somebody else; its own ends stay besides."""
+    decoder: Any = engine.decoder
+    decoder._stops = ImposedStops(lengths)

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,10 +19,14 @@ from gpu.cases import ON_GPU, SHAPES, SHORT, VARIANTS, Cell, cells_of
 from gpu.floor import Ceilings, Work, floors, needs
 from gpu.racing import Entrant, Race, all_on_one_device
 from gpu.warehouse import Warehouse
-from oppo_bench.imposed import ImposedDeviceDecoder, PaddedDeviceDecoder
+from oppo_bench.imposed import ImposedDeviceDecoder, PaddedDeviceDecoder, impose_on_vllm
 from oppo_bench.models import roles
 from oppo_bench.workload import spec_of, write_prompts
+from oppo_core.rollout.decoder import DecodeSettings
+from oppo_core.rollout.sequence import Sequence
 from oppo_core.trace.hardware import NoHardware
+from oppo_core.vllm.inprocess import InProcessDecoder
+from oppo_core.vllm.standin import StandInEngine
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--device", "cpu", "--sizes", "tiny"]
@@ -171,6 +177,22 @@ def test_answers_are_as_long_as_imposed_on_every_decoder(tmp_path: Path) -> None
         assert len(rows) == 4
         assert all(length == SHORT.of(sequence_id) for sequence_id, _, length in rows)
     assert trained["padded"] == trained["sequential"]
+
+
+def test_lengths_are_imposed_on_vllm(tmp_path: Path) -> None:
+    """By what stands in for its engine; the real one has not been raced."""
+    house = Warehouse(Cell("tiny", 4, ("vllm",), SHORT).load("cpu"), tmp_path / "roles", torch.device("cpu"))
+    network, settings = house.networks["actor"], DecodeSettings(1, -1, 1.0, 16, 40, 4096)
+    decoder = InProcessDecoder(StandInEngine(network), settings, lambda: network.state_dict().items(), parameters=dict)
+    impose_on_vllm(SimpleNamespace(decoder=decoder), SHORT)  # type: ignore[arg-type]
+    answers = [Sequence(number, 0, np.array([3, 4, 5])) for number in range(3)]
+    decoder.begin(answers)
+    while decoder.live:
+        decoder.advance(8, 0)
+    assert [answer.length for answer in answers] == [SHORT.of(number) for number in range(3)]
+    house.write_weights()
+    assert (tmp_path / "roles/actor/model.safetensors").exists()
+    assert command.main([*TINY, "--variants", "vllm"]) == command.REFUSED
 
 
 @pytest.mark.full
