@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.processes import gone
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -133,7 +135,7 @@ def test_kill_of_the_parent_leaves_no_orphan_and_the_next_start_recovers(platfor
     below = platform.below()
     platform.process.kill()
     platform.process.wait()
-    tools.eventually(lambda: not [p for p in below if p.is_running() and p.status() != "zombie"], "every process to end")
+    tools.eventually(lambda: all(map(gone, below)), "every process to end")
     with tools.running_platform(home) as again:
         assert again.base_url == platform.base_url
         run = again.wait_for_end(run_id)

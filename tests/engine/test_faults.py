@@ -15,6 +15,8 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.processes import gone
+
 pytestmark = pytest.mark.usefixtures("spawned_scorers")
 
 OPPO = {"overlap": {"intra_step": "per_chunk", "inter_step": "defer"}, "steps": 10_000, "resources": {"dtype": "float32"}}
@@ -45,7 +47,7 @@ def streaming(world: Any, tmp_path: Path) -> Any:
 
 def all_gone(processes: list[psutil.Process]) -> bool:
     _, left = psutil.wait_procs(processes, timeout=60)
-    return all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in left)
+    return all(map(gone, left))
 
 
 def test_a_killed_scorer_process_ends_the_run_and_is_named(streaming: Any) -> None:

@@ -20,6 +20,7 @@ from oppo_core import shares
 from oppo_core.checkpoint import CheckpointError, verify
 from oppo_core.journal import Journal
 from tests.engine.conftest import newest
+from tests.processes import gone
 
 STEPS, EVERY = 16, 4
 COMMON = {"steps": STEPS, "checkpoints": {"every_steps": EVERY, "keep": 2}, "resources": {"dtype": "float32"}}
@@ -66,10 +67,6 @@ def learned(events: list[Any]) -> dict[tuple[int, str], str]:
 
 def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def kill_at(world: Any, tree: Any, out: Path, threads: int, step: int, resume: Path | None = None) -> None:

@@ -8,6 +8,8 @@ import psutil
 import pytest
 from celery import Celery
 
+from tests.processes import gone
+
 
 @pytest.fixture
 def send(bench: Any, redis_url: str) -> Any:
@@ -72,7 +74,7 @@ def test_a_killed_agent_ends_its_consumer_and_the_next_agent_takes_over(bench: A
     [engine] = bench.engines()
     agent.kill()
     agent.wait()
-    tools.eventually(lambda: not consumer.is_running() or consumer.status() == psutil.STATUS_ZOMBIE, "the consumer to end")
+    tools.eventually(lambda: gone(consumer), "the consumer to end")
     beats = len(bench.platform.node_beats)
     again = bench.start("agent")
     tools.eventually(lambda: len(bench.platform.node_beats) > beats + 1)

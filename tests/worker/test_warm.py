@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import oppo_core
+from tests.processes import gone
 
 HERE = Path(__file__).parent
 # `oppo_core` with the small engine in the place of the real one: nothing to import, and misbehaving as told. The standby is real.
@@ -68,11 +69,6 @@ def agent(bench: Any, tools: Any, environ: dict[str, str]) -> Any:
     agent = bench.start("agent", **environ)
     tools.eventually(lambda: standby(agent, "worker") and standby(agent, "oppo_core"), "the standbys")
     return agent
-
-
-def ended(process: psutil.Process) -> bool:
-    """Whether it runs no more; a corpse may wait for its parent."""
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def is_warm(engine: psutil.Process) -> bool:
@@ -131,7 +127,7 @@ def test_an_engine_dies_with_its_forked_supervisor_and_the_next_one_reports(benc
     psutil.Process(bench.folder.attempt(1).supervisor_pid()).kill()
     tools.eventually(lambda: attempt.device_was_free, "the next supervisor's report, and a free device")
     assert attempt.outcome["outcome"] == "engine_died"
-    assert ended(engine)
+    assert gone(engine)
     assert bench.platform.requests.count("attempts/1/claim") == 1
 
 
@@ -174,7 +170,7 @@ def test_standbys_end_with_their_agent(bench: Any, tools: Any, agent: Any, numbe
     waiting[0].send_signal(signal.SIGSTOP)  # also one that hangs
     agent.send_signal(number)
     agent.wait()
-    tools.eventually(lambda: all(ended(process) for process in waiting), "the standbys to end")
+    tools.eventually(lambda: all(gone(process) for process in waiting), "the standbys to end")
 
 
 def test_stopping_the_agent_saves_what_was_forked_and_leaves_no_process(bench: Any, tools: Any, agent: Any) -> None:
@@ -185,7 +181,7 @@ def test_stopping_the_agent_saves_what_was_forked_and_leaves_no_process(bench: A
     agent.terminate()
     assert agent.wait() == 0
     assert attempt.outcome["outcome"] == "preempted"
-    tools.eventually(lambda: all(ended(process) for process in below), "every process to end")
+    tools.eventually(lambda: all(gone(process) for process in below), "every process to end")
 
 
 @pytest.mark.full
