@@ -82,10 +82,10 @@ docs: setup ## the generated pages of docs/ anew, and the documentation site in 
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict >$(VENV)/mkdocs.log 2>&1 || { cat $(VENV)/mkdocs.log; exit 1; }
 	@echo "build/site/index.html is the documentation; to search it: $(BIN)/python -m http.server --directory build/site"
 
-deepspeed: setup ## deepspeed, built against the installed torch; what it compiles at first use needs a C++ compiler
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/cpu.lock.txt setuptools wheel ninja py-cpuinfo
+deepspeed: setup ## deepspeed, built against the installed torch; nothing of it is compiled
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/cpu.lock.txt setuptools wheel py-cpuinfo==9.0.0
 	@DS_ACCELERATOR=$${DS_ACCELERATOR:-cpu} $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--no-build-isolation -c requirements/cpu.lock.txt -r requirements/deepspeed.txt
+		--no-build-isolation --no-deps -r requirements/deepspeed.txt
 
 clean: ## caches and build outputs; .venv and the data in .oppo stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

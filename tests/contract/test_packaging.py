@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tomllib
 from importlib.metadata import PackageNotFoundError, metadata
@@ -68,9 +69,19 @@ def test_what_is_locked_can_be_installed_with_every_python_that_we_name(name: st
 
 
 def test_deepspeed_is_a_step_of_its_own() -> None:
-    assert [str(line) for line in requirements_in("deepspeed.txt")] == ["deepspeed==0.19.8"]
+    wanted = [str(line) for line in requirements_in("deepspeed.txt")]
+    assert wanted[0] == "deepspeed==0.19.8"
+    assert all("==" in line for line in wanted)
     assert "deepspeed" not in LOCKED
     assert not any("deepspeed" in text for text in DIRECT)
+
+
+def test_no_step_installs_the_build_tool_that_has_django_ninjas_name() -> None:
+    """Both packages bring the module `ninja`; the one that is installed last wins, and the platform starts no more."""
+    texts = [(ROOT / "Makefile").read_text(), *(path.read_text() for path in (ROOT / "requirements").glob("*.txt"))]
+    lines = [line.strip() for text in texts for line in text.splitlines() if not line.startswith("#")]
+    assert not [line for line in lines if re.search(r"(?<![-\w])ninja(?![-\w])", line)]
+    assert "--no-deps -r requirements/deepspeed.txt" in texts[0]
 
 
 def test_the_lock_needs_no_hashes_and_no_index() -> None:
