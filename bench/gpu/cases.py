@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from oppo_bench.workload import BOTH, OFF, SIZES, Lengths, Load, Size
+from oppo_bench import workload
+from oppo_bench.workload import BOTH, SIZES, Lengths, Load, Size
 
 # "tiny" is for trying the bench on a CPU; the others are the shapes of Qwen2.5, as their config.json files give them.
 SHAPES = {
@@ -19,15 +20,10 @@ ADAPTED = ("7B",)  # trained by adapters, all roles on one frozen backbone: four
 SHORT = Lengths(seed=1, median=8, longest=32)
 LONG_TAILED = Lengths(seed=1)
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "padded": OFF,
-    "sequential": OFF,
-    "per_sequence": {"intra_step": "per_sequence", "inter_step": "off"},
-    "intra": {"intra_step": "per_chunk", "inter_step": "off"},
-    "inter": {"intra_step": "off", "inter_step": "defer"},
-    "both": BOTH,
-    "all": BOTH | {"kv_after_update": "keep"},
-}
+# The engine bench's, but for what two processes on CPUs share; `all` is the most that goes on one GPU.
+ON_ONE_GPU = ("padded", "sequential", "per_sequence", "intra", "inter", "both")
+VARIANTS: dict[str, dict[str, Any]] = {name: workload.VARIANTS[name] for name in ON_ONE_GPU}
+VARIANTS["all"] = BOTH | {"kv_after_update": "keep"}
 MEANING = {
     "padded": "sequential PPO as TRL runs it: finished rows idle until the longest ends, passes padded to their batch's longest",
     "sequential": "sequential PPO with continuous batching and sorted passes: no padding waste",

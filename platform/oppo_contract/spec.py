@@ -32,6 +32,13 @@ PLATFORM_SECTIONS = ("fork", "queue", "retries", "secrets")
 MAX_SPEC_BYTES = 256 * 1024
 
 
+def _refuse_with(setting: str, reasons: list[tuple[bool, str, Any, str]]) -> None:
+    """Raises Impossible for the first of (applies, path, value, what is allowed) that applies."""
+    for applies, path, value, allowed in reasons:
+        if applies:
+            raise Impossible(path, f"does not go with {setting}", value=value, allowed=allowed)
+
+
 class RunSpec(Section):
     """One PPO-RLHF run, whole."""
 
@@ -106,9 +113,7 @@ class RunSpec(Section):
             ),
             (self.resources.kind == "cuda", "resources.kind", "cuda", "cpu or any: two processes share the update on CPUs"),
         ]
-        for applies, path, value, allowed in reasons:
-            if applies:
-                raise Impossible(path, "does not go with overlap.update_overlap", value=value, allowed=allowed)
+        _refuse_with("overlap.update_overlap", reasons)
         return self
 
     @model_validator(mode="after")
@@ -131,9 +136,7 @@ class RunSpec(Section):
                 "empty: the average follows weights that no node has whole",
             ),
         ]
-        for applies, path, value, allowed in reasons:
-            if applies:
-                raise Impossible(path, "does not go with training.backend deepspeed", value=value, allowed=allowed)
+        _refuse_with("training.backend deepspeed", reasons)
         return self
 
     @model_validator(mode="after")
@@ -150,9 +153,7 @@ class RunSpec(Section):
             (self.overlap.update_overlap, "overlap.update_overlap", True, "false: it trains on CPUs"),
             (self.training.backend != "plain", "training.backend", self.training.backend, "plain: both want the default group"),
         ]
-        for applies, path, value, allowed in reasons:
-            if applies:
-                raise Impossible(path, "does not go with rollout.backend vllm", value=value, allowed=allowed)
+        _refuse_with("rollout.backend vllm", reasons)
         return self
 
     @model_validator(mode="after")
