@@ -79,12 +79,29 @@ def _gpu(nvml: Any, index: int, held: bool, clocks: ClockWatch | None) -> Device
 
 
 def _memory_errors(nvml: Any, handle: Any) -> str:
-    """Uncorrectable errors since the driver was loaded; their number is left out, so that the sentence stays the same."""
+    """The worst that the driver tells of its memory; no sentence has a number, so that each stays the same.
+
+    Rows are exchanged and pages given up when the GPU is next reset; a card that cannot exchange a row any more has to go.
+    """
+    errors = _asked(nvml, "nvmlDeviceGetTotalEccErrors", handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    _, _, waiting, failed = _asked(nvml, "nvmlDeviceGetRemappedRows", handle) or (0, 0, 0, 0)
+    if failed:
+        return "a faulty row of its memory could not be remapped: the card should be exchanged"
+    if errors:
+        return "its memory has had uncorrectable ECC errors since the last reset"
+    if waiting:
+        return "faulty rows of its memory are to be remapped: it needs a reset"
+    if _asked(nvml, "nvmlDeviceGetRetiredPagesPendingStatus", handle):
+        return "faulty pages of its memory are to be retired: it needs a reset"
+    return ""
+
+
+def _asked(nvml: Any, function: str, *arguments: Any) -> Any:
+    """What NVML says; None where the card or its driver does not tell."""
     try:
-        count = nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-    except nvml.NVMLError:  # without ECC memory
-        return ""
-    return "its memory has had uncorrectable ECC errors since the last reset" if count else ""
+        return getattr(nvml, function)(*arguments)
+    except nvml.NVMLError:  # such as a card without ECC memory, or one that retires pages and knows no rows
+        return None
 
 
 def _left_on(nvml: Any, handle: Any) -> str:

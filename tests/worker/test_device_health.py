@@ -25,6 +25,8 @@ class Nvml:
 
     pids: tuple[int, ...] = ()
     errors: int | None = 0
+    rows: tuple[int, int, int, int] | None = (0, 0, 0, 0)  # remapped after one kind of error and the other, waiting, failed
+    pages_wait: int | None = None  # cards that remap rows retire no pages, and the other way round
     reasons: int | None = 0  # bits; None: a card that does not tell
     clock: int = 1900
     load: int = 50
@@ -75,6 +77,16 @@ class Nvml:
             raise NVMLError
         return self.errors
 
+    def nvmlDeviceGetRemappedRows(self, _handle: int) -> tuple[int, int, int, int]:
+        if self.rows is None:
+            raise NVMLError
+        return self.rows
+
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, _handle: int) -> int:
+        if self.pages_wait is None:
+            raise NVMLError
+        return self.pages_wait
+
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -106,6 +118,23 @@ def test_memory_errors_count_also_under_a_run(card: Any) -> None:
     assert "ECC" in device_reports(held={0})[0].health
     card(errors=4)
     assert "4" not in device_reports()[0].health, "the sentence stays the same, so that a card that was put back stays there"
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"rows": (2, 1, 0, 0)}, ""),  # remapped long ago
+        ({"rows": (0, 1, 1, 0)}, "faulty rows of its memory are to be remapped: it needs a reset"),
+        ({"rows": (0, 8, 1, 1)}, "a faulty row of its memory could not be remapped: the card should be exchanged"),
+        ({"rows": None, "pages_wait": 0}, ""),
+        ({"rows": None, "pages_wait": 1}, "faulty pages of its memory are to be retired: it needs a reset"),
+        ({"rows": (0, 1, 1, 0), "errors": 1}, "its memory has had uncorrectable ECC errors since the last reset"),
+        ({"rows": (0, 1, 0, 1), "errors": 1}, "a faulty row of its memory could not be remapped: the card should be exchanged"),
+    ],
+)
+def test_faulty_memory_that_waits_for_a_reset_or_for_another_card(card: Any, facts: dict[str, Any], said: str) -> None:
+    card(**facts)
+    assert device_reports(held={0})[0].health == said
 
 
 def test_what_a_supervisor_could_not_clear_goes_first(card: Any) -> None:
