@@ -10,6 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# Where DeepSpeed is installed, whatever saves a model imports it, and it says on stdout that it sees no GPU, unless it is told.
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole platforms go first: they take minutes, and everybody waits for what is begun last."""

@@ -9,6 +9,8 @@ for chunks.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,17 @@ def load_hugging(path: str, head: Head, dtype: torch.dtype) -> HuggingNetwork:
     return network
 
 
+def around(model: Any) -> HuggingNetwork:
+    """A network around a model with its own head that somebody else has loaded, proved to read in parts as in one pass.
+
+    Raises:
+        ModelFolderError: it does not.
+    """
+    network = HuggingNetwork(model, None)
+    _prove(network)
+    return network
+
+
 def _prove(network: HuggingNetwork) -> None:
     """`prove`; a model that does something of its own between its cache and its attention is read without bands."""
     try:
@@ -217,10 +230,29 @@ def _weights(kind: Any, path: str, config: PretrainedConfig, dtype: torch.dtype)
 def export_hugging(network: HuggingNetwork, folder: Path, source: Path | None, weights: dict[str, Tensor]) -> None:
     """Write `weights` as a folder that `from_pretrained` reads, with the tokenizer of `source`."""
     model: Any = network.model
-    model.save_pretrained(folder, state_dict=weights)
+    with deepspeed_left_alone():
+        model.save_pretrained(folder, state_dict=weights)
     for name in TOKENIZER_FILES:
         if source is not None and (source / name).exists():
             shutil.copyfile(source / name, folder / name)
+
+
+@contextmanager
+def deepspeed_left_alone() -> Iterator[None]:
+    """Within it, saving a model does not import DeepSpeed where that is installed: seconds, and a line on stdout.
+
+    accelerate asks whether a model is one of DeepSpeed's engines, which none of ours is.
+    """
+    try:
+        from accelerate.utils import imports, other
+    except ImportError:  # then transformers asks nobody
+        yield
+        return
+    other.is_deepspeed_available = lambda: False
+    try:
+        yield
+    finally:
+        other.is_deepspeed_available = imports.is_deepspeed_available
 
 
 def restore_hugging(network: HuggingNetwork, folder: Path) -> None:

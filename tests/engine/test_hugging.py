@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from oppo_contract.spec import ModelSpec
 from oppo_core.command import main
 from oppo_core.models.cache import SlotCache
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import load_model
+from oppo_core.models.folder import export_model, load_model
 
 WORDS = ["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(29))]
 SIZES: dict[str, Any] = {
@@ -98,6 +99,21 @@ def test_uneven_chunks_equal_one_forward_pass(folders: Path) -> None:
         other = tokens.clone()
         other[:, 0] += 1
         assert (network.hidden(other, everything)[:, -1] - whole[:, -1]).abs().max() > 1e-6, "the context must matter"
+
+
+def test_saving_a_model_does_not_import_deepspeed(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in that cannot be imported; transformers' own way of saving tries to."""
+    files = {"deepspeed/__init__.py": "raise ValueError('imported')", "deepspeed-1.dist-info/METADATA": "Name: it\n"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    for name in [name for name in sys.modules if name.split(".")[0] == "deepspeed"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    network = load_model(ModelSpec(path="actor"), "lm", [folders], torch.float32, 0)
+    export_model(network, tmp_path / "saved", None, 2, 0)
+    with pytest.raises(ValueError, match="imported"):
+        network.model.save_pretrained(tmp_path / "plainly")
 
 
 def test_a_run_trains_and_its_actor_is_a_plain_folder(folders: Path, tmp_path: Path) -> None:
