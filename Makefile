@@ -14,8 +14,9 @@ APART := tests/contract tests/engine tests/simulation tests/web/test_control_pla
 WAITING := tests/web tests/worker
 # These share a platform in each process, which must not meet tests that empty the database under it.
 CLIENT := tests/client
-# What is read and run: the documentation and the blocks in it, the tutorial, notebooks. CI runs them after `make test`.
-DOCUMENTS := tests/docs tests/end_to_end/test_notebooks.py tests/end_to_end/test_tutorial.py
+# What is read and run: the documentation and the blocks in it, the tutorial, notebooks, the compose file's commands. CI runs them
+# after `make test`.
+DOCUMENTS := tests/docs tests/end_to_end/test_notebooks.py tests/end_to_end/test_tutorial.py tests/end_to_end/test_by_hand.py
 # One suite for every training backend, in processes that start slowly; where DeepSpeed is missing, its part is skipped.
 BACKENDS := tests/backends/test_trainer_contract.py tests/backends/test_processes.py
 # The rest, browsers and whole platforms: a file in one process again, and two of them, the longest files first (tests/conftest.py).
@@ -58,7 +59,7 @@ test-full: setup ## the tests of `make test` and the slow ones (under 60 minutes
 	@$(if $(ARGS),,$(PYTEST) $(BACKENDS))
 	@$(if $(ARGS),,$(MAKE) test-documents)
 
-test-documents: setup ## the documentation is built, all in it that says that it runs does, and so do tutorial and notebooks (under 20 minutes)
+test-documents: setup ## the documentation is built, all in it that says that it runs does, and so do tutorial, notebooks and the compose file's commands (under 20 minutes)
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(IN_TWO) --dist loadfile $(DOCUMENTS)
 
 lint: setup ## ruff, the import rules, and mypy (strict for the contract, the client, the engine and the worker)

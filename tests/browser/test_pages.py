@@ -78,7 +78,10 @@ def pages_of(team_id, sequential, oppo):
     }
 
 
-@pytest.mark.parametrize(("window", "scheme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk-light", "phone-dark"])
+@pytest.mark.parametrize(
+    ("window", "scheme"),
+    [pytest.param(DESK, "light", id="desk-light"), pytest.param(PHONE, "dark", id="phone-dark", marks=pytest.mark.full)],
+)
 def test_pages_are_clean(visit, platform, two_runs, window, scheme):
     visitor = visit(color_scheme=scheme, reduced_motion="reduce", **window)
     page, asked = visitor.page, []
