@@ -14,9 +14,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
+from oppo_contract.events import NEIGHBOUR_SUFFIX
 from oppo_contract.problems import SpecError
 from oppo_contract.spec import RunSpec, load_spec
-from oppo_core.journal import OF_EACH_RANK, Journal
+from oppo_core.journal import OF_EACH_NEIGHBOUR, OF_EACH_RANK, Journal
 from oppo_core.trackers.telling import Trackers
 
 OK, FAILED, REFUSED = 0, 1, 2
@@ -32,12 +33,21 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError, SpecError) as error:  # ValueError: neither UTF-8 nor JSON
         print(f"{options.spec}: {error}", file=sys.stderr)
         return REFUSED
-    speaks_for_all = spec.resources.nodes == 1 or os.environ.get("RANK") == "0"
-    journal = Journal(options.events, None if speaks_for_all else OF_EACH_RANK)
+    journal = _journal(spec, options.events)
     try:
         return _run(spec, options, journal)
     finally:
         journal.close()
+
+
+def _journal(spec: RunSpec, events: Path) -> Journal:
+    """Where this process tells what it does: the first one of its node in the file that it was given, others beside it."""
+    if spec.resources.ranks == 1 or os.environ.get("RANK") == "0":
+        return Journal(events)
+    process = os.environ.get("LOCAL_RANK", "0")
+    if process == "0":
+        return Journal(events, OF_EACH_RANK)
+    return Journal(events.with_name(events.name + NEIGHBOUR_SUFFIX + process), OF_EACH_NEIGHBOUR)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,14 +71,16 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
         try:
             from oppo_core.durable import tidy
             from oppo_core.engine import assemble
-            from oppo_core.layout import device_of
+            from oppo_core.layout import device_of, take_device
             from oppo_core.preflight import refuse_impossible
             from oppo_core.ranks import join, meeting_of
             from oppo_core.standing import ASKED_TO_STOP
             from oppo_core.train import train
 
-            meeting = meeting_of(spec.resources.nodes, spec.resources.longest_silence_s)
-            ranks = join(meeting, "engine", device_of(spec))
+            device, wanted = device_of(spec), spec.resources
+            take_device(device)
+            meeting = meeting_of(wanted.nodes, wanted.ranks_a_node, wanted.longest_silence_s)
+            ranks = join(meeting, "engine", device)
             if ranks.first:
                 tidy(options.out / "checkpoints")
             ranks.any(False)  # nobody reads or writes there before it is tidy

@@ -154,7 +154,7 @@ def assemble(
     from oppo_core.checkpoint import verify
 
     changes = verify(resume, spec) if resume is not None else []
-    threads = min(threads or available_cores(), spec.resources.cpu_threads or available_cores())
+    threads = ranks.cores(min(threads or available_cores(), spec.resources.cpu_threads or available_cores()))
     torch.set_num_threads(threads)
     device = device_of(spec)
     network, codec, source = _actor(spec, roots, device)
@@ -290,9 +290,9 @@ def pool_of(spec: RunSpec, ranks: Ranks = ALONE) -> Pool:
 
 
 def slots(spec: RunSpec) -> int:
-    """Most sequences that can be in flight on a node: its part of (B + Δ_max)·G, the largest one."""
+    """Most sequences that can be in flight on a rank: its part of (B + Δ_max)·G, the largest one."""
     extra = spec.overlap.overcommit.max if spec.overlap.inter_step != "off" else 0
-    return math.ceil((spec.ppo.batch_size + extra) / spec.resources.nodes) * spec.ppo.group_size
+    return math.ceil((spec.ppo.batch_size + extra) / spec.resources.ranks) * spec.ppo.group_size
 
 
 def check_contexts(spec: RunSpec, network: Network) -> None:

@@ -160,8 +160,8 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
         size = 3 * actor.trained * each
         items.append(Item("actor: the partner's gradients", size, f"3 × {actor.trained:,} × {each} B (update overlap)"))
     if spec.evaluation is not None:
-        nodes = spec.resources.nodes
-        rows = min(math.ceil(spec.evaluation.count / nodes), spec.ppo.rows // nodes)
+        ranks = spec.resources.ranks
+        rows = min(math.ceil(spec.evaluation.count / ranks), spec.ppo.rows // ranks)
         items.append(_cache("evaluation: keys and values", actor.shape, rows, columns, each))
     items += [_passing(role, spec.ppo.micro_batch_tokens, each, bool(gpu)) for role in roles if role.trained]
     return sorted(items, key=lambda item: -item.size)
@@ -201,16 +201,16 @@ def _training(spec: RunSpec, role: Role, each: int) -> list[Item]:
 
 
 def _sharded(spec: RunSpec, role: Role, each: int, on_gpu: bool) -> list[Item]:
-    """What DeepSpeed keeps on a node besides the weights: its part of what is cut up. It steps on float32 weights of its own."""
-    nodes, stage, trained = spec.resources.nodes, spec.training.zero_stage, role.trained
-    whole, part = f"{trained:,}", f"{trained:,} ÷ {nodes} nodes"
+    """What DeepSpeed keeps on a rank besides the weights: its part of what is cut up. It steps on float32 weights of its own."""
+    ranks, stage, trained = spec.resources.ranks, spec.training.zero_stage, role.trained
+    whole, part = f"{trained:,}", f"{trained:,} ÷ {ranks} ranks"
     cut = part if stage > 1 else whole
-    items = [Item(f"{role.name}: gradients", trained * 4 // (nodes if stage > 1 else 1), f"{cut} × 4 B (ZeRO {stage})")]
+    items = [Item(f"{role.name}: gradients", trained * 4 // (ranks if stage > 1 else 1), f"{cut} × 4 B (ZeRO {stage})")]
     if not on_gpu or spec.training.offload == "off":
-        items.append(Item(f"{role.name}: optimizer", trained * 12 // nodes, f"{part} × 12 B"))
+        items.append(Item(f"{role.name}: optimizer", trained * 12 // ranks, f"{part} × 12 B"))
     if stage == 3:
         weights = role.shape.weights
-        items.append(Item(f"{role.name}: weights that are trained", weights * each // nodes, f"{weights:,} ÷ {nodes} × {each} B"))
+        items.append(Item(f"{role.name}: weights that are trained", weights * each // ranks, f"{weights:,} ÷ {ranks} × {each} B"))
     return items
 
 

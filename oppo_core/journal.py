@@ -17,6 +17,8 @@ from oppo_core.left_out import LeftOut
 
 # What every rank tells of its own node; the rest concerns the run, and the first rank tells it.
 OF_EACH_RANK = ("started", "spans", "log", "left_out", "finished")
+# And of a node's further processes: nobody ships their files, which the supervisor reads when one of them has ended the run.
+OF_EACH_NEIGHBOUR = ("started", "log", "finished")
 TOLD_EVERY = 20
 # (kind, payload, the event as a line) of what was written; it may write a `log` event itself, and must not wait.
 Hear = Callable[[str, dict[str, Any], str], None]

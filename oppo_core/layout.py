@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from oppo_contract.events import Role
-from oppo_contract.sections.run import DEVICES_A_NODE, ON_ONE_DEVICE
 from oppo_contract.spec import RunSpec
 
 # Below this width a decode step's operations are too small to be worth a second thread (measured: bench/decode_threads.py).
 DECODE_THREADS_FROM_HIDDEN = 128
+OWN_NUMBER = "LOCAL_RANK"  # torchrun tells each process which of its node's it is
 
 
 class LayoutError(ValueError):
@@ -63,14 +63,17 @@ def device_of(spec: RunSpec) -> torch.device:
     """Where the run's tensors live.
 
     Raises:
-        LayoutError: the spec wants a GPU and there is none, several devices, or a switch that works on CPUs only.
+        LayoutError: the spec wants a GPU a rank and they are not there, or a switch that works on CPUs only.
     """
-    if spec.resources.devices > spec.resources.nodes * DEVICES_A_NODE:
-        raise LayoutError(f"resources.devices is {spec.resources.devices}, but {ON_ONE_DEVICE}")
     found = torch.cuda.is_available()
     if spec.resources.kind == "cuda" and not found:
         raise LayoutError("resources.kind is cuda, but torch sees no GPU here; choose cpu, or another node")
-    if spec.resources.kind == "cpu" or not found:
+    if spec.resources.kind == "cpu":
+        return torch.device("cpu")
+    wanted = spec.resources.devices // spec.resources.nodes
+    if wanted > max(1, torch.cuda.device_count() if found else 0):
+        raise LayoutError(_too_few_gpus(wanted, found))
+    if not found:
         return torch.device("cpu")
     if spec.overlap.update_overlap:
         raise LayoutError("overlap.update_overlap shares the update between two processes on CPUs; on a GPU switch it off")
@@ -79,7 +82,21 @@ def device_of(spec: RunSpec) -> torch.device:
             "training.backend deepspeed on a GPU: two threads of a process would meet the other ranks for actor and critic, in no"
             " certain order; set overlap.intra_step to off, or training.backend to plain"
         )
-    return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cuda", int(os.environ.get(OWN_NUMBER, torch.cuda.current_device())))
+
+
+def take_device(device: torch.device) -> None:
+    """What is done on "the GPU" from now on is done on this one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def _too_few_gpus(wanted: int, found: bool) -> str:
+    there = f"sees {torch.cuda.device_count()} GPUs" if found else "sees no GPU"
+    return (
+        f"resources.devices gives each node {wanted} devices, but torch {there} here; take as many as there are"
+        + ("" if found else " (a machine without GPUs is one device, whose cores resources.processes shares out with kind cpu)")
+    )
 
 
 def lay_out(spec: RunSpec, device: torch.device, threads: int, hidden: int, named: Callable[[str], str] = str) -> Layout:

@@ -90,7 +90,7 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Find
         findings.memory = memory_of(spec, roles, slots(spec), text_tokens, gpu)
         findings.checkpoint = checkpoint_bytes(spec, roles)
         if device is not None:
-            findings.available = _available(device)
+            findings.available = _available(device, spec)
             findings.look(lambda: _fits(findings))
         if out is not None:
             findings.look(lambda: _room(spec, findings.checkpoint, out))
@@ -235,10 +235,11 @@ def score_one(spec: RunSpec, roots: list[Path], codec: TextCodec, prompt: list[i
                 part.finished.close()
 
 
-def _available(device: torch.device) -> int:
+def _available(device: torch.device, spec: RunSpec) -> int:
+    """Bytes that are free for one rank."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return int(psutil.virtual_memory().available) // spec.resources.ranks_a_node
 
 
 def _fits(findings: Findings) -> None:

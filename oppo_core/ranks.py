@@ -1,8 +1,8 @@
-"""The ranks of a data-parallel run, one a node: what they add up, agree on and tell each other (docs/algorithm.md, "Several
-nodes").
+"""The ranks of a data-parallel run, a process each: what they add up, agree on and tell each other (docs/algorithm.md, "Several
+ranks").
 
 Law: all ranks make the same calls in the same order. Each call ends, within the time that the spec allows, with the same result
-on every rank or with a `RankError` that names who is missing. A run on one node is `ALONE`: the same calls, at no cost.
+on every rank or with a `RankError` that names who is missing. A run of one rank is `ALONE`: the same calls, at no cost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class RankError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the ranks of a run find each other. `hosts`: this process keeps the common store, where torchrun does not."""
+    """Where the ranks of a run find each other. They are numbered node by node, `a_node` on each.
+
+    `hosts`: this process keeps the common store, where torchrun does not.
+    """
 
     address: str
     port: int
@@ -44,6 +47,7 @@ class Meeting:
     world: int
     hosts: bool
     longest_wait_s: float
+    a_node: int = 1
 
 
 class Ranks(Protocol):
@@ -68,6 +72,9 @@ class Ranks(Protocol):
 
     def device(self, name: str) -> str:
         """The run's name for a device of this rank's node."""
+
+    def cores(self, count: int) -> int:
+        """This rank's part of the `count` cores of its node, at least one."""
 
     def total(self, values: Iterable[float]) -> list[float]:
         """Each value summed over the ranks."""
@@ -98,7 +105,7 @@ class Ranks(Protocol):
 
 
 class OneRank:
-    """A run on one node."""
+    """A run of one rank."""
 
     rank, world, first = 0, 1, True
     meeting: Meeting | None = None
@@ -114,6 +121,10 @@ class OneRank:
     def device(self, name: str) -> str:
         """The device's own name."""
         return name
+
+    def cores(self, count: int) -> int:
+        """All of them."""
+        return count
 
     def total(self, values: Iterable[float]) -> list[float]:
         """The values."""
@@ -189,12 +200,18 @@ class SeveralRanks:
         return (count + self.world - 1 - self.rank) // self.world
 
     def home(self, folder: Path) -> Path:
-        """See `Ranks.home`; the first rank's is the folder, as with one node."""
+        """See `Ranks.home`; the first rank's is the folder, as with one rank."""
         return folder if self.first else folder / f"rank-{self.rank}"
 
     def device(self, name: str) -> str:
-        """See `Ranks.device`; the first rank's devices are named as with one node."""
-        return name if self.first else f"node{self.rank}/{name}"
+        """See `Ranks.device`; the first rank's devices are named as with one rank. A node's GPUs have numbers of their own."""
+        node, process = divmod(self.rank, self.meeting.a_node)
+        places = [f"node{node}"] * (node > 0) + [f"process{process}"] * (process > 0 and name.startswith("cpu"))
+        return "/".join([*places, name])
+
+    def cores(self, count: int) -> int:
+        """See `Ranks.cores`."""
+        return max(1, count // self.meeting.a_node)
 
     def total(self, values: Iterable[float]) -> list[float]:
         """See `Ranks.total`."""
@@ -293,22 +310,25 @@ class SeveralRanks:
         return {rank: self._store.get(f"left/{rank}").decode() if rank in known else "" for rank in others}
 
 
-def meeting_of(nodes: int, longest_wait_s: float, environ: Mapping[str, str] = os.environ) -> Meeting | None:
-    """Where the ranks meet, from the environment that torchrun makes; None for a run on one node.
+def meeting_of(nodes: int, a_node: int, longest_wait_s: float, environ: Mapping[str, str] = os.environ) -> Meeting | None:
+    """Where the ranks meet, from the environment that torchrun makes; None for a run of one rank.
 
     Raises:
-        RankError: another number of ranks was started than `nodes`.
+        RankError: other ranks were started than `a_node` on each of `nodes`.
     """
-    started = int(environ.get("WORLD_SIZE", "1"))
-    if started != nodes:
+    started, here = int(environ.get("WORLD_SIZE", "1")), int(environ.get("LOCAL_WORLD_SIZE", a_node))
+    world = nodes * a_node
+    if (started, here) != (world, a_node):
+        told = f"{started} ranks were started" + (f", {here} of them here" if here != a_node else "")
         raise RankError(
-            f"resources.nodes is {nodes}, but {started} ranks were started; start one on each node with torchrun"
-            " (docs/interfaces.md), or change resources.nodes and resources.devices"
+            f"the run has {world} ranks, {a_node} on each of {nodes} nodes, but {told}; start them with torchrun"
+            " (docs/interfaces.md), or change resources.nodes, resources.devices or resources.processes"
         )
-    if nodes == 1:
+    if world == 1:
         return None
     rank, kept = int(environ["RANK"]), environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Meeting(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), rank, nodes, rank == 0 and not kept, longest_wait_s)
+    port = int(environ["MASTER_PORT"])
+    return Meeting(environ["MASTER_ADDR"], port, rank, world, rank == 0 and not kept, longest_wait_s, a_node)
 
 
 def join(meeting: Meeting | None, name: str, device: torch.device) -> Ranks:

@@ -20,7 +20,7 @@ from oppo_contract.wire import Claimed
 from worker.artifacts import ArtifactError, FileStore, check_manifest, path_of
 from worker.devices import engine_environment
 from worker.folders import AttemptFolder, NodeIdentity
-from worker.rendezvous import TORCHRUN, torchrun
+from worker.rendezvous import TORCHRUN, processes_of, torchrun
 from worker.warm_engine import READ_EARLY, WarmGuard, start_warm
 
 # An engine may have an environment of its own, say another torch build.
@@ -79,7 +79,10 @@ def engine_command(claimed: Claimed, folder: AttemptFolder, node: NodeIdentity) 
     resources = claimed.spec.get("resources")
     threads = resources.get("cpu_threads") if isinstance(resources, dict) else None
     command += ["--threads", str(threads)] if threads else []
-    return command if claimed.rendezvous is None else torchrun(command, claimed.rendezvous)
+    processes = processes_of(claimed.spec)
+    if processes == 1 and claimed.rendezvous is None:
+        return command
+    return torchrun(command, processes, claimed.rendezvous)
 
 
 class EngineProcess:

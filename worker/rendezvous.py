@@ -1,4 +1,6 @@
-"""How engines on several nodes meet: the address that this node tells when it claims, and `torchrun` around the engine."""
+"""How the engines of a run meet, on several nodes or several on one: the address that this node tells when it claims, and
+`torchrun` around the engine.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +18,7 @@ from oppo_contract.wire import Address, Rendezvous
 HOST = "OPPO_RENDEZVOUS_HOST"
 PORTS = "OPPO_RENDEZVOUS_PORTS"
 TORCHRUN = "torch.distributed.run"
+THIS_MACHINE = "127.0.0.1"
 # The platform's deadline is the one that decides; torchrun gives up by itself only if the platform is away.
 LATER_THAN_THE_PLATFORM_S = 60.0
 
@@ -44,23 +47,43 @@ def _free_port() -> int | None:
     first, _, last = os.environ.get(PORTS, "").partition("-")
     ports = list(range(int(first), int(last or first) + 1)) if first else [0]
     random.shuffle(ports)
+    return _free_one_of(ports, "")
+
+
+def _free_one_of(ports: Sequence[int], host: str) -> int | None:
+    """0 stands for any port."""
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
-                probe.bind(("", port))
+                probe.bind((host, port))
             except OSError:
                 continue
             return int(probe.getsockname()[1])
     return None
 
 
-def torchrun(command: Sequence[str], meeting: Rendezvous) -> list[str]:
-    """The engine's command line below torchrun: one process on this node, and none is started again by it."""
+def processes_of(spec: Mapping[str, object]) -> int:
+    """How many processes a run wants on each node: as many as it says, or one a device (`Resources.ranks_a_node`)."""
+    resources = spec.get("resources")
+    if not isinstance(resources, dict):
+        return 1
+    return int(resources.get("processes") or resources.get("devices", 1) // resources.get("nodes", 1))
+
+
+def torchrun(command: Sequence[str], processes: int, meeting: Rendezvous | None) -> list[str]:
+    """The engine's command line below torchrun: so many processes on this node, and none is started again by it.
+
+    `meeting`: with other nodes; None where all processes are on this one. They meet at a port that is free now: if somebody is
+    faster, they end at once, and the run is tried again with another one.
+    """
+    nodes, rank = (meeting.nodes, meeting.node_rank) if meeting else (1, 0)
+    host, port = (meeting.address.host, meeting.address.port) if meeting else (THIS_MACHINE, _free_one_of([0], THIS_MACHINE))
     options = [
-        "--nnodes", str(meeting.nodes), "--node-rank", str(meeting.node_rank), "--nproc-per-node", "1",
-        f"--master-addr={meeting.address.host}", "--master-port", str(meeting.address.port), "--max-restarts", "0",
-        "--rdzv-conf", f"timeout={math.ceil(meeting.deadline_s + LATER_THAN_THE_PLATFORM_S)}",
+        "--nnodes", str(nodes), "--node-rank", str(rank), "--nproc-per-node", str(processes),
+        f"--master-addr={host}", "--master-port", str(port), "--max-restarts", "0",
     ]  # fmt: skip
+    if meeting:
+        options += ["--rdzv-conf", f"timeout={math.ceil(meeting.deadline_s + LATER_THAN_THE_PLATFORM_S)}"]
     run = ["-m", TORCHRUN, *options]
     if Path(command[0]).name.startswith("python"):
         return [command[0], *run, *command[1:]]

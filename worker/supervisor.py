@@ -26,6 +26,7 @@ from worker.artifacts import ArtifactError
 from worker.engine_process import EngineProcess, engine_command, kill_leftover
 from worker.folders import AttemptFolder, EngineEnd, KeptClaim, NodeIdentity, WorkerFolder, write_private
 from worker.logs import last_lines
+from worker.neighbours import cause_of
 from worker.outcomes import lost_others, outcome_of
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
 from worker.rendezvous import own_address
@@ -177,9 +178,10 @@ class Supervisor:
             self._beat()  # it was quick, but it did run
         end = self.folder.engine_end()
         said = last_lines(self.folder, self.shipping.redactor)
-        if lost_others(self.shipping.finished):
+        finished = cause_of(self.shipping.finished, self.folder, self.shipping.redactor)
+        if lost_others(finished) and self.claim.claimed.rendezvous is not None:
             self._let_others_speak()
-        outcome = outcome_of(self.claim.epoch, end, self.shipping.finished, said, self.shipping.lost)
+        outcome = outcome_of(self.claim.epoch, end, finished, said, self.shipping.lost)
         wait_s = 0.5
         while not self._reported(outcome):
             if self.leaving.wait(wait_s):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import psutil
 
 from oppo_cli.home import Failure, Refusal
 from oppo_cli.processes import last_lines
@@ -55,8 +57,19 @@ def train(spec_file: Path, out: Path, roots: tuple[Path, ...], resume_from: Path
         command += ["--resume-from", str(resume_from)]
     if threads is not None:
         command += ["--threads", str(threads)]
+    if spec.resources.ranks > 1:
+        command = _below_torchrun(command, spec)
     code, finished = _run(command, spec, out)
     _tell_end(code, finished, out)
+
+
+def _below_torchrun(command: list[str], spec: RunSpec) -> list[str]:
+    """The ranks of a run on this machine, a process each. Raises Refusal when they are on several."""
+    from worker.rendezvous import torchrun
+
+    if spec.resources.nodes > 1:
+        raise Refusal("Several nodes are brought together by the platform, or by torchrun on each (docs/interfaces.md).")
+    return torchrun(command, spec.resources.ranks_a_node, None)
 
 
 def _run(command: list[str], spec: RunSpec, out: Path) -> tuple[int, dict[str, Any] | None]:
@@ -66,9 +79,11 @@ def _run(command: list[str], spec: RunSpec, out: Path) -> tuple[int, dict[str, A
     finished: dict[str, Any] | None = None
     progress = progress_display(spec.steps)
     offset = (out / "events.jsonl").stat().st_size if (out / "events.jsonl").exists() else 0
+    alone = spec.resources.ranks == 1  # torchrun closes the pipe for its engines, which die with it instead
     with Lifeline() as lifeline, (out / "engine.log").open("ab") as log, progress:
-        engine = start_guarded(command, lifeline.fd, grace_s=24 * 3600, env=lifeline.environ(), output=log, pass_lifeline=True)
-        interrupts = _pass_interrupts_on(engine)
+        environ = lifeline.environ() if alone else None
+        engine = start_guarded(command, lifeline.fd, grace_s=24 * 3600, env=environ, output=log, pass_lifeline=alone)
+        interrupts = _pass_interrupts_on(engine, alone)
         for event in follow(out / "events.jsonl", offset, engine):
             if event["kind"] == "step":
                 progress.show(event["step"], event["elapsed_s"], event["metrics"].get(REWARD))
@@ -97,7 +112,7 @@ def follow(file: Path, offset: int, engine: subprocess.Popen[bytes]) -> Iterator
         time.sleep(LOOK_EVERY_S)
 
 
-def _pass_interrupts_on(engine: subprocess.Popen[bytes]) -> Any:
+def _pass_interrupts_on(engine: subprocess.Popen[bytes], alone: bool) -> Any:
     """Ctrl-C asks the engine to stop at the end of its chunk; the second one kills it. Returns the former handler."""
     asked: list[float] = []
 
@@ -105,11 +120,20 @@ def _pass_interrupts_on(engine: subprocess.Popen[bytes]) -> Any:
         asked.append(time.monotonic())
         if len(asked) == 1:
             click.echo("Stopping after this chunk; a checkpoint is written. Ctrl-C again ends at once.", err=True)
-            engine.terminate()
-        else:
-            engine.kill()
+        # torchrun would wait for its engines half a minute at most, and end with an error.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in [engine] if alone else _ranks_below(engine) or [engine]:
+                process.terminate() if len(asked) == 1 else process.kill()
 
     return signal.signal(signal.SIGINT, stop)
+
+
+def _ranks_below(engine: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The processes that torchrun has started: it is the guard's only child."""
+    try:
+        return [rank for launcher in psutil.Process(engine.pid).children() for rank in launcher.children()]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _tell_end(code: int, finished: dict[str, Any] | None, out: Path) -> None:

@@ -16,6 +16,9 @@ MAX_METRICS_A_STEP = 500
 # What is left out while a file beside the events file, with this at the end of its name, says that the outbox is full.
 DETAIL_KINDS = ("spans", "samples", "log")
 FULL_SUFFIX = ".full"
+# Where several processes of a node train one run, the first one writes the events file, and each other one a file of its own
+# beside it, with this and its number at the end: so the numbering of the first is not disturbed.
+NEIGHBOUR_SUFFIX = ".process-"
 LAST_TIME = 253_402_300_799.0  # the end of the year 9999, beyond which no calendar goes
 
 MetricKey = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_./:-]+$")]

@@ -157,15 +157,16 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def every_node_has_its_share(self) -> Self:
-        """Each rank trains B ÷ nodes sequences a step, and as many in every mini-batch as the others."""
-        ppo, nodes = self.ppo, self.resources.nodes
-        if ppo.batch_size % (nodes * ppo.mini_batches):
+    def every_rank_has_its_share(self) -> Self:
+        """Each rank trains B ÷ ranks sequences a step, and as many in every mini-batch as the others."""
+        ppo, ranks = self.ppo, self.resources.ranks
+        if ppo.batch_size % (ranks * ppo.mini_batches):
             raise Impossible(
                 "ppo.batch_size",
-                f"cannot be divided among {nodes} nodes (resources.nodes) with {ppo.mini_batches} mini-batches on each",
+                f"cannot be divided among {ranks} ranks (a process a device, or resources.processes a node) with"
+                f" {ppo.mini_batches} mini-batches on each",
                 value=ppo.batch_size,
-                allowed=f"a multiple of {nodes * ppo.mini_batches}",
+                allowed=f"a multiple of {ranks * ppo.mini_batches}",
             )
         return self
 

@@ -87,13 +87,13 @@ def test_held_out_prompts_texts_and_stop_tokens_are_looked_at(world: Any, tmp_pa
     assert "no 'body' (ppo.pretraining.field); it has text" in told
 
 
-def test_several_devices_are_refused_until_the_engine_trains_on_them(world: Any, tmp_path: Path) -> None:
+def test_several_devices_of_a_node_are_gpus_and_none_is_here(world: Any, tmp_path: Path) -> None:
     (told,) = complaints(world, {"resources": {"devices": 2}})
-    assert told.startswith("LayoutError: resources.devices is 2, but the engine trains on one device")
-    assert "set resources.devices and resources.nodes to the same number" in told
+    assert told.startswith("LayoutError: resources.devices gives each node 2 devices, but torch sees no GPU here")
+    assert "resources.processes shares out" in told
     status, events = world.main(world.tree({"resources": {"devices": 2}}), tmp_path)
     assert (status, [event.kind for event in events]) == (1, ["finished"])
-    assert "resources.devices is 2" in events[0].reason
+    assert "resources.devices gives each node 2" in events[0].reason
 
 
 def test_a_rule_is_asked_about_one_sample(world: Any) -> None:

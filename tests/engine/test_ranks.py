@@ -328,10 +328,14 @@ def test_a_rank_that_leaves_or_is_silent_is_named() -> None:
 
 
 def test_the_number_of_ranks_must_be_the_specs() -> None:
-    assert meeting_of(1, 10.0, {}) is None
+    assert meeting_of(1, 1, 10.0, {}) is None
     environ = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "7", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert meeting_of(2, 10.0, environ) == Meeting("h", 7, 1, 2, False, 10.0)
-    with pytest.raises(RankError, match=r"resources\.nodes is 2, but 1 ranks were started"):
-        meeting_of(2, 10.0, {})
-    with pytest.raises(RankError, match=r"resources\.nodes is 1, but 2 ranks were started"):
-        meeting_of(1, 10.0, environ)
+    assert meeting_of(2, 1, 10.0, environ) == Meeting("h", 7, 1, 2, False, 10.0)
+    both = environ | {"LOCAL_WORLD_SIZE": "2"}
+    assert meeting_of(1, 2, 10.0, both) == Meeting("h", 7, 1, 2, False, 10.0, 2)
+    with pytest.raises(RankError, match=r"2 ranks, 1 on each of 2 nodes, but 1 ranks were started; start"):
+        meeting_of(2, 1, 10.0, {})
+    with pytest.raises(RankError, match=r"1 ranks, 1 on each of 1 nodes, but 2 ranks were started; start"):
+        meeting_of(1, 1, 10.0, environ)
+    with pytest.raises(RankError, match=r"1 on each of 2 nodes, but 2 ranks were started, 2 of them here; start"):
+        meeting_of(2, 1, 10.0, both)

@@ -156,18 +156,18 @@ def test_a_model_of_the_wrong_task_or_too_small_a_context(world, browser, make_s
     assert complaint(browser, spec=make_spec(models=models(actor="actors/short")))["allowed"] == "a context of 768 or more"
 
 
-def test_several_devices_are_refused_in_the_engines_words_until_it_trains_on_them(world, browser, make_spec):
+def test_several_gpus_of_a_node_train_one_run(world, browser, make_spec):
     world.worker(devices=2, kind="cuda")
-    told = complaint(browser, spec=make_spec(resources={"devices": 2}))
-    assert (told["path"], told["allowed"]) == ("resources.devices", "at most 1")
-    assert told["message"].startswith("is 2, but the engine trains on one device a node, on which all roles work; set ")
+    assert send(browser, spec=make_spec(resources={"devices": 2})).status_code == 201
+    assert Run.objects.get().devices == 2
+    told = complaint(browser, spec=make_spec(resources={"devices": 2, "kind": "cpu"}))
+    assert (told["path"], told["allowed"][:27]) == ("resources.devices", "1; resources.processes shar")
 
 
-def test_more_devices_than_exist(world, browser, make_spec, monkeypatch):
-    monkeypatch.setattr("oppo_platform.runs.preflight.DEVICES_A_NODE", 8)
+def test_more_devices_than_exist(world, browser, make_spec):
     world.worker(devices=2, kind="cuda")
     world.worker("node2", devices=4, kind="cuda", catalogue=[])
-    told = complaint(browser, spec=make_spec(resources={"devices": 5}))
+    told = complaint(browser, spec=make_spec(resources={"devices": 5}, ppo={"batch_size": 20}))
     assert (told["path"], told["allowed"]) == ("resources.devices", "at most 4")
     # Four exist, but not where the prompts are.
     assert complaint(browser, spec=make_spec(resources={"devices": 4}))["allowed"] == "at most 2"

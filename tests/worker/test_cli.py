@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,26 @@ def test_train_runs_the_engine_alone_and_resumes(tmp_path: Path) -> None:
     assert again.exit_code == 0, again.output
     assert "Succeeded at step 8" in again.output
     assert "steps: 6 → 8" in again.output  # the run's log
+
+
+@pytest.mark.full
+def test_train_starts_all_ranks_of_this_machine_and_ctrl_c_stops_them_together(tmp_path: Path) -> None:
+    spec, out = tmp_path / "spec.yaml", tmp_path / "out"
+    spec.write_text(SPEC.replace("steps: 6", "steps: 100000") + "resources: {kind: cpu, processes: 2}\n")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "note sea"}\n')
+    command = [sys.executable, "-m", "oppo_cli", "train", str(spec), "--out", str(out), "--root", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as started:
+        assert started.stdout is not None
+        for line in started.stdout:
+            if line.startswith("step "):
+                break
+        started.send_signal(signal.SIGINT)
+        rest = started.stdout.read()
+    assert started.returncode == 0, rest
+    assert "Stopped at step" in rest
+    (newest,) = (out / "checkpoints").iterdir()
+    assert (newest / "rank-1" / "state.json").is_file()
+    assert json.loads((out / "events.jsonl.process-1").read_text().splitlines()[-1])["outcome"] == "stopped"
 
 
 def test_train_tells_what_the_engine_could_not_do(tmp_path: Path) -> None:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oppo_contract import wire
 from oppo_contract.events import FinishedEvent
-from worker.folders import EngineEnd
+from oppo_contract.spec import load_spec
+from worker.folders import AttemptFolder, EngineEnd
+from worker.neighbours import cause_of
 from worker.outcomes import outcome_of
-from worker.rendezvous import own_address, torchrun
+from worker.redaction import Redactor
+from worker.rendezvous import own_address, processes_of, torchrun
+
+MINIMAL = {
+    "name": "n", "steps": 1, "data": {"prompts": "p"}, "ppo": {"batch_size": 24},
+    "models": {"actor": {"path": "a"}, "reward": {"rule": "r:score"}},
+}  # fmt: skip
 
 
 def meeting(rank: int, port: int = 29500) -> wire.Rendezvous:
@@ -35,11 +45,33 @@ def test_the_address_is_the_one_towards_the_platform_with_a_free_port(monkeypatc
 
 def test_torchrun_goes_around_whatever_starts_an_engine() -> None:
     asked = ["--nnodes", "2", "--node-rank", "1", "--nproc-per-node", "1", "--master-addr=127.0.0.1", "--master-port", "29500"]
-    line = torchrun(["/env/bin/python3", "-m", "oppo_core", "--spec", "s"], meeting(1))
+    line = torchrun(["/env/bin/python3", "-m", "oppo_core", "--spec", "s"], 1, meeting(1))
     assert line[: 3 + len(asked)] == ["/env/bin/python3", "-m", "torch.distributed.run", *asked]
     assert line[-4:] == ["-m", "oppo_core", "--spec", "s"]
-    assert torchrun(["engine", "--spec", "s"], meeting(1))[-4:] == ["--no-python", "engine", "--spec", "s"]
-    assert torchrun(["engine"], meeting(1))[0] == sys.executable
+    assert torchrun(["engine", "--spec", "s"], 1, meeting(1))[-4:] == ["--no-python", "engine", "--spec", "s"]
+    assert torchrun(["engine"], 1, meeting(1))[0] == sys.executable
+
+
+def test_several_processes_of_one_node_meet_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPPO_RENDEZVOUS_HOST", "gpu1.example.org")  # which is for other nodes
+    monkeypatch.setenv("OPPO_RENDEZVOUS_PORTS", "1")
+    line = torchrun(["/env/bin/python3", "-m", "oppo_core"], 4, None)
+    assert line[3:11] == ["--nnodes", "1", "--node-rank", "0", "--nproc-per-node", "4", "--master-addr=127.0.0.1", "--master-port"]
+    assert int(line[11]) > 1
+    assert line[12:] == ["--max-restarts", "0", "-m", "oppo_core"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "each"),
+    [
+        (None, 1), ({}, 1), ({"devices": 8}, 8), ({"devices": 8, "nodes": 2}, 4),
+        ({"devices": 2, "nodes": 2, "processes": 3, "kind": "cpu"}, 3), ({"devices": 2, "processes": None}, 2),
+    ],
+)  # fmt: skip
+def test_a_node_gets_a_process_a_device_or_as_many_as_the_run_says(resources: dict[str, Any] | None, each: int) -> None:
+    assert processes_of({"resources": resources}) == each
+    if resources:
+        assert load_spec({**MINIMAL, "resources": resources}).resources.ranks_a_node == each
 
 
 def test_an_engine_that_lost_the_others_has_died_and_may_be_tried_again() -> None:
@@ -83,3 +115,27 @@ def test_an_engine_below_torchrun_is_cleared_away_with_its_torchrun(bench: Any, 
     assert [supervisor.wait(tools.PATIENCE_S) for supervisor in supervisors] == [0, 0]
     assert not bench.engines(1)
     assert not bench.engines(2)
+
+
+def ended(outcome: str, reason: str) -> str:
+    """A process's last event, as it stands in its file."""
+    told = {"producer": "engine", "seq": 3, "time": 0.0, "kind": "finished", "outcome": outcome, "step": 1, "reason": reason}
+    return json.dumps(told) + "\n"
+
+
+def test_the_process_that_has_ended_a_run_says_why_and_not_the_one_that_lost_it(tmp_path: Path) -> None:
+    folder = AttemptFolder(tmp_path / "7")
+    folder.path.mkdir()
+    lost = FinishedEvent(producer="engine", seq=1, time=0.0, outcome="failed", step=1, reason="RankError: rank 2 has ended")
+    redactor = Redactor({"KEY": "s3cret-key"})
+    assert cause_of(lost, folder, redactor) == lost
+    assert cause_of(None, folder, redactor) is None
+    beside = folder.engine_events
+    beside.with_name(beside.name + ".process-1").write_text(ended("failed", "RankError: rank 2 has ended"))
+    beside.with_name(beside.name + ".process-2").write_text(ended("failed", "RewardError: 401 for s3cret-key") + '{"half')
+    told = cause_of(lost, folder, redactor)
+    assert told is not None
+    assert told.reason.startswith("RewardError: 401 for ")
+    assert "s3cret" not in told.reason
+    stopped = lost.model_copy(update={"outcome": "stopped", "reason": "asked to stop"})
+    assert cause_of(stopped, folder, redactor) == stopped

@@ -11,12 +11,6 @@ from oppo_contract.sections.base import Path, Section
 from oppo_contract.sections.trackers import Trackers
 
 DEFAULT_PRIORITY = 50
-# Until the engine shares a rank's work out among several; refused at submit and by the engine in the same words.
-DEVICES_A_NODE = 1
-ON_ONE_DEVICE = (
-    "the engine trains on one device a node, on which all roles work; set resources.devices and resources.nodes to the same"
-    " number (a cpu device is the whole node: resources.cpu_threads says how many of its cores)"
-)
 
 
 class Data(Section):
@@ -58,15 +52,15 @@ class Resources(Section):
         1,
         ge=1,
         le=4096,
-        description="Devices of the whole run: GPUs, or a node's one cpu device. The engine trains on one a node, so it is as"
-        " many as `nodes`.",
+        description="Devices of the whole run: GPUs, or one cpu device a node, which is all of its cores.",
     )
-    nodes: int = Field(
-        1,
+    nodes: int = Field(1, ge=1, le=512, description="Nodes the run is spread over. Its devices are divided evenly among them.")
+    processes: int | None = Field(
+        None,
         ge=1,
-        le=512,
-        description="Nodes the run is spread over. Its devices are divided evenly among them, and each node runs one rank of"
-        " data-parallel training.",
+        le=256,
+        description="Ranks of data-parallel training on each node, a process each; empty: one a device. A GPU takes one, so another"
+        " number is for `kind` cpu, where they share the node's cores.",
     )
     kind: Literal["any", "cpu", "cuda"] = Field("any", description="Which devices will do.")
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
@@ -87,6 +81,35 @@ class Resources(Section):
                 allowed=f"{self.nodes}, or another multiple of it",
             )
         return self
+
+    @model_validator(mode="after")
+    def processes_fit_the_devices(self) -> Self:
+        each = self.devices // self.nodes
+        if self.kind == "cpu" and each > 1:
+            raise Impossible(
+                "devices",
+                "is more than one cpu device a node, which is the whole node",
+                value=self.devices,
+                allowed=f"{self.nodes}; resources.processes shares a node's cores out among several ranks",
+            )
+        if self.kind != "cpu" and self.processes not in (None, each):
+            raise Impossible(
+                "processes",
+                f"is not the {each} that resources.devices gives each node, and a GPU takes one",
+                value=self.processes,
+                allowed=f"{each}, or empty, or kind cpu",
+            )
+        return self
+
+    @property
+    def ranks_a_node(self) -> int:
+        """Ranks of data-parallel training on each node."""
+        return self.processes or self.devices // self.nodes
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the whole run."""
+        return self.nodes * self.ranks_a_node
 
 
 class Queue(Section):

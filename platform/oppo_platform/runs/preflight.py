@@ -11,7 +11,6 @@ from pathlib import PurePosixPath
 
 from oppo_contract.problems import SpecProblem, nearest
 from oppo_contract.sections.models import hub_advice
-from oppo_contract.sections.run import DEVICES_A_NODE, ON_ONE_DEVICE
 from oppo_contract.sections.secrets import PREFIX, secret_names
 from oppo_contract.spec import ModelSpec, RunSpec
 
@@ -93,7 +92,7 @@ def problems_on(spec: RunSpec, offers: Sequence[NodeOffer], shared: bool = True)
         offers: what the workers have.
         shared: whether all of them keep checkpoints on a path that they share.
     """
-    problems = [*_bad_ids(spec), *_too_many(spec), *([] if shared else _apart(spec))]
+    problems = [*_bad_ids(spec), *([] if shared else _apart(spec))]
     if problems:
         return problems
     if not offers:
@@ -114,13 +113,6 @@ def _bad_ids(spec: RunSpec) -> Iterator[SpecProblem]:
             or {"", ".", ".."} & {*parts}
         ):
             yield SpecProblem(path, "does not name anything below a worker's folders", given, "an id from a worker's catalogue")
-
-
-def _too_many(spec: RunSpec) -> Iterator[SpecProblem]:
-    most = spec.resources.nodes * DEVICES_A_NODE
-    if spec.resources.devices > most:
-        given = str(spec.resources.devices)
-        yield SpecProblem("resources.devices", f"is {given}, but {ON_ONE_DEVICE}", given, f"at most {most}")
 
 
 def _apart(spec: RunSpec) -> Iterator[SpecProblem]:

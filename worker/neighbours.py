@@ -1,0 +1,31 @@
+"""The last words of an engine's further processes on this node, where several train one run (`resources.processes`, several GPUs).
+
+The first one's events are shipped. The files of the others stay here, and are read only when the first one says no more than that
+it lost another: the process that has ended the run knows why.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oppo_contract.events import NEIGHBOUR_SUFFIX, FinishedEvent, parse_event
+from worker.folders import AttemptFolder
+from worker.outcomes import lost_others
+from worker.redaction import Redactor
+
+
+def cause_of(finished: FinishedEvent | None, folder: AttemptFolder, redactor: Redactor) -> FinishedEvent | None:
+    """The engine's last word: the first process's own, or that of the one on this node that it lost."""
+    if not lost_others(finished):
+        return finished
+    told = [_last_word(file) for file in sorted(folder.path.glob(folder.engine_events.name + NEIGHBOUR_SUFFIX + "*"))]
+    for word in told:
+        if word is not None and word.outcome == "failed" and not lost_others(word):
+            return word.model_copy(update={"reason": redactor.text(word.reason)})
+    return finished
+
+
+def _last_word(file: Path) -> FinishedEvent | None:
+    lines = [line for line in file.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    last = parse_event(lines[-1]) if lines else None
+    return last if isinstance(last, FinishedEvent) else None
