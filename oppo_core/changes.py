@@ -22,7 +22,7 @@ def refusals(changed: Iterable[Change], in_flight: int, spec: RunSpec) -> list[s
     """One complaint, with its reason and its remedy, for every change that cannot be: [] when the run may go on.
 
     Args:
-        in_flight: sequences in the checkpoint's pool.
+        in_flight: sequences in the pools of all ranks that wrote the checkpoint.
     """
     said = []
     for change in changed:

@@ -6,7 +6,8 @@ run that is stopped elsewhere, be it in the middle of a step, is *suspended*: ke
 written too, and it goes on with the very same bits.
 
 Several ranks write one checkpoint together, in a folder that all of them see: the first rank what is the same on all, and each
-what is its own (`Ranks.home`). The first publishes it when all have written.
+what is its own (`Ranks.home`). The first publishes it when all have written. Another number of ranks deals that out anew
+(`oppo_core/dealing.py`).
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ from oppo_contract.spec import RunSpec
 from oppo_core import changes
 from oppo_core.changes import Change
 from oppo_core.control import ChunkState, OvercommitState
+from oppo_core.dealing import STATE, cohorts_of, homes_in, own_of, read_state
 from oppo_core.durable import MANIFEST, draft_of, heal, publish, remove, sha256, sync_files
 from oppo_core.engine import Engine, Progress
-from oppo_core.metrics import Cohorts
 from oppo_core.models.folder import save_weights
 from oppo_core.ppo.shaping import ScoreMoments
 from oppo_core.rollout.batch import Batch
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.support import load_supports, save_supports
+from oppo_core.rollout.turns import Turns
 from oppo_core.standing import ALL_DONE, Standing, best_rule, superfluous
 
-FORMAT = 4
+FORMAT, READS = 5, (4, 5)
 # A shared folder that one node makes is seen by the others a little later.
 SEEN_WITHIN_S, LOOKS_EVERY_S = 10.0, 0.02
 DECODER, EVALUATION = "decoder.safetensors", "evaluation.safetensors"
@@ -117,8 +119,8 @@ def suspend(engine: Engine) -> None:
 
 def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
     """Take back everything but the critic, which its process has loaded itself. `verify` has accepted the folder."""
-    home = engine.ranks.home(folder)
-    state = json.loads((home / "state.json").read_text())
+    own = own_of(folder, engine.ranks)
+    state = own.state
     if state["prompts_sha256"] != engine.prompts.digest:
         raise CheckpointError(
             f"{engine.spec.data.prompts} does not hold the prompts that the checkpoint was made with (or the actor's tokenizer"
@@ -128,19 +130,19 @@ def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
     engine.progress = Progress(**state["progress"])
     engine.overcommit = OvercommitState(**state["overcommit"])
     engine.chunk = ChunkState(**state["chunk"] | {"measured": {int(k): v for k, v in state["chunk"]["measured"].items()}})
-    engine.cohorts = Cohorts(**_with_int_keys(state["cohorts"]))
+    engine.cohorts = cohorts_of(state)
     engine.moments = ScoreMoments(**state["score_moments"])
     engine.standing = Standing(**state["standing"])
-    engine.prompts.drawn = state["prompts_drawn"]
-    engine.pool.started = state["sequences_started"]
+    engine.pool.turns = Turns(**state["turns"])
     engine.pool.sequences = [_sequence(row, engine) for row in state["pool"]]
     engine.pool.queue = [_sequence(row, engine) for row in state["queue"]]
-    load_supports(engine.pool.sequences, home)
-    engine.decoder.load(home, engine.pool.sequences)
+    load_supports(engine.pool.sequences, own.homes)
+    if not own.dealt:
+        engine.decoder.load(own.homes[0], engine.pool.sequences)
     engine.changes = list(changed)
     changes.apply(changed, engine)
     if state["suspended"] is not None:
-        _go_on(engine, home, state["suspended"], exact=not changes.disturbs(changed))
+        _go_on(engine, own.homes[0], state["suspended"], exact=not changes.disturbs(changed))
     engine.saved = name_of(engine)
 
 
@@ -171,11 +173,12 @@ def verify(folder: Path, spec: RunSpec) -> list[Change]:
         CheckpointError: incomplete, damaged, of another format, or of a spec that has changed what cannot be changed.
     """
     intact(folder)
-    state = json.loads((folder / "state.json").read_text())
-    if state["format"] != FORMAT:
-        raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {FORMAT}")
+    state = read_state(folder)
+    if state["format"] not in READS:
+        raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {READS[0]} to {READS[-1]}")
     changed = changes.between(RunSpec.model_validate(state["spec"]), spec)
-    refused = changes.refusals(changed, len(state["pool"]), spec)
+    in_flight = sum(len(read_state(home)["pool"]) for home in homes_in(folder))
+    refused = changes.refusals(changed, in_flight, spec)
     if refused:
         raise CheckpointError("the checkpoint cannot be resumed with this spec: " + "; ".join(refused))
     return changed
@@ -276,7 +279,7 @@ def _write(engine: Engine, draft: Path, suspended: dict[str, Any]) -> None:
     save_supports(engine.pool.sequences, draft)
     engine.decoder.save(draft)
     state = _state(engine) | {"suspended": suspended or None}
-    (draft / "state.json").write_text(json.dumps(state))
+    (draft / STATE).write_text(json.dumps(state))
 
 
 def _half_step(engine: Engine, draft: Path) -> dict[str, Any] | None:
@@ -313,9 +316,8 @@ def _state(engine: Engine) -> dict[str, Any]:
         "score_moments": asdict(engine.moments),
         "standing": asdict(engine.standing),
         "best_rule": best_rule(engine.spec),
-        "prompts_drawn": engine.prompts.drawn,
         "prompts_sha256": engine.prompts.digest,
-        "sequences_started": engine.pool.started,
+        "turns": asdict(engine.pool.turns),
         "pool": [_row(s) for s in engine.pool.sequences],
         "queue": [_row(s) for s in engine.pool.queue],
     }
@@ -327,8 +329,3 @@ def _row(sequence: Sequence) -> dict[str, Any]:
 
 def _sequence(row: dict[str, Any], engine: Engine) -> Sequence:
     return Sequence(prompt=engine.prompts.prompts[row["prompt_index"]].astype(np.int64), **row)
-
-
-def _with_int_keys(cohorts: dict[str, Any]) -> dict[str, Any]:
-    # JSON has text keys only.
-    return cohorts | {name: {int(k): v for k, v in cohorts[name].items()} for name in ("started", "finished")}

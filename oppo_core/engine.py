@@ -43,6 +43,7 @@ from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stops import StopConditions
 from oppo_core.rollout.tail_batch import TailBatchPool
 from oppo_core.rollout.tokens import TextCodec, codec_of
+from oppo_core.rollout.turns import Turns
 from oppo_core.scoring.handover import Handover
 from oppo_core.scoring.partner import PartnerScorers, in_shared_memory
 from oppo_core.scoring.remote import RemoteScorers
@@ -111,9 +112,9 @@ class Engine:
     hardware: Hardware = field(default_factory=NoHardware)  # who tells of the GPU
     parameters: int = 0  # of the actor, frozen ones too
 
-    def new_group(self, sequence_ids: Iterable[int]) -> list[Sequence]:
-        """Sequences for the next prompt."""
-        index = self.prompts.draw()
+    def new_group(self, sequence_ids: range) -> list[Sequence]:
+        """Answers to the prompt of the group that has these numbers."""
+        index = self.prompts.draw(sequence_ids.start // self.spec.ppo.group_size)
         return [Sequence(sequence_id, index, self.prompts.prompts[index]) for sequence_id in sequence_ids]
 
     def let_go(self, discarded: Iterable[Sequence]) -> None:
@@ -168,7 +169,7 @@ def assemble(
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
     engine = Engine(
         spec=spec, layout=layout, codec=codec,
-        prompts=PromptStream(prompts, spec.seed, spec.data.shuffle, ranks.rank, ranks.world),
+        prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
         pool=pool_of(spec, ranks), decoder=_decoder(spec, network, codec, source, device),
         actor=actor, scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting),
         journal=journal, out=out, model_source=source, trace=trace, hardware=hardware_of(device, layout.devices[0]),
@@ -286,7 +287,7 @@ def pool_of(spec: RunSpec, ranks: Ranks = ALONE) -> Pool:
     """An empty pool for a rank's part of the batch, by what is done with unfinished answers."""
     kind = TailBatchPool if spec.overlap.inter_step == "tail_batch" else Pool
     share = spec.ppo.batch_size // ranks.world
-    return kind(share, spec.overlap.max_age, spec.ppo.group_size, rank=ranks.rank, world=ranks.world)
+    return kind(share, spec.overlap.max_age, spec.ppo.group_size, turns=Turns(ranks.rank, ranks.world))
 
 
 def slots(spec: RunSpec) -> int:

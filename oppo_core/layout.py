@@ -93,9 +93,8 @@ def take_device(device: torch.device) -> None:
 
 def _too_few_gpus(wanted: int, found: bool) -> str:
     there = f"sees {torch.cuda.device_count()} GPUs" if found else "sees no GPU"
-    return (
-        f"resources.devices gives each node {wanted} devices, but torch {there} here; take as many as there are"
-        + ("" if found else " (a machine without GPUs is one device, whose cores resources.processes shares out with kind cpu)")
+    return f"resources.devices gives each node {wanted} devices, but torch {there} here; take as many as there are" + (
+        "" if found else " (a machine without GPUs is one device, whose cores resources.processes shares out with kind cpu)"
     )
 
 

@@ -56,14 +56,14 @@ def _roll_back(engine: Engine, error: NonFiniteError) -> None:
     seen = sorted({name.decode() for name in engine.ranks.gather(folder.name.encode())})
     if len(seen) > 1:
         raise NonFiniteError(f"{error}; the ranks see different checkpoints to go back to: {', '.join(seen)}") from error
-    drawn, started = engine.prompts.drawn, engine.pool.started
+    turns = engine.pool.turns
     engine.handover.forget_all()
     engine.scorers.start_load(str(folder))
     engine.scorers.wait_load()
     restore(engine, folder, changed)
     forget_unfinished(engine)
-    engine.prompts.drawn, engine.pool.started = max(drawn, engine.prompts.drawn), max(started, engine.pool.started)
-    engine.saved = None  # these cursors, and the count of faults, are on no disk yet
+    engine.pool.turns = turns
+    engine.saved = None  # these, and the count of faults, are on no disk yet
 
 
 def _sound_checkpoint(engine: Engine, error: NonFiniteError) -> tuple[Path, list[Change]]:

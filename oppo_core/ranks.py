@@ -201,7 +201,7 @@ class SeveralRanks:
 
     def home(self, folder: Path) -> Path:
         """See `Ranks.home`; the first rank's is the folder, as with one rank."""
-        return folder if self.first else folder / f"rank-{self.rank}"
+        return home_of(folder, self.rank)
 
     def device(self, name: str) -> str:
         """See `Ranks.device`; the first rank's devices are named as with one rank. A node's GPUs have numbers of their own."""
@@ -308,6 +308,11 @@ class SeveralRanks:
             time.sleep(POLL_S)
         known = [rank for rank in others if self._store.check([f"left/{rank}"])]
         return {rank: self._store.get(f"left/{rank}").decode() if rank in known else "" for rank in others}
+
+
+def home_of(folder: Path, rank: int) -> Path:
+    """Where in a checkpoint's `folder` a rank keeps what is its own."""
+    return folder / f"rank-{rank}" if rank else folder
 
 
 def meeting_of(nodes: int, a_node: int, longest_wait_s: float, environ: Mapping[str, str] = os.environ) -> Meeting | None:

@@ -1,4 +1,4 @@
-"""The last words of an engine's further processes on this node, where several train one run (`resources.processes`, several GPUs).
+"""The last words of an engine's further processes on this node, where several train one run.
 
 The first one's events are shipped. The files of the others stay here, and are read only when the first one says no more than that
 it lost another: the process that has ended the run knows why.

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.turns import Turns
 
 Group = list[Sequence]
 NewGroup = Callable[[range], Group]  # answers to one prompt, by their sequence_ids
@@ -22,21 +23,19 @@ NewGroup = Callable[[range], Group]  # answers to one prompt, by their sequence_
 class Pool:
     """Sequences in flight in FIFO order: oldest group first, by sequence_id.
 
-    `started` counts sequences. `overcommit` is the Δ that the present step was filled for. `queue` and `discarded` are used by
-    tail batching alone (`oppo_core/rollout/tail_batch.py`). Of `world` ranks each has a pool for its part of the batch and starts
-    every `world`-th group of the run: this is `rank`'s.
+    `overcommit` is the Δ that the present step was filled for. `queue` and `discarded` are used by tail
+    batching alone (`oppo_core/rollout/tail_batch.py`). Of several ranks each has a pool for its part of the batch, and starts the
+    groups whose `turns` are its own.
     """
 
     batch_size: int
     max_age: int
     group_size: int = 1
     sequences: list[Sequence] = field(default_factory=list)
-    started: int = 0
     overcommit: int = 0
     queue: list[Sequence] = field(default_factory=list)
     discarded: list[Sequence] = field(default_factory=list)
-    rank: int = 0
-    world: int = 1
+    turns: Turns = field(default_factory=Turns)
 
     @property
     def rows(self) -> int:
@@ -47,6 +46,11 @@ class Pool:
     def places(self) -> int:
         """Answers that the present step was filled for, (B+Δ)·G."""
         return self.rows + self.overcommit * self.group_size
+
+    @property
+    def started(self) -> int:
+        """Sequences that this pool has begun."""
+        return self.turns.taken * self.group_size
 
     @property
     def unconsumed(self) -> int:
@@ -61,13 +65,12 @@ class Pool:
             group = new(self._next_ids())
             for sequence in group:
                 sequence.cohort = version
-            self.started += self.group_size
             self.sequences += group
             fresh += group
         return fresh
 
     def _next_ids(self) -> range:
-        number = self.started // self.group_size * self.world + self.rank
+        number = self.turns.take()
         return range(number * self.group_size, (number + 1) * self.group_size)
 
     def unfinished(self) -> list[Sequence]:

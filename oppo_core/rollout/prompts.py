@@ -1,4 +1,4 @@
-"""The prompts, in an order that is a function of the seed and the epoch, and a cursor that survives a restart."""
+"""The prompts, in an order that is a function of the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -95,24 +95,18 @@ def digest(prompts: list[NDArray[np.int64]]) -> str:
 
 
 class PromptStream:
-    """Endless prompts: each epoch visits every prompt once, in an order drawn from (seed, epoch).
+    """Endless prompts: each epoch visits every prompt once, in an order drawn from (seed, epoch)."""
 
-    Of `world` ranks each draws every `world`-th: this is `rank`'s, and `drawn` counts its own.
-    """
-
-    def __init__(self, prompts: list[NDArray[np.int64]], seed: int, shuffle: bool, rank: int = 0, world: int = 1) -> None:
+    def __init__(self, prompts: list[NDArray[np.int64]], seed: int, shuffle: bool) -> None:
         self.prompts = prompts
-        self.rank, self.world = rank, world
         self.seed = seed
         self.shuffle = shuffle
-        self.drawn = 0
         self.digest = digest(prompts)
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, dtype=np.int64))
 
-    def draw(self) -> int:
-        """Index of the next prompt; advances the cursor `drawn`."""
-        epoch, offset = divmod(self.drawn * self.world + self.rank, len(self.prompts))
-        self.drawn += 1
+    def draw(self, number: int) -> int:
+        """Index of the `number`-th prompt of the run, from 0."""
+        epoch, offset = divmod(number, len(self.prompts))
         return int(self._epoch(epoch)[offset])
 
     def _epoch(self, epoch: int) -> NDArray[np.int64]:

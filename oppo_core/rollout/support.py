@@ -111,8 +111,11 @@ def save_supports(sequences: list[Sequence], folder: Path) -> None:
         save_file(arrays, folder / FILE)
 
 
-def load_supports(sequences: list[Sequence], folder: Path) -> None:
-    """Give `sequences` the supports that were written for them."""
-    supports = taken_apart(load_file(folder / FILE)) if (folder / FILE).exists() else {}
+def load_supports(sequences: list[Sequence], folders: Iterable[Path]) -> None:
+    """Give `sequences` the supports that were written for them into some of the folders."""
+    supports: dict[int, Support] = {}
+    for folder in folders:
+        if (folder / FILE).exists():
+            supports |= taken_apart(load_file(folder / FILE))
     for sequence in sequences:
         sequence.support = supports.get(sequence.sequence_id, [])

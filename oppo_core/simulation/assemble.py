@@ -64,10 +64,10 @@ class PricedPrompts(PromptStream):
         super().__init__(prompts, seed, shuffle)
         self.machine = machine
 
-    def draw(self) -> int:
+    def draw(self, number: int) -> int:
         """See `PromptStream.draw`."""
         self.machine.work(self.machine.devices.overheads.prompt_us)
-        return super().draw()
+        return super().draw(number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ REFUSED = {
     "models": ("weights and optimizer state belong to these models", NEW_RUN),
     "data": ("the cursor counts in the order of these prompts", "put the same prompts there, or " + NEW_RUN),
     "rollout": ("half-written answers were begun with it", NEW_RUN),
-    "resources.nodes": ("each node has trained its own share of the prompts", NEW_RUN),
     "resources.dtype": ("weights and optimizer state were saved in it", NEW_RUN),
     "ppo.algorithm": ("answers in flight and the critic's state are another algorithm's", NEW_RUN),
     "ppo.group_size": ("answers in flight belong to groups of that size", NEW_RUN),

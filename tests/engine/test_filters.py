@@ -122,7 +122,7 @@ def test_what_is_recorded_comes_back(tmp_path_factory: pytest.TempPathFactory, g
     sequences = [Sequence(7, 0, np.asarray([3]), response=[1] * len(rows), support=support), Sequence(8, 0, np.asarray([3]))]
     save_supports(sequences, folder)
     read = [replace(sequence, support=[]) for sequence in sequences]
-    load_supports(read, folder)
+    load_supports(read, [folder])
     assert np.array_equal(unpacked(read[0].support, vocab), allowed.numpy())
     assert read[1].support == []
 

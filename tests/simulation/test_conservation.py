@@ -195,8 +195,7 @@ def decisions(engine: Engine | None) -> tuple[Any, ...]:
     assert engine is not None
     assert isinstance(engine.journal, MemoryJournal)
     progress = engine.progress
-    assert engine.prompts.drawn * engine.spec.ppo.group_size == engine.pool.started
-    return repr(engine.overcommit), repr(engine.cohorts), progress.step, progress.generated_tokens, engine.prompts.drawn
+    return repr(engine.overcommit), repr(engine.cohorts), progress.step, progress.generated_tokens, engine.pool.started
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -56,7 +56,16 @@ def test_several_processes_of_one_node_meet_on_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("OPPO_RENDEZVOUS_HOST", "gpu1.example.org")  # which is for other nodes
     monkeypatch.setenv("OPPO_RENDEZVOUS_PORTS", "1")
     line = torchrun(["/env/bin/python3", "-m", "oppo_core"], 4, None)
-    assert line[3:11] == ["--nnodes", "1", "--node-rank", "0", "--nproc-per-node", "4", "--master-addr=127.0.0.1", "--master-port"]
+    assert line[3:11] == [
+        "--nnodes",
+        "1",
+        "--node-rank",
+        "0",
+        "--nproc-per-node",
+        "4",
+        "--master-addr=127.0.0.1",
+        "--master-port",
+    ]
     assert int(line[11]) > 1
     assert line[12:] == ["--max-restarts", "0", "-m", "oppo_core"]
 

@@ -59,8 +59,8 @@ class Resources(Section):
         None,
         ge=1,
         le=256,
-        description="Ranks of data-parallel training on each node, a process each; empty: one a device. A GPU takes one, so another"
-        " number is for `kind` cpu, where they share the node's cores.",
+        description="Ranks of data-parallel training on each node, a process each; empty: one a device. A GPU takes one, so"
+        " another number is for `kind` cpu, where they share the node's cores.",
     )
     kind: Literal["any", "cpu", "cuda"] = Field("any", description="Which devices will do.")
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
