@@ -88,6 +88,7 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
             if ranks.first:
                 trackers.start(spec, options.out)
             engine = assemble(spec, options.root, options.out, journal, options.threads, options.resume_from, ranks)
+            running.callback(engine.decoder.close)
             running.callback(engine.scorers.close)
             running.callback(engine.hardware.close)
             reason = train(engine, stop.is_set)
@@ -140,10 +141,11 @@ def _named() -> tuple[type[Exception], ...]:
     from oppo_core.rewards.errors import RewardError
     from oppo_core.rollout.prompts import PromptError
     from oppo_core.scoring.remote import ScorerError
+    from oppo_core.vllm.errors import VllmError
 
     return (
         LayoutError, ModelFolderError, PromptError, CheckpointError, DiskFullError, NonFiniteError, RewardError, ScorerError,
-        PreflightError, RankError, MemoryShortError, OSError,
+        PreflightError, RankError, MemoryShortError, VllmError, OSError,
     )  # fmt: skip
 
 

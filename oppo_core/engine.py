@@ -193,7 +193,8 @@ def _take_back(engine: Engine, resume: Path, changes: list[Change]) -> None:
     try:
         restore(engine, resume, changes)
     except Exception:
-        engine.scorers.close()  # nobody else would end their process
+        engine.scorers.close()  # nobody else would end their processes
+        engine.decoder.close()
         raise
 
 
@@ -202,14 +203,14 @@ def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | N
     settings, stops = decode_settings(spec, codec), stops_of(spec, codec)
     if spec.rollout.backend == "torch":
         return decoder_of(network, settings, slots(spec), drafter_of(spec), stops)
-    from oppo_core.vllm.inprocess import decoder_over
+    from oppo_core.vllm import build
 
     if device.type != "cuda":
         raise LayoutError(
             "rollout.backend is vllm, which decodes on a GPU, and torch sees none here; choose torch, or another node"
         )
     assert source is not None  # the spec's own validator saw to it
-    return decoder_over(source, network, settings, stops, slots(spec), spec.resources.dtype, spec.rollout.vllm_memory_share)
+    return build.decoder_of(spec, source, network, settings, stops, slots(spec), device.index)
 
 
 def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:

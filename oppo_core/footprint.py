@@ -17,6 +17,7 @@ from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import TINY, find, read_config
 from oppo_core.models.tiny import Head, TinyTransformer
+from oppo_core.vllm.transfer import PACK_BYTES
 
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 TOKEN_BYTES = 8
@@ -146,7 +147,8 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
                 _sharded(spec, role, each, bool(gpu)) if spec.training.backend == "deepspeed" else _training(spec, role, each)
             )
     actor = roles[0]
-    items.append(_vllm(spec, gpu) if spec.rollout.backend == "vllm" else _sampling(actor.shape, slots, each))
+    passing = [_passing(role, spec.ppo.micro_batch_tokens, each, bool(gpu)) for role in roles if role.trained]
+    items += _vllm(spec, gpu, passing) if spec.rollout.backend == "vllm" else [_sampling(actor.shape, slots, each)]
     if gpu:
         items.append(
             Item("the GPU's libraries", GPU_RESERVE, f"{GPU_RESERVE:,} B, assumed: kernels, workspaces, what lies in pieces")
@@ -163,7 +165,7 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
         ranks = spec.resources.ranks
         rows = min(math.ceil(spec.evaluation.count / ranks), spec.ppo.rows // ranks)
         items.append(_cache("evaluation: keys and values", actor.shape, rows, columns, each))
-    items += [_passing(role, spec.ppo.micro_batch_tokens, each, bool(gpu)) for role in roles if role.trained]
+    items += passing
     return sorted(items, key=lambda item: -item.size)
 
 
@@ -171,9 +173,23 @@ def _cache(name: str, shape: Shape, rows: int, columns: int, each: int) -> Item:
     return Item(name, rows * columns * shape.cached * each, f"{rows} rows × {columns} tokens × {shape.cached:,} × {each} B")
 
 
-def _vllm(spec: RunSpec, gpu: int) -> Item:
+def _vllm(spec: RunSpec, gpu: int, passing: list[Item]) -> list[Item]:
+    """What vLLM takes of our GPU, and weights on their way to a process of its own."""
+    packs = Item("weights on their way to vLLM", 2 * PACK_BYTES, f"2 packs × {PACK_BYTES:,} B (rollout.vllm_process)")
+    if spec.resources.decoding_devices:
+        return [packs]
+    return [_shared(spec, gpu, passing)] + ([packs] if spec.rollout.vllm_process == "own" else [])
+
+
+def _shared(spec: RunSpec, gpu: int, passing: list[Item]) -> Item:
+    """vLLM's part of a GPU; where it sleeps during the update, less what that makes in its place."""
     share = spec.rollout.vllm_memory_share
-    return Item("vLLM", int(share * gpu), f"{share} of the GPU's {gpu:,} B (rollout.vllm_memory_share)")
+    size, said = int(share * gpu), f"{share} of the GPU's {gpu:,} B (rollout.vllm_memory_share)"
+    if not spec.rollout.vllm_sleep:
+        return Item("vLLM", size, said)
+    made = sum(item.size for item in passing)
+    said += f", less {made:,} B that the update holds for a while in its place (rollout.vllm_sleep)"
+    return Item("vLLM", max(0, size - made), said)
 
 
 def _sampling(shape: Shape, rows: int, each: int) -> Item:

@@ -49,6 +49,7 @@ def train_step(engine: Engine, window_start: float, should_stop: Callable[[], bo
     if not decode_batch(engine, batch, version, should_stop):
         return window_start
     engine.batch = None
+    engine.decoder.rest()
     experience, metrics = engine.update.learn(engine, batch.sequences, version)
     engine.handover.forget(s.sequence_id for s in batch.sequences)
     engine.progress.step += 1

@@ -16,22 +16,45 @@ from zipfile import ZipFile
 FILE = Path(__file__).parent.parent / "oppo_core" / "vllm" / "names.json"
 # Files and their classes. Of a class the fields and the methods' parameters are kept, of a module the environment's names.
 WANTED = {
-    "vllm/engine/arg_utils.py": ["EngineArgs"],
+    "vllm/engine/arg_utils.py": ["EngineArgs", "AsyncEngineArgs"],
     "vllm/sampling_params.py": ["SamplingParams", "RequestOutputKind"],
     "vllm/outputs.py": ["RequestOutput", "CompletionOutput", "SamplingMask", "WeightVersionSpan"],
     "vllm/logprobs.py": ["FlatLogprobs"],
     "vllm/v1/engine/llm_engine.py": ["LLMEngine"],
+    "vllm/v1/engine/async_llm.py": ["AsyncLLM"],
+    "vllm/config/weight_transfer.py": ["WeightTransferConfig"],
+    "vllm/distributed/weight_transfer/base.py": [
+        "ParamMeta", "WeightSource", "VLLMWeightSyncClient", "WeightTransferInitRequest", "WeightTransferUpdateRequest",
+        "TrainerInitInfo", "TrainerWeightTransferEngine",
+    ],
+    "vllm/distributed/weight_transfer/factory.py": ["WeightTransferTrainerFactory"],
+    "vllm/distributed/weight_transfer/ipc_engine.py": ["IPCTrainerInitInfo"],
+    "vllm/distributed/weight_transfer/nccl_engine.py": ["NCCLTrainerInitInfo"],
     "vllm/v1/worker/gpu/model_runner.py": ["GPUModelRunner"],
     "vllm/inputs/llm.py": ["TokensPrompt"],
     "vllm/envs.py": [],
-}
+}  # fmt: skip
+ENVIRONMENT = (
+    "VLLM_ALLOW_INSECURE_SERIALIZATION", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER",
+    "VLLM_WORKER_MULTIPROC_METHOD",
+)  # fmt: skip
 # Classes have methods by the hundred; of these few the names and parameters are kept.
 METHODS = {
     "LLMEngine": [
         "from_engine_args", "add_request", "step", "abort_request", "reset_prefix_cache", "collective_rpc",
-        "set_weight_version", "has_unfinished_requests",
+        "set_weight_version", "has_unfinished_requests", "sleep", "wake_up",
     ],
     "GPUModelRunner": ["reload_weights"],
+    "AsyncLLM": [
+        "from_engine_args", "generate", "abort", "pause_generation", "resume_generation", "sleep", "wake_up",
+        "init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update", "shutdown",
+    ],
+    "WeightSource": ["metadata", "__iter__"],
+    "VLLMWeightSyncClient": [
+        "init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update",
+    ],
+    "TrainerWeightTransferEngine": ["send_weights", "shutdown"],
+    "WeightTransferTrainerFactory": ["trainer_init"],
 }  # fmt: skip
 
 
@@ -68,7 +91,7 @@ def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 def _environment(tree: ast.Module) -> list[str]:
     named = (n.target.id for n in ast.walk(tree) if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name))
-    return sorted({name for name in named if name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER")})
+    return sorted({name for name in named if name in ENVIRONMENT})
 
 
 if __name__ == "__main__":

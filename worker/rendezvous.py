@@ -63,11 +63,12 @@ def _free_one_of(ports: Sequence[int], host: str) -> int | None:
 
 
 def processes_of(spec: Mapping[str, object]) -> int:
-    """How many processes a run wants on each node: as many as it says, or one a device (`Resources.ranks_a_node`)."""
+    """How many processes a run wants on each node: as many as it says, or one a device that trains (`Resources.ranks_a_node`)."""
     resources = spec.get("resources")
     if not isinstance(resources, dict):
         return 1
-    return int(resources.get("processes") or resources.get("devices", 1) // resources.get("nodes", 1))
+    each = resources.get("devices", 1) // resources.get("nodes", 1)
+    return int(resources.get("processes") or each - resources.get("decoding_devices", 0))
 
 
 def torchrun(command: Sequence[str], processes: int, meeting: Rendezvous | None) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -95,22 +95,30 @@ def take_trained(network: Network, weights: dict[str, Tensor]) -> None:
         weight.copy_(weights[name])
 
 
-@torch.no_grad()
 def merged_weights(network: nn.Module) -> dict[str, Tensor]:
     """Weights by the names of the plain model, adapters added in. The network itself is left alone."""
+    return dict(plain_weights(network))
+
+
+@torch.no_grad()
+def plain_weights(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The same one after the other: of an adapted network a weight is made when it is asked for."""
     body = _body(network)
-    if not is_adapted(network):
-        return dict(body.state_dict())
-    merged = {}
     for name, weight in body.state_dict().items():
-        if ".lora_" in name:
-            continue
-        plain = name.replace(".base_layer.", ".")
         if name.endswith(".base_layer.weight"):
             layer: Any = body.get_submodule(name.removesuffix(".base_layer.weight"))
             weight = weight + layer.get_delta_weight(ADAPTER)
-        merged[plain] = weight
-    return merged
+        if ".lora_" not in name:
+            yield _plain_name(name), weight
+
+
+def plain_layout(network: nn.Module) -> dict[str, Tensor]:
+    """Tensors of the names, shapes and kinds that `plain_weights` gives, in its order, without what adapters add."""
+    return {_plain_name(name): weight for name, weight in _body(network).state_dict().items() if ".lora_" not in name}
+
+
+def _plain_name(name: str) -> str:
+    return name.replace(".base_layer.", ".")
 
 
 def _body(network: nn.Module) -> nn.Module:

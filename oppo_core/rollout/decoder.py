@@ -80,6 +80,9 @@ class Decoding(Protocol):
             Who finished, in sequence_id order, and the rounds that were used.
         """
 
+    def rest(self) -> None:
+        """The batch is complete: nothing is decoded before the next `begin`."""
+
     def save(self, folder: Path) -> None:
         """Write what must outlive an interruption between two steps: keys and values, where they outlive an update."""
 
@@ -91,6 +94,9 @@ class Decoding(Protocol):
 
     def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
         """Go on, in place of `begin`, with what `suspend` gave; `sequences` by sequence_id."""
+
+    def close(self) -> None:
+        """The run ends: let go of processes, where there are any."""
 
 
 class Decoder:
@@ -223,6 +229,12 @@ class Decoder:
             logits = restricted(logits, sequence.support)
             told = torch.tensor(sequence.response, device=logits.device)[:, None]
             sequence.stale_logprobs = torch.log_softmax(logits, dim=-1).gather(-1, told).squeeze(-1).tolist()
+
+    def rest(self) -> None:
+        """See `Decoding.rest`: the weights are the trainer's own, and what is cached stays where it is."""
+
+    def close(self) -> None:
+        """See `Decoding.close`: there is nothing to let go of."""
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
         """See `Decoding.advance`."""

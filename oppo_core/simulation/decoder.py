@@ -47,6 +47,12 @@ class SimulatedDecoder:
         self._machine.work(self._machine.devices.overheads.weights_us + self._machine.forward_us(costs, lengths))
         return sum(lengths)
 
+    def rest(self) -> None:
+        """See `Decoding.rest`: costs nothing."""
+
+    def close(self) -> None:
+        """See `Decoding.close`: there is nothing to let go of."""
+
     def save(self, folder: Path) -> None:
         """See `Decoding.save`: there are no keys and values."""
 

@@ -12,27 +12,23 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from oppo_core.models.adapters import merged_weights
-from oppo_core.models.protocol import Network
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.ends import ends
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stops import StopConditions
-from oppo_core.vllm.requests import ENVIRONMENT, engine_arguments, prompt_of, sampling_arguments, supports_of
+from oppo_core.vllm.errors import VllmError
+from oppo_core.vllm.requests import ENVIRONMENT, prompt_of, sampling_arguments, supports_of
 from oppo_core.vllm.shapes import Completion, Engine, Output
 
 # The trainer's weights by the names of the model's folder, adapters merged.
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
-class VllmError(Exception):
-    """vLLM did something else than it was asked for."""
-
-
-def start_engine(folder: Path, dtype: str, settings: DecodeSettings, slots: int, memory_share: float) -> Engine:
-    """vLLM's engine for the model in `folder`, in this process. See `engine_arguments`.
+def start_engine(arguments: dict[str, Any]) -> Engine:
+    """vLLM's engine in this process. `arguments`: see `engine_arguments`.
 
     Raises:
         ImportError: vLLM is not installed.
@@ -41,9 +37,7 @@ def start_engine(folder: Path, dtype: str, settings: DecodeSettings, slots: int,
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    started: Engine = LLMEngine.from_engine_args(
-        EngineArgs(**engine_arguments(str(folder), dtype, settings, slots, memory_share))
-    )
+    started: Engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
     return started
 
 
@@ -54,22 +48,10 @@ def sampling_parameters(arguments: dict[str, Any]) -> Any:
     return SamplingParams(output_kind=RequestOutputKind.DELTA, **arguments)
 
 
-def decoder_over(
-    folder: Path, network: Network, settings: DecodeSettings, stops: StopConditions | None, slots: int, dtype: str, share: float
-) -> InProcessDecoder:
-    """A decoder whose engine is started from `folder` and takes its weights from `network`.
-
-    Args:
-        share: the part of the GPU's memory that the engine may take, 0 to 1.
-
-    Raises:
-        ImportError: vLLM is not installed.
-    """
-    assert isinstance(network, nn.Module)
-    weights: nn.Module = network
-    return InProcessDecoder(
-        start_engine(folder, dtype, settings, slots, share), settings, lambda: merged_weights(weights).items(), stops
-    )
+def give_back_cached() -> None:
+    """Let torch return to the device what it keeps of the update's memory; vLLM takes its own from the device itself."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class InProcessDecoder:
@@ -85,7 +67,9 @@ class InProcessDecoder:
         weights: Weights,
         stops: StopConditions | None = None,
         parameters: Callable[[dict[str, Any]], Any] = sampling_parameters,
+        sleeps: bool = False,
     ) -> None:
+        """`sleeps`: the engine was started so that it can give its memory back, and does between two steps."""
         self.engine = engine
         self.settings = settings
         self.live: list[Sequence] = []
@@ -95,12 +79,13 @@ class InProcessDecoder:
         self._stops = stops
         self._parameters = parameters
         self._version: int | None = None  # of the weights that the engine has
+        self._sleeps, self._asleep = sleeps, False
         self._asked: dict[int, int] = {}  # live sequences, and how many tokens each had when it was asked for
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
         """See `Decoding.begin`."""
         self._take_weights(version)
-        kept = {s.sequence_id for s in sequences} & self._asked.keys() if self.settings.keeps_cache else set()
+        kept = {s.sequence_id for s in sequences if self._is_asked(s)} if self.settings.keeps_cache else set()
         if not self.settings.keeps_cache:
             self.engine.reset_prefix_cache(reset_running_requests=True)
         for sequence in sequences:
@@ -113,14 +98,21 @@ class InProcessDecoder:
         return sum(len(s.prompt) + s.length - 1 for s in sequences if s.sequence_id not in kept)
 
     def _take_weights(self, version: int) -> None:
-        if version != self._version:
-            self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self._weights()})
-            self.engine.set_weight_version(str(version))
-            self._version = version
+        """Hand the trainer's weights over. An engine that sleeps has none, and takes room for keys and values only after them."""
+        if version == self._version and not self._asleep:
+            return
+        if self._asleep:
+            give_back_cached()
+            self.engine.wake_up(tags=["weights"])
+        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self._weights()})
+        self.engine.set_weight_version(str(version))
+        if self._asleep and not self.engine.wake_up(tags=["kv_cache"]):
+            raise VllmError("vLLM does not wake up: it has weights, and no room for keys and values")
+        self._version, self._asleep = version, False
 
     def _ask(self, sequences: list[Sequence]) -> None:
         """Let the engine's requests be `sequences`: those that it has go on, others are queued, the rest is forgotten."""
-        wanted = {s.sequence_id for s in sequences}
+        wanted = {s.sequence_id for s in sequences if self._is_asked(s)}
         self._forget([i for i in self._asked if i not in wanted])
         for sequence in sequences:
             if sequence.sequence_id not in self._asked:
@@ -128,6 +120,10 @@ class InProcessDecoder:
                 self.engine.add_request(str(sequence.sequence_id), prompt_of(sequence), parameters)
                 self._asked[sequence.sequence_id] = sequence.length
         self.live = list(sequences)
+
+    def _is_asked(self, sequence: Sequence) -> bool:
+        """Whether a request writes this very answer; one that begins anew under the same number is another one."""
+        return sequence.sequence_id in self._asked and any(s is sequence for s in self.live)
 
     def _forget(self, sequence_ids: list[int]) -> None:
         if sequence_ids:
@@ -185,6 +181,12 @@ class InProcessDecoder:
             noted = sequence.token_versions[first:]
             raise VllmError(f"answer {sequence.sequence_id}: vLLM sampled under {versions}, noted were {noted}")
 
+    def rest(self) -> None:
+        """See `Decoding.rest`. Requests stay queued; weights come again with `begin`, and what was cached is read anew."""
+        if self._sleeps:
+            self.engine.sleep(level=2, mode="keep")
+            self._asleep = True
+
     def save(self, folder: Path) -> None:
         """See `Decoding.save`: no keys and values are kept."""
 
@@ -203,3 +205,6 @@ class InProcessDecoder:
         for sequence in self.live:
             sequence.kept_version = state["version"] if self.settings.keeps_cache else None
         self.rounds, self.decoded = state["rounds"], state["decoded"]
+
+    def close(self) -> None:
+        """See `Decoding.close`: the engine is this process's, and ends with it."""

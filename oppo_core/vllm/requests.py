@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,26 @@ from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence, Support
 from oppo_core.vllm.shapes import Completion
 
-# Before vLLM is imported. Our process holds its engine, and its second model runner draws by (seed, position): what interrupts
-# a request, a preemption or an end of ours, changes none of its random numbers.
-ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+# Before vLLM is imported. Its second model runner draws by (seed, position): what interrupts a request, a preemption or an end of
+# ours, changes none of its random numbers.
+DRAWS = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+# Our process holds its engine.
+ENVIRONMENT = DRAWS | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+# Others do. They are not forked: threads and the driver of a GPU do not survive that.
+APART = DRAWS | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+# Handles of our GPU's memory go to the other process as pickles; docs/models.md says who could send some.
+HANDLES = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 
 
-def engine_arguments(folder: str, dtype: str, settings: DecodeSettings, slots: int, memory_share: float) -> dict[str, Any]:
+def engine_arguments(
+    folder: str, dtype: str, settings: DecodeSettings, slots: int, memory_share: float, sleeps: bool, places: list[int]
+) -> dict[str, Any]:
     """Arguments of `EngineArgs` for the model in `folder` with at most `slots` requests at once.
 
     Args:
         memory_share: the part of the GPU's memory that weights, keys and values may take, 0 to 1.
+        sleeps: whether it can give that memory back for a while.
+        places: the GPUs, by their numbers among those that this process sees.
     """
     return {
         "model": folder,
@@ -30,6 +41,8 @@ def engine_arguments(folder: str, dtype: str, settings: DecodeSettings, slots: i
         "max_model_len": settings.max_prompt + settings.max_new,
         "max_num_seqs": slots,
         "gpu_memory_utilization": memory_share,
+        "enable_sleep_mode": sleeps,
+        "device_ids": places,
         "logprobs_mode": "processed_logprobs",
         "return_sampling_mask": settings.filters is not None,
         # A cached prefix that outlives an update would be read by other answers to the same prompt.
@@ -40,12 +53,21 @@ def engine_arguments(folder: str, dtype: str, settings: DecodeSettings, slots: i
     }
 
 
-def sampling_arguments(settings: DecodeSettings, sequence: Sequence) -> dict[str, Any]:
-    """Arguments of `SamplingParams` for the rest of an answer; its ends are ours to see, but for the length limit."""
+def apart_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The same for `AsyncEngineArgs`, but for `weight_transfer_config`: each layer is divided among the GPUs."""
+    kept = {name: value for name, value in arguments.items() if name != "async_scheduling"}
+    return kept | {"tensor_parallel_size": len(arguments["device_ids"]), "stream_interval": 1}
+
+
+def sampling_arguments(settings: DecodeSettings, sequence: Sequence, waiting: int = 0) -> dict[str, Any]:
+    """Arguments of `SamplingParams` for the rest of an answer; its ends are ours to see, but for the length limit.
+
+    `waiting`: tokens that it has besides, before their turn.
+    """
     arguments: dict[str, Any] = {
         "temperature": settings.temperature,
         "seed": seed_of(settings, sequence.sequence_id),
-        "max_tokens": settings.max_new - sequence.length,
+        "max_tokens": settings.max_new - sequence.length - waiting,
         "ignore_eos": True,
         "stop_token_ids": [settings.eos],
         "logprobs": 0,
@@ -58,9 +80,9 @@ def sampling_arguments(settings: DecodeSettings, sequence: Sequence) -> dict[str
     return arguments
 
 
-def prompt_of(sequence: Sequence) -> dict[str, list[int]]:
-    """vLLM's `TokensPrompt`: prompt and answer so far."""
-    return {"prompt_token_ids": sequence.tokens().tolist()}
+def prompt_of(sequence: Sequence, waiting: Iterable[int] = ()) -> dict[str, list[int]]:
+    """vLLM's `TokensPrompt`: prompt and answer so far, with tokens that come before their turn."""
+    return {"prompt_token_ids": [*sequence.tokens().tolist(), *waiting]}
 
 
 def seed_of(settings: DecodeSettings, sequence_id: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterable
 from collections.abc import Sequence as Items
 from typing import Any, Protocol
 
@@ -67,5 +68,58 @@ class Engine(Protocol):
     def set_weight_version(self, weight_version: str) -> None:
         """Label the weights; outputs tell by which labels their tokens were sampled."""
 
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Stop scheduling and give memory back; level 2 drops weights, keys and values. `mode` keep: requests stay."""
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Take memory again, of what the tags name; returns whether nothing sleeps any more, and scheduling goes on."""
+
     def has_unfinished_requests(self) -> bool:
         """Whether a `step` could do anything."""
+
+
+class AsyncEngine(Protocol):
+    """`vllm.v1.engine.async_llm.AsyncLLM`: an engine in another process, which goes on by itself. Asked in its loop's thread."""
+
+    def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncGenerator[Any, None]:
+        """Queue a request, and give an `Output` whenever some of its tokens have come."""
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests; the last output of each has what had come, and is finished."""
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Begin no further pass, and return when none runs. `mode` keep: requests stay; with the flag they are read anew."""
+
+    async def resume_generation(self) -> None:
+        """Go on."""
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """See `Engine.sleep`."""
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        """See `Engine.wake_up`."""
+
+    async def init_weight_transfer_engine(self, request: Any) -> None:
+        """Meet whoever sends weights."""
+
+    async def start_weight_update(self) -> None:
+        """Weights come now."""
+
+    async def update_weights(self, request: Any) -> None:
+        """Take some; returns when they are there."""
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """All have come; what is sampled from now on is labelled so."""
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the other process."""
+
+
+class WeightTrainer(Protocol):
+    """`vllm.distributed.weight_transfer.base.TrainerWeightTransferEngine`: who sends weights to an engine."""
+
+    def send_weights(self) -> None:
+        """Send all, and return when they are taken."""
+
+    def shutdown(self) -> None:
+        """Let go of the connection."""

@@ -18,6 +18,8 @@ from oppo_core.models.protocol import Network
 from oppo_core.rollout.sampling import Filters, sample, sample_among, uniforms
 
 STOPPED, LENGTH = "stop", "length"
+TAGS = ("weights", "kv_cache")  # what sleeps
+DROPS_WEIGHTS = 2  # the level of sleep
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class StandInEngine:
         self.network: Any = deepcopy(network)
         self.requests: dict[str, Request] = {}
         self.resets = 0
+        self.asleep: set[str] = set()
         self._label = ""
 
     def add_request(self, request_id: str, prompt: Any, params: Any) -> str:
@@ -48,7 +51,9 @@ class StandInEngine:
 
     @torch.no_grad()
     def step(self) -> list[Any]:
-        """See `Engine`."""
+        """See `Engine`: nothing while something sleeps."""
+        if self.asleep:
+            return []
         return [self._advance(request_id, request) for request_id, request in list(self.requests.items())]
 
     def _advance(self, request_id: str, request: Request) -> Any:
@@ -59,7 +64,7 @@ class StandInEngine:
             request.spans.append((self._label, len(request.drawn)))
         request.drawn.append(token)
         reason = self._reason(request)
-        versions = self._versions(request) if reason else None
+        versions = self.versions(request) if reason else None
         if reason:
             del self.requests[request_id]
         new = SimpleNamespace(
@@ -86,11 +91,11 @@ class StandInEngine:
         return LENGTH if len(request.drawn) == request.parameters["max_tokens"] else None
 
     @staticmethod
-    def _versions(request: Request) -> list[Any]:
+    def versions(request: Request) -> list[Any]:
+        """Which weights sampled which of a request's tokens, as `VersionSpan`s."""
         stops = [start for _, start in request.spans[1:]] + [len(request.drawn)]
-        return [
-            SimpleNamespace(version=label, start=start, end=end) for (label, start), end in zip(request.spans, stops, strict=True)
-        ]
+        spans = zip(request.spans, stops, strict=False)  # none before the first token
+        return [SimpleNamespace(version=label, start=start, end=end) for (label, start), end in spans]
 
     def abort_request(self, request_ids: list[str]) -> None:
         """See `Engine`."""
@@ -108,6 +113,8 @@ class StandInEngine:
         """See `Engine`: knows `reload_weights` alone."""
         if method != "reload_weights":
             raise AttributeError(method)
+        if "weights" in self.asleep:
+            raise RuntimeError("there is no memory for the weights")
         assert isinstance(self.network, nn.Module)
         self.network.load_state_dict(dict((kwargs or {})["weights_iterator"]))
         return [None]
@@ -115,6 +122,23 @@ class StandInEngine:
     def set_weight_version(self, weight_version: str) -> None:
         """See `Engine`."""
         self._label = weight_version
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """See `Engine`: knows level 2, which loses the weights, and mode keep. Whoever sleeps goes on sleeping."""
+        if (level, mode) != (DROPS_WEIGHTS, "keep"):
+            raise ValueError(f"level {level}, mode {mode}")
+        self.reset_prefix_cache(reset_running_requests=True)
+        self.asleep = set(TAGS)
+        with torch.no_grad():
+            for weight in self.network.parameters():
+                weight.fill_(torch.nan)
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        """See `Engine`: a tag that is awake already wakes nobody, with the others that are named."""
+        woken = set(TAGS) if tags is None else set(tags)
+        if woken <= self.asleep:
+            self.asleep -= woken
+        return not self.asleep
 
     def has_unfinished_requests(self) -> bool:
         """See `Engine`."""

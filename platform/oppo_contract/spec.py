@@ -141,7 +141,9 @@ class RunSpec(Section):
 
     @model_validator(mode="after")
     def vllm_is_possible(self) -> Self:
+        own = self.resources.decoding_devices
         if self.rollout.backend != "vllm":
+            _refuse_with("rollout.backend torch", [(bool(own), "resources.decoding_devices", own, "0, or rollout.backend vllm")])
             return self
         drafted = self.overlap.drafter.max_rows
         reasons = [
@@ -151,7 +153,30 @@ class RunSpec(Section):
             (self.ppo.tis != "all", "ppo.tis", self.ppo.tis, "all: its log-probs differ from the trainer's by rounding"),
             (bool(drafted), "overlap.drafter.max_rows", drafted, "0: what is drafted ahead is our own decoder's"),
             (self.overlap.update_overlap, "overlap.update_overlap", True, "false: it trains on CPUs"),
-            (self.training.backend != "plain", "training.backend", self.training.backend, "plain: both want the default group"),
+            (
+                self.training.backend != "plain" and self.rollout.vllm_process == "engine",
+                "training.backend",
+                self.training.backend,
+                "plain, or rollout.vllm_process own: in one process both want the default group",
+            ),
+            (
+                bool(own) and self.rollout.vllm_process == "engine",
+                "resources.decoding_devices",
+                own,
+                "0, or rollout.vllm_process own: the engine's process works on the GPU that trains",
+            ),
+            (
+                bool(own) and self.rollout.vllm_sleep,
+                "rollout.vllm_sleep",
+                True,
+                "false: nobody else needs the memory of GPUs of its own (resources.decoding_devices)",
+            ),
+            (
+                self.rollout.vllm_sleep and self.overlap.kv_after_update == "keep",
+                "rollout.vllm_sleep",
+                True,
+                "false, or overlap.kv_after_update recompute: who sleeps keeps no keys and values",
+            ),
         ]
         _refuse_with("rollout.backend vllm", reasons)
         return self

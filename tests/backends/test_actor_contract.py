@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,17 @@ from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stops import StopConditions
 from oppo_core.rollout.support import restricted
 from oppo_core.rollout.tokens import ByteCodec
+from oppo_core.vllm.build import start_apart
 from oppo_core.vllm.inprocess import InProcessDecoder, start_engine
+from oppo_core.vllm.loop import Loop
+from oppo_core.vllm.requests import APART, HANDLES, apart_arguments, engine_arguments
 from oppo_core.vllm.standin import StandInEngine
+from oppo_core.vllm.standin_async import streaming
+from oppo_core.vllm.streaming import StreamingDecoder
+from oppo_core.vllm.transfer import connect
 
 VOCAB, EOS, SLOTS = 259, 1, 8
+OPEN: list[StreamingDecoder] = []  # to be closed
 SETTINGS = DecodeSettings(seed=3, eos=EOS, temperature=0.9, max_prompt=12, max_new=40, micro_batch_tokens=400)
 
 
@@ -37,6 +47,7 @@ class Backend:
     make: Callable[..., tuple[Decoding, Network]]
     tolerance: float
     exact: bool = True  # whether company and chunks change no token
+    stops: bool = True  # whether nothing is written beyond the last round
 
 
 def torch_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions | None) -> tuple[Decoding, Network]:
@@ -44,16 +55,41 @@ def torch_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions 
     return Decoder(network, settings, SLOTS, stops=stops), network
 
 
-def standin_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions | None) -> tuple[Decoding, Network]:
+def standin_decoder(
+    folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False
+) -> tuple[Decoding, Network]:
     network = small_network()
     engine = StandInEngine(network)
     weights = lambda: merged_weights(network).items()  # noqa: E731
-    return InProcessDecoder(engine, settings, weights, stops, parameters=dict), network
+    return InProcessDecoder(engine, settings, weights, stops, parameters=dict, sleeps=sleeps), network
 
 
-def vllm_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions | None) -> tuple[Decoding, Network]:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device: vLLM decodes on a GPU only")
+def vllm_decoder(
+    folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False
+) -> tuple[Decoding, Network]:
+    network = real_network(folder, 1)
+    engine = start_engine(engine_arguments(str(folder), "float32", settings, SLOTS, 0.3, sleeps, [0]))
+    return InProcessDecoder(engine, settings, lambda: merged_weights(network).items(), stops, sleeps=sleeps), network
+
+
+def vllm_apart(
+    folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False, devices: int = 0
+) -> tuple[Decoding, Network]:
+    """vLLM in a process of its own, on our GPU or on `devices` of its own."""
+    network = real_network(folder, 1 + devices)
+    places = list(range(1, 1 + devices)) or [0]
+    arguments = apart_arguments(engine_arguments(str(folder), "float32", settings, SLOTS, 0.3, sleeps, places))
+    loop = Loop(600.0)
+    engine = start_apart(loop, arguments, devices)
+    decoder = StreamingDecoder(engine, loop, settings, connect(engine, loop, network, devices), stops, 4, sleeps=sleeps)
+    OPEN.append(decoder)
+    return decoder, network
+
+
+def real_network(folder: Path, devices: int) -> Any:
+    """A network of an architecture that vLLM knows, where it can decode."""
+    if torch.cuda.device_count() < devices:
+        pytest.skip(f"{torch.cuda.device_count()} CUDA devices, {devices} wanted: vLLM decodes on GPUs only")
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed (pip install '.[gpu]')")
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -61,15 +97,35 @@ def vllm_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions |
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
     Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCAB, num_key_value_heads=2, **sizes)).save_pretrained(folder)
-    network = load_model(ModelSpec(path=str(folder)), "lm", [], torch.float32, 0)
-    engine = start_engine(folder, "float32", settings, SLOTS, 0.3)
-    return InProcessDecoder(engine, settings, lambda: merged_weights(network).items(), stops), network
+    return load_model(ModelSpec(path=str(folder)), "lm", [], torch.float32, 0, device=torch.device("cuda"))
+
+
+def streaming_standin(
+    folder: Path,
+    settings: DecodeSettings,
+    stops: StopConditions | None,
+    interval: int,
+    handles: bool = False,
+    sleeps: bool = False,
+) -> tuple[Decoding, Network]:
+    network = small_network()
+    decoder = streaming(network, settings, stops, interval, handles, sleeps)
+    OPEN.append(decoder)
+    return decoder, network
 
 
 BACKENDS = {
     "torch": Backend(torch_decoder, 1e-9),
     "vllm-standin": Backend(standin_decoder, 1e-9),
+    "vllm-standin-sleep": Backend(partial(standin_decoder, sleeps=True), 1e-9),
+    "vllm-standin-nccl": Backend(partial(streaming_standin, interval=1), 1e-9, stops=False),
+    "vllm-standin-ipc": Backend(partial(streaming_standin, interval=4, handles=True), 1e-9, stops=False),
+    "vllm-standin-ipc-sleep": Backend(partial(streaming_standin, interval=4, handles=True, sleeps=True), 1e-9, stops=False),
     "vllm": Backend(vllm_decoder, 1e-3, exact=False),
+    "vllm-sleep": Backend(partial(vllm_decoder, sleeps=True), 1e-3, exact=False),
+    "vllm-ipc": Backend(vllm_apart, 1e-3, exact=False, stops=False),
+    "vllm-ipc-sleep": Backend(partial(vllm_apart, sleeps=True), 1e-3, exact=False, stops=False),
+    "vllm-nccl": Backend(partial(vllm_apart, devices=1), 1e-3, exact=False, stops=False),
 }
 
 
@@ -83,11 +139,16 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 @pytest.fixture
-def make(backend: Backend, tmp_path: Path) -> Callable[..., tuple[Decoding, Network]]:
+def make(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Decoding, Network]]]:
     def made(settings: DecodeSettings = SETTINGS, stops: StopConditions | None = None) -> tuple[Decoding, Network]:
         return backend.make(tmp_path / "model", settings, stops)
 
-    return made
+    for name, value in (HANDLES | APART).items():
+        monkeypatch.setenv(name, value)
+    yield made
+    while OPEN:
+        OPEN.pop().close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
 
 
 def sequences(count: int, first: int = 0) -> list[Sequence]:
@@ -164,6 +225,8 @@ def test_deferred_answers_go_on_under_new_weights(backend: Backend, make: Any) -
     old = [s for s in some if not s.finished]
     assert old
     before = {s.sequence_id: s.length for s in old}
+    decoder.rest()
+    older = deepcopy(network)
     with torch.no_grad():
         for weight in network.parameters():
             weight *= 1.1
@@ -171,11 +234,30 @@ def test_deferred_answers_go_on_under_new_weights(backend: Backend, make: Any) -
     assert decoder.begin([*old, *fresh], 1) == sum(len(s.tokens()) - 1 for s in [*old, *fresh])
     to_the_end(decoder, 1)
     for sequence in [*old, *fresh]:
-        first = before.get(sequence.sequence_id, 0)
+        first = sequence.stale_tokens(1)
         assert sequence.token_versions == [0] * first + [1] * (sequence.length - first)
-        found = logprobs_by(network, sequence, SETTINGS.temperature)
-        np.testing.assert_allclose(sequence.behaviour_logprobs[first:], found[first:], atol=backend.tolerance)
+        done = before.get(sequence.sequence_id, 0)
+        assert first == done or (done and first > done and not backend.stops)  # what was written beyond the stop is older
+        for weights, part in ((older, slice(first)), (network, slice(first, None))):
+            found = logprobs_by(weights, sequence, SETTINGS.temperature)
+            np.testing.assert_allclose(sequence.behaviour_logprobs[part], found[part], atol=backend.tolerance)
     assert all(s.kept_version is None for s in some)
+
+
+def test_a_step_without_an_update_goes_on_with_the_same_weights(backend: Backend, make: Any) -> None:
+    answers = []
+    for rests in (False, True):
+        decoder, _ = make()
+        some = sequences(4)
+        decoder.begin(some, 3)
+        decoder.advance(4, 3)
+        if rests:
+            decoder.rest()
+        decoder.begin([s for s in some if not s.finished], 3)
+        to_the_end(decoder, 3)
+        answers.append([s.response for s in some])
+    if backend.exact:
+        assert answers[0] == answers[1]
 
 
 def test_who_is_not_named_again_is_forgotten(make: Any) -> None:

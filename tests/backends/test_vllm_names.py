@@ -18,8 +18,9 @@ import pytest
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.vllm import inprocess, requests, shapes
+from oppo_core.vllm import inprocess, requests, shapes, transfer
 from oppo_core.vllm.standin import StandInEngine
+from oppo_core.vllm.standin_async import AsyncStandIn, StandInTrainer
 from scripts.vllm_names import FILE, names_of
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,16 @@ SHAPES = {
     shapes.VersionSpan: "WeightVersionSpan",
     shapes.Completion: "CompletionOutput",
     shapes.Output: "RequestOutput",
+    transfer.Meta: "ParamMeta",
 }
+# Ours, vLLM's, and what is held to the same names.
+CALLED = [
+    (shapes.Engine, "LLMEngine", StandInEngine),
+    (shapes.AsyncEngine, "AsyncLLM", AsyncStandIn),
+    (shapes.WeightTrainer, "TrainerWeightTransferEngine", StandInTrainer),
+    (transfer.Client, "VLLMWeightSyncClient", transfer.Client),
+    (transfer.Source, "WeightSource", transfer.Source),
+]
 SETTINGS = DecodeSettings(3, 1, 0.9, 12, 40, 400, filters=Filters(20, 0.9, 0.01))
 
 
@@ -51,26 +61,43 @@ def test_what_we_read_of_outputs_is_there(ours: type) -> None:
     assert set(inspect.get_annotations(ours)) <= set(CLASSES[SHAPES[ours]]["fields"])
 
 
-def test_the_engine_takes_what_we_call_it_with() -> None:
-    ours = {name: f for name, f in vars(shapes.Engine).items() if inspect.isfunction(f) and not name.startswith("_")}
-    theirs = CLASSES["LLMEngine"]["methods"]
-    for name, function in ours.items():
+@pytest.mark.parametrize(("ours", "theirs", "standin"), CALLED, ids=[theirs for _, theirs, _ in CALLED])
+def test_an_engine_takes_what_we_call_it_with(ours: type, theirs: str, standin: type) -> None:
+    declared = CLASSES[theirs]["methods"]
+    called = {name: f for name, f in vars(ours).items() if inspect.isfunction(f) and (name in declared or name[0] != "_")}
+    for name, function in called.items():
         wanted = [p for p in inspect.signature(function).parameters if p != "self"]
-        assert wanted == theirs[name][: len(wanted)], name
-        assert list(inspect.signature(getattr(StandInEngine, name)).parameters)[1:] == wanted, name
-    assert theirs["from_engine_args"][0] == "engine_args"
+        assert wanted == declared[name][: len(wanted)], name
+        assert list(inspect.signature(getattr(standin, name)).parameters)[1:] == wanted, name
+    assert declared.keys() - called.keys() <= {"from_engine_args"}
+
+
+def test_what_makes_engines_takes_what_it_is_given() -> None:
+    for engine in ("LLMEngine", "AsyncLLM"):
+        assert CLASSES[engine]["methods"]["from_engine_args"][0] == "engine_args"
     assert "weights_iterator" in CLASSES["GPUModelRunner"]["methods"]["reload_weights"]
+    assert CLASSES["WeightTransferTrainerFactory"]["methods"]["trainer_init"] == ["init_info", "client", "source"]
+    assert "backend" in CLASSES["WeightTransferConfig"]["fields"]
+    assert CLASSES["WeightTransferInitRequest"]["fields"] == ["init_info"]
+    assert CLASSES["WeightTransferUpdateRequest"]["fields"] == ["update_info"]
+    for devices, info in ((2, "NCCLTrainerInitInfo"), (0, "IPCTrainerInitInfo")):
+        known = {*CLASSES[info]["fields"], *CLASSES["TrainerInitInfo"]["fields"]}
+        assert transfer.trainer_arguments(devices).keys() <= known
 
 
 def test_the_arguments_are_fields_and_the_environment_is_read() -> None:
-    assert requests.engine_arguments("x", "bfloat16", SETTINGS, 4, 0.5).keys() <= set(CLASSES["EngineArgs"]["fields"])
+    made = requests.engine_arguments("x", "bfloat16", SETTINGS, 4, 0.5, True, [1, 2])
+    assert made.keys() <= set(CLASSES["EngineArgs"]["fields"])
+    apart = requests.apart_arguments(made)
+    assert {*apart, "weight_transfer_config"} <= {*CLASSES["EngineArgs"]["fields"], *CLASSES["AsyncEngineArgs"]["fields"]}
+    assert (apart["tensor_parallel_size"], "async_scheduling" in apart) == (2, False)
     sequence = Sequence(0, 0, np.asarray([1]))
     given = requests.sampling_arguments(SETTINGS, sequence)
-    assert {*given, "output_kind"} <= set(CLASSES["SamplingParams"]["fields"])
+    assert {*given, "output_kind", "stream_interval"} <= set(CLASSES["SamplingParams"]["fields"])
     assert {"top_k", "top_p", "min_p"} <= given.keys()
     assert requests.prompt_of(sequence).keys() <= set(CLASSES["TokensPrompt"]["fields"])
     assert "DELTA" in CLASSES["RequestOutputKind"]["fields"]
-    assert set(requests.ENVIRONMENT) == set(KNOWN["environment"])
+    assert {*requests.ENVIRONMENT, *requests.APART, *requests.HANDLES} == set(KNOWN["environment"])
 
 
 def test_every_import_of_vllm_is_one_that_was_looked_at() -> None:
@@ -81,7 +108,11 @@ def test_every_import_of_vllm_is_one_that_was_looked_at() -> None:
                 imported |= {(f"{(node.module or '').replace('.', '/')}.py", name.name) for name in node.names}
             assert not (isinstance(node, ast.Import) and any(n.name.split(".")[0] == "vllm" for n in node.names)), file
     assert imported == {(file, name) for file, classes in KNOWN["classes"].items() for name in classes} & imported
-    assert {name for _, name in imported} == {"EngineArgs", "LLMEngine", "SamplingParams", "RequestOutputKind"}
+    assert {name for _, name in imported} == {
+        "EngineArgs", "LLMEngine", "SamplingParams", "RequestOutputKind", "AsyncEngineArgs", "AsyncLLM", "WeightTransferConfig",
+        "WeightTransferInitRequest", "WeightTransferUpdateRequest", "WeightTransferTrainerFactory", "IPCTrainerInitInfo",
+        "NCCLTrainerInitInfo",
+    }  # fmt: skip
     assert "vllm" not in {module.split(".")[0] for module in sys.modules}, inprocess
 
 

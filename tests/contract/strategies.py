@@ -54,6 +54,23 @@ def _resources(draw: st.DrawFn, sequences: int) -> dict[str, Any]:
 
 
 @st.composite
+def _decoded(draw: st.DrawFn, spec: dict[str, Any]) -> dict[str, Any]:
+    """The same, decoded by vLLM where it can be: in the engine's process, or in one of its own, there on GPUs of its own too."""
+    resources = spec["resources"]
+    if "path" not in spec["models"]["actor"] or resources.get("kind") == "cpu" or not draw(st.booleans()):
+        return spec
+    spec["rollout"] = {"backend": "vllm", "vllm_process": draw(st.sampled_from(["engine", "own"]))}
+    spec["ppo"]["tis"] = "all"
+    if spec["rollout"]["vllm_process"] == "engine":
+        spec["training"] = {"backend": "plain"}
+    elif resources:
+        ranks = resources["devices"] // resources["nodes"]
+        resources["decoding_devices"] = ranks * draw(st.integers(0, 2))
+        resources["devices"] += resources["nodes"] * resources["decoding_devices"]
+    return spec
+
+
+@st.composite
 def valid_specs(draw: st.DrawFn) -> dict[str, Any]:
     """A valid spec as plain data, as YAML or JSON would give it."""
     mini_batches = draw(st.integers(1, 8))
@@ -75,7 +92,7 @@ def valid_specs(draw: st.DrawFn) -> dict[str, Any]:
         max_age=st.integers(1, 1000),
         chunk=_some(size=st.integers(1, 65536), candidates=st.none() | st.lists(st.integers(1, 512), min_size=2, max_size=5)),
     )  # fmt: skip
-    return {
+    spec = {
         "name": draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,60}", fullmatch=True)),
         "steps": draw(st.integers(1, 10_000_000)),
         "models": roles,
@@ -86,3 +103,4 @@ def valid_specs(draw: st.DrawFn) -> dict[str, Any]:
         "overlap": {"overcommit": {"min": low, "initial": start, "max": high}} | draw(overlap),
         "budget": draw(_some(max_hours=st.none() | SMALL, target_reward=st.none() | st.floats(-1e6, 1e6))),
     }
+    return draw(_decoded(spec))

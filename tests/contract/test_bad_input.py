@@ -194,6 +194,50 @@ def test_vllm_is_refused_where_it_cannot_decode(minimal: dict[str, Any], path: s
     load_spec(change(minimal, path, value))
 
 
+# Four GPUs a node, three of which decode: vLLM in a process of its own.
+APART = {
+    "models.actor": {"path": "a"}, "rollout.backend": "vllm", "ppo.tis": "all", "rollout.vllm_process": "own",
+    "resources.devices": 4, "resources.decoding_devices": 3,
+}  # fmt: skip
+
+
+def changed_by(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    for where, new in changes.items():
+        data = change(data, where, new)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "allowed"),
+    [
+        ({"resources.decoding_devices": 4}, "resources.decoding_devices", "at most 3"),
+        ({"resources.devices": 5}, "resources.decoding_devices", "a multiple of 2"),
+        ({"rollout.vllm_process": "engine"}, "resources.decoding_devices", "rollout.vllm_process own"),
+        ({"rollout.vllm_sleep": True}, "rollout.vllm_sleep", "false"),
+        ({"rollout.backend": "torch", "rollout.vllm_process": "engine"}, "resources.decoding_devices", "rollout.backend vllm"),
+    ],
+)
+def test_gpus_that_only_decode_are_vllms_own(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
+    spec = load_spec(changed_by(minimal, APART))
+    assert (spec.resources.ranks_a_node, spec.resources.ranks) == (1, 1)
+    (problem,) = refused(changed_by(minimal, APART | changes))
+    assert problem.path == path
+    assert allowed in (problem.allowed or "")
+
+
+def test_vllm_in_a_process_of_its_own_goes_with_deepspeed(minimal: dict[str, Any]) -> None:
+    load_spec(changed_by(minimal, APART | {"training.backend": "deepspeed"}))
+
+
+def test_vllm_that_sleeps_keeps_no_cache(minimal: dict[str, Any]) -> None:
+    decoded = change(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm"), "ppo.tis", "all")
+    sleeping = change(decoded, "rollout.vllm_sleep", True)
+    (problem,) = refused(change(sleeping, "overlap.kv_after_update", "keep"))
+    assert problem.path == "rollout.vllm_sleep"
+    load_spec(change(decoded, "overlap.kv_after_update", "keep"))
+    load_spec(sleeping)
+
+
 def test_vllm_says_what_it_sampled_among_with_top_k_only(minimal: dict[str, Any]) -> None:
     decoded = change(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm"), "ppo.tis", "all")
     filtered = change(decoded, "rollout.top_p", 0.9)
@@ -216,6 +260,8 @@ IDLE = [
     ("ppo.kl.controller", "adaptive", {"ppo.kl.coefficient": 0.0}, {}),
     ("ppo.value_warmup_steps", 3, {"steps": 3}, {"steps": 4}),
     ("rollout.vllm_memory_share", 0.5, {}, {"rollout.backend": "vllm", "models.actor": {"path": "a"}, "ppo.tis": "all"}),
+    ("rollout.vllm_process", "own", {}, {"rollout.backend": "vllm", "models.actor": {"path": "a"}, "ppo.tis": "all"}),
+    ("rollout.vllm_sleep", True, {}, {"rollout.backend": "vllm", "models.actor": {"path": "a"}, "ppo.tis": "all"}),
     ("training.zero_stage", 3, {}, {"training.backend": "deepspeed"}),
     ("training.offload", "optimizer", {}, {"training.backend": "deepspeed"}),
 ]  # fmt: skip

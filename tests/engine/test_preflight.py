@@ -166,7 +166,7 @@ def test_what_a_gpu_takes_besides_and_what_the_optimizer_makes_are_counted(world
     on_a_cpu = {item.name: item for item in memory_of(spec, roles, 9)}
     assert on_a_cpu["actor: the optimizer's step"].size == (4 + 4) * 10**6
     assert set(by_name) - set(on_a_cpu) == {"the GPU's libraries"}
-    changed = {
+    changed: dict[str, dict[str, Any]] = {
         "rollout": {"backend": "vllm", "vllm_memory_share": 0.25},
         "ppo": {"tis": "all"},
         "resources": {"dtype": "bfloat16"},
@@ -174,6 +174,16 @@ def test_what_a_gpu_takes_besides_and_what_the_optimizer_makes_are_counted(world
     by_vllm = {item.name: item for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
     assert by_vllm["vLLM"].size == 20 * 2**30
     assert {"actor: keys and values", "actor: sampling"} == by_name.keys() - by_vllm.keys()
+    changed["rollout"]["vllm_sleep"] = True
+    asleep = {item.name: item for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
+    assert asleep["vLLM"].size == 20 * 2**30 - asleep["actor: the optimizer's step"].size
+    assert "in its place" in asleep["vLLM"].arithmetic
+    changed["rollout"]["vllm_process"] = "own"
+    apart = {item.name for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
+    assert apart - asleep.keys() == {"weights on their way to vLLM"}
+    changed["rollout"]["vllm_sleep"] = False
+    changed["resources"] |= {"devices": 3, "decoding_devices": 2}
+    assert "vLLM" not in {item.name for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
     larger = {item.name for item in memory_of(world.spec({"ppo": {"micro_batch_tokens": 10**5}}), roles, 9)}
     assert "actor: activations" in larger
     assert "actor: the optimizer's step" not in larger

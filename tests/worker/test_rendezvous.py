@@ -83,6 +83,13 @@ def test_a_node_gets_a_process_a_device_or_as_many_as_the_run_says(resources: di
         assert load_spec({**MINIMAL, "resources": resources}).resources.ranks_a_node == each
 
 
+def test_devices_that_only_decode_get_no_process() -> None:
+    resources = {"devices": 12, "nodes": 2, "decoding_devices": 4}
+    decoded = {"resources": resources, "rollout": {"backend": "vllm", "vllm_process": "own"}}
+    spec = load_spec({**MINIMAL, **decoded, "ppo": {"batch_size": 24, "tis": "all"}})
+    assert processes_of(decoded) == spec.resources.ranks_a_node == 2
+
+
 def test_an_engine_that_lost_the_others_has_died_and_may_be_tried_again() -> None:
     said = FinishedEvent(producer="engine", seq=1, time=0.0, outcome="failed", step=3, reason="RankError: rank 1 died")
     told = outcome_of(1, EngineEnd(exit_code=1), said, [])

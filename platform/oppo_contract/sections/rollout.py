@@ -38,7 +38,12 @@ class Rollout(Section):
     )
 
     backend: Literal["torch", "vllm"] = Field(
-        "torch", description="What decodes: our own decoder, or vLLM in the engine's process (a GPU, and `pip install '.[gpu]'`)."
+        "torch", description="What decodes: our own decoder, or vLLM (a GPU, and `pip install '.[gpu]'`)."
+    )
+    vllm_process: Literal["engine", "own"] = Field(
+        "engine",
+        description="With vllm: it lives in the engine's process, and a batch ends at the very token; or in one of its own, which"
+        " decodes on meanwhile: what it has written beyond a batch's last token belongs to the next step.",
     )
     vllm_memory_share: float = Field(
         0.35,
@@ -47,10 +52,15 @@ class Rollout(Section):
         description="With vllm: the part of the GPU's memory for its own weights, keys and values.",
     )
 
+    vllm_sleep: bool = Field(
+        False, description="With vllm: it gives that memory back for each update, and is handed the weights anew after it."
+    )
+
     @model_validator(mode="after")
     def vllm_decodes(self) -> Self:
         if self.backend == "torch":
-            self.refuse_idle("vllm_memory_share", "to rollout.backend torch", "backend vllm")
+            for name in ("vllm_process", "vllm_memory_share", "vllm_sleep"):
+                self.refuse_idle(name, "to rollout.backend torch", "backend vllm")
         elif self.filters and self.top_k is None:
             raise Impossible("top_k", "vLLM tells what it left to sample among with top-k only", value=None, allowed="a number")
         return self

@@ -62,6 +62,13 @@ class Resources(Section):
         description="Ranks of data-parallel training on each node, a process each; empty: one a device. A GPU takes one, so"
         " another number is for `kind` cpu, where they share the node's cores.",
     )
+    decoding_devices: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="Of each node's devices those on which vLLM alone decodes (`rollout.vllm_process: own`), as many for each"
+        " rank; the others train.",
+    )
     kind: Literal["any", "cpu", "cuda"] = Field("any", description="Which devices will do.")
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
         "float32", description="Precision of weights and arithmetic. With bfloat16 the optimizer steps on float32 copies."
@@ -83,8 +90,27 @@ class Resources(Section):
         return self
 
     @model_validator(mode="after")
+    def some_devices_train(self) -> Self:
+        each, training = self.devices // self.nodes, self.devices // self.nodes - self.decoding_devices
+        if training < 1:
+            raise Impossible(
+                "decoding_devices",
+                f"leaves none of the {each} devices that resources.devices gives each node to train",
+                value=self.decoding_devices,
+                allowed=f"at most {each - 1}, or more devices",
+            )
+        if self.decoding_devices % training:
+            raise Impossible(
+                "decoding_devices",
+                f"cannot be divided among the {training} ranks that the other devices of a node are",
+                value=self.decoding_devices,
+                allowed=f"a multiple of {training}",
+            )
+        return self
+
+    @model_validator(mode="after")
     def processes_fit_the_devices(self) -> Self:
-        each = self.devices // self.nodes
+        each = self.devices // self.nodes - self.decoding_devices
         if self.kind == "cpu" and each > 1:
             raise Impossible(
                 "devices",
@@ -104,7 +130,7 @@ class Resources(Section):
     @property
     def ranks_a_node(self) -> int:
         """Ranks of data-parallel training on each node."""
-        return self.processes or self.devices // self.nodes
+        return self.processes or self.devices // self.nodes - self.decoding_devices
 
     @property
     def ranks(self) -> int:

@@ -1,0 +1,288 @@
+"""An `AsyncEngine` and a sender of weights where there is no GPU, by the rules that vLLM's sources state.
+
+The engine runs ahead of whoever listens, tells a request's first token alone and then so many at a time as were asked for,
+keeps what it has not told over a pause, and tells versions with the last output only. Weights come by one of two ways, as vLLM
+has them: sent while `update_weights` waits for them, or as handles, which need the consent of the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+from collections.abc import AsyncGenerator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor, nn
+
+from oppo_core.models.protocol import Network
+from oppo_core.rollout.decoder import DecodeSettings
+from oppo_core.rollout.stops import StopConditions
+from oppo_core.vllm.loop import Loop
+from oppo_core.vllm.standin import StandInEngine
+from oppo_core.vllm.streaming import StreamingDecoder
+from oppo_core.vllm.transfer import Client, Source, Transfer
+
+ABORTED = "abort"
+WAITS_S = 20.0
+
+
+class EngineDead(Exception):
+    """vLLM's `EngineDeadError`."""
+
+
+@dataclass(slots=True)
+class Listener:
+    """A request's outputs on their way: what is not told yet, and what nobody has taken yet."""
+
+    interval: int
+    held: list[Any] = field(default_factory=list)
+    told: int = 0
+    ready: list[Any] = field(default_factory=list)
+    rings: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, output: Any) -> None:
+        """A token has come. The first one, every so many, and the last one are told."""
+        self.held.append(output)
+        if output.finished or not self.told or len(self.held) >= self.interval:
+            self.told += len(self.held)
+            self.ready += self.held
+            self.held = []
+            self.rings.set()
+
+
+class AsyncStandIn:
+    """One token a step for every request, whether somebody listens or not."""
+
+    def __init__(self, network: Network, wire: Wire | None = None, interval: int = 1) -> None:
+        """`interval`: the engine's own, below which no request's goes."""
+        self.core = StandInEngine(network)
+        self.dead = False
+        self.pauses: list[tuple[str, bool]] = []
+        self.handled: list[str] = []
+        self._interval, self._wire = interval, wire
+        self._listeners: dict[str, Listener] = {}
+        self._stepping: asyncio.Task[None] | None = None
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+        self._updates = self._met = False
+
+    def _alive(self) -> None:
+        if self.dead:
+            raise EngineDead("the engine's process has ended")
+
+    async def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncGenerator[Any, None]:
+        """See `AsyncEngine`."""
+        self._alive()
+        await asyncio.sleep(0)  # the prompt is looked at elsewhere
+        listener = self._listeners[request_id] = Listener(max(self._interval, sampling_params.get("stream_interval") or 1))
+        self.core.add_request(request_id, prompt, sampling_params)
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._go_on())
+        finished = False
+        while not finished:
+            await listener.rings.wait()
+            self._alive()
+            listener.rings.clear()
+            output, listener.ready = joined(request_id, listener.ready), []
+            finished = output.finished
+            yield output
+
+    async def _go_on(self) -> None:
+        while self.core.requests and not self.dead:
+            await self._goes_on.wait()
+            for output in self.core.step():
+                listener = self._listeners[output.request_id]
+                listener.put(output)
+                if output.finished:
+                    del self._listeners[output.request_id]
+            await asyncio.sleep(0)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """See `AsyncEngine`. Requests that are not there are none of its business."""
+        self._alive()
+        for one in [request_id] if isinstance(request_id, str) else list(request_id):
+            if one in self._listeners:
+                new = SimpleNamespace(
+                    token_ids=[], logprobs=SimpleNamespace(logprobs=[]), finish_reason=ABORTED, sampling_mask=None,
+                    weight_versions=self.core.versions(self.core.requests[one]),
+                )  # fmt: skip
+                self.core.abort_request([one])
+                self._listeners.pop(one).put(SimpleNamespace(request_id=one, outputs=[new], finished=True))
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        """See `AsyncEngine`: knows mode keep."""
+        self._alive()
+        if mode != "keep":
+            raise ValueError(mode)
+        self._goes_on.clear()
+        self.pauses.append((mode, clear_cache))
+        if clear_cache:
+            self.core.reset_prefix_cache(reset_running_requests=True)
+
+    async def resume_generation(self) -> None:
+        """See `AsyncEngine`."""
+        self._alive()
+        self._goes_on.set()
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """See `AsyncEngine`."""
+        await self.pause_generation(mode=mode, clear_cache=True)
+        self.core.sleep(level, mode)
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        """See `AsyncEngine`: who is awake goes on by itself."""
+        self._alive()
+        awake = self.core.wake_up(tags)
+        if awake:
+            self._goes_on.set()
+        return awake
+
+    async def init_weight_transfer_engine(self, request: Any) -> None:
+        """See `AsyncEngine`."""
+        self._alive()
+        self._met = True
+
+    async def start_weight_update(self) -> None:
+        """See `AsyncEngine`."""
+        self._alive()
+        if not self._met or self._updates:
+            raise RuntimeError("there is nobody to take weights from, or some are being taken")
+        self._updates = True
+
+    async def update_weights(self, request: Any) -> None:
+        """See `AsyncEngine`."""
+        self._alive()
+        if not self._updates:
+            raise RuntimeError("start_weight_update comes first")
+        info = request.update_info
+        if "ipc_handles" in info:
+            if os.environ.get("VLLM_ALLOW_INSECURE_SERIALIZATION") != "1":
+                raise TypeError("handles are not serializable")
+            weights = dict(zip(info["names"], info["ipc_handles"], strict=True))
+        else:
+            assert self._wire is not None
+            weights = await asyncio.get_running_loop().run_in_executor(None, self._wire.receive, info)
+        self._load(weights)
+
+    def _load(self, weights: dict[str, Tensor]) -> None:
+        if "weights" in self.core.asleep:
+            raise RuntimeError("there is no memory for the weights")
+        assert isinstance(self.core.network, nn.Module)
+        self.core.network.load_state_dict(weights)
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """See `AsyncEngine`."""
+        self._alive()
+        if not self._updates:
+            raise RuntimeError("start_weight_update comes first")
+        self._updates = False
+        if weight_version is not None:
+            self.core.set_weight_version(weight_version)
+            self.handled.append(weight_version)
+
+    async def die(self) -> None:
+        """The other process has ended: whoever listens hears of it."""
+        self.dead = True
+        self._goes_on.set()
+        for listener in self._listeners.values():
+            listener.rings.set()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """See `AsyncEngine`."""
+        self.dead = True
+
+
+def joined(request_id: str, outputs: list[Any]) -> Any:
+    """Outputs that nobody has taken, as one."""
+    completions = [output.outputs[0] for output in outputs]
+    masks = [ids for c in completions if c.sampling_mask is not None for ids in c.sampling_mask.token_ids]
+    whole = SimpleNamespace(
+        token_ids=[token for c in completions for token in c.token_ids],
+        logprobs=SimpleNamespace(logprobs=[logprob for c in completions for logprob in c.logprobs.logprobs]),
+        sampling_mask=SimpleNamespace(token_ids=masks) if masks else None,
+        finish_reason=completions[-1].finish_reason, weight_versions=completions[-1].weight_versions,
+    )  # fmt: skip
+    return SimpleNamespace(request_id=request_id, outputs=[whole], finished=outputs[-1].finished)
+
+
+class Wire:
+    """What NCCL is between two GPUs: one side sends while the other one receives, else both wait."""
+
+    def __init__(self) -> None:
+        self._passing: queue.Queue[Tensor | None] = queue.Queue(1)
+
+    def send(self, weight: Tensor) -> None:
+        """Wait until the one before is taken."""
+        self._passing.put(weight.clone(), timeout=WAITS_S)
+
+    def receive(self, info: dict[str, Any]) -> dict[str, Tensor]:
+        """As many weights as are described. Raises ValueError when another one comes, or none."""
+        weights = {}
+        for name, kind, shape in zip(info["names"], info["dtype_names"], info["shapes"], strict=True):
+            weight = self._passing.get(timeout=WAITS_S)
+            if weight is None or (str(weight.dtype), list(weight.shape)) != (f"torch.{kind}", list(shape)):
+                raise ValueError(f"{name} did not come as {kind} {shape}")
+            weights[name] = weight
+        return weights
+
+    def cut(self) -> None:
+        """Nothing more will come."""
+        self._passing.put(None, timeout=WAITS_S)
+
+
+class StandInTrainer:
+    """A `WeightTrainer`, over a wire or by handles. Like vLLM's it finishes without saying which version it was."""
+
+    def __init__(self, client: Client, source: Source, wire: Wire | None) -> None:
+        self._client, self._source, self._wire = client, source, wire
+        client.init_weight_transfer_engine({"packed": True})
+
+    def send_weights(self) -> None:
+        """See `WeightTrainer`."""
+        self._client.start_weight_update()
+        if self._wire is None:
+            self._hand_over(list(self._source))
+        else:
+            self._broadcast(self._wire)
+        self._client.finish_weight_update()
+
+    def _hand_over(self, weights: list[tuple[str, Tensor]]) -> None:
+        self._client.update_weights({"names": [n for n, _ in weights], "ipc_handles": [w for _, w in weights]})
+
+    def _broadcast(self, wire: Wire) -> None:
+        told = [asdict(meta) for meta in self._source.metadata()]
+        info = {
+            "names": [meta["name"] for meta in told], "shapes": [list(meta["shape"]) for meta in told],
+            "dtype_names": [str(meta["dtype"]).removeprefix("torch.") for meta in told],
+        }  # fmt: skip
+        with ThreadPoolExecutor(1) as beside:
+            taken = beside.submit(self._client.update_weights, info)
+            try:
+                for meta, (name, weight) in zip(told, self._source, strict=True):
+                    if (name, weight.dtype, tuple(weight.shape)) != tuple(meta.values()):
+                        raise ValueError(f"{name} comes where {meta['name']} was told")
+                    wire.send(weight)
+            except ValueError:
+                wire.cut()
+                raise
+            taken.result()
+
+    def shutdown(self) -> None:
+        """See `WeightTrainer`."""
+
+
+def streaming(
+    network: Network, settings: DecodeSettings, stops: StopConditions | None, interval: int, handles: bool, sleeps: bool,
+    silence_s: float = WAITS_S,
+) -> StreamingDecoder:  # fmt: skip
+    """A `StreamingDecoder` over these two, whose weights are `network`'s."""
+    assert isinstance(network, nn.Module)
+    wire, loop = None if handles else Wire(), Loop(silence_s)
+    engine = AsyncStandIn(network, wire)
+    client = Client(engine, loop, SimpleNamespace, SimpleNamespace)
+    transfer = Transfer(StandInTrainer(client, Source(network), wire), client)
+    return StreamingDecoder(engine, loop, settings, transfer, stops, interval, parameters=dict, sleeps=sleeps)
