@@ -40,6 +40,9 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 
+# A look at the tokens for padding, which would make the host wait for everything that is queued on a GPU.
+ASKS = "warn_if_padding_and_no_attention_mask"
+
 # What it would report, we raise (missing weights) or mean (a head that is left out).
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -78,6 +81,35 @@ class WindowLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.window.columns
 
 
+class WholeLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's view of a pass that reads whole rows: nothing is kept, and all that there is to see are the row's own keys.
+
+    Without any cache transformers looks at the positions, to find out whether several sequences share a row. That would make
+    the host wait for everything that is queued on a GPU, once a pass.
+    """
+
+    is_sliding = False
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Those given."""
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(columns, offset) of the mask: plainly causal."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        """0: there is nothing before the row."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """-1: no limit."""
+        return -1
+
+
 class HuggingNetwork(nn.Module):
     """A `Network` around a transformers model. `own_head` replaces a head that the folder does not have."""
 
@@ -94,6 +126,7 @@ class HuggingNetwork(nn.Module):
         self._logit_rule = supported.logit_rule(config)
         self.name = f"{config.name_or_path} ({config.model_type})"
         self.cache_shape: CacheShape = cache_shape(self.backbone, config.num_hidden_layers, self.name)
+        self._whole = Cache(layers=[WholeLayer() for _ in self.cache_shape.layers])
 
     @property
     def backbone(self) -> nn.Module:
@@ -103,7 +136,7 @@ class HuggingNetwork(nn.Module):
 
     def hidden(self, tokens_NT: Tensor, positions_NT: Tensor, window: CacheWindow | None = None) -> Tensor:
         """Last hidden states [N, T, H]."""
-        given: dict[str, Any] = {"use_cache": False}
+        given: dict[str, Any] = {"use_cache": False, "past_key_values": self._whole}
         if window is not None:
             layers = [WindowLayer(window, layer, self.attends_by_band) for layer in range(len(self.cache_shape.layers))]
             given = {"use_cache": True, "past_key_values": Cache(layers=layers), "attention_mask": self._masks(window)}
@@ -223,8 +256,15 @@ def _weights(kind: Any, path: str, config: PretrainedConfig, dtype: torch.dtype)
     if attention == "sdpa" and model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(FUSED)  # leaves a model alone that has no exchangeable attention function
     fuse_activations(model)
+    for module in model.modules():
+        if hasattr(module, ASKS):
+            setattr(module, ASKS, _say_nothing)
     loaded: nn.Module = model.eval()
     return loaded
+
+
+def _say_nothing(*_: Tensor | None) -> None:
+    """Rows of ours are padded behind their end, where nobody looks: there is nothing to warn of."""
 
 
 def export_hugging(network: HuggingNetwork, folder: Path, source: Path | None, weights: dict[str, Tensor]) -> None:
