@@ -320,7 +320,7 @@ def build_scorers(
         RewardError: a rule is not registered, or a reward service is not allowed.
     """
     dtype = DTYPES[spec.resources.dtype]
-    rewards = RewardBuilder(spec, roots, dtype, device, partial(check_contexts, spec)).rewards()
+    rewards = RewardBuilder(spec, roots, dtype, device, partial(check_contexts, spec), slots(spec)).rewards()
     reference_spec = spec.models.reference or spec.models.actor
     reference = load_model(reference_spec, "lm", roots, dtype, spec.seed, device=device)
     critic = _critic(spec, roots, device) if spec.ppo.has_critic else None

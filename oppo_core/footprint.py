@@ -137,8 +137,12 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
     each = DTYPE_BYTES[spec.resources.dtype]
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     items: list[Item] = []
+    served = {f"reward {n}": s.memory_share for n, s in enumerate(spec.models.reward.sources(), 1) if s.served_by == "vllm"}
     for role in roles:
         shape, name = role.shape, role.name
+        if name in served:
+            items.append(Item(f"{name}: vLLM", int(served[name] * gpu), f"{served[name]} of the GPU's {gpu:,} B (memory_share)"))
+            continue
         items.append(Item(f"{name}: weights", shape.weights * each, f"{shape.weights:,} × {each} B"))
         if role.caches and (role is not roles[0] or spec.rollout.backend == "torch"):
             items.append(_cache(f"{name}: keys and values", shape, slots, columns, each))

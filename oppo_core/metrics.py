@@ -73,11 +73,16 @@ def experience_metrics(experience: Experience, kl_coefficient: float, max_new_to
 
 
 def part_metrics(scored: list[Scored]) -> dict[str, float]:
-    """Raw scores of each source, where the reward is a sum of several; they are numbered as in the spec, from 0."""
+    """Raw scores of each source, where the reward is a sum of several; they are numbered as in the spec, from 0.
+
+    And how much of what vLLM's reward models had read before they still had in their caches, where they read along.
+    """
     columns = list(zip(*(row.parts for row in scored), strict=True))
+    known, found = (sum(row.cached[place] for row in scored) for place in (0, 1))
+    told = {"oppo/reward_cached_share": found / known} if known else {}
     if len(columns) < 2:
-        return {}
-    return {
+        return told
+    return told | {
         name: value
         for number, column in enumerate(columns)
         for name, value in spread(f"critic/score_part/{number}", np.asarray(column, dtype=np.float64)).items()

@@ -31,6 +31,7 @@ from oppo_core.rewards.errors import RewardError
 from oppo_core.rollout.prompts import PromptError, read_prompts
 from oppo_core.rollout.tokens import TextCodec, codec_of
 from oppo_core.trackers.allowed import complaints_about_trackers
+from oppo_core.vllm.reward import check_classifier
 
 Found = TypeVar("Found")
 SAMPLE_TOKENS = 8
@@ -73,6 +74,7 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Find
     findings = Findings()
     device = findings.look(lambda: device_of(spec))
     findings.look(lambda: _backend(spec))
+    findings.look(lambda: _served(spec, roots))
     for complaint in complaints_about_trackers(spec):
         findings.errors.append(PreflightError(complaint))
     roles = _roles(spec, roots, findings)
@@ -112,13 +114,26 @@ def said(error: Exception) -> str:
 
 
 def _backend(spec: RunSpec) -> None:
+    served = any(source.served_by == "vllm" for source in spec.models.reward.sources())
     wanted = [
+        (served, "models.reward.served_by", "vllm", "`pip install '.[gpu]'`", "torch"),
         (spec.training.backend == "deepspeed", "training.backend", "deepspeed", "`make deepspeed`", "plain"),
         (spec.rollout.backend == "vllm", "rollout.backend", "vllm", "`pip install '.[gpu]'`", "torch"),
     ]
     for asked, path, package, remedy, other in wanted:
         if asked and importlib.util.find_spec(package) is None:
             raise LayoutError(f"{path} is {package}, which is not installed here; install it ({remedy}), or choose {other}")
+
+
+def _served(spec: RunSpec, roots: list[Path]) -> None:
+    """Raises ModelFolderError when vLLM cannot score with a model that it is to serve; one that is missing is told elsewhere."""
+    for source in spec.models.reward.sources():
+        if source.served_by == "vllm" and source.model is not None and source.model.path is not None:
+            try:
+                folder = find(source.model.path, roots)
+            except ModelFolderError:
+                continue
+            check_classifier(folder)
 
 
 def _roles(spec: RunSpec, roots: list[Path], findings: Findings) -> list[Role] | None:

@@ -56,7 +56,7 @@ def packed(trained: list[Sequence], proximal: list[Tensor], scored: list[Scored]
     """Rows as bytes: plain data as JSON, numbers a token as arrays."""
     heads = [
         {name: getattr(s, name) for name in PLAIN}
-        | {"tokens": s.length, "values": len(row.values), "score": row.score, "parts": row.parts}
+        | {"tokens": s.length, "values": len(row.values), "score": row.score, "parts": row.parts, "cached": row.cached}
         for s, row in zip(trained, scored, strict=True)
     ]
     parcel: bytes = save(
@@ -85,7 +85,10 @@ def unpacked(parcel: bytes, prompts: list[NDArray[np.int64]]) -> list[tuple[Sequ
     for number, head in enumerate(heads):
         listed = {name: cuts[name][number].tolist() for name in ("response", "token_versions", "behaviour_logprobs")}
         sequence = Sequence(prompt=prompts[head["prompt_index"]], **{name: head[name] for name in PLAIN}, **listed)
-        scored = Scored(head["score"], cuts["reference"][number], cuts["values"][number], parts=tuple(head["parts"]))
+        scored = Scored(
+            head["score"], cuts["reference"][number], cuts["values"][number], parts=tuple(head["parts"]),
+            cached=tuple(head["cached"]),
+        )  # fmt: skip
         rows.append((sequence, torch.from_numpy(cuts["proximal"][number]), scored))
     return rows
 

@@ -18,7 +18,10 @@ FILE = Path(__file__).parent.parent / "oppo_core" / "vllm" / "names.json"
 WANTED = {
     "vllm/engine/arg_utils.py": ["EngineArgs", "AsyncEngineArgs"],
     "vllm/sampling_params.py": ["SamplingParams", "RequestOutputKind"],
-    "vllm/outputs.py": ["RequestOutput", "CompletionOutput", "SamplingMask", "WeightVersionSpan"],
+    "vllm/pooling_params.py": ["PoolingParams"],
+    "vllm/outputs.py": [
+        "RequestOutput", "CompletionOutput", "SamplingMask", "WeightVersionSpan", "PoolingRequestOutput", "PoolingOutput",
+    ],
     "vllm/logprobs.py": ["FlatLogprobs"],
     "vllm/v1/engine/llm_engine.py": ["LLMEngine"],
     "vllm/v1/engine/async_llm.py": ["AsyncLLM"],
@@ -46,7 +49,7 @@ METHODS = {
     ],
     "GPUModelRunner": ["reload_weights"],
     "AsyncLLM": [
-        "from_engine_args", "generate", "abort", "pause_generation", "resume_generation", "sleep", "wake_up",
+        "from_engine_args", "generate", "encode", "abort", "pause_generation", "resume_generation", "sleep", "wake_up",
         "init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update", "shutdown",
     ],
     "WeightSource": ["metadata", "__iter__"],

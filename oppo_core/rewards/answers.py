@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from oppo_core.rollout.tokens import TextCodec
 
 
@@ -68,6 +71,16 @@ class FinishedReward(Protocol):
 
     def close(self) -> None:
         """Let go of everything."""
+
+
+class GrowingReward(FinishedReward, Protocol):
+    """One that reads answers elsewhere while they are written, so that of a finished one little is left to read."""
+
+    def read_on(self, tokens: dict[int, NDArray[np.int64]]) -> None:
+        """Begin to read what is new of unfinished sequences, given whole, prompt first. Returns at once."""
+
+    def cached(self, sequence_id: int) -> tuple[int, int]:
+        """Tokens of a sequence that had been read before when it was read on, and those of them that were still known."""
 
 
 class ScoredAtOnce:

@@ -12,7 +12,7 @@ from oppo_contract.spec import ModelSpec, RewardPart, RunSpec
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import find, load_model
 from oppo_core.models.protocol import Network
-from oppo_core.rewards.answers import FinishedReward
+from oppo_core.rewards.answers import FinishedReward, GrowingReward
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.lines import MESSAGES, PromptLines
 from oppo_core.rewards.parts import Part, Rewards
@@ -26,13 +26,17 @@ APART = 1009
 
 @dataclass
 class RewardBuilder:
-    """What all parts need. `check_context` raises when a network that reads the actor's tokens is too short for the run."""
+    """What all parts need. `check_context` raises when a network that reads the actor's tokens is too short for the run.
+
+    `slots`: sequences that can be in flight at once.
+    """
 
     spec: RunSpec
     roots: list[Path]
     dtype: torch.dtype
     device: torch.device
     check_context: Callable[[Network], None]
+    slots: int = 1
     codec: TextCodec = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +65,9 @@ class RewardBuilder:
             return Part(source.weight, finished=self._judge(source))
         if source.reads == "tokens":
             check_same_tokens(self.spec.models.actor, source.model, self.roots)
+        if source.served_by == "vllm":
+            served = self._served(source.model, source.memory_share)
+            return Part(source.weight, finished=served, growing=served)
         # A built-in model's seed: the first part's is the next after the actor's, the others' are far from every role's.
         seed = self.spec.seed + 1 + APART * number
         network = load_model(source.model, "scalar", self.roots, self.dtype, seed, device=self.device)
@@ -69,6 +76,20 @@ class RewardBuilder:
             return Part(source.weight, network)
         encoder = self._encoder(source.model, source.reads)
         return Part(source.weight, finished=TextModelReward(network, encoder, self.spec.ppo.micro_batch_tokens))
+
+    def _served(self, model: ModelSpec, memory_share: float) -> GrowingReward:
+        """A model that vLLM runs. Raises RewardError where there is no GPU."""
+        from oppo_core.vllm import build
+        from oppo_core.vllm.requests import reward_arguments
+
+        if self.device.type != "cuda":
+            raise RewardError("models.reward.served_by is vllm, which reads on a GPU, and torch sees none here; choose torch")
+        assert model.path is not None  # the spec's own validator saw to it
+        r, wanted = self.spec.rollout, self.spec.resources
+        longest, folder = r.max_prompt_tokens + r.max_new_tokens, find(model.path, self.roots)
+        place = self.device.index or 0
+        arguments = reward_arguments(str(folder), wanted.dtype, longest, self.slots, memory_share, place)
+        return build.reward_of(folder, arguments, wanted.longest_silence_s)
 
     def _judge(self, source: RewardPart) -> FinishedReward:
         if source.rule is not None:

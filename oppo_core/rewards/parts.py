@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oppo_core.models.protocol import Network
-from oppo_core.rewards.answers import Answer, FinishedReward
+from oppo_core.rewards.answers import Answer, FinishedReward, GrowingReward
 from oppo_core.rollout.tokens import TextCodec
 from oppo_core.scoring.stream import Stream, below
 
@@ -22,11 +22,15 @@ SIGN_OF_LIFE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One weighted source: a network that reads the actor's tokens as they stream, or what scores finished answers."""
+    """One weighted source: a network that reads the actor's tokens as they stream, or what scores finished answers.
+
+    `growing`: the same as `finished`, where it reads unfinished ones along.
+    """
 
     weight: float
     network: Network | None = None
     finished: FinishedReward | None = None
+    growing: GrowingReward | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class RewardReader:
                 self.streams[number] = Stream(part.network, slots, columns, budget)
             if part.finished is not None:
                 self.finished[number] = part.finished
+        self.growing = [part.growing for part in rewards.parts if part.growing is not None]
         # Tensors until they are asked for: on a GPU, looking at one waits for everything queued before.
         self._streamed: dict[tuple[int, int], Tensor] = {}
         self._started: set[int] = set()
@@ -72,6 +77,8 @@ class RewardReader:
             RewardError: a part failed.
         """
         self._start([i for i in sorted(finished) if i not in self._started], tokens, prompt_lengths, stopped, alive)
+        for part in self.growing:
+            part.read_on({i: row for i, row in sorted(tokens.items()) if i not in finished})
         for number, stream in self.streams.items():
             for i, reading in stream.read(tokens, finished).items():
                 if i in finished:
@@ -121,6 +128,11 @@ class RewardReader:
         """Each part's raw score of sequences that have been waited for; of a streamed part all in one copy."""
         columns = [self._column(number, sequence_ids) for number in range(len(self._weights))]
         return {i: tuple(column[row] for column in columns) for row, i in enumerate(sequence_ids)}
+
+    def cached(self, sequence_ids: list[int]) -> dict[int, tuple[int, int]]:
+        """See `GrowingReward.cached`: all parts' sums, of sequences that have been waited for."""
+        told = {i: [part.cached(i) for part in self.growing] for i in sequence_ids}
+        return {i: (sum(known for known, _ in pairs), sum(found for _, found in pairs)) for i, pairs in told.items()}
 
     def _column(self, number: int, sequence_ids: list[int]) -> list[float]:
         if number in self.finished:

@@ -14,6 +14,7 @@ class Scored:
     no values without a critic.
 
     `score` is the weighted sum of `parts`, the raw scores of the reward's sources in the spec's order.
+    `cached`: tokens that reward models elsewhere had read before, and those of them that they still knew (vLLM's prefix cache).
     `proximal_logprobs` where the scorers' process has also computed the actor's (update overlap).
     """
 
@@ -22,3 +23,4 @@ class Scored:
     values: NDArray[np.float64]
     proximal_logprobs: NDArray[np.float64] | None = None
     parts: tuple[float, ...] = ()
+    cached: tuple[int, int] = (0, 0)

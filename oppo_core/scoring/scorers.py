@@ -339,9 +339,10 @@ class ScorerSet:
     def _scored(self, sequence_ids: list[int], values: list[NDArray[np.float64]]) -> dict[int, Scored]:
         """What is known of sequences that have been waited for, with the critic's `values` of each, in few copies."""
         parts = self.reward.scores(sequence_ids)
+        cached = self.reward.cached(sequence_ids)
         logprobs = on_host([self.tracks[i].reference_logprobs for i in sequence_ids])
         return {
-            i: Scored(self.reward.total(parts[i]), reference, row, parts=parts[i])
+            i: Scored(self.reward.total(parts[i]), reference, row, parts=parts[i], cached=cached[i])
             for i, reference, row in zip(sequence_ids, logprobs, values, strict=True)
         }
 

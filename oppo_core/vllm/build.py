@@ -1,4 +1,4 @@
-"""vLLM's decoder as a run's spec asks for it."""
+"""vLLM's decoder and reward model as a run's spec asks for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from oppo_core.rollout.stops import StopConditions
 from oppo_core.vllm.inprocess import InProcessDecoder, start_engine
 from oppo_core.vllm.loop import Loop
 from oppo_core.vllm.requests import APART, HANDLES, apart_arguments, engine_arguments
-from oppo_core.vllm.shapes import AsyncEngine
+from oppo_core.vllm.reward import PrefixReward, check_classifier
+from oppo_core.vllm.shapes import AsyncEngine, PoolingEngine
 from oppo_core.vllm.streaming import StreamingDecoder
 from oppo_core.vllm.transfer import connect
 
@@ -96,3 +97,33 @@ def start_apart(loop: Loop, arguments: dict[str, Any], devices: int) -> AsyncEng
         return started
 
     return loop.run(start(), "starting", STARTED_WITHIN_S)
+
+
+def reward_of(folder: Path, arguments: dict[str, Any], silence_s: float) -> PrefixReward:
+    """The reward model in `folder`, in a process of its own.
+
+    Args:
+        arguments: see `reward_arguments`.
+        silence_s: how long it may be silent, seconds.
+
+    Raises:
+        ImportError: vLLM is not installed.
+        ModelFolderError: it is no model of one score a text.
+        VllmError: it does not start.
+    """
+    check_classifier(folder)
+    os.environ.update(APART)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    loop = Loop(silence_s)
+
+    async def start() -> PoolingEngine:
+        started: PoolingEngine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        return started
+
+    try:
+        return PrefixReward(loop.run(start(), "starting the reward model", STARTED_WITHIN_S), loop)
+    except BaseException:
+        loop.close()
+        raise

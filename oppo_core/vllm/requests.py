@@ -23,6 +23,33 @@ APART = DRAWS | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 HANDLES = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 
 
+# What is cached, and found again, is whole blocks of so many tokens.
+BLOCK_TOKENS = 16
+
+
+def reward_arguments(folder: str, dtype: str, longest: int, slots: int, memory_share: float, place: int) -> dict[str, Any]:
+    """Arguments of `AsyncEngineArgs` for a pooling model that reads at most `slots` texts at once.
+
+    Args:
+        longest: tokens of a prompt and its answer.
+        memory_share: the part of the GPU's memory that weights, keys and values may take, 0 to 1.
+        place: the GPU, by its number among those that this process sees.
+    """
+    return {
+        "model": folder,
+        "runner": "pooling",
+        "skip_tokenizer_init": True,
+        "dtype": dtype,
+        "max_model_len": longest,
+        "max_num_seqs": slots,
+        "gpu_memory_utilization": memory_share,
+        "device_ids": [place],
+        "block_size": BLOCK_TOKENS,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+    }
+
+
 def engine_arguments(
     folder: str, dtype: str, settings: DecodeSettings, slots: int, memory_share: float, sleeps: bool, places: list[int]
 ) -> dict[str, Any]:

@@ -123,3 +123,27 @@ class WeightTrainer(Protocol):
 
     def shutdown(self) -> None:
         """Let go of the connection."""
+
+
+class Scores(Protocol):
+    """`vllm.outputs.PoolingOutput`: a number a label."""
+
+    data: Any
+
+
+class Pooled(Protocol):
+    """`vllm.outputs.PoolingRequestOutput`; `num_cached_tokens` are those that were not computed, because they had been before."""
+
+    outputs: Any
+    num_cached_tokens: int
+    error: Any
+
+
+class PoolingEngine(Protocol):
+    """The same engine for a model that reads and writes nothing."""
+
+    def encode(self, prompt: Any, pooling_params: Any, request_id: str) -> AsyncGenerator[Any, None]:
+        """Queue a request, and give its one `Pooled`."""
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the other process."""

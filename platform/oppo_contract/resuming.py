@@ -37,7 +37,12 @@ REFUSED = {
     "ppo.pretraining": ("the cursor counts in these texts", "only its coefficient may change; else " + NEW_RUN),
     "overlap.inter_step": ("the answers in flight were begun under that rule", NEW_RUN),
 }
-ALLOWED_BELOW_REFUSED = ("ppo.pretraining.coefficient", "rollout.vllm_memory_share", "rollout.vllm_sleep")
+ALLOWED_BELOW_REFUSED = (
+    "ppo.pretraining.coefficient",
+    "rollout.vllm_memory_share",
+    "rollout.vllm_sleep",
+    "models.reward.memory_share",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,17 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def reward_is_served_on_a_gpu(self) -> Self:
+        if all(source.served_by == "torch" for source in self.models.reward.sources()):
+            return self
+        reasons = [
+            (self.resources.kind == "cpu", "resources.kind", "cpu", "cuda or any: vLLM reads on a GPU"),
+            (self.resources.dtype == "float64", "resources.dtype", "float64", "float32 or bfloat16"),
+        ]
+        _refuse_with("models.reward.served_by vllm", reasons)
+        return self
+
+    @model_validator(mode="after")
     def every_rank_has_its_share(self) -> Self:
         """Each rank trains B ÷ ranks sequences a step, and as many in every mini-batch as the others."""
         ppo, ranks = self.ppo, self.resources.ranks

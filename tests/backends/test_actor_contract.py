@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -145,9 +146,11 @@ def make(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
     for name, value in (HANDLES | APART).items():
         monkeypatch.setenv(name, value)
+    before = set(psutil.Process().children(recursive=True))
     yield made
     while OPEN:
         OPEN.pop().close()
+    assert set(psutil.Process().children(recursive=True)) <= before
     assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
 
 

@@ -18,9 +18,10 @@ import pytest
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.vllm import inprocess, requests, shapes, transfer
+from oppo_core.vllm import inprocess, requests, reward, shapes, transfer
 from oppo_core.vllm.standin import StandInEngine
 from oppo_core.vllm.standin_async import AsyncStandIn, StandInTrainer
+from oppo_core.vllm.standin_pooling import PoolingStandIn
 from scripts.vllm_names import FILE, names_of
 
 ROOT = Path(__file__).parents[2]
@@ -33,12 +34,15 @@ SHAPES = {
     shapes.VersionSpan: "WeightVersionSpan",
     shapes.Completion: "CompletionOutput",
     shapes.Output: "RequestOutput",
+    shapes.Pooled: "PoolingRequestOutput",
+    shapes.Scores: "PoolingOutput",
     transfer.Meta: "ParamMeta",
 }
 # Ours, vLLM's, and what is held to the same names.
 CALLED = [
     (shapes.Engine, "LLMEngine", StandInEngine),
     (shapes.AsyncEngine, "AsyncLLM", AsyncStandIn),
+    (shapes.PoolingEngine, "AsyncLLM", PoolingStandIn),
     (shapes.WeightTrainer, "TrainerWeightTransferEngine", StandInTrainer),
     (transfer.Client, "VLLMWeightSyncClient", transfer.Client),
     (transfer.Source, "WeightSource", transfer.Source),
@@ -61,15 +65,24 @@ def test_what_we_read_of_outputs_is_there(ours: type) -> None:
     assert set(inspect.get_annotations(ours)) <= set(CLASSES[SHAPES[ours]]["fields"])
 
 
-@pytest.mark.parametrize(("ours", "theirs", "standin"), CALLED, ids=[theirs for _, theirs, _ in CALLED])
+@pytest.mark.parametrize(("ours", "theirs", "standin"), CALLED, ids=[ours.__name__ for ours, _, _ in CALLED])
 def test_an_engine_takes_what_we_call_it_with(ours: type, theirs: str, standin: type) -> None:
     declared = CLASSES[theirs]["methods"]
-    called = {name: f for name, f in vars(ours).items() if inspect.isfunction(f) and (name in declared or name[0] != "_")}
-    for name, function in called.items():
+    for name, function in called_on(ours, declared).items():
         wanted = [p for p in inspect.signature(function).parameters if p != "self"]
         assert wanted == declared[name][: len(wanted)], name
         assert list(inspect.signature(getattr(standin, name)).parameters)[1:] == wanted, name
-    assert declared.keys() - called.keys() <= {"from_engine_args"}
+
+
+def called_on(ours: type, declared: dict[str, Any]) -> dict[str, Any]:
+    return {name: f for name, f in vars(ours).items() if inspect.isfunction(f) and (name in declared or name[0] != "_")}
+
+
+def test_nothing_is_declared_that_nobody_calls() -> None:
+    for theirs in {name for _, name, _ in CALLED}:
+        declared = CLASSES[theirs]["methods"]
+        called = {name for ours, of, _ in CALLED if of == theirs for name in called_on(ours, declared)}
+        assert declared.keys() - called <= {"from_engine_args"}
 
 
 def test_what_makes_engines_takes_what_it_is_given() -> None:
@@ -80,6 +93,9 @@ def test_what_makes_engines_takes_what_it_is_given() -> None:
     assert "backend" in CLASSES["WeightTransferConfig"]["fields"]
     assert CLASSES["WeightTransferInitRequest"]["fields"] == ["init_info"]
     assert CLASSES["WeightTransferUpdateRequest"]["fields"] == ["update_info"]
+    assert reward.POOLING.keys() <= set(CLASSES["PoolingParams"]["fields"])
+    read = requests.reward_arguments("x", "bfloat16", 52, 4, 0.2, 0)
+    assert read.keys() <= set(CLASSES["EngineArgs"]["fields"])
     for devices, info in ((2, "NCCLTrainerInitInfo"), (0, "IPCTrainerInitInfo")):
         known = {*CLASSES[info]["fields"], *CLASSES["TrainerInitInfo"]["fields"]}
         assert transfer.trainer_arguments(devices).keys() <= known
@@ -111,7 +127,7 @@ def test_every_import_of_vllm_is_one_that_was_looked_at() -> None:
     assert {name for _, name in imported} == {
         "EngineArgs", "LLMEngine", "SamplingParams", "RequestOutputKind", "AsyncEngineArgs", "AsyncLLM", "WeightTransferConfig",
         "WeightTransferInitRequest", "WeightTransferUpdateRequest", "WeightTransferTrainerFactory", "IPCTrainerInitInfo",
-        "NCCLTrainerInitInfo",
+        "NCCLTrainerInitInfo", "PoolingParams",
     }  # fmt: skip
     assert "vllm" not in {module.split(".")[0] for module in sys.modules}, inprocess
 

@@ -35,7 +35,12 @@ MODELS = st.fixed_dictionaries({"path": PATHS}) | st.fixed_dictionaries({"tiny":
 @st.composite
 def _roles(draw: st.DrawFn) -> dict[str, Any]:
     rule = {"rule": "oppo_core.rules:length"}
-    reward = draw(st.just(rule) | st.fixed_dictionaries({"model": MODELS}))
+    served = {"served_by": st.just("vllm"), "memory_share": st.floats(0.01, 0.5)}
+    reward = draw(
+        st.just(rule)
+        | st.fixed_dictionaries({"model": MODELS})
+        | st.fixed_dictionaries({"model": st.fixed_dictionaries({"path": PATHS}), **served})
+    )
     starts = ["actor"] if "rule" in reward else ["actor", "reward"]
     roles = {"actor": draw(MODELS), "reward": reward, "critic": draw(st.sampled_from(starts) | MODELS)}
     return roles | draw(_some(reference=st.none() | MODELS))
@@ -103,4 +108,6 @@ def valid_specs(draw: st.DrawFn) -> dict[str, Any]:
         "overlap": {"overcommit": {"min": low, "initial": start, "max": high}} | draw(overlap),
         "budget": draw(_some(max_hours=st.none() | SMALL, target_reward=st.none() | st.floats(-1e6, 1e6))),
     }
+    if roles["reward"].get("served_by") == "vllm" and spec["resources"].get("kind") == "cpu":
+        spec["resources"] = {}
     return draw(_decoded(spec))

@@ -194,6 +194,33 @@ def test_vllm_is_refused_where_it_cannot_decode(minimal: dict[str, Any], path: s
     load_spec(change(minimal, path, value))
 
 
+SERVED = {"models.reward": {"model": {"path": "a"}, "served_by": "vllm"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "allowed"),
+    [
+        ({"models.reward": {"rule": "a:b", "served_by": "vllm"}}, "models.reward.served_by", "a model with a path"),
+        ({"models.reward": {"model": {"tiny": {}}, "served_by": "vllm"}}, "models.reward.served_by", "a model with a path"),
+        ({"models.reward.reads": "text"}, "models.reward.served_by", "reads: tokens"),
+        ({"models.reward": {"parts": [{"rule": "a:b"}], "served_by": "vllm"}}, "models.reward.served_by", "a model with a path"),
+        (
+            {"models.reward": {"parts": [{"rule": "a:b"}, {"model": {"path": "a"}, "memory_share": 0.5}]}},
+            "models.reward.parts.1.memory_share", "served_by vllm",
+        ),
+        ({"models.reward": {"rule": "a:b", "memory_share": 0.5}}, "models.reward.memory_share", "served_by vllm"),
+        ({"resources.kind": "cpu"}, "resources.kind", "cuda"),
+        ({"resources.dtype": "float64"}, "resources.dtype", "bfloat16"),
+    ],
+)  # fmt: skip
+def test_vllm_serves_reward_models_that_it_can(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
+    spec = load_spec(changed_by(minimal, SERVED))
+    assert [(s.served_by, s.memory_share) for s in spec.models.reward.sources()] == [("vllm", 0.15)]
+    (problem,) = refused(changed_by(minimal, SERVED | changes))
+    assert problem.path == path
+    assert allowed in (problem.allowed or "")
+
+
 # Four GPUs a node, three of which decode: vLLM in a process of its own.
 APART = {
     "models.actor": {"path": "a"}, "rollout.backend": "vllm", "ppo.tis": "all", "rollout.vllm_process": "own",

@@ -62,6 +62,10 @@ def test_vllm_that_is_not_installed_is_told_with_what_to_do(world: Any) -> None:
         complaints(world, {"rollout": {"backend": "vllm"}, "ppo": {"tis": "all"}, "resources": {"dtype": "float32"}})
     )
     assert "rollout.backend is vllm, which is not installed here; install it (`pip install '.[gpu]'`), or choose torch" in told
+    served = {"models": {"reward": {"served_by": "vllm"}}, "resources": {"dtype": "float32"}}
+    told = "\n".join(complaints(world, served))
+    assert "models.reward.served_by is vllm, which is not installed here" in told
+    assert "needs a model for sequence classification" in told  # one of our own architecture
 
 
 def test_an_actor_that_lies_on_a_hub_is_to_be_downloaded(world: Any) -> None:
@@ -182,6 +186,10 @@ def test_what_a_gpu_takes_besides_and_what_the_optimizer_makes_are_counted(world
     apart = {item.name for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
     assert apart - asleep.keys() == {"weights on their way to vLLM"}
     changed["rollout"]["vllm_sleep"] = False
+    changed["models"] = {"reward": {"served_by": "vllm", "memory_share": 0.1}}
+    read = {item.name: item.size for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
+    assert read["reward 1: vLLM"] == 8 * 2**30
+    assert not {"reward 1: weights", "reward 1: keys and values"} & read.keys()
     changed["resources"] |= {"devices": 3, "decoding_devices": 2}
     assert "vLLM" not in {item.name for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
     larger = {item.name for item in memory_of(world.spec({"ppo": {"micro_batch_tokens": 10**5}}), roles, 9)}

@@ -14,10 +14,15 @@ from torch import nn
 
 from oppo_core import engine as engine_module
 from oppo_core.models.adapters import merged_weights
+from oppo_core.models.folder import load_model
+from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rollout.decoder import Decoding
 from oppo_core.vllm.inprocess import InProcessDecoder
+from oppo_core.vllm.loop import Loop
+from oppo_core.vllm.reward import POOLING, PrefixReward
 from oppo_core.vllm.standin import StandInEngine
 from oppo_core.vllm.standin_async import streaming
+from oppo_core.vllm.standin_pooling import PoolingStandIn
 
 STEPS = 3
 SMALL = {"steps": STEPS, "ppo": {"tis": "all"}, "rollout": {"max_new_tokens": 40}, "overlap": {"intra_step": "off"}}
@@ -79,3 +84,29 @@ def test_an_engine_that_goes_on_meanwhile_loses_nothing(world: Any, tmp_path: Pa
             assert versions == sorted(versions)
             assert max(versions) <= version
             assert set(versions) == {version} or inter_step == "defer"
+
+
+def served(builder: RewardBuilder, model: Any, memory_share: float) -> PrefixReward:
+    network = load_model(model, "scalar", builder.roots, builder.dtype, 0)
+    return PrefixReward(PoolingStandIn(network), Loop(20.0), parameters=lambda: dict(POOLING))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("intra_step", ["off", "per_sequence", "per_chunk"])
+def test_a_reward_that_vllm_serves_is_the_reward_that_is_streamed(world: Any, tmp_path: Path, intra_step: str) -> None:
+    overlap = {"overlap": {"intra_step": intra_step}}
+    plain = world.run(world.spec({"steps": STEPS}, overlap), tmp_path / "plain", threads=2, inline=True)
+    # float64, which vLLM has not, so that rounding hides nothing
+    spec = world.spec({"steps": STEPS}, overlap)
+    source = spec.models.reward.model_copy(update={"served_by": "vllm"})
+    spec = spec.model_copy(update={"models": spec.models.model_copy(update={"reward": source})})
+    with mock.patch.object(RewardBuilder, "_served", served):
+        run = world.run(spec, tmp_path / "served", threads=2, inline=True)
+    told = [[event.metrics for event in each.events if event.kind == "step"] for each in (plain, run)]
+    for ours, theirs in zip(*told, strict=True):
+        for name in ("critic/score/mean", "actor/pg_loss"):
+            assert theirs[name] == pytest.approx(ours[name], abs=1e-9)
+    assert tokens_of(run) == tokens_of(plain)
+    shares = [metrics["oppo/reward_cached_share"] for metrics in told[1] if "oppo/reward_cached_share" in metrics]
+    assert bool(shares) == (intra_step == "per_chunk")
+    assert set(shares) <= {1.0}

@@ -103,6 +103,26 @@ class RewardSource(Section):
         description="A rule or verifier by its registered name (entry points `oppo.rules`); it gets prompt and response as text.",
     )
     http: HttpReward | None = Field(None, description="A reward service.")
+    served_by: Literal["torch", "vllm"] = Field(
+        "torch",
+        description="What runs a model that reads tokens: our own code; or vLLM, in a process of its own on the run's GPU, whose"
+        " prefix cache lets an answer that has grown cost its new blocks only (`pip install '.[gpu]'`).",
+    )
+    memory_share: float = Field(
+        0.15, gt=0, lt=1, description="With `served_by: vllm`: the part of the GPU's memory for its weights, keys and values."
+    )
+
+    @model_validator(mode="after")
+    def vllm_serves_models(self) -> Self:
+        if self.served_by == "torch":
+            self.refuse_idle("memory_share", "to served_by torch", "served_by vllm")
+            return self
+        if self.model is None or self.model.path is None:
+            allowed = "torch, or a model with a path of an architecture that vLLM knows"
+            raise Impossible("served_by", "is for models in folders", value="vllm", allowed=allowed)
+        if self.reads != "tokens":
+            raise Impossible("served_by", "is for models that read tokens", value="vllm", allowed="torch, or reads: tokens")
+        return self
 
     def given(self) -> list[str]:
         """Which of the sources are named."""
@@ -145,7 +165,8 @@ class RewardSpec(RewardSource):
         """The parts; a single source is one part of weight 1."""
         if self.parts is not None:
             return self.parts
-        return [RewardPart(weight=1.0, model=self.model, reads=self.reads, rule=self.rule, http=self.http)]
+        alone = {name: getattr(self, name) for name in RewardSource.model_fields}
+        return [RewardPart(weight=1.0, **alone)]
 
 
 class Lora(Section):

@@ -1,0 +1,241 @@
+"""A reward model that vLLM serves: what a grown answer costs, what its scores are, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from oppo_contract.spec import ModelSpec, TinyArchitecture
+from oppo_core.metrics import part_metrics
+from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.folder import load_model
+from oppo_core.models.tiny import TinyTransformer, init_tiny
+from oppo_core.rewards.answers import Answer
+from oppo_core.rewards.errors import RewardError
+from oppo_core.rewards.parts import Part, RewardReader, Rewards
+from oppo_core.rollout.tokens import ByteCodec
+from oppo_core.scoring.results import Scored
+from oppo_core.vllm.build import reward_of
+from oppo_core.vllm.loop import Loop
+from oppo_core.vllm.requests import reward_arguments
+from oppo_core.vllm.reward import POOLING, PrefixReward, check_classifier
+from oppo_core.vllm.standin_pooling import PoolingStandIn
+
+VOCAB, CODEC = 40, ByteCodec(40)
+PATIENCE_S = 20.0
+Make = Callable[..., PrefixReward]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made = []
+
+    def of(silence_s: float = PATIENCE_S, **more: Any) -> PrefixReward:
+        made.append(PrefixReward(PoolingStandIn(small_network(), **more), Loop(silence_s), parameters=lambda: dict(POOLING)))
+        return made[-1]
+
+    yield of
+    for reward in made:
+        reward.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
+
+
+def small_network() -> TinyTransformer:
+    return init_tiny(TinyArchitecture(vocab=VOCAB, context=256, hidden=16, layers=2, heads=2), "scalar", 0).double()
+
+
+def row(length: int, first: int = 3) -> NDArray[np.int64]:
+    return np.asarray([first + i % 7 for i in range(length)], dtype=np.int64)
+
+
+def answer(number: int, tokens: NDArray[np.int64], prompt: int = 5) -> Answer:
+    return Answer(number, tokens[:prompt].tolist(), tokens[prompt:].tolist(), CODEC)
+
+
+def one_shot(tokens: NDArray[np.int64]) -> float:
+    """What a pass over the whole gives."""
+    network = small_network()
+    with torch.no_grad():
+        hidden = network.hidden(torch.from_numpy(tokens)[None], torch.arange(len(tokens))[None])
+        return float(network.scalar(hidden[0, -1]))
+
+
+def standin(reward: PrefixReward) -> PoolingStandIn:
+    assert isinstance(reward.engine, PoolingStandIn)
+    return reward.engine
+
+
+def settle(reward: PrefixReward) -> None:
+    """Wait until every reading that was begun is done: one more answer is scored after them."""
+
+    async def idle() -> None:
+        while any(reading.under_way or reading.due() for reading in reward._readings.values()):
+            await asyncio.sleep(0)
+
+    reward._loop.run(idle(), "waiting")
+
+
+def test_a_grown_answer_costs_its_new_blocks_and_its_score_is_that_of_one_pass(make: Make) -> None:
+    reward, whole = make(), row(100)
+    for length in (7, 15, 20, 30, 47, 64, 70, 99):
+        reward.read_on({4: whole[:length]})
+        settle(reward)
+    computed = [count for _, count in standin(reward).computed]
+    assert computed == [16, 16, 32, 32]  # whole blocks, each once: at 20, 47 (one new), 64, 99 tokens
+    reward.start([answer(4, whole)], lambda: None)
+    assert reward.wait([4], PATIENCE_S)
+    assert standin(reward).computed[-1][1] == 100 - 96
+    assert reward.score(4) == pytest.approx(one_shot(whole), abs=1e-12)
+    known, found = reward.cached(4)
+    assert known == found == sum((16, 32, 64, 96))
+
+
+def test_a_finished_answer_that_nobody_read_before_is_read_whole(make: Make) -> None:
+    reward = make()
+    rows = {i: row(10 + 9 * i, 3 + i) for i in range(5)}
+    reward.start([answer(i, tokens) for i, tokens in rows.items()], lambda: None)
+    assert reward.wait(list(rows), PATIENCE_S)
+    for i, tokens in rows.items():
+        assert reward.score(i) == pytest.approx(one_shot(tokens), abs=1e-12)
+        assert reward.cached(i) == (0, 0)
+    assert sorted(count for _, count in standin(reward).computed) == [len(tokens) for tokens in rows.values()]
+
+
+def test_what_was_evicted_is_read_again_and_told(make: Make) -> None:
+    reward = make(blocks=4)
+    rows = {i: row(80, 3 + i) for i in range(3)}
+    for length in (32, 48, 64):
+        for i, tokens in rows.items():
+            reward.read_on({i: tokens[:length]})
+            settle(reward)
+    reward.start([answer(i, tokens) for i, tokens in rows.items()], lambda: None)
+    assert reward.wait(list(rows), PATIENCE_S)
+    pairs = [reward.cached(i) for i in rows]
+    assert sum(found for _, found in pairs) < sum(known for known, _ in pairs)
+    scored = [Scored(reward.score(i), np.zeros(1), np.zeros(1), parts=(1.0,), cached=reward.cached(i)) for i in rows]
+    assert 0 <= part_metrics(scored)["oppo/reward_cached_share"] < 1
+    assert part_metrics([Scored(1.0, np.zeros(1), np.zeros(1), parts=(1.0,))]) == {}
+    for i, tokens in rows.items():
+        assert reward.score(i) == pytest.approx(one_shot(tokens), abs=1e-12)
+
+
+def test_who_is_forgotten_may_begin_again(make: Make) -> None:
+    reward, whole = make(), row(40)
+    reward.read_on({1: whole[:20]})
+    reward.forget(1)
+    reward.forget(2)  # never seen
+    settle(reward)
+    assert not reward.has(1)
+    reward.start([answer(1, whole)], lambda: None)
+    assert reward.wait([1], PATIENCE_S)
+    reward.forget(1)
+    assert not reward.has(1)
+    reward.remember(1, 2.5)
+    assert reward.score(1) == 2.5
+
+
+def test_it_is_read_along_with_the_rest_of_a_reward(make: Make) -> None:
+    """By the scorers' reader, with a streamed network beside it; suspended and resumed in the middle."""
+
+    def reader() -> RewardReader:
+        served = make()
+        parts = [Part(0.5, finished=served, growing=served), Part(2.0, network=small_network())]
+        return RewardReader(Rewards(parts, CODEC), 4, 128, 400)
+
+    tokens = {1: row(70), 2: row(33, 5)}
+    first = reader()
+    first.read({1: tokens[1][:40], 2: tokens[2]}, {1: 5, 2: 5}, {2}, set(), lambda: None)
+    first.wait([2], lambda: None)
+    state, tensors = first.suspend()
+    second = reader()
+    second.resume(json.loads(json.dumps(state)), tensors)
+    second.start_missing({2: tokens[2]}, {2: 5}, set(), lambda: None)
+    second.read({1: tokens[1]}, {1: 5}, {1}, set(), lambda: None)
+    second.wait([1, 2], lambda: None)
+    for i, scores in second.scores([1, 2]).items():
+        assert scores == pytest.approx((one_shot(tokens[i]), one_shot(tokens[i])), abs=1e-9)
+        assert second.total(scores) == pytest.approx(2.5 * one_shot(tokens[i]), abs=1e-9)
+    assert set(first.cached([1, 2])) == {1, 2}
+
+
+def test_the_real_one_scores_as_our_own_network_does(tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device: vLLM reads on a GPU only")
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vllm is not installed (pip install '.[gpu]')")
+    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = Qwen2Config(vocab_size=VOCAB, num_key_value_heads=2, num_labels=1, pad_token_id=0, **sizes)
+    Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
+    network = load_model(ModelSpec(path=str(tmp_path)), "scalar", [], torch.float32, 0)
+    before = set(psutil.Process().children(recursive=True))
+    reward = reward_of(tmp_path, reward_arguments(str(tmp_path), "float32", 128, 4, 0.3, 0), 600.0)
+    try:
+        whole = row(100)
+        for length in (40, 90):
+            reward.read_on({1: whole[:length]})
+            settle(reward)
+        reward.start([answer(1, whole)], lambda: None)
+        while not reward.wait([1], PATIENCE_S):
+            pass
+        with torch.no_grad():
+            hidden = network.hidden(torch.from_numpy(whole)[None], torch.arange(len(whole))[None])
+        assert reward.score(1) == pytest.approx(float(network.scalar(hidden[0, -1])), abs=1e-3)
+        assert reward.cached(1) == (32 + 80, 32 + 80)
+    finally:
+        reward.close()
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_a_dead_engine_is_an_error(make: Make) -> None:
+    reward = make()
+    standin(reward).dead = True
+    reward.start([answer(1, row(20))], lambda: None)
+    with pytest.raises(RewardError, match="vLLM's reward model failed: EngineDead: the engine's process has ended"):
+        reward.wait([1], PATIENCE_S)
+
+
+def test_a_silent_engine_is_taken_for_hung(make: Make) -> None:
+    reward = make(silence_s=0.02)
+    standin(reward).hangs = True
+    reward.start([answer(1, row(20))], lambda: None)
+    with pytest.raises(RewardError, match=r"has told nothing for .* so it is taken for hung"):
+        reward.wait([1], 0.1)
+
+
+def test_several_numbers_a_text_are_no_score(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = make()
+    monkeypatch.setattr(standin(reward), "_read", lambda tokens: torch.zeros(3))
+    reward.start([answer(1, row(20))], lambda: None)
+    with pytest.raises(RewardError, match="gives 3 numbers a text, not one"):
+        reward.wait([1], PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("config", "fits"),
+    [
+        ({"architectures": ["Qwen2ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}, True),
+        ({"architectures": ["Qwen2ForSequenceClassification"]}, False),
+        ({"architectures": ["Qwen2ForCausalLM"], "num_labels": 1}, False),
+        ({"num_labels": 1}, False),
+    ],
+)
+def test_a_folder_that_is_no_model_of_one_score_is_refused(tmp_path: Path, config: dict[str, Any], fits: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"} | config))
+    if fits:
+        check_classifier(tmp_path)
+        return
+    with pytest.raises(ModelFolderError, match="needs a model for sequence classification"):
+        check_classifier(tmp_path)
