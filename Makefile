@@ -1,7 +1,7 @@
 # The commands that people and CI use. Needs Python 3.11 or newer, make and git; everything else goes into .venv.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-documents test-backends lint lock docs notebooks deepspeed clean
+.PHONY: help setup demo test test-full test-documents test-backends test-trl lint lock docs notebooks deepspeed clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -30,7 +30,7 @@ export PYTHON
 # every process compiles Django or transformers again, for seconds; the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
-test test-full test-documents test-backends: export OMP_WAIT_POLICY ?= passive
+test test-full test-documents test-backends test-trl: export OMP_WAIT_POLICY ?= passive
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -58,6 +58,7 @@ test-full: setup ## the tests of `make test` and the slow ones (under 60 minutes
 	@$(if $(ARGS),,$(IN_TWO) --dist loadfile $(CLIENT))
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) $(TOGETHER)
 	@$(if $(ARGS),,$(PYTEST) $(BACKENDS))
+	@$(if $(ARGS),,$(MAKE) test-trl)
 	@$(if $(ARGS),,$(MAKE) test-documents)
 
 test-documents: setup ## the documentation is built, all in it that says that it runs does, and so do tutorial, notebooks and the compose file's commands (under 20 minutes)
@@ -71,6 +72,12 @@ lint: setup ## ruff, the import rules, and mypy (strict for the contract, the cl
 
 test-backends: deepspeed ## every backend decodes and trains alike, on two processes; installs deepspeed (under 5 minutes)
 	@$(PYTEST) -m "not full" $(BACKENDS)
+
+# It takes about a minute to make, and CI makes none.
+TRL := build/trl
+test-trl: setup ## TRL's PPOTrainer with our overlap, in an environment beside .venv that has TRL (under 5 minutes)
+	@sh scripts/trl_environment.sh $(VENV) $(TRL)
+	@$(TRL)/bin/python -m pytest tests/backends/test_trl.py
 
 notebooks: setup ## examples/notebooks executed anew on a platform of their own, outputs kept
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(BIN)/python scripts/notebooks.py

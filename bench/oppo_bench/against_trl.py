@@ -24,6 +24,7 @@ from oppo_bench.workload import LONGEST, VARIANTS, Load, spec_of, write_prompts
 PATIENCE_S = 900.0
 # TRL's micro-batch: with 2, 4 and 16 rows a pass a step took the same processor time (within 1 %).
 ROWS_A_PASS = 4
+PEER = Path(__file__).with_name("trl_peer.py")
 TRL, OPPO, SEQUENTIAL, OWN = "trl", "oppo", "sequential", "oppo_own"
 
 
@@ -42,9 +43,8 @@ class PeerError(RuntimeError):
 class Peer:
     """TRL's trainer in its own process and environment, sleeping between its turns."""
 
-    name = TRL
-
-    def __init__(self, python: Path, config: dict[str, Any], folder: Path) -> None:
+    def __init__(self, python: Path, config: dict[str, Any], folder: Path, name: str = TRL, script: Path = PEER) -> None:
+        self.name = name
         folder.mkdir()
         file = folder / "config.json"
         file.write_text(json.dumps(config | {"out": str(folder / "out")}))
@@ -52,7 +52,7 @@ class Peer:
         environ = kept | {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
         self._log = (folder / "log.txt").open("w+")
         self._process = subprocess.Popen(
-            [str(python), "-P", str(Path(__file__).with_name("trl_peer.py")), str(file)],
+            [str(python), "-P", str(script), str(file)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environ, cwd=folder,
         )  # fmt: skip
         self._receive()

@@ -55,7 +55,7 @@ class ThreadedScorers(OrderedScorers):
         """
         self._trace = trace
         self._longest_silence_s = longest_silence_s
-        self._aside = _stream_of(device)
+        self._aside = stream_aside(device)
         with self._aside():
             self._scorers = build(recorder)
         self._scorers.alive = self._is_alive
@@ -144,7 +144,7 @@ class ThreadedScorers(OrderedScorers):
             self._answers.put(Answer(None, [], []))  # wakes whoever waits
 
 
-def _stream_of(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+def stream_aside(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
     """Entered by a thread: what it launches goes to a stream of its own, which begins after what is queued now."""
     if device.type != "cuda":
         return nullcontext

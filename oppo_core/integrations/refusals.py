@@ -1,0 +1,119 @@
+"""What a TRL trainer must be for our overlap to mean the same as its own steps, and what it must not be."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+from typing import Any
+
+from oppo_core.models import supported
+from oppo_core.models.errors import ModelFolderError
+
+TRL_VERSION = "1.12"
+# What stands in for TRL's functions takes these arguments.
+FUNCTIONS: dict[str, tuple[str, ...]] = {
+    "batch_generation": ("model", "queries", "local_rollout_forward_batch_size", "pad_token_id", "generation_config"),
+    "selective_log_softmax": ("logits", "index"),
+    "get_reward": ("model", "query_responses", "pad_token_id", "context_length"),
+}
+# Of the policy's generation_config: each makes transformers sample from something else than what TRL then takes the log-probs of.
+BENDS = (
+    "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_length", "min_new_tokens", "suppress_tokens",
+    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias", "min_p", "typical_p",
+    "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty",
+    "num_beams", "guidance_scale", "watermarking_config", "stop_strings",
+)  # fmt: skip
+NEUTRAL = (None, 0, 1)
+READABLE = ("sdpa", "eager")
+
+
+class OverlapError(ValueError):
+    """A trainer that cannot be overlapped, with the reason."""
+
+
+def refuse(trainer: Any) -> dict[str, Any]:
+    """The namespace in which the trainer's `train` looks up TRL's functions.
+
+    Raises:
+        OverlapError: this trainer, its models or the installed TRL are not what the overlap knows.
+    """
+    functions = _namespace(trainer)
+    for told, reason in (*_machine(trainer), *_models(trainer)):
+        if told:
+            raise OverlapError(f"this trainer cannot be overlapped: {reason}")
+    for model in (trainer.policy_model, trainer.reward_model):
+        try:
+            supported.refuse_unsupported(model.config, model.config.name_or_path)
+        except ModelFolderError as error:
+            raise OverlapError(str(error)) from None
+    return functions
+
+
+def refuse_amounts(trainer: Any, overcommit: int, chunk: int, max_age: int) -> None:
+    """Raises OverlapError for what is out of range."""
+    batch = trainer.args.local_batch_size
+    if not 0 <= overcommit <= batch:
+        raise OverlapError(f"overcommit is {overcommit}; it may be 0 to the batch's {batch} answers")
+    for name, value in (("chunk", chunk), ("max_age", max_age)):
+        if value < 1:
+            raise OverlapError(f"{name} is {value}; it is at least 1")
+
+
+def _namespace(trainer: Any) -> dict[str, Any]:
+    installed = _version()
+    if not f"{installed}.".startswith(f"{TRL_VERSION}."):
+        raise OverlapError(f"trl {installed} is installed; the overlap knows the insides of {TRL_VERSION} alone")
+    train = getattr(type(trainer), "train", None)
+    asked = getattr(getattr(train, "__code__", None), "co_names", ())
+    if not set(FUNCTIONS) <= set(asked):
+        raise OverlapError(f"{type(trainer).__name__}.train is not that of trl.experimental.ppo.PPOTrainer")
+    functions: dict[str, Any] = getattr(train, "__globals__", {})
+    for name, expected in FUNCTIONS.items():
+        if hasattr(functions[name], "__self__"):
+            raise OverlapError("a trainer is overlapped already; leave its block first")
+        found = tuple(inspect.signature(functions[name]).parameters)
+        if found != expected:
+            raise OverlapError(f"TRL's {name} takes {', '.join(found)}; the overlap knows {', '.join(expected)}")
+    return functions
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("trl")
+    except importlib.metadata.PackageNotFoundError:
+        return "(none)"
+
+
+def _machine(trainer: Any) -> list[tuple[bool, str]]:
+    """Pairs of (does it hold for this trainer, why it is refused)."""
+    processes = trainer.accelerator.num_processes
+    return [
+        (processes > 1, f"it trains in {processes} processes, each of which would defer answers of its own; use one process"),
+        (trainer.is_deepspeed_enabled, "DeepSpeed shares out the weights that are to decode; train without it"),
+        (trainer.is_fsdp_enabled, "FSDP shares out the weights that are to decode; train without it"),
+        (trainer.is_peft_model, "its policy has PEFT adapters; merge them, or train with models.lora in a run of ours"),
+    ]
+
+
+def _models(trainer: Any) -> list[tuple[bool, str]]:
+    policy, reward = trainer.policy_model, trainer.reward_model
+    trained = {id(parameter) for parameter in trainer.model.parameters()}
+    kinds = sorted({model.config._attn_implementation for model in (policy, reward)} - set(READABLE))
+    return [
+        (trainer.processing_class.pad_token_id is None, "its tokenizer has no pad token; TRL tells answers' ends by it"),
+        (
+            any(id(parameter) in trained for parameter in reward.parameters()),
+            "its reward model shares weights with what is trained; what it has read of an answer would not stay true",
+        ),
+        (bool(kinds), f"attention of kind {', '.join(kinds)} cannot read from our cache; load the models with sdpa or eager"),
+        *_bends(policy.generation_config),
+    ]
+
+
+def _bends(generation: Any) -> list[tuple[bool, str]]:
+    given = {name: getattr(generation, name, None) for name in BENDS}
+    told = {name: value for name, value in given.items() if value is not None and (name.endswith("_id") or value not in NEUTRAL)}
+    return [
+        (True, f"its policy's generation_config has {name} {value!r}, which PPO's log-probs know nothing of")
+        for name, value in told.items()
+    ]
