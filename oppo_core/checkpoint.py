@@ -32,7 +32,9 @@ from oppo_core.dealing import STATE, cohorts_of, homes_in, own_of, read_state
 from oppo_core.durable import MANIFEST, draft_of, heal, publish, remove, sha256, sync_files
 from oppo_core.engine import Engine, Progress
 from oppo_core.models.folder import save_weights
+from oppo_core.ppo.budget import limit
 from oppo_core.ppo.shaping import ScoreMoments
+from oppo_core.report import note_shrunk
 from oppo_core.rollout.batch import Batch
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.support import load_supports, save_supports
@@ -42,6 +44,7 @@ from oppo_core.standing import ALL_DONE, Standing, best_rule, superfluous
 FORMAT, READS = 5, (4, 5)
 # A shared folder that one node makes is seen by the others a little later.
 SEEN_WITHIN_S, LOOKS_EVERY_S = 10.0, 0.02
+MICRO_BATCH = "ppo.micro_batch_tokens"
 DECODER, EVALUATION = "decoder.safetensors", "evaluation.safetensors"
 SEQUENCE_FIELDS = (
     "sequence_id",
@@ -127,7 +130,8 @@ def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
             " reads them otherwise); bring the file back, or start a new run from the checkpoint's actor"
         )
     engine.actor.load(folder)
-    engine.progress = Progress(**state["progress"])
+    passes, engine.progress = engine.progress.passes, Progress(**state["progress"])
+    _limit_passes(engine, passes, changed)
     engine.overcommit = OvercommitState(**state["overcommit"])
     engine.chunk = ChunkState(**state["chunk"] | {"measured": {int(k): v for k, v in state["chunk"]["measured"].items()}})
     engine.cohorts = cohorts_of(state)
@@ -144,6 +148,17 @@ def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
     if state["suspended"] is not None:
         _go_on(engine, own.homes[0], state["suspended"], exact=not changes.disturbs(changed))
     engine.saved = name_of(engine)
+
+
+def _limit_passes(engine: Engine, passes: dict[str, int], changed: Rows[Change]) -> None:
+    """Passes stay as small as memory has made them, before the checkpoint or since (`passes`).
+
+    When the spec names another size, that counts instead of the checkpoint's.
+    """
+    saved = {} if any(change.path == MICRO_BATCH for change in changed) else engine.progress.passes
+    engine.progress.passes = saved | {name: min(tokens, saved.get(name, tokens)) for name, tokens in passes.items()}
+    limit(engine.budgets, engine.progress.passes)
+    engine.scorers.limit(engine.progress.passes)
 
 
 def _go_on(engine: Engine, folder: Path, suspended: dict[str, Any], exact: bool) -> None:
@@ -276,6 +291,7 @@ def name_of(engine: Engine) -> str:
 
 def _write(engine: Engine, draft: Path, suspended: dict[str, Any]) -> None:
     engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
+    note_shrunk(engine)
     save_supports(engine.pool.sequences, draft)
     engine.decoder.save(draft)
     state = _state(engine) | {"suspended": suspended or None}

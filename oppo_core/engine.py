@@ -25,6 +25,7 @@ from oppo_core.models.folder import find, load_model
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.actor import Acting, ActorTrainer
 from oppo_core.ppo.average import MovingAverage
+from oppo_core.ppo.budget import PassBudget
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import Experience, build_experience
 from oppo_core.ppo.optimizer import Optimizer
@@ -74,6 +75,7 @@ class Progress:
     )
     nonfinite_row: int = 0
     nonfinite_at: int = -1
+    passes: dict[str, int] = field(default_factory=dict)  # padded tokens of those that ran out of memory, by name (`PassBudget`)
 
 
 @dataclass(slots=True)
@@ -120,6 +122,12 @@ class Engine:
     def let_go(self, discarded: Iterable[Sequence]) -> None:
         """The scorers need not know these any more."""
         self.scorers.release(self.handover.forget(s.sequence_id for s in discarded))
+
+    @property
+    def budgets(self) -> list[PassBudget]:
+        """Of the passes that this process makes; the scorers have their own."""
+        found = (getattr(part, "budget", None) for part in (self.actor, self.decoder))
+        return [budget for budget in found if budget is not None]
 
     def use_cores(self, count: int) -> None:
         """Work on `count` cores from now on, and say so in the trace."""
@@ -177,6 +185,8 @@ def assemble(
         chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks, parameters=numbers_of(network),
     )  # fmt: skip
     engine.update = _update(spec, network, shared)
+    for budget in engine.budgets:
+        budget.told = trace.ran_short
     if resume is not None:
         _take_back(engine, resume, changes)
     return engine

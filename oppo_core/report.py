@@ -4,6 +4,7 @@ except through the controllers' decisions for the next step.
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from oppo_core.control import Decision, steer_chunk, steer_overcommit
 from oppo_core.metrics import experience_metrics, overlap_metrics, tail_batch_metrics, value_metrics
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.math import adapted_kl_coefficient
+from oppo_core.trace.recorder import Shrunk
 from oppo_core.trace.report import Samples, StepTrace, deferred_rows, running_total
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def finish_step(
         trained = [(s.sequence_id, len(s.prompt), s.length) for s in batch.sequences]
         told = trace.event(progress.step, engine.origin, carried, _counters(engine, batch, window[0]))
         engine.journal.write("spans", **told, trained=trained)
+    tell_shrunk(engine)
     _samples(engine, experience)
     _steer(engine, experience, (window[1] - window[0] - metrics.get("timing_s/eval", 0.0)) / tokens)
 
@@ -95,6 +98,22 @@ def tell_again(engine: Engine) -> None:
         lines = ["Evaluated before step 1:", *(f"{name}: {value:.6g}" for name, value in standing.untold.items())]
         engine.journal.write("log", stream="stdout", lines=lines)
         standing.untold = {}
+
+
+def tell_shrunk(engine: Engine) -> None:
+    """Tell of passes that ran out of memory, on any rank: each makes its own smaller, and the first tells of all."""
+    note_shrunk(engine)
+    several, mine = engine.ranks.world > 1, engine.trace.take_shrunk()
+    for rank, told in enumerate(engine.ranks.gather(json.dumps(mine).encode())):
+        for short in map(Shrunk._make, json.loads(told)):
+            reason = f"rank {rank}: {short.reason}" if several else short.reason
+            step = engine.progress.step
+            engine.journal.write("decision", step=step, controller="memory", old=short.old, new=short.new, reason=reason)
+
+
+def note_shrunk(engine: Engine) -> None:
+    """Remember what passes of this rank may have now: a resumed run goes on with that."""
+    engine.progress.passes |= {short.passes: short.new for short in engine.trace.shrunk}
 
 
 def _tell(engine: Engine) -> None:

@@ -14,6 +14,7 @@ from gpu.warehouse import Warehouse
 from oppo_bench.workload import CONTEXT, PROMPT_TOKENS, VOCAB, Load
 from oppo_core.models.hugging import HuggingNetwork
 from oppo_core.models.precision import precise
+from oppo_core.ppo.budget import PassBudget
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.stream import Stream
@@ -126,7 +127,7 @@ def streamed(network: HuggingNetwork, role: str, load: Load, dtype: str) -> Find
 
 def _states(network: HuggingNetwork, answers: dict[int, NDArray[np.int64]], chunk: int) -> dict[int, Tensor]:
     """Hidden states [T, H] of every answer, read in pieces of `chunk` tokens."""
-    stream = Stream(network, len(answers), CONTEXT, 4096)
+    stream = Stream(network, len(answers), CONTEXT, PassBudget(4096))
     states: dict[int, list[Tensor]] = {n: [] for n in answers}
     for end in range(chunk, CONTEXT + chunk, chunk):
         told = {n: tokens[:end] for n, tokens in answers.items()}

@@ -19,6 +19,7 @@ from torch import Tensor
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import pass_costs, ragged_batches, response_states
+from oppo_core.ppo.budget import PassBudget
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.device_decoder import decoder_of
 from oppo_core.rollout.pool import Pool
@@ -149,7 +150,7 @@ class ReadingAhead:
 
     def __init__(self, network: Network, slots: int, columns: int, budget: int) -> None:
         self._network = network
-        self._stream = Stream(network, slots, columns, budget)
+        self._stream = Stream(network, slots, columns, PassBudget(budget))
         self._aside = stream_aside(next(network.parameters()).device)
         self._thread = ThreadPoolExecutor(1, "oppo-reward", torch.set_num_threads, (1,))
         self._orders: list[Future[None]] = []

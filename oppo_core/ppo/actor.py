@@ -100,7 +100,7 @@ class ActorTrainer:
         self.temperature = temperature
         self.seed = seed
         self.optimizer = stepper(network, actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
-        self.budget = PassBudget(ppo.micro_batch_tokens, ranks.world == 1 and isinstance(self.optimizer, Optimizer))
+        self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "actor")
         self.average: MovingAverage | None = None
         self.mix: PretrainingMix | None = None
         self._held: HeldForward | None = None

@@ -1,50 +1,64 @@
-"""How many tokens a pass of training may have, and what happens when memory does not suffice for them.
+"""How many tokens a pass may have, and what happens when memory does not suffice for them.
 
-How rows are cut into passes changes rounding and nothing else, so what does not fit is computed again in smaller ones.
+How rows are cut into passes changes rounding and nothing else, so what does not fit is computed again in smaller ones. Each rank
+cuts its own rows: the others need not know, where nothing within a pass waits for them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 
+from oppo_core.trace.recorder import Shrunk
+
+WORDS = 300  # characters of what torch says that go into a decision's reason
 LEAST_TOKENS = 16  # as in the spec; a row stands alone well before
+SHARDED = (
+    "With training.backend deepspeed every rank counts on the others' passes, so none makes its own smaller; lower"
+    " ppo.micro_batch_tokens"
+)
 LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
 class MemoryShortError(RuntimeError):
-    """Training does not fit into memory, not even row by row."""
+    """A pass does not fit into memory, not even row by row, or its size is what other ranks count on."""
+
+
+def nobody(_: Shrunk) -> None:
+    """Nobody asks to be told."""
 
 
 @dataclass(slots=True)
 class PassBudget:
-    """Most padded tokens of one pass: `ppo.micro_batch_tokens`, until memory has run out.
+    """Most padded tokens of one pass of those that go by `name`: `ppo.micro_batch_tokens`, until memory has run out.
 
-    It `may_shrink` only where nobody else counts on the number of passes: other ranks do.
+    It `may_shrink` only where nobody else counts on the number of passes: the ranks of sharded training do. `told` hears of it.
     """
 
     tokens: int
-    may_shrink: bool
+    may_shrink: bool = True
+    name: str = ""
+    told: Callable[[Shrunk], None] = field(default=nobody, repr=False)
 
     def shrinking(self, what: str, compute: Callable[[], Result]) -> Result:
         """`compute()`; when memory runs out, once more with half the budget, which the log tells, and so on.
 
-        `compute` reads `tokens` anew each time, and leaves nothing behind when it raises.
+        `compute` reads `tokens` anew each time; when it raises it leaves nothing behind, or what it need not do again.
 
         Raises:
-            MemoryShortError: not even the least budget fits.
+            MemoryShortError: not even the least budget fits, or this one may not shrink.
         """
         while True:
             try:
                 return compute()
             except torch.OutOfMemoryError as error:
                 if not self.may_shrink:
-                    raise
+                    raise MemoryShortError(f"{what} ran out of memory: {error}. {SHARDED}") from None
                 self._halve(what, error)
             # Here, because until now the error has held on to all tensors of the frames that it came through.
             if torch.cuda.is_available():
@@ -57,7 +71,14 @@ class PassBudget:
                 " ppo.batch_size or overlap.overcommit.max, or train models.lora"
             ) from None
         before, self.tokens = self.tokens, max(LEAST_TOKENS, self.tokens // 2)
+        self.told(Shrunk(self.name, before, self.tokens, f"{what} ran out of memory: {str(error)[:WORDS]}"))
         LOG.warning(
             "%s ran out of memory; it goes on with %d tokens a pass instead of %d (ppo.micro_batch_tokens): %s",
             what, self.tokens, before, error,
         )  # fmt: skip
+
+
+def limit(budgets: Iterable[PassBudget], passes: dict[str, int]) -> None:
+    """None of `budgets` is larger from now on than `passes` says of its name."""
+    for budget in budgets:
+        budget.tokens = min(budget.tokens, passes.get(budget.name, budget.tokens))

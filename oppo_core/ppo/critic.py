@@ -53,7 +53,7 @@ class CriticTrainer:
         self.ppo = ppo
         self.seed = seed
         self.optimizer = stepper(network, critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
-        self.budget = PassBudget(ppo.micro_batch_tokens, ranks.world == 1 and isinstance(self.optimizer, Optimizer))
+        self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "critic")
 
     def attempt(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> Trial:
         """`update` that can be taken back: `settle` its optimizer."""

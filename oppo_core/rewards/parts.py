@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oppo_core.models.protocol import Network
+from oppo_core.ppo.budget import PassBudget
 from oppo_core.rewards.answers import Answer, FinishedReward, GrowingReward
 from oppo_core.rollout.tokens import TextCodec
 from oppo_core.scoring.stream import Stream, below
@@ -44,7 +45,7 @@ class Rewards:
 class RewardReader:
     """Feeds the parts with answers, in the process of the scorers."""
 
-    def __init__(self, rewards: Rewards, slots: int, columns: int, budget: int) -> None:
+    def __init__(self, rewards: Rewards, slots: int, columns: int, budget: PassBudget) -> None:
         self._codec = rewards.codec
         self._weights = [part.weight for part in rewards.parts]
         self.streams: dict[int, Stream] = {}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.models.transfer import to_device
 from oppo_core.ppo.batches import pass_costs, ragged_batches, right_padded
+from oppo_core.ppo.budget import PassBudget
 from oppo_core.randomness import Use
 from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.ends import ends
@@ -114,6 +116,7 @@ class Decoder:
         self.settings = settings
         self.drafter = drafter
         self.stops = stops
+        self.budget = PassBudget(settings.micro_batch_tokens, name="prefill")
         weight = next(actor.parameters())
         self.cache = SlotCache(actor.cache_shape, slots, settings.max_prompt + settings.max_new, weight)
         self.live: list[Sequence] = []
@@ -152,13 +155,20 @@ class Decoder:
         self._last = torch.tensor([int(t[-1]) for t in tokens], device=self._device)
         self._draw_numbers()
         lacking = [0 if row in kept else length for row, length in enumerate(self._filled)]
-        for rows in ragged_batches(lacking, self.settings.micro_batch_tokens, None, self._costs):
+        computed = sum(lacking)
+        self.budget.shrinking("the actor's prefill", lambda: self._prefill(lacking, tokens))
+        return computed
+
+    def _prefill(self, lacking: list[int], tokens: list[NDArray[np.int64]]) -> None:
+        """Keys and values of rows that lack so many; what a pass has computed is lacking no more, whatever the next one does."""
+        for rows in ragged_batches(lacking, self.budget.tokens, None, self._costs):
             padded = to_device(right_padded([tokens[row][:-1] for row in rows]), self._device)
             window = self.cache.fresh_window(to_device(rows, self._device), padded.shape[1])
             hidden = self.actor.hidden(padded, window.positions_NT, window)
             if self.settings.rates_stale:
-                self._rate([sequences[row] for row in rows], hidden)
-        return sum(lacking)
+                self._rate([self.live[row] for row in rows], hidden)
+            for row in rows:
+                lacking[row] = 0
 
     def _keep(self, sequences: list[Sequence], version: int) -> set[int]:
         """Bring caches of sequences that were live to their new rows, and return these; note who is read anew under `version`."""

@@ -72,6 +72,10 @@ class OrderedScorers(Scoring):
         if sequence_ids:
             self._send("release", sequence_ids)
 
+    def limit(self, passes: dict[str, int]) -> None:
+        """See `Scoring.limit`; returns at once."""
+        self._send("limit", passes)
+
     def start_judge(self, growths: list[Growth]) -> None:
         """See `Scoring.start_judge`."""
         self._send("start_judge", growths)

@@ -29,7 +29,7 @@ from oppo_core.scoring.ordered import OrderedScorers
 from oppo_core.scoring.partner import EarlyOrder, LateUpdate, ShareOrder
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import ScorerSet
-from oppo_core.trace.recorder import Recorder, Span, Wait
+from oppo_core.trace.recorder import Recorder, Shrunk, Span, Wait
 
 # Not forked: torch's threads and the driver of a GPU do not survive that.
 START_METHOD: Literal["spawn"] = "spawn"
@@ -47,12 +47,13 @@ class ScorerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer to a `start_…`: its result, or the error that ended the process, and the spans since the last answer."""
+    """Answer to a `start_…`: its result, or the error that ended the process, and what was recorded since the last answer."""
 
     result: object
     error: str | None
     spans: list[Span]
     waits: list[Wait]
+    shrunk: list[Shrunk]
 
 
 class Line:
@@ -158,6 +159,7 @@ class RemoteScorers(OrderedScorers):
             raise self._dead() from None
         self._trace.spans += reply.spans
         self._trace.waits += reply.waits
+        self._trace.shrunk += reply.shrunk
         if reply.error is not None:
             raise ScorerError(reply.error)
         return reply.result
@@ -205,18 +207,18 @@ def _serve(channel: Channel, line: Line, build: Callable[[Recorder], ScorerSet],
     try:
         scorers = build(trace)
         scorers.alive = line.alive
-        channel.send(Reply(scorers.saves_bytes, None, *trace.take()), _wait_on)
+        channel.send(Reply(scorers.saves_bytes, None, *trace.take(), trace.take_shrunk()), _wait_on)
         while True:
             name, arguments = cast(Any, channel.receive(_wait_on))
             line.alive()
             getattr(scorers, name)(*arguments)
             if name.startswith("start_"):
                 result = getattr(scorers, name.replace("start_", "wait_"))()
-                channel.send(Reply(result, None, *trace.take()), _wait_on)
+                channel.send(Reply(result, None, *trace.take(), trace.take_shrunk()), _wait_on)
             line.places.release()
             line.alive()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the engine closed its end or died
     except Exception as error:  # noqa: BLE001 - whatever it was, the engine must hear of it and stop
         traceback.print_exc()
-        channel.send(Reply(None, f"{type(error).__name__}: {error}", *trace.take()), _wait_on)
+        channel.send(Reply(None, f"{type(error).__name__}: {error}", *trace.take(), trace.take_shrunk()), _wait_on)

@@ -15,6 +15,7 @@ from torch import Tensor
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.models.transfer import on_host, to_device
+from oppo_core.ppo.budget import PassBudget, limit
 from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
 from oppo_core.ppo.trial import Trial, settle
 from oppo_core.rewards.parts import RewardReader, Rewards
@@ -109,6 +110,9 @@ class Scoring(Protocol):
     def resume(self, folder: str) -> None:
         """Take back what `start_suspend` has written of every sequence; the critic was loaded before."""
 
+    def limit(self, passes: dict[str, int]) -> None:
+        """Passes have at most so many padded tokens from now on, by the name that goes with them (`PassBudget`)."""
+
     def close(self) -> None:
         """End them."""
 
@@ -146,9 +150,14 @@ class ScorerSet:
         self.saves_bytes = trainer.saves_bytes if trainer is not None else 0
         self.trace = trace
         self.temperature = temperature
-        self.reference = Stream(networks.reference, slots, columns, budget)
-        self.critic = Stream(networks.critic, slots, columns, budget) if networks.critic is not None else None
-        self.reward = RewardReader(networks.rewards, slots, columns, budget)
+        reads = PassBudget(budget, name="reads", told=trace.ran_short)
+        self.reference = Stream(networks.reference, slots, columns, reads)
+        self.critic = Stream(networks.critic, slots, columns, reads) if networks.critic is not None else None
+        self.reward = RewardReader(networks.rewards, slots, columns, reads)
+        self._budgets = [reads]
+        if trainer is not None:
+            trainer.budget.told = trace.ran_short
+            self._budgets.append(trainer.budget)
         self.alive: Callable[[], None] = nobody_asks
         self.tracks: dict[int, Track] = {}
         self._scores: dict[int, Scored] = {}
@@ -278,6 +287,10 @@ class ScorerSet:
 
     def wait_suspend(self) -> None:
         """Everything is written."""
+
+    def limit(self, passes: dict[str, int]) -> None:
+        """See `Scoring.limit`."""
+        limit(self._budgets, passes)
 
     def close(self) -> None:
         """The reward's services are let go."""

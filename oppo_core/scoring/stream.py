@@ -18,6 +18,7 @@ from oppo_core.models.cache import Band, CacheWindow, SlotCache
 from oppo_core.models.protocol import Network
 from oppo_core.models.transfer import to_device
 from oppo_core.ppo.batches import pass_costs, ragged_batches, right_padded
+from oppo_core.ppo.budget import PassBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Reading:
 class Stream:
     """One network, a slot cache, and how far each sequence has been read."""
 
-    def __init__(self, network: Network, slots: int, columns: int, budget: int) -> None:
+    def __init__(self, network: Network, slots: int, columns: int, budget: PassBudget) -> None:
         self.network = network
         self.budget = budget
         self.columns = columns
@@ -81,40 +82,45 @@ class Stream:
 
         Returns:
             A `Reading` for every sequence that had something new.
+
+        Raises:
+            MemoryShortError: memory does not suffice, not even row by row.
         """
-        ids = sorted(i for i in tokens if len(tokens[i]) > self._read.get(i, 0))
-        whole = [i for i in ids if i in finished and not self._read.get(i)]
-        grown = [i for i in ids if not (i in finished and not self._read.get(i))]
-        readings = self._read_whole(whole, tokens) | self._read_on(grown, tokens)
+        readings: dict[int, Reading] = {}
+        self.budget.shrinking("the scorers' reading", lambda: self._read_rest(tokens, finished, readings))
         for sequence_id in finished:
             self._release(sequence_id)
         return readings
 
-    def _read_whole(self, ids: list[int], tokens: dict[int, NDArray[np.int64]]) -> dict[int, Reading]:
-        readings = {}
-        for rows in ragged_batches([len(tokens[i]) for i in ids], self.budget, None, self._costs):
+    def _read_rest(self, tokens: dict[int, NDArray[np.int64]], finished: set[int], readings: dict[int, Reading]) -> None:
+        """Add to `readings` pass by pass. Whatever a pass has read is noted, and not read again when a later one fails."""
+        ids = sorted(i for i in tokens if len(tokens[i]) > self._read.get(i, 0))
+        whole = [i for i in ids if i in finished and not self._read.get(i)]
+        grown = [i for i in ids if not (i in finished and not self._read.get(i))]
+        self._read_whole(whole, tokens, readings)
+        self._read_on(grown, tokens, readings)
+
+    def _read_whole(self, ids: list[int], tokens: dict[int, NDArray[np.int64]], readings: dict[int, Reading]) -> None:
+        for rows in ragged_batches([len(tokens[i]) for i in ids], self.budget.tokens, None, self._costs):
             padded = to_device(right_padded([tokens[ids[row]] for row in rows]), self._device)
             hidden = self.network.hidden(padded, torch.arange(padded.shape[1], device=self._device).expand_as(padded))
             for row, states in zip(rows, hidden, strict=True):
                 length = self._read[ids[row]] = len(tokens[ids[row]])
                 readings[ids[row]] = Reading(0, states[:length])
-        return readings
 
-    def _read_on(self, ids: list[int], tokens: dict[int, NDArray[np.int64]]) -> dict[int, Reading]:
+    def _read_on(self, ids: list[int], tokens: dict[int, NDArray[np.int64]], readings: dict[int, Reading]) -> None:
         starts = [self._read.get(i, 0) for i in ids]
         new = [tokens[i][start:] for i, start in zip(ids, starts, strict=True)]
-        readings = {}
         # Sequences that begin need no mask, so they are not mixed with those that go on.
         for chosen in ([row for row in range(len(ids)) if starts[row] == 0], [row for row in range(len(ids)) if starts[row] > 0]):
             lengths, columns = [len(new[row]) for row in chosen], [len(tokens[ids[row]]) for row in chosen]
-            for group in ragged_batches(lengths, self.budget, lengths if self._by_row else columns, self._costs):
+            for group in ragged_batches(lengths, self.budget.tokens, lengths if self._by_row else columns, self._costs):
                 rows = [chosen[position] for position in group]
                 padded = to_device(right_padded([new[row] for row in rows]), self._device)
                 window = self._window([ids[row] for row in rows], [starts[row] for row in rows], padded.shape[1])
                 hidden = self.network.hidden(padded, window.positions_NT.clamp_max(self.columns - 1), window)
                 for row, states in zip(rows, hidden, strict=True):
                     readings[ids[row]] = self._note(ids[row], starts[row], states[: len(new[row])])
-        return readings
 
     def _window(self, ids: list[int], starts: list[int], width: int) -> CacheWindow:
         slots = to_device([self._slot_of(i) for i in ids], self._device)
@@ -129,10 +135,10 @@ class Stream:
         return self._cache.window(slots, to_device(places, self._device), max(last) + 1, bands)
 
     def _note(self, sequence_id: int, start: int, states: Tensor) -> Reading:
-        before = self._last.get(sequence_id)
-        self._read[sequence_id] = start + len(states)
-        self._last[sequence_id] = states[-1].clone()
-        return Reading(0, states) if before is None else Reading(start - 1, torch.cat([before[None], states]))
+        before, last = self._last.get(sequence_id), states[-1].clone()
+        reading = Reading(0, states) if before is None else Reading(start - 1, torch.cat([before[None], states]))
+        self._read[sequence_id], self._last[sequence_id] = start + len(states), last
+        return reading
 
     def _slot_of(self, sequence_id: int) -> int:
         if sequence_id not in self._slot:

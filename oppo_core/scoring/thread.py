@@ -26,16 +26,17 @@ from oppo_core.scoring.channel import POLL_S
 from oppo_core.scoring.ordered import OrderedScorers
 from oppo_core.scoring.remote import ENDS_WITHIN_S, ORDERS_AHEAD, ScorerError
 from oppo_core.scoring.scorers import ScorerSet
-from oppo_core.trace.recorder import Recorder, Span, Wait
+from oppo_core.trace.recorder import Recorder, Shrunk, Span, Wait
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a `start_…` gave, and the spans since the last answer."""
+    """What a `start_…` gave, and what was recorded since the last answer."""
 
     result: object
     spans: list[Span]
     waits: list[Wait]
+    shrunk: list[Shrunk]
 
 
 class ThreadedScorers(OrderedScorers):
@@ -105,6 +106,7 @@ class ThreadedScorers(OrderedScorers):
             self._raise_error()
             self._trace.spans += answer.spans
             self._trace.waits += answer.waits
+            self._trace.shrunk += answer.shrunk
             return answer.result
 
     def _raise_error(self) -> None:
@@ -137,11 +139,12 @@ class ThreadedScorers(OrderedScorers):
             getattr(self._scorers, name)(*arguments)
             if name.startswith("start_"):
                 result = getattr(self._scorers, name.replace("start_", "wait_"))()
-                self._answers.put(Answer(result, *self._scorers.trace.take()))
+                trace = self._scorers.trace
+                self._answers.put(Answer(result, *trace.take(), trace.take_shrunk()))
         except Exception as error:  # noqa: BLE001 - whatever it was, the engine must hear of it and stop
             traceback.print_exc()
             self._error = error
-            self._answers.put(Answer(None, [], []))  # wakes whoever waits
+            self._answers.put(Answer(None, [], [], []))  # wakes whoever waits
 
 
 def stream_aside(device: torch.device) -> Callable[[], AbstractContextManager[object]]:

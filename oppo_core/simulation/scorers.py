@@ -101,6 +101,9 @@ class SimulatedScorers:
         """See `Scoring.wait_trial`."""
         return Trial(self.wait_critic_update())
 
+    def limit(self, passes: dict[str, int]) -> None:
+        """See `Scoring.limit`: memory never runs out."""
+
     def settle(self, keep: bool) -> None:
         """See `Scoring.settle`: nothing was learned."""
 

@@ -36,6 +36,15 @@ class Wait(NamedTuple):
     end: float
 
 
+class Shrunk(NamedTuple):
+    """Memory did not suffice for passes of `old` padded tokens; from now on those of `passes` have `new`, and why."""
+
+    passes: str
+    old: int
+    new: int
+    reason: str
+
+
 class Recorder:
     """Collects one process's spans and waits. `devices` may be changed between spans, as stages use more or fewer.
 
@@ -47,6 +56,7 @@ class Recorder:
         self.clock = clock
         self.spans: list[Span] = []
         self.waits: list[Wait] = []
+        self.shrunk: list[Shrunk] = []
         self._held_up: list[tuple[float, float]] = []
 
     def span(self, role: Role, phase: Phase, chunk: int = 0, rows: int = 0) -> Recording:
@@ -74,6 +84,15 @@ class Recorder:
         """What was recorded since the last call."""
         taken = self.spans, self.waits
         self.spans, self.waits, self._held_up = [], [], []
+        return taken
+
+    def ran_short(self, shrunk: Shrunk) -> None:
+        """Passes have been made smaller."""
+        self.shrunk.append(shrunk)
+
+    def take_shrunk(self) -> list[Shrunk]:
+        """Passes that were made smaller since the last call."""
+        taken, self.shrunk = self.shrunk, []
         return taken
 
 

@@ -125,8 +125,9 @@ class DecisionEvent(Envelope):
 
     kind: Literal["decision"] = "decision"
     step: int = Field(description="The step after which it was decided.")
-    controller: Literal["overcommit", "chunk", "kl", "nonfinite"] = Field(
+    controller: Literal["overcommit", "chunk", "kl", "nonfinite", "memory"] = Field(
         description="`overcommit`: of Δ; `chunk`: of C; `nonfinite`: what was done about a value that is not finite."
+        " `memory`: of the padded tokens of a pass, because memory ran out."
         " The engine writes no `kl`: that coefficient is a metric."
     )
     old: float = Field(description="The value before; with `nonfinite` the step that failed.")

@@ -3,7 +3,7 @@
 (function () {
   "use strict";
   const { Oppo } = window, { run, el, format: f, setText } = Oppo;
-  const NAMES = { overcommit: "Δ", chunk: "C", kl: "KL coefficient", nonfinite: "Not finite" };
+  const NAMES = { overcommit: "Δ", chunk: "C", kl: "KL coefficient", nonfinite: "Not finite", memory: "Tokens a pass" };
   const BY = { decision: "controller", alert: "alerts", alert_closed: "alerts" };
   const A_PAGE = 100, TYPING_MS = 250, NEWS_MS = 2500;
   const $ = (id) => document.getElementById(id);

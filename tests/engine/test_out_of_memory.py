@@ -1,4 +1,4 @@
-"""Training that runs out of memory goes on in smaller passes, says so, and ends with the same weights."""
+"""A run that runs out of memory goes on in smaller passes, also resumed, says so, and ends with the same weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from oppo_core.ppo.budget import MemoryShortError, PassBudget
+from oppo_contract.events import parse_event
+from oppo_core.ppo.budget import MemoryShortError, PassBudget, limit
+from oppo_core.trace.recorder import Shrunk
 from oppo_core.train import train
 
 
@@ -60,6 +62,81 @@ def test_smaller_passes_lead_to_the_same_weights(
     assert "ran out of memory; it goes on with 200 tokens a pass instead of 400" in caplog.text
 
 
+ROOM = 100  # padded tokens: the longest answer with its prompt fits
+
+
+def without_room(network: Any) -> None:
+    """Memory for no more than `ROOM` padded tokens of a pass without a graph."""
+    own = network.hidden
+
+    def hidden(tokens_NT: Tensor, positions_NT: Tensor, window: Any = None) -> Tensor:
+        if not torch.is_grad_enabled() and tokens_NT.numel() > ROOM:
+            raise torch.OutOfMemoryError(f"no memory for {tokens_NT.numel()} tokens")
+        result: Tensor = own(tokens_NT, positions_NT, window)
+        return result
+
+    network.hidden = hidden
+
+
+def test_reading_and_prefill_shrink_and_a_resumed_run_goes_on_with_it(world: Any, tmp_path: Path) -> None:
+    spec = world.spec({"steps": 3, "ppo": {"micro_batch_tokens": 300}, "checkpoints": {"every_steps": 1, "keep": 5}})
+    plain = world.run(spec, tmp_path / "plain", inline=True)
+    with world.streaming_inline():
+        engine = world.assemble(spec, tmp_path / "short")
+    scorers = engine.scorers
+    for network in (engine.actor.network, scorers.reference.network, scorers.critic.network, scorers.reward.streams[0].network):
+        without_room(network)
+    with world.recorded() as steps:
+        train(engine, lambda: False)
+    engine.scorers.close()
+    engine.journal.close()
+    for step, other in zip(steps, plain.steps, strict=True):
+        assert step.tokens == other.tokens
+    for role in ("actor", "critic"):
+        for name, weight in plain.weights(role).items():
+            torch.testing.assert_close(weight, world.weights(tmp_path / "short", role)[name], rtol=0, atol=1e-9)
+    events = [parse_event(line) for line in (tmp_path / "short" / "events.jsonl").read_bytes().splitlines()]
+    told = [e for e in events if e.kind == "decision" and e.controller == "memory"]
+    now = {"the scorers' reading": 300.0, "the actor's prefill": 300.0, "the actor's forward pass": 300.0}
+    for event in told:
+        what = event.reason.partition(" ran out of memory: no memory for ")[0]
+        assert (event.old, event.new) == (now[what], now[what] / 2)
+        now[what] = event.new
+    reads, prefill, actor = now.values()
+    assert max(now.values()) < 300
+    assert engine.progress.passes == {"reads": reads, "prefill": prefill, "actor": actor}
+    resumed(world, spec, tmp_path, {"actor": actor, "prefill": prefill}, {"reads": reads, "critic": 300})
+    named = world.spec({"steps": 3, "ppo": {"micro_batch_tokens": 250}, "checkpoints": {"every_steps": 1, "keep": 5}})
+    resumed(world, named, tmp_path, {"actor": 250, "prefill": 250}, {"reads": 250, "critic": 250})
+
+
+def resumed(world: Any, spec: Any, folder: Path, own: dict[str, int], scorers: dict[str, int]) -> None:
+    """Resumed from the last step of the run that was short of memory, the passes have so many tokens."""
+    with world.streaming_inline():
+        engine = world.assemble(spec, folder / "resumed", resume=folder / "short" / "checkpoints" / "step-00000003")
+    engine.scorers.close()
+    engine.journal.close()
+    assert {budget.name: budget.tokens for budget in engine.budgets} == own
+    assert {budget.name: budget.tokens for budget in engine.scorers._budgets} == scorers
+
+
+def test_a_budget_tells_what_became_of_it() -> None:
+    told: list[Shrunk] = []
+    budget = PassBudget(100, name="reads", told=told.append)
+
+    def compute() -> int:
+        if budget.tokens > 50:
+            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+        return budget.tokens
+
+    assert budget.shrinking("the scorers' reading", compute) == 50
+    assert told == [Shrunk("reads", 100, 50, "the scorers' reading ran out of memory: tried to allocate 2 GiB")]
+    limit([budget], {"reads": 80, "prefill": 20})
+    assert budget.tokens == 50
+    limit([budget], {"reads": 20})
+    assert budget.tokens == 20
+
+
 def test_what_does_not_fit_row_by_row_ends_by_name() -> None:
     budget, seen = PassBudget(100, may_shrink=True), []
 
@@ -76,5 +153,5 @@ def test_where_other_ranks_count_on_the_passes_nothing_shrinks() -> None:
     def compute() -> None:
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(MemoryShortError, match=r"the actor's update ran out of memory: tried to .* lower ppo.micro_batch_tokens"):
         PassBudget(100, may_shrink=False).shrinking("the actor's update", compute)

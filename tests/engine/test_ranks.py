@@ -20,6 +20,7 @@ from oppo_core.engine import Engine, assemble
 from oppo_core.journal import OF_EACH_RANK, Journal
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.batches import mini_batch_rows
+from oppo_core.ppo.budget import MemoryShortError
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.ranks import ALONE, Meeting, RankError, Ranks, join, meeting_of
@@ -268,6 +269,47 @@ def test_a_fault_on_one_rank_is_one_of_both(world: Any, tmp_path: Path, policy: 
     (said,) = [event for event in events if event.kind == "decision" and event.controller == "nonfinite"]
     assert said.reason == f"{policy}: rank 1: the policy loss is nan"
     assert {parse_event(line).kind for line in (tmp_path / "events-1.jsonl").read_bytes().splitlines()} <= set(OF_EACH_RANK)
+
+
+def test_a_rank_that_runs_out_of_memory_makes_its_own_passes_smaller(world: Any, tmp_path: Path) -> None:
+    """Nobody waits within a pass, so the other one need not know; it is told by the first all the same."""
+    spec = world.spec(PLAIN, TWO, {"steps": 1})
+    apart, plain = sound(trained_by(world, spec, tmp_path / "plain")), ActorTrainer.accumulate
+
+    def accumulate(self: ActorTrainer, *arguments: Any, **more: Any) -> None:
+        plain(self, *arguments, **more)
+        if self.ranks.rank == 1 and self.budget.tokens > 100:
+            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    with mock.patch.object(ActorTrainer, "accumulate", accumulate):
+        two = sound(trained_by(world, spec, tmp_path / "short"))
+    assert [rank.engine and rank.engine.progress.passes for rank in two] == [{}, {"actor": 100}]
+    for rank in two:
+        for key, value in weights(apart[0]).items():
+            torch.testing.assert_close(weights(rank)[key], value, rtol=0, atol=1e-9)
+    events = [parse_event(line) for line in (tmp_path / "short" / "events-0.jsonl").read_bytes().splitlines()]
+    said = [(event.old, event.new, event.reason) for event in events if event.kind == "decision" and event.controller == "memory"]
+    reason = "rank 1: the actor's update ran out of memory: tried to allocate 2 GiB"
+    assert said == [(400, 200, reason), (200, 100, reason)]
+
+
+@pytest.mark.full
+def test_sharded_ranks_end_in_clear_words_when_one_runs_out_of_memory(world: Any, tmp_path: Path) -> None:
+    """They count on each other's passes."""
+    spec, plain = world.spec(PLAIN, TWO, {"steps": 1}), ActorTrainer.accumulate
+
+    def accumulate(self: ActorTrainer, *arguments: Any, **more: Any) -> None:
+        plain(self, *arguments, **more)
+        self.budget.may_shrink = False  # as with DeepSpeed
+        if self.ranks.rank == 1:
+            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    with mock.patch.object(ActorTrainer, "accumulate", accumulate):
+        first, second = trained_by(world, spec, tmp_path)
+    assert isinstance(second.error, MemoryShortError)
+    assert isinstance(first.error, RankError)
+    assert "the actor's update ran out of memory: tried to allocate 2 GiB" in str(first.error)
+    assert "lower ppo.micro_batch_tokens" in str(first.error)
 
 
 def check_even(number: int) -> None:

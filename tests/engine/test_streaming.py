@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.folder import load_model
 from oppo_core.models.protocol import Network
+from oppo_core.ppo.budget import PassBudget
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.rewards.parts import Part, Rewards
 from oppo_core.scoring.results import Scored
@@ -81,7 +82,7 @@ def plain(model: Network, tokens: NDArray[np.int64]) -> torch.Tensor:
 @given(sequences=st.lists(growing(), min_size=1, max_size=SLOTS), budget=st.sampled_from([16, 60, 1000]))
 def test_ragged_chunks_equal_one_shot(world: Any, dtype: torch.dtype, sequences: list[Growing], budget: int) -> None:
     model = network(world, "lm", dtype)
-    stream = Stream(model, SLOTS, COLUMNS, budget)
+    stream = Stream(model, SLOTS, COLUMNS, PassBudget(budget))
     states: dict[int, list[torch.Tensor]] = {index: [] for index in range(len(sequences))}
     for news in rounds_of(sequences):
         tokens = {index: sequences[index].tokens[:told] for index, told, _ in news}
