@@ -208,9 +208,9 @@ def _optimizer_bytes(each: int) -> int:
 
 def _training(spec: RunSpec, role: Role, each: int) -> list[Item]:
     """What training takes besides the weights."""
-    kept = _optimizer_bytes(each)
+    kept, summed = _optimizer_bytes(each), max(4, each)
     items = [
-        Item(f"{role.name}: gradients", role.trained * each, f"{role.trained:,} × {each} B"),
+        Item(f"{role.name}: gradients", role.trained * summed, f"{role.trained:,} × {summed} B"),
         Item(f"{role.name}: optimizer", role.trained * kept, f"{role.trained:,} × {kept} B"),
     ]
     if spec.ppo.on_nonfinite != "raise":
@@ -247,10 +247,10 @@ def checkpoint_bytes(spec: RunSpec, roles: list[Role]) -> int:
 def _passing(role: Role, tokens: int, each: int, on_gpu: bool) -> Item:
     """What training holds for a while: a micro-batch's activations, or, when these are gone, what a step of AdamW makes.
 
-    That is a root of every second moment, but for a GPU's fused kernel, and of a short weight's gradient a float32 copy.
+    That is a root of every second moment, but for a GPU's fused kernel.
     """
     activations = _activations(role, tokens, each)
-    made = (0 if on_gpu else max(4, each)) + (4 if each == 2 else 0)
+    made = 0 if on_gpu else max(4, each)
     if role.trained * made <= activations.size:
         return activations
     said = f"{role.trained:,} × {made} B, more than the activations before it, {activations.arithmetic}"

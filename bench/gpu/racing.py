@@ -174,9 +174,7 @@ def cache_bytes(load: Load) -> int:
 def training_bytes(load: Load, adapted: bool) -> int:
     """What training one actor and one critic takes beside their weights, and what a pass holds of logits and activations."""
     size = load.size
-    number = (
-        20 if size.dtype == "bfloat16" else 16
-    )  # gradient, two moments, the optimizer's temporary; masters and their gradient
+    number = 20 if size.dtype == "bfloat16" else 16  # gradient, two moments, the optimizer's temporary, each in float32; masters
     trained = 0 if adapted else 2 * size.parameters * number
     return trained + size.micro_batch_tokens * (12 * size.vocab + 40 * size.layers * size.hidden)
 

@@ -43,6 +43,17 @@ def test_float32_copies_of_gradients_are_let_go_of_with_the_step() -> None:
     assert [master.grad for master in optimizer.masters] == [None]
 
 
+def test_gradients_of_many_passes_are_summed_in_float32() -> None:
+    """1 + 1/512 is 1 in bfloat16: 512 passes would add nothing to the first one's gradient."""
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = Optimizer([weight], Rates(1e-4), 0.0, 1e9)
+    optimizer.begin(513)
+    for scale in [1.0] + [1 / 512] * 512:
+        optimizer.backward((scale * weight).sum())
+        assert weight.grad is None, "no short gradient is kept"
+    assert optimizer.apply(0, "actor") == pytest.approx(2 * 3**0.5, rel=1e-6)
+
+
 def test_a_run_in_bfloat16_learns_and_resumes_with_the_same_bits(world: Any, tmp_path: Path) -> None:
     spec = world.spec(HALF)
     whole = world.run(spec, tmp_path / "whole")

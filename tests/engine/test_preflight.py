@@ -162,14 +162,15 @@ def test_what_a_gpu_takes_besides_and_what_the_optimizer_makes_are_counted(world
     shape = Shape(10**6, 2, 16, 40, 96, 64)
     roles = [Role("actor", shape, 10**6), Role("reference", shape), Role("reward 1", shape, caches=False)]
     by_name = {item.name: item for item in memory_of(spec, roles, 9, gpu=80 * 2**30)}
-    assert by_name["actor: the optimizer's step"].size == 4 * 10**6
-    assert "more than the activations before it" in by_name["actor: the optimizer's step"].arithmetic
+    assert by_name["actor: gradients"].size == 4 * 10**6, "they are summed in float32"
+    assert "actor: activations" in by_name, "a GPU's fused step makes nothing"
     assert by_name["actor: sampling"].size == 9 * 40 * (2 + 3 * 4 + 8)
     assert "reward 1: keys and values" not in by_name
     assert "reference: keys and values" in by_name
     on_a_cpu = {item.name: item for item in memory_of(spec, roles, 9)}
-    assert on_a_cpu["actor: the optimizer's step"].size == (4 + 4) * 10**6
-    assert set(by_name) - set(on_a_cpu) == {"the GPU's libraries"}
+    assert on_a_cpu["actor: the optimizer's step"].size == 4 * 10**6
+    assert "more than the activations before it" in on_a_cpu["actor: the optimizer's step"].arithmetic
+    assert set(by_name) - set(on_a_cpu) == {"the GPU's libraries", "actor: activations"}
     changed: dict[str, dict[str, Any]] = {
         "rollout": {"backend": "vllm", "vllm_memory_share": 0.25},
         "ppo": {"tis": "all"},
@@ -180,7 +181,7 @@ def test_what_a_gpu_takes_besides_and_what_the_optimizer_makes_are_counted(world
     assert {"actor: keys and values", "actor: sampling"} == by_name.keys() - by_vllm.keys()
     changed["rollout"]["vllm_sleep"] = True
     asleep = {item.name: item for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
-    assert asleep["vLLM"].size == 20 * 2**30 - asleep["actor: the optimizer's step"].size
+    assert asleep["vLLM"].size == 20 * 2**30 - asleep["actor: activations"].size
     assert "in its place" in asleep["vLLM"].arithmetic
     changed["rollout"]["vllm_process"] = "own"
     apart = {item.name for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
