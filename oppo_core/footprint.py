@@ -147,9 +147,7 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
         if role.caches and (role is not roles[0] or spec.rollout.backend == "torch"):
             items.append(_cache(f"{name}: keys and values", shape, slots, columns, each))
         if role.trained:
-            items += (
-                _sharded(spec, role, each, bool(gpu)) if spec.training.backend == "deepspeed" else _training(spec, role, each)
-            )
+            items += _training_of(spec, role, each, bool(gpu))
     actor = roles[0]
     passing = [_passing(role, spec.ppo.micro_batch_tokens, each, bool(gpu)) for role in roles if role.trained]
     items += _vllm(spec, gpu, passing) if spec.rollout.backend == "vllm" else [_sampling(actor.shape, slots, each)]
@@ -201,6 +199,13 @@ def _sampling(shape: Shape, rows: int, each: int) -> Item:
     return Item("actor: sampling", rows * shape.vocab * a_word, f"{rows} rows × {shape.vocab:,} words × {a_word} B")
 
 
+def _training_of(spec: RunSpec, role: Role, each: int, on_gpu: bool) -> list[Item]:
+    """What training takes besides the weights that everybody sees, as its backend keeps it."""
+    if spec.training.backend == "plain":
+        return _training(spec, role, each)
+    return _sharded(spec, role, each, on_gpu) if spec.training.backend == "deepspeed" else _fsdp(spec, role, each)
+
+
 def _optimizer_bytes(each: int) -> int:
     """What the optimizer keeps of a number that takes `each` bytes: two moments, and of a short one its precise value."""
     return (8 if each <= 4 else 16) + (4 if each == 2 else 0)
@@ -232,6 +237,19 @@ def _sharded(spec: RunSpec, role: Role, each: int, on_gpu: bool) -> list[Item]:
         weights = role.shape.weights
         items.append(Item(f"{role.name}: weights that are trained", weights * each // ranks, f"{weights:,} ÷ {ranks} × {each} B"))
     return items
+
+
+def _fsdp(spec: RunSpec, role: Role, each: int) -> list[Item]:
+    """What FSDP2 keeps on a rank besides the whole weights: its part of precise ones, of gradients and moments, and a block."""
+    ranks, kept = spec.resources.ranks, max(4, each)
+    weights, trained = role.shape.weights, role.trained
+    block = weights * (each + kept) // max(1, role.shape.layers)
+    return [
+        Item(f"{role.name}: weights that are trained", weights * kept // ranks, f"{weights:,} ÷ {ranks} × {kept} B"),
+        Item(f"{role.name}: gradients", trained * kept // ranks, f"{trained:,} ÷ {ranks} ranks × {kept} B"),
+        Item(f"{role.name}: optimizer", trained * 2 * kept // ranks, f"{trained:,} ÷ {ranks} ranks × {2 * kept} B"),
+        Item(f"{role.name}: a block made whole", block, f"{weights:,} ÷ {role.shape.layers} layers × ({each} + {kept}) B"),
+    ]
 
 
 def checkpoint_bytes(spec: RunSpec, roles: list[Role]) -> int:

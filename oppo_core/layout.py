@@ -77,10 +77,10 @@ def device_of(spec: RunSpec) -> torch.device:
         return torch.device("cpu")
     if spec.overlap.update_overlap:
         raise LayoutError("overlap.update_overlap shares the update between two processes on CPUs; on a GPU switch it off")
-    if spec.training.backend == "deepspeed" and spec.overlap.intra_step != "off":
+    if spec.training.backend != "plain" and spec.overlap.intra_step != "off":
         raise LayoutError(
-            "training.backend deepspeed on a GPU: two threads of a process would meet the other ranks for actor and critic, in no"
-            " certain order; set overlap.intra_step to off, or training.backend to plain"
+            f"training.backend {spec.training.backend} on a GPU: two threads of a process would meet the other ranks for actor"
+            " and critic, in no certain order; set overlap.intra_step to off, or training.backend to plain"
         )
     return torch.device("cuda", int(os.environ.get(OWN_NUMBER, torch.cuda.current_device())))
 

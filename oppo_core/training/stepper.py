@@ -77,6 +77,10 @@ def stepper_of(training: Training) -> StepperMaker:
     """Who takes a role's steps, as the spec has it."""
     if training.backend == "plain":
         return plain
+    if training.backend == "fsdp2":
+        from oppo_core.training.fsdp import FsdpStepper  # torch's part for it is read only where it is wanted
+
+        return FsdpStepper
     from oppo_core.training.zero import ZeroStepper  # DeepSpeed is there only where it is wanted
 
     return partial(ZeroStepper, training)

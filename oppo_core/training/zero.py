@@ -17,11 +17,9 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -30,22 +28,12 @@ from oppo_core.models.protocol import Network
 from oppo_core.ppo.optimizer import BETAS, MASTER, NonFiniteError, not_finite
 from oppo_core.ppo.schedule import Rates
 from oppo_core.ranks import Ranks
+from oppo_core.training.group import join_default_group
 from oppo_core.training.stepper import Outputs
+from oppo_core.training.through import Through, is_short, trained_in
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 BUCKET_NUMBERS = 2**24  # gradients that are added up together
-
-
-class Through(nn.Module):
-    """A network whose passes DeepSpeed sees, whatever is computed of it."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = cast(nn.Module, network)
-
-    def forward(self, compute: Callable[[Any], Outputs]) -> Outputs:
-        """`compute` of the network."""
-        return compute(self.network)
 
 
 class ZeroStepper:
@@ -60,9 +48,9 @@ class ZeroStepper:
     ) -> None:
         self.rates, self.ranks, self._stage = rates, ranks, settings.zero_stage
         self._whole = network
-        self.parameters = _trained(network)
+        self.parameters = trained_in(network)
         within = copy.deepcopy(network) if self._stage == 3 else network
-        self._parts = _trained(within)
+        self._parts = trained_in(within)
         adamw = torch.optim.AdamW(self._parts, lr=rates.peak, betas=BETAS, weight_decay=weight_decay)
         self._deepspeed = _load(self.parameters[0].device, ranks)
         config = _config(settings, max_norm, self.parameters[0].dtype)
@@ -84,7 +72,7 @@ class ZeroStepper:
     @property
     def saves_bytes(self) -> int:
         """See `Stepper.saves_bytes`: two moments in float32, and short weights precisely."""
-        return sum(p.numel() * (12 if _is_short(p) else 8) for p in self.parameters)
+        return sum(p.numel() * (12 if is_short(p) else 8) for p in self.parameters)
 
     def forward(self, compute: Callable[[Network], Outputs], network: Network) -> Outputs:
         """See `Stepper.forward`. Without gradients nobody is met: the whole network does."""
@@ -159,7 +147,7 @@ class ZeroStepper:
     def _read(self, whole: Parameter, part: Parameter) -> Iterator[tuple[str, Tensor]]:
         """What is kept of one parameter, by name. All ranks take part."""
         tools = self._deepspeed.utils
-        if _is_short(whole):
+        if is_short(whole):
             yield MASTER, tools.safe_get_full_fp32_param(part)
         for name in MOMENTS if self._steps else ():
             yield name, tools.safe_get_full_optimizer_state(part, name)
@@ -223,14 +211,6 @@ def _linear_is(chosen: Callable[..., Tensor]) -> Iterator[None]:
         nn.functional.linear = plain
 
 
-def _trained(network: Network) -> list[Parameter]:
-    return [p for p in network.parameters() if p.requires_grad]
-
-
-def _is_short(parameter: Tensor) -> bool:
-    return parameter.dtype.itemsize <= 2
-
-
 def _config(settings: Training, max_norm: float, dtype: torch.dtype) -> dict[str, Any]:
     """What DeepSpeed is told. Steps are torch's own AdamW on every device, so that nothing is compiled."""
     zero: dict[str, Any] = {"stage": settings.zero_stage, "overlap_comm": False, "reduce_bucket_size": BUCKET_NUMBERS}
@@ -261,9 +241,7 @@ def _load(device: torch.device, ranks: Ranks) -> Any:
     deepspeed.utils.logger.setLevel(logging.ERROR)
     if device.type == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first, for over a minute
-    if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        longest = timedelta(seconds=ranks.meeting.longest_wait_s) if ranks.meeting is not None else None
-        dist.init_process_group(backend, store=ranks.store("zero"), rank=ranks.rank, world_size=ranks.world, timeout=longest)
+    backend = join_default_group(device, ranks)
+    if not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(dist_backend=backend)
     return deepspeed

@@ -121,22 +121,27 @@ class RunSpec(Section):
         if self.training.backend == "plain":
             return self
         reasons = [
-            (self.resources.dtype == "float64", "resources.dtype", "float64", "float32 or bfloat16: it steps on float32 weights"),
+            (
+                self.resources.dtype == "float64" and self.training.backend == "deepspeed",
+                "resources.dtype",
+                "float64",
+                "float32 or bfloat16: it steps on float32 weights",
+            ),
             (self.overlap.update_overlap, "overlap.update_overlap", True, "false: two processes share one optimizer"),
             (
                 self.ppo.on_nonfinite != "raise",
                 "ppo.on_nonfinite",
                 self.ppo.on_nonfinite,
-                "raise: to take a step back every node needs the whole optimizer",
+                "raise: to take a step back every rank needs the whole optimizer",
             ),
             (
                 self.ppo.ema_decay is not None,
                 "ppo.ema_decay",
                 self.ppo.ema_decay,
-                "empty: the average follows weights that no node has whole",
+                "empty: the average follows weights that no rank has whole",
             ),
         ]
-        _refuse_with("training.backend deepspeed", reasons)
+        _refuse_with(f"training.backend {self.training.backend}", reasons)
         return self
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
 
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_core import report
@@ -58,7 +59,9 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
     after = weights(engine)
     moved = max(float((after[name] - weight).abs().max()) for name, weight in before.items())
     save_file({name: weight.clone() for name, weight in after.items()}, out / f"rank-{ranks.rank}.safetensors")
-    (out / f"rank-{ranks.rank}.json").write_text(json.dumps({"steps": steps, "fault": fault, "moved": moved}))
+    (out / f"rank-{ranks.rank}.json").write_text(
+        json.dumps({"steps": steps, "fault": fault, "moved": moved, "kept": kept(engine)})
+    )
     engine.scorers.close()
     assert torch.nn.functional.linear is LINEAR, "the backend has put something in its place, which all networks use"
 
@@ -68,6 +71,13 @@ def weights(engine: Engine) -> dict[str, torch.Tensor]:
     critic = engine.scorers.trainer.network  # type: ignore[attr-defined]
     named = {"actor": engine.actor.network, "critic": critic}  # type: ignore[attr-defined]
     return {f"{role}.{name}": w.detach() for role, network in named.items() for name, w in network.state_dict().items()}
+
+
+def kept(engine: Engine) -> dict[str, int]:
+    """How many of the numbers that each role trains lie with this rank, where a backend cuts them up."""
+    trainers = {"actor": engine.actor, "critic": engine.scorers.trainer}  # type: ignore[attr-defined]
+    parts = {role: getattr(t.optimizer, "parts", t.optimizer.parameters) for role, t in trainers.items()}  # type: ignore[attr-defined]
+    return {role: sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in parts[role]) for role in parts}
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""DeepSpeed in runs as they are started on nodes: scorers in processes of their own, where the critic has an engine too."""
+"""Sharding backends in runs as they are started on nodes: scorers in processes of their own, where the critic is sharded too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.engine.conftest import World
 from tests.engine.test_torchrun import Nodes, finished, is_named
 from tests.engine.test_torchrun import nodes as nodes  # the fixture
 
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+NEEDS_DEEPSPEED = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 DEFER = {"intra_step": "per_chunk", "inter_step": "defer", "overcommit": {"initial": 2, "min": 0, "max": 4}}
 
 
@@ -23,8 +23,9 @@ def streamed(folder: Path, backend: str, steps: int) -> tuple[World, Tree]:
     return World(folder), case("streamed", BACKENDS[backend], changes)["spec"]
 
 
-def test_deepspeed_zero3_under_torchrun_streams_stops_and_goes_on(nodes: Nodes, tmp_path: Path) -> None:
-    world, tree = streamed(tmp_path / "world", "deepspeed-zero3", 10_000)
+@pytest.mark.parametrize("backend", [pytest.param("deepspeed-zero3", marks=NEEDS_DEEPSPEED), "fsdp2"])
+def test_under_torchrun_it_streams_stops_and_goes_on(nodes: Nodes, tmp_path: Path, backend: str) -> None:
+    world, tree = streamed(tmp_path / "world", backend, 10_000)
     nodes.start(world, tree, threads=2)
     nodes.wait_until(lambda: nodes.trained(2))
     nodes.engine(1).terminate()
@@ -38,8 +39,11 @@ def test_deepspeed_zero3_under_torchrun_streams_stops_and_goes_on(nodes: Nodes, 
     assert [finished(nodes.events(rank)[-1]) for rank in (0, 1)] == [("succeeded", done + 2)] * 2
 
 
-def test_deepspeed_zero2_a_killed_rank_ends_the_other_which_names_it(nodes: Nodes, tmp_path: Path) -> None:
-    world, tree = streamed(tmp_path / "world", "deepspeed-zero2", 10_000)
+@pytest.mark.parametrize(
+    "backend", [pytest.param("deepspeed-zero2", marks=NEEDS_DEEPSPEED), pytest.param("fsdp2", marks=pytest.mark.full)]
+)
+def test_a_killed_rank_ends_the_other_which_names_it(nodes: Nodes, tmp_path: Path, backend: str) -> None:
+    world, tree = streamed(tmp_path / "world", backend, 10_000)
     nodes.start(world, tree, torchrun=False)
     nodes.wait_until(lambda: nodes.trained(1))
     nodes.launched[1].kill()

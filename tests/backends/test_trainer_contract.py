@@ -1,4 +1,4 @@
-"""What every training backend must do alike: plain, and DeepSpeed at its three stages, on two processes over gloo.
+"""What every training backend must do alike: plain, FSDP2, and DeepSpeed at its three stages, on two processes over gloo.
 
 One pair of processes trains all runs, because reading DeepSpeed takes seconds. Select a backend by its id: `-k 'deepspeed and
 zero1'`.
@@ -21,6 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from oppo_contract.spec import TinyArchitecture
 from oppo_core.models.folder import save_model
@@ -31,20 +32,23 @@ VOCAB = 40
 ARCHITECTURE = TinyArchitecture(hidden=16, layers=2, heads=2, context=64, vocab=VOCAB)
 PATIENCE_S = 280.0
 HERE = Path(__file__).parent
-BACKENDS: dict[str, Tree] = {"plain": {"backend": "plain"}} | {
+BACKENDS: dict[str, Tree] = {"plain": {"backend": "plain"}, "fsdp2": {"backend": "fsdp2"}} | {
     f"deepspeed-zero{stage}": {"backend": "deepspeed", "zero_stage": stage} for stage in (1, 2, 3)
 }
 OFFLOADED = {"backend": "deepspeed", "zero_stage": 2, "offload": "optimizer"}
 MISSING = "" if importlib.util.find_spec("deepspeed") else "deepspeed is not installed; `make deepspeed` installs it"
+INSTALLED = [name for name, backend in BACKENDS.items() if not MISSING or backend["backend"] != "deepspeed"]
 # Parts of a spec by the name of what they try.
 ONE_PASS: Tree = {"ppo": {"mini_batches": 1, "epochs": 1}}
 PASSES: Tree = {"ppo": {"mini_batches": 2, "epochs": 2, "micro_batch_tokens": 64, "max_grad_norm": 0.05}}
 SHORT: Tree = {"resources": {"dtype": "bfloat16"}}
 TEXTS: Tree = {"ppo": {"pretraining": {"data": "texts.jsonl", "sequences": 2, "coefficient": 0.5}}}
+ADAPTERS: Tree = {"models": {"lora": {"rank": 4, "alpha": 8, "critic": True}}}
+HUGGING: Tree = {"models": {"actor": {"path": "qwen2"}, "critic": "actor"}}
 
 each_backend = pytest.mark.parametrize(
     "backend",
-    [pytest.param(name, marks=pytest.mark.skipif(bool(MISSING) and name != "plain", reason=MISSING)) for name in BACKENDS],
+    [pytest.param(name, marks=pytest.mark.skipif(name not in INSTALLED, reason=MISSING)) for name in BACKENDS],
 )
 
 
@@ -101,6 +105,8 @@ def cases(backends: list[str]) -> list[dict[str, Any]]:
             case(f"{name}-passes", backend, PASSES, TEXTS),
             case(f"{name}-fault", backend, PASSES, fault=1),
             case(f"{name}-short", backend, PASSES, SHORT),
+            case(f"{name}-adapters", backend, PASSES, ADAPTERS),
+            case(f"{name}-hugging", backend, PASSES, HUGGING),
         ]
     for name in backends:
         listed += [
@@ -109,7 +115,7 @@ def cases(backends: list[str]) -> list[dict[str, Any]]:
             case(f"{name}-takes-over", BACKENDS[name], PASSES, TEXTS, resume="plain-passes/checkpoints/step-00000002"),
             case(f"{name}-handed-on", BACKENDS["plain"], PASSES, TEXTS, resume=f"{name}-passes/checkpoints/step-00000002"),
         ]
-    return listed + ([case("offloaded", OFFLOADED, PASSES, TEXTS)] if len(backends) > 1 else [])
+    return listed + ([] if MISSING else [case("offloaded", OFFLOADED, PASSES, TEXTS)])
 
 
 def write_world(folder: Path) -> None:
@@ -126,9 +132,26 @@ def write_world(folder: Path) -> None:
                     weight.normal_(0.0, 0.3, generator=generator)
         save_model(model, folder / name, None, eos_token_id=2, pad_token_id=0)
         tokenizer.save(str(folder / name / "tokenizer.json"))
+    write_qwen2(folder / "qwen2")
+    tokenizer.save(str(folder / "qwen2" / "tokenizer.json"))
     for name, key, least in (("prompts", "prompt", 1), ("texts", "text", 3)):
         rows = [{key: [3 + (number * 7 + i * 5) % (VOCAB - 3) for i in range(least + number)]} for number in range(11)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_qwen2(folder: Path) -> None:
+    """A small Hugging Face model whose output layer is its embedding."""
+    torch.manual_seed(5)
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": VOCAB}
+    config = Qwen2Config(**sizes, **tokens, max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.2)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +159,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Trained by one pair of processes, under every backend that is installed."""
     world = tmp_path_factory.mktemp("backends")
     write_world(world)
-    (world / "cases.json").write_text(json.dumps(cases(["plain"] if MISSING else list(BACKENDS))))
+    (world / "cases.json").write_text(json.dumps(cases(INSTALLED)))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     pair = [
         subprocess.Popen(
@@ -214,6 +237,28 @@ def test_a_fault_on_one_rank_ends_both_before_the_weights_are_harmed(runs: Runs,
         assert told["fault"].startswith("rank 1: the policy loss is nan at step 2")
         assert len(told["steps"]) == 1
     assert all(torch.isfinite(weight).all() for weight in runs.weights(f"{backend}-fault").values())
+
+
+@each_backend
+def test_a_hugging_face_model_whose_weights_are_tied_learns_the_same(runs: Runs, backend: str) -> None:
+    expected, found = runs.told("plain-hugging")["steps"], runs.told(f"{backend}-hugging")["steps"]
+    assert [close(1e-4)(step) for step in expected] == found
+
+
+@each_backend
+def test_low_rank_adapters_learn_the_same(runs: Runs, backend: str) -> None:
+    expected, found = runs.told("plain-adapters")["steps"], runs.told(f"{backend}-adapters")["steps"]
+    assert [close(1e-4)(step) for step in expected] == found
+    assert found[0]["actor/grad_norm"] > 0
+    assert_alike(runs, f"{backend}-adapters", "plain-adapters")
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_fsdp2_keeps_half_of_every_trained_weight_on_each_of_two_ranks(runs: Runs, role: str) -> None:
+    shares = [runs.told("fsdp2-passes", rank)["kept"][role] for rank in (0, 1)]
+    whole = runs.told("plain-passes")["kept"][role]
+    assert sum(shares) == whole
+    assert max(shares) < 0.6 * whole
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)

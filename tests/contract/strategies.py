@@ -25,7 +25,7 @@ def _tiny(draw: st.DrawFn) -> dict[str, Any]:
     return {"hidden": heads * 8 * draw(st.integers(1, 8)), "heads": heads, "layers": draw(st.integers(1, 64)), "context": 131072}
 
 
-TRAINING = st.just({"backend": "plain"}) | st.fixed_dictionaries(
+TRAINING = st.sampled_from([{"backend": "plain"}, {"backend": "fsdp2"}]) | st.fixed_dictionaries(
     {"backend": st.just("deepspeed")},
     optional={"zero_stage": st.sampled_from([1, 2, 3]), "offload": st.sampled_from(["off", "optimizer"])},
 )

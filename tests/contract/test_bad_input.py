@@ -169,13 +169,20 @@ SHARDED = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
 @pytest.mark.parametrize(("path", "value"), SHARDED)
-def test_deepspeed_is_refused_where_a_node_needs_the_whole_optimizer(minimal: dict[str, Any], path: str, value: Any) -> None:
-    (problem,) = refused(change(change(minimal, "training.backend", "deepspeed"), path, value))
-    assert (problem.path, problem.message) == (path, "does not go with training.backend deepspeed")
+def test_sharding_is_refused_where_a_rank_needs_the_whole_optimizer(
+    minimal: dict[str, Any], path: str, value: Any, backend: str
+) -> None:
+    sharded = change(change(minimal, "training.backend", backend), path, value)
+    if (backend, value) == ("fsdp2", "float64"):  # DeepSpeed alone steps on float32 weights
+        load_spec(sharded)
+        return
+    (problem,) = refused(sharded)
+    assert (problem.path, problem.message) == (path, f"does not go with training.backend {backend}")
     assert problem.allowed
     load_spec(change(minimal, path, value))
-    load_spec(change(change(minimal, "training.backend", "deepspeed"), "resources.dtype", "bfloat16"))
+    load_spec(change(change(minimal, "training.backend", backend), "resources.dtype", "bfloat16"))
 
 
 WITHOUT_VLLM = [
@@ -290,6 +297,7 @@ IDLE = [
     ("rollout.vllm_process", "own", {}, {"rollout.backend": "vllm", "models.actor": {"path": "a"}, "ppo.tis": "all"}),
     ("rollout.vllm_sleep", True, {}, {"rollout.backend": "vllm", "models.actor": {"path": "a"}, "ppo.tis": "all"}),
     ("training.zero_stage", 3, {}, {"training.backend": "deepspeed"}),
+    ("training.zero_stage", 3, {"training.backend": "fsdp2"}, {"training.backend": "deepspeed"}),
     ("training.offload", "optimizer", {}, {"training.backend": "deepspeed"}),
 ]  # fmt: skip
 

@@ -212,6 +212,15 @@ def test_a_node_keeps_its_part_of_what_deepspeed_cuts_up(world: Any) -> None:
     assert "actor: optimizer" not in sizes(2, on_gpu=True, offload="optimizer")
 
 
+def test_a_rank_keeps_its_part_of_what_fsdp2_cuts_up(world: Any) -> None:
+    changes = {"resources": {"kind": "cpu", "processes": 2, "dtype": "bfloat16"}, "training": {"backend": "fsdp2"}}
+    role = Role("actor", Shape(10**6, 2, 16, 40, 96, 64), 10**6)
+    sizes = {item.name: item.size for item in memory_of(world.spec(changes), [role], 9)}
+    assert sizes["actor: weights"] == 2 * 10**6
+    cut = ("weights that are trained", "gradients", "optimizer", "a block made whole")
+    assert [sizes[f"actor: {name}"] for name in cut] == [2 * 10**6, 2 * 10**6, 4 * 10**6, 3 * 10**6]
+
+
 def world_events(out: Path) -> list[Any]:
     return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
 

@@ -11,16 +11,17 @@ from oppo_contract.sections.base import Section
 
 
 class Training(Section):
-    """Who takes the optimizer's steps, and what of it each node keeps."""
+    """Who takes the optimizer's steps, and what of it each rank keeps."""
 
-    backend: Literal["plain", "deepspeed"] = Field(
+    backend: Literal["plain", "deepspeed", "fsdp2"] = Field(
         "plain",
-        description="Every node keeps the whole optimizer, or DeepSpeed's ZeRO cuts it up among them (`make deepspeed`).",
+        description="Every rank keeps the whole optimizer, or it is cut up among them: by DeepSpeed's ZeRO (`make deepspeed`), or"
+        " by torch's own FSDP2, the weights that are trained too, of which each rank then keeps a whole copy to decode with.",
     )
     zero_stage: Literal[1, 2, 3] = Field(
         2,
         description="What deepspeed cuts up: 1 moments and precise weights, 2 gradients too, 3 the weights that are trained too,"
-        " of which each node then keeps a whole copy to decode with.",
+        " of which each rank then keeps a whole copy to decode with.",
     )
     offload: Literal["off", "optimizer"] = Field(
         "off",
@@ -30,8 +31,7 @@ class Training(Section):
     @model_validator(mode="after")
     def means_something(self) -> Self:
         for path, given, default in (("zero_stage", self.zero_stage, 2), ("offload", self.offload, "off")):
-            if self.backend == "plain" and given != default:
-                raise Impossible(
-                    path, "means nothing to training.backend plain", value=given, allowed=f"{default}, or with backend deepspeed"
-                )
+            if self.backend != "deepspeed" and given != default:
+                said = f"means nothing to training.backend {self.backend}"
+                raise Impossible(path, said, value=given, allowed=f"{default}, or with backend deepspeed")
         return self
