@@ -17,7 +17,7 @@ from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import TINY, find, read_config
 from oppo_core.models.tiny import Head, TinyTransformer
-from oppo_core.vllm.transfer import PACK_BYTES
+from oppo_core.vllm.transfer import pack_bytes
 
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 TOKEN_BYTES = 8
@@ -150,7 +150,10 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
             items += _training_of(spec, role, each, bool(gpu))
     actor = roles[0]
     passing = [_passing(role, spec.ppo.micro_batch_tokens, each, bool(gpu)) for role in roles if role.trained]
-    items += _vllm(spec, gpu, passing) if spec.rollout.backend == "vllm" else [_sampling(actor.shape, slots, each)]
+    if spec.rollout.backend == "vllm":
+        items += _vllm(spec, gpu, actor.shape.vocab * actor.shape.width * each, passing)
+    else:
+        items.append(_sampling(actor.shape, slots, each))
     if gpu:
         items.append(
             Item("the GPU's libraries", GPU_RESERVE, f"{GPU_RESERVE:,} B, assumed: kernels, workspaces, what lies in pieces")
@@ -175,9 +178,10 @@ def _cache(name: str, shape: Shape, rows: int, columns: int, each: int) -> Item:
     return Item(name, rows * columns * shape.cached * each, f"{rows} rows × {columns} tokens × {shape.cached:,} × {each} B")
 
 
-def _vllm(spec: RunSpec, gpu: int, passing: list[Item]) -> list[Item]:
-    """What vLLM takes of our GPU, and weights on their way to a process of its own."""
-    packs = Item("weights on their way to vLLM", 2 * PACK_BYTES, f"2 packs × {PACK_BYTES:,} B (rollout.vllm_process)")
+def _vllm(spec: RunSpec, gpu: int, largest: int, passing: list[Item]) -> list[Item]:
+    """What vLLM takes of our GPU, and weights on their way to a process of its own, of which the largest takes so many bytes."""
+    pack = pack_bytes(largest, spec.resources.decoding_devices)
+    packs = Item("weights on their way to vLLM", 2 * pack, f"2 packs × {pack:,} B (rollout.vllm_process)")
     if spec.resources.decoding_devices:
         return [packs]
     return [_shared(spec, gpu, passing)] + ([packs] if spec.rollout.vllm_process == "own" else [])

@@ -1,7 +1,8 @@
 """The last words of an engine's further processes on this node, where several train one run.
 
 The first one's events are shipped. The files of the others stay here, and are read only when the first one says no more than that
-it lost another: the process that has ended the run knows why.
+it lost another, or nothing at all: torchrun kills whoever has not ended half a minute after another. The process that has ended
+the run knows why.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from worker.redaction import Redactor
 
 def cause_of(finished: FinishedEvent | None, folder: AttemptFolder, redactor: Redactor) -> FinishedEvent | None:
     """The engine's last word: the first process's own, or that of the one on this node that it lost."""
-    if not lost_others(finished):
+    if finished is not None and not lost_others(finished):
         return finished
     told = [_last_word(file) for file in sorted(folder.path.glob(folder.engine_events.name + NEIGHBOUR_SUFFIX + "*"))]
     for word in told:

@@ -101,10 +101,11 @@ class StreamingDecoder:
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
         """See `Decoding.begin`."""
         self._pause()
+        going_on = {self._row_of(s) for s in sequences}
+        # Before other weights come, whose version is lower after a rollback: what these still tell was sampled by those before.
+        self._forget([row for row in self._rows.values() if row not in going_on])
         forgets = not self.settings.keeps_cache or self._asleep
         self._take_weights(version)
-        going_on = {self._row_of(s) for s in sequences}
-        self._forget([row for row in self._rows.values() if row not in going_on])
         self._rows = {s.sequence_id: self._row_of(s) or Row(s) for s in sequences}
         unread = [row for row in self._rows.values() if forgets or self._lacks(row)]
         for row in unread:

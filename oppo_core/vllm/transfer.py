@@ -1,13 +1,14 @@
 """The trainer's weights into a vLLM that lives in another process, through its weight-transfer API.
 
 To GPUs of its own they are broadcast by NCCL, in a group made for this alone. On our own GPU handles of the memory are handed
-over (CUDA IPC), which vLLM opens, so nothing is copied by way of the host. Either way they go in packs of `PACK_BYTES`, one
+over (CUDA IPC), which vLLM opens, so nothing is copied by way of the host. Either way they go in packs (`pack_bytes`), one
 weight after the other: adapters are merged one layer at a time, and what a backend cuts up among ranks it has gathered after
 its step.
 """
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,9 +22,17 @@ from oppo_core.vllm.errors import VllmError
 from oppo_core.vllm.loop import Loop
 from oppo_core.vllm.shapes import AsyncEngine, WeightTrainer
 
-# Two packs are under way at a time. A weight that is larger goes alone.
+# Two packs are under way at a time.
 PACK_BYTES = 1 << 28
 HOST = "127.0.0.1"
+
+
+def pack_bytes(largest: int, devices: int) -> int:
+    """The largest pack there may be, where the largest weight takes so many bytes. `devices`: see `connect`.
+
+    By NCCL a pack ends with the weight that exceeds `PACK_BYTES`. The buffer to which a handle leads must hold any weight.
+    """
+    return PACK_BYTES + largest if devices else max(PACK_BYTES, largest)
 
 
 class HandOver(Protocol):
@@ -58,6 +67,11 @@ class Source:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for (name, weight), meta in zip(plain_weights(self._network), self.metadata(), strict=True):
             yield name, weight.to(meta.dtype)
+
+
+def largest_weight(source: Source) -> int:
+    """Bytes of the largest weight that will come."""
+    return max(math.prod(meta.shape) * meta.dtype.itemsize for meta in source.metadata())
 
 
 class Client:
@@ -130,14 +144,19 @@ def connect(engine: AsyncEngine, loop: Loop, network: nn.Module, devices: int) -
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
     client = Client(engine, loop, WeightTransferInitRequest, WeightTransferUpdateRequest)
-    given = trainer_arguments(devices)
+    source = Source(network)
+    given = trainer_arguments(devices, largest_weight(source))
     info = NCCLTrainerInitInfo(**given) if devices else IPCTrainerInitInfo(**given)
-    return Transfer(WeightTransferTrainerFactory.trainer_init(info, client=client, source=Source(network)), client)
+    return Transfer(WeightTransferTrainerFactory.trainer_init(info, client=client, source=source), client)
 
 
-def trainer_arguments(devices: int) -> dict[str, Any]:
-    """Arguments of `NCCLTrainerInitInfo`, or of `IPCTrainerInitInfo` without devices. Each rank is its own engine's sender."""
-    arguments: dict[str, Any] = {"packed": True, "packed_buffer_size_bytes": PACK_BYTES, "rank": 0}
+def trainer_arguments(devices: int, largest: int) -> dict[str, Any]:
+    """Arguments of `NCCLTrainerInitInfo`, or of `IPCTrainerInitInfo` without devices. Each rank is its own engine's sender.
+
+    `largest`: bytes of the largest weight, such as a vocabulary's embedding.
+    """
+    buffer = PACK_BYTES if devices else pack_bytes(largest, devices)
+    arguments: dict[str, Any] = {"packed": True, "packed_buffer_size_bytes": buffer, "rank": 0}
     if devices:
         arguments |= {"master_address": HOST, "master_port": _free_port(), "world_size": 1 + devices}
     return arguments

@@ -28,7 +28,7 @@ from oppo_core.vllm.loop import Loop
 from oppo_core.vllm.requests import HANDLES
 from oppo_core.vllm.standin_async import AsyncStandIn, StandInTrainer, Wire, streaming
 from oppo_core.vllm.streaming import StreamingDecoder
-from oppo_core.vllm.transfer import Client, Source, Transfer
+from oppo_core.vllm.transfer import PACK_BYTES, Client, Source, Transfer, largest_weight, pack_bytes, trainer_arguments
 
 VOCAB = 40
 SETTINGS = DecodeSettings(seed=3, eos=1, temperature=0.9, max_prompt=12, max_new=30, micro_batch_tokens=400)
@@ -180,6 +180,23 @@ def test_what_waits_for_its_turn_outlives_an_interruption(make: Make, half_way: 
         assert first == sequence.length if half_way else first >= min(8, sequence.length)
 
 
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_after_a_rollback_what_was_held_back_is_told_as_the_later_weights(make: Make, sleeps: bool) -> None:
+    """The answers that were under way are given up, and their last words are no error."""
+    decoder, _ = make(replace(SETTINGS, eos=-1), interval=8, sleeps=sleeps)
+    some = sequences(3)
+    with written_up_to(decoder, 12):
+        decoder.begin(some, 5)
+        decoder.advance(2, 5)
+        for sequence in some:
+            until_written(decoder, sequence, 12)
+        decoder.rest()
+    again = [sequence.anew() for sequence in some]
+    decoder.begin(again, 4)
+    to_the_end(decoder, 4)
+    assert all(set(s.token_versions) == {4} for s in again)
+
+
 def test_an_answer_that_we_end_is_ended_there(make: Make) -> None:
     stops = StopConditions(list(range(5, 20)), [], ByteCodec(VOCAB))
     decoder, _ = make(stops=stops)
@@ -273,6 +290,16 @@ def test_weights_that_are_not_those_that_were_told_are_an_error() -> None:
             Transfer(StandInTrainer(client, Misled(network), wire), client).send(1)
     finally:
         loop.close()
+
+
+def test_a_buffer_that_handles_lead_to_holds_the_largest_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's sender refuses a weight that does not fit into it; by NCCL such a weight ends its pack."""
+    largest = largest_weight(Source(small_network()))
+    assert largest == 64 * 16 * 8  # of the places
+    assert trainer_arguments(0, largest)["packed_buffer_size_bytes"] == PACK_BYTES
+    monkeypatch.setattr("oppo_core.vllm.transfer.PACK_BYTES", largest - 1)
+    assert [trainer_arguments(n, largest)["packed_buffer_size_bytes"] for n in (0, 2)] == [largest, largest - 1]
+    assert [pack_bytes(largest, n) for n in (0, 2)] == [largest, 2 * largest - 1]
 
 
 def test_adapters_are_merged_one_weight_after_the_other() -> None:

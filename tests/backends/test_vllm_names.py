@@ -98,7 +98,7 @@ def test_what_makes_engines_takes_what_it_is_given() -> None:
     assert read.keys() <= set(CLASSES["EngineArgs"]["fields"])
     for devices, info in ((2, "NCCLTrainerInitInfo"), (0, "IPCTrainerInitInfo")):
         known = {*CLASSES[info]["fields"], *CLASSES["TrainerInitInfo"]["fields"]}
-        assert transfer.trainer_arguments(devices).keys() <= known
+        assert transfer.trainer_arguments(devices, 1).keys() <= known
 
 
 def test_the_arguments_are_fields_and_the_environment_is_read() -> None:

@@ -184,8 +184,9 @@ def test_what_a_gpu_takes_besides_and_what_the_optimizer_makes_are_counted(world
     assert asleep["vLLM"].size == 20 * 2**30 - asleep["actor: activations"].size
     assert "in its place" in asleep["vLLM"].arithmetic
     changed["rollout"]["vllm_process"] = "own"
-    apart = {item.name for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
-    assert apart - asleep.keys() == {"weights on their way to vLLM"}
+    apart = {item.name: item for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
+    assert apart.keys() - asleep.keys() == {"weights on their way to vLLM"}
+    assert apart["weights on their way to vLLM"].size == 2 * 2**28
     changed["rollout"]["vllm_sleep"] = False
     changed["models"] = {"reward": {"served_by": "vllm", "memory_share": 0.1}}
     read = {item.name: item.size for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}

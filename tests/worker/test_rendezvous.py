@@ -153,5 +153,6 @@ def test_the_process_that_has_ended_a_run_says_why_and_not_the_one_that_lost_it(
     assert told is not None
     assert told.reason.startswith("RewardError: 401 for ")
     assert "s3cret" not in told.reason
+    assert cause_of(None, folder, redactor) == told  # torchrun has killed the first one
     stopped = lost.model_copy(update={"outcome": "stopped", "reason": "asked to stop"})
     assert cause_of(stopped, folder, redactor) == stopped
