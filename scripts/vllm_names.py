@@ -38,8 +38,8 @@ WANTED = {
     "vllm/envs.py": [],
 }  # fmt: skip
 ENVIRONMENT = (
-    "VLLM_ALLOW_INSECURE_SERIALIZATION", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER",
-    "VLLM_WORKER_MULTIPROC_METHOD",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_NO_USAGE_STATS",
+    "VLLM_USE_V2_MODEL_RUNNER", "VLLM_WORKER_MULTIPROC_METHOD",
 )  # fmt: skip
 # Classes have methods by the hundred; of these few the names and parameters are kept.
 METHODS = {

@@ -13,12 +13,12 @@ from oppo_core.rollout.sequence import Sequence, Support
 from oppo_core.vllm.shapes import Completion
 
 # Before vLLM is imported. Its second model runner draws by (seed, position): what interrupts a request, a preemption or an end of
-# ours, changes none of its random numbers.
-DRAWS = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+# ours, changes none of its random numbers. And it reports its use to nobody.
+ALWAYS = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_NO_USAGE_STATS": "1"}
 # Our process holds its engine.
-ENVIRONMENT = DRAWS | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+ENVIRONMENT = ALWAYS | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 # Others do. They are not forked: threads and the driver of a GPU do not survive that.
-APART = DRAWS | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+APART = ALWAYS | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 # Handles of our GPU's memory go to the other process as pickles; docs/models.md says who could send some.
 HANDLES = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -119,16 +120,23 @@ class Transfer:
         if torch.cuda.is_available():
             # The sender reads on streams of its own, which do not wait for what the update has queued.
             torch.cuda.current_stream().synchronize()
-        try:
+        with _named():
             self._trainer.send_weights()
-        except VllmError:
-            raise
-        except Exception as error:  # vLLM's and NCCL's own kinds
-            raise VllmError(f"handing over weights failed: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """See `HandOver.close`."""
         self._trainer.shutdown()
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Whatever goes wrong within, of vLLM's and NCCL's own kinds, is a VllmError."""
+    try:
+        yield
+    except VllmError:
+        raise
+    except Exception as error:
+        raise VllmError(f"handing over weights failed: {type(error).__name__}: {error}") from error
 
 
 def connect(engine: AsyncEngine, loop: Loop, network: nn.Module, devices: int) -> Transfer:
@@ -147,7 +155,9 @@ def connect(engine: AsyncEngine, loop: Loop, network: nn.Module, devices: int) -
     source = Source(network)
     given = trainer_arguments(devices, largest_weight(source))
     info = NCCLTrainerInitInfo(**given) if devices else IPCTrainerInitInfo(**given)
-    return Transfer(WeightTransferTrainerFactory.trainer_init(info, client=client, source=source), client)
+    with _named():
+        trainer = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+    return Transfer(trainer, client)
 
 
 def trainer_arguments(devices: int, largest: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from oppo_core.metrics import part_metrics
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import load_model
 from oppo_core.models.tiny import TinyTransformer, init_tiny
+from oppo_core.ppo.budget import PassBudget
 from oppo_core.rewards.answers import Answer
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.parts import Part, RewardReader, Rewards
@@ -151,7 +152,7 @@ def test_it_is_read_along_with_the_rest_of_a_reward(make: Make) -> None:
     def reader() -> RewardReader:
         served = make()
         parts = [Part(0.5, finished=served, growing=served), Part(2.0, network=small_network())]
-        return RewardReader(Rewards(parts, CODEC), 4, 128, 400)
+        return RewardReader(Rewards(parts, CODEC), 4, 128, PassBudget(400))
 
     tokens = {1: row(70), 2: row(33, 5)}
     first = reader()

@@ -1,0 +1,213 @@
+"""How vLLM is started and met, with modules that stand in for its own and take only what the wheel declares."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from oppo_contract.spec import RunSpec, TinyArchitecture, load_spec
+from oppo_core.models.tiny import TinyTransformer, init_tiny
+from oppo_core.rewards.answers import Answer
+from oppo_core.rollout.decoder import DecodeSettings, Decoding
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.tokens import ByteCodec
+from oppo_core.vllm.build import decoder_of, own_places, reward_of
+from oppo_core.vllm.errors import VllmError
+from oppo_core.vllm.requests import APART, ENVIRONMENT, HANDLES, reward_arguments
+from oppo_core.vllm.standin import StandInEngine
+from oppo_core.vllm.standin_async import AsyncStandIn, StandInTrainer, Wire
+from oppo_core.vllm.standin_pooling import PoolingStandIn
+from scripts.vllm_names import FILE
+
+KNOWN: dict[str, Any] = json.loads(FILE.read_text())
+CLASSES = {name: told for classes in KNOWN["classes"].values() for name, told in classes.items()}
+VOCAB = 40
+SETTINGS = DecodeSettings(seed=3, eos=1, temperature=0.9, max_prompt=12, max_new=30, micro_batch_tokens=400)
+
+
+@dataclass
+class Started:
+    """What was asked of vLLM."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    backend: str = ""
+    info: dict[str, Any] = field(default_factory=dict)
+    engines: list[Any] = field(default_factory=list)
+    fault: str = ""
+
+
+def small_network(head: Any = "lm") -> TinyTransformer:
+    return init_tiny(TinyArchitecture(vocab=VOCAB, context=256, hidden=16, layers=2, heads=2), head, 0).double()
+
+
+def declared(name: str, *also: str) -> Any:
+    """A class of that name, which takes the arguments that vLLM's takes and keeps them as a mapping."""
+    known = {argument for each in (name, *also) for argument in CLASSES[each]["fields"]}
+
+    class Declared(dict[str, Any]):
+        def __init__(self, **given: Any) -> None:
+            assert given.keys() <= known, given.keys() - known
+            super().__init__(given)
+
+    return Declared
+
+
+def modules(told: Started) -> dict[str, ModuleType]:
+    """vLLM's, as far as we import it."""
+    wire = Wire()
+    here = lambda network, wire: StandInEngine(network)  # noqa: E731
+
+    def make(arguments: dict[str, Any], kind: Any) -> Any:
+        told.arguments = dict(arguments)
+        if told.fault == "start":
+            raise RuntimeError("no memory")
+        if arguments.get("runner") == "pooling":
+            kind = lambda network, wire: PoolingStandIn(small_network("scalar"))  # noqa: E731
+        told.engines.append(kind(small_network(), wire))
+        return told.engines[-1]
+
+    def trainer_init(info: dict[str, Any], *, client: Any, source: Any) -> StandInTrainer:
+        told.info = dict(info)
+        if told.fault == "meet":
+            raise RuntimeError("nobody came")
+        return StandInTrainer(client, source, wire if "world_size" in info else None)
+
+    def config(backend: str) -> SimpleNamespace:
+        told.backend = backend
+        return SimpleNamespace(backend=backend)
+
+    transfer = "vllm.distributed.weight_transfer"
+    contents: dict[str, dict[str, Any]] = {
+        "vllm.config.weight_transfer": {"WeightTransferConfig": config},
+        "vllm.engine.arg_utils": {
+            "EngineArgs": declared("EngineArgs"), "AsyncEngineArgs": declared("AsyncEngineArgs", "EngineArgs"),
+        },
+        "vllm.v1.engine.llm_engine": {
+            "LLMEngine": SimpleNamespace(from_engine_args=lambda given: make(given, here)),
+        },
+        "vllm.v1.engine.async_llm": {"AsyncLLM": SimpleNamespace(from_engine_args=lambda given: make(given, AsyncStandIn))},
+        "vllm.sampling_params": {
+            "SamplingParams": declared("SamplingParams"), "RequestOutputKind": SimpleNamespace(DELTA="delta"),
+        },
+        "vllm.pooling_params": {"PoolingParams": declared("PoolingParams")},
+        f"{transfer}.base": {
+            "WeightTransferInitRequest": SimpleNamespace, "WeightTransferUpdateRequest": SimpleNamespace,
+        },
+        f"{transfer}.factory": {"WeightTransferTrainerFactory": SimpleNamespace(trainer_init=trainer_init)},
+        f"{transfer}.ipc_engine": {"IPCTrainerInitInfo": declared("IPCTrainerInitInfo", "TrainerInitInfo")},
+        f"{transfer}.nccl_engine": {"NCCLTrainerInitInfo": declared("NCCLTrainerInitInfo", "TrainerInitInfo")},
+    }  # fmt: skip
+    made: dict[str, ModuleType] = {}
+    for path, names in contents.items():
+        parts = path.split(".")
+        for end in range(1, len(parts)):
+            made.setdefault(".".join(parts[:end]), ModuleType(".".join(parts[:end])))
+        module = made.setdefault(path, ModuleType(path))
+        vars(module).update(names)
+    return made
+
+
+@pytest.fixture
+def told() -> Iterator[Started]:
+    started = Started()
+    with mock.patch.dict(sys.modules, modules(started)), mock.patch.dict(os.environ):
+        yield started
+    assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
+
+
+def spec_of(process: str = "own", devices: int = 1, decoding: int = 0, **rollout: Any) -> RunSpec:
+    return load_spec(
+        {
+            "name": "n", "steps": 1, "data": {"prompts": "p"}, "models": {"actor": {"path": "a"}, "reward": {"rule": "r:score"}},
+            "ppo": {"tis": "all"}, "resources": {"devices": devices, "decoding_devices": decoding, "longest_silence_s": 20},
+            "rollout": {"backend": "vllm", "vllm_process": process, "vllm_memory_share": 0.25} | rollout,
+            "overlap": {"chunk": {"size": 4}},
+        }
+    )  # fmt: skip
+
+
+def decoded(decoder: Decoding) -> list[list[int]]:
+    some = [Sequence(i, 0, np.asarray([3 + i] * (2 + i))) for i in range(3)]
+    try:
+        decoder.begin(some, 7)
+        while decoder.live:
+            decoder.advance(5, 7)
+        assert all(s.token_versions == [7] * s.length for s in some)
+    finally:
+        decoder.close()
+    return [s.response for s in some]
+
+
+def test_each_rank_has_an_equal_part_of_the_gpus_that_only_decode() -> None:
+    spec = spec_of(devices=6, decoding=4)
+    assert [own_places(spec, device) for device in (0, 1)] == [[2, 3], [4, 5]]
+    assert own_places(spec_of(), 0) == []
+
+
+def test_the_three_places_write_the_same(told: Started) -> None:
+    written = []
+    for process, devices, decoding in (("engine", 1, 0), ("own", 1, 0), ("own", 3, 2)):
+        spec = spec_of(process, devices, decoding)
+        written.append(decoded(decoder_of(spec, Path("folder"), small_network(), SETTINGS, None, 8, 0)))
+        assert (told.arguments["model"], told.arguments["gpu_memory_utilization"]) == ("folder", 0.25)
+    assert written[0] == written[1] == written[2]
+
+
+def test_on_our_gpu_weights_come_by_handles(told: Started) -> None:
+    decoded(decoder_of(spec_of(vllm_sleep=True), Path("folder"), small_network(), SETTINGS, None, 8, 3))
+    assert (told.backend, told.arguments["device_ids"], told.arguments["tensor_parallel_size"]) == ("ipc", [3], 1)
+    assert told.arguments["enable_sleep_mode"] is True
+    assert "world_size" not in told.info
+    assert (APART | HANDLES).items() <= os.environ.items()
+
+
+def test_on_gpus_of_its_own_weights_come_by_nccl_and_nothing_is_unpickled(told: Started) -> None:
+    decoded(decoder_of(spec_of(devices=3, decoding=2), Path("folder"), small_network(), SETTINGS, None, 8, 0))
+    assert (told.backend, told.arguments["device_ids"], told.arguments["tensor_parallel_size"]) == ("nccl", [1, 2], 2)
+    assert (told.info["world_size"], told.info["rank"], told.info["packed"]) == (3, 0, True)
+    assert APART.items() <= os.environ.items()
+    assert not HANDLES.keys() & os.environ.keys()
+    assert told.engines[0].dead
+
+
+def test_in_our_process_a_step_returns_its_own_tokens(told: Started) -> None:
+    decoded(decoder_of(spec_of("engine"), Path("folder"), small_network(), SETTINGS, None, 8, 2))
+    assert (told.arguments["async_scheduling"], told.arguments["device_ids"], told.backend) == (False, [2], "")
+    assert ENVIRONMENT.items() <= os.environ.items()
+
+
+MET = "handing over weights failed: RuntimeError: nobody came"
+
+
+@pytest.mark.parametrize(("fault", "words"), [("start", "failed at starting: RuntimeError: no memory"), ("meet", MET)])
+def test_whoever_does_not_start_or_meet_leaves_nothing_behind(told: Started, fault: str, words: str) -> None:
+    told.fault = fault
+    with pytest.raises(VllmError, match=words):
+        decoder_of(spec_of(), Path("folder"), small_network(), SETTINGS, None, 8, 0)
+    assert all(engine.dead for engine in told.engines)
+
+
+def test_a_reward_model_reads_by_itself(told: Started, tmp_path: Path) -> None:
+    config = {"model_type": "qwen2", "architectures": ["Qwen2ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    reward = reward_of(tmp_path, reward_arguments(str(tmp_path), "float32", 64, 4, 0.2, 1), 20.0)
+    try:
+        reward.start([Answer(1, [3, 4], [5, 6, 1], ByteCodec(VOCAB))], lambda: None)
+        assert reward.wait([1], 20.0)
+    finally:
+        reward.close()
+    assert (told.arguments["runner"], told.arguments["device_ids"], told.arguments["block_size"]) == ("pooling", [1], 16)
+    told.fault = "start"
+    with pytest.raises(VllmError, match="starting the reward model: RuntimeError: no memory"):
+        reward_of(tmp_path, reward_arguments(str(tmp_path), "float32", 64, 4, 0.2, 1), 20.0)
