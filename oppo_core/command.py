@@ -13,12 +13,16 @@ import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from oppo_contract.events import NEIGHBOUR_SUFFIX
 from oppo_contract.problems import SpecError
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_core.journal import OF_EACH_NEIGHBOUR, OF_EACH_RANK, Journal
 from oppo_core.trackers.telling import Trackers
+
+if TYPE_CHECKING:
+    from oppo_core.ranks import Ranks
 
 OK, FAILED, REFUSED = 0, 1, 2
 PARENT_EVERY_S = 0.1
@@ -71,16 +75,11 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
         try:
             from oppo_core.durable import tidy
             from oppo_core.engine import assemble
-            from oppo_core.layout import device_of, take_device
             from oppo_core.preflight import refuse_impossible
-            from oppo_core.ranks import join, meeting_of
             from oppo_core.standing import ASKED_TO_STOP
             from oppo_core.train import train
 
-            device, wanted = device_of(spec), spec.resources
-            take_device(device)
-            meeting = meeting_of(wanted.nodes, wanted.ranks_a_node, wanted.longest_silence_s)
-            ranks = join(meeting, "engine", device)
+            ranks = _joined(spec)
             if ranks.first:
                 tidy(options.out / "checkpoints")
             ranks.any(False)  # nobody reads or writes there before it is tidy
@@ -103,6 +102,16 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
     trackers.close(outcome)
     journal.write("finished", outcome=outcome, step=engine.progress.step, reason=reason, unconsumed=unconsumed)
     return OK
+
+
+def _joined(spec: RunSpec) -> Ranks:
+    """The run's ranks, this process's device taken. Raises LayoutError and RankError."""
+    from oppo_core.layout import device_of, take_device
+    from oppo_core.ranks import join, meeting_of
+
+    device, wanted = device_of(spec), spec.resources
+    take_device(device)
+    return join(meeting_of(wanted.nodes, wanted.ranks_a_node, wanted.longest_silence_s), "engine", device)
 
 
 def _stop_when_asked() -> threading.Event:

@@ -95,7 +95,7 @@ def dealt(states: Rows[State], world: int) -> list[State]:
     return [
         first
         | {"pool": pools[rank], "queue": queues[rank], "turns": asdict(mine[rank]), "cohorts": asdict(cohorts[rank])}
-        | {"suspended": None}
+        | {"progress": first["progress"] | {"passes": _passes(states)}, "suspended": None}
         for rank in range(world)
     ]
 
@@ -106,6 +106,12 @@ def _deal(rows: Iterable[State], group_size: int, world: int) -> list[list[State
     for row in sorted(rows, key=lambda row: (-row["age"], row["sequence_id"])):
         groups.setdefault(row["sequence_id"] // group_size, []).append(row)
     return [[row for group in list(groups.values())[rank::world] for row in group] for rank in range(world)]
+
+
+def _passes(states: Rows[State]) -> dict[str, int]:
+    """How small memory has made passes, of each name on that rank where it was shortest."""
+    told = [(name, tokens) for state in states for name, tokens in state["progress"].get("passes", {}).items()]
+    return {name: min(tokens for each, tokens in told if each == name) for name, _ in told}
 
 
 def _settled(state: State) -> Cohorts:

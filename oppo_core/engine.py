@@ -171,15 +171,13 @@ def assemble(
     layout = lay_out(spec, device, threads, network.width, ranks.device)
     trace = recorder_of(layout.actor_devices, device)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
-    settings = decode_settings(spec, codec)
-    evaluator = evaluator_of(spec, roots, network, codec, settings, partial(stops_of, spec, codec), ranks)
+    evaluator = evaluator_of(spec, roots, network, codec, decode_settings(spec, codec), partial(stops_of, spec, codec), ranks)
     actor = _trainer(spec, roots, network, codec, ranks)
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
     engine = Engine(
-        spec=spec, layout=layout, codec=codec,
-        prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
-        pool=pool_of(spec, ranks), decoder=_decoder(spec, network, codec, source, device),
-        actor=actor, scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting),
+        spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
+        pool=pool_of(spec, ranks), decoder=_decoder(spec, network, codec, source, device), actor=actor,
+        scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting),
         journal=journal, out=out, model_source=source, trace=trace, hardware=hardware_of(device, layout.devices[0]),
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
         chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks, parameters=numbers_of(network),

@@ -18,7 +18,7 @@ from oppo_core.trace.recorder import Shrunk
 WORDS = 300  # characters of what torch says that go into a decision's reason
 LEAST_TOKENS = 16  # as in the spec; a row stands alone well before
 SHARDED = (
-    "With training.backend deepspeed every rank counts on the others' passes, so none makes its own smaller; lower"
+    "With training.backend deepspeed or fsdp2 every rank counts on the others' passes, so none makes its own smaller; lower"
     " ppo.micro_batch_tokens"
 )
 LOG = logging.getLogger(__name__)

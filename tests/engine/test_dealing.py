@@ -98,7 +98,7 @@ class Member:
         rows = [[{name: getattr(s, name) for name in SEQUENCE_FIELDS} for s in kind] for kind in (pool.sequences, pool.queue)]
         half = None if self.finishers is None else {"batch": {"finishers": [s.sequence_id for s in self.finishers]}}
         spec = {"ppo": {"group_size": case.group}, "overlap": {"inter_step": case.rule}}
-        state = {"spec": spec, "pool": rows[0], "queue": rows[1], "suspended": half}
+        state = {"spec": spec, "pool": rows[0], "queue": rows[1], "suspended": half, "progress": {}}
         state |= {"turns": asdict(pool.turns), "cohorts": asdict(self.cohorts)}
         told: Tree = json.loads(json.dumps(state))
         return told
@@ -147,8 +147,11 @@ def _unsettled(member: Member, sequence: Sequence) -> bool:
 def test_format_4_told_how_many_answers_were_begun_and_nothing_of_turns() -> None:
     spec = {"ppo": {"group_size": 2}, "overlap": {"inter_step": "off"}}
     old = {"spec": spec, "pool": [], "queue": [], "suspended": None, "cohorts": asdict(Cohorts())}
-    states = [old | {"sequences_started": count} for count in (6, 2)]  # groups 0, 2, 4 and 1
+    # Groups 0, 2, 4 and 1; the second rank has less memory.
+    counts = ((6, {"actor": 64, "scorers": 32}), (2, {"actor": 16}))
+    states = [old | {"sequences_started": count, "progress": {"step": 3, "passes": passes}} for count, passes in counts]
     (one,) = dealt(states, 1)
+    assert one["progress"] == {"step": 3, "passes": {"actor": 16, "scorers": 32}}
     turns = Turns(**one["turns"])
     assert [turns.take() for _ in range(3)] == [3, 5, 6]
 
