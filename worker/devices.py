@@ -34,8 +34,10 @@ def device_reports(
 
 
 def engine_environment(device_indices: list[int]) -> dict[str, str]:
-    """Variables that confine an engine to its devices."""
-    return {"CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in device_indices)} if _nvml() else {}
+    """Variables that confine an engine to its devices. NVML numbers GPUs by their bus; CUDA would put the fastest first."""
+    if not _nvml():
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in device_indices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def cpu_count() -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from worker import devices
 from worker.clocks import SLOW_BEATS, WELL_BEATS, ClockWatch, slowed
-from worker.devices import device_reports
+from worker.devices import device_reports, engine_environment
 
 
 class NVMLError(Exception):
@@ -102,6 +102,14 @@ def test_a_card_that_nothing_computes_on_is_well(card: Any) -> None:
     for errors in (0, None):
         card(errors=errors)
         assert [(report.kind, report.health) for report in device_reports()] == [("cuda", "")]
+
+
+def test_an_engine_sees_the_cards_that_it_was_given_numbered_as_here(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's own order, the fastest first, would give it others on a node with cards of two kinds."""
+    card()
+    assert engine_environment([2, 5]) == {"CUDA_VISIBLE_DEVICES": "2,5", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    monkeypatch.setattr(devices, "_nvml", lambda: None)
+    assert engine_environment([0]) == {}
 
 
 def test_processes_count_unless_an_attempt_of_this_node_holds_the_card(card: Any) -> None:
