@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from oppo_core.rollout.decoder import DecodeSettings, Decoding
 from oppo_core.rollout.stops import StopConditions
 from oppo_core.vllm.inprocess import InProcessDecoder, start_engine
 from oppo_core.vllm.loop import Loop
-from oppo_core.vllm.requests import APART, HANDLES, apart_arguments, engine_arguments
+from oppo_core.vllm.requests import APART, HANDLES, apart_arguments, engine_arguments, prepare
 from oppo_core.vllm.reward import PrefixReward, check_classifier
 from oppo_core.vllm.shapes import AsyncEngine, PoolingEngine
 from oppo_core.vllm.streaming import StreamingDecoder
@@ -85,7 +84,7 @@ def start_apart(loop: Loop, arguments: dict[str, Any], devices: int) -> AsyncEng
         ImportError: vLLM is not installed.
         VllmError: it does not start.
     """
-    os.environ.update(APART if devices else APART | HANDLES)
+    prepare(APART if devices else APART | HANDLES)
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -112,7 +111,7 @@ def reward_of(folder: Path, arguments: dict[str, Any], silence_s: float) -> Pref
         VllmError: it does not start.
     """
     check_classifier(folder)
-    os.environ.update(APART)
+    prepare(APART)
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 

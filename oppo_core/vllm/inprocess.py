@@ -7,7 +7,6 @@ the weights that sampled them, which is compared with what we have noted.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from oppo_core.rollout.ends import ends
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stops import StopConditions
 from oppo_core.vllm.errors import VllmError
-from oppo_core.vllm.requests import ENVIRONMENT, prompt_of, sampling_arguments, supports_of
+from oppo_core.vllm.requests import ENVIRONMENT, prepare, prompt_of, sampling_arguments, supports_of
 from oppo_core.vllm.shapes import Completion, Engine, Output
 
 # The trainer's weights by the names of the model's folder, adapters merged.
@@ -33,7 +32,7 @@ def start_engine(arguments: dict[str, Any]) -> Engine:
     Raises:
         ImportError: vLLM is not installed.
     """
-    os.environ.update(ENVIRONMENT)
+    prepare(ENVIRONMENT)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,16 @@ ENVIRONMENT = ALWAYS | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 APART = ALWAYS | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 # Handles of our GPU's memory go to the other process as pickles; docs/models.md says who could send some.
 HANDLES = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+
+
+# torchrun's promise that its store is there for every group. vLLM makes groups of its own, where none is, and would wait for it.
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+def prepare(environment: dict[str, str]) -> None:
+    """Set what vLLM reads, here and in the processes that it starts. Our own ranks have met by now."""
+    os.environ.update(environment)
+    os.environ.pop(AGENT_STORE, None)
 
 
 # What is cached, and found again, is whole blocks of so many tokens.

@@ -263,6 +263,21 @@ def test_a_step_without_an_update_goes_on_with_the_same_weights(backend: Backend
         assert answers[0] == answers[1]
 
 
+def test_an_answer_that_begins_anew_under_its_number_is_another_one(backend: Backend, make: Any) -> None:
+    """As tail batching has it: in the very next step perhaps, with the same random numbers."""
+    decoder, _ = make()
+    decoder.begin(some := sequences(3), 0)
+    decoder.advance(4, 0)
+    decoder.rest()
+    again = [s.anew() for s in some]
+    decoder.begin(again, 0)
+    to_the_end(decoder)
+    assert all(s.length <= 4 for s in some)
+    for old, new in zip(some, again, strict=True):
+        assert new.finished
+        assert not backend.exact or new.response[: old.length] == old.response
+
+
 def test_who_is_not_named_again_is_forgotten(make: Any) -> None:
     decoder, _ = make()
     some = sequences(5)

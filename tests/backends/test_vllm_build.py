@@ -24,7 +24,7 @@ from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tokens import ByteCodec
 from oppo_core.vllm.build import decoder_of, own_places, reward_of
 from oppo_core.vllm.errors import VllmError
-from oppo_core.vllm.requests import APART, ENVIRONMENT, HANDLES, reward_arguments
+from oppo_core.vllm.requests import AGENT_STORE, APART, ENVIRONMENT, HANDLES, reward_arguments
 from oppo_core.vllm.standin import StandInEngine
 from oppo_core.vllm.standin_async import AsyncStandIn, StandInTrainer, Wire
 from oppo_core.vllm.standin_pooling import PoolingStandIn
@@ -157,11 +157,13 @@ def test_each_rank_has_an_equal_part_of_the_gpus_that_only_decode() -> None:
 
 def test_the_three_places_write_the_same(told: Started) -> None:
     written = []
+    os.environ[AGENT_STORE] = "True"  # as below torchrun
     for process, devices, decoding in (("engine", 1, 0), ("own", 1, 0), ("own", 3, 2)):
         spec = spec_of(process, devices, decoding)
         written.append(decoded(decoder_of(spec, Path("folder"), small_network(), SETTINGS, None, 8, 0)))
         assert (told.arguments["model"], told.arguments["gpu_memory_utilization"]) == ("folder", 0.25)
     assert written[0] == written[1] == written[2]
+    assert AGENT_STORE not in os.environ
 
 
 def test_on_our_gpu_weights_come_by_handles(told: Started) -> None:
