@@ -27,6 +27,9 @@ from oppo_core.scoring.stream import Reading, Stream
 from oppo_core.scoring.track import Track
 from oppo_core.trace.recorder import Recorder
 
+# Tokens whose logits the reference makes together: over a large vocabulary those of a long answer would take gigabytes.
+LOGITS_AT_ONCE = 512
+
 
 @dataclass(frozen=True, slots=True)
 class Growth:
@@ -344,10 +347,13 @@ class ScorerSet:
         states = _predicting(track, reading)
         first = max(reading.first + 1, track.prompt_length)
         told = to_device(track.tokens[first : first + len(states)], states.device)
-        logits = precise(self.reference.network.logits(states)) / self.temperature
-        since = first - track.prompt_length
-        logits = restricted(logits, track.support[since : since + len(states)])
-        return torch.log_softmax(logits, dim=-1).gather(-1, told[:, None]).squeeze(-1)
+        support = track.support[first - track.prompt_length :]
+        rated = []
+        for start in range(0, len(states), LOGITS_AT_ONCE):
+            part = slice(start, start + LOGITS_AT_ONCE)
+            logits = restricted(precise(self.reference.network.logits(states[part])) / self.temperature, support[part])
+            rated.append(torch.log_softmax(logits, dim=-1).gather(-1, told[part, None]).squeeze(-1))
+        return torch.cat(rated) if rated else told.new_empty(0, dtype=states.dtype)
 
     def _scored(self, sequence_ids: list[int], values: list[NDArray[np.float64]]) -> dict[int, Scored]:
         """What is known of sequences that have been waited for, with the critic's `values` of each, in few copies."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from oppo_core.models.protocol import Network
 from oppo_core.ppo.budget import PassBudget
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.rewards.parts import Part, Rewards
+from oppo_core.scoring import scorers as scorers_module
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth, Networks, ScorerSet
 from oppo_core.scoring.stream import Stream
@@ -135,7 +137,13 @@ def test_scores_equal_the_plain_forward(
     world: Any, tmp_path: Any, dtype: torch.dtype, sequences: list[Growing], budget: int, begins: set[int], saves: set[int]
 ) -> None:
     """Whatever the chunks, in whichever rounds a step begins (the critic reads all again) or a checkpoint is written."""
-    scorers = scorer_set(world, dtype, budget)
+    with mock.patch.object(scorers_module, "LOGITS_AT_ONCE", 1 + budget % 7):
+        check_scores(scorer_set(world, dtype, budget), tmp_path, dtype, sequences, begins, saves)
+
+
+def check_scores(
+    scorers: ScorerSet, tmp_path: Any, dtype: torch.dtype, sequences: list[Growing], begins: set[int], saves: set[int]
+) -> None:
     told = [0] * len(sequences)
     finished: set[int] = set()
     for number, news in enumerate(rounds_of(sequences)):
