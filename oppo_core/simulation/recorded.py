@@ -63,7 +63,8 @@ def read_recording(file: Path, spec: RunSpec | None = None) -> Recording:
     A run that was resumed counts as one: where a step was repeated, the later one.
 
     Raises:
-        RecordingError: the file is no events file, begins after step 1, has steps without a timeline, or its spec is missing.
+        RecordingError: the file is no events file, begins after step 1, has steps without a timeline, or its spec is missing; or
+            it is one of several ranks'.
     """
     started, steps, timelines = None, dict[int, StepEvent](), dict[int, SpansEvent]()
     for event in _events(file):
@@ -76,6 +77,9 @@ def read_recording(file: Path, spec: RunSpec | None = None) -> Recording:
     if started is None or not steps:
         raise RecordingError(f"{file} records no complete step")
     recording = Recording(spec or _spec_beside(file), started)
+    ranks = recording.spec.resources.ranks
+    if ranks > 1:
+        raise RecordingError(f"{file} tells what one of {ranks} ranks did; a replay needs all answers, so a run of one rank")
     for number in range(1, max(steps) + 1):
         if number not in steps:
             raise RecordingError(f"{file} lacks step {number}; a replay needs the run from its first step on")

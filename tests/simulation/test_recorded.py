@@ -143,6 +143,12 @@ def test_without_its_spec_a_run_is_refused(recorded: Callable[[str], Path]) -> N
         read_recording(file)
 
 
+def test_one_of_several_ranks_is_refused(recorded: Callable[[str], Path], small: Callable[..., RunSpec]) -> None:
+    several = small({"ppo": {"batch_size": 4}, "resources": {"kind": "cpu", "processes": 2}})
+    with pytest.raises(RecordingError, match="one of 2 ranks did"):
+        read_recording(recorded("sequential"), several)
+
+
 @pytest.mark.parametrize("name", OVERLAPS)
 def test_a_real_run_takes_as_long_as_its_replay(name: str, tmp_path: Path) -> None:
     tiny = {"tiny": {"hidden": 32, "layers": 2, "heads": 2, "context": 160, "vocab": 64}}
