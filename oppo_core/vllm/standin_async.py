@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
+import threading
 from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -213,25 +213,38 @@ class Wire:
     """What NCCL is between two GPUs: one side sends while the other one receives, else both wait."""
 
     def __init__(self) -> None:
-        self._passing: queue.Queue[Tensor | None] = queue.Queue(1)
+        self._passing: list[Tensor] = []
+        self._moved = threading.Condition()
+        self._is_cut = False
 
     def send(self, weight: Tensor) -> None:
-        """Wait until the one before is taken."""
-        self._passing.put(weight.clone(), timeout=WAITS_S)
+        """Wait until the one before is taken, or the wire is cut."""
+        with self._moved:
+            self._moved.wait_for(lambda: self._is_cut or not self._passing, WAITS_S)
+            self._passing.append(weight.clone())
+            self._moved.notify_all()
 
     def receive(self, info: dict[str, Any]) -> dict[str, Tensor]:
         """As many weights as are described. Raises ValueError when another one comes, or none."""
         weights = {}
         for name, kind, shape in zip(info["names"], info["dtype_names"], info["shapes"], strict=True):
-            weight = self._passing.get(timeout=WAITS_S)
+            weight = self._take()
             if weight is None or (str(weight.dtype), list(weight.shape)) != (f"torch.{kind}", list(shape)):
                 raise ValueError(f"{name} did not come as {kind} {shape}")
             weights[name] = weight
         return weights
 
+    def _take(self) -> Tensor | None:
+        with self._moved:
+            self._moved.wait_for(lambda: self._is_cut or self._passing, WAITS_S)
+            self._moved.notify_all()
+            return self._passing.pop() if self._passing else None
+
     def cut(self) -> None:
-        """Nothing more will come."""
-        self._passing.put(None, timeout=WAITS_S)
+        """Nothing more will come: whoever waits at either end goes on."""
+        with self._moved:
+            self._is_cut = True
+            self._moved.notify_all()
 
 
 class StandInTrainer:
@@ -273,6 +286,8 @@ class StandInTrainer:
 
     def shutdown(self) -> None:
         """See `WeightTrainer`."""
+        if self._wire is not None:
+            self._wire.cut()
 
 
 def streaming(

@@ -78,7 +78,8 @@ def largest_weight(source: Source) -> int:
 class Client:
     """`VLLMWeightSyncClient` of the same module: what the sending side asks the engine, from whichever thread it likes.
 
-    `version` labels the next weights: the sender finishes without a label of its own.
+    `version` labels the next weights: the sender finishes without a label of its own. `abandon` is called when the engine cannot
+    take weights that are being sent, because the sender would wait for it on the GPU, where nobody could tell it.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Client:
     ) -> None:
         """`init_request`, `update_request`: vLLM's classes of these names, or what stands in for them."""
         self.version: int | None = None
+        self.abandon: Callable[[], None] = lambda: None
         self._engine, self._loop = engine, loop
         self._init_request, self._update_request = init_request, update_request
 
@@ -100,7 +102,11 @@ class Client:
 
     def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Let the engine take those that are described. Returns when it has them."""
-        self._loop.run(self._engine.update_weights(self._update_request(update_info=update_info)), "taking weights")
+        try:
+            self._loop.run(self._engine.update_weights(self._update_request(update_info=update_info)), "taking weights")
+        except VllmError:
+            self.abandon()
+            raise
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """All have come; the version is ours unless another one is given."""
@@ -113,6 +119,7 @@ class Transfer:
 
     def __init__(self, trainer: WeightTrainer, client: Client) -> None:
         self._trainer, self._client = trainer, client
+        client.abandon = trainer.shutdown
 
     def send(self, version: int) -> None:
         """See `HandOver.send`."""

@@ -26,7 +26,7 @@ from oppo_core.rollout.tokens import ByteCodec
 from oppo_core.vllm.errors import VllmError
 from oppo_core.vllm.loop import Loop
 from oppo_core.vllm.requests import HANDLES
-from oppo_core.vllm.standin_async import AsyncStandIn, StandInTrainer, Wire, streaming
+from oppo_core.vllm.standin_async import AsyncStandIn, EngineDead, StandInTrainer, Wire, streaming
 from oppo_core.vllm.streaming import StreamingDecoder
 from oppo_core.vllm.transfer import PACK_BYTES, Client, Source, Transfer, largest_weight, pack_bytes, trainer_arguments
 
@@ -288,6 +288,22 @@ def test_weights_that_are_not_those_that_were_told_are_an_error() -> None:
     try:
         with pytest.raises(VllmError, match=r"handing over weights failed: ValueError: .* was told"):
             Transfer(StandInTrainer(client, Misled(network), wire), client).send(1)
+    finally:
+        loop.close()
+
+
+def test_an_engine_that_dies_while_it_takes_weights_keeps_nobody_waiting() -> None:
+    """The sender stands at the wire, as NCCL's does on the GPU, where no error of the engine's would reach it."""
+
+    class Dying(Wire):
+        def receive(self, info: dict[str, Any]) -> dict[str, torch.Tensor]:
+            raise EngineDead("the engine's process has ended")
+
+    network, wire, loop = small_network(), Dying(), Loop(20.0)
+    client = Client(AsyncStandIn(network, wire), loop, SimpleNamespace, SimpleNamespace)
+    try:
+        with pytest.raises(VllmError, match="failed at taking weights: EngineDead: the engine's process has ended"):
+            Transfer(StandInTrainer(client, Source(network), wire), client).send(1)
     finally:
         loop.close()
 
