@@ -93,7 +93,7 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Find
         findings.checkpoint = checkpoint_bytes(spec, roles)
         if device is not None:
             findings.available = _available(device, spec)
-            findings.look(lambda: _fits(findings))
+            findings.look(lambda: _fits(findings, spec))
         if out is not None:
             findings.look(lambda: _room(spec, findings.checkpoint, out))
     return findings
@@ -254,14 +254,16 @@ def _available(device: torch.device, spec: RunSpec) -> int:
     """Bytes that are free for one rank."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available) // spec.resources.ranks_a_node
+    return int(psutil.virtual_memory().available) // spec.resources.ranks_a_node  # which share the machine
 
 
-def _fits(findings: Findings) -> None:
+def _fits(findings: Findings, spec: RunSpec) -> None:
     if findings.needed > findings.available:
         listed = ", ".join(f"{item.name} {mib(item.size)}" for item in findings.memory[:4])
+        here = spec.resources.ranks_a_node
+        who = "the run takes" if here == 1 else f"each of the {here} processes on this machine takes"
         raise PreflightError(
-            f"the run takes about {mib(findings.needed)} of memory, {mib(findings.available)} are free; most of it: {listed}."
+            f"{who} about {mib(findings.needed)} of memory, {mib(findings.available)} are free; most of it: {listed}."
             f" Remedy: {SMALLER}"
         )
 

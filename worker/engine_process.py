@@ -20,7 +20,7 @@ from oppo_contract.wire import Claimed
 from worker.artifacts import ArtifactError, FileStore, check_manifest, path_of
 from worker.devices import engine_environment
 from worker.folders import AttemptFolder, NodeIdentity
-from worker.rendezvous import TORCHRUN, processes_of, torchrun
+from worker.rendezvous import TORCHRUN, processes_of, threads_below, torchrun
 from worker.warm_engine import READ_EARLY, WarmGuard, start_warm
 
 # An engine may have an environment of its own, say another torch build.
@@ -99,7 +99,13 @@ class EngineProcess:
     ) -> None:
         """Start `command`; warm when `standby` leads to an interpreter that can become it."""
         self._lifeline = Lifeline()
-        environment = {**engine_environ(), **secrets, "PYTHONUNBUFFERED": "1", **engine_environment(device_indices)}
+        environment = {
+            **threads_below(command),
+            **engine_environ(),
+            **secrets,
+            "PYTHONUNBUFFERED": "1",
+            **engine_environment(device_indices),
+        }
         below_torchrun = TORCHRUN in command  # it closes the pipe for its engine, which dies with it instead
         warm: WarmGuard | None = None
         with folder.log_file("stdout").open("ab") as output, folder.log_file("stderr").open("ab") as errors:

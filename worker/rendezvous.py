@@ -18,6 +18,7 @@ from oppo_contract.wire import Address, Rendezvous
 HOST = "OPPO_RENDEZVOUS_HOST"
 PORTS = "OPPO_RENDEZVOUS_PORTS"
 TORCHRUN = "torch.distributed.run"
+PROCESSES = "--nproc-per-node"
 THIS_MACHINE = "127.0.0.1"
 # The platform's deadline is the one that decides; torchrun gives up by itself only if the platform is away.
 LATER_THAN_THE_PLATFORM_S = 60.0
@@ -80,7 +81,7 @@ def torchrun(command: Sequence[str], processes: int, meeting: Rendezvous | None)
     nodes, rank = (meeting.nodes, meeting.node_rank) if meeting else (1, 0)
     host, port = (meeting.address.host, meeting.address.port) if meeting else (THIS_MACHINE, _free_one_of([0], THIS_MACHINE))
     options = [
-        "--nnodes", str(nodes), "--node-rank", str(rank), "--nproc-per-node", str(processes),
+        "--nnodes", str(nodes), "--node-rank", str(rank), PROCESSES, str(processes),
         f"--master-addr={host}", "--master-port", str(port), "--max-restarts", "0",
     ]  # fmt: skip
     if meeting:
@@ -89,3 +90,9 @@ def torchrun(command: Sequence[str], processes: int, meeting: Rendezvous | None)
     if Path(command[0]).name.startswith("python"):
         return [command[0], *run, *command[1:]]
     return [sys.executable, *run, "--no-python", *command]
+
+
+def threads_below(command: Sequence[str]) -> dict[str, str]:
+    """What torchrun would tell several engines of a node, with a warning in the log; they choose their threads themselves."""
+    several = TORCHRUN in command and command[command.index(PROCESSES) + 1] != "1"
+    return {"OMP_NUM_THREADS": "1"} if several else {}

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Parameter
@@ -41,7 +42,10 @@ class FsdpStepper:
         self.parameters = trained_in(network)
         device = self.parameters[0].device
         join_default_group(device, ranks)
-        self._mesh = init_device_mesh(device.type, (ranks.world,))
+        # From the group: a mesh that is made otherwise takes devices by itself, and expects ranks on all that a node shows.
+        everybody = dist.group.WORLD
+        assert everybody is not None
+        self._mesh = DeviceMesh.from_group(everybody, device.type)
         self._module = _cut_up(network, self._mesh)
         self.parts = trained_in(cast(Network, self._module))  # this rank's, in the same order
         self._adamw = torch.optim.AdamW(self.parts, lr=rates.peak, betas=BETAS, weight_decay=weight_decay)
@@ -144,7 +148,7 @@ class FsdpStepper:
         return distribute_tensor(value, self._mesh, part.placements, src_data_rank=None)
 
 
-def _cut_up(network: Network, mesh: Any) -> Through:
+def _cut_up(network: Network, mesh: DeviceMesh) -> Through:
     """A copy of the network for training, block by block and then what is left, in parts of float32 at least."""
     copied = copy.deepcopy(network)
     short = is_short(next(network.parameters()))

@@ -110,9 +110,11 @@ def test_a_rule_is_asked_about_one_sample(world: Any) -> None:
 def test_too_little_memory_is_told_with_the_largest_parts_and_the_remedy(world: Any) -> None:
     with mock.patch.object(looked, "_available", return_value=1000):
         findings = preflight(world.spec(), [world.folder])
+        (shared,) = preflight(world.spec({"resources": {"kind": "cpu", "processes": 2}}), [world.folder]).errors
     (error,) = findings.errors
-    for words in ("are free; most of it:", findings.memory[0].name, "lower ppo.micro_batch_tokens"):
+    for words in ("the run takes", "are free; most of it:", findings.memory[0].name, "lower ppo.micro_batch_tokens"):
         assert words in str(error)
+    assert str(shared).startswith("each of the 2 processes on this machine takes about ")
 
 
 def test_too_little_disk_is_told_before_the_run_starts(world: Any, tmp_path: Path) -> None:

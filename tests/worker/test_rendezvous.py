@@ -17,7 +17,7 @@ from worker.folders import AttemptFolder, EngineEnd
 from worker.neighbours import cause_of
 from worker.outcomes import outcome_of
 from worker.redaction import Redactor
-from worker.rendezvous import own_address, processes_of, torchrun
+from worker.rendezvous import own_address, processes_of, threads_below, torchrun
 
 MINIMAL = {
     "name": "n", "steps": 1, "data": {"prompts": "p"}, "ppo": {"batch_size": 24},
@@ -68,6 +68,8 @@ def test_several_processes_of_one_node_meet_on_it(monkeypatch: pytest.MonkeyPatc
     ]
     assert int(line[11]) > 1
     assert line[12:] == ["--max-restarts", "0", "-m", "oppo_core"]
+    assert threads_below(line) == {"OMP_NUM_THREADS": "1"}
+    assert threads_below(torchrun(["engine"], 1, meeting(1))) == threads_below(["engine"]) == {}
 
 
 @pytest.mark.parametrize(
