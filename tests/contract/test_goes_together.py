@@ -1,0 +1,141 @@
+"""Switches that do not go with each other are refused with what to choose instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oppo_contract import load_spec
+from tests.contract.test_bad_input import change, refused
+
+INEXACT = [
+    ("ppo.epochs", 2), ("ppo.mini_batches", 2), ("ppo.whiten_rewards", True), ("ppo.normalize_scores", "running"),
+    ("ppo.on_nonfinite", "skip"), ("ppo.on_nonfinite", "rollback"), ("overlap.intra_step", "off"),
+    ("resources.dtype", "bfloat16"), ("resources.kind", "cuda"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value"), INEXACT)
+def test_update_overlap_is_refused_where_it_would_not_be_exact(minimal: dict[str, Any], path: str, value: Any) -> None:
+    (problem,) = refused(change(change(minimal, "overlap.update_overlap", True), path, value))
+    assert (problem.path, problem.message) == (path, "does not go with overlap.update_overlap")
+    assert problem.allowed
+    load_spec(change(minimal, path, value))
+
+
+SHARDED = [
+    ("ppo.on_nonfinite", "skip"), ("ppo.on_nonfinite", "rollback"), ("ppo.ema_decay", 0.9), ("resources.dtype", "float64"),
+    ("overlap.update_overlap", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
+@pytest.mark.parametrize(("path", "value"), SHARDED)
+def test_sharding_is_refused_where_a_rank_needs_the_whole_optimizer(
+    minimal: dict[str, Any], path: str, value: Any, backend: str
+) -> None:
+    sharded = change(change(minimal, "training.backend", backend), path, value)
+    if (backend, value) == ("fsdp2", "float64"):  # DeepSpeed alone steps on float32 weights
+        load_spec(sharded)
+        return
+    (problem,) = refused(sharded)
+    assert (problem.path, problem.message) == (path, f"does not go with training.backend {backend}")
+    assert problem.allowed
+    load_spec(change(minimal, path, value))
+    load_spec(change(change(minimal, "training.backend", backend), "resources.dtype", "bfloat16"))
+
+
+WITHOUT_VLLM = [
+    ("resources.kind", "cpu"), ("resources.dtype", "float64"), ("ppo.tis", "stale"), ("overlap.drafter.max_rows", 2),
+    ("training.backend", "deepspeed"), ("models.actor", {"tiny": {"context": 1024}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value"), WITHOUT_VLLM)
+def test_vllm_is_refused_where_it_cannot_decode(minimal: dict[str, Any], path: str, value: Any) -> None:
+    decoded = change(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm"), "ppo.tis", "all")
+    load_spec(decoded)
+    (problem,) = refused(change(decoded, path, value))
+    assert (problem.path, problem.message) == (path, "does not go with rollout.backend vllm")
+    assert problem.allowed
+    load_spec(change(minimal, path, value))
+
+
+SERVED = {"models.reward": {"model": {"path": "a"}, "served_by": "vllm"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "allowed"),
+    [
+        ({"models.reward": {"rule": "a:b", "served_by": "vllm"}}, "models.reward.served_by", "a model with a path"),
+        ({"models.reward": {"model": {"tiny": {}}, "served_by": "vllm"}}, "models.reward.served_by", "a model with a path"),
+        ({"models.reward.reads": "text"}, "models.reward.served_by", "reads: tokens"),
+        ({"models.reward": {"parts": [{"rule": "a:b"}], "served_by": "vllm"}}, "models.reward.served_by", "a model with a path"),
+        (
+            {"models.reward": {"parts": [{"rule": "a:b"}, {"model": {"path": "a"}, "memory_share": 0.5}]}},
+            "models.reward.parts.1.memory_share", "served_by vllm",
+        ),
+        ({"models.reward": {"rule": "a:b", "memory_share": 0.5}}, "models.reward.memory_share", "served_by vllm"),
+        ({"resources.kind": "cpu"}, "resources.kind", "cuda"),
+        ({"resources.dtype": "float64"}, "resources.dtype", "bfloat16"),
+    ],
+)  # fmt: skip
+def test_vllm_serves_reward_models_that_it_can(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
+    spec = load_spec(changed_by(minimal, SERVED))
+    assert [(s.served_by, s.memory_share) for s in spec.models.reward.sources()] == [("vllm", 0.15)]
+    (problem,) = refused(changed_by(minimal, SERVED | changes))
+    assert problem.path == path
+    assert allowed in (problem.allowed or "")
+
+
+# Four GPUs a node, three of which decode: vLLM in a process of its own.
+APART = {
+    "models.actor": {"path": "a"}, "rollout.backend": "vllm", "ppo.tis": "all", "rollout.vllm_process": "own",
+    "resources.devices": 4, "resources.decoding_devices": 3,
+}  # fmt: skip
+
+
+def changed_by(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    for where, new in changes.items():
+        data = change(data, where, new)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "allowed"),
+    [
+        ({"resources.decoding_devices": 4}, "resources.decoding_devices", "at most 3"),
+        ({"resources.devices": 5}, "resources.decoding_devices", "a multiple of 2"),
+        ({"rollout.vllm_process": "engine"}, "resources.decoding_devices", "rollout.vllm_process own"),
+        ({"rollout.vllm_sleep": True}, "rollout.vllm_sleep", "false"),
+        ({"rollout.backend": "torch", "rollout.vllm_process": "engine"}, "resources.decoding_devices", "rollout.backend vllm"),
+    ],
+)
+def test_gpus_that_only_decode_are_vllms_own(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
+    spec = load_spec(changed_by(minimal, APART))
+    assert (spec.resources.ranks_a_node, spec.resources.ranks) == (1, 1)
+    (problem,) = refused(changed_by(minimal, APART | changes))
+    assert problem.path == path
+    assert allowed in (problem.allowed or "")
+
+
+def test_vllm_in_a_process_of_its_own_goes_with_deepspeed(minimal: dict[str, Any]) -> None:
+    load_spec(changed_by(minimal, APART | {"training.backend": "deepspeed"}))
+
+
+def test_vllm_that_sleeps_keeps_no_cache(minimal: dict[str, Any]) -> None:
+    decoded = change(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm"), "ppo.tis", "all")
+    sleeping = change(decoded, "rollout.vllm_sleep", True)
+    (problem,) = refused(change(sleeping, "overlap.kv_after_update", "keep"))
+    assert problem.path == "rollout.vllm_sleep"
+    load_spec(change(decoded, "overlap.kv_after_update", "keep"))
+    load_spec(sleeping)
+
+
+def test_vllm_says_what_it_sampled_among_with_top_k_only(minimal: dict[str, Any]) -> None:
+    decoded = change(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm"), "ppo.tis", "all")
+    filtered = change(decoded, "rollout.top_p", 0.9)
+    (problem,) = refused(filtered)
+    assert problem.path == "rollout.top_k"
+    load_spec(change(filtered, "rollout.top_k", 50))
