@@ -21,8 +21,9 @@ from oppo_core.journal import Journal
 from oppo_core.layout import Layout, LayoutError, available_cores, device_of, lay_out
 from oppo_core.metrics import Cohorts
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import find, load_model
+from oppo_core.models.folder import Base, find, load_model, load_reference, load_with_base
 from oppo_core.models.protocol import Network
+from oppo_core.models.sharing import seen_by_others, take_shared
 from oppo_core.ppo.actor import Acting, ActorTrainer
 from oppo_core.ppo.average import MovingAverage
 from oppo_core.ppo.budget import PassBudget
@@ -166,7 +167,7 @@ def assemble(
     threads = ranks.cores(min(threads or available_cores(), spec.resources.cpu_threads or available_cores()))
     torch.set_num_threads(threads)
     device = device_of(spec)
-    network, codec, source = _actor(spec, roots, device)
+    network, base, codec, source = _actor(spec, roots, device)
     check_contexts(spec, network)
     layout = lay_out(spec, device, threads, network.width, ranks.device)
     trace = recorder_of(layout.actor_devices, device)
@@ -177,7 +178,7 @@ def assemble(
     engine = Engine(
         spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
         pool=pool_of(spec, ranks), decoder=_decoder(spec, network, codec, source, device), actor=actor,
-        scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting),
+        scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting, base),
         journal=journal, out=out, model_source=source, trace=trace, hardware=hardware_of(device, layout.devices[0]),
         progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
         chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks, parameters=numbers_of(network),
@@ -234,14 +235,15 @@ def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:
 def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec, ranks: Ranks) -> ActorTrainer:
     """The actor's trainer with what the spec adds to it: a moving average, texts that are mixed in."""
     ppo = spec.ppo
-    trainer = ActorTrainer(network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks, stepper_of(spec.training))
+    training = spec.training
+    trainer = ActorTrainer(network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks, stepper_of(training), training)
     if ppo.ema_decay is not None:
         assert isinstance(trainer.optimizer, Optimizer)  # the spec's own validator saw to it
         trainer.average = MovingAverage(trainer.optimizer, ppo.ema_decay)
     if ppo.pretraining is not None:
         longest = min(ppo.pretraining.max_tokens, network.context)
         texts = read_texts(find(ppo.pretraining.data, roots), ppo.pretraining.field, codec, longest)
-        trainer.mix = PretrainingMix(texts, ppo.pretraining, spec.seed, ppo.micro_batch_tokens)
+        trainer.mix = PretrainingMix(texts, ppo.pretraining, spec.seed, ppo.micro_batch_tokens, training)
     return trainer
 
 
@@ -317,11 +319,11 @@ def check_contexts(spec: RunSpec, network: Network) -> None:
 
 def build_scorers(
     spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
-    meeting: Meeting | None, trace: Recorder,
+    meeting: Meeting | None, base: Base | None, trace: Recorder,
 ) -> ScorerSet:  # fmt: skip
     """The three scorers' networks, in the process that calls this; with `shared` they are the actor's partner too.
 
-    The critic's trainer joins those of the other ranks at `meeting`.
+    The critic's trainer joins those of the other ranks at `meeting`. `base`: what the actor trains adapters on.
 
     Raises:
         ModelFolderError: a model is missing, too short, or its tokenizer differs from the actor's.
@@ -329,8 +331,7 @@ def build_scorers(
     """
     dtype = DTYPES[spec.resources.dtype]
     rewards = RewardBuilder(spec, roots, dtype, device, partial(check_contexts, spec), slots(spec)).rewards()
-    reference_spec = spec.models.reference or spec.models.actor
-    reference = load_model(reference_spec, "lm", roots, dtype, spec.seed, device=device)
+    reference = load_reference(spec.models, roots, dtype, spec.seed, device, base)
     critic = _critic(spec, roots, device) if spec.ppo.has_critic else None
     for network in (reference, critic):
         if network is not None:
@@ -338,7 +339,7 @@ def build_scorers(
     trainer = None
     if critic is not None:
         ranks = join(meeting, "critic", device)
-        trainer = CriticTrainer(critic, spec.ppo, spec.seed, spec.steps, ranks, stepper_of(spec.training))
+        trainer = CriticTrainer(critic, spec.ppo, spec.seed, spec.steps, ranks, stepper_of(spec.training), spec.training)
     if trainer is not None and resume is not None:
         trainer.load(resume)
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
@@ -347,17 +348,21 @@ def build_scorers(
     if shared is None:
         reads_once = trainer is not None and trainer.ppo.optimizer_steps == 1 and spec.overlap.intra_step == "off"
         return (WholeScorers if reads_once else ScorerSet)(*given)
-    actor, _, _ = _actor(spec, roots, device)
-    for name, weight in actor.state_dict(keep_vars=True).items():
-        weight.data = shared.weights[name]
-    trained = ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps)
+    actor, _, _, _ = _actor(spec, roots, device)
+    take_shared(actor, shared.weights)
+    trained = ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps, training=spec.training)
     return PartnerScorers(*given).join(trained, shared.gradients)
 
 
-def _actor(spec: RunSpec, roots: list[Path], device: torch.device) -> tuple[Network, TextCodec, Path | None]:
-    network = load_model(spec.models.actor, "lm", roots, DTYPES[spec.resources.dtype], spec.seed, spec.models.lora, device)
-    path = spec.models.actor.path
-    return network, codec_of(spec.models.actor, roots), find(path, roots) if path is not None else None
+def _actor(spec: RunSpec, roots: list[Path], device: torch.device) -> tuple[Network, Network | None, TextCodec, Path | None]:
+    """The actor, what it trains adapters on where that is the reference, its tokens, and its folder."""
+    model, lora, dtype = spec.models.actor, spec.models.lora, DTYPES[spec.resources.dtype]
+    base = None
+    if lora is not None and spec.models.reference_is_base:
+        network, base = load_with_base(model, roots, dtype, spec.seed, lora, device)
+    else:
+        network = load_model(model, "lm", roots, dtype, spec.seed, lora, device)
+    return network, base, codec_of(model, roots), find(model.path, roots) if model.path is not None else None
 
 
 def _critic(spec: RunSpec, roots: list[Path], device: torch.device) -> Network:
@@ -376,14 +381,16 @@ def _critic_source(spec: RunSpec) -> ModelSpec:
 
 def _start_scorers(
     spec: RunSpec, roots: list[Path], layout: Layout, device: torch.device, trace: Recorder, resume: Path | None,
-    shared: SharedActor | None, meeting: Meeting | None,
+    shared: SharedActor | None, meeting: Meeting | None, base: Network | None,
 ) -> Scoring:  # fmt: skip
     # The store is kept by the engine's own group already.
     meeting = replace(meeting, hosts=False) if meeting is not None else None
-    build = partial(build_scorers, spec, roots, device, resume, shared, meeting)
+    in_other_process = layout.remote and device.type == "cpu"
+    seen = seen_by_others(base) if base is not None and in_other_process else base
+    build = partial(build_scorers, spec, roots, device, resume, shared, meeting, seen)
     silence = spec.resources.longest_silence_s
     if layout.remote and device.type == "cuda":
         return ThreadedScorers(build, recorder_of(layout.scorer_devices, device), device, trace, silence)
-    if layout.remote:
+    if in_other_process:
         return RemoteScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace, silence)
     return build(trace)

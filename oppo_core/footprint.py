@@ -16,14 +16,18 @@ import torch
 from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import TINY, find, read_config
+from oppo_core.models.recompute import HEAD_SLICE
 from oppo_core.models.tiny import Head, TinyTransformer
 from oppo_core.vllm.transfer import pack_bytes
 
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 TOKEN_BYTES = 8
-# Kept for the backward pass, numbers a token, layer and unit of width: inputs and outputs of attention and feed-forward part.
-ACTIVATIONS_A_UNIT = 34
-# Logits, their log-softmax and its gradient, a token and word.
+# Kept for the backward pass, numbers a token, layer and unit of width: inputs and outputs of attention and feed-forward part, or
+# what `training.recompute` leaves of them. Counted (oppo_bench.live_bytes): 32, 16 and 1 in the shapes of Qwen 2.5.
+ACTIVATIONS_A_UNIT = {"off": 34, "head": 34, "selective": 17, "full": 1}
+# Numbers a token and unit of width while one block is computed again, and its gradients are.
+BLOCK_AGAIN = {"selective": 30, "full": 44}
+# Logits, their log-softmax and its gradient, a token and word; as much again where the entropy has a gradient. Counted likewise.
 LOGITS_A_WORD = 3
 # A round of sampling holds, a row and word: tempered logits, log-probs and probabilities, and their sum so far in float64.
 SAMPLED_A_WORD = 3
@@ -119,12 +123,16 @@ def _counted(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A model at work: on how many numbers it is trained, and whether it keeps keys and values of what it has read."""
+    """A model at work: on how many numbers it is trained, whether it keeps keys and values of what it has read, and has weights.
+
+    Not `own`: its weights are the actor's, counted there.
+    """
 
     name: str
     shape: Shape
     trained: int = 0
     caches: bool = True
+    own: bool = True
 
 
 def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0, gpu: int = 0) -> list[Item]:
@@ -143,13 +151,14 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
         if name in served:
             items.append(Item(f"{name}: vLLM", int(served[name] * gpu), f"{served[name]} of the GPU's {gpu:,} B (memory_share)"))
             continue
-        items.append(Item(f"{name}: weights", shape.weights * each, f"{shape.weights:,} × {each} B"))
+        if role.own:
+            items.append(Item(f"{name}: weights", shape.weights * each, f"{shape.weights:,} × {each} B"))
         if role.caches and (role is not roles[0] or spec.rollout.backend == "torch"):
             items.append(_cache(f"{name}: keys and values", shape, slots, columns, each))
         if role.trained:
             items += _training_of(spec, role, each, bool(gpu))
     actor = roles[0]
-    passing = [_passing(role, spec.ppo.micro_batch_tokens, each, bool(gpu)) for role in roles if role.trained]
+    passing = [_passing(role, spec, each, bool(gpu)) for role in roles if role.trained]
     if spec.rollout.backend == "vllm":
         items += _vllm(spec, gpu, actor.shape.vocab * actor.shape.width * each, passing)
     else:
@@ -266,12 +275,12 @@ def checkpoint_bytes(spec: RunSpec, roles: list[Role]) -> int:
     return actor.shape.weights * each + average + trained
 
 
-def _passing(role: Role, tokens: int, each: int, on_gpu: bool) -> Item:
+def _passing(role: Role, spec: RunSpec, each: int, on_gpu: bool) -> Item:
     """What training holds for a while: a micro-batch's activations, or, when these are gone, what a step of AdamW makes.
 
     That is a root of every second moment, but for a GPU's fused kernel.
     """
-    activations = _activations(role, tokens, each)
+    activations = _activations(role, spec, each)
     made = 0 if on_gpu else max(4, each)
     if role.trained * made <= activations.size:
         return activations
@@ -279,9 +288,18 @@ def _passing(role: Role, tokens: int, each: int, on_gpu: bool) -> Item:
     return Item(f"{role.name}: the optimizer's step", role.trained * made, said)
 
 
-def _activations(role: Role, tokens: int, each: int) -> Item:
-    shape = role.shape
-    inner = tokens * shape.layers * shape.width * ACTIVATIONS_A_UNIT * each
-    logits = tokens * shape.vocab * LOGITS_A_WORD * max(4, each) if role.name == "actor" else 0
-    said = f"{tokens:,} tokens × ({shape.layers} × {shape.width:,} × {ACTIVATIONS_A_UNIT} × {each} B"
-    return Item(f"{role.name}: activations", inner + logits, said + (f" + {shape.vocab:,} × 12 B)" if logits else ")"))
+def _activations(role: Role, spec: RunSpec, each: int) -> Item:
+    """What the largest pass holds. The logits are gone when the last block is computed again: the larger of the two counts."""
+    shape, tokens, how = role.shape, spec.ppo.micro_batch_tokens, spec.training.recompute
+    unit = ACTIVATIONS_A_UNIT[how]
+    kept = tokens * shape.layers * shape.width * unit * each
+    said = f"{tokens:,} tokens × {shape.layers} × {shape.width:,} × {unit} × {each} B"
+    words = LOGITS_A_WORD * max(4, each) * (2 if spec.ppo.entropy_coefficient else 1)
+    told = tokens if how == "off" else min(tokens, HEAD_SLICE)
+    logits = told * shape.vocab * words if role.name == "actor" else 0
+    again = tokens * shape.width * BLOCK_AGAIN.get(how, 0) * each
+    if logits > again:
+        said += f" + {told:,} × {shape.vocab:,} × {words} B"
+    elif again:
+        said += f" + {tokens:,} × {shape.width:,} × {BLOCK_AGAIN[how]} × {each} B"
+    return Item(f"{role.name}: activations", kept + max(logits, again), said)

@@ -148,7 +148,8 @@ def _roles(spec: RunSpec, roots: list[Path], findings: Findings) -> list[Role] |
             complete = False
             continue
         findings.look(lambda name=name, shape=shape: _long_enough(spec, name, shape))  # type: ignore[misc]
-        roles.append(Role(name, shape, _trained(spec, name, shape) if trained else 0, name not in texts))
+        own = name != "reference" or not spec.models.reference_is_base
+        roles.append(Role(name, shape, _trained(spec, name, shape) if trained else 0, name not in texts, own))
     return roles if complete else None
 
 

@@ -70,6 +70,8 @@ ON_GPU = (
     Cell("1.5B", 112, FEW),
     Cell("7B", 32, FEW),
 )
+# Where the levers on an update's memory are measured (oppo_bench.levers), after the races of the size.
+UPDATES = (Cell("tiny", 4, (), SHORT), Cell("0.5B", 32, (), weight=0.6), Cell("1.5B", 32, (), weight=0.6))
 TINY = (Cell("tiny", 4, tuple(VARIANTS), SHORT), Cell("tiny", 12, SOME, SHORT))
 
 
@@ -80,3 +82,10 @@ def cells_of(sizes: list[str], batches: list[int] | None, variants: list[str] | 
     if wanted is None:
         return cells
     return [replace(c, variants=tuple(v for v in (*c.variants, VLLM) if v in wanted)) for c in cells]
+
+
+def planned_of(races: list[Cell], updates: bool) -> list[Cell]:
+    """Races and measured updates in the order in which they are taken: size by size, because networks are made for a size."""
+    sizes = dict.fromkeys(cell.size for cell in races)
+    cells = (*races, *(UPDATES if updates else ()))
+    return [cell for size in sizes for cell in cells if cell.size == size]

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu.warehouse import Warehouse
-from oppo_bench.workload import CONTEXT, PROMPT_TOKENS, VOCAB, Load
+from oppo_bench.levers import BASE, LEVERS, Update
+from oppo_bench.workload import CONTEXT, PROMPT_TOKENS, VOCAB, Lengths, Load
 from oppo_core.models.hugging import HuggingNetwork
 from oppo_core.models.precision import precise
 from oppo_core.ppo.budget import PassBudget
@@ -50,6 +51,8 @@ def findings(house: Warehouse, load: Load, kind: type[Decoder]) -> list[Finding]
         if role == "reference":
             found.append(greedy(exact, kind, tokens, "float32", 0.0))
         found.append(streamed(exact, role, load, "float32"))
+        if role == "reference" and all(weight.requires_grad for weight in exact.parameters()):
+            found.append(gradients(exact, load))
         del exact
         if load.size.dtype != "float32":
             found.append(streamed(house.networks[role], role, load, load.size.dtype))
@@ -123,6 +126,18 @@ def streamed(network: HuggingNetwork, role: str, load: Load, dtype: str) -> Find
     if dtype == "float32":
         return Finding(f"streamed_{role}_float32", float(apart.max()), WORST, words.format("largest"))
     return Finding(f"streamed_{role}_{dtype}", float(apart.mean()), MEAN, words.format("mean"))
+
+
+def gradients(network: HuggingNetwork, load: Load) -> Finding:
+    """How far gradients of packed, recomputed passes are from those of padded passes that keep everything, as a share."""
+    update = Update(network, PROMPTS, Lengths(load.lengths.seed, longest=200), load.size.micro_batch_tokens)
+    plain = update.gradients(LEVERS[BASE])
+    apart, length = 0.0, sum(float(gradient.square().sum()) for gradient in plain)
+    for mine, other in zip(update.gradients(LEVERS["full-packed"]), plain, strict=True):
+        apart += float((mine - other).square().sum())
+    update.set(LEVERS[BASE])
+    words = "gradients of packed passes that recompute against padded ones that keep everything, share of their length, float32"
+    return Finding("update_gradients_float32", (apart / length) ** 0.5, WORST, words)
 
 
 def _states(network: HuggingNetwork, answers: dict[int, NDArray[np.int64]], chunk: int) -> dict[int, Tensor]:

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from gpu.cases import ADAPTED, MEANING, OVERLAP, SHAPES, VLLM, Cell, cells_of
+from gpu import updates
+from gpu.cases import ADAPTED, MEANING, OVERLAP, SHAPES, UPDATES, VLLM, Cell, cells_of, planned_of
 from gpu.check import Finding, findings
 from gpu.figures import findings_of, results_of, stage_lines, table
 from gpu.floor import Ceilings
@@ -58,11 +59,12 @@ def main(arguments: list[str] | None = None) -> int:
         return REFUSED
     clock, watch, told = Clock(options.seconds), Watch(), Told()
     cells = cells_of(options.sizes, options.batches, options.variants)
+    planned = planned_of(cells, options.updates == "on")
     _introduce(cells, device, options)
     scratch = Path(tempfile.mkdtemp(prefix="oppo-gpu-"))
     try:
-        for size in dict.fromkeys(cell.size for cell in cells):
-            _measure_size([cell for cell in cells if cell.size == size], cells, device, options, clock, scratch / size, told)
+        for size in dict.fromkeys(cell.size for cell in planned):
+            _measure_size([cell for cell in planned if cell.size == size], planned, device, options, clock, scratch / size, told)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if not any(VLLM in cell.variants for cell in cells):
@@ -85,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         "--batches", type=lambda text: [int(part) for part in text.split(",")], help="comma-separated; default: all"
     )
     parser.add_argument("--variants", type=_names(OVERLAP), help="comma-separated; default: all that are planned for a size")
+    parser.add_argument("--updates", choices=["on", "off"], default="on", help="what recomputation and packing cost and save")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="what does not fit into this time is left out, and said")
     parser.add_argument("--repetitions", type=int, default=5, help="of two steps each, at most")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -136,11 +139,11 @@ def _measure_size(
     if device.type == "cuda":
         torch.cuda.empty_cache()
     if clock.left < LEAST_S[device.type]:
-        told.left_out += [f"{cell.case}: no time left" for cell in cells]
+        told.left_out += [f"{_named(cell)}: no time left" for cell in cells]
         return
     load = cells[0].load(device.type)
     if reason := _too_large(cells[0].size, device):
-        told.left_out += [f"{cell.case}: {reason}" for cell in cells]
+        told.left_out += [f"{_named(cell)}: {reason}" for cell in cells]
         return
     folder.mkdir(parents=True)
     prompts = write_prompts(folder, load.lengths.seed)
@@ -149,6 +152,9 @@ def _measure_size(
     told.results += _ceilings(cells[0].size, ceilings)
     for number, cell in enumerate(cells):
         seconds = clock.left * cell.weight / sum(later.weight for later in planned[planned.index(cell) :])
+        if cell in UPDATES:
+            _update(cell, house, device, options, seconds, told)
+            continue
         race = _race(cell, house, prompts, folder / str(cell.batch), device, options, seconds, told)
         if number == 0:
             _judge(cell.size, findings(house, load, race.kind), told)
@@ -175,6 +181,19 @@ def _race(
     finally:
         driver.close()
     return race
+
+
+def _named(cell: Cell) -> str:
+    return f"{cell.case}, updates" if cell in UPDATES else cell.case
+
+
+def _update(cell: Cell, house: Warehouse, device: torch.device, options: argparse.Namespace, seconds: float, told: Told) -> None:
+    if seconds < LEAST_S[device.type]:
+        told.left_out.append(f"{_named(cell)}: no time left")
+        return
+    results = updates.measure(cell, house, device, options.repetitions, seconds, _tell)
+    told.results += results
+    print("\n" + "\n".join(updates.lines(cell, results)))
 
 
 def _vllm() -> str:

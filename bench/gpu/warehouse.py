@@ -42,7 +42,7 @@ class Warehouse:
             (folder / role).mkdir(parents=True)
             write_tokenizer(folder / role)
             self.config.save_pretrained(folder / role)
-        base = _random(self.config, getattr(torch, load.size.dtype), device, load.lengths.seed)
+        base = random_model(self.config, getattr(torch, load.size.dtype), device, load.lengths.seed)
         self.networks: dict[str, HuggingNetwork] = {
             "reference": HuggingNetwork(base, None), "reward": _scalar(base.model, 1),
             "actor": HuggingNetwork(self._copy(base), None), "critic": _scalar(self._copy(base.model), 2),
@@ -97,7 +97,7 @@ def described(size: Size, untied: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _random(config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
+def random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
     """A causal language model, as the engine's own loader leaves one."""
     from transformers import AutoModelForCausalLM
 

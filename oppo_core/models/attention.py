@@ -1,9 +1,9 @@
 """The attention functions that transformers models run on: torch's fused one, and one with capped logits, as Gemma 2 has it.
 
 Both are registered with transformers, which hands on to them what the backbone is called with. With a `window` they look at
-what the slot cache has stored, band by band; without one at the keys of the pass. torch's fused attention has no cap, and
-transformers' plain one rounds the weights to float32, whatever the model's type; ours keeps the precision of the model's
-weights (float32 at least).
+what the slot cache has stored, band by band, or in a packed row at the keys of the same sequence; without one at the keys of the
+pass. torch's fused attention has no cap, and transformers' plain one rounds the weights to float32, whatever the model's type;
+ours keeps the precision of the model's weights (float32 at least).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from transformers.masking_utils import sdpa_mask
 
 from oppo_core.models.banded import attend_by_band, fused
 from oppo_core.models.cache import CacheWindow
+from oppo_core.models.packed import Packed, seen
 
 FUSED, CAPPED = "oppo_sdpa", "oppo_capped"
 
@@ -30,7 +31,7 @@ def fused_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    window: CacheWindow | None = None,
+    window: CacheWindow | Packed | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """Attention of `query` [N, heads, T, D] over `key` and `value` [N, kv heads, T, D], or over what `window` has stored.
@@ -40,6 +41,8 @@ def fused_attention(
     Returns:
         The mixed values [N, T, heads, D], and no weights.
     """
+    if isinstance(window, Packed):
+        return window.attend(_layer(module), query, key, value, scaling).transpose(1, 2), None
     if window is None or window.mask is None or attention_mask is None:
         whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
         return whole
@@ -55,12 +58,18 @@ def capped_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
-    window: CacheWindow | None = None,
+    window: CacheWindow | Packed | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """The same with logits that are capped at `softcap`."""
     attention = partial(_capped, scale=scaling or query.shape[-1] ** -0.5, cap=softcap)
-    if window is not None and window.mask is not None and attention_mask is not None:
+    if isinstance(window, Packed):
+
+        def alone(query: Tensor, key: Tensor, value: Tensor, reach: int | None) -> Tensor:
+            return attention(query, key, value, seen(query.shape[2], reach, query.device))
+
+        mixed = window.attend_apart(_layer(module), query, key, value, alone)
+    elif window is not None and window.mask is not None and attention_mask is not None:
         mixed = attend_by_band(window, _layer(module), query, attention_mask, attention)
     else:
         if attention_mask is None:

@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from oppo_contract.sections.models import Lora
+from oppo_contract.sections.models import Lora, Models
 from oppo_contract.spec import ModelSpec, TinyArchitecture
 from oppo_core.models.adapters import adapt, is_adapted, merged_weights, take_trained, trained_weights
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.protocol import Network
+from oppo_core.models.sharing import over_same_weights, take_shared
 from oppo_core.models.tiny import Head, TinyTransformer, init_tiny
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 TINY = "oppo_tiny"
 ADAPTERS = "adapters.safetensors"
 CPU = torch.device("cpu")
+# The actor's frozen weights, for the reference: a network over them, or the weights themselves in shared memory.
+Base = Network | dict[str, Tensor]
 
 
 def find(path: str, roots: list[Path]) -> Path:
@@ -67,6 +70,36 @@ def load_model(
     if lora is not None:
         adapt(network, lora, seed)
     return network.to(device)
+
+
+def load_with_base(
+    spec: ModelSpec, roots: list[Path], dtype: torch.dtype, seed: int, lora: Lora, device: torch.device = CPU
+) -> tuple[Network, Network]:
+    """A language model with adapters, as `load_model` gives it, and the plain one: two networks over the same frozen weights.
+
+    Raises:
+        ModelFolderError: see `load_model`.
+    """
+    network = _load(spec, "lm", roots, dtype, seed)
+    base = over_same_weights(network)
+    adapt(network, lora, seed)
+    return network.to(device), base.to(device)
+
+
+def load_reference(
+    models: Models, roots: list[Path], dtype: torch.dtype, seed: int, device: torch.device, base: Base | None
+) -> Network:
+    """The reference: `base`, or over the weights that it names, where there is one; else a model of its own.
+
+    Raises:
+        ModelFolderError: see `load_model`.
+    """
+    if base is not None and not isinstance(base, dict):
+        return base
+    network = load_model(models.reference or models.actor, "lm", roots, dtype, seed, device=device)
+    if base is not None:
+        take_shared(network, base)
+    return network
 
 
 def _load(spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, seed: int) -> TinyTransformer | HuggingNetwork:

@@ -32,7 +32,8 @@ from oppo_core.models.activation import fuse_activations
 from oppo_core.models.attention import CAPPED, FUSED
 from oppo_core.models.cache import CacheShape, CacheWindow
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.prove import cache_shape, prove
+from oppo_core.models.packed import Packed
+from oppo_core.models.prove import cache_shape, packed_apart, prove
 from oppo_core.models.tiny import Head
 
 TOKENIZER_FILES = (
@@ -122,6 +123,7 @@ class HuggingNetwork(nn.Module):
         self.width = int(config.hidden_size)
         self.reaches = supported.reaches(config)
         self.attends_by_band = model.config._attn_implementation in (FUSED, CAPPED)
+        self.refuses_packing = "" if self.attends_by_band else "transformers runs it on an attention function that is not ours"
         self._additive = model.config._attn_implementation == "eager"
         self._logit_rule = supported.logit_rule(config)
         self.name = f"{config.name_or_path} ({config.model_type})"
@@ -134,10 +136,12 @@ class HuggingNetwork(nn.Module):
         base: nn.Module = self.model if self.own_head is not None else self.model.base_model
         return base
 
-    def hidden(self, tokens_NT: Tensor, positions_NT: Tensor, window: CacheWindow | None = None) -> Tensor:
+    def hidden(self, tokens_NT: Tensor, positions_NT: Tensor, window: CacheWindow | Packed | None = None) -> Tensor:
         """Last hidden states [N, T, H]."""
         given: dict[str, Any] = {"use_cache": False, "past_key_values": self._whole}
-        if window is not None:
+        if isinstance(window, Packed):
+            given |= {"window": window.reaching(self._layer_reaches()), "attention_mask": self._no_masks(tokens_NT)}
+        elif window is not None:
             layers = [WindowLayer(window, layer, self.attends_by_band) for layer in range(len(self.cache_shape.layers))]
             given = {"use_cache": True, "past_key_values": Cache(layers=layers), "attention_mask": self._masks(window)}
             if self.attends_by_band:
@@ -155,6 +159,18 @@ class HuggingNetwork(nn.Module):
             assert mask is not None
             masks[kind] = _additive(mask, self.model.dtype) if self._additive else mask
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _layer_reaches(self) -> tuple[int | None, ...]:
+        """How far back a query sees, layer by layer."""
+        layers = len(self.cache_shape.layers)
+        if len(self.reaches) == 1:
+            return tuple(self.reaches.values()) * layers
+        return tuple(self.reaches[kind] for kind in self.config.layer_types[:layers])
+
+    def _no_masks(self, tokens_1T: Tensor) -> Tensor | dict[str, Tensor]:
+        """Masks that nobody reads, but which keep transformers from making some as large as the row is long, squared."""
+        none = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=tokens_1T.device)
+        return dict.fromkeys(self.reaches, none) if len(self.reaches) > 1 else none
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits [..., V]."""
@@ -209,7 +225,10 @@ def around(model: Any) -> HuggingNetwork:
 
 
 def _prove(network: HuggingNetwork) -> None:
-    """`prove`; a model that does something of its own between its cache and its attention is read without bands."""
+    """`prove`; a model that does something of its own between its cache and its attention is read without bands.
+
+    Whether it can be packed is found out as well.
+    """
     try:
         prove(network)
     except ModelFolderError:
@@ -217,6 +236,7 @@ def _prove(network: HuggingNetwork) -> None:
             raise
         network.attends_by_band = False
         prove(network)
+    network.refuses_packing = network.refuses_packing or packed_apart(network)
 
 
 def _load(path: str, config: PretrainedConfig, head: Head, dtype: torch.dtype) -> HuggingNetwork:

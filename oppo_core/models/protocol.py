@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from oppo_core.models.cache import CacheShape, CacheWindow
+from oppo_core.models.packed import Packed
 
 
 class Network(Protocol):
@@ -33,8 +34,15 @@ class Network(Protocol):
     def cache_shape(self) -> CacheShape:
         """What a slot cache must hold for it."""
 
-    def hidden(self, tokens_NT: Tensor, positions_NT: Tensor, window: CacheWindow | None = None) -> Tensor:
-        """Last hidden states [N, T, H]. Without a window rows are whole, right-padded and causal."""
+    @property
+    def refuses_packing(self) -> str:
+        """Why it cannot read sequences that are `Packed`; empty when it can."""
+
+    def hidden(self, tokens_NT: Tensor, positions_NT: Tensor, window: CacheWindow | Packed | None = None) -> Tensor:
+        """Last hidden states [N, T, H]. Without a window rows are whole, right-padded and causal.
+
+        Tokens and positions [1, T] that are `Packed` hold several sequences, none of which sees another.
+        """
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits [..., V] of hidden states [..., H]."""

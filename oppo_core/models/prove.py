@@ -17,6 +17,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from oppo_core.models.cache import CacheShape, LayerShape, SlotCache
 from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.packed import Packed
 
 if TYPE_CHECKING:
     from oppo_core.models.hugging import HuggingNetwork
@@ -88,13 +89,34 @@ def prove(network: HuggingNetwork) -> None:
     except Exception as error:  # whatever an unknown model raises, the reason is told
         raise ModelFolderError(f"{network.name} cannot be read in parts: {error!r}") from error
     for what, ours, theirs in pairs:
-        allowed = TOLERANCE.get(theirs.dtype, ROUGH_TOLERANCE) * max(1.0, float(theirs.abs().max()))
-        difference = float((ours - theirs).abs().max())
-        if not difference <= allowed:
-            raise ModelFolderError(
-                f"{network.name} cannot be streamed exactly: its {what} differ by {difference:.2g}"
-                f" from those of one pass (allowed: {allowed:.2g})"
-            )
+        if differ := _apart(what, ours, theirs):
+            raise ModelFolderError(f"{network.name} cannot be streamed exactly: {differ}")
+
+
+@torch.no_grad()
+def packed_apart(network: HuggingNetwork) -> str:
+    """Why `network` cannot read sequences packed into one row: what it raises, or how far off it is; empty when it can."""
+    tokens_1T = _tokens(network)
+    length = tokens_1T.shape[1]
+    positions_1T = torch.arange(length, device=tokens_1T.device)[None]
+    lengths = [length, max(1, length // 3), max(1, length - 1)]
+    try:
+        with _narrow_window(network):
+            whole = network.hidden(tokens_1T, positions_1T)
+            tokens, positions = (torch.cat([x[:, :n] for n in lengths], dim=1) for x in (tokens_1T, positions_1T))
+            ours = network.hidden(tokens, positions, Packed.of(lengths, tokens_1T.device))
+    except Exception as error:  # noqa: BLE001 whatever an unknown model raises, the reason is told
+        return f"it does not take packed sequences: {error!r}"
+    return _apart("states of packed sequences", ours, torch.cat([whole[:, :n] for n in lengths], dim=1))
+
+
+def _apart(what: str, ours: Tensor, theirs: Tensor) -> str:
+    """How far `ours` is off, where that is more than rounding."""
+    allowed = TOLERANCE.get(theirs.dtype, ROUGH_TOLERANCE) * max(1.0, float(theirs.abs().max()))
+    difference = float((ours - theirs).abs().max())
+    if difference <= allowed:
+        return ""
+    return f"its {what} differ by {difference:.2g} from those of one pass (allowed: {allowed:.2g})"
 
 
 @contextmanager

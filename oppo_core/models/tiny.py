@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from oppo_contract.spec import TinyArchitecture
 from oppo_core.models.banded import attend_by_band, fused
 from oppo_core.models.cache import CacheShape, CacheWindow
+from oppo_core.models.packed import Packed
 
 Head = Literal["lm", "scalar"]
 
@@ -31,11 +32,13 @@ def called(layer: nn.Module, x: Tensor) -> Tensor:
     return result
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, window: CacheWindow | None, layer: int) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, window: CacheWindow | Packed | None, layer: int) -> Tensor:
     """Attention [N, heads, T, width]: causal over whole rows, or over what `window` lets a query see.
 
     `keys` and `values` are those of the same tokens; a window keeps them.
     """
+    if isinstance(window, Packed):
+        return window.attend(layer, query, keys, values)
     if window is not None:
         window.store(layer, keys, values)
         if window.mask is not None:
@@ -57,7 +60,7 @@ class Block(nn.Module):
         self.up = nn.Linear(hidden, 4 * hidden)
         self.down = nn.Linear(4 * hidden, hidden)
 
-    def forward(self, x_NTH: Tensor, layer: int, window: CacheWindow | None) -> Tensor:
+    def forward(self, x_NTH: Tensor, layer: int, window: CacheWindow | Packed | None) -> Tensor:
         """One block on [N, T, H]."""
         rows, tokens, hidden = x_NTH.shape
         normed = F.layer_norm(x_NTH, (hidden,), self.norm1.weight, self.norm1.bias)
@@ -85,6 +88,7 @@ class TinyTransformer(nn.Module):
         self.head = nn.Linear(hidden, 1) if head == "scalar" else None
 
     attends_by_band = True
+    refuses_packing = ""
 
     @property
     def context(self) -> int:
@@ -108,7 +112,7 @@ class TinyTransformer(nn.Module):
             assert isinstance(block, Block)
             block.linear = called
 
-    def hidden(self, tokens_NT: Tensor, positions_NT: Tensor, window: CacheWindow | None = None) -> Tensor:
+    def hidden(self, tokens_NT: Tensor, positions_NT: Tensor, window: CacheWindow | Packed | None = None) -> Tensor:
         """Last hidden states [N, T, H], normalised."""
         x = F.embedding(tokens_NT, self.embedding.weight) + F.embedding(positions_NT, self.position.weight)
         for layer, block in enumerate(self.blocks):

@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from oppo_contract.spec import Ppo
+from oppo_contract.sections.training import PLAIN_TRAINING
+from oppo_contract.spec import Ppo, Training
 from oppo_core.models.folder import export_model, restore_weights, save_weights
-from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
+from oppo_core.models.recompute import prepare
 from oppo_core.ppo.average import MovingAverage
 from oppo_core.ppo.batches import mini_batch_rows, pass_costs, response_states
 from oppo_core.ppo.budget import PassBudget
 from oppo_core.ppo.experience import Experience
+from oppo_core.ppo.head import logprobs_of, told_tokens
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate, policy_loss
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
@@ -30,7 +32,7 @@ from oppo_core.ppo.schedule import actor_rates
 from oppo_core.ppo.trial import Trial, attempt, settle
 from oppo_core.ranks import ALONE, Ranks
 from oppo_core.rollout.sequence import Support
-from oppo_core.rollout.support import joined, restricted
+from oppo_core.rollout.support import joined
 from oppo_core.training.stepper import StepperMaker, plain
 
 WEIGHTS, MOMENTS = "actor", "actor-optimizer.safetensors"
@@ -91,14 +93,16 @@ class ActorTrainer:
 
     def __init__(
         self, network: Network, ppo: Ppo, temperature: float, seed: int, steps: int, ranks: Ranks = ALONE,
-        stepper: StepperMaker = plain,
+        stepper: StepperMaker = plain, training: Training = PLAIN_TRAINING,
     ) -> None:  # fmt: skip
-        """`steps`: of the whole run, over which the learning rate falls."""
+        """`steps`: of the whole run, over which the learning rate falls. `training`: what its passes keep."""
         self.ranks = ranks
         self.network = network
         self.ppo = ppo
         self.temperature = temperature
+        self.training = training
         self.seed = seed
+        prepare(network, training)
         self.optimizer = stepper(network, actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "actor")
         self.average: MovingAverage | None = None
@@ -154,7 +158,7 @@ class ActorTrainer:
         kept: int | None = None,
         supports: Rows[Support] = (),
     ) -> HeldForward:
-        """Log-probs and entropies of the response tokens; graphs are kept up to `kept` padded tokens, default a micro-batch."""
+        """Log-probs and entropies of the response tokens; graphs are kept up to `kept` tokens, default a micro-batch."""
 
         def compute(rows: list[int]) -> tuple[Tensor, Tensor]:
             support = joined(supports[r] for r in rows) if supports else []
@@ -166,7 +170,7 @@ class ActorTrainer:
         budget = self.budget.tokens
         if kept is None:
             kept = budget if self.optimizer.holds_graphs else 0
-        return HeldForward(compute, lengths, sizes, budget, kept, pass_costs(self.network))
+        return HeldForward(compute, lengths, sizes, budget, kept, pass_costs(self.network), self.training.packs)
 
     def update(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
         """All epochs and mini-batches of PPO step `step` (from 0); returns `actor/*` metrics.
@@ -325,13 +329,7 @@ class ActorTrainer:
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [M] of the response tokens among their support, rows (tokens, prompt lengths) in order."""
         tokens, prompt_lengths = rows
-        logits = precise(network.logits(response_states(network, tokens, prompt_lengths))) / self.temperature
-        logp_MV = torch.log_softmax(restricted(logits, support), dim=-1)
-        told = torch.from_numpy(np.concatenate([ids[p:] for ids, p in zip(tokens, prompt_lengths, strict=True)]))
-        entropy = -(logp_MV.exp() * logp_MV).sum(-1) if self.ppo.entropy_coefficient else _entropy(logp_MV)
-        return logp_MV.gather(-1, told.to(logp_MV.device)[:, None]).squeeze(-1), entropy
-
-
-@torch.no_grad()
-def _entropy(logp_MV: Tensor) -> Tensor:
-    return -(logp_MV.exp() * logp_MV).sum(-1)
+        states = response_states(network, tokens, prompt_lengths, self.training.packs)
+        told = told_tokens(tokens, prompt_lengths, states)
+        trains_entropy = bool(self.ppo.entropy_coefficient)
+        return logprobs_of(network, states, told, support, self.temperature, trains_entropy, self.training.recompute != "off")

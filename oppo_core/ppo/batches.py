@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oppo_core.models.packed import Packed
 from oppo_core.models.protocol import Network
+from oppo_core.models.transfer import to_device
 from oppo_core.randomness import Use, generator
 
 # A forward pass costs about as much as this many tokens before its first token (measured: hidden 64, one thread).
@@ -82,6 +84,24 @@ def ragged_batches(
     return groups[::-1]
 
 
+def packed_batches(lengths: Rows[int], budget: int) -> list[list[int]]:
+    """Group rows so that each group has at most `budget` tokens: the longest first, each into the first group with room for it.
+
+    A row longer than the budget stands alone. Rows of length 0 are left out. Groups and their rows are in the order of row
+    indices; the result depends on the arguments alone.
+    """
+    groups: list[list[int]] = []
+    room: list[int] = []
+    for row in sorted((row for row in range(len(lengths)) if lengths[row] > 0), key=lambda row: (-lengths[row], row)):
+        place = next((n for n, left in enumerate(room) if left >= lengths[row]), len(groups))
+        if place == len(groups):
+            groups.append([])
+            room.append(budget)
+        groups[place].append(row)
+        room[place] -= lengths[row]
+    return sorted(sorted(group) for group in groups)
+
+
 def right_padded(rows: list[NDArray[np.int64]], fill: int = 0) -> Tensor:
     """Rows of token ids as one tensor [N, longest]."""
     padded = np.full((len(rows), max(len(row) for row in rows)), fill, dtype=np.int64)
@@ -104,18 +124,28 @@ def mini_batch_rows(batch: int, mini_batches: int, seed: int, step: int, epoch: 
     ]
 
 
-def response_states(network: Network, tokens: list[NDArray[np.int64]], prompt_lengths: list[int]) -> Tensor:
+def response_states(network: Network, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], packs: bool = False) -> Tensor:
     """States [M, H] that predict the response tokens of some sequences, one after the other, M tokens in all.
 
-    A response token at position p is predicted from position p−1. One forward pass over the rows, right-padded.
+    A response token at position p is predicted from position p−1. One forward pass over the rows: side by side, right-padded, or
+    `packs`: behind each other.
     """
     device = next(network.parameters()).device
-    padded = right_padded(tokens).to(device)
-    hidden = network.hidden(padded, torch.arange(padded.shape[1], device=device).expand_as(padded))
+    if packs:
+        hidden, starts = _packed_states(network, tokens, device)
+    else:
+        padded = right_padded(tokens).to(device)
+        hidden = network.hidden(padded, torch.arange(padded.shape[1], device=device).expand_as(padded))
+        starts = np.arange(len(tokens)) * padded.shape[1]
     wanted = np.concatenate(
-        [
-            row * padded.shape[1] + np.arange(prompt - 1, len(ids) - 1)
-            for row, (ids, prompt) in enumerate(zip(tokens, prompt_lengths, strict=True))
-        ]
+        [start + np.arange(prompt - 1, len(ids) - 1) for start, ids, prompt in zip(starts, tokens, prompt_lengths, strict=True)]
     )
     return hidden.flatten(0, 1).index_select(0, torch.from_numpy(wanted).to(device))
+
+
+def _packed_states(network: Network, tokens: list[NDArray[np.int64]], device: torch.device) -> tuple[Tensor, NDArray[np.int64]]:
+    """States [1, T, H] of the rows behind each other, and where each begins."""
+    lengths = [len(ids) for ids in tokens]
+    behind = to_device(np.concatenate(tokens), device)[None]
+    positions = to_device(np.concatenate([np.arange(length) for length in lengths]), device)[None]
+    return network.hidden(behind, positions, Packed.of(lengths, device)), np.cumsum([0, *lengths[:-1]])

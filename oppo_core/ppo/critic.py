@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from oppo_contract.spec import Ppo
+from oppo_contract.sections.training import PLAIN_TRAINING
+from oppo_contract.spec import Ppo, Training
 from oppo_core.models.adapters import take_trained, trained_weights
 from oppo_core.models.folder import save_weights
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
+from oppo_core.models.recompute import prepare
 from oppo_core.ppo.batches import mini_batch_rows, pass_costs, response_states
 from oppo_core.ppo.budget import PassBudget
 from oppo_core.ppo.held import HeldForward
@@ -45,13 +47,16 @@ class CriticTrainer:
     """Trains the value network, together with the critic's trainers of the other ranks."""
 
     def __init__(
-        self, network: Network, ppo: Ppo, seed: int, steps: int, ranks: Ranks = ALONE, stepper: StepperMaker = plain
-    ) -> None:
-        """`steps`: of the whole run, over which the learning rate falls."""
+        self, network: Network, ppo: Ppo, seed: int, steps: int, ranks: Ranks = ALONE, stepper: StepperMaker = plain,
+        training: Training = PLAIN_TRAINING,
+    ) -> None:  # fmt: skip
+        """`steps`: of the whole run, over which the learning rate falls. `training`: what its passes keep."""
         self.ranks = ranks
         self.network = network
         self.ppo = ppo
         self.seed = seed
+        prepare(network, training)
+        self.packs = training.packs
         self.optimizer = stepper(network, critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "critic")
 
@@ -114,11 +119,11 @@ class CriticTrainer:
         return loss_sum, clipped_sum
 
     def hold(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], kept: int | None = None) -> HeldForward:
-        """Values of the response tokens; graphs are kept up to `kept` padded tokens (default: a micro-batch)."""
+        """Values of the response tokens; graphs are kept up to `kept` tokens (default: a micro-batch)."""
 
         def compute(rows: list[int]) -> tuple[Tensor]:
             chosen = [tokens[r] for r in rows], [prompt_lengths[r] for r in rows]
-            return self.optimizer.forward(partial(_values, rows=chosen), self.network)
+            return self.optimizer.forward(partial(_values, rows=chosen, packs=self.packs), self.network)
 
         lengths = [len(ids) for ids in tokens]
         sizes = [length - prompt for length, prompt in zip(lengths, prompt_lengths, strict=True)]
@@ -126,7 +131,7 @@ class CriticTrainer:
         def read() -> HeldForward:
             budget = self.budget.tokens
             most = (budget if self.optimizer.holds_graphs else 0) if kept is None else kept
-            return HeldForward(compute, lengths, sizes, budget, most, pass_costs(self.network))
+            return HeldForward(compute, lengths, sizes, budget, most, pass_costs(self.network), self.packs)
 
         return self.budget.shrinking("the critic's forward pass", read)
 
@@ -162,6 +167,6 @@ class CriticTrainer:
         self.optimizer.load_state(load_file(folder / MOMENTS))
 
 
-def _values(network: Network, rows: tuple[list[NDArray[np.int64]], list[int]]) -> tuple[Tensor]:
+def _values(network: Network, rows: tuple[list[NDArray[np.int64]], list[int]], packs: bool) -> tuple[Tensor]:
     """Values [M] of the response tokens of rows: their tokens and prompt lengths."""
-    return (precise(network.scalar(response_states(network, *rows))),)
+    return (precise(network.scalar(response_states(network, *rows, packs))),)

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Rows
 import torch
 from torch import Tensor
 
-from oppo_core.ppo.batches import ON_A_CPU, PassCosts, ragged_batches
+from oppo_core.ppo.batches import ON_A_CPU, PassCosts, packed_batches, ragged_batches
 
 Outputs = tuple[Tensor, ...]
 
@@ -20,7 +20,7 @@ Outputs = tuple[Tensor, ...]
 class HeldForward:
     """Groups ragged rows into passes of `compute(rows)`, which returns tensors [M]: M response tokens, row after row.
 
-    What fits into `kept` padded tokens is computed at once with its graph; for the rest the first output alone is computed,
+    What fits into `kept` tokens is computed at once with its graph; for the rest the first output alone is computed,
     when `first` is asked for before `groups`.
     """
 
@@ -32,14 +32,18 @@ class HeldForward:
         budget: int,
         kept: int,
         costs: PassCosts = ON_A_CPU,
+        packs: bool = False,
     ) -> None:
-        """`lengths`: tokens a row, prompt included; `sizes`: response tokens a row; `budget`: most padded tokens a pass."""
+        """`lengths`: tokens a row, prompt included; `sizes`: response tokens a row; `budget`: most tokens a pass.
+
+        Padding counts, but for passes that `compute` `packs`, which have none.
+        """
         self._compute = compute
         self._sizes = sizes
         self._groups: list[tuple[list[int], Outputs | None]] = []
         held = 0
-        for rows in ragged_batches(lengths, budget, None, costs):
-            held += len(rows) * max(lengths[row] for row in rows)
+        for rows in packed_batches(lengths, budget) if packs else ragged_batches(lengths, budget, None, costs):
+            held += sum(lengths[row] for row in rows) if packs else len(rows) * max(lengths[row] for row in rows)
             self._groups.append((rows, compute(rows) if held <= kept else None))
 
     @property

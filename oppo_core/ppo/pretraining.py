@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oppo_contract.spec import Pretraining
-from oppo_core.models.precision import precise
+from oppo_contract.sections.training import PLAIN_TRAINING
+from oppo_contract.spec import Pretraining, Training
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.batches import ragged_batches, response_states
+from oppo_core.ppo.batches import packed_batches, ragged_batches, response_states
+from oppo_core.ppo.head import next_token_loss, told_tokens
 from oppo_core.randomness import Use, generator
 from oppo_core.ranks import ALONE, Ranks
 from oppo_core.rollout.prompts import PromptError, rows_in
@@ -41,12 +42,15 @@ def read_texts(path: Path, key: str, codec: TextCodec, longest: int) -> list[NDA
 class PretrainingMix:
     """Adds the gradients of some texts to those of the policy loss."""
 
-    def __init__(self, texts: list[NDArray[np.int64]], settings: Pretraining, seed: int, budget: int) -> None:
-        """`budget`: most padded tokens in one forward and backward pass."""
+    def __init__(
+        self, texts: list[NDArray[np.int64]], settings: Pretraining, seed: int, budget: int, training: Training = PLAIN_TRAINING
+    ) -> None:
+        """`budget`: most tokens in one forward and backward pass, padding included; `training`: what a pass keeps."""
         self.texts = texts
         self.settings = settings
         self.seed = seed
         self.budget = budget
+        self.training = training
 
     def of_step(self, step: int) -> list[NDArray[np.int64]]:
         """The texts of PPO step `step`: the next ones of an endless stream that visits each once an epoch."""
@@ -74,7 +78,7 @@ class PretrainingMix:
         texts = texts[ranks.rank :: ranks.world]
         for rows in self._cut(texts):
             chosen = [texts[row] for row in rows]
-            (loss,) = stepper.forward(partial(_loss, texts=chosen), network)
+            (loss,) = stepper.forward(partial(_loss, texts=chosen, training=self.training), network)
             if not torch.isfinite(loss):
                 stepper.fault(f"the pretraining loss is {float(loss.detach())} at step {step + 1}; look at the texts")
             stepper.backward(self.settings.coefficient * loss / total)
@@ -82,7 +86,8 @@ class PretrainingMix:
         return summed, sum(len(ids) - 1 for ids in texts)
 
     def _cut(self, texts: list[NDArray[np.int64]]) -> list[list[int]]:
-        return ragged_batches([len(ids) for ids in texts], self.budget)
+        lengths = [len(ids) for ids in texts]
+        return packed_batches(lengths, self.budget) if self.training.packs else ragged_batches(lengths, self.budget)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         order = np.arange(len(self.texts))
@@ -90,8 +95,8 @@ class PretrainingMix:
         return order
 
 
-def _loss(network: Network, texts: list[NDArray[np.int64]]) -> tuple[Tensor]:
+def _loss(network: Network, texts: list[NDArray[np.int64]], training: Training) -> tuple[Tensor]:
     """Summed next-token loss of some texts."""
-    logits = precise(network.logits(response_states(network, texts, [1] * len(texts))))
-    told = torch.from_numpy(np.concatenate([ids[1:] for ids in texts])).to(logits.device)
-    return (torch.nn.functional.cross_entropy(logits, told, reduction="sum"),)
+    first = [1] * len(texts)
+    states = response_states(network, texts, first, training.packs)
+    return (next_token_loss(network, states, told_tokens(texts, first, states), training.recompute != "off"),)

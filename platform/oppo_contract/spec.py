@@ -113,6 +113,8 @@ class RunSpec(Section):
             ),
             (self.resources.kind == "cuda", "resources.kind", "cuda", "cpu or any: two processes share the update on CPUs"),
         ]
+        if self.training.recompute == "selective":
+            reasons.append((True, "training.recompute", "selective", "off, head or full: two gradients are taken of one pass"))
         _refuse_with("overlap.update_overlap", reasons)
         return self
 
@@ -139,6 +141,12 @@ class RunSpec(Section):
                 "ppo.ema_decay",
                 self.ppo.ema_decay,
                 "empty: the average follows weights that no rank has whole",
+            ),
+            (
+                self.training.zero_stage == 3 and self.training.recompute != "off",
+                "training.recompute",
+                self.training.recompute,
+                "off, or training.zero_stage 1 or 2: at stage 3 nodes would gather weights unequally often",
             ),
         ]
         _refuse_with(f"training.backend {self.training.backend}", reasons)

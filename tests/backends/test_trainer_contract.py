@@ -107,6 +107,7 @@ def cases(backends: list[str]) -> list[dict[str, Any]]:
             case(f"{name}-short", backend, PASSES, SHORT),
             case(f"{name}-adapters", backend, PASSES, ADAPTERS),
             case(f"{name}-hugging", backend, PASSES, HUGGING),
+            case(f"{name}-less", backend, PASSES, HUGGING, {"training": less_memory(backend)}),
         ]
     for name in backends:
         listed += [
@@ -116,6 +117,11 @@ def cases(backends: list[str]) -> list[dict[str, Any]]:
             case(f"{name}-handed-on", BACKENDS["plain"], PASSES, TEXTS, resume=f"{name}-passes/checkpoints/step-00000002"),
         ]
     return listed + ([] if MISSING else [case("offloaded", OFFLOADED, PASSES, TEXTS)])
+
+
+def less_memory(backend: Tree) -> Tree:
+    """Packed passes, of which blocks are computed a second time where that goes with the backend."""
+    return {"packing": "on", "recompute": "off" if backend.get("zero_stage") == 3 else "full"}
 
 
 def write_world(folder: Path) -> None:
@@ -242,6 +248,12 @@ def test_a_fault_on_one_rank_ends_both_before_the_weights_are_harmed(runs: Runs,
 @each_backend
 def test_a_hugging_face_model_whose_weights_are_tied_learns_the_same(runs: Runs, backend: str) -> None:
     expected, found = runs.told("plain-hugging")["steps"], runs.told(f"{backend}-hugging")["steps"]
+    assert [close(1e-4)(step) for step in expected] == found
+
+
+@each_backend
+def test_passes_that_keep_less_learn_the_same(runs: Runs, backend: str) -> None:
+    expected, found = runs.told("plain-hugging")["steps"], runs.told(f"{backend}-less")["steps"]
     assert [close(1e-4)(step) for step in expected] == found
 
 

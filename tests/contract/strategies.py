@@ -25,9 +25,15 @@ def _tiny(draw: st.DrawFn) -> dict[str, Any]:
     return {"hidden": heads * 8 * draw(st.integers(1, 8)), "heads": heads, "layers": draw(st.integers(1, 64)), "context": 131072}
 
 
-TRAINING = st.sampled_from([{"backend": "plain"}, {"backend": "fsdp2"}]) | st.fixed_dictionaries(
-    {"backend": st.just("deepspeed")},
-    optional={"zero_stage": st.sampled_from([1, 2, 3]), "offload": st.sampled_from(["off", "optimizer"])},
+PACKING = {"packing": st.sampled_from(["off", "on"])}
+RECOMPUTE = {"recompute": st.sampled_from(["off", "head", "selective", "full"])}
+TRAINING = (
+    st.fixed_dictionaries({"backend": st.sampled_from(["plain", "fsdp2"])}, optional=RECOMPUTE | PACKING)
+    | st.fixed_dictionaries(
+        {"backend": st.just("deepspeed"), "zero_stage": st.sampled_from([1, 2])},
+        optional=RECOMPUTE | PACKING | {"offload": st.sampled_from(["off", "optimizer"])},
+    )
+    | st.fixed_dictionaries({"backend": st.just("deepspeed"), "zero_stage": st.just(3)}, optional=PACKING)
 )
 MODELS = st.fixed_dictionaries({"path": PATHS}) | st.fixed_dictionaries({"tiny": _tiny()})
 

@@ -46,6 +46,19 @@ def test_sharding_is_refused_where_a_rank_needs_the_whole_optimizer(
     load_spec(change(change(minimal, "training.backend", backend), "resources.dtype", "bfloat16"))
 
 
+def test_what_is_computed_again_must_be_possible(minimal: dict[str, Any]) -> None:
+    sharded = change(change(minimal, "training.backend", "deepspeed"), "training.zero_stage", 3)
+    together = change(change(minimal, "training.recompute", "selective"), "overlap.update_overlap", True)
+    (at_stage_3,), (twice,) = refused(change(sharded, "training.recompute", "head")), refused(together)
+    assert (at_stage_3.path, at_stage_3.message) == ("training.recompute", "does not go with training.backend deepspeed")
+    assert "zero_stage 1 or 2" in at_stage_3.allowed
+    assert (twice.path, twice.message) == ("training.recompute", "does not go with overlap.update_overlap")
+    for recompute in ("head", "full"):
+        load_spec(change(together, "training.recompute", recompute))
+        load_spec(change(change(sharded, "training.zero_stage", 2), "training.recompute", recompute))
+    load_spec(change(sharded, "training.packing", "on"))
+
+
 WITHOUT_VLLM = [
     ("resources.kind", "cpu"), ("resources.dtype", "float64"), ("ppo.tis", "stale"), ("overlap.drafter.max_rows", 2),
     ("training.backend", "deepspeed"), ("models.actor", {"tiny": {"context": 1024}}),

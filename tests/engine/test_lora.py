@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec
-from oppo_core.models.adapters import adapt, linear_layers, merged_weights, take_trained, trained_weights
+from oppo_core.models import sharing
+from oppo_core.models.adapters import adapt, is_adapted, linear_layers, merged_weights, take_trained, trained_weights
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import export_model, load_model, restore_weights
+from oppo_core.models.folder import export_model, load_model, load_with_base, restore_weights
+from oppo_core.models.sharing import seen_by_others, take_shared
+from oppo_core.preflight import preflight
 from tests.engine.architectures import VOCAB, write_folders
 
 LORA = Lora(rank=4, alpha=8.0)
@@ -118,6 +122,46 @@ def test_targets(place: tuple[Path, str]) -> None:
         load(place, Lora(targets=[name, "nonsense"]))
 
 
+def test_the_reference_is_the_actor_without_its_adapters(place: tuple[Path, str]) -> None:
+    """The very same tensors, the same logits to the bit as of a model that was loaded for it, whatever the actor learns."""
+    adapted, base = load_with_base(ModelSpec(path=place[1]), [place[0]], torch.float64, 7, LORA)
+    loaded = load(place, None)
+    assert torch.equal(logits_of(base), logits_of(loaded))
+    train(adapted)
+    assert (logits_of(adapted) - logits_of(base)).abs().max() > 1e-3
+    assert torch.equal(logits_of(base), logits_of(loaded))
+    assert not is_adapted(base)
+    assert is_adapted(adapted)
+    frozen = {weight.data_ptr() for weight in adapted.parameters() if not weight.requires_grad}
+    assert {weight.data_ptr() for weight in base.parameters()} == frozen
+    assert base.state_dict().keys() == loaded.state_dict().keys()
+    assert torch.equal(logits_of(adapted), logits_of(restored(place, adapted)))
+
+
+def restored(place: tuple[Path, str], adapted: Any) -> Any:
+    """A new network with what `adapted` has learned."""
+    other = load(place, LORA)
+    take_trained(other, {name: weight.clone() for name, weight in trained_weights(adapted).items()})
+    return other
+
+
+def test_another_process_may_have_it_too(world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    place = world.folder, "actor"
+    _, base = load_with_base(ModelSpec(path="actor"), [world.folder], torch.float64, 7, LORA)
+    wanted = logits_of(base)
+    weights = seen_by_others(base)
+    assert weights is not None
+    other = load(place, None, seed=8)
+    take_shared(other, weights)
+    assert all(weight.is_shared() for weight in other.parameters())
+    assert {w.data_ptr() for w in other.parameters()} == {w.data_ptr() for w in base.parameters()}
+    assert torch.equal(logits_of(other), wanted)
+    monkeypatch.setattr(sharing, "SHARED_MEMORY", world.folder)
+    monkeypatch.setattr(sharing.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
+    assert seen_by_others(load(place, None)) is None
+    assert "the reference is loaded a second time" in caplog.text
+
+
 TRAINED = {"models": {"lora": {"rank": 4, "alpha": 8.0}}, "steps": 4, "checkpoints": {"every_steps": 2, "keep": 9}}
 
 
@@ -158,3 +202,31 @@ def test_a_hugging_face_run_exports_what_it_trained(tmp_path: Path, world: Any) 
     assert moved
     assert all(name.startswith("transformer.h.") and name.endswith("weight") for name in moved)
     assert exported["transformer.wte.weight"].shape[0] == VOCAB
+
+
+@pytest.mark.parametrize(
+    ("changes", "threads"),
+    [
+        pytest.param({"overlap": {"intra_step": "off"}}, 1, id="one-process"),
+        pytest.param({}, 2, id="two-processes", marks=pytest.mark.full),
+        pytest.param({"overlap": {"update_overlap": True}}, 2, id="both-train", marks=pytest.mark.full),
+    ],
+)
+def test_a_run_without_a_second_copy_trains_the_same(world: Any, tmp_path: Path, changes: dict[str, Any], threads: int) -> None:
+    """To the bit as with a reference that is loaded from the actor's folder."""
+    spec = world.spec(TRAINED, changes, {"steps": 2})
+    apart = world.spec(TRAINED, changes, {"steps": 2, "models": {"reference": {"path": "actor"}}})
+    one, two = world.run(spec, tmp_path / "one", threads), world.run(apart, tmp_path / "two", threads)
+    for role in ("actor", "critic"):
+        assert all(torch.equal(weight, two.weights(role)[name]) for name, weight in one.weights(role).items())
+    for step, other in zip(one.steps, two.steps, strict=True):
+        assert torch.equal(step.experience.reference_logp, other.experience.reference_logp)
+    assert float(one.steps[-1].experience.kl.abs().max()) > 0
+    frozen = {w.data_ptr(): w for w in one.engine.actor.network.parameters() if not w.requires_grad}
+    if threads == 1:
+        reference = one.engine.scorers.reference.network
+        assert {w.data_ptr() for w in reference.parameters()} == set(frozen)
+    else:
+        assert all(weight.is_shared() for weight in frozen.values())
+    counted, both = ({item.name for item in preflight(s, [world.folder]).memory} for s in (spec, apart))
+    assert both - counted == {"reference: weights"}

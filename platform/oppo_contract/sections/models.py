@@ -197,6 +197,11 @@ class Models(Section):
 
     lora: Lora | None = Field(None, description="Train low-rank adapters instead of all weights; off when empty.")
 
+    @property
+    def reference_is_base(self) -> bool:
+        """Whether the reference is the actor without its adapters, over the very same weights."""
+        return self.lora is not None and self.reference is None
+
     @model_validator(mode="after")
     def critic_has_a_source(self) -> Self:
         if self.critic == "reward" and self.reward.model is None:

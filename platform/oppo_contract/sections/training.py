@@ -1,4 +1,4 @@
-"""Who takes the optimizer's steps."""
+"""Who takes the optimizer's steps, what of it each rank keeps, and what the passes before them keep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oppo_contract.sections.base import Section
 
 
 class Training(Section):
-    """Who takes the optimizer's steps, and what of it each rank keeps."""
+    """Who takes the optimizer's steps, what of it each rank keeps, and what the passes before them keep."""
 
     backend: Literal["plain", "deepspeed", "fsdp2"] = Field(
         "plain",
@@ -28,6 +28,18 @@ class Training(Section):
         description="With deepspeed: where the optimizer's state lies and steps are taken: on the device, or in main memory.",
     )
 
+    recompute: Literal["off", "head", "selective", "full"] = Field(
+        "off",
+        description="What an update does not keep for its backward pass but computes again: nothing; the logits, of which those"
+        " of 512 tokens live at a time (head); these, and of each block all but matrix products and attention (selective), or all"
+        " (full).",
+    )
+    packing: Literal["off", "on"] = Field(
+        "off",
+        description="Lay the answers of an update's pass behind each other, without padding (on), or side by side, padded to the"
+        " longest of them (off).",
+    )
+
     @model_validator(mode="after")
     def means_something(self) -> Self:
         for path, given, default in (("zero_stage", self.zero_stage, 2), ("offload", self.offload, "off")):
@@ -35,3 +47,11 @@ class Training(Section):
                 said = f"means nothing to training.backend {self.backend}"
                 raise Impossible(path, said, value=given, allowed=f"{default}, or with backend deepspeed")
         return self
+
+    @property
+    def packs(self) -> bool:
+        """Whether passes are packed."""
+        return self.packing == "on"
+
+
+PLAIN_TRAINING = Training()

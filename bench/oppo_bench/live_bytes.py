@@ -1,0 +1,49 @@
+"""How many bytes tensors hold at once: of every operation between two points, its results counted until they are let go of.
+
+Counted, not measured: what kernels take and give back within one operation is not seen. On a GPU torch's allocator tells.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, `peak` is the most that tensors which were made within it have held together, bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._known: set[int] = set()
+
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, and count what it has made."""
+        results = operation(*args, **(kwargs or {}))
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for tensor in tree_leaves(results):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in given:
+                self._count(tensor.untyped_storage())
+        return results
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self._known:
+            return
+        self._known.add(storage._cdata)
+        size = storage.nbytes()
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._gone, storage._cdata, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size
