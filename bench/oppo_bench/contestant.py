@@ -125,6 +125,7 @@ def finish_queued_work(engine: Engine) -> None:
 def release(engine: Engine) -> None:
     """End an engine's processes and give its memory back; it cannot be used any more."""
     engine.scorers.close()
+    engine.decoder.close()
     engine.hardware.close()
     for name in ("scorers", "decoder", "actor", "update"):
         setattr(engine, name, None)

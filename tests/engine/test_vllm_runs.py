@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,7 @@ from oppo_core.vllm.standin_async import streaming
 from oppo_core.vllm.standin_pooling import PoolingStandIn
 
 STEPS = 3
+ENDED = "VllmError: vLLM failed at beginning to take weights: EngineDead: the engine's process has ended"
 SMALL = {"steps": STEPS, "ppo": {"tis": "all"}, "rollout": {"max_new_tokens": 40}, "overlap": {"intra_step": "off"}}
 
 
@@ -84,6 +86,31 @@ def test_an_engine_that_goes_on_meanwhile_loses_nothing(world: Any, tmp_path: Pa
             assert versions == sorted(versions)
             assert max(versions) <= version
             assert set(versions) == {version} or inter_step == "defer"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dies", [False, True])
+def test_however_a_run_ends_its_engine_is_let_go(world: Any, tmp_path: Path, dies: bool) -> None:
+    made: list[Decoding] = []
+
+    def mortal(*given: Any) -> Decoding:
+        decoder: Any = apart(made, *given)
+        plain, rests = decoder.rest, iter(range(STEPS))
+
+        def rest() -> None:
+            plain()
+            if dies and next(rests) == 1:
+                decoder._loop.run(decoder.engine.die(), "dying")
+
+        decoder.rest = rest
+        return made[-1]
+
+    with decoded_by(mortal):
+        status, events = world.main(world.tree(SMALL), tmp_path)
+    last = events[-1]
+    assert (status, last.outcome) == ((1, "failed") if dies else (0, "succeeded"))
+    assert not dies or last.reason == ENDED
+    assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
 
 
 def served(builder: RewardBuilder, model: Any, memory_share: float) -> PrefixReward:
