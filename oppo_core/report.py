@@ -134,7 +134,8 @@ def _step_metrics(engine: Engine, experience: Experience) -> dict[str, float]:
     if spec.ppo.has_critic:
         metrics |= value_metrics(experience)
     if spec.overlap.inter_step == "tail_batch":
-        metrics |= tail_batch_metrics(engine.pool)
+        told = tail_batch_metrics(engine.pool)
+        metrics |= dict(zip(told, engine.ranks.total(told.values()), strict=True))
     if engine.decoder.rounds:
         metrics["decode_occupancy"] = engine.decoder.decoded / (engine.decoder.rounds * engine.pool.places)
     if engine.decoder.guessed:

@@ -182,6 +182,7 @@ def test_tail_batching_ranks_train_every_answer_once(world: Any, tmp_path: Path)
     left = [s.sequence_id for engine in engines for s in engine.pool.queue]
     assert sorted(trained + left) == sorted(n * 2 + e.ranks.rank for e in engines for n in range(e.pool.started))
     assert left
+    assert [engine.standing.told["oppo/queued"] for engine in engines] == [len(left)] * 2
     assert all(torch.equal(weights(two[1])[key], value) for key, value in weights(two[0]).items())
 
 

@@ -74,7 +74,7 @@ def test_each_node_speaks_for_itself_alone(pair, events):
     log = {"kind": "log", "producer": "engine", "seq": 1, "time": 1.0, "stream": "stderr", "lines": ["here"]}
     assert pair.head.send_events(pair.attempt.pk, [events.started(1)]).status_code == 200
     assert pair.other.send_events(pair.attempt.pk, [log, events.step(2, 7)]).json()["high_water"] == 2
-    assert list(LogLine.objects.values_list("text", flat=True)) == ["[rank 1] here"]
+    assert list(LogLine.objects.values_list("text", flat=True)) == ["[node 1] here"]
     assert Run.objects.get(pk=pair.run.pk).step == 0
     assert set(ProducerMark.objects.values_list("producer", "high_water")) == {("engine", 1), ("engine/1", 2)}
     told = {"epoch": 1, "step": 1, "url": "file:///x", "manifest_sha256": "0", "bytes": 1}

@@ -40,6 +40,15 @@ def test_a_run_of_another_team_does_not_exist(world, browser):
     assert f'value="{run.pk}"' not in stranger.get("/compare").content.decode()
 
 
+def test_a_run_of_several_ranks_says_whose_work_is_drawn(world, browser):
+    several = {"kind": "cpu", "processes": 2}
+    told = [world.submit(resources=resources) for resources in ({}, several)]
+    for tab in ("timeline", "utilization"):
+        one, two = (browser.get(f"/runs/{run.pk}/{tab}").content.decode() for run in told)
+        assert "processes train this run" not in one
+        assert "2 processes train this run. What is drawn here is the first one’s" in two
+
+
 def test_a_spec_is_shown_whole_or_without_its_defaults(world, browser, make_spec):
     from oppo_contract.spec import load_spec
     from oppo_contract.yaml_text import parse_yaml

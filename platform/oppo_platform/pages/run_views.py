@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from oppo_contract.events import IdleCause
+from oppo_contract.sections.run import Resources
 from oppo_contract.states import RunState
 from oppo_platform.accounts.access import Action, may, may_steer, may_submit
 from oppo_platform.alerts.policy import Condition
@@ -125,6 +126,7 @@ def _page(request: HttpRequest, run: Run, tab: str, template: str, more: dict[st
         "section": "runs",
         "run": run_summary(run),
         "spec": run.spec,
+        "ranks": Resources.model_validate(run.spec.get("resources", {})).ranks,
         "may_steer": may_steer(request.user, run),
         "taken": taken,
         "team_id": run.project.team_id,

@@ -84,7 +84,7 @@ def _of_rank(event: LogEvent | LeftOutEvent, rank: int) -> Event:
     if isinstance(event, LeftOutEvent):
         envelope = {"producer": event.producer, "seq": event.seq, "time": event.time}
         event = LogEvent(stream="supervisor", lines=[event.words()], **envelope)
-    return event.model_copy(update={"lines": [f"[rank {rank}] {line}" for line in event.lines]})
+    return event.model_copy(update={"lines": [f"[node {rank}] {line}" for line in event.lines]})
 
 
 def _locked_mark(attempt_id: int, producer: str) -> ProducerMark:

@@ -177,7 +177,7 @@ class Laws:
         marks = {(m.attempt_id, m.producer): m.high_water for m in ProducerMark.objects.all()}
         lines, steps = defaultdict(list), defaultdict(list)
         for attempt_id, text in LogLine.objects.order_by("id").values_list("attempt_id", "text"):
-            of_rank = re.match(r"\[rank (\d+)\] ", text)  # what further nodes say is marked
+            of_rank = re.match(r"\[node (\d+)\] ", text)  # what further nodes say is marked
             lines[attempt_id, int(of_rank[1]) if of_rank else 0].append(text[of_rank.end() :] if of_rank else text)
         hot = HotPoints.objects.filter(series__key="@wall").order_by("id")
         for attempt_id, data in hot.values_list("series__attempt_id", "data"):
