@@ -33,9 +33,11 @@ MEANING = {
     "both": "OPPO: intra and inter",
     "all": "OPPO, and deferred answers keep their cached keys and values when weights change; all their tokens count as stale",
     "vllm": "OPPO, decoded by vLLM in the engine's process",
+    "vllm_apart": "OPPO, decoded by vLLM in a process of its own on the same GPU, which decodes on meanwhile",
 }
-VLLM = "vllm"  # in a run of its own: an engine of vLLM gives its memory back with the process only, and there is one a process
-OVERLAP = VARIANTS | {VLLM: BOTH}
+# Where vLLM's engine lives. In a run of their own: in our process it gives its memory back with the process only.
+BY_VLLM = {"vllm": "engine", "vllm_apart": "own"}
+OVERLAP = VARIANTS | dict.fromkeys(BY_VLLM, BOTH)
 BASE = "sequential"
 SOME = ("padded", BASE, "intra", "both", "all")
 FEW = (BASE, "both", "all")
@@ -81,7 +83,7 @@ def cells_of(sizes: list[str], batches: list[int] | None, variants: list[str] | 
     cells = [cell for cell in (*TINY, *ON_GPU) if cell.size in sizes and (batches is None or cell.batch in batches)]
     if wanted is None:
         return cells
-    return [replace(c, variants=tuple(v for v in (*c.variants, VLLM) if v in wanted)) for c in cells]
+    return [replace(c, variants=tuple(v for v in (*c.variants, *BY_VLLM) if v in wanted)) for c in cells]
 
 
 def planned_of(races: list[Cell], updates: bool) -> list[Cell]:

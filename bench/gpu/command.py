@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gpu import updates
-from gpu.cases import ADAPTED, MEANING, OVERLAP, SHAPES, UPDATES, VLLM, Cell, cells_of, planned_of
+from gpu.cases import ADAPTED, BY_VLLM, MEANING, OVERLAP, SHAPES, UPDATES, Cell, cells_of, planned_of
 from gpu.check import Finding, findings
 from gpu.figures import findings_of, results_of, stage_lines, table
 from gpu.floor import Ceilings
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         return REFUSED
     warnings.filterwarnings("ignore", category=FutureWarning)
     device = torch.device("cuda", torch.cuda.current_device()) if options.device == "cuda" else torch.device("cpu")
-    if VLLM in (options.variants or []) and (device.type != "cuda" or importlib.util.find_spec("vllm") is None):
+    if BY_VLLM.keys() & {*(options.variants or [])} and (device.type != "cuda" or importlib.util.find_spec("vllm") is None):
         print("python bench/gpu: vllm needs a GPU and its wheel", file=sys.stderr)
         return REFUSED
     clock, watch, told = Clock(options.seconds), Watch(), Told()
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             _measure_size([cell for cell in planned if cell.size == size], planned, device, options, clock, scratch / size, told)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    if not any(VLLM in cell.variants for cell in cells):
+    if not any(BY_VLLM.keys() & {*cell.variants} for cell in cells):
         told.left_out.append(f"vllm: {_vllm()}")
     _conclude(told)
     if options.json:
@@ -198,8 +198,9 @@ def _update(cell: Cell, house: Warehouse, device: torch.device, options: argpars
 
 def _vllm() -> str:
     """Why vLLM is not among the variants."""
-    installed = importlib.util.find_spec("vllm") is not None
-    return "in a run of its own: --sizes 0.5B --batches 32 --variants both,vllm" if installed else "its wheel is not installed"
+    if importlib.util.find_spec("vllm") is None:
+        return "its wheel is not installed"
+    return f"in a run of its own: --sizes 0.5B --batches 32 --variants both,{','.join(BY_VLLM)}"
 
 
 def _too_large(size: str, device: torch.device) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gpu.cases import BASE, OVERLAP, VLLM, Cell
+from gpu.cases import BASE, BY_VLLM, OVERLAP, Cell
 from gpu.floor import Work
 from gpu.warehouse import Warehouse
 from oppo_bench.contestant import Contestant
@@ -98,9 +98,10 @@ class Entrant:
 
     def __init__(self, name: str, race: Race, house: Warehouse, prompts: Path, folder: Path, threads: int) -> None:
         spec = spec_of(race.load, OVERLAP[name], house.models(), prompts)
-        if name == VLLM:
+        if name in BY_VLLM:
             house.write_weights()
-            spec = spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"backend": VLLM})})
+            rollout = spec.rollout.model_copy(update={"backend": "vllm", "vllm_process": BY_VLLM[name]})
+            spec = spec.model_copy(update={"rollout": rollout})
         self.name = name
         with house.serving():
             self.contestant = Contestant(name, spec, race.load.lengths, folder, threads)

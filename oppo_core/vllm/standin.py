@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from oppo_core.models.protocol import Network
+from oppo_core.models.tiny import TinyTransformer
 from oppo_core.rollout.sampling import Filters, sample, sample_among, uniforms
 
 STOPPED, LENGTH = "stop", "length"
@@ -30,6 +31,12 @@ class Request:
     parameters: dict[str, Any]
     drawn: list[int] = field(default_factory=list)
     spans: list[tuple[str, int]] = field(default_factory=list)
+
+
+def load_plain(network: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Put weights that have the names of the model's folder into the network. Raises RuntimeError when they are others'."""
+    body = network if isinstance(network, TinyTransformer) else network.get_submodule("model")
+    body.load_state_dict(weights)
 
 
 class StandInEngine:
@@ -115,8 +122,7 @@ class StandInEngine:
             raise AttributeError(method)
         if "weights" in self.asleep:
             raise RuntimeError("there is no memory for the weights")
-        assert isinstance(self.network, nn.Module)
-        self.network.load_state_dict(dict((kwargs or {})["weights_iterator"]))
+        load_plain(self.network, dict((kwargs or {})["weights_iterator"]))
         return [None]
 
     def set_weight_version(self, weight_version: str) -> None:

@@ -22,7 +22,7 @@ from oppo_core.models.protocol import Network
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.stops import StopConditions
 from oppo_core.vllm.loop import Loop
-from oppo_core.vllm.standin import StandInEngine
+from oppo_core.vllm.standin import StandInEngine, load_plain
 from oppo_core.vllm.streaming import StreamingDecoder
 from oppo_core.vllm.transfer import Client, Source, Transfer
 
@@ -171,8 +171,7 @@ class AsyncStandIn:
     def _load(self, weights: dict[str, Tensor]) -> None:
         if "weights" in self.core.asleep:
             raise RuntimeError("there is no memory for the weights")
-        assert isinstance(self.core.network, nn.Module)
-        self.core.network.load_state_dict(weights)
+        load_plain(self.core.network, weights)
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
         """See `AsyncEngine`."""

@@ -22,11 +22,13 @@ from gpu.warehouse import Warehouse
 from oppo_bench.imposed import ImposedDeviceDecoder, PaddedDeviceDecoder, impose_on_vllm
 from oppo_bench.models import roles
 from oppo_bench.workload import spec_of, write_prompts
-from oppo_core.rollout.decoder import DecodeSettings
+from oppo_core.models.adapters import merged_weights
+from oppo_core.rollout.decoder import DecodeSettings, Decoding
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.trace.hardware import NoHardware
 from oppo_core.vllm.inprocess import InProcessDecoder
 from oppo_core.vllm.standin import StandInEngine
+from oppo_core.vllm.standin_async import streaming
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--device", "cpu", "--sizes", "tiny"]
@@ -183,16 +185,22 @@ def test_lengths_are_imposed_on_vllm(tmp_path: Path) -> None:
     """By what stands in for its engine; the real one has not been raced."""
     house = Warehouse(Cell("tiny", 4, ("vllm",), SHORT).load("cpu"), tmp_path / "roles", torch.device("cpu"))
     network, settings = house.networks["actor"], DecodeSettings(1, -1, 1.0, 16, 40, 4096)
-    decoder = InProcessDecoder(StandInEngine(network), settings, lambda: network.state_dict().items(), parameters=dict)
-    impose_on_vllm(SimpleNamespace(decoder=decoder), SHORT)  # type: ignore[arg-type]
-    answers = [Sequence(number, 0, np.array([3, 4, 5])) for number in range(3)]
-    decoder.begin(answers)
-    while decoder.live:
-        decoder.advance(8, 0)
-    assert [answer.length for answer in answers] == [SHORT.of(number) for number in range(3)]
+    weights: Any = network
+    here = InProcessDecoder(StandInEngine(network), settings, lambda: merged_weights(weights).items(), parameters=dict)
+    apart = streaming(network, settings, None, interval=4, handles=False, sleeps=False)
+    decoder: Decoding
+    for decoder in (here, apart):
+        impose_on_vllm(SimpleNamespace(decoder=decoder), SHORT)  # type: ignore[arg-type]
+        answers = [Sequence(number, 0, np.array([3, 4, 5])) for number in range(3)]
+        decoder.begin(answers)
+        while decoder.live:
+            decoder.advance(8, 0)
+        decoder.close()
+        assert [answer.length for answer in answers] == [SHORT.of(number) for number in range(3)]
     house.write_weights()
     assert (tmp_path / "roles/actor/model.safetensors").exists()
-    assert command.main([*TINY, "--variants", "vllm"]) == command.REFUSED
+    for variant in ("vllm", "vllm_apart"):
+        assert command.main([*TINY, "--variants", variant]) == command.REFUSED
 
 
 @pytest.mark.full
