@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
@@ -35,11 +36,15 @@ def size_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _sum_precisely(master: Parameter, parameter: Parameter) -> None:
+def _sum_precisely(of: weakref.ref[Parameter], parameter: Parameter) -> None:
     """Add a backward pass's gradient to its sum in float32 and let go of it: short ones exist one at a time.
 
-    A sum in bfloat16 loses every gradient that is 256 times smaller than it.
+    A sum in bfloat16 loses every gradient that is 256 times smaller than it. Nothing happens once the optimizer that has asked
+    for it is gone: another one may train the same weights then.
     """
+    master = of()
+    if master is None:
+        return
     assert parameter.grad is not None
     if master.grad is None:
         master.grad = parameter.grad.float()
@@ -63,7 +68,7 @@ class Optimizer:
         self.masters = [p if p.dtype.itemsize > 2 else Parameter(p.detach().float()) for p in self.parameters]
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is not parameter:
-                parameter.register_post_accumulate_grad_hook(partial(_sum_precisely, master))  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(partial(_sum_precisely, weakref.ref(master)))  # type: ignore[no-untyped-call]
         self.rates = rates
         self.max_norm = max_norm
         self._remembered: tuple[list[Tensor], dict[str, Tensor]] | None = None

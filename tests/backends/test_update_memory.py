@@ -103,11 +103,13 @@ def gradients_agree(name: str, lora: Lora | None, folders: Any) -> None:
     logprobs, plain = actor_gradients(network, Training())
     assert any(float(gradient.abs().max()) > 0.1 for gradient in plain)
     found = {}
+    # Beyond QUICK some norms compute in float32, whatever the weights are.
+    allowed = 1e-12 if name in QUICK else 1e-5
     for setting, given_ in SETTINGS.items():
         for kept in (None, 0):
             ours, gradients = actor_gradients(network, Training.model_validate(given_), kept)
-            assert_close(ours, logprobs, 1e-12)
-            assert_close(gradients, plain, 1e-12)
+            assert_close(ours, logprobs, allowed)
+            assert_close(gradients, plain, allowed)
         found[setting] = gradients
     # What is computed again is computed alike: to the bit.
     for setting in ("selective", "full"):

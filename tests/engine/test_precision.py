@@ -34,6 +34,16 @@ def test_steps_below_a_weights_resolution_add_up() -> None:
     assert torch.allclose(weight.float(), torch.full((3,), 0.98), atol=1 / 256)
 
 
+def test_an_optimizer_that_is_gone_takes_no_gradients() -> None:
+    """Of weights that another one trains: in the GPU bench all variants' engines have made one over the same network."""
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    other, optimizer = (Optimizer([weight], Rates(1e-4), 0.0, 10.0) for _ in range(2))
+    del other
+    for _ in range(2):
+        (2 * weight).sum().backward()
+    assert torch.equal(optimizer.masters[0].grad, torch.full((3,), 4.0))
+
+
 def test_float32_copies_of_gradients_are_let_go_of_with_the_step() -> None:
     """They would lie beside the next update's activations, at four bytes a weight."""
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
