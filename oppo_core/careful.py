@@ -36,9 +36,10 @@ class CarefulUpdate(PlainUpdate):
     def _try(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         experience, parts = experience_of(engine, trained, version)
         self.start_critic(engine, experience, version)
+        early = self.wait_critic(engine) if engine.ranks.sums_in_turn else None
         with engine.trace.span("actor", "update-actor", rows=len(trained)):
             actor = engine.actor.attempt(experience, version, engine.progress.kl_coefficient)
-        critic = self.wait_critic(engine)
+        critic = early if early is not None else self.wait_critic(engine)
         fault = actor.fault or critic.fault
         engine.actor.settle(fault is None, version)
         self.settle_critic(engine, fault is None)

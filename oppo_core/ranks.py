@@ -64,6 +64,10 @@ class Ranks(Protocol):
     def first(self) -> bool:
         """Whether this rank speaks for the run: it alone writes checkpoints and metrics."""
 
+    @property
+    def sums_in_turn(self) -> bool:
+        """Whether two groups of a process must not `add_up` at the same time: on GPUs they could wait for each other for ever."""
+
     def part(self, count: int) -> int:
         """This rank's part of `count` things; the parts of all ranks sum to `count`."""
 
@@ -107,7 +111,7 @@ class Ranks(Protocol):
 class OneRank:
     """A run of one rank."""
 
-    rank, world, first = 0, 1, True
+    rank, world, first, sums_in_turn = 0, 1, True, False
     meeting: Meeting | None = None
 
     def part(self, count: int) -> int:
@@ -194,6 +198,11 @@ class SeveralRanks:
     def first(self) -> bool:
         """See `Ranks.first`."""
         return self.rank == 0
+
+    @property
+    def sums_in_turn(self) -> bool:
+        """See `Ranks.sums_in_turn`: NCCL's kernels wait on the device, each for its own kind on the others."""
+        return self._sums is not self._words
 
     def part(self, count: int) -> int:
         """See `Ranks.part`; earlier ranks take what is left over."""

@@ -69,17 +69,22 @@ class PlainUpdate:
 
     def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         """See `Updating.learn`."""
-        scorers, trace = engine.scorers, engine.trace
-        ids = [s.sequence_id for s in trained]
+        trace, in_turn = engine.trace, engine.ranks.sums_in_turn
         experience, parts = experience_of(engine, trained, version)
-        with trace.span("actor", "advantages", rows=len(ids)):
+        with trace.span("actor", "advantages", rows=len(trained)):
             order = critic_order(experience, version)
-        scorers.start_critic_update(order)
-        with trace.span("actor", "update-actor", rows=len(ids)):
+        engine.scorers.start_critic_update(order)
+        critic_metrics = waited_for_critic(engine) if in_turn else {}
+        with trace.span("actor", "update-actor", rows=len(trained)):
             actor_metrics = engine.actor.update(experience, version, engine.progress.kl_coefficient)
-        with trace.wait("update"):
-            critic_metrics = scorers.wait_critic_update()
+        critic_metrics = critic_metrics or waited_for_critic(engine)
         return experience, actor_metrics | critic_metrics | parts
+
+
+def waited_for_critic(engine: Engine) -> dict[str, float]:
+    """The `critic/*` metrics of the update that was begun."""
+    with engine.trace.wait("update"):
+        return engine.scorers.wait_critic_update()
 
 
 def rows_of(sequences: list[Sequence]) -> tuple[list[NDArray[np.int64]], list[int], list[Support]]:
