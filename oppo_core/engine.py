@@ -386,7 +386,8 @@ def _start_scorers(
     # The store is kept by the engine's own group already.
     meeting = replace(meeting, hosts=False) if meeting is not None else None
     in_other_process = layout.remote and device.type == "cpu"
-    seen = seen_by_others(base) if base is not None and in_other_process else base
+    here = spec.resources.ranks_a_node
+    seen = seen_by_others(base, here) if base is not None and in_other_process else base
     build = partial(build_scorers, spec, roots, device, resume, shared, meeting, seen)
     silence = spec.resources.longest_silence_s
     if layout.remote and device.type == "cuda":

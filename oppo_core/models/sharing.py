@@ -29,17 +29,18 @@ def over_same_weights(network: Kind) -> Kind:
     return copy.deepcopy(network, {id(tensor): tensor for tensor in chain(network.parameters(), network.buffers())})
 
 
-def seen_by_others(network: Network) -> dict[str, Tensor] | None:
+def seen_by_others(network: Network, ranks_here: int = 1) -> dict[str, Tensor] | None:
     """Move a network's weights, in place, to where other processes can see them; by name.
 
-    None, and a word in the log, where the system has no room for that.
+    None, and a word in the log, where the system has no room for that: for each of `ranks_here`, which do so at the same time.
     """
     weights = network.state_dict()
     size = sum({weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights.values()}.values())
-    if SHARED_MEMORY.exists() and (free := shutil.disk_usage(SHARED_MEMORY).free) < size:
+    if SHARED_MEMORY.exists() and (free := shutil.disk_usage(SHARED_MEMORY).free // ranks_here) < size:
         LOG.warning(
             "the reference is loaded a second time: to share the actor's weights with the scorers' process %s of shared memory"
-            " are needed, and %s has %s; give the container more (docker run --shm-size)", mib(size), SHARED_MEMORY, mib(free),
+            " are needed, and %s has %s for each rank; give the container more (docker run --shm-size)",
+            mib(size), SHARED_MEMORY, mib(free),
         )  # fmt: skip
         return None
     for weight in weights.values():

@@ -160,6 +160,10 @@ def test_another_process_may_have_it_too(world: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sharing.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
     assert seen_by_others(load(place, None)) is None
     assert "the reference is loaded a second time" in caplog.text
+    room = sum(weight.nbytes for weight in base.state_dict().values())  # type: ignore[attr-defined]
+    monkeypatch.setattr(sharing.shutil, "disk_usage", lambda folder: SimpleNamespace(free=room))
+    assert seen_by_others(load(place, None)) is not None
+    assert seen_by_others(load(place, None), ranks_here=2) is None, "the other rank looks at the same moment"
 
 
 TRAINED = {"models": {"lora": {"rank": 4, "alpha": 8.0}}, "steps": 4, "checkpoints": {"every_steps": 2, "keep": 9}}
