@@ -261,6 +261,17 @@ class RunSpec(Section):
                 )
         return self
 
+    @property
+    def device_kind(self) -> Literal["any", "cpu", "cuda"]:
+        """Which devices will do: what `resources.kind` says, less what another setting rules out."""
+        kind, sources = self.resources.kind, self.models.reward.sources()
+        if kind != "any":
+            return kind
+        if self.rollout.backend == "vllm" or any(source.served_by == "vllm" for source in sources):
+            return "cuda"
+        streams_sharded = self.training.backend != "plain" and self.overlap.intra_step != "off"
+        return "cpu" if self.overlap.update_overlap or streams_sharded else "any"
+
     def tiny_models(self) -> list[tuple[str, TinyArchitecture]]:
         """The roles that read the actor's tokens with a built-in architecture, as (field path, architecture)."""
         roles = {

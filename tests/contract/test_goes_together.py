@@ -152,3 +152,14 @@ def test_vllm_says_what_it_sampled_among_with_top_k_only(minimal: dict[str, Any]
     (problem,) = refused(filtered)
     assert problem.path == "rollout.top_k"
     load_spec(change(filtered, "rollout.top_k", 50))
+
+
+def test_devices_that_another_setting_rules_out_will_not_do(minimal: dict[str, Any]) -> None:
+    """A run that may have any is not given one on which its engine would refuse to start."""
+    assert load_spec(minimal).device_kind == "any"
+    assert load_spec(change(minimal, "resources.kind", "cuda")).device_kind == "cuda"
+    assert load_spec(change(minimal, "overlap.update_overlap", True)).device_kind == "cpu"
+    sharded = change(minimal, "training.backend", "fsdp2")
+    assert load_spec(sharded).device_kind == "cpu"
+    assert load_spec(change(sharded, "overlap.intra_step", "off")).device_kind == "any"
+    assert load_spec(change(change(minimal, "rollout.backend", "vllm"), "ppo.tis", "all")).device_kind == "cuda"

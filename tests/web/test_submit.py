@@ -164,6 +164,16 @@ def test_several_gpus_of_a_node_train_one_run(world, browser, make_spec):
     assert Run.objects.get().devices == 2
 
 
+def test_a_run_asks_for_devices_that_no_other_setting_rules_out(world, browser, make_spec):
+    """Sharded training streams on CPUs only; given a GPU, its engine would end at once."""
+    asked = make_spec(training={"backend": "fsdp2"}, overlap={"intra_step": "per_chunk"})
+    world.worker(kind="cuda")
+    assert complaint(browser, spec=asked)["path"] == "resources.kind"
+    world.worker("node2")
+    assert send(browser, spec=asked).status_code == 201
+    assert Run.objects.get().needs["kind"] == "cpu"
+
+
 def test_more_devices_than_exist(world, browser, make_spec):
     world.worker(devices=2, kind="cuda")
     world.worker("node2", devices=4, kind="cuda", catalogue=[])

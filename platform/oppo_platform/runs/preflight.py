@@ -185,8 +185,8 @@ def _other_tokenizer(spec: RunSpec, known: Mapping[str, ModelFacts]) -> Iterator
 
 
 def _too_large(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
-    most = max(devices_of(offer.devices, spec.resources.kind) for offer in offers)
-    kind = "" if spec.resources.kind == "any" else f"{spec.resources.kind} "
+    most = max(devices_of(offer.devices, spec.device_kind) for offer in offers)
+    kind = "" if spec.device_kind == "any" else f"{spec.device_kind} "
     if most == 0:
         yield SpecProblem("resources.kind", f"no connected worker has a {kind}device", spec.resources.kind)
     elif spec.resources.nodes > 1:
@@ -202,7 +202,7 @@ def _too_large(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProbl
 
 def _too_few_nodes(spec: RunSpec, offers: Sequence[NodeOffer], able: str = "") -> Iterator[SpecProblem]:
     """A run on several nodes needs as many with its part of the devices, all of one kind."""
-    part, wanted = spec.resources.devices // spec.resources.nodes, spec.resources.kind
+    part, wanted = spec.resources.devices // spec.resources.nodes, spec.device_kind
     kinds = {kind for offer in offers for kind in offer.devices} if wanted == "any" else {wanted}
     most = max((sum(offer.devices.get(kind, 0) >= part for offer in offers) for kind in kinds), default=0)
     if spec.resources.nodes > most:
@@ -219,7 +219,7 @@ def _scattered(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProbl
         yield SpecProblem("", "needs models and prompts that lie on different workers; no single one has them all")
     elif spec.resources.nodes > 1:
         yield from _too_few_nodes(spec, whole, " that can read the models and prompts")
-    elif spec.resources.devices > (most := max(devices_of(o.devices, spec.resources.kind) for o in whole)):
+    elif spec.resources.devices > (most := max(devices_of(o.devices, spec.device_kind) for o in whole)):
         yield SpecProblem(
             "resources.devices",
             "is more than any worker has that can read the models and prompts",

@@ -113,7 +113,7 @@ def needs_of(spec: RunSpec) -> dict[str, Any]:
     """What a node must offer, in the small: the scheduler reads this instead of the whole spec."""
     models = sorted({wanted.id for wanted in wanted_models(spec)})
     prompts = sorted({file for _, file in wanted_files(spec)})
-    return {"kind": spec.resources.kind, "models": models, "prompts": prompts, "nodes": spec.resources.nodes}
+    return {"kind": spec.device_kind, "models": models, "prompts": prompts, "nodes": spec.resources.nodes}
 
 
 def preset_of(spec: RunSpec) -> str:
