@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -19,10 +20,12 @@ from oppo_contract.spec import Ppo, Training
 from oppo_core.models.folder import export_model, restore_weights, save_weights
 from oppo_core.models.protocol import Network
 from oppo_core.models.recompute import prepare
+from oppo_core.models.transfer import to_device
 from oppo_core.ppo.average import MovingAverage
 from oppo_core.ppo.batches import mini_batch_rows, pass_costs, response_states
 from oppo_core.ppo.budget import PassBudget
 from oppo_core.ppo.experience import Experience
+from oppo_core.ppo.figures import Figures
 from oppo_core.ppo.head import logprobs_of, told_tokens
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate, policy_loss
@@ -50,6 +53,13 @@ class TokenSums:
     entropy: float = 0.0
     texts: float = 0.0
     text_tokens: int = 0
+
+    def add(self, loss: float, clipped: float, log_ratio: float, entropy: float) -> None:
+        """Sums of one more pass."""
+        self.loss += loss
+        self.clipped += clipped
+        self.log_ratio += log_ratio
+        self.entropy += entropy
 
 
 class Acting(Protocol):
@@ -277,16 +287,17 @@ class ActorTrainer:
         Takes the graphs that `logprobs` has kept, when it has, for the same rows in the same order. `following`: backward passes
         that come after these, before the step is taken.
         """
-        forward = self._take_held(experience, rows)
+        forward, figures = self._take_held(experience, rows), Figures()
         self.optimizer.begin(forward.passes + following)
         for group, (logp, entropy) in forward.groups():
-            loss = self._loss([rows[i] for i in group], experience, logp, entropy, kl_coefficient, sums) / total
-            if not torch.isfinite(loss):
+            loss = self._loss([rows[i] for i in group], experience, logp, entropy, kl_coefficient, figures)
+            self.optimizer.backward(loss / total)
+        for whole, *told in figures.read():
+            if not math.isfinite(whole):
                 self.optimizer.fault(
-                    f"the policy loss is {float(loss.detach())} at step {step + 1};"
-                    " look at critic/score/* and objective/kl of the steps before"
+                    f"the policy loss is {whole} at step {step + 1}; look at critic/score/* and objective/kl of the steps before"
                 )
-            self.optimizer.backward(loss)
+            sums.add(*told)
 
     def apply_with(self, gradients: list[Tensor], sums: TokenSums, step: int) -> dict[str, float]:
         """Add `gradients` (one a parameter; zeroed here) to what was accumulated, and take the optimizer's step."""
@@ -305,23 +316,22 @@ class ActorTrainer:
         return held
 
     def _loss(
-        self, rows: list[int], experience: Experience, logp: Tensor, entropy: Tensor, kl_coefficient: float, sums: TokenSums
+        self, rows: list[int], experience: Experience, logp: Tensor, entropy: Tensor, kl_coefficient: float, figures: Figures
     ) -> Tensor:
+        """The summed loss of some rows; notes it, and the sums that `TokenSums.add` takes."""
         mask = experience.mask[rows]
         proximal, advantages, weights = (
-            field[rows][mask].to(logp) for field in (experience.proximal_logp, experience.advantages, experience.weights)
+            to_device(column[rows][mask], logp.device).to(logp)
+            for column in (experience.proximal_logp, experience.advantages, experience.weights)
         )
         losses, clipped = policy_loss(logp, proximal, advantages, weights, self.ppo.clip_range, self.ppo.dual_clip)
         loss = losses.sum()
         if self.ppo.entropy_coefficient:
             loss = loss - self.ppo.entropy_coefficient * entropy.sum()
         if self.ppo.kl.placement == "loss":
-            reference = experience.reference_logp[rows][mask].to(logp)
+            reference = to_device(experience.reference_logp[rows][mask], logp.device).to(logp)
             loss = loss + kl_coefficient * kl_estimate(logp, reference, self.ppo.kl.estimator).sum()
-        sums.loss += float(losses.detach().sum())
-        sums.clipped += float(clipped.sum())
-        sums.log_ratio += float((logp.detach() - proximal).sum())
-        sums.entropy += float(entropy.detach().sum())
+        figures.note(loss, losses.sum(), clipped.sum(), (logp.detach() - proximal).sum(), entropy.sum())
         return loss
 
     def _forward(

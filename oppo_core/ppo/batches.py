@@ -134,13 +134,13 @@ def response_states(network: Network, tokens: list[NDArray[np.int64]], prompt_le
     if packs:
         hidden, starts = _packed_states(network, tokens, device)
     else:
-        padded = right_padded(tokens).to(device)
+        padded = to_device(right_padded(tokens), device)
         hidden = network.hidden(padded, torch.arange(padded.shape[1], device=device).expand_as(padded))
         starts = np.arange(len(tokens)) * padded.shape[1]
     wanted = np.concatenate(
         [start + np.arange(prompt - 1, len(ids) - 1) for start, ids, prompt in zip(starts, tokens, prompt_lengths, strict=True)]
     )
-    return hidden.flatten(0, 1).index_select(0, torch.from_numpy(wanted).to(device))
+    return hidden.flatten(0, 1).index_select(0, to_device(wanted, device))
 
 
 def _packed_states(network: Network, tokens: list[NDArray[np.int64]], device: torch.device) -> tuple[Tensor, NDArray[np.int64]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,10 @@ from oppo_core.models.folder import save_weights
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.models.recompute import prepare
+from oppo_core.models.transfer import to_device
 from oppo_core.ppo.batches import mini_batch_rows, pass_costs, response_states
 from oppo_core.ppo.budget import PassBudget
+from oppo_core.ppo.figures import Figures
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import value_loss
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
@@ -108,15 +111,14 @@ class CriticTrainer:
     def _accumulate(self, order: CriticUpdate, rows: list[int], forward: HeldForward, total: int) -> tuple[float, float]:
         """Gradients of a mini-batch's rows, divided by `total` tokens; returns their summed loss, and the clipped tokens."""
         self.optimizer.begin(forward.passes)
-        loss_sum = clipped_sum = 0.0
+        figures = Figures()
         for group, (values,) in forward.groups():
             returns, old = (
-                torch.from_numpy(np.concatenate([column[rows[i]] for i in group])).to(values)
+                to_device(torch.from_numpy(np.concatenate([column[rows[i]] for i in group])), values.device).to(values)
                 for column in (order.returns, order.old_values)
             )
-            loss, clipped = self.backward(values, old, returns, total, order.step)
-            loss_sum, clipped_sum = loss_sum + loss, clipped_sum + clipped
-        return loss_sum, clipped_sum
+            self.backward(values, old, returns, total, figures)
+        return self.told(figures, order.step)
 
     def hold(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], kept: int | None = None) -> HeldForward:
         """Values of the response tokens; graphs are kept up to `kept` tokens (default: a micro-batch)."""
@@ -135,18 +137,25 @@ class CriticTrainer:
 
         return self.budget.shrinking("the critic's forward pass", read)
 
-    def backward(self, values: Tensor, old: Tensor, returns: Tensor, total: int, step: int) -> tuple[float, float]:
-        """Add the gradient of the summed value loss of PPO step `step` ÷ `total`; returns the sum and the clipped tokens.
-
-        Raises:
-            NonFiniteError: the loss is NaN or infinite.
-        """
+    def backward(self, values: Tensor, old: Tensor, returns: Tensor, total: int, figures: Figures) -> None:
+        """Add the gradient of the summed value loss ÷ `total`; notes the sum and the clipped tokens."""
         losses, clipped = value_loss(values, old, returns, self.ppo.value_clip_range)
         loss = losses.sum()
-        if not torch.isfinite(loss):
-            self.optimizer.fault(f"the value loss is {float(loss.detach())} at step {step + 1}; lower ppo.critic_learning_rate")
         self.optimizer.backward(loss / total)
-        return float(loss.detach()), float(clipped.sum())
+        figures.note(loss, clipped.sum())
+
+    def told(self, figures: Figures, step: int) -> tuple[float, float]:
+        """The summed loss and the clipped tokens of what `backward` has noted in PPO step `step`.
+
+        Raises:
+            NonFiniteError: a loss is NaN or infinite.
+        """
+        loss_sum = clipped_sum = 0.0
+        for loss, clipped in figures.read():
+            if not math.isfinite(loss):
+                self.optimizer.fault(f"the value loss is {loss} at step {step + 1}; lower ppo.critic_learning_rate")
+            loss_sum, clipped_sum = loss_sum + loss, clipped_sum + clipped
+        return loss_sum, clipped_sum
 
     def save(self, folder: str) -> None:
         """Write weights and optimizer into `folder`: the first rank does, they are the same on all."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from oppo_core.models.precision import precise
 from oppo_core.models.protocol import Network
 from oppo_core.models.recompute import in_slices
+from oppo_core.models.transfer import to_device
 from oppo_core.rollout.sequence import Support
 from oppo_core.rollout.support import restricted
 
@@ -23,7 +24,7 @@ from oppo_core.rollout.support import restricted
 def told_tokens(tokens: list[NDArray[np.int64]], prompt_lengths: list[int], like: Tensor) -> Tensor:
     """The response tokens [M] of some rows, one row after the other, where `like` is."""
     told = np.concatenate([ids[prompt:] for ids, prompt in zip(tokens, prompt_lengths, strict=True)])
-    return torch.from_numpy(told).to(like.device)
+    return to_device(told, like.device)
 
 
 def logprobs_of(

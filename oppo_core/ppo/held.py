@@ -59,13 +59,17 @@ class HeldForward:
     def first(self) -> list[Tensor]:
         """The first output, detached, a tensor a row."""
         result: list[Tensor] = [torch.empty(0)] * len(self._sizes)
-        for rows, outputs in self._groups:
-            if outputs is None:
-                with torch.no_grad():
-                    outputs = self._compute(rows)
-            for row, part in zip(rows, torch.split(outputs[0].detach().cpu(), [self._sizes[row] for row in rows]), strict=True):
-                result[row] = part
+        if not self._groups:
+            return result
+        order = [row for rows, _ in self._groups for row in rows]
+        whole = torch.cat([self._first_of(rows, outputs) for rows, outputs in self._groups]).cpu()
+        for row, part in zip(order, torch.split(whole, [self._sizes[row] for row in order]), strict=True):
+            result[row] = part
         return result
+
+    @torch.no_grad()
+    def _first_of(self, rows: list[int], outputs: Outputs | None) -> Tensor:
+        return (self._compute(rows) if outputs is None else outputs)[0].detach()
 
     def groups(self) -> Iterator[tuple[list[int], Outputs]]:
         """Rows and outputs with a graph, group by group; a group is let go of once the next one is asked for."""

@@ -6,11 +6,11 @@ so there is no cursor to save. The loss is the plain one of language modelling: 
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Pretraining, Training
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import packed_batches, ragged_batches, response_states
+from oppo_core.ppo.figures import Figures
 from oppo_core.ppo.head import next_token_loss, told_tokens
 from oppo_core.randomness import Use, generator
 from oppo_core.ranks import ALONE, Ranks
@@ -74,15 +75,18 @@ class PretrainingMix:
             NonFiniteError: the loss is NaN or infinite.
         """
         texts = self.of_step(step)[share::shares]
-        total, summed = sum(len(ids) - 1 for ids in texts), 0.0
+        total, figures = sum(len(ids) - 1 for ids in texts), Figures()
         texts = texts[ranks.rank :: ranks.world]
         for rows in self._cut(texts):
             chosen = [texts[row] for row in rows]
             (loss,) = stepper.forward(partial(_loss, texts=chosen, training=self.training), network)
-            if not torch.isfinite(loss):
-                stepper.fault(f"the pretraining loss is {float(loss.detach())} at step {step + 1}; look at the texts")
             stepper.backward(self.settings.coefficient * loss / total)
-            summed += float(loss.detach())
+            figures.note(loss)
+        summed = 0.0
+        for (told,) in figures.read():
+            if not math.isfinite(told):
+                stepper.fault(f"the pretraining loss is {told} at step {step + 1}; look at the texts")
+            summed += told
         return summed, sum(len(ids) - 1 for ids in texts)
 
     def _cut(self, texts: list[NDArray[np.int64]]) -> list[list[int]]:

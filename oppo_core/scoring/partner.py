@@ -20,6 +20,7 @@ from oppo_core.models.transfer import on_host
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.experience import build_experience
+from oppo_core.ppo.figures import Figures
 from oppo_core.ppo.held import HeldForward
 from oppo_core.ppo.math import kl_estimate
 from oppo_core.ppo.shaping import ScoreMoments
@@ -216,11 +217,13 @@ class PartnerScorers(ScorerSet):
 
     def _critic_backward(self, held: HeldForward, ids: list[int], returns: dict[int, NDArray[np.float64]], number: int) -> None:
         """Add the gradients of the summed value loss; they are divided by the batch's tokens before the optimizer steps."""
+        figures = Figures()
         for rows, (values,) in held.groups():
             targets = torch.from_numpy(np.concatenate([returns[ids[r]] for r in rows])).to(values)
-            loss, clipped = self.trainer.backward(values, values.detach(), targets, 1, number)
-            self.step.critic_loss += loss
-            self.step.critic_clipped += clipped
+            self.trainer.backward(values, values.detach(), targets, 1, figures)
+        loss, clipped = self.trainer.told(figures, number)
+        self.step.critic_loss += loss
+        self.step.critic_clipped += clipped
 
     def _gather(self, ids: list[int], weighted: list[Tensor], weights: list[Tensor], kl_coefficient: float) -> None:
         """Two backward passes over one graph: −Σ w·A·log p, with what does not depend on A, and −Σ w·log p."""
