@@ -68,8 +68,9 @@ class FsdpStepper:
         if not torch.is_grad_enabled():
             return compute(self._whole)
         self._latest = compute
+        # FSDP gathers weights anew when gradients come to its output, which it would not see through a view.
         with self.ranks.reaching("a forward pass"):
-            return cast(Outputs, self._module(compute))
+            return cast(Outputs, self._module(lambda within: tuple(output.clone() for output in compute(within))))
 
     def begin(self, passes: int) -> None:
         """See `Stepper.begin`. Takes the most that a rank has."""

@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from oppo_core.models.tiny import Head, init_tiny
 Tree = dict[str, Any]
 VOCAB = 40
 ARCHITECTURE = TinyArchitecture(hidden=16, layers=2, heads=2, context=64, vocab=VOCAB)
-PATIENCE_S = 280.0
+PATIENCE_S = 420.0
 HERE = Path(__file__).parent
 BACKENDS: dict[str, Tree] = {"plain": {"backend": "plain"}, "fsdp2": {"backend": "fsdp2"}} | {
     f"deepspeed-zero{stage}": {"backend": "deepspeed", "zero_stage": stage} for stage in (1, 2, 3)
@@ -115,6 +115,8 @@ def cases(backends: list[str]) -> list[dict[str, Any]]:
             case(f"{name}-short-resumes", BACKENDS[name], PASSES, SHORT, resume=f"{name}-short/checkpoints/step-00000002"),
             case(f"{name}-takes-over", BACKENDS[name], PASSES, TEXTS, resume="plain-passes/checkpoints/step-00000002"),
             case(f"{name}-handed-on", BACKENDS["plain"], PASSES, TEXTS, resume=f"{name}-passes/checkpoints/step-00000002"),
+            case(f"{name}-joined", BACKENDS[name], ONE_PASS, resume="alone/checkpoints/step-00000002"),
+            case(f"{name}-left", BACKENDS["plain"], ONE_PASS, nodes=1, resume=f"{name}-one-pass/checkpoints/step-00000002"),
         ]
     return listed + ([] if MISSING else [case("offloaded", OFFLOADED, PASSES, TEXTS)])
 
@@ -188,12 +190,12 @@ def close(tolerance: float) -> Callable[[Tree], Any]:
     return lambda metrics: pytest.approx(metrics, rel=tolerance, abs=tolerance, nan_ok=True)
 
 
-def assert_alike(runs: Runs, name: str, other: str, tolerance: float = 1e-4) -> None:
-    """Both ranks of `name` have ended with the weights of `other`.
+def assert_alike(runs: Runs, name: str, other: str, tolerance: float = 1e-4, ranks: Iterable[int] = (0, 1)) -> None:
+    """The ranks of `name` have ended with the weights of `other`.
 
     But for the biases of the keys: they change no softmax, so their gradients are rounding, of which AdamW makes steps too.
     """
-    for rank in (0, 1):
+    for rank in ranks:
         theirs = runs.weights(other)
         for key, weight in runs.weights(name, rank).items():
             if key.endswith("qkv.bias"):
@@ -226,6 +228,14 @@ def test_a_checkpoint_is_resumed_by_the_same_and_by_another_backend(runs: Runs, 
     expected, found = runs.told("plain-passes")["steps"], runs.told(f"{backend}-{way}")["steps"]
     assert [close(1e-4)(step) for step in expected[2:]] == found
     assert_alike(runs, f"{backend}-{way}", "plain-passes")
+
+
+@each_backend
+@pytest.mark.parametrize(("way", "ranks"), [("joined", 2), ("left", 1)])
+def test_two_ranks_take_up_what_one_has_done_and_one_what_two_have(runs: Runs, backend: str, way: str, ranks: int) -> None:
+    for rank in range(ranks):
+        assert [close(1e-4)(step) for step in runs.told("alone")["steps"][2:]] == runs.told(f"{backend}-{way}", rank)["steps"]
+    assert_alike(runs, f"{backend}-{way}", "alone", ranks=range(ranks))
 
 
 @each_backend

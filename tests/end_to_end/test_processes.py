@@ -71,3 +71,14 @@ def test_a_pause_saves_what_both_have_and_they_resume(platform: Any, tools: Any)
     assert platform.http.post(f"runs/{run_id}/resume").status_code == 200
     assert platform.wait_for_end(run_id)["state"] == "succeeded"
     assert platform.steps_of(run_id) == list(range(1, 41))
+
+
+def test_a_fork_goes_on_with_another_number_of_ranks(platform: Any, tools: Any) -> None:
+    run_id = platform.submit(spec(tools, "of two ranks", 5))
+    assert platform.wait_for_end(run_id)["state"] == "succeeded"
+    alone = spec(tools, "of one rank", 8) | {"fork": {"run": run_id, "step": 5}, "resources": {"kind": "cpu"}}
+    fork = platform.submit(alone)
+    run = platform.wait_for_end(fork)
+    assert run["state"] == "succeeded", (run["reason"], run["last_log_lines"])
+    assert platform.steps_of(fork) == [6, 7, 8]
+    assert "resources.processes: 2 → empty" in platform.http.get(f"runs/{fork}/logs.txt").text
