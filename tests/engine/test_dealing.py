@@ -188,7 +188,7 @@ def test_one_rank_and_three_take_up_what_two_have_done_and_compute_what_one_woul
             torch.testing.assert_close(weights(rank)[key], value, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("rule", ["defer", "tail_batch"])
+@pytest.mark.parametrize("rule", ["defer", pytest.param("tail_batch", marks=pytest.mark.full)])
 def test_answers_in_flight_go_on_with_whoever_takes_the_run_up(world: Any, tmp_path: Path, rule: str) -> None:
     parts = going_on(world, tmp_path, [2, 3, 1], DEFER, {"overlap": {"inter_step": rule}}, each=2)
     trained = [i for part in parts for rank in part for batch in rank.trained for i in batch]
