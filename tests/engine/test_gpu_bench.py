@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from gpu import check, command, figures, warehouse
-from gpu.cases import ON_GPU, SHAPES, SHORT, VARIANTS, Cell, cells_of
+from gpu.cases import ON_GPU, SHAPES, SHORT, UPDATES, VARIANTS, Cell, cells_of, planned_of
 from gpu.floor import Ceilings, Work, floors, needs
 from gpu.racing import Entrant, Race, all_on_one_device
 from gpu.warehouse import Warehouse
 from oppo_bench.imposed import ImposedDeviceDecoder, PaddedDeviceDecoder, impose_on_vllm
+from oppo_bench.levers import LEVERS
 from oppo_bench.models import roles
 from oppo_bench.workload import spec_of, write_prompts
 from oppo_core.models.adapters import merged_weights
@@ -81,12 +82,16 @@ def test_a_variant_is_told_whole(tried: dict[str, dict[str, Any]]) -> None:
     assert tried["tiny/B4/sequential/speedup"]["median"] == 1
     assert tried["tiny/B4/sequential/deferred_share"]["median"] == 0
     assert "tiny/B4/intra/step_ms" not in tried
+    for setting in LEVERS:
+        assert tried[f"tiny/B4/update/{setting}/ms_an_update"]["median"] > 0
+    assert tried["tiny/B4/update/full-packed/peak_mb"]["median"] < tried["tiny/B4/update/off-padded/peak_mb"]["median"]
 
 
 def test_both_paths_are_checked(tried: dict[str, dict[str, Any]]) -> None:
     assert tried["tiny/check/greedy_differ_float32"]["median"] == 0
     for role in ("reward", "reference", "critic"):
         assert tried[f"tiny/check/streamed_{role}_float32"]["median"] < check.WORST
+    assert tried["tiny/check/update_gradients_float32"]["median"] < check.WORST
 
 
 def test_what_is_wrong_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,6 +118,11 @@ def test_the_plan_has_what_was_asked_for() -> None:
     assert [cell.case for cell in ON_GPU] == ["0.5B/B32", "1.5B/B32", "0.5B/B112", "1.5B/B112", "7B/B32"]
     assert set(ON_GPU[0].variants) == set(VARIANTS)
     assert all("sequential" in cell.variants for cell in ON_GPU)
+    planned = planned_of(cells_of(["0.5B", "1.5B"], None, None), updates=True)
+    sizes = [cell.size for cell in planned]
+    assert sizes == sorted(sizes)  # networks of one size at a time
+    assert [cell.case for cell in planned if cell in UPDATES] == ["0.5B/B32", "1.5B/B32"]
+    assert planned_of(list(ON_GPU), updates=False) == sorted(ON_GPU, key=lambda cell: list(SHAPES).index(cell.size))
     assert cells_of(["0.5B"], [112], ["both"]) == [Cell("0.5B", 112, ("sequential", "both"), ON_GPU[2].lengths)]
     # The published sizes: 0.49, 1.54 and 7.6 billion weights, the last with a second table of words.
     assert [round(SHAPES[name].parameters / 1e9, 2) for name in ("0.5B", "1.5B", "7B")] == [0.49, 1.54, 7.07]
