@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 OK, FAILED, REFUSED = 0, 1, 2
 PARENT_EVERY_S = 0.1
+TRACKERS = "oppo_core.trackers"  # how their processes are called
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -173,7 +174,7 @@ def _end_with_lifeline() -> None:
     def watch() -> None:
         while os.read(int(number), 1):
             pass
-        os._exit(137)
+        _end_with_all_below()
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
@@ -182,4 +183,24 @@ def _end_after(parent: int) -> None:
     """End at once when process `parent` is not our parent any more."""
     while os.getppid() == parent:
         time.sleep(PARENT_EVERY_S)
-    os._exit(137)
+    _end_with_all_below()
+
+
+def _end_with_all_below() -> None:
+    """End at once, and with us what we have started: vLLM's engine holds a GPU's memory and does not look whether we are there.
+
+    Trackers are spared. They do look, and send on what they have been told.
+    """
+    try:
+        import psutil
+
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):  # it has ended by itself
+                if TRACKERS not in child.cmdline():
+                    below = child.children(recursive=True)
+                    child.kill()
+                    for process in below:
+                        with suppress(psutil.Error):
+                            process.kill()
+    finally:
+        os._exit(137)

@@ -70,6 +70,34 @@ def test_whoever_started_it_is_gone_so_the_engine_and_its_scorers_end(streaming:
     assert all_gone(below)
 
 
+ENGINE_OF_OTHERS = """
+import subprocess, sys, threading
+from oppo_core.command import _end_with_lifeline
+looks_after_nobody = subprocess.Popen(["sh", "-c", "sleep 1000 & wait"], start_new_session=True)
+tracker = subprocess.Popen(["sh", "-c", "cat; echo sent > $1", "oppo_core.trackers", sys.argv[1]], stdin=subprocess.PIPE)
+print(looks_after_nobody.pid, tracker.pid, flush=True)
+_end_with_lifeline()
+threading.Event().wait()
+"""
+
+
+def test_what_an_engine_has_started_ends_with_it_but_trackers_send_on(tmp_path: Path) -> None:
+    reading, lifeline = os.pipe()
+    engine = subprocess.Popen(
+        [sys.executable, "-c", ENGINE_OF_OTHERS, str(tmp_path / "told")], stdout=subprocess.PIPE, text=True,
+        pass_fds=(reading,), env=os.environ | {"OPPO_LIFELINE_FD": str(reading)},
+    )  # fmt: skip
+    os.close(reading)
+    with engine:
+        assert engine.stdout is not None
+        below = [psutil.Process(int(pid)) for pid in engine.stdout.readline().split()]
+        below += below[0].children()
+        os.close(lifeline)
+        assert engine.wait(60) == 137
+    assert all_gone(below)
+    assert (tmp_path / "told").read_text() == "sent\n"
+
+
 @pytest.mark.full
 def test_a_scorer_process_that_is_asked_to_end_goes_on(streaming: Any) -> None:
     """SIGTERM and Ctrl-C reach the whole process group; only the engine decides what they mean."""
