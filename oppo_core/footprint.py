@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,48 +140,56 @@ def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0
     """Everything that a run keeps in memory at once, the largest first.
 
     Args:
+        roles: the models at work, the actor first.
+        slots: sequences that may be in flight.
         text_tokens: of the texts that are mixed in.
         gpu: bytes of memory that the GPU has in all; 0 on a CPU.
     """
     each = DTYPE_BYTES[spec.resources.dtype]
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
-    items: list[Item] = []
-    served = {f"reward {n}": s.memory_share for n, s in enumerate(spec.models.reward.sources(), 1) if s.served_by == "vllm"}
-    for role in roles:
-        shape, name = role.shape, role.name
-        if name in served:
-            items.append(Item(f"{name}: vLLM", int(served[name] * gpu), f"{served[name]} of the GPU's {gpu:,} B (memory_share)"))
-            continue
-        if role.own:
-            items.append(Item(f"{name}: weights", shape.weights * each, f"{shape.weights:,} × {each} B"))
-        if role.caches and (role is not roles[0] or spec.rollout.backend == "torch"):
-            items.append(_cache(f"{name}: keys and values", shape, slots, columns, each))
-        if role.trained:
-            items += _training_of(spec, role, each, bool(gpu))
     actor = roles[0]
+    items = [item for role in roles for item in _of_role(spec, role, slots, columns, gpu)]
     passing = [_passing(role, spec, each, bool(gpu)) for role in roles if role.trained]
     if spec.rollout.backend == "vllm":
         items += _vllm(spec, gpu, actor.shape.vocab * actor.shape.width * each, passing)
     else:
-        items.append(_sampling(actor.shape, slots, each))
+        items += [_cache("actor: keys and values", actor.shape, slots, columns, each), _sampling(actor.shape, slots, each)]
     if gpu:
-        items.append(
-            Item("the GPU's libraries", GPU_RESERVE, f"{GPU_RESERVE:,} B, assumed: kernels, workspaces, what lies in pieces")
-        )
+        said = f"{GPU_RESERVE:,} B, assumed: kernels, workspaces, what lies in pieces"
+        items.append(Item("the GPU's libraries", GPU_RESERVE, said))
+    return sorted([*items, *passing, *_asked_for(spec, actor, columns, text_tokens)], key=lambda item: -item.size)
+
+
+def _of_role(spec: RunSpec, role: Role, slots: int, columns: int, gpu: int) -> Iterator[Item]:
+    """What a model at work keeps; the actor's cache is the decoder's."""
+    shape, name, each = role.shape, role.name, DTYPE_BYTES[spec.resources.dtype]
+    served = {f"reward {n}": s.memory_share for n, s in enumerate(spec.models.reward.sources(), 1) if s.served_by == "vllm"}
+    if name in served:
+        yield Item(f"{name}: vLLM", int(served[name] * gpu), f"{served[name]} of the GPU's {gpu:,} B (memory_share)")
+        return
+    if role.own:
+        yield Item(f"{name}: weights", shape.weights * each, f"{shape.weights:,} × {each} B")
+    if role.caches and name != "actor":
+        yield _cache(f"{name}: keys and values", shape, slots, columns, each)
+    if role.trained:
+        yield from _training_of(spec, role, each, bool(gpu))
+
+
+def _asked_for(spec: RunSpec, actor: Role, columns: int, text_tokens: int) -> Iterator[Item]:
+    """What only some runs ask for."""
+    each = DTYPE_BYTES[spec.resources.dtype]
     if spec.ppo.ema_decay is not None:
         size = actor.trained * max(4, each)
-        items.append(Item("actor: moving average", size, f"{actor.trained:,} × {max(4, each)} B (ppo.ema_decay)"))
+        yield Item("actor: moving average", size, f"{actor.trained:,} × {max(4, each)} B (ppo.ema_decay)")
     if text_tokens:
-        items.append(Item("texts that are mixed in", text_tokens * TOKEN_BYTES, f"{text_tokens:,} tokens × {TOKEN_BYTES} B"))
+        yield Item("texts that are mixed in", text_tokens * TOKEN_BYTES, f"{text_tokens:,} tokens × {TOKEN_BYTES} B")
     if spec.overlap.update_overlap:
         size = 3 * actor.trained * each
-        items.append(Item("actor: the partner's gradients", size, f"3 × {actor.trained:,} × {each} B (update overlap)"))
+        yield Item("actor: the partner's gradients", size, f"3 × {actor.trained:,} × {each} B (update overlap)")
     if spec.evaluation is not None:
         ranks = spec.resources.ranks
         rows = min(math.ceil(spec.evaluation.count / ranks), spec.ppo.rows // ranks)
-        items.append(_cache("evaluation: keys and values", actor.shape, rows, columns, each))
-    items += passing
-    return sorted(items, key=lambda item: -item.size)
+        yield _cache("evaluation: keys and values", actor.shape, rows, columns, each)
 
 
 def _cache(name: str, shape: Shape, rows: int, columns: int, each: int) -> Item:

@@ -77,19 +77,7 @@ def modules(told: Started) -> dict[str, ModuleType]:
         told.engines.append(kind(small_network(), wire))
         return told.engines[-1]
 
-    def trainer_init(info: dict[str, Any], *, client: Any, source: Any) -> StandInTrainer:
-        told.info = dict(info)
-        if told.fault == "meet":
-            raise RuntimeError("nobody came")
-        return StandInTrainer(client, source, wire if "world_size" in info else None)
-
-    def config(backend: str) -> SimpleNamespace:
-        told.backend = backend
-        return SimpleNamespace(backend=backend)
-
-    transfer = "vllm.distributed.weight_transfer"
     contents: dict[str, dict[str, Any]] = {
-        "vllm.config.weight_transfer": {"WeightTransferConfig": config},
         "vllm.engine.arg_utils": {
             "EngineArgs": declared("EngineArgs"), "AsyncEngineArgs": declared("AsyncEngineArgs", "EngineArgs"),
         },
@@ -101,6 +89,26 @@ def modules(told: Started) -> dict[str, ModuleType]:
             "SamplingParams": declared("SamplingParams"), "RequestOutputKind": SimpleNamespace(DELTA="delta"),
         },
         "vllm.pooling_params": {"PoolingParams": declared("PoolingParams")},
+    }  # fmt: skip
+    return packages_of(contents | transfer_modules(told, wire))
+
+
+def transfer_modules(told: Started, wire: Wire) -> dict[str, dict[str, Any]]:
+    """What hands weights over."""
+
+    def trainer_init(info: dict[str, Any], *, client: Any, source: Any) -> StandInTrainer:
+        told.info = dict(info)
+        if told.fault == "meet":
+            raise RuntimeError("nobody came")
+        return StandInTrainer(client, source, wire if "world_size" in info else None)
+
+    def config(backend: str) -> SimpleNamespace:
+        told.backend = backend
+        return SimpleNamespace(backend=backend)
+
+    transfer = "vllm.distributed.weight_transfer"
+    return {
+        "vllm.config.weight_transfer": {"WeightTransferConfig": config},
         f"{transfer}.base": {
             "WeightTransferInitRequest": SimpleNamespace, "WeightTransferUpdateRequest": SimpleNamespace,
         },
@@ -108,6 +116,10 @@ def modules(told: Started) -> dict[str, ModuleType]:
         f"{transfer}.ipc_engine": {"IPCTrainerInitInfo": declared("IPCTrainerInitInfo", "TrainerInitInfo")},
         f"{transfer}.nccl_engine": {"NCCLTrainerInitInfo": declared("NCCLTrainerInitInfo", "TrainerInitInfo")},
     }  # fmt: skip
+
+
+def packages_of(contents: dict[str, dict[str, Any]]) -> dict[str, ModuleType]:
+    """Modules with these names in them, by path, and the packages above them."""
     made: dict[str, ModuleType] = {}
     for path, names in contents.items():
         parts = path.split(".")
