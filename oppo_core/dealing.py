@@ -4,9 +4,10 @@ Weights, moments, controllers and statistics are the run's and the same on all r
 queued, its turns (`oppo_core/rollout/turns.py`), and the lengths of its cohorts. When the run goes on with as many ranks as it
 had, each takes its own back. Otherwise all of them read what all had, and deal it out in the same way.
 
-Law: every answer goes to one rank, with all its tokens; answers are dealt by age, so that none gets more overdue ones than fit
-into its part of the batch. Keys and values are not dealt: they are built anew. A half-done step is begun anew with the answers
-that it has, finished ones too.
+Law: every answer goes to one rank, with all the tokens that it has; answers are dealt by age, so that none gets more overdue ones
+than fit into its part of the batch. Keys and values are not dealt: they are built anew. Nor is what vLLM has written ahead of its
+turn, and belongs to no answer yet: it is sampled again, so that nothing is lost or comes twice. A half-done step is begun anew
+with the answers that it has, finished ones too.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A decoder that is vLLM's engine in a process of its own, on GPUs of its own or on ours, which decodes while we do other things.
+"""A decoder that is vLLM's engine in a process of its own, on GPUs of its own or on ours, and decodes on while we take and score.
 
 Its tokens come in pieces, and each is taken in its turn: a round is one token of every live answer, whenever it came. So chunks
 and batches are counted as with every other decoder, and depend on no timing. What vLLM has written beyond the batch's last token
 waits for the next step, whose first rounds it is, with the version of the weights that sampled it.
 
-Between two steps vLLM is paused and given the trainer's weights; what it has cached is forgotten with them, unless caches are
-kept. Versions are noted as tokens come. vLLM tells with a request's end which weights sampled which token, and that is what
-counts: of tokens that it has held back the first may be older than they looked.
+From a batch's last token to the next step's beginning vLLM is paused. Then it is given the trainer's weights, and forgets what it
+has cached, unless caches are kept. Versions are noted as tokens come. vLLM tells with a request's end which weights sampled which
+token, and that is what counts: of tokens that it has held back the first may be older than they looked.
 """
 
 from __future__ import annotations

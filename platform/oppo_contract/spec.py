@@ -173,6 +173,12 @@ class RunSpec(Section):
                 "plain, or rollout.vllm_process own: in one process both want the default group",
             ),
             (
+                self.training.backend != "plain" and self.resources.ranks > 1 and not own,
+                "training.backend",
+                self.training.backend,
+                "plain, or GPUs for vLLM alone (resources.decoding_devices): on theirs all ranks wait for one whose vLLM died",
+            ),
+            (
                 bool(own) and self.rollout.vllm_process == "engine",
                 "resources.decoding_devices",
                 own,

@@ -76,7 +76,8 @@ def _decoded(draw: st.DrawFn, spec: dict[str, Any]) -> dict[str, Any]:
         spec["training"] = {"backend": "plain"}
     elif resources:
         ranks = resources["devices"] // resources["nodes"]
-        resources["decoding_devices"] = ranks * draw(st.integers(0, 2))
+        together = spec["training"]["backend"] != "plain" and ranks * resources["nodes"] > 1
+        resources["decoding_devices"] = ranks * draw(st.integers(1 if together else 0, 2))
         resources["devices"] += resources["nodes"] * resources["decoding_devices"]
     return spec
 

@@ -137,6 +137,18 @@ def test_vllm_in_a_process_of_its_own_goes_with_deepspeed(minimal: dict[str, Any
     load_spec(changed_by(minimal, APART | {"training.backend": "deepspeed"}))
 
 
+@pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
+def test_ranks_that_share_weights_out_do_not_hand_them_over_together(minimal: dict[str, Any], backend: str) -> None:
+    """By CUDA IPC they would, and one whose vLLM has died would hold up the others."""
+    on_our_gpus = APART | {"training.backend": backend, "resources.devices": 2, "resources.decoding_devices": 0}
+    (problem,) = refused(changed_by(minimal, on_our_gpus))
+    assert (problem.path, problem.message) == ("training.backend", "does not go with rollout.backend vllm")
+    assert problem.allowed.startswith("plain, or GPUs for vLLM alone (resources.decoding_devices)")
+    apart = {"resources.devices": 4, "resources.decoding_devices": 2}
+    for instead in ({"training.backend": "plain"}, apart, {"resources.devices": 1}):
+        load_spec(changed_by(minimal, on_our_gpus | instead))
+
+
 def test_vllm_that_sleeps_keeps_no_cache(minimal: dict[str, Any]) -> None:
     decoded = change(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm"), "ppo.tis", "all")
     sleeping = change(decoded, "rollout.vllm_sleep", True)

@@ -43,7 +43,8 @@ class Rollout(Section):
     vllm_process: Literal["engine", "own"] = Field(
         "engine",
         description="With vllm: it lives in the engine's process, and a batch ends at the very token; or in one of its own, which"
-        " decodes on meanwhile: what it has written beyond a batch's last token belongs to the next step.",
+        " decodes on while tokens are taken and scored, until the batch is complete: what it has written beyond that belongs to"
+        " the next step.",
     )
     vllm_memory_share: float = Field(
         0.35,
