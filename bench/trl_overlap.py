@@ -65,41 +65,72 @@ def impose(rollouts: Any, work: Any) -> None:
 
 def race(repetitions: int, steps: int, threads: int, seed: int) -> tuple[dict[str, Any], list[Any], Any]:
     """Settings and figures, and how quiet the machine was."""
-    from oppo_bench.against_trl import ROWS_A_PASS, Peer, results_of
-    from oppo_bench.models import peer_models_of
+    from oppo_bench.against_trl import Turn, results_of
+    from oppo_bench.document import Result
     from oppo_bench.quiet import Watch
-    from oppo_bench.workload import LONGEST, SIZES, Lengths, Load, write_prompts
+    from oppo_bench.workload import SIZES, Lengths, Load
 
     load = replace(Load("M", SIZES["M"], 16, Lengths(seed)), max_age=MAX_AGE, chunk=CHUNK)
-    scratch, watch, blocks = Path(tempfile.mkdtemp(prefix="oppo-bench-")), Watch(), defaultdict(list)
-    models, prompts = peer_models_of(load.size, scratch, seed), write_prompts(scratch, seed)
-    all_steps = load.left_out + repetitions * steps
-    config = {
-        "actor": models["actor"]["path"], "reward": models["reward"]["model"]["path"], "batch": load.batch, "seed": seed,
-        "rows_a_pass": ROWS_A_PASS, "threads": threads, "longest": LONGEST,
-        "prompts": [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()],
-        "lengths": [load.lengths.of(number) for number in range((all_steps + 1) * load.batch)],
-    }  # fmt: skip
-    variants: dict[str, Any] = {TRL: None, STREAMED: {"overcommit": 0, "chunk": CHUNK}}
-    variants[DEFERRED] = {"overcommit": load.overcommit, "chunk": CHUNK, "max_age": MAX_AGE}
+    blocks: dict[str, list[list[Turn]]] = defaultdict(list)
+    processor: dict[str, list[float]] = defaultdict(list)
+    watch = Watch()
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        racers = []
-        for name, amounts in variants.items():
-            racers.append(Peer(Path(sys.executable), config | {"overlap": amounts}, scratch / name, name, Path(__file__)))
-            stack.callback(racers[-1].close)
-            watch.follow(racers[-1].pid)
+        racers = peers(load, load.left_out + repetitions * steps, threads, stack)
+        for racer in racers:
+            watch.follow(racer.pid)
         for racer in racers * load.left_out:
             racer.step()
         for _ in range(repetitions):
+            before = {racer.name: used_s(racer.pid) for racer in racers}
             for racer in racers:
                 blocks[racer.name].append([])
             for racer in racers * steps:
                 blocks[racer.name][-1].append(racer.step())
+            for racer in racers:
+                spent, tokens = used_s(racer.pid) - before[racer.name], sum(turn.tokens for turn in blocks[racer.name][-1])
+                processor[racer.name].append(1e6 * spent / tokens)
         watch.look()
-    settings = {"size": "M", "batch": load.batch, "overlap": variants, "threads": threads, "seed": seed}
+    settings = {"size": "M", "batch": load.batch, "overlap": variants(load), "threads": threads, "seed": seed}
     settings |= {"repetitions": repetitions, "steps": steps, "left_out": load.left_out}
-    return settings, results_of(load.case, blocks), watch.machine()
+    results = results_of(load.case, blocks)
+    results += [Result.of(f"{load.case}/{name}/processor_us_per_token", "us", values) for name, values in processor.items()]
+    return settings, results, watch.machine()
+
+
+def variants(load: Any) -> dict[str, dict[str, int] | None]:
+    """By name, what each trainer overlaps."""
+    streamed = {"overcommit": 0, "chunk": CHUNK}
+    return {TRL: None, STREAMED: streamed, DEFERRED: streamed | {"overcommit": load.overcommit, "max_age": MAX_AGE}}
+
+
+def peers(load: Any, steps: int, threads: int, stack: ExitStack) -> list[Any]:
+    """The trainers, each in a process that `stack` ends."""
+    from oppo_bench.against_trl import ROWS_A_PASS, Peer
+    from oppo_bench.models import peer_models_of
+    from oppo_bench.workload import LONGEST, write_prompts
+
+    scratch, seed = Path(tempfile.mkdtemp(prefix="oppo-bench-")), load.lengths.seed
+    stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+    models, prompts = peer_models_of(load.size, scratch, seed), write_prompts(scratch, seed)
+    config = {
+        "actor": models["actor"]["path"], "reward": models["reward"]["model"]["path"], "batch": load.batch, "seed": seed,
+        "rows_a_pass": ROWS_A_PASS, "threads": threads, "longest": LONGEST,
+        "prompts": [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()],
+        "lengths": [load.lengths.of(number) for number in range((steps + 1) * load.batch)],
+    }  # fmt: skip
+    racers = []
+    for name, amounts in variants(load).items():
+        racers.append(Peer(Path(sys.executable), config | {"overlap": amounts}, scratch / name, name, Path(__file__)))
+        stack.callback(racers[-1].close)
+    return racers
+
+
+def used_s(pid: int) -> float:
+    """Processor time of a process so far, all its threads together."""
+    import psutil
+
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def main() -> None:

@@ -147,7 +147,7 @@ def test_without_overcommit_it_trains_what_trl_trains_on_the_same_tokens(
     for name, weight in plain.model.state_dict().items():
         torch.testing.assert_close(ours.model.state_dict()[name], weight, rtol=0, atol=1e-4)
         moved = max(moved, float((weight - before[name]).abs().max()))
-    assert moved > 5e-3, "the weights have moved much further than they differ"
+    assert moved > 2e-3, "the weights have moved much further than they differ"
     for step, other in zip(ours.state.log_history, plain.state.log_history, strict=True):
         for name in ("objective/kl", "objective/scores", "objective/entropy", "loss/value_avg", "loss/policy_avg"):
             assert step[name] == pytest.approx(other[name], abs=1e-3), name
