@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -161,7 +162,7 @@ def assemble(
         LayoutError: the machine does not have what the spec asks for.
         RankError: another rank did not come as far.
     """
-    from oppo_core.checkpoint import verify
+    from oppo_core.checkpoint import restore, verify
 
     changes = verify(resume, spec) if resume is not None else []
     threads = ranks.cores(min(threads or available_cores(), spec.resources.cpu_threads or available_cores()))
@@ -175,36 +176,30 @@ def assemble(
     evaluator = evaluator_of(spec, roots, network, codec, decode_settings(spec, codec), partial(stops_of, spec, codec), ranks)
     actor = _trainer(spec, roots, network, codec, ranks)
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
-    engine = Engine(
-        spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
-        pool=pool_of(spec, ranks), decoder=_decoder(spec, network, codec, source, device), actor=actor,
-        scorers=_start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting, base),
-        journal=journal, out=out, model_source=source, trace=trace, hardware=hardware_of(device, layout.devices[0]),
-        progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
-        chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks, parameters=numbers_of(network),
-    )  # fmt: skip
-    engine.update = _update(spec, network, shared)
-    for budget in engine.budgets:
-        budget.told = trace.ran_short
-    if resume is not None:
-        _take_back(engine, resume, changes)
+    with ExitStack() as begun:  # nobody else would end their processes and threads if a later part failed
+        decoder = _decoder(spec, network, codec, source, device)
+        begun.callback(decoder.close)
+        scorers = _start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting, base)
+        begun.callback(scorers.close)
+        engine = Engine(
+            spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
+            pool=pool_of(spec, ranks), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
+            model_source=source, trace=trace, hardware=hardware_of(device, layout.devices[0]),
+            progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
+            chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks, parameters=numbers_of(network),
+        )  # fmt: skip
+        engine.update = _update(spec, network, shared)
+        for budget in engine.budgets:
+            budget.told = trace.ran_short
+        if resume is not None:
+            restore(engine, resume, changes)
+        begun.pop_all()
     return engine
 
 
 def numbers_of(network: Network) -> int:
     """Weights of a network; DeepSpeed tells how many there were before it shared them out."""
     return sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters())
-
-
-def _take_back(engine: Engine, resume: Path, changes: list[Change]) -> None:
-    from oppo_core.checkpoint import restore
-
-    try:
-        restore(engine, resume, changes)
-    except Exception:
-        engine.scorers.close()  # nobody else would end their processes
-        engine.decoder.close()
-        raise
 
 
 def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | None, device: torch.device) -> Decoding:

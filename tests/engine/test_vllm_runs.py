@@ -15,6 +15,7 @@ from torch import nn
 
 from oppo_core import engine as engine_module
 from oppo_core.models.adapters import merged_weights
+from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import load_model
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rollout.decoder import Decoding
@@ -110,6 +111,15 @@ def test_however_a_run_ends_its_engine_is_let_go(world: Any, tmp_path: Path, die
     last = events[-1]
     assert (status, last.outcome) == ((1, "failed") if dies else (0, "succeeded"))
     assert not dies or last.reason == ENDED
+    assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
+
+
+def test_an_engine_that_is_never_assembled_lets_its_decoder_go(world: Any, tmp_path: Path) -> None:
+    made: list[Any] = []
+    nowhere = world.spec(SMALL, {"models": {"reference": {"path": "gone"}}})
+    with decoded_by(partial(apart, made)), pytest.raises(ModelFolderError):
+        world.assemble(nowhere, tmp_path)
+    assert [decoder.engine.dead for decoder in made] == [True]
     assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
 
 
