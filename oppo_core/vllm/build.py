@@ -14,7 +14,7 @@ from oppo_core.rollout.decoder import DecodeSettings, Decoding
 from oppo_core.rollout.stops import StopConditions
 from oppo_core.vllm.inprocess import InProcessDecoder, start_engine
 from oppo_core.vllm.loop import Loop
-from oppo_core.vllm.requests import APART, HANDLES, apart_arguments, engine_arguments, prepare
+from oppo_core.vllm.requests import APART, HANDLES, apart_arguments, engine_arguments, prepare, reads_no_handles
 from oppo_core.vllm.reward import PrefixReward, check_classifier
 from oppo_core.vllm.shapes import AsyncEngine, PoolingEngine
 from oppo_core.vllm.streaming import StreamingDecoder
@@ -122,7 +122,9 @@ def reward_of(folder: Path, arguments: dict[str, Any], silence_s: float) -> Pref
         return started
 
     try:
-        return PrefixReward(loop.run(start(), "starting the reward model", STARTED_WITHIN_S), loop)
+        with reads_no_handles():
+            engine = loop.run(start(), "starting the reward model", STARTED_WITHIN_S)
+        return PrefixReward(engine, loop)
     except BaseException:
         loop.close()
         raise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,16 @@ def prepare(environment: dict[str, str]) -> None:
     """Set what vLLM reads, here and in the processes that it starts. Our own ranks have met by now."""
     os.environ.update(environment)
     os.environ.pop(AGENT_STORE, None)
+
+
+@contextmanager
+def reads_no_handles() -> Iterator[None]:
+    """Processes that are started within it unpickle nothing, whatever ours must for the one that reads handles."""
+    held = {name: os.environ.pop(name) for name in HANDLES if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(held)
 
 
 # What is cached, and found again, is whole blocks of so many tokens.

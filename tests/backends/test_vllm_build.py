@@ -45,6 +45,7 @@ class Started:
     info: dict[str, Any] = field(default_factory=dict)
     engines: list[Any] = field(default_factory=list)
     fault: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def small_network(head: Any = "lm") -> TinyTransformer:
@@ -69,7 +70,7 @@ def modules(told: Started) -> dict[str, ModuleType]:
     here = lambda network, wire: StandInEngine(network)  # noqa: E731
 
     def make(arguments: dict[str, Any], kind: Any) -> Any:
-        told.arguments = dict(arguments)
+        told.arguments, told.environment = dict(arguments), dict(os.environ)
         if told.fault == "start":
             raise RuntimeError("no memory")
         if arguments.get("runner") == "pooling":
@@ -215,7 +216,10 @@ def test_whoever_does_not_start_or_meet_leaves_nothing_behind(told: Started, fau
 def test_a_reward_model_reads_by_itself(told: Started, tmp_path: Path) -> None:
     config = {"model_type": "qwen2", "architectures": ["Qwen2ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
+    os.environ.update(HANDLES)  # as beside a decoder that reads some
     reward = reward_of(tmp_path, reward_arguments(str(tmp_path), "float32", 64, 4, 0.2, 1), 20.0)
+    assert told.environment.keys() & (APART | HANDLES).keys() == APART.keys()
+    assert HANDLES.items() <= os.environ.items()
     try:
         reward.start([Answer(1, [3, 4], [5, 6, 1], ByteCodec(VOCAB))], lambda: None)
         assert reward.wait([1], 20.0)
