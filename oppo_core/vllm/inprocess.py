@@ -7,7 +7,8 @@ the weights that sampled them, which is compared with what we have noted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,20 @@ def give_back_cached() -> None:
     """Let torch return to the device what it keeps of the update's memory; vLLM takes its own from the device itself."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def short_memory_named() -> Iterator[None]:
+    """Memory of the GPU that runs out within it is a VllmError that says what to do, whosever words tell of it."""
+    try:
+        yield
+    except (RuntimeError, VllmError) as error:  # torch's own error is a RuntimeError, that of vLLM's allocator a plain one
+        if "out of memory" not in str(error):
+            raise
+        raise VllmError(
+            "the GPU has no room for the weights, keys and values that vLLM takes for a step; lower rollout.vllm_memory_share, or"
+            f" what training keeps there: {error}"
+        ) from error
 
 
 class InProcessDecoder:
@@ -100,13 +115,14 @@ class InProcessDecoder:
         """Hand the trainer's weights over. An engine that sleeps has none, and takes room for keys and values only after them."""
         if version == self._version and not self._asleep:
             return
-        if self._asleep:
-            give_back_cached()
-            self.engine.wake_up(tags=["weights"])
-        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self._weights()})
-        self.engine.set_weight_version(str(version))
-        if self._asleep and not self.engine.wake_up(tags=["kv_cache"]):
-            raise VllmError("vLLM does not wake up: it has weights, and no room for keys and values")
+        with short_memory_named():
+            if self._asleep:
+                give_back_cached()
+                self.engine.wake_up(tags=["weights"])
+            self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self._weights()})
+            self.engine.set_weight_version(str(version))
+            if self._asleep and not self.engine.wake_up(tags=["kv_cache"]):
+                raise VllmError("vLLM does not wake up: it has weights, and no room for keys and values")
         self._version, self._asleep = version, False
 
     def _ask(self, sequences: list[Sequence]) -> None:

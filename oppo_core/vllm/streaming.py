@@ -28,7 +28,7 @@ from oppo_core.rollout.sequence import Sequence, Support
 from oppo_core.rollout.stops import StopConditions
 from oppo_core.rollout.support import from_plain, plain
 from oppo_core.vllm.errors import VllmError
-from oppo_core.vllm.inprocess import give_back_cached, sampling_parameters
+from oppo_core.vllm.inprocess import give_back_cached, sampling_parameters, short_memory_named
 from oppo_core.vllm.loop import Loop
 from oppo_core.vllm.requests import prompt_of, sampling_arguments, supports_of
 from oppo_core.vllm.shapes import AsyncEngine, Completion, Output
@@ -126,12 +126,13 @@ class StreamingDecoder:
         """Hand the trainer's weights over. An engine that sleeps has none, and takes room for keys and values only after them."""
         if version == self._version and not self._asleep:
             return
-        if self._asleep:
-            give_back_cached()
-            self._loop.run(self.engine.wake_up(tags=["weights"]), "waking up")
-        self._hand_over.send(version)
-        if self._asleep and not self._loop.run(self.engine.wake_up(tags=["kv_cache"]), "waking up"):
-            raise VllmError("vLLM does not wake up: it has weights, and no room for keys and values")
+        with short_memory_named():
+            if self._asleep:
+                give_back_cached()
+                self._loop.run(self.engine.wake_up(tags=["weights"]), "waking up")
+            self._hand_over.send(version)
+            if self._asleep and not self._loop.run(self.engine.wake_up(tags=["kv_cache"]), "waking up"):
+                raise VllmError("vLLM does not wake up: it has weights, and no room for keys and values")
         self._version, self._asleep = version, False
 
     def _pause(self) -> None:

@@ -1,0 +1,74 @@
+"""What a decoder says when the GPU has no room for what vLLM takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from oppo_contract.spec import TinyArchitecture
+from oppo_core.models.tiny import TinyTransformer, init_tiny
+from oppo_core.rollout.decoder import DecodeSettings, Decoding
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.vllm.errors import VllmError
+from oppo_core.vllm.inprocess import InProcessDecoder
+from oppo_core.vllm.standin import StandInEngine
+from oppo_core.vllm.standin_async import streaming
+
+SETTINGS = DecodeSettings(seed=3, eos=1, temperature=0.9, max_prompt=12, max_new=6, micro_batch_tokens=400)
+SHORT = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:62"),
+]
+REMEDY = r"lower rollout\.vllm_memory_share, .+ out of memory"
+
+
+def small_network() -> TinyTransformer:
+    return init_tiny(TinyArchitecture(vocab=40, context=64, hidden=16, layers=2, heads=2), "lm", 0)
+
+
+def failing(error: Exception) -> Any:
+    def fail(*given: Any, **named: Any) -> None:
+        raise error
+
+    return fail
+
+
+def asleep(decoder: Decoding) -> Decoding:
+    decoder.begin([Sequence(0, 0, np.asarray([3, 4]))], 0)
+    decoder.rest()
+    return decoder
+
+
+@pytest.mark.parametrize("error", SHORT)
+@pytest.mark.parametrize("name", ["wake_up", "collective_rpc"])
+def test_in_our_process_it_names_the_remedy(error: Exception, name: str) -> None:
+    network = small_network()
+    engine: Any = StandInEngine(network)
+    decoder = asleep(InProcessDecoder(engine, SETTINGS, network.named_parameters, parameters=dict, sleeps=True))
+    setattr(engine, name, failing(error))
+    with pytest.raises(VllmError, match=REMEDY):
+        decoder.begin([], 1)
+
+
+def test_other_errors_are_told_as_they_are() -> None:
+    network = small_network()
+    engine: Any = StandInEngine(network)
+    decoder = asleep(InProcessDecoder(engine, SETTINGS, network.named_parameters, parameters=dict, sleeps=True))
+    engine.wake_up = failing(RuntimeError("a bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        decoder.begin([], 1)
+
+
+@pytest.mark.parametrize("error", SHORT)
+def test_in_a_process_of_its_own_it_does_too(error: Exception) -> None:
+    decoder = streaming(small_network(), SETTINGS, None, interval=4, handles=False, sleeps=True)
+    try:
+        asleep(decoder)
+        decoder.engine.core.wake_up = failing(error)  # type: ignore[attr-defined]
+        with pytest.raises(VllmError, match=REMEDY):
+            decoder.begin([], 1)
+    finally:
+        decoder.close()
