@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -162,7 +162,7 @@ def assemble(
         LayoutError: the machine does not have what the spec asks for.
         RankError: another rank did not come as far.
     """
-    from oppo_core.checkpoint import restore, verify
+    from oppo_core.checkpoint import verify
 
     changes = verify(resume, spec) if resume is not None else []
     threads = ranks.cores(min(threads or available_cores(), spec.resources.cpu_threads or available_cores()))
@@ -177,10 +177,9 @@ def assemble(
     actor = _trainer(spec, roots, network, codec, ranks)
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
     with ExitStack() as begun:  # nobody else would end their processes and threads if a later part failed
-        decoder = _decoder(spec, network, codec, source, device)
-        begun.callback(decoder.close)
-        scorers = _start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting, base)
-        begun.callback(scorers.close)
+        decoder = begun.enter_context(closing(_decoder(spec, network, codec, source, device)))
+        scoring = _start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting, base)
+        scorers = begun.enter_context(closing(scoring))
         engine = Engine(
             spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
             pool=pool_of(spec, ranks), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
@@ -189,12 +188,19 @@ def assemble(
             chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks, parameters=numbers_of(network),
         )  # fmt: skip
         engine.update = _update(spec, network, shared)
-        for budget in engine.budgets:
-            budget.told = trace.ran_short
-        if resume is not None:
-            restore(engine, resume, changes)
+        _take_up(engine, resume, changes)
         begun.pop_all()
     return engine
+
+
+def _take_up(engine: Engine, resume: Path | None, changes: list[Change]) -> None:
+    """Let memory that runs out be told, and go on from a checkpoint."""
+    from oppo_core.checkpoint import restore
+
+    for budget in engine.budgets:
+        budget.told = engine.trace.ran_short
+    if resume is not None:
+        restore(engine, resume, changes)
 
 
 def numbers_of(network: Network) -> int:

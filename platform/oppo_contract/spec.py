@@ -167,6 +167,23 @@ class RunSpec(Section):
             (bool(drafted), "overlap.drafter.max_rows", drafted, "0: what is drafted ahead is our own decoder's"),
             (self.overlap.update_overlap, "overlap.update_overlap", True, "false: it trains on CPUs"),
             (
+                self.rollout.vllm_sleep and self.overlap.kv_after_update == "keep",
+                "rollout.vllm_sleep",
+                True,
+                "false, or overlap.kv_after_update recompute: who sleeps keeps no keys and values",
+            ),
+        ]
+        _refuse_with("rollout.backend vllm", reasons)
+        return self
+
+    @model_validator(mode="after")
+    def vllm_has_a_place(self) -> Self:
+        """In the engine's process, in one of its own, there on GPUs of its own: each has what it does not go with."""
+        own = self.resources.decoding_devices
+        if self.rollout.backend != "vllm":
+            return self
+        reasons = [
+            (
                 self.training.backend != "plain" and self.rollout.vllm_process == "engine",
                 "training.backend",
                 self.training.backend,
@@ -189,12 +206,6 @@ class RunSpec(Section):
                 "rollout.vllm_sleep",
                 True,
                 "false: nobody else needs the memory of GPUs of its own (resources.decoding_devices)",
-            ),
-            (
-                self.rollout.vllm_sleep and self.overlap.kv_after_update == "keep",
-                "rollout.vllm_sleep",
-                True,
-                "false, or overlap.kv_after_update recompute: who sleeps keeps no keys and values",
             ),
         ]
         _refuse_with("rollout.backend vllm", reasons)
