@@ -187,16 +187,16 @@ def assemble(
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
             chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks, parameters=numbers_of(network),
         )  # fmt: skip
-        engine.update = _update(spec, network, shared)
-        _take_up(engine, resume, changes)
+        _take_up(engine, _update(spec, network, shared), resume, changes)
         begun.pop_all()
     return engine
 
 
-def _take_up(engine: Engine, resume: Path | None, changes: list[Change]) -> None:
-    """Let memory that runs out be told, and go on from a checkpoint."""
+def _take_up(engine: Engine, update: Updating, resume: Path | None, changes: list[Change]) -> None:
+    """Let it update so, tell of memory that runs out, and go on from a checkpoint."""
     from oppo_core.checkpoint import restore
 
+    engine.update = update
     for budget in engine.budgets:
         budget.told = engine.trace.ran_short
     if resume is not None:
