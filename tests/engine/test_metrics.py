@@ -18,8 +18,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 VALUES = {f"critic/{name}/{kind}" for name in ("returns", "values") for kind in ("mean", "max", "min")} | {
     "critic/vf_explained_var"
 }
-# What drivers and torch tell of a GPU (tests/engine/test_hardware.py).
-ON_A_GPU = re.compile("nvml/|gpm/|perf/max_memory_|perf/mfu/")
+# What drivers, torch and vLLM tell of a GPU (tests/engine/test_hardware.py, test_vllm_runs.py).
+ON_A_GPU = re.compile("nvml/|gpm/|perf/max_memory_|perf/mfu/|oppo/reward_cached_share")
 ROW = re.compile(r"^\|(?P<names>[^|]+)\|[^|]+\|[^|]+\|$")
 
 
