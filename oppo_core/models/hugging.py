@@ -35,6 +35,7 @@ from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.packed import Packed
 from oppo_core.models.prove import cache_shape, packed_apart, prove
 from oppo_core.models.tiny import Head
+from oppo_core.models.whole import WholeLayer
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json",
@@ -80,35 +81,6 @@ class WindowLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_max_length(self) -> int:
         """Columns of the window."""
         return self.window.columns
-
-
-class WholeLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's view of a pass that reads whole rows: nothing is kept, and all that there is to see are the row's own keys.
-
-    Without any cache transformers looks at the positions, to find out whether several sequences share a row. That would make
-    the host wait for everything that is queued on a GPU, once a pass.
-    """
-
-    is_sliding = False
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Those given."""
-        return key_states, value_states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(columns, offset) of the mask: plainly causal."""
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        """0: there is nothing before the row."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """-1: no limit."""
-        return -1
 
 
 class HuggingNetwork(nn.Module):

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
 
 from oppo_core.models.cache import CacheShape, LayerShape, SlotCache
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.packed import Packed
+from oppo_core.models.whole import WholeLayer
 
 if TYPE_CHECKING:
     from oppo_core.models.hugging import HuggingNetwork
@@ -29,7 +29,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 ROUGH_TOLERANCE = 0.05
 
 
-class ShapeLayer(CacheLayerMixin):  # type: ignore[misc]
+class ShapeLayer(WholeLayer):
     """Notes the shapes of the keys and values that a layer would store."""
 
     def __init__(self) -> None:
@@ -37,25 +37,10 @@ class ShapeLayer(CacheLayerMixin):  # type: ignore[misc]
         self.shape: LayerShape | None = None
         self.is_initialized = True
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing is stored."""
-
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Note the shapes, give everything back."""
         self.shape = LayerShape(key_states.shape[1], key_states.shape[-1], value_states.shape[-1])
         return key_states, value_states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The tokens of the present pass only."""
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Nothing was read before."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """No limit."""
-        return -1
 
 
 @torch.no_grad()
