@@ -5,7 +5,8 @@ Everybody else, the decoder above all, sees a whole network, which is filled aft
 the other ranks in every pass. So all make equally many: a rank that has fewer repeats one of its own with a loss of zero. And
 none may stop on its own account: a loss that is not finite is remembered, and all end before the step.
 
-Checkpoints are those of all backends (docs/decisions/0004-checkpoints-of-sharded-training.md). Not yet tried on a GPU, over NCCL.
+Checkpoints are those of all backends (docs/decisions/0004-checkpoints-of-sharded-training-are-ours.md). Not yet tried on a GPU,
+over NCCL.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Parameter
 
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.optimizer import BETAS, MASTER, NonFiniteError, not_finite
+from oppo_core.ppo.optimizer import BETAS, MASTER, not_finite
 from oppo_core.ppo.schedule import Rates
 from oppo_core.ranks import Ranks
 from oppo_core.training.group import join_default_group
 from oppo_core.training.stepper import Outputs
-from oppo_core.training.through import Through, is_short, trained_in
+from oppo_core.training.through import EvenPasses, Through, is_short, trained_in
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class FsdpStepper:
+class FsdpStepper(EvenPasses):
     """One role's network, a copy of it cut up among the ranks."""
 
     def __init__(self, network: Network, rates: Rates, weight_decay: float, max_norm: float, ranks: Ranks) -> None:
-        self.rates, self.ranks = rates, ranks
-        self._whole, self._max_norm = network, max_norm
+        super().__init__(network, ranks)
+        self.rates, self._max_norm = rates, max_norm
         self.parameters = trained_in(network)
         device = self.parameters[0].device
         join_default_group(device, ranks)
@@ -49,9 +50,6 @@ class FsdpStepper:
         self._module = _cut_up(network, self._mesh)
         self.parts = trained_in(cast(Network, self._module))  # this rank's, in the same order
         self._adamw = torch.optim.AdamW(self.parts, lr=rates.peak, betas=BETAS, weight_decay=weight_decay)
-        self._due = 0  # backward passes before the next step
-        self._fault = ""
-        self._latest: Callable[[Network], tuple[Tensor, ...]] | None = None
 
     @property
     def holds_graphs(self) -> bool:
@@ -74,7 +72,7 @@ class FsdpStepper:
 
     def begin(self, passes: int) -> None:
         """See `Stepper.begin`. Takes the most that a rank has."""
-        self._due = max(int(told) for told in self.ranks.gather(str(passes).encode()))
+        self.count(passes)
         self._adamw.zero_grad()
 
     def backward(self, loss: Tensor) -> None:
@@ -83,21 +81,9 @@ class FsdpStepper:
             loss.backward()  # type: ignore[no-untyped-call]
         self._due -= 1
 
-    def fault(self, reason: str) -> None:
-        """See `Stepper.fault`: `apply` raises it."""
-        self._fault = self._fault or reason
-
-    def even_out(self) -> None:
-        """See `Stepper.even_out`."""
-        while self._due:
-            assert self._latest is not None, "a rank has no rows of its own"
-            self.backward(self.forward(self._latest, self._whole)[0].sum() * 0.0)
-
     def apply(self, step: int, role: str) -> float:
         """See `Stepper.apply`."""
-        with self.ranks.agreed(NonFiniteError):
-            if self._fault:
-                raise NonFiniteError(self._fault)
+        self.refuse_faults()
         with self.ranks.reaching("the optimizer's step"):
             norm = float(_full(nn.utils.clip_grad_norm_(self.parts, self._max_norm)))
         if not norm < float("inf"):

@@ -25,18 +25,18 @@ from torch.nn import Parameter
 
 from oppo_contract.spec import Training
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.optimizer import BETAS, MASTER, NonFiniteError, not_finite
+from oppo_core.ppo.optimizer import BETAS, MASTER, not_finite
 from oppo_core.ppo.schedule import Rates
 from oppo_core.ranks import Ranks
 from oppo_core.training.group import join_default_group
 from oppo_core.training.stepper import Outputs
-from oppo_core.training.through import Through, is_short, trained_in
+from oppo_core.training.through import EvenPasses, Through, is_short, trained_in
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 BUCKET_NUMBERS = 2**24  # gradients that are added up together
 
 
-class ZeroStepper:
+class ZeroStepper(EvenPasses):
     """One role's network in a DeepSpeed engine.
 
     At stages 1 and 2 the network that the other roles see is trained itself. At stage 3 a copy is, of which each rank keeps a
@@ -46,8 +46,8 @@ class ZeroStepper:
     def __init__(
         self, settings: Training, network: Network, rates: Rates, weight_decay: float, max_norm: float, ranks: Ranks
     ) -> None:
-        self.rates, self.ranks, self._stage = rates, ranks, settings.zero_stage
-        self._whole = network
+        super().__init__(network, ranks)
+        self.rates, self._stage = rates, settings.zero_stage
         self.parameters = trained_in(network)
         within = copy.deepcopy(network) if self._stage == 3 else network
         self._parts = trained_in(within)
@@ -60,9 +60,6 @@ class ZeroStepper:
             )[0]
             self._linear = nn.functional.linear
         self._steps = 0  # taken
-        self._due = 0  # backward passes before the next one
-        self._fault = ""
-        self._latest: Callable[[Network], tuple[Tensor, ...]] | None = None
 
     @property
     def holds_graphs(self) -> bool:
@@ -84,7 +81,7 @@ class ZeroStepper:
 
     def begin(self, passes: int) -> None:
         """See `Stepper.begin`. Takes the most that a rank has."""
-        self._due = max(int(told) for told in self.ranks.gather(str(passes).encode()))
+        self.count(passes)
         self._engine.set_gradient_accumulation_boundary(self._due <= 1)
 
     def backward(self, loss: Tensor) -> None:
@@ -94,21 +91,9 @@ class ZeroStepper:
         self._due -= 1
         self._engine.set_gradient_accumulation_boundary(self._due <= 1)
 
-    def fault(self, reason: str) -> None:
-        """See `Stepper.fault`: `apply` raises it."""
-        self._fault = self._fault or reason
-
-    def even_out(self) -> None:
-        """See `Stepper.even_out`."""
-        while self._due:
-            assert self._latest is not None, "a rank has no rows of its own"
-            self.backward(self.forward(self._latest, self._whole)[0].sum() * 0.0)
-
     def apply(self, step: int, role: str) -> float:
         """See `Stepper.apply`."""
-        with self.ranks.agreed(NonFiniteError):
-            if self._fault:
-                raise NonFiniteError(self._fault)
+        self.refuse_faults()
         for group in self._engine.optimizer.param_groups:
             group["lr"] = self.rates.at(step)
         with self.ranks.reaching("the optimizer's step"):
