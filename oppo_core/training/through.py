@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ class Through(nn.Module):
         return compute(self.network)
 
 
-class EvenPasses:
+class EvenPasses(ABC):
     """How a stepper whose passes meet the other ranks keeps the law of `Stepper`.
 
     All ranks make as many backward passes as the one that has most: one that has fewer repeats its latest with a loss of zero.
@@ -41,13 +42,13 @@ class EvenPasses:
         self._fault = ""
         self._latest: Callable[[Network], tuple[Tensor, ...]] | None = None
 
+    @abstractmethod
     def forward(self, compute: Callable[[Network], Outputs], network: Network) -> Outputs:
         """See `Stepper.forward`. With gradients it notes `compute` as the latest."""
-        raise NotImplementedError
 
+    @abstractmethod
     def backward(self, loss: Tensor) -> None:
         """See `Stepper.backward`. One pass less is due."""
-        raise NotImplementedError
 
     def count(self, passes: int) -> None:
         """The most passes that a rank has are due."""
