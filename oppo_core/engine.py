@@ -19,7 +19,7 @@ from oppo_core.changes import Change
 from oppo_core.control import ChunkState, OvercommitState
 from oppo_core.evaluation import Evaluator, evaluator_of
 from oppo_core.journal import Journal
-from oppo_core.layout import Layout, LayoutError, available_cores, device_of, lay_out
+from oppo_core.layout import Layout, LayoutError, available_cores, device_of, lay_out, scoring_device
 from oppo_core.metrics import Cohorts
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import Base, find, load_model, load_reference, load_with_base
@@ -170,7 +170,7 @@ def assemble(
     device = device_of(spec)
     network, base, codec, source = _actor(spec, roots, device)
     check_contexts(spec, network)
-    layout = lay_out(spec, device, threads, network.width, ranks.device)
+    layout, seat = lay_out(spec, device, threads, network.width, ranks.device), scoring_device(spec, device)
     trace = recorder_of(layout.actor_devices, device)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
     evaluator = evaluator_of(spec, roots, network, codec, decode_settings(spec, codec), partial(stops_of, spec, codec), ranks)
@@ -178,12 +178,12 @@ def assemble(
     shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
     with ExitStack() as begun:  # nobody else would end their processes and threads if a later part failed
         decoder = begun.enter_context(closing(_decoder(spec, network, codec, source, device)))
-        scoring = _start_scorers(spec, roots, layout, device, trace, resume, shared, ranks.meeting, base)
+        scoring = _start_scorers(spec, roots, layout, seat, trace, resume, shared, ranks.meeting, base)
         scorers = begun.enter_context(closing(scoring))
         engine = Engine(
             spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
             pool=pool_of(spec, ranks), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
-            model_source=source, trace=trace, hardware=hardware_of(device, layout.devices[0]),
+            model_source=source, trace=trace, hardware=hardware_of(dict(zip(layout.devices, (device, seat), strict=False))),
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
             chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks, parameters=numbers_of(network),
         )  # fmt: skip
@@ -356,10 +356,10 @@ def build_scorers(
 
 
 def _actor(spec: RunSpec, roots: list[Path], device: torch.device) -> tuple[Network, Network | None, TextCodec, Path | None]:
-    """The actor, what it trains adapters on where that is the reference, its tokens, and its folder."""
+    """The actor, what it trains adapters on where that is the reference on the same device, its tokens, and its folder."""
     model, lora, dtype = spec.models.actor, spec.models.lora, DTYPES[spec.resources.dtype]
     base = None
-    if lora is not None and spec.models.reference_is_base:
+    if lora is not None and spec.models.reference_is_base and not spec.resources.scoring_devices:
         network, base = load_with_base(model, roots, dtype, spec.seed, lora, device)
     else:
         network = load_model(model, "lm", roots, dtype, spec.seed, lora, device)
@@ -391,7 +391,7 @@ def _start_scorers(
     seen = seen_by_others(base, here) if base is not None and in_other_process else base
     build = partial(build_scorers, spec, roots, device, resume, shared, meeting, seen)
     silence = spec.resources.longest_silence_s
-    if layout.remote and device.type == "cuda":
+    if device.type == "cuda" and (layout.remote or layout.apart):
         return ThreadedScorers(build, recorder_of(layout.scorer_devices, device), device, trace, silence)
     if in_other_process:
         return RemoteScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace, silence)

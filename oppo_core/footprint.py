@@ -137,27 +137,28 @@ class Role:
 
 
 def memory_of(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0, gpu: int = 0) -> list[Item]:
-    """Everything that a run keeps in memory at once, the largest first.
+    """Everything that a run keeps in a device's memory at once, the largest first.
 
     Args:
-        roles: the models at work, the actor first.
+        roles: the models at work there, the actor first where it is one of them.
         slots: sequences that may be in flight.
         text_tokens: of the texts that are mixed in.
-        gpu: bytes of memory that the GPU has in all; 0 on a CPU.
+        gpu: bytes of memory that the device has in all; 0 for a CPU.
     """
     each = DTYPE_BYTES[spec.resources.dtype]
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
-    actor = roles[0]
     items = [item for role in roles for item in _of_role(spec, role, slots, columns, gpu)]
     passing = [_passing(role, spec, each, bool(gpu)) for role in roles if role.trained]
-    if spec.rollout.backend == "vllm":
-        items += _vllm(spec, gpu, actor.shape.vocab * actor.shape.width * each, passing)
-    else:
-        items += [_cache("actor: keys and values", actor.shape, slots, columns, each), _sampling(actor.shape, slots, each)]
+    for actor in (role for role in roles if role.name == "actor"):
+        if spec.rollout.backend == "vllm":
+            items += _vllm(spec, gpu, actor.shape.vocab * actor.shape.width * each, passing)
+        else:
+            items += [_cache("actor: keys and values", actor.shape, slots, columns, each), _sampling(actor.shape, slots, each)]
+        items += _asked_for(spec, actor, columns, text_tokens)
     if gpu:
         said = f"{GPU_RESERVE:,} B, assumed: kernels, workspaces, what lies in pieces"
         items.append(Item("the GPU's libraries", GPU_RESERVE, said))
-    return sorted([*items, *passing, *_asked_for(spec, actor, columns, text_tokens)], key=lambda item: -item.size)
+    return sorted([*items, *passing], key=lambda item: -item.size)
 
 
 def _of_role(spec: RunSpec, role: Role, slots: int, columns: int, gpu: int) -> Iterator[Item]:

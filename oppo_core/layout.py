@@ -1,4 +1,6 @@
-"""Who works on which device. On a CPU a device is a core; on a GPU all four roles share one, each side on a stream of its own."""
+"""Who works on which device. On a CPU a device is a core. On a GPU all four roles share one, each side on a stream of its own; or
+the scorers have another one (`resources.scoring_devices`).
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,11 @@ class Layout:
     remote: bool
     scorers: tuple[Role, ...] = ("reward", "reference", "critic")
     opening_threads: int = 1
+
+    @property
+    def apart(self) -> bool:
+        """Whether actor and scorers share no device."""
+        return not set(self.actor_devices) & set(self.scorer_devices)
 
     @property
     def prefill_threads(self) -> int:
@@ -85,6 +92,17 @@ def device_of(spec: RunSpec) -> torch.device:
     return torch.device("cuda", int(os.environ.get(OWN_NUMBER, torch.cuda.current_device())))
 
 
+def scoring_device(spec: RunSpec, device: torch.device) -> torch.device:
+    """Where the scorers' tensors live: on a GPU of their own behind those on which the node's ranks train, or with the actor's.
+
+    Args:
+        device: the actor's.
+    """
+    if device.type != "cuda" or not spec.resources.scoring_devices:
+        return device
+    return torch.device("cuda", (device.index or 0) + spec.resources.ranks_a_node)
+
+
 def take_device(device: torch.device) -> None:
     """What is done on "the GPU" from now on is done on this one."""
     if device.type == "cuda":
@@ -99,14 +117,14 @@ def _too_few_gpus(wanted: int, found: bool) -> str:
 
 
 def lay_out(spec: RunSpec, device: torch.device, threads: int, hidden: int, named: Callable[[str], str] = str) -> Layout:
-    """Give the GPU, or `threads` cores, to the actor and the scorers. `named`: the run's name for a device of this node.
+    """Give the GPUs, or `threads` cores, to the actor and the scorers. `named`: the run's name for a device of this node.
 
     In sequential PPO one process has all cores; streaming gives the scorers a process and cores. With one core they run in the
     actor's process, and nothing is streamed.
     """
     if device.type == "cuda":
-        one = (named(str(device)),)
-        return Layout([*one], one, one, threads, spec.overlap.intra_step != "off", scorers_of(spec))
+        one, other = ((named(str(place)),) for place in (device, scoring_device(spec, device)))
+        return Layout(list(dict.fromkeys(one + other)), one, other, threads, spec.overlap.intra_step != "off", scorers_of(spec))
     devices = [named(f"cpu:{core}") for core in range(threads)]
     everything = tuple(devices)
     if spec.overlap.intra_step == "off":

@@ -20,7 +20,7 @@ from oppo_contract.spec import ModelSpec, RewardSpec, RunSpec
 from oppo_core.durable import mib
 from oppo_core.engine import DTYPES, slots, stops_of
 from oppo_core.footprint import Item, Role, Shape, checkpoint_bytes, memory_of, shape_of
-from oppo_core.layout import LayoutError, device_of
+from oppo_core.layout import LayoutError, device_of, scoring_device
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import find
 from oppo_core.models.tiny import Head
@@ -46,19 +46,27 @@ class PreflightError(ValueError):
     """Several things stand in the way of the first step; all of them, with their remedies."""
 
 
-@dataclass(slots=True)
-class Findings:
-    """What was found: errors as the engine would raise them, and the estimates behind two of them."""
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a device of a rank would hold, the largest first, and how many bytes are free there."""
 
-    errors: list[Exception] = field(default_factory=list)
-    memory: list[Item] = field(default_factory=list)
-    available: int = 0
-    checkpoint: int = 0
+    device: torch.device | None
+    memory: list[Item]
+    available: int
 
     @property
     def needed(self) -> int:
-        """Bytes of memory that the run is estimated to take."""
+        """Bytes of memory that the run is estimated to take there."""
         return sum(item.size for item in self.memory)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found: errors as the engine would raise them, and the estimates behind some. `holdings`: the actor's first."""
+
+    errors: list[Exception] = field(default_factory=list)
+    holdings: list[Holding] = field(default_factory=list)
+    checkpoint: int = 0
 
     def look(self, check: Callable[[], Found]) -> Found | None:
         """Run a check; what it raises is a complaint."""
@@ -88,12 +96,10 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Find
         if sample is not None:
             findings.look(lambda: score_one(spec, roots, codec, sample))
     if roles is not None:
-        gpu = torch.cuda.mem_get_info(device)[1] if device is not None and device.type == "cuda" else 0
-        findings.memory = memory_of(spec, roles, slots(spec), text_tokens, gpu)
+        findings.holdings = [_holding(spec, place, held, text_tokens) for place, held in _places(spec, device, roles)]
         findings.checkpoint = checkpoint_bytes(spec, roles)
-        if device is not None:
-            findings.available = _available(device, spec)
-            findings.look(lambda: _fits(findings, spec))
+        for holding in findings.holdings if device is not None else []:
+            findings.look(lambda holding=holding: _fits(holding, spec))  # type: ignore[misc]
         if out is not None:
             findings.look(lambda: _room(spec, findings.checkpoint, out))
     return findings
@@ -148,7 +154,7 @@ def _roles(spec: RunSpec, roots: list[Path], findings: Findings) -> list[Role] |
             complete = False
             continue
         findings.look(lambda name=name, shape=shape: _long_enough(spec, name, shape))  # type: ignore[misc]
-        own = name != "reference" or not spec.models.reference_is_base
+        own = name != "reference" or not spec.models.reference_is_base or spec.resources.scoring_devices > 0
         roles.append(Role(name, shape, _trained(spec, name, shape) if trained else 0, name not in texts, own))
     return roles if complete else None
 
@@ -251,20 +257,37 @@ def score_one(spec: RunSpec, roots: list[Path], codec: TextCodec, prompt: list[i
                 part.finished.close()
 
 
-def _available(device: torch.device, spec: RunSpec) -> int:
-    """Bytes that are free for one rank."""
+def _places(spec: RunSpec, device: torch.device | None, roles: list[Role]) -> list[tuple[torch.device | None, list[Role]]]:
+    """Each device of a rank with the models that it holds, the actor's first. `device`: the actor's; None where there is none."""
+    if not spec.resources.scoring_devices:
+        return [(device, roles)]
+    actor, scorers = ([role for role in roles if (role.name == "actor") == trained] for trained in (True, False))
+    return [(device, actor), (None if device is None else scoring_device(spec, device), scorers)]
+
+
+def _holding(spec: RunSpec, device: torch.device | None, roles: list[Role], text_tokens: int) -> Holding:
+    gpu = torch.cuda.mem_get_info(device)[1] if device is not None and device.type == "cuda" else 0
+    memory = memory_of(spec, roles, slots(spec), text_tokens, gpu)
+    return Holding(device, memory, _available(device, spec))
+
+
+def _available(device: torch.device | None, spec: RunSpec) -> int:
+    """Bytes that are free for one rank; 0 where it has no device."""
+    if device is None:
+        return 0
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available) // spec.resources.ranks_a_node  # which share the machine
 
 
-def _fits(findings: Findings, spec: RunSpec) -> None:
-    if findings.needed > findings.available:
-        listed = ", ".join(f"{item.name} {mib(item.size)}" for item in findings.memory[:4])
+def _fits(holding: Holding, spec: RunSpec) -> None:
+    if holding.needed > holding.available:
+        listed = ", ".join(f"{item.name} {mib(item.size)}" for item in holding.memory[:4])
         here = spec.resources.ranks_a_node
         who = "the run takes" if here == 1 else f"each of the {here} processes on this machine takes"
+        where = f" of {holding.device}" if spec.resources.scoring_devices else ""
         raise PreflightError(
-            f"{who} about {mib(findings.needed)} of memory, {mib(findings.available)} are free; most of it: {listed}."
+            f"{who} about {mib(holding.needed)} of memory{where}, {mib(holding.available)} are free; most of it: {listed}."
             f" Remedy: {SMALLER}"
         )
 

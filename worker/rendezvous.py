@@ -69,7 +69,8 @@ def processes_of(spec: Mapping[str, object]) -> int:
     if not isinstance(resources, dict):
         return 1
     each = resources.get("devices", 1) // resources.get("nodes", 1)
-    return int(resources.get("processes") or each - resources.get("decoding_devices", 0))
+    elsewhere = resources.get("decoding_devices", 0) + resources.get("scoring_devices", 0)
+    return int(resources.get("processes") or each - elsewhere)
 
 
 def torchrun(command: Sequence[str], processes: int, meeting: Rendezvous | None) -> list[str]:

@@ -169,7 +169,7 @@ def _race(
     if seconds < LEAST_S[device.type]:
         told.left_out.append(f"{cell.case}: no time left")
         return race
-    driver = hardware_of(device, str(device))
+    driver = hardware_of({str(device): device})
     threads = 1 if device.type == "cuda" else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     track = Track(house, prompts, folder, device, threads, driver, seconds, options.repetitions, _tell)
     try:

@@ -1,4 +1,4 @@
-"""The scorers on a GPU that they share with the actor: a thread of their own launches their work, on a stream of their own.
+"""The scorers on a GPU, the actor's or one of their own: a thread launches their work, on a stream of their own.
 
 Decoding and scoring are both bound by the host that launches them. Were one thread to launch both, no round of decoding would
 begin while a chunk's reads are launched. torch lets go of Python's lock in every operator, so two threads take turns, and the

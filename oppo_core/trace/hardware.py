@@ -52,25 +52,27 @@ class NoHardware:
         """Nothing to stop."""
 
 
-class Gpu:
-    """A GPU: what torch holds there, and what the driver tells when there is one to ask."""
+class Gpus:
+    """The actor's GPU, and the scorers' where that is another: what torch holds there, and what their drivers tell."""
 
-    def __init__(self, device: torch.device, driver: Driver | None) -> None:
-        self.flops_per_s = stated_flops(torch.cuda.get_device_name(device))
-        self._device, self._driver = device, driver
+    def __init__(self, devices: list[torch.device], drivers: list[Driver]) -> None:
+        self.flops_per_s = stated_flops(torch.cuda.get_device_name(devices[0]))
+        self._devices, self._drivers = devices, drivers
 
     def take(self) -> dict[str, float]:
-        """See `Hardware.take`."""
+        """See `Hardware.take`. Memory is that of the fuller one."""
         told = {
-            "perf/max_memory_allocated_gb": torch.cuda.max_memory_allocated(self._device) / GB,
-            "perf/max_memory_reserved_gb": torch.cuda.max_memory_reserved(self._device) / GB,
+            "perf/max_memory_allocated_gb": max(map(torch.cuda.max_memory_allocated, self._devices)) / GB,
+            "perf/max_memory_reserved_gb": max(map(torch.cuda.max_memory_reserved, self._devices)) / GB,
         }
-        return told | (self._driver.take() if self._driver is not None else {})
+        for driver in self._drivers:
+            told |= driver.take()
+        return told
 
     def close(self) -> None:
         """See `Hardware.close`."""
-        if self._driver is not None:
-            self._driver.close()
+        for driver in self._drivers:
+            driver.close()
 
 
 def stated_flops(name: str) -> float | None:
@@ -175,9 +177,12 @@ class Counters:
             self._nvml.nvmlGpmSampleFree(sample)
 
 
-def hardware_of(device: torch.device, name: str) -> Hardware:
-    """Whoever tells of `device`, whose metrics are named `name`."""
-    return Gpu(device, _driver_of(device, name)) if device.type == "cuda" else NoHardware()
+def hardware_of(devices: dict[str, torch.device]) -> Hardware:
+    """Whoever tells of `devices`, all of a kind, by the names that their metrics have."""
+    if any(device.type != "cuda" for device in devices.values()):
+        return NoHardware()
+    drivers = [_driver_of(device, name) for name, device in devices.items()]
+    return Gpus(list(devices.values()), [driver for driver in drivers if driver is not None])
 
 
 def _driver_of(device: torch.device, name: str) -> Driver | None:

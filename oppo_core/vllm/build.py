@@ -27,13 +27,14 @@ MOST_TOGETHER = 8
 
 
 def own_places(spec: RunSpec, device: int) -> list[int]:
-    """GPUs that are vLLM's own, by their numbers: ranks train on the node's first ones, and each has an equal part of the rest.
+    """GPUs that are vLLM's own, by their numbers: ranks train and score on the node's first ones, and share the rest equally.
 
     Args:
         device: this rank's own GPU.
     """
     ranks, each = spec.resources.ranks_a_node, spec.resources.decoding_devices // spec.resources.ranks_a_node
-    return list(range(ranks + device * each, ranks + (device + 1) * each))
+    first = ranks + spec.resources.scoring_devices + device * each
+    return list(range(first, first + each))
 
 
 def decoder_of(

@@ -42,10 +42,12 @@ def _look_deep(checked: RunSpec, roots: list[Path]) -> None:
     from oppo_core.preflight import preflight, said
 
     findings = preflight(checked, roots, Path())
-    for item in findings.memory:
-        click.echo(f"{item.name:32} {mib(item.size):>14}  = {item.arithmetic}")
-    if findings.memory:
-        click.echo(f"{'memory in all':32} {mib(findings.needed):>14}  of {mib(findings.available)} that are free")
+    for holding in findings.holdings:
+        for item in holding.memory:
+            click.echo(f"{item.name:32} {mib(item.size):>14}  = {item.arithmetic}")
+        total = "memory in all" + (f", {holding.device}" if len(findings.holdings) > 1 else "")
+        click.echo(f"{total:32} {mib(holding.needed):>14}  of {mib(holding.available)} that are free")
+    if findings.holdings:
         click.echo(f"{'a checkpoint':32} {mib(findings.checkpoint):>14}  on disk")
     if findings.errors:
         raise Refusal("This run could not take its first step here:\n" + "\n".join(f"- {said(e)}" for e in findings.errors))

@@ -212,6 +212,22 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def scorers_have_a_device(self) -> Self:
+        if not self.resources.scoring_devices:
+            return self
+        reasons = [
+            (
+                self.training.backend != "plain",
+                "training.backend",
+                self.training.backend,
+                "plain: two threads of a process would meet the other ranks for actor and critic, in no certain order",
+            ),
+            (self.overlap.update_overlap, "overlap.update_overlap", True, "false: it trains on CPUs"),
+        ]
+        _refuse_with("resources.scoring_devices", reasons)
+        return self
+
+    @model_validator(mode="after")
     def reward_is_served_on_a_gpu(self) -> Self:
         if all(source.served_by == "torch" for source in self.models.reward.sources()):
             return self

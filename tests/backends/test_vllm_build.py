@@ -139,11 +139,12 @@ def told() -> Iterator[Started]:
     assert not [thread for thread in threading.enumerate() if thread.name == "oppo-vllm"]
 
 
-def spec_of(process: str = "own", devices: int = 1, decoding: int = 0, **rollout: Any) -> RunSpec:
+def spec_of(process: str = "own", devices: int = 1, decoding: int = 0, scoring: int = 0, **rollout: Any) -> RunSpec:
+    resources = {"devices": devices, "decoding_devices": decoding, "scoring_devices": scoring, "longest_silence_s": 20}
     return load_spec(
         {
             "name": "n", "steps": 1, "data": {"prompts": "p"}, "models": {"actor": {"path": "a"}, "reward": {"rule": "r:score"}},
-            "ppo": {"tis": "all"}, "resources": {"devices": devices, "decoding_devices": decoding, "longest_silence_s": 20},
+            "ppo": {"tis": "all"}, "resources": resources,
             "rollout": {"backend": "vllm", "vllm_process": process, "vllm_memory_share": 0.25} | rollout,
             "overlap": {"chunk": {"size": 4}},
         }
@@ -166,6 +167,8 @@ def test_each_rank_has_an_equal_part_of_the_gpus_that_only_decode() -> None:
     spec = spec_of(devices=6, decoding=4)
     assert [own_places(spec, device) for device in (0, 1)] == [[2, 3], [4, 5]]
     assert own_places(spec_of(), 0) == []
+    behind_those_that_score = spec_of(devices=6, decoding=2, scoring=2)
+    assert [own_places(behind_those_that_score, device) for device in (0, 1)] == [[4], [5]]
 
 
 def test_the_three_places_write_the_same(told: Started) -> None:

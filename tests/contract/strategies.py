@@ -83,6 +83,16 @@ def _decoded(draw: st.DrawFn, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 @st.composite
+def _scored_aside(draw: st.DrawFn, spec: dict[str, Any]) -> dict[str, Any]:
+    """The same, with a GPU for each rank's scorers where it can be."""
+    resources = spec["resources"]
+    if resources.get("kind") == "cuda" and spec["training"]["backend"] == "plain" and draw(st.booleans()):
+        resources["scoring_devices"] = resources["devices"] // resources["nodes"] - resources.get("decoding_devices", 0)
+        resources["devices"] += resources["nodes"] * resources["scoring_devices"]
+    return spec
+
+
+@st.composite
 def valid_specs(draw: st.DrawFn) -> dict[str, Any]:
     """A valid spec as plain data, as YAML or JSON would give it."""
     mini_batches = draw(st.integers(1, 8))
@@ -117,4 +127,4 @@ def valid_specs(draw: st.DrawFn) -> dict[str, Any]:
     }
     if roles["reward"].get("served_by") == "vllm" and spec["resources"].get("kind") == "cpu":
         spec["resources"] = {}
-    return draw(_decoded(spec))
+    return draw(_scored_aside(draw(_decoded(spec))))

@@ -133,6 +133,32 @@ def test_gpus_that_only_decode_are_vllms_own(minimal: dict[str, Any], changes: d
     assert allowed in (problem.allowed or "")
 
 
+# Six GPUs a node: two train, two score, and vLLM decodes on two.
+ASIDE = APART | {"resources.devices": 6, "resources.decoding_devices": 2, "resources.scoring_devices": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "allowed"),
+    [
+        ({"resources.scoring_devices": 1}, "resources.scoring_devices", "0 or 2"),
+        ({"resources.scoring_devices": 4}, "resources.scoring_devices", "0 or 2"),
+        ({"resources.devices": 7}, "resources.scoring_devices", "an even number of devices"),
+        ({"resources.decoding_devices": 6}, "resources.decoding_devices", "at most 5"),
+        ({"resources.processes": 6}, "resources.processes", "2, or empty"),
+        ({"training.backend": "deepspeed"}, "training.backend", "plain"),
+        ({"resources.kind": "cpu"}, "resources.devices", "resources.processes shares a node's cores out"),
+    ],
+)
+def test_each_rank_has_a_gpu_for_its_scorers_or_none_has(
+    minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str
+) -> None:
+    spec = load_spec(changed_by(minimal, ASIDE))
+    assert (spec.resources.ranks_a_node, spec.resources.ranks) == (2, 2)
+    (problem,) = refused(changed_by(minimal, ASIDE | changes))
+    assert problem.path == path
+    assert allowed in (problem.allowed or "")
+
+
 def test_vllm_in_a_process_of_its_own_goes_with_deepspeed(minimal: dict[str, Any]) -> None:
     load_spec(changed_by(minimal, APART | {"training.backend": "deepspeed"}))
 

@@ -15,7 +15,7 @@ from oppo_bench.contestant import Contestant
 from oppo_bench.models import models_of
 from oppo_bench.workload import VARIANTS, Lengths, Load, Size, spec_of, write_prompts
 from oppo_core.trace import hardware
-from oppo_core.trace.hardware import Driver, Gpu, NoHardware, hardware_of, stated_flops
+from oppo_core.trace.hardware import Driver, Gpus, NoHardware, hardware_of, stated_flops
 
 
 class NVMLError(Exception):
@@ -100,24 +100,22 @@ def test_what_a_card_does_not_tell_is_left_out() -> None:
 
 
 def test_a_cpu_has_no_driver_to_ask() -> None:
-    watched = hardware_of(torch.device("cpu"), "cpu:0")
+    watched = hardware_of({"cpu:0": torch.device("cpu")})
     assert isinstance(watched, NoHardware)
     assert watched.take() == {}
     watched.close()
 
 
 def test_memory_is_told_also_where_no_driver_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {
-        "get_device_name": "NVIDIA H100 80GB HBM3",
-        "max_memory_allocated": 2_000_000_000,
-        "max_memory_reserved": 3_000_000_000,
-    }
-    for name, value in told.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    gpu = Gpu(torch.device("cuda", 0), None)
-    assert gpu.take() == {"perf/max_memory_allocated_gb": 2.0, "perf/max_memory_reserved_gb": 3.0}
-    assert gpu.flops_per_s == 989e12
-    gpu.close()
+    for name, held in {"max_memory_allocated": [2e9, 1e9], "max_memory_reserved": [3e9, 4e9]}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, held=held: held[device.index])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    gpus = [torch.device("cuda", number) for number in (0, 1)]
+    one, both = Gpus(gpus[:1], []), Gpus(gpus, [])
+    assert one.take() == {"perf/max_memory_allocated_gb": 2.0, "perf/max_memory_reserved_gb": 3.0}
+    assert both.take() == {"perf/max_memory_allocated_gb": 2.0, "perf/max_memory_reserved_gb": 4.0}
+    assert one.flops_per_s == 989e12
+    both.close()
 
 
 def test_the_rate_of_an_unknown_card_is_not_guessed() -> None:

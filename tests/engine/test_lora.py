@@ -232,5 +232,5 @@ def test_a_run_without_a_second_copy_trains_the_same(world: Any, tmp_path: Path,
         assert {w.data_ptr() for w in reference.parameters()} == set(frozen)
     else:
         assert all(weight.is_shared() for weight in frozen.values())
-    counted, both = ({item.name for item in preflight(s, [world.folder]).memory} for s in (spec, apart))
+    counted, both = ({item.name for item in preflight(s, [world.folder]).holdings[0].memory} for s in (spec, apart))
     assert both - counted == {"reference: weights"}

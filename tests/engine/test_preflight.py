@@ -38,7 +38,8 @@ def complaints(world: Any, *changes: Any) -> list[str]:
 def test_what_trains_has_nothing_to_complain_about(world: Any, tmp_path: Path) -> None:
     findings = preflight(world.spec({"evaluation": {"prompts": "echo.jsonl"}}), [world.folder], tmp_path)
     assert findings.errors == []
-    assert 0 < findings.needed < findings.available
+    (holding,) = findings.holdings
+    assert 0 < holding.needed < holding.available
 
 
 def test_all_complaints_come_at_once_each_with_what_to_do(world: Any, tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_too_little_memory_is_told_with_the_largest_parts_and_the_remedy(world: 
         findings = preflight(world.spec(), [world.folder])
         (shared,) = preflight(world.spec({"resources": {"kind": "cpu", "processes": 2}}), [world.folder]).errors
     (error,) = findings.errors
-    for words in ("the run takes", "are free; most of it:", findings.memory[0].name, "lower ppo.micro_batch_tokens"):
+    for words in ("the run takes", "are free; most of it:", findings.holdings[0].memory[0].name, "lower ppo.micro_batch_tokens"):
         assert words in str(error)
     assert str(shared).startswith("each of the 2 processes on this machine takes about ")
 
@@ -133,7 +134,7 @@ def test_sizes_are_those_of_the_real_thing(world: Any, tmp_path: Path) -> None:
     assert shape is not None
     assert shape.weights == sum(p.numel() for p in network.parameters())
     findings = preflight(spec, [world.folder])
-    by_name = {item.name: item.size for item in findings.memory}
+    by_name = {item.name: item.size for item in findings.holdings[0].memory}
     stores = [*engine.decoder.cache.keys, *engine.decoder.cache.values]
     assert engine.decoder.cache.keys[0].shape[0] >= slots(spec)
     assert by_name["actor: keys and values"] == pytest.approx(sum(s.numel() * s.element_size() for s in stores), rel=0.3)
@@ -148,7 +149,7 @@ def test_average_copies_and_texts_are_counted(world: Any, tmp_path: Path, dtype:
     spec = world.spec({"steps": 1, "overlap": {"intra_step": "off"}, "ppo": ppo, "resources": {"dtype": dtype}})
     engine = world.run(spec, tmp_path).engine
     findings = preflight(spec, [world.folder])
-    by_name = {item.name: item.size for item in findings.memory}
+    by_name = {item.name: item.size for item in findings.holdings[0].memory}
     actor, critic = engine.actor, engine.scorers.trainer
     assert by_name["actor: moving average"] == size_of(actor.average.state().values())
     for name, optimizer in (("actor", actor.optimizer), ("critic", critic.optimizer)):

@@ -85,8 +85,9 @@ def test_a_node_gets_a_process_a_device_or_as_many_as_the_run_says(resources: di
         assert load_spec({**MINIMAL, "resources": resources}).resources.ranks_a_node == each
 
 
-def test_devices_that_only_decode_get_no_process() -> None:
-    resources = {"devices": 12, "nodes": 2, "decoding_devices": 4}
+@pytest.mark.parametrize("elsewhere", [{"decoding_devices": 4}, {"decoding_devices": 2, "scoring_devices": 2}])
+def test_devices_that_only_decode_or_score_get_no_process(elsewhere: dict[str, int]) -> None:
+    resources = {"devices": 12, "nodes": 2} | elsewhere
     decoded = {"resources": resources, "rollout": {"backend": "vllm", "vllm_process": "own"}}
     spec = load_spec({**MINIMAL, **decoded, "ppo": {"batch_size": 24, "tis": "all"}})
     assert processes_of(decoded) == spec.resources.ranks_a_node == 2

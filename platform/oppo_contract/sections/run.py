@@ -69,6 +69,13 @@ class Resources(Section):
         description="Of each node's devices those on which vLLM alone decodes (`rollout.vllm_process: own`), as many for each"
         " rank; the others train.",
     )
+    scoring_devices: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="Of each node's devices those that hold reward models, reference and critic, one for each rank; 0: they are"
+        " on the actor's.",
+    )
     kind: Literal["any", "cpu", "cuda"] = Field("any", description="Which devices will do.")
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
         "float32", description="Precision of weights and arithmetic. With bfloat16 the optimizer steps on float32 copies."
@@ -91,13 +98,22 @@ class Resources(Section):
 
     @model_validator(mode="after")
     def some_devices_train(self) -> Self:
-        each, training = self.devices // self.nodes, self.devices // self.nodes - self.decoding_devices
-        if training < 1:
+        each, training = self.devices // self.nodes, self._training_devices
+        if self.decoding_devices >= each:
             raise Impossible(
                 "decoding_devices",
                 f"leaves none of the {each} devices that resources.devices gives each node to train",
                 value=self.decoding_devices,
                 allowed=f"at most {each - 1}, or more devices",
+            )
+        if self.scoring_devices not in (0, training):
+            half, odd = divmod(each - self.decoding_devices, 2)
+            raise Impossible(
+                "scoring_devices",
+                f"leaves {max(0, training)} of the {each} devices that resources.devices gives each node to its actors, and each"
+                " has one device for its scorers",
+                value=self.scoring_devices,
+                allowed="0, or an even number of devices that do not only decode" if odd else f"0 or {half}",
             )
         if self.decoding_devices % training:
             raise Impossible(
@@ -110,7 +126,7 @@ class Resources(Section):
 
     @model_validator(mode="after")
     def processes_fit_the_devices(self) -> Self:
-        each = self.devices // self.nodes - self.decoding_devices
+        each = self._training_devices
         if self.kind == "cpu" and each > 1:
             raise Impossible(
                 "devices",
@@ -130,7 +146,12 @@ class Resources(Section):
     @property
     def ranks_a_node(self) -> int:
         """Ranks of data-parallel training on each node."""
-        return self.processes or self.devices // self.nodes - self.decoding_devices
+        return self.processes or self._training_devices
+
+    @property
+    def _training_devices(self) -> int:
+        """Of each node's devices those on which an actor is trained."""
+        return self.devices // self.nodes - self.decoding_devices - self.scoring_devices
 
     @property
     def ranks(self) -> int:

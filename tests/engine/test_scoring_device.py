@@ -1,0 +1,90 @@
+"""Scorers on a GPU of their own: where things are put and what is planned there. What a GPU computes is not tried here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from oppo_core import preflight as looked
+from oppo_core.engine import build_scorers
+from oppo_core.layout import device_of, lay_out, scoring_device
+from oppo_core.preflight import Findings, preflight
+from oppo_core.scoring.scorers import Growth
+from oppo_core.trace.recorder import Recorder
+
+ADAPTED = {"models": {"lora": {"rank": 2, "alpha": 4}}}
+TWO = {"resources": {"devices": 2, "scoring_devices": 1}}
+FOUR = {"resources": {"devices": 4, "scoring_devices": 2}}
+NOWHERE = torch.device("meta")
+GPU = 80 * 2**30
+
+
+def test_ranks_train_on_the_first_gpus_and_score_behind_them(world: Any) -> None:
+    spec = world.spec(FOUR)
+    actors = [torch.device("cuda", number) for number in (0, 1)]
+    assert [str(scoring_device(spec, actor)) for actor in actors] == ["cuda:2", "cuda:3"]
+    layout = lay_out(spec, actors[1], 4, 16, lambda name: f"node1/{name}")
+    assert layout.apart
+    assert layout.remote
+    assert layout.lanes() == [
+        ("node1/cuda:1", "actor"), ("node1/cuda:3", "reward"), ("node1/cuda:3", "reference"), ("node1/cuda:3", "critic"),
+    ]  # fmt: skip
+    assert layout.devices == ["node1/cuda:1", "node1/cuda:3"]
+
+
+def test_without_one_all_roles_share_a_device(world: Any) -> None:
+    spec, actor = world.spec(), torch.device("cuda", 1)
+    assert scoring_device(spec, actor) == actor
+    layout = lay_out(spec, actor, 4, 16)
+    assert (layout.devices, layout.apart) == (["cuda:1"], False)
+    assert scoring_device(world.spec(FOUR), torch.device("cpu")) == torch.device("cpu")
+
+
+def test_the_gpus_must_be_there(world: Any) -> None:
+    with mock.patch.multiple(torch.cuda, is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 0):
+        assert device_of(world.spec(TWO)) == torch.device("cuda", 0)
+        with pytest.raises(looked.LayoutError, match="gives each node 4 devices, but torch sees 2 GPUs"):
+            device_of(world.spec(FOUR))
+
+
+def test_everything_that_reads_and_learns_there_is_there(world: Any) -> None:
+    """On torch's `meta` device mixing in anything of the actor's, which is elsewhere, is an error."""
+    spec = world.spec(TWO, ADAPTED)
+    scorers = build_scorers(spec, [world.folder], NOWHERE, None, None, None, None, Recorder(("meta",)))
+    networks = [scorers.reference.network, scorers.trainer.network, scorers.reward.streams[0].network]
+    assert {weight.device for network in networks for weight in network.parameters()} == {NOWHERE}
+    scorers.begin([Growth(n, 5, np.arange(3, 8 + n), False) for n in range(3)])
+    scorers.extend([Growth(0, 5, np.arange(3, 5), True), Growth(2, 5, np.arange(3, 9), False)], 1)
+    assert [len(logp) for logp in scorers.tracks[2].reference_logprobs] == [2, 6]
+    scorers.close()
+
+
+def told_of_two(world: Any, free: dict[int, int], *changes: Any) -> Findings:
+    """What preflight would find where two GPUs have so many bytes free."""
+    with (
+        mock.patch.object(looked, "device_of", return_value=torch.device("cuda", 0)),
+        mock.patch.object(torch.cuda, "mem_get_info", lambda device: (free[device.index], GPU)),
+    ):
+        return preflight(world.spec(TWO, *changes), [world.folder])
+
+
+def test_memory_is_planned_for_each_gpu(world: Any, tmp_path: Path) -> None:
+    findings = told_of_two(world, {0: GPU, 1: GPU}, ADAPTED)
+    assert findings.errors == []
+    actor, scorers = ({item.name for item in holding.memory} for holding in findings.holdings)
+    assert actor & scorers == {"the GPU's libraries"}
+    assert {"actor: weights", "actor: keys and values", "actor: sampling"} <= actor
+    assert {"critic: optimizer", "reward 1: keys and values", "reference: weights"} <= scorers
+    assert not any(name.startswith("actor") for name in scorers)
+
+
+def test_the_gpu_that_is_too_small_is_named(world: Any) -> None:
+    (error,) = told_of_two(world, {0: GPU, 1: 1000}).errors
+    assert "memory of cuda:1" in str(error)
+    assert "critic" in str(error)
+    assert [str(error).split("memory of ")[1][:6] for error in told_of_two(world, {0: 1, 1: 1}).errors] == ["cuda:0", "cuda:1"]
