@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oppo_contract.spec import ModelSpec, RunSpec
+from oppo_contract.spec import RunSpec
 from oppo_core.careful import CarefulCriticFreeUpdate, CarefulUpdate
 from oppo_core.changes import Change
 from oppo_core.control import ChunkState, OvercommitState
@@ -22,8 +22,9 @@ from oppo_core.journal import Journal
 from oppo_core.layout import Layout, LayoutError, available_cores, device_of, lay_out, scoring_device
 from oppo_core.metrics import Cohorts
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import Base, find, load_model, load_reference, load_with_base
+from oppo_core.models.folder import Base, find
 from oppo_core.models.protocol import Network
+from oppo_core.models.roles import DTYPES, check_contexts, load_actor, load_critic, reference_of
 from oppo_core.models.sharing import seen_by_others, take_shared
 from oppo_core.ppo.actor import Acting, ActorTrainer
 from oppo_core.ppo.average import MovingAverage
@@ -35,6 +36,7 @@ from oppo_core.ppo.pretraining import PretrainingMix, read_texts
 from oppo_core.ppo.shaping import ScoreMoments
 from oppo_core.ranks import ALONE, Meeting, Ranks, join
 from oppo_core.rewards.build import RewardBuilder
+from oppo_core.rewards.parts import Rewards
 from oppo_core.rollout.batch import Batch
 from oppo_core.rollout.decoder import DecodeSettings, Decoding
 from oppo_core.rollout.device_decoder import decoder_of
@@ -60,8 +62,6 @@ from oppo_core.trace.hardware import Hardware, NoHardware, hardware_of
 from oppo_core.trace.recorder import Recorder
 from oppo_core.training.stepper import stepper_of
 from oppo_core.update import CriticFreeUpdate, OverlappedUpdate, PlainUpdate, Updating
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
 @dataclass(slots=True)
@@ -168,8 +168,8 @@ def assemble(
     threads = ranks.cores(min(threads or available_cores(), spec.resources.cpu_threads or available_cores()))
     torch.set_num_threads(threads)
     device = device_of(spec)
-    network, base, codec, source = _actor(spec, roots, device)
-    check_contexts(spec, network)
+    (network, base), codec = load_actor(spec, roots, device), codec_of(spec.models.actor, roots)
+    source = find(spec.models.actor.path, roots) if spec.models.actor.path is not None else None
     layout, seat = lay_out(spec, device, threads, network.width, ranks.device), scoring_device(spec, device)
     trace = recorder_of(layout.actor_devices, device)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
@@ -308,16 +308,6 @@ def slots(spec: RunSpec) -> int:
     return math.ceil((spec.ppo.batch_size + extra) / spec.resources.ranks) * spec.ppo.group_size
 
 
-def check_contexts(spec: RunSpec, network: Network) -> None:
-    """Raises ModelFolderError when the longest prompt and answer do not fit the network."""
-    longest = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
-    if network.context < longest:
-        raise ModelFolderError(
-            f"a model's context is {network.context} tokens, but rollout.max_prompt_tokens + rollout.max_new_tokens"
-            f" is {longest}; lower one of them"
-        )
-
-
 def build_scorers(
     spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
     meeting: Meeting | None, base: Base | None, trace: Recorder,
@@ -330,13 +320,21 @@ def build_scorers(
         ModelFolderError: a model is missing, too short, or its tokenizer differs from the actor's.
         RewardError: a rule is not registered, or a reward service is not allowed.
     """
-    dtype = DTYPES[spec.resources.dtype]
-    rewards = RewardBuilder(spec, roots, dtype, device, partial(check_contexts, spec), slots(spec)).rewards()
-    reference = load_reference(spec.models, roots, dtype, spec.seed, device, base)
-    critic = _critic(spec, roots, device) if spec.ppo.has_critic else None
-    for network in (reference, critic):
-        if network is not None:
-            check_contexts(spec, network)
+    rewards = RewardBuilder(
+        spec, roots, DTYPES[spec.resources.dtype], device, partial(check_contexts, spec), slots(spec)
+    ).rewards()
+    try:
+        return _scorers_with(rewards, spec, roots, device, resume, shared, meeting, base, trace)
+    except BaseException:
+        rewards.close()  # nobody else would end what they have started
+        raise
+
+
+def _scorers_with(
+    rewards: Rewards, spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
+    meeting: Meeting | None, base: Base | None, trace: Recorder,
+) -> ScorerSet:  # fmt: skip
+    reference, critic = reference_of(spec, roots, device, base), load_critic(spec, roots, device)
     trainer = None
     if critic is not None:
         ranks = join(meeting, "critic", device)
@@ -349,35 +347,10 @@ def build_scorers(
     if shared is None:
         reads_once = trainer is not None and trainer.ppo.optimizer_steps == 1 and spec.overlap.intra_step == "off"
         return (WholeScorers if reads_once else ScorerSet)(*given)
-    actor, _, _, _ = _actor(spec, roots, device)
+    actor, _ = load_actor(spec, roots, device)
     take_shared(actor, shared.weights)
     trained = ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps, training=spec.training)
     return PartnerScorers(*given).join(trained, shared.gradients)
-
-
-def _actor(spec: RunSpec, roots: list[Path], device: torch.device) -> tuple[Network, Network | None, TextCodec, Path | None]:
-    """The actor, what it trains adapters on where that is the reference on the same device, its tokens, and its folder."""
-    model, lora, dtype = spec.models.actor, spec.models.lora, DTYPES[spec.resources.dtype]
-    base = None
-    if lora is not None and spec.models.reference_is_base and not spec.resources.scoring_devices:
-        network, base = load_with_base(model, roots, dtype, spec.seed, lora, device)
-    else:
-        network = load_model(model, "lm", roots, dtype, spec.seed, lora, device)
-    return network, base, codec_of(model, roots), find(model.path, roots) if model.path is not None else None
-
-
-def _critic(spec: RunSpec, roots: list[Path], device: torch.device) -> Network:
-    lora = spec.models.lora if spec.models.lora is not None and spec.models.lora.critic else None
-    return load_model(_critic_source(spec), "scalar", roots, DTYPES[spec.resources.dtype], spec.seed + 2, lora, device)
-
-
-def _critic_source(spec: RunSpec) -> ModelSpec:
-    if spec.models.critic == "actor":
-        return spec.models.actor
-    if spec.models.critic == "reward":
-        assert spec.models.reward.model is not None  # the spec's own validator saw to it
-        return spec.models.reward.model
-    return spec.models.critic
 
 
 def _start_scorers(

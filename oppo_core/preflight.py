@@ -18,11 +18,12 @@ import torch
 
 from oppo_contract.spec import ModelSpec, RewardSpec, RunSpec
 from oppo_core.durable import mib
-from oppo_core.engine import DTYPES, slots, stops_of
+from oppo_core.engine import slots, stops_of
 from oppo_core.footprint import Item, Role, Shape, checkpoint_bytes, memory_of, shape_of
 from oppo_core.layout import LayoutError, device_of, scoring_device
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import find
+from oppo_core.models.roles import DTYPES
 from oppo_core.models.tiny import Head
 from oppo_core.ppo.pretraining import read_texts
 from oppo_core.rewards.answers import Answer
@@ -252,9 +253,7 @@ def score_one(spec: RunSpec, roots: list[Path], codec: TextCodec, prompt: list[i
                     f"the reward has not answered within {REWARD_WAIT_S:g} s; look at the service, or lower its time"
                 )
     finally:
-        for part in rewards.parts:
-            if part.finished is not None:
-                part.finished.close()
+        rewards.close()
 
 
 def _places(spec: RunSpec, device: torch.device | None, roles: list[Role]) -> list[tuple[torch.device | None, list[Role]]]:

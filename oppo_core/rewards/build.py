@@ -49,16 +49,14 @@ class RewardBuilder:
             RewardError, ModelFolderError: a part cannot be had or does not fit.
         """
         sources = self.spec.models.reward.sources()
-        parts: list[Part] = []
+        rewards = Rewards([], self.codec)
         try:
             for number, source in enumerate(sources):
-                parts.append(self._part(source, number))
+                rewards.parts.append(self._part(source, number))
         except Exception:
-            for part in parts:
-                if part.finished is not None:
-                    part.finished.close()
+            rewards.close()
             raise
-        return Rewards(parts, self.codec)
+        return rewards
 
     def _part(self, source: RewardPart, number: int) -> Part:
         if source.model is None:

@@ -41,6 +41,12 @@ class Rewards:
     parts: list[Part]
     codec: TextCodec | None = None
 
+    def close(self) -> None:
+        """Let go of what the parts have started, where no `RewardReader` will."""
+        for part in self.parts:
+            if part.finished is not None:
+                part.finished.close()
+
 
 class RewardReader:
     """Feeds the parts with answers, in the process of the scorers."""

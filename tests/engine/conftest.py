@@ -33,10 +33,11 @@ from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture, load_spec
 from oppo_core import engine as engine_module
 from oppo_core import report
 from oppo_core.command import main as engine_main
-from oppo_core.engine import DTYPES, Engine, assemble
+from oppo_core.engine import Engine, assemble
 from oppo_core.journal import Journal
 from oppo_core.layout import Layout
 from oppo_core.models.folder import load_model, save_model
+from oppo_core.models.roles import DTYPES
 from oppo_core.models.tiny import TinyTransformer, init_tiny
 from oppo_core.ppo.experience import Experience
 from oppo_core.scoring import remote

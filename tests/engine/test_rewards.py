@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from oppo_contract.spec import ModelSpec, RunSpec, load_spec
+from oppo_core.engine import build_scorers
+from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import load_model
 from oppo_core.rewards.answers import Answer
 from oppo_core.rewards.errors import RewardError
@@ -24,9 +26,11 @@ from oppo_core.rewards.lines import PromptLines
 from oppo_core.rewards.registry import find_rule, registered_rules
 from oppo_core.rewards.rule import RuleReward
 from oppo_core.rollout.tokens import ByteCodec, FileCodec
+from oppo_core.trace.recorder import Recorder
 from tests.engine.architectures import config_of, full_precision
 from tests.engine.judges import Judge, judging, worth
 
+CPU = torch.device("cpu")
 RULES = '''
 """Rules of a test."""
 import time
@@ -277,6 +281,27 @@ def test_what_cannot_score_is_refused_before_the_first_step(world: Any, tmp_path
     assert status == 1
     assert [event.kind for event in events] == ["finished"]
     assert words in events[0].reason
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"models": {"reward": {"parts": [{"rule": "letters:score"}, {"model": {"path": "gone"}}]}, "critic": "actor"}},
+        {"models": {"reward": {"rule": "letters:score"}, "critic": "actor", "reference": {"path": "gone"}}},
+        {"models": {"reward": {"rule": "letters:score"}, "critic": {"path": "gone"}}},
+    ],
+    ids=["another part", "reference", "critic"],
+)
+def test_a_reward_lets_go_of_what_it_started_when_a_model_is_missing(
+    world: Any, rules: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    closed: list[RuleReward] = []
+    monkeypatch.setattr(RuleReward, "close", lambda reward: closed.append(reward))
+    tree = world.tree(change)
+    tree["models"]["reward"].pop("model", None)
+    with pytest.raises(ModelFolderError, match="gone"):
+        build_scorers(load_spec(tree), [world.folder], CPU, None, None, None, None, Recorder(("cpu:0",)))
+    assert len(closed) == 1
 
 
 def test_an_answer_too_long_for_the_text_model_is_named(world: Any, other: Path, tmp_path: Path) -> None:
