@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,7 +16,7 @@ import torch
 
 from oppo_contract.events import parse_event
 from oppo_core import report
-from oppo_core.engine import Engine, Progress, assemble
+from oppo_core.engine import Engine, assemble
 from oppo_core.journal import OF_EACH_RANK, Journal
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.batches import mini_batch_rows
@@ -25,9 +24,7 @@ from oppo_core.ppo.budget import MemoryShortError
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.ranks import ALONE, Meeting, RankError, Ranks, join, meeting_of
-from oppo_core.trace.recorder import Recorder
 from oppo_core.train import train
-from oppo_core.update import PlainUpdate
 
 CPU = torch.device("cpu")
 Tree = dict[str, Any]
@@ -175,25 +172,6 @@ def test_two_ranks_compute_what_one_process_does(world: Any, tmp_path: Path, nam
         for ours, theirs in zip(rank.experiences, one.experiences, strict=True):
             assert [s.response for s in ours.sequences] == [s.response for s in theirs.sequences]
             torch.testing.assert_close(ours.advantages, theirs.advantages, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("in_turn", [False, True])
-def test_the_critic_is_trained_first_where_two_sums_could_block_each_other(
-    in_turn: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("oppo_core.update.experience_of", lambda *_: (None, {}))
-    monkeypatch.setattr("oppo_core.update.critic_order", lambda *_: None)
-    scorers = SimpleNamespace(
-        start_critic_update=lambda _: told.append("begin"), wait_critic_update=lambda: told.append("critic") or {"critic/lr": 1.0}
-    )  # fmt: skip
-    engine: Any = SimpleNamespace(
-        ranks=SimpleNamespace(sums_in_turn=in_turn), scorers=scorers, trace=Recorder(("cpu:0",)), progress=Progress(),
-        actor=SimpleNamespace(update=lambda *_: told.append("actor") or {"actor/lr": 2.0}),
-    )  # fmt: skip
-    _, metrics = PlainUpdate().learn(engine, [], 0)
-    assert told == ["begin", *(("critic", "actor") if in_turn else ("actor", "critic"))]
-    assert metrics == {"actor/lr": 2.0, "critic/lr": 1.0}
 
 
 def test_tail_batching_ranks_train_every_answer_once(world: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -11,11 +12,12 @@ import pytest
 import torch
 
 from oppo_core import preflight as looked
-from oppo_core.engine import build_scorers
+from oppo_core.engine import Progress, build_scorers
 from oppo_core.layout import device_of, lay_out, scoring_device
 from oppo_core.preflight import Findings, preflight
 from oppo_core.scoring.scorers import Growth
 from oppo_core.trace.recorder import Recorder
+from oppo_core.update import PlainUpdate
 
 ADAPTED = {"models": {"lora": {"rank": 2, "alpha": 4}}}
 TWO = {"resources": {"devices": 2, "scoring_devices": 1}}
@@ -62,6 +64,26 @@ def test_everything_that_reads_and_learns_there_is_there(world: Any) -> None:
     scorers.extend([Growth(0, 5, np.arange(3, 5), True), Growth(2, 5, np.arange(3, 9), False)], 1)
     assert [len(logp) for logp in scorers.tracks[2].reference_logprobs] == [2, 6]
     scorers.close()
+
+
+@pytest.mark.parametrize(("in_turn", "apart"), [(False, False), (True, False), (True, True)])
+def test_the_critic_is_trained_first_where_two_sums_of_a_gpu_could_block_each_other(
+    in_turn: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("oppo_core.update.experience_of", lambda *_: (None, {}))
+    monkeypatch.setattr("oppo_core.update.critic_order", lambda *_: None)
+    scorers = SimpleNamespace(
+        start_critic_update=lambda _: told.append("begin"), wait_critic_update=lambda: told.append("critic") or {"critic/lr": 1.0}
+    )  # fmt: skip
+    engine: Any = SimpleNamespace(
+        ranks=SimpleNamespace(sums_in_turn=in_turn), scorers=scorers, trace=Recorder(("cpu:0",)), progress=Progress(),
+        layout=SimpleNamespace(apart=apart),
+        actor=SimpleNamespace(update=lambda *_: told.append("actor") or {"actor/lr": 2.0}),
+    )  # fmt: skip
+    _, metrics = PlainUpdate().learn(engine, [], 0)
+    assert told == ["begin", *(("critic", "actor") if in_turn and not apart else ("actor", "critic"))]
+    assert metrics == {"actor/lr": 2.0, "critic/lr": 1.0}
 
 
 def told_of_two(world: Any, free: dict[int, int], *changes: Any) -> Findings:
