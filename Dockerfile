@@ -3,6 +3,7 @@
 #   docker build --target worker   -t oppo-worker .      a node: the worker and the engine
 # For GPUs give the worker the index with the CUDA build of torch (README, "Choosing torch"):
 #   --build-arg TORCH_INDEX=<index URL>
+# What runs may use besides (vLLM, other trackers): --build-arg EXTRAS=gpu,trackers
 
 FROM python:3.11-slim-bookworm AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -24,8 +25,9 @@ RUN pip install -c requirements/cpu.lock.txt '.[platform]'
 
 FROM build AS build-worker
 ARG TORCH_INDEX=""
+ARG EXTRAS=""
 RUN pip install -r requirements/torch.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}
-RUN pip install -c requirements/cpu.lock.txt '.[worker,engine]'
+RUN pip install -c requirements/cpu.lock.txt ".[worker,engine${EXTRAS:+,$EXTRAS}]"
 
 FROM python:3.11-slim-bookworm AS base
 RUN useradd --uid 10001 --create-home oppo && mkdir -p /data /artifacts /models && chown oppo:oppo /data /artifacts

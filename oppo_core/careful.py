@@ -36,7 +36,7 @@ class CarefulUpdate(PlainUpdate):
     def _try(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         experience, parts = experience_of(engine, trained, version)
         self.start_critic(engine, experience, version)
-        early = self.wait_critic(engine) if engine.ranks.sums_in_turn else None
+        early = self.wait_critic(engine) if engine.updates_in_turn else None
         with engine.trace.span("actor", "update-actor", rows=len(trained)):
             actor = engine.actor.attempt(experience, version, engine.progress.kl_coefficient)
         critic = early if early is not None else self.wait_critic(engine)

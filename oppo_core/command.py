@@ -129,13 +129,23 @@ def _stop_when_asked() -> threading.Event:
 
 def _failed(error: Exception | SystemExit, step: int, journal: Journal) -> int:
     """Say why on stderr and in the last event; with a traceback when the cause is none that we name ourselves."""
-    reason = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()  # names of files may be no text
+    told = f"{type(error).__name__}: {error}{_remedy(error)}"
+    reason = told.encode("utf-8", "replace").decode()  # names of files may be no text
     if not isinstance(error, ImportError) and isinstance(error, _named()):
         print(reason, file=sys.stderr)
     else:
         traceback.print_exception(error)
     journal.write("finished", outcome="failed", step=step, reason=reason[:4000])
     return FAILED
+
+
+def _remedy(error: BaseException) -> str:
+    """What to lower when memory ran out where no pass is made smaller, as in a round of decoding."""
+    import torch
+
+    from oppo_core.preflight import SMALLER
+
+    return f" Remedy: {SMALLER}" if isinstance(error, torch.OutOfMemoryError) else ""
 
 
 def _named() -> tuple[type[Exception], ...]:

@@ -17,6 +17,7 @@ from oppo_contract.spec import RunSpec
 from oppo_core.careful import CarefulCriticFreeUpdate, CarefulUpdate
 from oppo_core.changes import Change
 from oppo_core.control import ChunkState, OvercommitState
+from oppo_core.durable import mib
 from oppo_core.evaluation import Evaluator, evaluator_of
 from oppo_core.journal import Journal
 from oppo_core.layout import Layout, LayoutError, available_cores, device_of, lay_out, scoring_device
@@ -25,7 +26,7 @@ from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import Base, find
 from oppo_core.models.protocol import Network
 from oppo_core.models.roles import DTYPES, check_contexts, load_actor, load_critic, reference_of
-from oppo_core.models.sharing import seen_by_others, take_shared
+from oppo_core.models.sharing import SHARED_MEMORY, seen_by_others, short_of_shared_memory, take_shared
 from oppo_core.ppo.actor import Acting, ActorTrainer
 from oppo_core.ppo.average import MovingAverage
 from oppo_core.ppo.budget import PassBudget
@@ -130,6 +131,11 @@ class Engine:
         """Of the passes that this process makes; the scorers have their own."""
         found = (getattr(part, "budget", None) for part in (self.actor, self.decoder))
         return [budget for budget in found if budget is not None]
+
+    @property
+    def updates_in_turn(self) -> bool:
+        """Whether the actor's update waits for the critic's: sums of two groups of ranks on a GPU could block each other."""
+        return self.ranks.sums_in_turn and not self.layout.apart
 
     def use_cores(self, count: int) -> None:
         """Work on `count` cores from now on, and say so in the trace."""
@@ -244,7 +250,7 @@ def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCode
     if ppo.pretraining is not None:
         longest = min(ppo.pretraining.max_tokens, network.context)
         texts = read_texts(find(ppo.pretraining.data, roots), ppo.pretraining.field, codec, longest)
-        trainer.mix = PretrainingMix(texts, ppo.pretraining, spec.seed, ppo.micro_batch_tokens, training)
+        trainer.mix = PretrainingMix(texts, ppo.pretraining, spec.seed, trainer.budget, training)
     return trainer
 
 
@@ -290,7 +296,17 @@ class SharedActor:
 
 
 def share_actor(network: Network, actor: ActorTrainer) -> SharedActor:
-    """Move the actor's weights into shared memory, in place."""
+    """Move the actor's weights into shared memory, in place.
+
+    Raises:
+        LayoutError: the system has too little of it.
+    """
+    size = sum(weight.nbytes for weight in network.state_dict().values()) + sum(p.nbytes for p in actor.optimizer.parameters)
+    if (free := short_of_shared_memory(size)) is not None:
+        raise LayoutError(
+            f"overlap.update_overlap needs {mib(size)} of shared memory, {SHARED_MEMORY} has {mib(free)}; give the container more"
+            " (docker run --shm-size), or switch it off"
+        )
     weights = {name: in_shared_memory(weight) for name, weight in network.state_dict().items()}
     return SharedActor(weights, [in_shared_memory(torch.zeros_like(p)) for p in actor.optimizer.parameters])
 

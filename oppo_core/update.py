@@ -69,7 +69,7 @@ class PlainUpdate:
 
     def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         """See `Updating.learn`."""
-        trace, in_turn = engine.trace, engine.ranks.sums_in_turn and not engine.layout.apart
+        trace, in_turn = engine.trace, engine.updates_in_turn
         experience, parts = experience_of(engine, trained, version)
         with trace.span("actor", "advantages", rows=len(trained)):
             order = critic_order(experience, version)

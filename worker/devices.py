@@ -64,7 +64,16 @@ def _nvml() -> Any:
 
 def _gpus(held: Container[int], clocks: ClockWatch | None) -> list[DeviceReport]:
     nvml = _nvml()
-    return [_gpu(nvml, index, index in held, clocks) for index in range(nvml.nvmlDeviceGetCount())] if nvml else []
+    return [_gpu_or_lost(nvml, index, index in held, clocks) for index in range(nvml.nvmlDeviceGetCount())] if nvml else []
+
+
+def _gpu_or_lost(nvml: Any, index: int, held: bool, clocks: ClockWatch | None) -> DeviceReport:
+    """A GPU that the driver has lost is reported as such: the node's others go on."""
+    try:
+        return _gpu(nvml, index, held, clocks)
+    except nvml.NVMLError as error:
+        health = f"the driver does not reach it: {error}"[:500]
+        return DeviceReport(index=index, kind="cuda", model="", memory_bytes=0, health=health)
 
 
 def _gpu(nvml: Any, index: int, held: bool, clocks: ClockWatch | None) -> DeviceReport:

@@ -36,7 +36,7 @@ def seen_by_others(network: Network, ranks_here: int = 1) -> dict[str, Tensor] |
     """
     weights = network.state_dict()
     size = sum({weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights.values()}.values())
-    if SHARED_MEMORY.exists() and (free := shutil.disk_usage(SHARED_MEMORY).free // ranks_here) < size:
+    if (free := short_of_shared_memory(size, ranks_here)) is not None:
         LOG.warning(
             "the reference is loaded a second time: to share the actor's weights with the scorers' process %s of shared memory"
             " are needed, and %s has %s for each rank; give the container more (docker run --shm-size)",
@@ -46,6 +46,14 @@ def seen_by_others(network: Network, ranks_here: int = 1) -> dict[str, Tensor] |
     for weight in weights.values():
         weight.share_memory_()  # type: ignore[no-untyped-call]
     return weights
+
+
+def short_of_shared_memory(size: int, ranks_here: int = 1) -> int | None:
+    """The bytes that are there for each of `ranks_here` where these are fewer than `size`; None where there is room."""
+    if not SHARED_MEMORY.exists():
+        return None
+    free = shutil.disk_usage(SHARED_MEMORY).free // ranks_here
+    return free if free < size else None
 
 
 def take_shared(network: Network, weights: dict[str, Tensor]) -> None:

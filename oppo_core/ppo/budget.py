@@ -72,9 +72,10 @@ class PassBudget:
             ) from None
         before, self.tokens = self.tokens, max(LEAST_TOKENS, self.tokens // 2)
         self.told(Shrunk(self.name, before, self.tokens, f"{what} ran out of memory: {str(error)[:WORDS]}"))
+        # In words on which no rule of `retries` looks: a later death has other reasons. torch's own stand in the decision.
         LOG.warning(
-            "%s ran out of memory; it goes on with %d tokens a pass instead of %d (ppo.micro_batch_tokens): %s",
-            what, self.tokens, before, error,
+            "%s took more than the GPU has; it goes on with %d tokens a pass instead of %d (ppo.micro_batch_tokens)",
+            what, self.tokens, before,
         )  # fmt: skip
 
 

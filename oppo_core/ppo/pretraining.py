@@ -18,6 +18,7 @@ from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Pretraining, Training
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import packed_batches, ragged_batches, response_states
+from oppo_core.ppo.budget import PassBudget
 from oppo_core.ppo.figures import Figures
 from oppo_core.ppo.head import next_token_loss, told_tokens
 from oppo_core.randomness import Use, generator
@@ -44,9 +45,14 @@ class PretrainingMix:
     """Adds the gradients of some texts to those of the policy loss."""
 
     def __init__(
-        self, texts: list[NDArray[np.int64]], settings: Pretraining, seed: int, budget: int, training: Training = PLAIN_TRAINING
+        self,
+        texts: list[NDArray[np.int64]],
+        settings: Pretraining,
+        seed: int,
+        budget: PassBudget,
+        training: Training = PLAIN_TRAINING,
     ) -> None:
-        """`budget`: most tokens in one forward and backward pass, padding included; `training`: what a pass keeps."""
+        """`budget`: the actor's, of one forward and backward pass; `training`: what a pass keeps."""
         self.texts = texts
         self.settings = settings
         self.seed = seed
@@ -91,7 +97,8 @@ class PretrainingMix:
 
     def _cut(self, texts: list[NDArray[np.int64]]) -> list[list[int]]:
         lengths = [len(ids) for ids in texts]
-        return packed_batches(lengths, self.budget) if self.training.packs else ragged_batches(lengths, self.budget)
+        cut = packed_batches if self.training.packs else ragged_batches
+        return cut(lengths, self.budget.tokens)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         order = np.arange(len(self.texts))

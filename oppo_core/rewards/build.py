@@ -12,6 +12,7 @@ from oppo_contract.spec import ModelSpec, RewardPart, RunSpec
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import find, load_model
 from oppo_core.models.protocol import Network
+from oppo_core.ppo.budget import PassBudget
 from oppo_core.rewards.answers import FinishedReward, GrowingReward
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.lines import MESSAGES, PromptLines
@@ -73,7 +74,8 @@ class RewardBuilder:
             self.check_context(network)
             return Part(source.weight, network)
         encoder = self._encoder(source.model, source.reads)
-        return Part(source.weight, finished=TextModelReward(network, encoder, self.spec.ppo.micro_batch_tokens))
+        budget = PassBudget(self.spec.ppo.micro_batch_tokens, name="text-reads")
+        return Part(source.weight, finished=TextModelReward(network, encoder, budget))
 
     def _served(self, model: ModelSpec, memory_share: float) -> GrowingReward:
         """A model that vLLM runs. Raises RewardError where there is no GPU."""

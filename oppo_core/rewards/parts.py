@@ -62,6 +62,8 @@ class RewardReader:
             if part.finished is not None:
                 self.finished[number] = part.finished
         self.growing = [part.growing for part in rewards.parts if part.growing is not None]
+        found = (getattr(part, "budget", None) for part in self.finished.values())
+        self.budgets: list[PassBudget] = [own for own in found if own is not None]  # of those that read in passes of their own
         # Tensors until they are asked for: on a GPU, looking at one waits for everything queued before.
         self._streamed: dict[tuple[int, int], Tensor] = {}
         self._started: set[int] = set()

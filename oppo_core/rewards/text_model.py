@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.batches import ragged_batches, right_padded
+from oppo_core.ppo.budget import PassBudget
 from oppo_core.rewards.answers import Answer, ScoredAtOnce
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.lines import MESSAGES, PromptLines
@@ -25,22 +26,34 @@ Encode = Callable[[Answer], list[int]]
 class TextModelReward(ScoredAtOnce):
     """A network and how it reads an answer."""
 
-    def __init__(self, network: Network, encode: Encode, budget: int) -> None:
-        """`budget`: padded tokens a forward pass."""
+    def __init__(self, network: Network, encode: Encode, budget: PassBudget) -> None:
+        """`budget`: of padded tokens a forward pass."""
         super().__init__()
-        self._network, self._encode, self._budget = network, encode, budget
+        self._network, self._encode, self.budget = network, encode, budget
+
+    def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
+        """See `FinishedReward.start`.
+
+        Raises:
+            RewardError: an answer is longer than the model's context.
+            MemoryShortError: memory does not suffice, not even answer by answer.
+        """
+        rows = {answer.sequence_id: self._tokens(answer) for answer in answers}
+        for sequence_id in rows:
+            self.forget(sequence_id)
+        self.budget.shrinking("the text reward's reading", lambda: self._read_rest(rows, alive))
 
     @torch.no_grad()
-    def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
-        """See `FinishedReward.start`. Raises RewardError when an answer is longer than the model's context."""
-        rows = [self._tokens(answer) for answer in answers]
+    def _read_rest(self, rows: dict[int, NDArray[np.int64]], alive: Callable[[], None]) -> None:
+        """Score those of `rows`, tokens by sequence_id, that have no score yet."""
+        left = [sequence_id for sequence_id in rows if sequence_id not in self._scores]
         device = next(self._network.parameters()).device
-        for group in ragged_batches([len(row) for row in rows], self._budget):
-            padded = right_padded([rows[number] for number in group]).to(device)
+        for group in ragged_batches([len(rows[sequence_id]) for sequence_id in left], self.budget.tokens):
+            chosen = [left[number] for number in group]
+            padded = right_padded([rows[sequence_id] for sequence_id in chosen]).to(device)
             hidden = self._network.hidden(padded, torch.arange(padded.shape[1], device=device).expand_as(padded))
-            for states, number in zip(hidden, group, strict=True):
-                score = self._network.scalar(states[len(rows[number]) - 1])
-                self._scores[answers[number].sequence_id] = float(score)
+            for states, sequence_id in zip(hidden, chosen, strict=True):
+                self._scores[sequence_id] = float(self._network.scalar(states[len(rows[sequence_id]) - 1]))
             alive()
 
     def _tokens(self, answer: Answer) -> NDArray[np.int64]:

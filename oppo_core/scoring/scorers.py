@@ -145,7 +145,7 @@ class ScorerSet:
         trainer: CriticTrainer | None,
         slots: int,
         columns: int,
-        budget: int,
+        pass_tokens: int,
         temperature: float,
         trace: Recorder,
     ) -> None:
@@ -153,14 +153,13 @@ class ScorerSet:
         self.saves_bytes = trainer.saves_bytes if trainer is not None else 0
         self.trace = trace
         self.temperature = temperature
-        reads = PassBudget(budget, name="reads", told=trace.ran_short)
+        reads = PassBudget(pass_tokens, name="reads")
         self.reference = Stream(networks.reference, slots, columns, reads)
         self.critic = Stream(networks.critic, slots, columns, reads) if networks.critic is not None else None
         self.reward = RewardReader(networks.rewards, slots, columns, reads)
-        self._budgets = [reads]
-        if trainer is not None:
-            trainer.budget.told = trace.ran_short
-            self._budgets.append(trainer.budget)
+        self._budgets = [reads, *self.reward.budgets, *([trainer.budget] if trainer is not None else [])]
+        for budget in self._budgets:
+            budget.told = trace.ran_short
         self.alive: Callable[[], None] = nobody_asks
         self.tracks: dict[int, Track] = {}
         self._scores: dict[int, Scored] = {}

@@ -47,7 +47,7 @@ class DeviceReport(Wire):
 
     index: int = Field(ge=0)
     kind: Literal["cpu", "cuda"]
-    model: str
+    model: str = Field(description="Empty, with `memory_bytes` 0, for a GPU that the driver has lost; `health` says so.")
     memory_bytes: int = Field(ge=0)
     busy_share: float | None = Field(None, description="NVML utilization, or the CPU's load, 0 to 1; None when unknown.")
     health: str = Field("", max_length=500, description="Why it should not be given away, for people; empty: nothing is known.")

@@ -15,7 +15,7 @@ HEAD = f"""\
 # Configuration
 
 One schema, `RunSpec`, is the form in the browser, the YAML file, the body of the API call and the engine's settings. This page
-is written from it by `make docs`; change `platform/oppo_contract/spec.py`, not this page.
+is written from it by `make docs`; change `platform/oppo_contract/spec.py` and `sections/` beside it, not this page.
 
 A run needs `name`, `steps`, `models.actor`, `models.reward` and `data.prompts`; everything else has a default:
 

@@ -159,6 +159,12 @@ def test_each_rank_has_a_gpu_for_its_scorers_or_none_has(
     assert allowed in (problem.allowed or "")
 
 
+def test_a_cpu_has_no_second_device_for_scorers(minimal: dict[str, Any]) -> None:
+    devices = {"resources.kind": "cpu", "resources.devices": 2, "resources.scoring_devices": 1}
+    (problem,) = refused(changed_by(minimal, devices))
+    assert (problem.path, problem.message) == ("resources.devices", "is more than one cpu device a node, which is the whole node")
+
+
 def test_vllm_in_a_process_of_its_own_goes_with_deepspeed(minimal: dict[str, Any]) -> None:
     load_spec(changed_by(minimal, APART | {"training.backend": "deepspeed"}))
 

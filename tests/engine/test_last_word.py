@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import pytest
+import torch
 
 from oppo_core import checkpoint, engine, preflight, train
 from oppo_core.scoring.scorers import ScorerSet
@@ -36,3 +37,12 @@ def test_the_last_event_names_the_error(world: Any, tmp_path: Path, place: str, 
     assert (status, last.kind, last.outcome) == (1, "finished", "failed")
     assert last.reason.startswith(f"{type(error).__name__}: it broke")
     assert last.step == step
+
+
+def test_memory_that_runs_out_while_decoding_says_what_to_lower(world: Any, tmp_path: Path) -> None:
+    def fails(*_: Any, **__: Any) -> NoReturn:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with mock.patch.object(train, "decode_batch", fails):
+        _, events = world.main(world.tree({"steps": 1, "overlap": {"intra_step": "off"}}), tmp_path)
+    assert events[-1].reason.startswith("OutOfMemoryError: CUDA out of memory Remedy: lower ppo.micro_batch_tokens")

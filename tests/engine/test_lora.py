@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec
+from oppo_core.layout import LayoutError
 from oppo_core.models import sharing
 from oppo_core.models.adapters import adapt, is_adapted, linear_layers, merged_weights, take_trained, trained_weights
 from oppo_core.models.errors import ModelFolderError
@@ -164,6 +165,15 @@ def test_another_process_may_have_it_too(world: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sharing.shutil, "disk_usage", lambda folder: SimpleNamespace(free=room))
     assert seen_by_others(load(place, None)) is not None
     assert seen_by_others(load(place, None), ranks_here=2) is None, "the other rank looks at the same moment"
+
+
+def test_an_actor_that_cannot_be_shared_with_its_partner_is_refused(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "SHARED_MEMORY", world.folder)
+    monkeypatch.setattr(sharing.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
+    with pytest.raises(LayoutError, match=r"overlap\.update_overlap needs .* of shared memory, .* has .*--shm-size"):
+        world.assemble(world.spec({"overlap": {"update_overlap": True}}), tmp_path, 2)
 
 
 TRAINED = {"models": {"lora": {"rank": 4, "alpha": 8.0}}, "steps": 4, "checkpoints": {"every_steps": 2, "keep": 9}}

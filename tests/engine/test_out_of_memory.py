@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from oppo_contract.events import parse_event
+from oppo_contract.spec import Retries
 from oppo_core.ppo.budget import MemoryShortError, PassBudget, limit
 from oppo_core.trace.recorder import Shrunk
 from oppo_core.train import train
@@ -37,7 +38,12 @@ class Short:
             raise torch.OutOfMemoryError("no memory for gradients")
 
 
-@pytest.mark.parametrize("changes", [{}, {"ppo": {"epochs": 2, "mini_batches": 2}}], ids=["one-pass", "epochs"])
+TEXTS = {"pretraining": {"data": "texts.jsonl", "sequences": 64}}
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"ppo": {"epochs": 2, "mini_batches": 2}}, {"ppo": TEXTS}], ids=["one-pass", "epochs", "texts"]
+)
 def test_smaller_passes_lead_to_the_same_weights(
     world: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
 ) -> None:
@@ -59,7 +65,7 @@ def test_smaller_passes_lead_to_the_same_weights(
     for step, other in zip(steps, plain.steps, strict=True):
         for name in ("actor/pg_loss", "actor/entropy", "critic/vf_loss"):
             assert step.metrics[name] == pytest.approx(other.metrics[name], abs=1e-9)
-    assert "ran out of memory; it goes on with 200 tokens a pass instead of 400" in caplog.text
+    assert "took more than the GPU has; it goes on with 200 tokens a pass instead of 400" in caplog.text
 
 
 ROOM = 100  # padded tokens: the longest answer with its prompt fits
@@ -135,6 +141,19 @@ def test_a_budget_tells_what_became_of_it() -> None:
     assert budget.tokens == 50
     limit([budget], {"reads": 20})
     assert budget.tokens == 20
+
+
+def test_what_the_log_says_of_it_is_no_reason_to_give_a_run_up(caplog: pytest.LogCaptureFixture) -> None:
+    """The run goes on; when it dies later of something else, the last lines are looked at for what must not be tried again."""
+    budget = PassBudget(100, name="reads")
+
+    def compute() -> None:
+        if budget.tokens > 50:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    budget.shrinking("the scorers' reading", compute)
+    assert "50 tokens a pass instead of 100" in caplog.text
+    assert not [rule for rule in Retries().rules if rule.match.lower() in caplog.text.lower()]
 
 
 def test_what_does_not_fit_row_by_row_ends_by_name() -> None:

@@ -243,6 +243,30 @@ def test_a_model_with_another_tokenizer_scores_the_text(world: Any, other: Path,
         assert score == pytest.approx(plain_score(other, ids), abs=1e-10)
 
 
+def test_a_text_model_without_room_reads_fewer_answers_at_once(world: Any, other: Path) -> None:
+    spec = rewarded(world, {"model": {"path": str(other)}, "reads": "text"})
+    given = (spec, [world.folder], None, None, None, None, Recorder(("cpu:0",)))
+    plenty, short = (build_scorers(given[0], given[1], CPU, *given[2:]) for _ in range(2))
+    codec = FileCodec(world.folder / "actor")
+    answers = [Answer(n, [3, 4, 5], list(range(6, 12 + 3 * n)), codec) for n in range(12)]
+    (reads,), (reads_less,) = plenty.reward.finished.values(), short.reward.finished.values()
+    own, asked, room = reads_less._network.hidden, [], max(len(reads_less._tokens(answer)) for answer in answers)
+
+    def hidden(tokens: Any, positions: Any) -> Any:
+        asked.append(tokens.numel())
+        if tokens.numel() > room:
+            raise torch.OutOfMemoryError("no memory")
+        return own(tokens, positions)
+
+    reads_less._network.hidden = hidden
+    for part in (reads, reads_less):
+        part.start(answers, lambda: None)
+    assert max(asked) > room
+    assert reads_less.budget.tokens < 400
+    assert [reads_less.score(n) for n in range(12)] == pytest.approx([reads.score(n) for n in range(12)], abs=1e-10)
+    assert [shrunk.passes for shrunk in short.trace.take_shrunk()][:1] == ["text-reads"]
+
+
 def test_a_model_with_a_chat_template_scores_the_conversation(world: Any, other: Path, tmp_path: Path) -> None:
     """Prompts with `messages` are conversations, the others the user's only message."""
     codec, tokenizer = FileCodec(world.folder / "actor"), PreTrainedTokenizerFast.from_pretrained(other)

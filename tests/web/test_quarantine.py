@@ -35,6 +35,15 @@ def test_a_device_with_something_left_on_it_is_given_to_nobody_until_it_is_gone(
     assert (run.state, Device.objects.get().state) == ("allocated", "ready")
 
 
+def test_a_card_that_its_driver_has_lost_stays_the_card_that_it_was(world):
+    worker = world.worker(kind="cuda")
+    report(worker)
+    lost = {"index": 0, "kind": "cuda", "model": "", "memory_bytes": 0, "health": "the driver does not reach it: GPU is lost"}
+    assert worker.post("heartbeat", {"devices": [lost], "attempts": []}, worker.token).status_code == 200
+    device = Device.objects.get()
+    assert (device.state, device.model, device.memory_bytes) == ("quarantined", "m", 1)
+
+
 def test_an_administrator_puts_it_back_until_its_node_says_something_else(world):
     worker = world.worker(kind="cuda")
     report(worker, ECC)

@@ -104,6 +104,26 @@ def test_a_card_that_nothing_computes_on_is_well(card: Any) -> None:
         assert [(report.kind, report.health) for report in device_reports()] == [("cuda", "")]
 
 
+class Two(Nvml):
+    """A second card, which has fallen off the bus."""
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        if handle == 1:
+            raise NVMLError("GPU is lost")
+        return super().nvmlDeviceGetMemoryInfo(handle)
+
+
+def test_a_card_that_the_driver_has_lost_does_not_take_the_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_nvml", Two)
+    well, lost = device_reports(clocks=ClockWatch())
+    assert (well.model, well.health) == ("H100", "")
+    assert (lost.index, lost.kind, lost.model, lost.memory_bytes) == (1, "cuda", "", 0)
+    assert lost.health == "the driver does not reach it: GPU is lost"
+
+
 def test_an_engine_sees_the_cards_that_it_was_given_numbered_as_here(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA's own order, the fastest first, would give it others on a node with cards of two kinds."""
     card()

@@ -127,7 +127,7 @@ class Resources(Section):
     @model_validator(mode="after")
     def processes_fit_the_devices(self) -> Self:
         each = self._training_devices
-        if self.kind == "cpu" and each > 1:
+        if self.kind == "cpu" and self.devices > self.nodes:
             raise Impossible(
                 "devices",
                 "is more than one cpu device a node, which is the whole node",

@@ -6,6 +6,7 @@ The heartbeat's reply alone is enough to run everything: Celery messages only sh
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db import transaction
@@ -141,13 +142,21 @@ def _order(attempt_id: int, epoch: int) -> wire.LaunchOrder:
     return wire.LaunchOrder(attempt_id=attempt_id, epoch=epoch)
 
 
+def _facts(report: wire.DeviceReport, device: Device | None) -> dict[str, Any]:
+    """What is written down of a device; one that its driver has lost stays the card that it was."""
+    told = {"kind": report.kind, "model": report.model[:200], "memory_bytes": report.memory_bytes, "health": report.health}
+    if device is not None and not report.model:
+        told |= {"model": device.model, "memory_bytes": device.memory_bytes}
+    return told
+
+
 def _note_devices(node: Node, reports: list[wire.DeviceReport], clear: bool) -> bool:
     """Write down what changed; `clear`: no fenced attempt is left on the node. Returns whether allocatable devices changed."""
     known = {device.index: device for device in Device.objects.select_for_update().filter(node=node).order_by("pk")}
     allocatable = False
     for report in reports:
         device = known.pop(report.index, None)
-        facts = {"kind": report.kind, "model": report.model[:200], "memory_bytes": report.memory_bytes, "health": report.health}
+        facts = _facts(report, device)
         busy = None if report.busy_share is None else round(report.busy_share, 2)
         if device is None:
             state = device_state(DeviceState.READY, report.health, "", clear=True)
