@@ -30,6 +30,7 @@ from worker.warm import NEVER_BEGAN, WarmStarts, WarmSupervisor
 LAUNCH_AGAIN_S = 5.0
 CONSUMER_AGAIN_S = 5.0
 STOP_WITHIN_S = 25.0
+ENDED_POLL_S = 0.05
 
 log = structlog.get_logger("worker.agent")
 
@@ -142,14 +143,19 @@ class Supervisors:
                 if pid is not None:
                     os.kill(pid, signal.SIGTERM)
 
-    def wait_for_children(self, within_s: float) -> None:
-        """Wait until every child has ended, at most `within_s` seconds."""
+    def wait(self, within_s: float) -> None:
+        """Wait until no supervisor is left, at most `within_s` seconds: who ends before them, a service manager kills them."""
         deadline = time.monotonic() + within_s
         for child in self.children.values():
             try:
                 child.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 log.warning("supervisor_left_behind", pid=child.pid)
+        for attempt in self.folder.attempts():  # those of an earlier agent are nobody's children here
+            while (pid := attempt.supervisor_pid()) is not None and time.monotonic() < deadline:
+                time.sleep(ENDED_POLL_S)
+            if pid is not None and attempt.attempt_id not in self.children:
+                log.warning("supervisor_left_behind", pid=pid)
 
 
 class Consumer:
@@ -228,7 +234,7 @@ class NodeAgent:
         self.consumer.stop()
         if not keep_attempts:
             self.supervisors.stop()
-            self.supervisors.wait_for_children(STOP_WITHIN_S)
+            self.supervisors.wait(STOP_WITHIN_S)
         self.warm.stop()
 
     def _beat(self) -> None:
