@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from oppo_core import preflight as looked
-from oppo_core.engine import Progress, build_scorers
+from oppo_core.engine import Engine, Progress, build_scorers
 from oppo_core.layout import device_of, lay_out, scoring_device
 from oppo_core.preflight import Findings, preflight
 from oppo_core.scoring.scorers import Growth
@@ -81,6 +81,7 @@ def test_the_critic_is_trained_first_where_two_sums_of_a_gpu_could_block_each_ot
         layout=SimpleNamespace(apart=apart),
         actor=SimpleNamespace(update=lambda *_: told.append("actor") or {"actor/lr": 2.0}),
     )  # fmt: skip
+    engine.updates_in_turn = Engine.updates_in_turn.fget(engine)  # type: ignore[attr-defined]
     _, metrics = PlainUpdate().learn(engine, [], 0)
     assert told == ["begin", *(("critic", "actor") if in_turn and not apart else ("actor", "critic"))]
     assert metrics == {"actor/lr": 2.0, "critic/lr": 1.0}
