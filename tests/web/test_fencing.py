@@ -1,9 +1,11 @@
 """A stale epoch writes nothing: the database itself refuses, also when every check of the services is taken away."""
 
+import threading
+
 import pytest
 from django.db import IntegrityError, connection, transaction
 
-from oppo_platform.cluster.models import DeviceState
+from oppo_platform.cluster.models import Device, DeviceState, Node
 from oppo_platform.runs import attempts
 from oppo_platform.runs.models import Attempt, AttemptState, Checkpoint, Run, Transition
 from oppo_platform.scheduling.models import Allocation
@@ -111,3 +113,33 @@ def test_what_a_fenced_attempt_wrote_counts_until_the_next_one_begins(world, set
     assert late.status_code == 409
     assert Run.objects.get(pk=run.pk).state == "allocated"
     assert [c.step for c in Checkpoint.objects.all()] == [45]
+
+
+def test_a_report_that_meets_a_fence_half_written_does_not_free_the_devices(world):
+    """The engine is still there: the reply asks to stop it, and until it is gone nobody gets its device."""
+    worker = world.worker()
+    _, attempt_id = world.start(worker)
+    told = []
+    agent = threading.Thread(target=lambda: (told.append(worker.heartbeat(attempts=[(attempt_id, 1)])), connection.close()))
+    with transaction.atomic():
+        attempts.fence(attempt_id, "lease_lost", "Silent", "scheduler", DeviceState.UNKNOWN)
+        agent.start()
+        wait_for_lock()
+        with connection.cursor() as cursor:  # as the cycle does for the next attempt on that node: neither waits for the other
+            cursor.execute(f"SELECT 1 FROM {Node._meta.db_table} FOR KEY SHARE NOWAIT")
+    agent.join(timeout=20)
+    assert [reply["stop"] for reply in told] == [[{"attempt_id": attempt_id, "epoch": 1}]]
+    assert Device.objects.get().state == "unknown"
+    worker.heartbeat()
+    assert Device.objects.get().state == "ready"
+
+
+def wait_for_lock():
+    """Until some session waits for another's lock."""
+    with connection.cursor() as cursor:
+        for _ in range(4000):
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+            if cursor.fetchone()[0]:
+                return
+            cursor.execute("SELECT pg_sleep(0.005)")
+    raise AssertionError("nobody waits")

@@ -318,6 +318,23 @@ def test_priorities_order_the_queue_and_are_written_down(world):
             steering.set_priority(first.pk, refused, ADA)
 
 
+def test_a_run_that_ends_just_as_its_time_is_used_up_stops_no_cycle(world, monkeypatch):
+    bring_to(world, S.RUNNING, queue={"max_runtime_hours": 0.01})
+    other = world.submit()
+    locked = steering._locked
+
+    def ended_meanwhile(run_id):
+        Run.objects.filter(pk=run_id).update(state=S.CANCELLED)
+        return locked(run_id)
+
+    monkeypatch.setattr(steering, "_locked", ended_meanwhile)
+    world.clock.advance(37)
+    world.worker("another")
+    world.cycle()
+    other.refresh_from_db()
+    assert other.state == "allocated"
+
+
 def test_a_run_whose_time_is_used_up_is_paused_and_goes_on_when_extended(world):
     run, worker, attempt_id = bring_to(world, S.RUNNING, queue={"max_runtime_hours": 0.01})
     world.clock.advance(35)

@@ -82,7 +82,8 @@ def join(told: wire.Join) -> wire.Joined:
 @transaction.atomic
 def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
     """Note what the node reports; reply with attempts to start, attempts to stop, and whether the catalogue is wanted."""
-    node = Node.objects.select_for_update().get(pk=node_id)
+    # Not its key: whoever writes down an attempt on the node need not wait, and holds devices for which we would wait.
+    node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
     now = clock.now()
     fresh = node.last_seen_at is not None and now - node.last_seen_at < timedelta(seconds=settings.OPPO_NODE_FRESH_S)
     node.last_seen_at, node.wire_version = now, told.wire_version
@@ -92,11 +93,13 @@ def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
     if node.pool_id is None and told.devices:
         node.pool = pool_for(told.devices, now)
     node.save(update_fields=["last_seen_at", "wire_version", "catalogue_at", "pool"])
+    # Before the attempts are read: a fence that is being written holds them, and what it has ended must not count as live.
+    devices = {device.index: device for device in Device.objects.select_for_update().filter(node=node).order_by("pk")}
     live = list(Attempt.objects.filter(node=node, state__in=LIVE_ATTEMPT).order_by("pk"))
     joined = Launch.objects.filter(node=node).exclude(state=LaunchState.ENDED)
     owned = {(attempt.pk, attempt.epoch) for attempt in live} | set(joined.values_list("attempt_id", "attempt__epoch"))
     stop = [r for r in told.attempts if (r.attempt_id, r.epoch) not in owned]
-    changed = _note_devices(node, told.devices, clear=not stop)
+    changed = _note_devices(node, devices, told.devices, clear=not stop)
     changed |= note_disks(node, told.disks, now)
     if changed or told.catalogue is not None or not fresh:
         wake_scheduler()
@@ -150,9 +153,11 @@ def _facts(report: wire.DeviceReport, device: Device | None) -> dict[str, Any]:
     return told
 
 
-def _note_devices(node: Node, reports: list[wire.DeviceReport], clear: bool) -> bool:
-    """Write down what changed; `clear`: no fenced attempt is left on the node. Returns whether allocatable devices changed."""
-    known = {device.index: device for device in Device.objects.select_for_update().filter(node=node).order_by("pk")}
+def _note_devices(node: Node, known: dict[int, Device], reports: list[wire.DeviceReport], clear: bool) -> bool:
+    """Write down what changed; `clear`: no fenced attempt is left on the node. Returns whether allocatable devices changed.
+
+    `known`: the node's devices by index, locked.
+    """
     allocatable = False
     for report in reports:
         device = known.pop(report.index, None)

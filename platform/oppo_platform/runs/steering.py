@@ -12,6 +12,7 @@ of the run when it has stopped: pausing → paused, preempting → queued, cance
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -145,14 +146,20 @@ def seconds_on_devices(run: Run, now: datetime) -> float:
 
 
 def pause_overtime(now: datetime) -> int:
-    """Pause runs whose time on devices is used up. Returns how many. Part of the scheduler's cycle."""
+    """Pause runs whose time on devices is used up. Returns how many. Part of the scheduler's cycle.
+
+    One that somebody ends at this moment needs no pause.
+    """
     held = ExpressionWrapper(Coalesce("attempts__ended_at", Value(now)) - F("attempts__claimed_at"), DurationField())
     limited = Run.objects.filter(state__in=(S.STARTING, S.RUNNING), max_runtime_s__isnull=False)
     rows = limited.annotate(held=Sum(held)).order_by("pk").values_list("pk", "max_runtime_s", "held")
     spent = [(run_id, limit_s) for run_id, limit_s, span in rows if span is not None and span.total_seconds() >= limit_s]
+    paused = 0
     for run_id, limit_s in spent:
-        pause_run(run_id, "scheduler", f"Its {limit_s / 3600:.4g} h on devices are used up. Extend and resume it.")
-    return len(spent)
+        with suppress(NotPossible):
+            pause_run(run_id, "scheduler", f"Its {limit_s / 3600:.4g} h on devices are used up. Extend and resume it.")
+            paused += 1
+    return paused
 
 
 def _locked(run_id: int) -> tuple[Run, Attempt | None]:
