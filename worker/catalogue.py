@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
+import stat
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from oppo_contract.wire import CatalogueEntry
+import structlog
+
+from oppo_contract.wire import MAX_ARCHITECTURE, MAX_TOKENS, CatalogueEntry
 
 MAX_DEPTH = 4
 MAX_ENTRIES = 2000
@@ -18,6 +23,8 @@ SCAN_EVERY_S = 10.0
 SCAN_SHARE = 0.01  # of the time, at most
 TINY = "oppo_tiny"
 Task = Literal["causal_lm", "sequence_classification", ""]
+
+log = structlog.get_logger("worker.catalogue")
 
 
 @dataclass(slots=True)
@@ -27,6 +34,7 @@ class Catalogue:
     roots: list[Path]
     entries: list[CatalogueEntry] = field(default_factory=list)
     _facts: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    _left_out: dict[Path, str] = field(default_factory=dict)
     _next_scan: float = 0.0
 
     def refresh(self, now_s: float | None = None, *, wanted: bool = False) -> bool:
@@ -44,28 +52,42 @@ class Catalogue:
 
     def _scan(self) -> list[CatalogueEntry]:
         found: dict[str, CatalogueEntry] = {}
-        for root in self.roots:
-            for folder, subfolders, files in os.walk(root, followlinks=True):
-                here = Path(folder)
-                depth = len(here.relative_to(root).parts)
-                subfolders[:] = sorted(name for name in subfolders if not name.startswith(".")) if depth < MAX_DEPTH else []
-                if "config.json" in files and here != root:
-                    subfolders[:] = []  # what lies in a model folder belongs to the model
-                    entry = self._model(here, here.relative_to(root).as_posix())
-                    if entry is not None:
-                        found.setdefault(entry.id, entry)
-                    continue
-                for name in sorted(name for name in files if name.endswith(".jsonl")):
-                    prompts = self._prompts(here / name, (here / name).relative_to(root).as_posix())
-                    found.setdefault(prompts.id, prompts)
-                if len(found) >= MAX_ENTRIES:
-                    return list(found.values())
+        for entry in itertools.chain.from_iterable(map(self._below, self.roots)):
+            found.setdefault(entry.id, entry)
+            if len(found) >= MAX_ENTRIES:
+                break
         return list(found.values())
 
-    def _model(self, folder: Path, name: str) -> CatalogueEntry | None:
+    def _below(self, root: Path) -> Iterator[CatalogueEntry]:
+        for folder, subfolders, files in os.walk(root, followlinks=True):
+            here = Path(folder)
+            depth = len(here.relative_to(root).parts)
+            subfolders[:] = sorted(name for name in subfolders if not name.startswith(".")) if depth < MAX_DEPTH else []
+            if "config.json" in files and here != root:
+                subfolders[:] = []  # what lies in a model folder belongs to the model
+                yield from self._told(self._model, here, root)
+                continue
+            for name in sorted(name for name in files if name.endswith(".jsonl")):
+                yield from self._told(self._prompts, here / name, root)
+
+    def _told(self, describe: Callable[[Path, str], CatalogueEntry | None], path: Path, root: Path) -> list[CatalogueEntry]:
+        """The entry at a path. What cannot be read, or told to the platform, is left out alone, and the log says so once."""
         try:
-            config = json.loads((folder / "config.json").read_text())
-        except (OSError, ValueError):  # being written, or something else's config.json
+            entry = describe(path, path.relative_to(root).as_posix())
+        except (OSError, ValueError, RecursionError) as error:
+            said = _sayable(f"{type(error).__name__}: {error}")[:500]
+            if self._left_out.get(path) != said:
+                log.warning("left_out_of_catalogue", path=_sayable(str(path)), detail=said)
+            self._left_out[path] = said
+            return []
+        self._left_out.pop(path, None)
+        return [] if entry is None else [entry]
+
+    def _model(self, folder: Path, name: str) -> CatalogueEntry | None:
+        _status_of_file(folder / "config.json")
+        try:
+            config = json.loads((folder / "config.json").read_bytes())
+        except ValueError:  # being written, or something else's config.json
             return None
         if not isinstance(config, dict):
             return None
@@ -79,7 +101,8 @@ class Catalogue:
         )  # fmt: skip
 
     def _prompts(self, file: Path, name: str) -> CatalogueEntry:
-        return CatalogueEntry(id=name, kind="prompts", bytes=file.stat().st_size, rows=int(self._fact(file, _row_count)))
+        size = _status_of_file(file).st_size
+        return CatalogueEntry(id=name, kind="prompts", bytes=size, rows=int(self._fact(file, _row_count)))
 
     def _fact(self, file: Path, read: Any) -> str:
         status = file.stat()
@@ -89,25 +112,45 @@ class Catalogue:
         return self._facts[key]
 
 
+def _status_of_file(file: Path) -> os.stat_result:
+    """Its size and more. Raises OSError for what would hang whoever reads it, such as a pipe."""
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("not a regular file")
+    return status
+
+
+def _sayable(text: str) -> str:
+    """Without what no file can hold as UTF-8, such as the bytes of a name in another encoding."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _described(config: dict[str, Any]) -> tuple[str, Task, int, int]:
-    """(architecture, task, context, vocabulary) of a config.json, ours or Hugging Face's."""
+    """(architecture, task, context, vocabulary) of a config.json, ours or Hugging Face's; 0 and "" for what it does not say."""
     if config.get("model_type") == TINY:
-        sizes = config.get("architecture", {})
-        return (
-            TINY,
-            "sequence_classification" if config.get("head") == "scalar" else "causal_lm",
-            sizes["context"],
-            sizes["vocab"],
-        )
-    named = config.get("architectures") or [config.get("model_type", "")]
-    architecture = str(named[0])
+        sizes = config.get("architecture")
+        sizes = sizes if isinstance(sizes, dict) else {}
+        ours: Task = "sequence_classification" if config.get("head") == "scalar" else "causal_lm"
+        return TINY, ours, _size(sizes.get("context")), _size(sizes.get("vocab"))
+    architecture = _architecture(config)
     task: Task = ""
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
         task = "causal_lm"
     elif architecture.endswith("ForSequenceClassification"):
         task = "sequence_classification"
-    context = config.get("max_position_embeddings") or config.get("n_positions") or 0
-    return architecture, task, int(context), int(config.get("vocab_size") or 0)
+    context = _size(config.get("max_position_embeddings")) or _size(config.get("n_positions"))
+    return architecture, task, context, _size(config.get("vocab_size"))
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    named = config.get("architectures")
+    first = named[0] if isinstance(named, list) and named else config.get("model_type")
+    return first if isinstance(first, str) and first.isprintable() and len(first) <= MAX_ARCHITECTURE else ""
+
+
+def _size(value: object) -> int:
+    """A number of tokens; 0, which means unknown, for what is none, such as the -1 of models without a limit."""
+    return int(value) if isinstance(value, int | float) and 0 < value <= MAX_TOKENS else 0
 
 
 def _sha256(file: Path) -> str:

@@ -40,6 +40,8 @@ SINCE: dict[tuple[str, str], int] = {
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 MAX_BATCH_EVENTS = 1000
 HEARTBEAT_S = 2.0
+MAX_ARCHITECTURE = 200  # characters
+MAX_TOKENS = 2**31 - 1  # of a model's context or vocabulary: what the platform's columns hold
 
 
 class DeviceReport(Wire):
@@ -66,12 +68,12 @@ class CatalogueEntry(Wire):
     id: str = Field(min_length=1, max_length=1024)
     kind: Literal["model", "prompts"]
     bytes: int = Field(ge=0)
-    architecture: str = ""
+    architecture: str = Field("", max_length=MAX_ARCHITECTURE)
     task: Literal["causal_lm", "sequence_classification", ""] = ""
     tokenizer_digest: str = Field("", description="SHA-256 of tokenizer.json; equal digests mean equal tokens.")
-    context: int = 0
-    vocab: int = 0
-    rows: int = 0
+    context: int = Field(0, ge=0, le=MAX_TOKENS, description="Tokens; 0: not known, here and below.")
+    vocab: int = Field(0, ge=0, le=MAX_TOKENS)
+    rows: int = Field(0, ge=0)
 
 
 class Join(Wire):

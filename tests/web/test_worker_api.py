@@ -171,6 +171,11 @@ def test_malformed_bodies_are_refused_with_the_place(world):
     assert reply.json()["errors"][0]["path"] == "extra"
     reply = worker.post("join", {"name": "../x", "hostname": "h", "cpus": 1, "memory_bytes": 1}, world.join_token)
     assert reply.json()["errors"][0]["path"] == "name"
+    odd = {"id": "m", "kind": "model", "bytes": 1, "context": -1, "vocab": 2**31, "architecture": "A" * 201}
+    reply = worker.post("heartbeat", {"devices": [], "attempts": [], "catalogue": [odd]}, worker.token)
+    assert [error["path"] for error in reply.json()["errors"]] == [
+        f"catalogue.0.{key}" for key in ("architecture", "context", "vocab")
+    ]
     old = {"wire_version": 99, "name": "x", "hostname": "h", "cpus": 1, "memory_bytes": 1}
     assert worker.post("join", old, world.join_token).status_code == 422
 

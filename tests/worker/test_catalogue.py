@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
+import structlog
 
 from worker.artifacts import ArtifactError, FileStore, contained, path_of
-from worker.catalogue import Catalogue
+from worker.catalogue import Catalogue, _described
 
 
 @pytest.fixture
@@ -58,6 +60,48 @@ def test_only_a_change_counts_as_one(root: Path) -> None:
     assert catalogue.refresh(2e6)
     assert {entry.rows for entry in catalogue.entries if entry.kind == "prompts"} == {3}
     assert not catalogue.refresh(2e6 + 1)  # not due
+
+
+def test_one_odd_entry_is_left_out_alone_and_told_once(root: Path) -> None:
+    whole = {"letters/actor", "letters/reward", "letters/prompts.jsonl", "qwen", "llama-rm"}
+    (root / "pruned.jsonl").symlink_to(root / "gone")
+    (root / "llama-rm" / "pruned.safetensors").symlink_to(root / "gone")
+    os.mkfifo(root / "pipe.jsonl")
+    Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9.jsonl")).write_text("{}")
+    (root / "qwen" / "config.json").write_text("[" * 100_000)
+    catalogue = Catalogue([root])
+    with structlog.testing.capture_logs() as said:
+        assert catalogue.refresh(0.0)
+        assert not catalogue.refresh(1e6)
+    assert {entry.id for entry in catalogue.entries} == whole - {"llama-rm", "qwen"}
+    left_out = [Path(entry["path"]).name for entry in said]
+    assert sorted(left_out) == ["caf\\udce9.jsonl", "llama-rm", "pipe.jsonl", "pruned.jsonl", "qwen"]
+    (root / "gone").write_text("{}\n")
+    assert catalogue.refresh(2e6)
+    assert {"pruned.jsonl", "llama-rm"} <= {entry.id for entry in catalogue.entries}
+
+
+@pytest.mark.parametrize("odd", [-1, 1e400, 2**31, "many", [4096], {"text": 1}, None])
+def test_numbers_that_are_none_count_as_unknown(odd: object) -> None:
+    config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": odd, "vocab_size": odd}
+    assert _described(config) == ("Qwen2ForCausalLM", "causal_lm", 0, 0)
+    assert _described(config | {"n_positions": 1024})[2] == 1024
+    assert _described({"model_type": "oppo_tiny", "architecture": odd}) == ("oppo_tiny", "causal_lm", 0, 0)
+    assert _described({"model_type": "oppo_tiny", "architecture": {"context": odd, "vocab": 64}})[2:] == (0, 64)
+
+
+@pytest.mark.parametrize("odd", [[7], [], {"a": 1}, "A" * 201, ["nul\0ForCausalLM"], [None]])
+def test_names_that_are_none_are_left_out(odd: object) -> None:
+    assert _described({"architectures": odd, "model_type": 3}) == ("", "", 0, 0)
+
+
+def test_no_more_is_told_than_a_heartbeat_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.catalogue.MAX_ENTRIES", 3)
+    for number in range(5):
+        (tmp_path / f"{number}.jsonl").touch()
+    catalogue = Catalogue([tmp_path])
+    catalogue.refresh()
+    assert len(catalogue.entries) == 3
 
 
 def test_a_missing_root_offers_nothing(tmp_path: Path) -> None:
