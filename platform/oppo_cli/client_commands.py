@@ -17,7 +17,7 @@ import click
 from oppo_cli.home import Failure, Refusal
 
 if TYPE_CHECKING:
-    from oppo_client import Client, Run
+    from oppo_client import Client, OppoError, Run
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,18 +28,21 @@ as_json = click.option("--json", "as_json", is_flag=True, help="JSON for scripts
 @contextmanager
 def _in_words() -> Iterator[None]:
     """The client's errors become exit statuses: 2 when the platform refuses, 1 when it fails or is not there."""
-    from oppo_client import ApiError, ConfigError, NoCheckpoint, OppoError, ServerFault, TooManyRequests
+    from oppo_client import OppoError
 
     try:
         yield
     except BrokenPipeError:  # who reads our output has had enough (`| head`), which is no failure to tell of
         raise
-    except (ServerFault, TooManyRequests) as error:
-        raise Failure(_plain(str(error))) from error
-    except (ApiError, ConfigError, NoCheckpoint) as error:
-        raise Refusal(_plain(str(error))) from error
     except (OppoError, OSError) as error:
-        raise Failure(_plain(str(error))) from error
+        raise (Refusal if _is_refusal(error) else Failure)(_plain(str(error))) from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether another try would be answered the same."""
+    from oppo_client import ApiError, ConfigError, NoCheckpoint, ServerFault, TooManyRequests
+
+    return isinstance(error, ApiError | ConfigError | NoCheckpoint) and not isinstance(error, ServerFault | TooManyRequests)
 
 
 def _connected(command: F) -> F:
@@ -190,14 +193,32 @@ def logs(client: Client, run_id: int, lines: int, whole: bool, search: str, as_j
 @as_json
 @_connected
 def cancel(client: Client, run_ids: tuple[int, ...], as_json: bool) -> None:
-    """Cancel runs. One that has ended stays as it is."""
+    """Cancel runs. One that has ended stays as it is; one that may not be cancelled does not keep the others."""
     found = [client.get(run_id) for run_id in run_ids]  # a number that is none is told before anything is cancelled
-    cancelled = [run.cancel() for run in found]
+    refused = _cancel_each(found, (lambda run: None) if as_json else (lambda run: click.echo(run.line())))
     if as_json:
-        click.echo(json.dumps([run.summary for run in cancelled]))
-        return
-    for run in cancelled:
-        click.echo(run.line())
+        click.echo(json.dumps([run.summary for run in found if run.id not in refused]))
+    if refused:
+        kind = Refusal if all(map(_is_refusal, refused.values())) else Failure
+        raise kind(_plain("\n".join(f"Run {run_id} was not cancelled: {error}" for run_id, error in refused.items())))
+
+
+def _cancel_each(found: list[Run], done: Callable[[Run], None]) -> dict[int, OppoError]:
+    """Why which of the runs was not cancelled; `done` is told of each of the others at once.
+
+    When the platform is gone the rest is not asked for: each would wait as long again for nothing.
+    """
+    from oppo_client import OppoError, Unreachable
+
+    refused: dict[int, OppoError] = {}
+    for place, run in enumerate(found):
+        try:
+            done(run.cancel())
+        except Unreachable as error:
+            return refused | {left.id: error for left in found[place:]}
+        except OppoError as error:
+            refused[run.id] = error
+    return refused
 
 
 @click.command()

@@ -95,10 +95,10 @@ def changes(
             except PASSING as error:
                 watch.nothing(error)
             else:
+                watch.heard()  # its signs of life too, and that it ended: a run may be quiet for longer than a restart may take
                 if event is None:
                     yield Pause(retries.pause_s(1))
                 elif event.kind == "run":
-                    watch.heard()
                     polls = 1
                     yield Batch(watch.news(told(STREAM, event.data, RUN)))
                 continue
@@ -151,7 +151,7 @@ class _Watch:
             raise WaitTimeout(f"Run {named} has not ended within {self._within_s:g} s; it goes on.")
 
     def heard(self) -> None:
-        """The platform has answered."""
+        """The platform has given a sign of life."""
         self._heard_at = time.monotonic()
 
     def nothing(self, error: OppoError) -> None:

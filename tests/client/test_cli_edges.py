@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from oppo_cli.main import main
-from tests.client.misbehaving import Answer, misbehaving, said, summary
+from tests.client.misbehaving import HANG_UP, Answer, misbehaving, said, summary
 
 SUMMARY = summary(id=1)
 LINES = [{"id": n, "attempt": 1, "stream": "stdout", "text": "x" * 500, "time": "2026-01-01T00:00:00Z"} for n in range(1, 1001)]
@@ -91,6 +91,42 @@ def test_nothing_is_cancelled_when_one_of_the_numbers_is_none(oppo):
         server.decide = decide
         oppo(server.url, "cancel", 1, 2, status=2)
     assert {asked.method for asked in server.asked} == {"GET"}
+
+
+def _refuses_run_2(status):
+    def decide(asked):
+        number = int(asked.path.split("/runs/")[1].split("/")[0])
+        if number == 2 and asked.method == "POST":
+            return said({"title": "No", "detail": "Not yours."}, status)
+        return said(summary("cancelled" if asked.method == "POST" else "running", id=number))
+
+    return decide
+
+
+@pytest.mark.parametrize(("status", "ends"), [(403, 2), (409, 2), (500, 1)])
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_run_that_may_not_be_cancelled_does_not_keep_the_others(oppo, status, ends, more):
+    with misbehaving(said(SUMMARY)) as server:
+        server.decide = _refuses_run_2(status)
+        printed, words = oppo(server.url, "cancel", 1, 2, 3, *more, status=ends)
+    done = [run["id"] for run in json.loads(printed)] if more else [int(line.split()[1]) for line in printed.splitlines()]
+    assert done == [1, 3]
+    assert "Run 2 was not cancelled: " in words
+    assert "Not yours." in words
+    assert "Run 1" not in words
+
+
+def test_a_platform_that_goes_away_amid_cancelling_is_told_with_what_is_left(oppo, monkeypatch):
+    from oppo_client import Retries, client
+
+    monkeypatch.setattr(client, "Retries", lambda: Retries(most=0))
+    with misbehaving(said(SUMMARY)) as server:
+        decide = _refuses_run_2(403)
+        server.decide = lambda asked: HANG_UP if asked.path.endswith("/2/cancel") else decide(asked)
+        printed, words = oppo(server.url, "cancel", 1, 2, 3, status=1)
+    assert len(printed.splitlines()) == 1
+    assert "Run 2 was not cancelled" in words
+    assert "Run 3 was not cancelled" in words
 
 
 @pytest.mark.parametrize("more", ["", "--json"])

@@ -6,10 +6,13 @@ import io
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from oppo_client import Client, RunFailed, Unreachable, WaitTimeout, feeds
+from oppo_client.flow import Batch, Listen, Pause, Reply, Steps
+from oppo_client.sse import ServerEvent
 from tests.client.conftest import QUICK
 from tests.client.misbehaving import HANG_UP, Answer, misbehaving, said, summary
 
@@ -165,6 +168,24 @@ def test_a_stream_that_breaks_off_goes_on_where_it_was():
     asked = [asked.path for asked in server.asked if "/stream" in asked.path]
     assert "cursor=7%3A1" in asked[0]
     assert "cursor=7%3A2" in asked[1]
+
+
+@pytest.mark.parametrize("sign", [ServerEvent("comment", ""), None], ids=["a ping", "the stream's end"])
+def test_a_run_that_is_quiet_for_long_is_no_platform_that_is_away(sign, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(feeds, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    watching = Steps(feeds.changes([7], QUICK))
+    watching.next()
+    watching.answer(Reply(200, {}, json.dumps(summary("running", 1)).encode()))
+    assert isinstance(watching.next(), Batch)
+    while clock.now < 2 * feeds.BACK_WITHIN_S:
+        if isinstance(watching.next(), Listen):
+            clock.now += 15
+            watching.answer(sign)
+    while not isinstance(watching.next(), Listen):
+        pass
+    watching.fail(Unreachable("it is restarted"))
+    assert isinstance(watching.next(), Pause)  # and asks again then, rather than raise
 
 
 def test_a_platform_that_stays_away_is_given_up(monkeypatch):
