@@ -23,6 +23,9 @@ def test_what_cannot_exist_is_a_404(world):
     huge = 10**30
     for path in ("runs/999", f"runs/{huge}", f"compare?runs={huge}", "compare?runs=x", f"stream?runs={huge}", "stream?runs=-1"):
         assert ada.get(f"/api/v1/{path}").status_code == 404, path
+    unreadable = "9" * 5000  # more digits than Python turns into a number
+    assert ada.get(f"/api/v1/compare?runs={unreadable}").status_code == 404
+    assert ada.post("/teams/current", {"team": unreadable}).status_code == 404
 
 
 @pytest.mark.parametrize(("name", "submits", "cancels_others"), [("vic", 403, 403), ("ben", 201, 403), ("max", 201, 200)])

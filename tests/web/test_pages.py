@@ -49,6 +49,14 @@ def test_a_run_of_several_ranks_says_whose_work_is_drawn(world, browser):
         assert "2 processes train this run. What is drawn here is the first one’s" in two
 
 
+def test_a_run_of_before_the_rules_became_stricter_has_its_pages(world, browser):
+    run = world.submit()
+    run.spec["resources"] = {"devices": 3, "nodes": 2, "given_up_since": True}
+    run.save(update_fields=["spec"])
+    for name in ("", "/timeline", "/utilization", "/samples", "/logs", "/config", "/checkpoints", "/events"):
+        assert browser.get(f"/runs/{run.pk}{name}").status_code == 200, name
+
+
 def test_a_spec_is_shown_whole_or_without_its_defaults(world, browser, make_spec):
     from oppo_contract.spec import load_spec
     from oppo_contract.yaml_text import parse_yaml

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oppo_platform.accounts.models import AuditEntry
 from oppo_platform.cluster.models import Node, Pool
 from oppo_platform.cluster.pools import PoolError, drain, move_node, rename_pool, undrain
 from oppo_platform.scheduling.models import Allocation, Usage
@@ -146,6 +147,21 @@ def test_administrators_set_quotas_and_drain_nodes(world):
     node.refresh_from_db()
     assert (node.drained_at, node.pool.name) == (None, "spare")
     assert browser.post(f"/sharing/nodes/{node.pk}/explode").status_code == 404
+
+
+@pytest.mark.parametrize(("weight", "words"), [("abc", "A weight is a number"), ("0", "A weight is above 0"), ("nan", "above 0")])
+def test_a_quota_whose_weight_is_refused_stays_as_it_was(world, weight, words):
+    world.worker(devices=4, kind="cuda")
+    pool, ada = Pool.objects.get(), world.people["ada"]
+    ada.is_staff = True
+    ada.save()
+    set_quota(world.team.pk, pool.pk, 1, 1)
+    told = AuditEntry.objects.count()
+    posted = {"nominal": "3", "borrow_cap": "2", "weight": weight}
+    page = world.login("ada").post(f"/sharing/pools/{pool.pk}/teams/{world.team.pk}", posted, follow=True)
+    assert words in page.content.decode()
+    (quota,) = pool_quotas([world.team])[0]["teams"]
+    assert (quota["nominal"], quota["borrow_cap"], quota["weight"], AuditEntry.objects.count()) == (1, 1, 1.0, told)
 
 
 @pytest.mark.parametrize("who", ["ben", "max", "ada", "eve"])

@@ -323,9 +323,14 @@ def compare_runs(
 def parse_ids(text: str) -> list[int]:
     """Run ids from `1,2,3`. Raises `Run.DoesNotExist` for what cannot be an id."""
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if any(not word.isascii() or not word.isdigit() or int(word) > LARGEST_ID for word in words):
+    if not all(_may_be_an_id(word) for word in words):
         raise Run.DoesNotExist("No run has such an id.")
     return [int(word) for word in words]
+
+
+def _may_be_an_id(word: str) -> bool:
+    # Its length first: Python refuses to read numbers of thousands of digits.
+    return word.isascii() and word.isdigit() and len(word) <= len(str(LARGEST_ID)) and int(word) <= LARGEST_ID
 
 
 def _keys(text: str) -> list[str]:

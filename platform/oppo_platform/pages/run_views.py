@@ -9,6 +9,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
+from pydantic import ValidationError
 
 from oppo_contract.events import IdleCause
 from oppo_contract.sections.run import Resources
@@ -120,13 +121,21 @@ def _run(request: HttpRequest, run_id: int) -> Run:
         raise Http404 from None
 
 
+def _ranks(run: Run) -> int:
+    """Processes that train the run; 1 where the spec does not tell, submitted under rules that have become stricter since."""
+    try:
+        return Resources.model_validate(run.spec.get("resources", {})).ranks
+    except ValidationError:
+        return 1
+
+
 def _page(request: HttpRequest, run: Run, tab: str, template: str, more: dict[str, Any] | None = None) -> HttpResponse:
     taken = taken_by(run)
     context = {
         "section": "runs",
         "run": run_summary(run),
         "spec": run.spec,
-        "ranks": Resources.model_validate(run.spec.get("resources", {})).ranks,
+        "ranks": _ranks(run),
         "may_steer": may_steer(request.user, run),
         "taken": taken,
         "team_id": run.project.team_id,

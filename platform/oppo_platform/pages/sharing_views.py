@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
+from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
@@ -53,10 +54,13 @@ def set_quota(request: HttpRequest, pool_id: int, team_id: int) -> HttpResponse:
     pool, team = get_object_or_404(Pool, pk=pool_id), get_object_or_404(Team, pk=team_id)
 
     def change() -> str:
-        cap = request.POST.get("borrow_cap", "").strip()
+        text = request.POST.get("borrow_cap", "").strip()
         nominal = _whole(request.POST.get("nominal", ""), "own devices")
-        quotas.set_quota(team.pk, pool.pk, nominal, _whole(cap, "borrowed devices") if cap else None, request.user)
-        quotas.set_weight(team.pk, _weight(request.POST.get("weight", "")), request.user)
+        cap = _whole(text, "borrowed devices") if text else None
+        weight = _weight(request.POST.get("weight", ""))
+        with transaction.atomic():  # one form, which is taken whole or not at all
+            quotas.set_quota(team.pk, pool.pk, nominal, cap, request.user)
+            quotas.set_weight(team.pk, weight, request.user)
         return f"{team.name} owns {nominal} device{'' if nominal == 1 else 's'} of {pool.name} from now on."
 
     return _told(request, change)

@@ -43,7 +43,7 @@ def show_team(request: HttpRequest, team: Team, **fresh: Any) -> HttpResponse:
 def choose(request: HttpRequest) -> HttpResponse:
     """Look at one team, or with an empty choice at all, and go on where one was."""
     wanted = request.POST.get("team", "")
-    if wanted and not wanted.isdecimal():
+    if wanted and (not wanted.isdecimal() or len(wanted) > 18):
         raise Http404
     choose_team(request, team_of(request, int(wanted)) if wanted else None)
     back = request.POST.get("next", "")
