@@ -13,6 +13,11 @@
     if (name === "tokens") return top > 2e6 ? { size: 1e6, word: "M", title: "million response tokens" } : { size: 1000, word: "k", title: "thousand response tokens" };
     return { size: 1, word: "", title: "step" };
   };
+  /* Of several columns the one that reaches furthest: those of devices that a run no longer has end earlier than the others. */
+  Oppo.furthest = function (columns) {
+    const end = (column) => column.x[column.x.length - 1] || 0;
+    return columns.reduce((best, column) => (end(column) > end(best) ? column : best), columns[0] || { step: [], x: [], y: [] });
+  };
   Oppo.axisInAddress = function (usual) {
     const asked = new URLSearchParams(location.search).get("x");
     return AXES.includes(asked) ? asked : usual;

@@ -58,16 +58,17 @@
     data.push({ x: whole.x, y: whole.y, name: "whole step", mode: "lines", line: { width: 1.25, color: T.css("--text-2"), dash: "5px,3px" }, hovertemplate: "%{y:.2f} s" });
     return { column: whole, data, layout: { hovermode: "x unified", yaxis: { ticksuffix: " s", rangemode: "tozero", range: [0, 1.1 * top || 1] } } };
   }
-  /* (name of the metric, its name in the chart, colour) of what the driver told of the run's GPUs; of several NVML's figure alone. */
+  /* (name of the metric, its name in the chart, colour) of what the driver tells of the GPUs that the run has now, whose figures are
+     known; of several NVML's figure alone. */
   function driverLines(latest) {
-    const told = Object.keys(latest).filter((key) => /^(nvml|gpm)\/.*\/[a-z_]+$/.test(key)).map((key) => ({ key, device: key.split("/").slice(1, -1).join("/"), line: DRIVER.find(([name]) => key.endsWith(`/${name}`)) })).filter(({ line }) => line).sort((a, b) => DRIVER.indexOf(a.line) - DRIVER.indexOf(b.line));
+    const told = Object.keys(latest).filter((key) => /^(nvml|gpm)\/.*\/[a-z_]+$/.test(key) && f.known(latest[key])).map((key) => ({ key, device: key.split("/").slice(1, -1).join("/"), line: DRIVER.find(([name]) => key.endsWith(`/${name}`)) })).filter(({ line }) => line).sort((a, b) => DRIVER.indexOf(a.line) - DRIVER.indexOf(b.line));
     const several = new Set(told.map(({ device }) => device)).size > 1;
     return told.filter(({ line }) => !several || line[0] === "utilization").map(({ key, device, line: [, name, hue] }, k) => ({ key, name: several ? device : name, color: several ? T.run(k + 1) : T.phase(hue) }));
   }
   function driver(v) {
     const lines = driverLines(Oppo.run.summary.latest || {}).map((one) => ({ ...one, column: v.series.get(one.key) }));
     const data = lines.map(({ name, color, column }) => ({ x: column.x, y: T.ema(scaled(column, 100), v.weight), name, mode: "lines", line: { width: 2, color }, hovertemplate: "%{y:.0f} %" }));
-    return { column: lines.length ? lines[0].column : { x: [], y: [] }, data, layout: { hovermode: "x unified", yaxis: { ticksuffix: " %", range: [0, 104], dtick: 25 } } };
+    return { column: Oppo.furthest(lines.map(({ column }) => column)), data, layout: { hovermode: "x unified", yaxis: { ticksuffix: " %", range: [0, 104], dtick: 25 } } };
   }
   const shownPhases = (v) => PHASES.filter(([key]) => v.series.get(key).y.some((y) => y > 0));
   const CHARTS = { causes, phases, driver,

@@ -96,5 +96,15 @@ def test_what_the_driver_tells_of_a_gpu_has_a_chart(visit, platform):
     expect(page.locator("#driver-legend li")).to_have_text(["NVML", "SM busy", "memory"], use_inner_text=True)
     lines = page.evaluate("() => document.getElementById('plot-driver').data.map(line => [line.name, line.y[0]])")
     assert sorted(lines) == [["NVML", 90], ["SM busy", 50], ["memory", 25]]
+    moved_on = """() => {
+      const { driverLines, CHARTS } = Oppo.utilizationCharts;
+      const latest = { ...Oppo.run.summary.latest, "nvml/cuda:1/utilization": null };
+      const until = (end) => ({ x: Array.from({ length: end }, (_, i) => i + 1), y: Array(end).fill(0.5) });
+      const get = (key) => until(key.startsWith("nvml") ? 2 : 3);
+      return [driverLines(latest).map(({ name }) => name), CHARTS.driver({ weight: 0, series: { get } }).column.x.length];
+    }"""
+    named, reach = page.evaluate(moved_on)
+    assert named == ["NVML", "SM busy", "memory"], "a GPU that an earlier attempt had takes no line away"
+    assert reach == 3, "the axis holds the line that reaches furthest"
     expect(page.locator("#memory-card")).to_be_visible()
     expect(page.locator("#unmeasured-words")).not_to_contain_text("Not recorded")

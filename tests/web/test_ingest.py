@@ -161,6 +161,23 @@ def test_figures_of_devices_that_an_older_attempt_had_are_no_news_and_stay_in_th
     assert run.bubble == 0.2
 
 
+def test_what_a_driver_told_of_a_gpu_is_no_news_once_the_run_has_another_device(running, events):
+    world, worker, run, attempt_id = running
+    first = {"busy/cuda:0": 0.5, "nvml/cuda:0/utilization": 0.9, "gpm/cuda:0/sm_util": 0.4}
+    worker.send_events(attempt_id, [events.step(1, 1, **first), events.step(2, 2, **{"busy/cuda:0": 0.6})])
+    run.refresh_from_db()
+    assert run.latest == first | {"busy/cuda:0": 0.6}, "a step too short for the driver's figures leaves them as they were"
+    worker.attempt(attempt_id, "outcome", {"epoch": 1, "outcome": "engine_died", "reason": "killed"})
+    world.clock.advance(5)  # the back-off
+    world.cycle()
+    second = run.attempts.get(epoch=2)
+    worker.claim(second.pk, 2)
+    told = {"busy/n/cuda:0": 0.8, "nvml/n/cuda:0/utilization": 0.7}
+    assert worker.send_events(second.pk, [events.step(1, 2, **told)]).status_code == 200
+    run.refresh_from_db()
+    assert run.latest == told | dict.fromkeys(first)
+
+
 def test_non_finite_numbers_are_kept_and_shown_as_null(running, events):
     _, worker, run, attempt_id = running
     batch = [events.step(1, 1, m="NaN"), events.step(2, 2, m="-Infinity"), events.step(3, 3, m=1.0, other="Infinity")]

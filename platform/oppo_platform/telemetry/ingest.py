@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any
@@ -41,6 +41,7 @@ from oppo_platform.telemetry.points import write_steps
 LONGEST_LOG_LINE = 4000
 PLATFORM_STREAM = "platform"
 OF_DEVICES = ("busy/", "bubble/", "idle_s/")
+OF_DRIVERS = ("nvml/", "gpm/")
 
 
 class GapFound(Exception):
@@ -133,7 +134,19 @@ def _of_others(latest: Mapping[str, object], told: Mapping[str, float]) -> list[
     their series."""
     if not any(key.startswith(OF_DEVICES) for key in told):
         return []
-    return [key for key in latest if key.startswith(OF_DEVICES) and key not in told]
+    gone = [key for key in latest if key.startswith(OF_DEVICES) and key not in told]
+    # A driver is asked four times a second: of a shorter step it may tell nothing although its device is there.
+    present = {key.removeprefix("busy/") for key in told if key.startswith("busy/")} | set(map(_device, _of_drivers(told)))
+    return gone + [key for key in _of_drivers(latest) if _device(key) not in present]
+
+
+def _of_drivers(metrics: Iterable[str]) -> list[str]:
+    return [key for key in metrics if key.startswith(OF_DRIVERS)]
+
+
+def _device(key: str) -> str:
+    """The device in `nvml/{device}/{figure}`; its name may hold slashes."""
+    return key.partition("/")[2].rpartition("/")[0]
 
 
 def _bubble(latest: dict[str, float | None]) -> float | None:
