@@ -19,7 +19,7 @@ from oppo_contract.lifeline import Lifeline, start_guarded
 from oppo_contract.wire import Claimed
 from worker.artifacts import ArtifactError, FileStore, check_manifest, path_of
 from worker.devices import engine_environment
-from worker.folders import AttemptFolder, NodeIdentity
+from worker.folders import AttemptFolder, NodeIdentity, write_private
 from worker.rendezvous import TORCHRUN, processes_of, threads_below, torchrun
 from worker.warm_engine import READ_EARLY, WarmGuard, start_warm
 
@@ -121,7 +121,7 @@ class EngineProcess:
                 pass_lifeline=not below_torchrun,
                 cwd=folder.path,
             )
-        folder.session_file.write_text(str(self._guard.pid))
+        write_private(folder.session_file, str(self._guard.pid))
         self._home = folder.path
         self._on_end = on_end
         threading.Thread(target=self._wait, name="engine-end", daemon=True).start()
@@ -164,11 +164,11 @@ class EngineProcess:
         self._on_end()
 
 
-def kill_session(session: int, home: Path, *, only_at_home: bool = False) -> None:
+def kill_session(session: int | None, home: Path, *, only_at_home: bool = False) -> None:
     """Kill every process of a session, and what torchrun started outside of it, and wait until none is left.
 
     Args:
-        session: its number.
+        session: its number, if it is known.
         home: the folder in which they work.
         only_at_home: spare processes that work elsewhere; for a number that may be somebody else's by now.
 
@@ -188,11 +188,13 @@ def kill_session(session: int, home: Path, *, only_at_home: bool = False) -> Non
 def kill_leftover(folder: AttemptFolder) -> None:
     """End what an engine whose supervisor was killed may have left. Raises TimeoutError, as `kill_session`."""
     if folder.session_file.exists():
-        kill_session(int(folder.session_file.read_text()), folder.path, only_at_home=True)
+        kill_session(folder.session(), folder.path, only_at_home=True)
 
 
-def _members(session: int, working_folder: Path | None) -> list[psutil.Process]:
-    found = []
+def _members(session: int | None, working_folder: Path | None) -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    if session is None:
+        return found
     for pid in psutil.pids():
         try:
             if os.getsid(pid) != session:  # asked first, because a `Process` reads files and there are hundreds

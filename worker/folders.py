@@ -6,6 +6,7 @@ OPPO_HOME/worker/attempts/17/         lock, claim.json (0600), spec.json, engine
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import structlog
 from pydantic import BaseModel, ConfigDict
 
 from oppo_contract.events import FULL_SUFFIX
@@ -22,6 +24,8 @@ from oppo_contract.wire import Claimed, RunningAttempt
 
 LOCK_WITHIN_S = 1.0
 LOOK_AGAIN_S = 0.05
+
+log = structlog.get_logger("worker.folders")
 
 
 class Record(BaseModel):
@@ -112,11 +116,21 @@ class AttemptFolder:
         return int(words[0]) if words else None
 
     def kept_claim(self) -> KeptClaim | None:
-        """The claim that an earlier supervisor left."""
+        """The claim that an earlier supervisor left; one that says nothing any more is moved aside, and is told of once."""
         try:
             return KeptClaim.model_validate_json(self.claim_file.read_bytes())
         except FileNotFoundError:  # its supervisor may remove the folder at any moment
             return None
+        except ValueError as error:
+            self._put_claim_aside(str(error))
+            return None
+
+    def _put_claim_aside(self, why: str) -> None:
+        """Without its token nobody can ship what lies here: the platform gives the attempt up when its lease ends."""
+        aside = self.claim_file.with_name(self.claim_file.name + ".unreadable")
+        with contextlib.suppress(FileNotFoundError):
+            self.claim_file.replace(aside)
+        log.error("claim_unreadable", attempt=self.attempt_id, moved_to=str(aside), detail=why[:200])
 
     def left_behind(self) -> RunningAttempt | None:
         """The attempt when a supervisor claimed it and could not report its outcome; it has points and checkpoints to ship."""
@@ -124,8 +138,21 @@ class AttemptFolder:
         return None if claim is None else RunningAttempt(attempt_id=self.attempt_id, epoch=claim.epoch)
 
     def engine_end(self) -> EngineEnd | None:
-        """How the engine ended, when a supervisor lived to see it."""
-        return EngineEnd.model_validate_json(self.end_file.read_bytes()) if self.end_file.exists() else None
+        """How the engine ended, when a supervisor lived to see it and its file says so."""
+        try:
+            return EngineEnd.model_validate_json(self.end_file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            log.warning("end_unreadable", attempt=self.attempt_id, detail=str(error)[:200])
+            return None
+
+    def session(self) -> int | None:
+        """The engine's session, as far as the file that was written at its start tells."""
+        try:
+            return int(self.session_file.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
 
     def stuck(self) -> str:
         """What is left of the engine and does not end; empty when nothing is."""
@@ -173,13 +200,34 @@ class WorkerFolder:
         return [AttemptFolder(path) for path in sorted(self.attempts_folder.iterdir()) if path.name.isdigit()]
 
 
-def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
+def write_private(file: Path, text: str, *, synced: bool = True) -> None:
+    """Write a file that only its owner can read: whole or not at all, also on a full disk or when the process is killed.
+
+    `synced`: when the power fails as well; not worth the disk's time for what is written every second and may be lost.
+    """
     fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as out:
-        out.write(text)
-    fresh.replace(file)
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as out:
+            out.write(text)
+            out.flush()
+            if synced:
+                os.fsync(out.fileno())
+        fresh.replace(file)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+    if synced:
+        _sync_folder(file.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # not every file system does that for folders
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _lock_within(descriptor: int, within_s: float) -> bool:

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from worker.folders import AttemptFolder
+import structlog
+from pydantic import TypeAdapter
+
+from worker.folders import AttemptFolder, write_private
 from worker.outbox import OutboxWriter
 from worker.redaction import Redactor
 
@@ -17,6 +20,9 @@ LEFT_OUT = "left_out"  # in the state: lines that were left out and not told yet
 MAX_LINE_CHARS = 2000
 MAX_LINES_A_ROUND = 400
 MAX_BYTES_A_ROUND = 512 * 1024
+STATE: TypeAdapter[dict[str, int]] = TypeAdapter(dict[str, int])
+
+log = structlog.get_logger("worker.logs")
 
 
 class LogTail:
@@ -27,7 +33,7 @@ class LogTail:
         self._folder = folder
         self._outbox = outbox
         self._state = folder.path / "tails.json"
-        self._offsets: dict[str, int] = json.loads(self._state.read_text()) if self._state.exists() else {}
+        self._offsets = _kept_state(self._state)
 
     def follow(self, *, ended: bool = False, full: bool = False) -> None:
         """Pass new whole lines on; with `ended` also a last one without its line break. While `full` they are counted instead."""
@@ -46,7 +52,7 @@ class LogTail:
         if ended:
             self._tell_left_out()
         if moved:
-            self._state.write_text(json.dumps(self._offsets))
+            write_private(self._state, json.dumps(self._offsets), synced=False)
 
     def _tell_left_out(self) -> bool:
         count = self._offsets.pop(LEFT_OUT, 0)
@@ -62,6 +68,17 @@ def last_lines(folder: AttemptFolder, redactor: Redactor) -> list[str]:
         if file.exists() and (lines := _tail(file, redactor)):
             return lines
     return []
+
+
+def _kept_state(file: Path) -> dict[str, int]:
+    """Where an earlier supervisor stood; without a file that says so the streams are told from their beginning."""
+    try:
+        return STATE.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        log.warning("tails_unreadable", file=str(file), detail=str(error)[:200])
+        return {}
 
 
 def _tail(file: Path, redactor: Redactor) -> list[str]:

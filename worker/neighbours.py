@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from oppo_contract.events import NEIGHBOUR_SUFFIX, FinishedEvent, parse_event
 from worker.folders import AttemptFolder
 from worker.outcomes import lost_others
@@ -28,5 +30,8 @@ def cause_of(finished: FinishedEvent | None, folder: AttemptFolder, redactor: Re
 
 def _last_word(file: Path) -> FinishedEvent | None:
     lines = [line for line in file.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-    last = parse_event(lines[-1]) if lines else None
+    try:
+        last = parse_event(lines[-1]) if lines else None
+    except ValidationError:  # written by a process that was dying, or by one of another version
+        return None
     return last if isinstance(last, FinishedEvent) else None

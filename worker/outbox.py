@@ -8,6 +8,7 @@ Delivery is at least once (a batch whose answer was lost is sent again); ingest 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -173,6 +174,15 @@ def _drop_torn_line(path: Path) -> int:
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) != len(content):
-        path.write_bytes(whole)
-    last = whole.splitlines()[-1:] or [b'{"seq": 0}']
-    return int(json.loads(last[0])["seq"])
+        os.truncate(path, len(whole))  # in place: a full disk has no room for a copy
+    return _last_number(whole[:-1].split(b"\n") if whole else [])
+
+
+def _last_number(lines: list[bytes]) -> int:
+    """A line that cannot be read has the number after the one before, as it has for `OutboxReader`."""
+    for behind, line in enumerate(reversed(lines)):
+        try:
+            return int(json.loads(line.lstrip(b"\0"))["seq"]) + behind
+        except (ValueError, TypeError, KeyError):
+            continue
+    return len(lines)
