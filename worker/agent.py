@@ -1,16 +1,21 @@
 """The node agent: `python -m worker agent`. One process a node; everything else of the worker is its child.
 
 beat → launch what is unclaimed → collect what ended → sleep until the next beat, a message or a child's end
+
+Under systemd or in a container its end is the end of every run of the node: so what the machine lacks for a moment is told in the
+log, and tried again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import structlog
@@ -23,7 +28,7 @@ from worker.consumer import LAUNCH_FD
 from worker.deletions import Deletions
 from worker.devices import device_reports
 from worker.disks import disks_of
-from worker.folders import NodeIdentity, WorkerFolder
+from worker.folders import AttemptFolder, NodeIdentity, WorkerFolder
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
 from worker.warm import NEVER_BEGAN, WarmStarts, WarmSupervisor
 
@@ -75,9 +80,10 @@ class Supervisors:
         if alive or now - self.launched_at.get(number, float("-inf")) < LAUNCH_AGAIN_S:
             return
         self.launched_at[number] = now
-        child = self.warm.supervisor(order)
-        self.children[number] = child or self._start_cold(order)
-        log.info("supervisor_launched", attempt=number, epoch=order.epoch, warm=child is not None)
+        with going_on("launch", attempt=number):  # the next heartbeat lists it again
+            child = self.warm.supervisor(order)
+            self.children[number] = child or self._start_cold(order)
+            log.info("supervisor_launched", attempt=number, epoch=order.epoch, warm=child is not None)
 
     def _start_cold(self, order: LaunchOrder) -> subprocess.Popen[bytes]:
         lifeline = inherited_lifeline()  # none when the worker runs alone: then a supervisor may outlive its agent
@@ -104,7 +110,8 @@ class Supervisors:
         child.close()
         if status == NEVER_BEGAN:
             self.warm.gave_none()
-            self.children[child.order.attempt_id] = self._start_cold(child.order)
+            with going_on("launch", attempt=child.order.attempt_id):
+                self.children[child.order.attempt_id] = self._start_cold(child.order)
 
     def forked_fds(self) -> list[int]:
         """Readable when a supervisor ended that is no child of this process, so that no signal tells."""
@@ -139,9 +146,10 @@ class Supervisors:
         """Ask one supervisor, or all, to save, report and go."""
         for attempt in self.folder.attempts():
             if order is None or attempt.attempt_id == order.attempt_id:
-                pid = attempt.supervisor_pid()
+                pid = _supervisor_of(attempt)
                 if pid is not None:
-                    os.kill(pid, signal.SIGTERM)
+                    with contextlib.suppress(ProcessLookupError):  # it was faster
+                        os.kill(pid, signal.SIGTERM)
 
     def wait(self, within_s: float) -> None:
         """Wait until no supervisor is left, at most `within_s` seconds: who ends before them, a service manager kills them."""
@@ -152,10 +160,26 @@ class Supervisors:
             except subprocess.TimeoutExpired:
                 log.warning("supervisor_left_behind", pid=child.pid)
         for attempt in self.folder.attempts():  # those of an earlier agent are nobody's children here
-            while (pid := attempt.supervisor_pid()) is not None and time.monotonic() < deadline:
+            while (pid := _supervisor_of(attempt)) is not None and time.monotonic() < deadline:
                 time.sleep(ENDED_POLL_S)
             if pid is not None and attempt.attempt_id not in self.children:
                 log.warning("supervisor_left_behind", pid=pid)
+
+
+@contextlib.contextmanager
+def going_on(doing: str, **about: int) -> Iterator[None]:
+    """A lack of processes, threads, memory, descriptors or disk ends what was begun here, and not the agent."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: "can't start new thread"
+        log.error("not_done_now", doing=doing, detail=f"{type(error).__name__}: {error}"[:500], **about)
+
+
+def _supervisor_of(attempt: AttemptFolder) -> int | None:
+    """Process id of the living supervisor, which may remove the attempt's folder at any moment."""
+    with contextlib.suppress(FileNotFoundError):
+        return attempt.supervisor_pid()
+    return None
 
 
 class Consumer:
@@ -221,16 +245,18 @@ class NodeAgent:
             now = time.monotonic()
             if now >= next_beat:
                 next_beat = now + HEARTBEAT_S
-                self._beat()
-            self.supervisors.collect()
-            self.consumer.keep_alive()
-            self.warm.keep_alive()
+                with going_on("heartbeat"):
+                    self._beat()
+            for step in (self.supervisors.collect, self.consumer.keep_alive, self.warm.keep_alive):
+                with going_on(step.__qualname__):
+                    step()
             select.select(
                 [self.wake.fd, self.consumer.fd, *self.supervisors.forked_fds()], [], [], max(0.0, next_beat - time.monotonic())
             )
             self.wake.drain()
-            for order in self.consumer.orders():
-                self.supervisors.launch(order)
+            with going_on("orders"):
+                for order in self.consumer.orders():
+                    self.supervisors.launch(order)
         self.consumer.stop()
         if not keep_attempts:
             self.supervisors.stop()

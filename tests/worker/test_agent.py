@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from oppo_contract.wire import Claimed
+from oppo_contract.wire import Claimed, LaunchOrder, RunningAttempt
+from worker import agent as node_agent
 from worker import supervisor
+from worker.agent import Supervisors
 from worker.devices import device_reports
-from worker.folders import KeptClaim, write_private
+from worker.folders import AttemptFolder, KeptClaim, WorkerFolder, write_private
+from worker.warm import WarmStarts
 
 
 def test_it_reports_devices_and_starts_what_is_unclaimed(bench, tools) -> None:
@@ -145,6 +151,69 @@ def test_the_agent_goes_on_while_the_platform_is_away(bench, tools) -> None:
     bench.away(until=lambda: agent.poll() is None)
     tools.eventually(lambda: len(bench.platform.node_beats) > before)
     assert agent.poll() is None
+
+
+@pytest.fixture
+def supervisors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisors:
+    """Of a node without standbys."""
+    monkeypatch.setenv("OPPO_WARM", "0")
+    folder = WorkerFolder(tmp_path)
+    return Supervisors(folder, WarmStarts(folder.path))
+
+
+def no_more_processes(*_arguments: object, **_options: object) -> None:
+    """As `Popen` fails when a container's limit of processes is reached."""
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def test_a_supervisor_that_has_just_gone_is_asked_nothing(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = 2**22 + 1  # above every process id
+    attempt = supervisors.folder.attempt(1)
+    with attempt.locked(1) as held:
+        assert held
+        attempt.lock_file.write_text(f"{gone} 1")
+        supervisors.stop()
+        supervised = AttemptFolder.supervised
+
+        def goes(folder: AttemptFolder) -> RunningAttempt | None:
+            found = supervised(folder)
+            folder.remove()
+            return found
+
+        monkeypatch.setattr(AttemptFolder, "supervised", goes)
+        supervisors.stop(LaunchOrder(attempt_id=1, epoch=1))
+    supervisors.wait(0.0)
+    assert not attempt.path.exists()
+
+
+def test_a_supervisor_that_could_not_be_started_is_started_later(
+    supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, started = LaunchOrder(attempt_id=1, epoch=1), []
+    monkeypatch.setattr(node_agent, "LAUNCH_AGAIN_S", 0.0)
+    monkeypatch.setattr(subprocess, "Popen", no_more_processes)
+    supervisors.launch(order)
+    assert not supervisors.children
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
+    supervisors.launch(order)
+    assert [command[-3:] for command in started] == [["supervise", "1", "1"]]
+
+
+def test_an_agent_that_can_start_nothing_goes_on_telling(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("signal", "set_wakeup_fd"):
+        monkeypatch.setattr(node_agent.signal, name, lambda *_, **__: None)
+    monkeypatch.setattr(node_agent, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(subprocess, "Popen", no_more_processes)
+    bench.attempt()
+    bench.platform.launchable = [1]
+    node = node_agent.NodeAgent(bench.folder, bench.folder.identity())
+
+    def stop_later(_path: str, _body: dict[str, Any]) -> None:
+        node.wake.stop_asked = len(bench.platform.node_beats) > 2
+
+    bench.platform.before = stop_later
+    node.run(keep_attempts=True)
+    assert len(bench.platform.node_beats) > 2
 
 
 def test_an_agent_that_has_not_joined_says_how(bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
