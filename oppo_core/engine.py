@@ -181,7 +181,8 @@ def assemble(
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
     evaluator = evaluator_of(spec, roots, network, codec, decode_settings(spec, codec), partial(stops_of, spec, codec), ranks)
     actor = _trainer(spec, roots, network, codec, ranks)
-    shared = share_actor(network, actor) if spec.overlap.update_overlap and layout.remote else None
+    here = spec.resources.ranks_a_node
+    shared = share_actor(network, actor, here) if spec.overlap.update_overlap and layout.remote else None
     with ExitStack() as begun:  # nobody else would end their processes and threads if a later part failed
         decoder = begun.enter_context(closing(_decoder(spec, network, codec, source, device)))
         scoring = _start_scorers(spec, roots, layout, seat, trace, resume, shared, ranks.meeting, base)
@@ -278,7 +279,8 @@ def stops_of(spec: RunSpec, codec: TextCodec) -> StopConditions | None:
     beyond = [token for token in r.stop_tokens if token >= codec.vocab]
     if beyond:
         raise ModelFolderError(f"rollout.stop_tokens: {beyond} are outside the actor's vocabulary, 0 to {codec.vocab - 1}")
-    return StopConditions(r.stop_tokens, r.stop_texts, codec) if r.stop_tokens or r.stop_texts else None
+    tokens = [*r.stop_tokens, *codec.also_end]
+    return StopConditions(tokens, r.stop_texts, codec) if tokens or r.stop_texts else None
 
 
 def drafter_of(spec: RunSpec) -> Drafter | None:
@@ -295,17 +297,17 @@ class SharedActor:
     gradients: list[Tensor]
 
 
-def share_actor(network: Network, actor: ActorTrainer) -> SharedActor:
-    """Move the actor's weights into shared memory, in place.
+def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> SharedActor:
+    """Move the actor's weights into shared memory, in place. `ranks_here`: processes of this machine that do so now.
 
     Raises:
         LayoutError: the system has too little of it.
     """
     size = sum(weight.nbytes for weight in network.state_dict().values()) + sum(p.nbytes for p in actor.optimizer.parameters)
-    if (free := short_of_shared_memory(size)) is not None:
+    if (free := short_of_shared_memory(size, ranks_here)) is not None:
         raise LayoutError(
-            f"overlap.update_overlap needs {mib(size)} of shared memory, {SHARED_MEMORY} has {mib(free)}; give the container more"
-            " (docker run --shm-size), or switch it off"
+            f"overlap.update_overlap needs {mib(size)} of shared memory, {SHARED_MEMORY} has {mib(free)} for each rank; give the"
+            " container more (docker run --shm-size), or switch it off"
         )
     weights = {name: in_shared_memory(weight) for name, weight in network.state_dict().items()}
     return SharedActor(weights, [in_shared_memory(torch.zeros_like(p)) for p in actor.optimizer.parameters])

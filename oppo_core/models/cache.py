@@ -84,9 +84,14 @@ class SlotCache:
             store[target, :, :columns] = store[source, :, :columns]
 
     def copied(self, slots: list[int], columns: int) -> dict[str, Tensor]:
-        """Copies of the first `columns` of `slots`, to be written to a file."""
+        """Copies of the first `columns` of `slots` in the host's memory, to be written to a file.
+
+        Layer by layer: a GPU that is nearly full has no room for all of them.
+        """
         stores = {"keys": self.keys, "values": self.values}
-        return {f"{kind}.{n}": store[slots, :, :columns] for kind, layers in stores.items() for n, store in enumerate(layers)}
+        return {
+            f"{kind}.{n}": store[slots, :, :columns].cpu() for kind, layers in stores.items() for n, store in enumerate(layers)
+        }
 
     def put_back(self, slots: list[int], copies: dict[str, Tensor]) -> None:
         """Take back what `copied` gave."""

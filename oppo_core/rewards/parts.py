@@ -179,7 +179,7 @@ class RewardReader:
         """Take back what `suspend` gave."""
         for name, score in below("streamed.", tensors).items():
             number, i = map(int, name.split("."))
-            self._streamed[number, i] = score
+            self._streamed[number, i] = score.to(self.streams[number].device)
         for key, held in state["streams"].items():
             self.streams[int(key)].resume(held, below(f"{key}.", tensors))
         for key, scores in state["scores"].items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +28,7 @@ class TextCodec(Protocol):
     eos: int
     pad: int
     digest: str
+    also_end: tuple[int, ...]  # further tokens with which an answer ends by itself
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt."""
@@ -39,6 +42,8 @@ class TextCodec(Protocol):
 
 class ByteCodec:
     """UTF-8 bytes behind three special tokens, for a built-in architecture; vocabularies below 259 wrap around."""
+
+    also_end: tuple[int, ...] = ()
 
     def __init__(self, vocab: int) -> None:
         self.vocab, self.eos, self.pad = vocab, EOS, PAD
@@ -61,7 +66,10 @@ class ByteCodec:
 
 
 class FileCodec:
-    """A `tokenizers` file. The end-of-sequence id stands in config.json or generation_config.json."""
+    """A `tokenizers` file. The end-of-sequence id is the first that config.json names.
+
+    Chat models often name several, there or in generation_config.json, and a later one is the end of a turn: all end an answer.
+    """
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
@@ -74,6 +82,7 @@ class FileCodec:
         self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self._template = ChatTemplate(folder)
         self.eos = _token_id(folder, "eos_token_id")
+        self.also_end = tuple(sorted({i for i in _ends(folder) if i < self.vocab} - {self.eos}))
         self.pad = _token_id(folder, "pad_token_id", default=self.eos)
 
     def encode(self, text: str) -> list[int]:
@@ -107,6 +116,14 @@ def codec_of(model: ModelSpec, roots: list[Path]) -> TextCodec:
     except ModelFolderError as error:
         raise ModelFolderError(f"{error}{hub_advice(model.path)}") from None
     return FileCodec(folder)
+
+
+def _ends(folder: Path) -> Iterator[int]:
+    """All end-of-sequence ids that a model's files name."""
+    path = folder / "generation_config.json"
+    for config in (read_config(folder), json.loads(path.read_text()) if path.exists() else {}):
+        named = config.get("eos_token_id")
+        yield from (i for i in (named if isinstance(named, list) else [named]) if isinstance(i, int))
 
 
 def _token_id(folder: Path, key: str, default: int | None = None) -> int:

@@ -42,7 +42,7 @@ class Stream:
         self.columns = columns
         # One column more than the longest sequence: padding that would point past the end is written there.
         weight = next(network.parameters())
-        self._device = weight.device
+        self.device = weight.device
         self._costs = pass_costs(network)
         self._by_row = network.attends_by_band and weight.device.type == "cpu"
         self._cache = SlotCache(network.cache_shape, slots, columns + 1, weight)
@@ -68,7 +68,7 @@ class Stream:
         self._slot = {int(i): slot for i, slot in state["slot"].items()}
         self._read = {int(i): count for i, count in state["read"].items()}
         self._free = list(state["free"])
-        self._last = {int(i): states.to(self._device) for i, states in below("last.", tensors).items()}
+        self._last = {int(i): states.to(self.device) for i, states in below("last.", tensors).items()}
         self._cache.put_back(list(self._slot.values()), {k: v for k, v in tensors.items() if not k.startswith("last.")})
 
     def _release(self, sequence_id: int) -> None:
@@ -102,8 +102,8 @@ class Stream:
 
     def _read_whole(self, ids: list[int], tokens: dict[int, NDArray[np.int64]], readings: dict[int, Reading]) -> None:
         for rows in ragged_batches([len(tokens[i]) for i in ids], self.budget.tokens, None, self._costs):
-            padded = to_device(right_padded([tokens[ids[row]] for row in rows]), self._device)
-            hidden = self.network.hidden(padded, torch.arange(padded.shape[1], device=self._device).expand_as(padded))
+            padded = to_device(right_padded([tokens[ids[row]] for row in rows]), self.device)
+            hidden = self.network.hidden(padded, torch.arange(padded.shape[1], device=self.device).expand_as(padded))
             for row, states in zip(rows, hidden, strict=True):
                 length = self._read[ids[row]] = len(tokens[ids[row]])
                 readings[ids[row]] = Reading(0, states[:length])
@@ -116,14 +116,14 @@ class Stream:
             lengths, columns = [len(new[row]) for row in chosen], [len(tokens[ids[row]]) for row in chosen]
             for group in ragged_batches(lengths, self.budget.tokens, lengths if self._by_row else columns, self._costs):
                 rows = [chosen[position] for position in group]
-                padded = to_device(right_padded([new[row] for row in rows]), self._device)
+                padded = to_device(right_padded([new[row] for row in rows]), self.device)
                 window = self._window([ids[row] for row in rows], [starts[row] for row in rows], padded.shape[1])
                 hidden = self.network.hidden(padded, window.positions_NT.clamp_max(self.columns - 1), window)
                 for row, states in zip(rows, hidden, strict=True):
                     readings[ids[row]] = self._note(ids[row], starts[row], states[: len(new[row])])
 
     def _window(self, ids: list[int], starts: list[int], width: int) -> CacheWindow:
-        slots = to_device([self._slot_of(i) for i in ids], self._device)
+        slots = to_device([self._slot_of(i) for i in ids], self.device)
         if not starts[0]:
             return self._cache.fresh_window(slots, width)
         # What padding writes is overwritten before anyone may look, or lies in the spare column, where nobody looks. All on the
@@ -132,7 +132,7 @@ class Stream:
         last = places[:, -1].tolist()
         # A band of one row is a view of its slot: no keys are copied, and no row looks at the columns of a longer one.
         bands = tuple(Band(row, row + 1, place + 1) for row, place in enumerate(last)) if self._by_row else ()
-        return self._cache.window(slots, to_device(places, self._device), max(last) + 1, bands)
+        return self._cache.window(slots, to_device(places, self.device), max(last) + 1, bands)
 
     def _note(self, sequence_id: int, start: int, states: Tensor) -> Reading:
         before, last = self._last.get(sequence_id), states[-1].clone()

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from oppo_contract.spec import RunSpec
-from oppo_core.models.adapters import merged_weights
+from oppo_core.models.adapters import plain_weights
 from oppo_core.models.protocol import Network
 from oppo_core.rollout.decoder import DecodeSettings, Decoding
 from oppo_core.rollout.stops import StopConditions
@@ -52,7 +52,7 @@ def decoder_of(
     share, sleeps = how.vllm_memory_share, how.vllm_sleep
     arguments = engine_arguments(str(folder), spec.resources.dtype, settings, slots, share, sleeps, own or [device])
     if how.vllm_process == "engine":
-        return InProcessDecoder(start_engine(arguments), settings, lambda: merged_weights(weights).items(), stops, sleeps=sleeps)
+        return InProcessDecoder(start_engine(arguments), settings, lambda: plain_weights(weights), stops, sleeps=sleeps)
     return _apart(spec, weights, settings, stops, apart_arguments(arguments), len(own))
 
 

@@ -278,7 +278,10 @@ class StreamingDecoder:
             (folder / AHEAD).write_text(json.dumps(ahead))
 
     def load(self, folder: Path, sequences: list[Sequence]) -> None:
-        """See `Decoding.load`."""
+        """See `Decoding.load`. After a rollback answers of the steps that are taken back are still being written: no more."""
+        if self._rows:
+            self._pause()
+            self._forget(list(self._rows.values()))
         if (folder / AHEAD).exists():
             self._take_back(json.loads((folder / AHEAD).read_text()), {s.sequence_id: s for s in sequences})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -195,6 +196,27 @@ def test_after_a_rollback_what_was_held_back_is_told_as_the_later_weights(make: 
     decoder.begin(again, 4)
     to_the_end(decoder, 4)
     assert all(set(s.token_versions) == {4} for s in again)
+
+
+def test_a_rollback_to_a_checkpoint_leaves_no_request_of_the_steps_it_takes_back(make: Make, tmp_path: Path) -> None:
+    decoder, _ = make(replace(SETTINGS, eos=-1), interval=3)
+    some = sequences(3)
+    with written_up_to(decoder, 12):
+        decoder.begin(some, 5)
+        decoder.advance(2, 5)
+        for sequence in some:
+            until_written(decoder, sequence, 12)
+        decoder.rest()
+        decoder.save(tmp_path)
+        saved = [copy.deepcopy(sequence) for sequence in some]
+        decoder.begin(some, 6)
+        decoder.advance(2, 6)
+        decoder.rest()
+        decoder.load(tmp_path, saved)
+    assert not engine_of(decoder).core.requests
+    decoder.begin(saved, 5)
+    to_the_end(decoder, 5)
+    assert all(set(s.token_versions) == {5} for s in saved)
 
 
 def test_an_answer_that_we_end_is_ended_there(make: Make) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from oppo_contract.spec import ModelSpec
+from oppo_core.engine import stops_of
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.folder import load_model
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stops import StopConditions
-from oppo_core.rollout.tokens import ByteCodec
+from oppo_core.rollout.tokens import ByteCodec, FileCodec
 
 TEXT = ["the answer is 42. STOP here, naïve café — 你好世界 🙂🙃", "so\n\nUser: what now? END", "  two spaces, a 🏳️‍🌈 and é"] * 3
 STOPS = ["STOP", "\n\nUser:", "世界", "🙂", "é", "e", "END", " a", "42. S"]
@@ -241,3 +244,30 @@ def test_a_run_with_stops_streamed_and_drafted_or_not(world: Any, tmp_path: Path
 def test_a_stop_token_beyond_the_vocabulary_is_refused(world: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match=r"stop_tokens: \[40, 99\].*0 to 39"):
         world.assemble(world.spec({"rollout": {"stop_tokens": [3, 40, 99]}}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "first", "others"),
+    [
+        ({"eos_token_id": 2}, None, 2, ()),
+        ({"eos_token_id": [5, 2, 7]}, None, 5, (2, 7)),
+        ({"eos_token_id": 2}, {"eos_token_id": [7, 2]}, 2, (7,)),
+        ({"eos_token_id": 2}, {"eos_token_id": [9999, 4]}, 2, (4,)),  # no such token
+    ],
+)
+def test_every_end_of_sequence_that_a_models_files_name_ends_an_answer(
+    world: Any, tmp_path: Path, config: dict[str, Any], generation: dict[str, Any] | None, first: int, others: tuple[int, ...]
+) -> None:
+    """Chat models end a turn with another token than a text."""
+    folder = shutil.copytree(world.folder / "actor", tmp_path / "actor")
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(told | config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    codec = FileCodec(folder)
+    assert (codec.eos, codec.also_end) == (first, others)
+    stops = stops_of(world.spec(), codec)
+    assert (stops.tokens if stops else frozenset()) == set(others)
+    if others:
+        assert stops is not None
+        assert stops.reached(Sequence(0, 0, np.asarray([3]), [4, others[0]]))
