@@ -3,12 +3,13 @@
 (function () {
   "use strict";
   const { Oppo } = window, { el, icon, setText, format: f, spec: S } = Oppo;
-  const WAIT_MS = 250;
+  const WAIT_MS = 250, RETRY_MS = 3000;
   const $ = (id) => document.getElementById(id);
   const form = $("submit"), yaml = $("yaml"), send = $("send"), project = $("project"), nameBox = form.querySelector('[data-path="name"]');
   const { spec: start, catalogue, presets, fork } = Oppo.readJson("submit-data");
   let spec = S.copy(start), from = "form", view = "form", timer = 0, asked = 0, sending = false, named = Boolean(fork);
   let verdict = { ok: false, problems: [], pending: true };
+  let tried = { text: "", key: "" };                     // what was submitted last, and the key with which it is one run
   const fields = Oppo.submitFields(form, catalogue, (input) => {
     if (input === nameBox) named = true;
     fields.write(input, spec);
@@ -35,10 +36,11 @@
     } catch (e) {
       if (mine !== asked) return;
       verdict = { ok: false, problems: [], pending: false, failed: e instanceof Oppo.ApiError ? e.message : "The server cannot be reached; what you typed stays here." };
-      if (!(e instanceof Oppo.ApiError)) timer = setTimeout(check, 3000);
+      if (passes(e)) checkLater();
       return showVerdict();
     }
     if (mine !== asked) return;                          // a newer change is on its way
+    $("signed-out").hidden = true;
     verdict = { ok: reply.ok, problems: reply.problems, pending: false };
     if (side === "form" && reply.yaml) yaml.value = reply.yaml;
     if (side === "yaml" && reply.spec) spec = reply.spec;
@@ -46,6 +48,16 @@
     fill();
     showVerdict();
   }
+  /* Whether the same may be answered otherwise later, without a change here. */
+  const passes = (e) => !(e instanceof Oppo.ApiError) || e.status >= 500 || [401, 409, 429].includes(e.status);
+  function checkLater() {
+    clearTimeout(timer);
+    timer = setTimeout(check, RETRY_MS);
+  }
+  Oppo.signedOut = () => {                               // whichever call was told so; a login in another tab ends it
+    $("signed-out").hidden = false;
+    checkLater();
+  };
   function fill() {
     fields.fill(spec);
     const modes = presets.find((p) => Object.entries(p.overlap).every(([key, value]) => S.get(spec, `overlap.${key}`) === value));
@@ -136,16 +148,29 @@
     if (sending || verdict.pending || !verdict.ok) { if (verdict.problems[0]) go(verdict.problems[0]); return; }
     sending = true;
     showSend();
+    const wanted = body();
     try {
-      const run = await Oppo.api.post("runs", body());
+      const run = await Oppo.api.postOnce("runs", wanted, keyFor(wanted));
+      tried = { text: "", key: "" };                     // who comes back and submits the same again wants another run
       location.href = run.url;
       return;
     } catch (error) {
-      verdict = { ok: false, pending: false, problems: error.errors || [], failed: error instanceof Oppo.ApiError ? error.message : "The server cannot be reached; nothing was submitted. Try again." };
-      if (!(error instanceof Oppo.ApiError)) verdict.ok = true;
+      refused(error);
     }
     sending = false;
     showVerdict();
+  }
+  /* The same for every try of the same spec: it is one run then, also when the first one's answer was lost. */
+  function keyFor(wanted) {
+    const text = JSON.stringify(wanted);
+    if (text !== tried.text) tried = { text, key: Array.from(crypto.getRandomValues(new Uint32Array(4)), (n) => n.toString(16)).join("-") };
+    return tried.key;
+  }
+  /* Complaints want a change first; after anything else the button may be tried again. */
+  function refused(error) {
+    const told = error instanceof Oppo.ApiError, problems = error.errors || [];
+    verdict = { ok: problems.length === 0, pending: false, problems, failed: told ? error.message : "No answer came." };
+    if (!told || [502, 503, 504].includes(error.status)) $("lost").hidden = false;
   }
   form.addEventListener("submit", submit);
   form.addEventListener("change", (e) => { if (e.target.name === "preset") choosePreset(e.target.value); });

@@ -7,6 +7,8 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from oppo_platform.runs.models import Run
+
 pytestmark = pytest.mark.browser
 
 READY = "#send[aria-disabled=false]"
@@ -20,7 +22,6 @@ def open_form(visit, path="/runs/new"):
 
 
 def test_a_run_goes_from_the_form_into_the_queue(visit, platform, two_runs):
-    from oppo_platform.runs.models import Run
     from oppo_platform.scheduling.cycle import run_cycle
 
     holder = platform.submit("letters holder", steps=10)
@@ -123,3 +124,65 @@ def test_a_fork_starts_from_the_other_runs_spec(visit, two_runs):
     expect(page.locator("[data-path='budget.target_reward']")).to_have_value("1")
     page.fill("[data-path=seed]", "5")
     page.wait_for_selector("#changes >> text=1 change")
+
+
+def test_a_submission_whose_answer_is_lost_may_be_tried_again_and_is_one_run(visit, platform):
+    visitor = visit()
+    visitor.expects("Failed to load resource")
+    page = visitor.page
+    page.goto("/runs/new")
+    page.fill("[data-path=name]", "answered twice")
+    page.wait_for_selector(READY)
+
+    def lose(route):
+        route.fetch()  # the server has done it
+        route.abort()
+
+    page.route("**/api/v1/runs", lose, times=1)
+    page.click("#send")
+    expect(page.locator("#lost")).to_contain_text("its run may be there")
+    no_room = {"status": 507, "json": {"detail": "The database has no room."}}
+    page.route("**/api/v1/runs", lambda route: route.fulfill(**no_room), times=1)
+    page.click(READY)
+    expect(page.locator("#why-not")).to_have_text("The database has no room.")
+    page.click(READY)
+    page.wait_for_url(re.compile(r"/runs/\d+$"))
+    (run,) = Run.objects.filter(name="answered twice")
+    assert page.url.endswith(f"/runs/{run.pk}")
+
+
+@pytest.mark.full
+def test_a_check_that_the_server_could_not_make_is_made_again(visit, platform):
+    visitor = visit()
+    visitor.expects("Failed to load resource")
+    page = visitor.page
+    page.clock.install()
+    page.goto("/runs/new")
+    page.wait_for_selector(READY)
+    page.route("**/validate", lambda route: route.fulfill(status=503, json={"detail": "In a moment."}), times=1)
+    page.fill("[data-path=steps]", "9")
+    page.clock.run_for(300)
+    expect(page.locator("#why-not")).to_have_text("In a moment.")
+    page.clock.run_for(3000)
+    page.wait_for_selector(READY)
+
+
+def test_what_was_typed_outlives_the_session(visit, platform):
+    visitor = visit()
+    visitor.expects("401 (Unauthorized)")
+    page = visitor.page
+    page.clock.install()
+    page.goto("/runs/new")
+    page.fill("[data-path=name]", "typed before")
+    page.clock.run_for(300)
+    page.wait_for_selector(READY)
+    visitor.context.clear_cookies()
+    page.evaluate("Oppo.askUnread()")
+    expect(page.locator("#signed-out a")).to_be_visible()
+    other = visitor.context.new_page()
+    other.goto(platform.login_path())
+    page.clock.run_for(3000)
+    expect(page.locator("#signed-out")).to_be_hidden()
+    page.click(READY)
+    page.wait_for_url(re.compile(r"/runs/\d+$"))
+    assert Run.objects.filter(name="typed before").count() == 1

@@ -109,6 +109,19 @@ def test_keys_are_a_tokens_own_and_end_with_it(world, token, make_spec):
     assert submit(bearer(token), make_spec(), "k").status_code == 401
 
 
+def test_keys_of_who_is_logged_in_are_their_own(world, token, make_spec):
+    world.worker()
+    spec = make_spec()
+    ada, max_, by_token = world.login("ada"), world.login("max"), bearer(token)
+    told = [submit(client, spec, "k") for client in (ada, world.login("ada"), max_, by_token, ada)]
+    assert [reply.headers.get("Idempotency-Replayed") for reply in told] == [None, "true", None, None, "true"]
+    first, again, of_max, of_token, last = (reply.json()["id"] for reply in told)
+    assert (first == again == last, len({first, of_max, of_token}), Run.objects.count()) == (True, 3, 3)
+    strict = world.login("ada", enforce_csrf_checks=True)
+    assert submit(strict, make_spec(name="forged"), "k2").status_code == 403
+    assert not IdempotentReply.objects.filter(key="k2").exists()
+
+
 def test_a_refusal_is_not_kept_and_the_next_try_counts(world, token, make_spec):
     client, spec = bearer(token), make_spec()
     assert submit(client, spec, "k").status_code == 422, "no node offers the prompts yet"

@@ -86,7 +86,8 @@ class ApiToken(models.Model):
 class IdempotentReply(models.Model):
     """What a write over the API was answered, so that its repetition gets the same and does nothing (`api.idempotency`)."""
 
-    token = models.ForeignKey(ApiToken, on_delete=models.CASCADE, related_name="+")
+    token = models.ForeignKey(ApiToken, null=True, on_delete=models.CASCADE, related_name="+")
+    user = models.ForeignKey(User, null=True, on_delete=models.CASCADE, related_name="+", help_text="Of a session's request.")
     key = models.CharField(max_length=200)
     digest = models.CharField(max_length=64, help_text="Of method, address and body.")
     created_at = models.DateTimeField(db_index=True)
@@ -96,7 +97,14 @@ class IdempotentReply(models.Model):
     is_secret = models.BooleanField(default=False, help_text="The answer is shown once and was not kept.")
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["token", "key"], name="one_reply_a_key")]
+        constraints = [
+            models.UniqueConstraint(fields=["token", "key"], name="one_reply_a_key"),
+            models.UniqueConstraint(fields=["user", "key"], name="one_reply_a_key_of_a_person"),
+            models.CheckConstraint(
+                condition=models.Q(token=None, user__isnull=False) | models.Q(token__isnull=False, user=None),
+                name="a_key_is_a_tokens_or_a_persons",
+            ),
+        ]
 
 
 class Invite(models.Model):

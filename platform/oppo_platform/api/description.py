@@ -57,7 +57,7 @@ SAYS = {
 }  # fmt: skip
 KEY = {
     "in": "header", "name": "Idempotency-Key", "required": False, "schema": {"type": "string", "minLength": 1, "maxLength": 200},
-    "description": "A random word: the deed happens once, however often the request is sent within a day. With a token.",
+    "description": "A random word: the deed happens once, however often the request is sent within a day.",
 }  # fmt: skip
 
 RANGES = [

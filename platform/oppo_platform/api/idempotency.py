@@ -3,7 +3,7 @@
 The key's row and the deed share one transaction: either both are kept or neither is, also when the process dies in between. A
 second request with the same key waits for the first one's end and gets its reply, with `Idempotency-Replayed: true`; it counts
 as one of the token's minute like any other. A reply that refuses (4xx, 5xx) is not kept: the next try is a first one again. Keys
-are a token's own, and kept for a day.
+are a token's own, or those of a person who is logged in, and kept for a day.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.db import OperationalError, connection, transaction
 from django.http import HttpRequest, HttpResponse
 
 from oppo_platform import clock
-from oppo_platform.accounts.models import IdempotentReply
+from oppo_platform.accounts.models import IdempotentReply, User
 from oppo_platform.api.limits import count_request
 from oppo_platform.api.problems import problem
 
@@ -27,8 +27,8 @@ KEPT = timedelta(days=1)
 WAITS_FOR_THE_FIRST_MS = 10_000
 
 
-def once(run: Callable[[], HttpResponse], request: HttpRequest, token_id: int) -> HttpResponse:
-    """The reply of `run`, which was called now or on an earlier request with the same key. Raises `TooMany`."""
+def once(run: Callable[[], HttpResponse], request: HttpRequest, user: User) -> HttpResponse:
+    """The reply of `run`, which was called now or on an earlier request of `user`'s with the same key. Raises `TooMany`."""
     key = request.headers[HEADER]
     if not 0 < len(key) <= LONGEST_KEY or not key.isascii() or not key.isprintable():
         return problem(422, f"An {HEADER} has 1 to {LONGEST_KEY} printable ASCII characters: a random UUID will do.")
@@ -38,9 +38,10 @@ def once(run: Callable[[], HttpResponse], request: HttpRequest, token_id: int) -
         return run()  # which says so
     try:
         with transaction.atomic():
-            kept = _claim(token_id, key, wanted)
+            kept = _claim(user, key, wanted)
             if kept.status is not None:
-                request.allowance = count_request(token_id)  # type: ignore[attr-defined]  # as `run` does
+                if kept.token_id is not None:
+                    request.allowance = count_request(kept.token_id)  # type: ignore[attr-defined]  # as `run` does
                 return _again(kept, wanted)
             response = run()
             if response.status_code >= 400:
@@ -61,13 +62,14 @@ def _digest(request: HttpRequest) -> str:
     return hashlib.sha256(asked + request.body).hexdigest()
 
 
-def _claim(token_id: int, key: str, digest: str) -> IdempotentReply:
+def _claim(user: User, key: str, digest: str) -> IdempotentReply:
     """The key's row, locked; made if there is none. Waits for a request that has made it and is under way."""
+    owner = {"user_id": user.pk} if user.bound_token_id is None else {"token_id": user.bound_token_id}
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('lock_timeout', %s, true)", [str(WAITS_FOR_THE_FIRST_MS)])
-    row = IdempotentReply(token_id=token_id, key=key, digest=digest, created_at=clock.now())
+    row = IdempotentReply(**owner, key=key, digest=digest, created_at=clock.now())
     IdempotentReply.objects.bulk_create([row], ignore_conflicts=True)
-    kept = IdempotentReply.objects.select_for_update().get(token_id=token_id, key=key)
+    kept = IdempotentReply.objects.select_for_update().get(**owner, key=key)
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('lock_timeout', '0', true)")
     return kept
