@@ -126,7 +126,7 @@ class PlatformApi:
     def _send(self, path: str, body: bytes) -> httpx.Response:
         try:
             return self._http.post(path, content=body, headers={"Content-Type": "application/json"})
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:  # also an answer that is not encoded as it says
             raise Unreachable(f"{type(error).__name__}: {error}") from error
 
 

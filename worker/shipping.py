@@ -34,6 +34,10 @@ from worker.redaction import Redactor
 LOOK_EVERY_S, BETWEEN_BATCHES_S = 0.1, 0.25
 FOLLOW_EVERY_S = 1.0  # the log files; of each round only so many lines are kept
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+# However long a platform, or a proxy before it, asks us to wait: somebody may be waiting for the devices.
+LONGEST_ASKED_S = 120.0
+# So often in a row, after the engine's end, with waits between: then what fails for no known reason is given up.
+MOST_UNKNOWN = 8
 FREED_AT_ONCE = 16 * 2**20
 
 log = structlog.get_logger("worker.shipping")
@@ -84,29 +88,42 @@ class Shipping:
         self._closing.set()
 
     def run(self) -> None:
-        """Look, send, wait; until everything is acknowledged after `close`, or `leave` was called."""
-        wait_s, follow_at = FIRST_WAIT_S, 0.0
+        """Look, send, wait; until everything is acknowledged after `close`, or `leave` was called. Then `complete` is set."""
+        try:
+            self._carry()
+        finally:  # or the supervisor would renew the lease for ever, and hold the devices
+            self.complete.set()
+
+    def _carry(self) -> None:
+        wait_s, follow_at, unknown = FIRST_WAIT_S, 0.0, 0
         while not self._leaving.is_set():
             closing, due = self._closing.is_set(), time.monotonic() >= follow_at
             if closing or due:
                 follow_at = time.monotonic() + FOLLOW_EVERY_S
-            self._keep_the_disk(follow=closing or due, ended=closing)
             try:
-                sent = self._ship(self._engine)
-                self._register_checkpoints()
-                sent |= self._ship(self._own)
-            except (Unreachable, OSError) as error:  # what is not sent, or not written, is so with the next turn
-                self._wait_out(error, wait_s)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-                continue
+                self._keep_the_disk(follow=closing or due, ended=closing)
+                sent = self._ship_all()
             except RefusedError as error:
                 log.warning("telemetry_refused", attempt=self.attempt_id, detail=str(error))
                 break
-            wait_s = FIRST_WAIT_S
+            except Exception as error:  # what is not sent, or not written, is so with the next turn
+                unknown += closing and not isinstance(error, Unreachable | OSError)
+                if unknown >= MOST_UNKNOWN:
+                    log.exception("shipping_given_up", attempt=self.attempt_id)
+                    self.lost = self.lost or f"what is left cannot be sent to the platform: {type(error).__name__}: {error}"
+                    break
+                self._wait_out(error, wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                continue
+            wait_s, unknown = FIRST_WAIT_S, 0
             if closing:
                 break
             self._closing.wait(BETWEEN_BATCHES_S if sent else LOOK_EVERY_S)
-        self.complete.set()
+
+    def _ship_all(self) -> bool:
+        sent = self._ship(self._engine)
+        self._register_checkpoints()
+        return self._ship(self._own) | sent
 
     def _keep_the_disk(self, follow: bool, ended: bool) -> None:
         """What is written and deleted besides events. A disk that is full or away is no reason to stop sending."""
@@ -195,9 +212,15 @@ class Shipping:
     def _url_of(self, event: CheckpointEvent) -> str:
         return f"{self.claim.claimed.artifact_url.rstrip('/')}/{event.folder}"
 
-    def _wait_out(self, error: Unreachable | OSError, wait_s: float) -> None:
-        away = isinstance(error, Unreachable)
-        log.info("platform_away" if away else "disk", attempt=self.attempt_id, detail=str(error)[:200])
+    def _wait_out(self, error: Exception, wait_s: float) -> None:
+        if isinstance(error, Unreachable | OSError):
+            what = "platform_away" if isinstance(error, Unreachable) else "disk"
+            log.info(what, attempt=self.attempt_id, detail=str(error)[:200])
+        else:  # an answer that nobody understands, say
+            log.error("shipping_failed", attempt=self.attempt_id, exc_info=error)
         asked = error.retry_after_s if isinstance(error, Unreachable) else None
-        wait_s = asked if asked is not None else wait_s * random.uniform(0.5, 1.0)  # noqa: S311
-        self._leaving.wait(wait_s)
+        self._pause(min(asked, LONGEST_ASKED_S) if asked is not None else wait_s * random.uniform(0.5, 1.0))  # noqa: S311
+
+    def _pause(self, wait_s: float) -> None:
+        """Wait before the next try. The engine's end and `leave` are reasons not to."""
+        (self._leaving if self._closing.is_set() else self._closing).wait(wait_s)

@@ -1,0 +1,127 @@
+"""Shipping ends, whatever the platform answers, because somebody waits for the devices; but not while an engine runs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oppo_contract.wire import Claimed, EventBatch
+from worker import shipping
+from worker.folders import AttemptFolder, KeptClaim
+from worker.outbox import OutboxWriter
+from worker.platform_api import PlatformApi, Unreachable
+from worker.shipping import MOST_UNKNOWN, Shipping
+
+
+def not_json() -> None:
+    json.loads("<html>")
+
+
+class Platform:
+    """Answers a batch with `fails`, unless that is None."""
+
+    def __init__(self, fails: Callable[[], None] | None) -> None:
+        self.fails = fails
+        self.calls, self.lines = 0, 0
+
+    def send_events(self, _attempt_id: int, body: bytes) -> int:
+        self.calls += 1
+        if self.fails is not None:
+            self.fails()
+        events = EventBatch.model_validate_json(body).events
+        self.lines += len(events)
+        return events[-1].seq
+
+
+@pytest.fixture
+def carry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Platform], Shipping]:
+    """Starts to ship an attempt whose supervisor has one line to tell."""
+    monkeypatch.setattr(shipping, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(shipping, "LONGEST_WAIT_S", 0.002)
+    folder = AttemptFolder(tmp_path / "17")
+    folder.path.mkdir()
+    OutboxWriter(folder.supervisor_events).log("stdout", ["one"])
+    artifacts = (tmp_path / "runs" / "1").as_uri()
+    claimed = Claimed(attempt_token="t", run_id=1, spec={}, device_indices=[0], lease_s=900, artifact_url=artifacts)
+
+    def start(platform: Platform) -> Shipping:
+        carries = Shipping(folder, KeptClaim(epoch=1, claimed=claimed), platform, on_started=lambda: None)  # type: ignore[arg-type]
+        threading.Thread(target=carries.run, daemon=True).start()
+        return carries
+
+    return start
+
+
+def test_an_answer_that_nobody_understands_can_wait_while_the_engine_computes(carry: Any, tools: Any) -> None:
+    platform = Platform(not_json)
+    carries = carry(platform)
+    tools.eventually(lambda: platform.calls > 2 * MOST_UNKNOWN)
+    platform.fails = None
+    tools.eventually(lambda: platform.lines)
+    carries.close()
+    assert carries.complete.wait(60)
+    assert carries.lost == ""
+
+
+def test_after_the_engines_end_it_is_given_up_and_said(carry: Any) -> None:
+    platform = Platform(not_json)
+    carries = carry(platform)
+    carries.close()
+    assert carries.complete.wait(60)
+    assert carries.lost.startswith("what is left cannot be sent to the platform: JSONDecodeError: Expecting value")
+
+
+def test_a_mistake_of_ours_ends_no_thread_in_silence(carry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = Platform(None)
+    monkeypatch.setattr(Shipping, "_mind_the_limit", lambda _self: [][0])
+    carries = carry(platform)
+    carries.close()
+    assert carries.complete.wait(60)
+    assert "IndexError" in carries.lost
+
+
+def wait_a_day() -> None:
+    raise Unreachable("503", retry_after_s=86_400.0)
+
+
+def test_the_engines_end_is_a_reason_not_to_wait_as_long_as_asked(carry: Any, tools: Any) -> None:
+    platform = Platform(wait_a_day)
+    carries = carry(platform)
+    tools.eventually(lambda: platform.calls)
+    platform.fails = None
+    carries.close()
+    assert carries.complete.wait(60)
+    assert platform.lines == 1
+
+
+def test_nobody_is_waited_for_for_a_day(carry: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipping, "LONGEST_ASKED_S", 0.001)
+    platform = Platform(wait_a_day)
+    carries = carry(platform)
+    tools.eventually(lambda: platform.calls > 3)
+    carries.leave()
+    assert carries.complete.wait(60)
+
+
+def test_an_answer_that_cannot_be_decoded_is_none() -> None:
+    class Garbled(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Encoding", "gzip")
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            self.wfile.write(b"gzip")
+
+        def log_message(self, *_arguments: object) -> None:
+            return
+
+    with HTTPServer(("127.0.0.1", 0), Garbled) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with PlatformApi(f"http://127.0.0.1:{server.server_port}", "t") as api, pytest.raises(Unreachable, match="DecodingError"):
+            api.send_events(1, b"{}")
