@@ -143,12 +143,13 @@ class EngineProcess:
         Below torchrun it goes to the engine itself: torchrun would wait for it half a minute at most, and would not tell other
         nodes that all is well.
         """
-        ranks = [process for process in _below_torchrun(self._home) if os.getsid(process.pid) == process.pid]
+        ranks = [process for process in _below_torchrun(self._home) if _session_of(process) == process.pid]
         for process in ranks:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error):
                 process.terminate()
         if not ranks:
-            self._guard.terminate()
+            with contextlib.suppress(ProcessLookupError):  # it has just ended; the thread that waits for it has yet to say so
+                self._guard.terminate()
 
     def kill(self) -> None:
         """End every process of the engine at once."""
@@ -207,6 +208,13 @@ def _members(session: int | None, working_folder: Path | None) -> list[psutil.Pr
         except (ProcessLookupError, PermissionError, psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
+
+
+def _session_of(process: psutil.Process) -> int | None:
+    try:
+        return os.getsid(process.pid)
+    except OSError:  # it ended since it was found
+        return None
 
 
 def _below_torchrun(home: Path) -> list[psutil.Process]:

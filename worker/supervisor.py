@@ -137,9 +137,12 @@ class Supervisor:
         first = self.signal is None
         self.signal = orders.signal
         self.kill_at = min(self.kill_at, time.monotonic() + max(0.0, orders.deadline_s - OUTCOME_TAKES_S))
-        self.shipping.note(f"asked to {orders.signal}")
         if first:
             self.engine.ask_to_stop()
+        try:
+            self.shipping.note(f"asked to {orders.signal}")
+        except OSError as error:  # a full disk is no reason not to stop in order
+            log.warning("disk", attempt=self.folder.attempt_id, detail=str(error))
 
     def _act(self, engine: EngineProcess) -> None:
         """What time and circumstances demand: the node's shutdown, a lost lease, an engine that takes too long."""

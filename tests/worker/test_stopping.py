@@ -1,0 +1,80 @@
+"""Asking an engine to stop, killing what it leaves, starting it: on a machine where processes end and disks fill meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from oppo_contract.wire import AttemptOrders, Claimed
+from worker import engine_process
+from worker.engine_process import EngineProcess
+from worker.folders import AttemptFolder, KeptClaim, NodeIdentity, WorkerFolder
+from worker.supervisor import Supervisor
+
+SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> AttemptFolder:
+    """An attempt's."""
+    folder = WorkerFolder(tmp_path).attempt(17)
+    folder.path.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def supervisor(folder: AttemptFolder, tmp_path: Path) -> Supervisor:
+    """Of that attempt; nobody answers it."""
+    artifacts = (tmp_path / "artifacts" / "1").as_uri()
+    claimed = Claimed(attempt_token="t", run_id=1, spec={}, device_indices=[0], lease_s=900, artifact_url=artifacts)
+    node = NodeIdentity(
+        platform_url="http://127.0.0.1:9", name="n", node_id=1, node_token="node", queue="q", broker_url="redis://127.0.0.1:1/0"
+    )
+    return Supervisor(folder, KeptClaim(epoch=1, claimed=claimed), node)
+
+
+@pytest.fixture
+def engine(folder: AttemptFolder) -> Iterator[EngineProcess]:
+    """One that only sleeps."""
+    engine = EngineProcess(SLEEPS, folder, [], {}, lambda: None)
+    yield engine
+    engine.clear_away()
+
+
+def test_a_process_that_ends_while_it_is_looked_for_keeps_no_engine_from_stopping(
+    engine: EngineProcess, tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = subprocess.Popen(SLEEPS)
+    found = psutil.Process(child.pid)
+    child.kill()
+    child.wait()
+    with monkeypatch.context() as at_once:
+        at_once.setattr(engine_process, "_below_torchrun", lambda _home: [found])
+        engine.ask_to_stop()
+    tools.eventually(lambda: engine.ended)
+
+
+class Asked:
+    """Counts how often it was asked to stop."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def ask_to_stop(self) -> None:
+        self.times += 1
+
+
+def test_a_disk_that_takes_no_note_keeps_no_engine_from_being_asked(supervisor: Supervisor) -> None:
+    supervisor.folder.supervisor_events.mkdir()  # nothing can be written to it
+    supervisor.engine = engine = Asked()  # type: ignore[assignment]
+    for _ in range(2):
+        supervisor._take_order(AttemptOrders(lease_s=900, signal="pause", deadline_s=60))
+    assert engine.times == 1
+    assert supervisor.signal == "pause"
+    assert supervisor.kill_at > time.monotonic() + 30
