@@ -33,17 +33,23 @@ def nobody(_: Shrunk) -> None:
     """Nobody asks to be told."""
 
 
+def nobody_waits() -> None:
+    """Nobody takes silence for death."""
+
+
 @dataclass(slots=True)
 class PassBudget:
     """Most padded tokens of one pass of those that go by `name`: `ppo.micro_batch_tokens`, until memory has run out.
 
     It `may_shrink` only where nobody else counts on the number of passes: the ranks of sharded training do. `told` hears of it.
+    `alive` is called before each pass, as many of them take long.
     """
 
     tokens: int
     may_shrink: bool = True
     name: str = ""
     told: Callable[[Shrunk], None] = field(default=nobody, repr=False)
+    alive: Callable[[], None] = field(default=nobody_waits, repr=False)
 
     def shrinking(self, what: str, compute: Callable[[], Result]) -> Result:
         """`compute()`; when memory runs out, once more with half the budget, which the log tells, and so on.

@@ -124,6 +124,7 @@ class CriticTrainer:
         """Values of the response tokens; graphs are kept up to `kept` tokens (default: a micro-batch)."""
 
         def compute(rows: list[int]) -> tuple[Tensor]:
+            self.budget.alive()
             chosen = [tokens[r] for r in rows], [prompt_lengths[r] for r in rows]
             return self.optimizer.forward(partial(_values, rows=chosen, packs=self.packs), self.network)
 
@@ -139,6 +140,7 @@ class CriticTrainer:
 
     def backward(self, values: Tensor, old: Tensor, returns: Tensor, total: int, figures: Figures) -> None:
         """Add the gradient of the summed value loss ÷ `total`; notes the sum and the clipped tokens."""
+        self.budget.alive()
         losses, clipped = value_loss(values, old, returns, self.ppo.value_clip_range)
         loss = losses.sum()
         self.optimizer.backward(loss / total)

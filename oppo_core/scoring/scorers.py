@@ -159,7 +159,7 @@ class ScorerSet:
         self.reward = RewardReader(networks.rewards, slots, columns, reads)
         self._budgets = [reads, *self.reward.budgets, *([trainer.budget] if trainer is not None else [])]
         for budget in self._budgets:
-            budget.told = trace.ran_short
+            budget.told, budget.alive = trace.ran_short, lambda: self.alive()
         self.alive: Callable[[], None] = nobody_asks
         self.tracks: dict[int, Track] = {}
         self._scores: dict[int, Scored] = {}

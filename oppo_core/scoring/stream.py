@@ -102,6 +102,7 @@ class Stream:
 
     def _read_whole(self, ids: list[int], tokens: dict[int, NDArray[np.int64]], readings: dict[int, Reading]) -> None:
         for rows in ragged_batches([len(tokens[i]) for i in ids], self.budget.tokens, None, self._costs):
+            self.budget.alive()
             padded = to_device(right_padded([tokens[ids[row]] for row in rows]), self.device)
             hidden = self.network.hidden(padded, torch.arange(padded.shape[1], device=self.device).expand_as(padded))
             for row, states in zip(rows, hidden, strict=True):
@@ -115,6 +116,7 @@ class Stream:
         for chosen in ([row for row in range(len(ids)) if starts[row] == 0], [row for row in range(len(ids)) if starts[row] > 0]):
             lengths, columns = [len(new[row]) for row in chosen], [len(tokens[ids[row]]) for row in chosen]
             for group in ragged_batches(lengths, self.budget.tokens, lengths if self._by_row else columns, self._costs):
+                self.budget.alive()
                 rows = [chosen[position] for position in group]
                 padded = to_device(right_padded([new[row] for row in rows]), self.device)
                 window = self._window([ids[row] for row in rows], [starts[row] for row in rows], padded.shape[1])

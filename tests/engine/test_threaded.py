@@ -56,6 +56,23 @@ def test_the_same_bits_as_on_the_spot(world: Any, tmp_path: Path, changes: dict[
     assert engine.standing.told["busy/cpu:1"] > 0, "what the thread did is not in the trace"
 
 
+def test_whoever_works_long_gives_a_sign_of_life_before_every_pass(world: Any, tmp_path: Path) -> None:
+    """Otherwise an update of many passes would be taken for hung."""
+    spec = world.spec({"steps": 1}, EPOCHS, {"ppo": {"micro_batch_tokens": 100}})
+    engine = world.assemble(spec, tmp_path)
+    scorers, passes, signs = engine.scorers, [], []
+    for name in ("reference", "critic"):
+        network = getattr(scorers, name).network
+        own = network.hidden
+        network.hidden = lambda *given, own=own, name=name: (passes.append(name), own(*given))[1]
+    scorers.alive = lambda: signs.append(len(passes))
+    train(engine, lambda: False)
+    scorers.close()
+    engine.journal.close()
+    assert passes.count("critic") > 8
+    assert set(range(len(passes))) <= set(signs), "a pass of which nobody was told before"
+
+
 class Scripted:
     """Stands for a `ScorerSet`: fails or hangs where it is told to."""
 
