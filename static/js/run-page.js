@@ -143,7 +143,17 @@
     Oppo.showConnection(part("live"), connection);
     if (hasEnded() && connection.ok) part("live").hidden = true;
   }
-  Oppo.run = { id: summary.id, spec, colour: Oppo.runColour(summary.id), CAUSES, devicesOf, devicesNow, take, get summary() { return summary; },
+  /* A function that says of each summary whether, since the one before, the run has been taken up again, by a newer attempt or after a
+     rollback: steps that are here may have been trained anew, and what was read of them does not hold. */
+  function takenUp() {
+    let before = null;
+    return (now) => {
+      const was = before;
+      before = { attempt: now.attempt, step: now.step };
+      return was !== null && was.attempt !== null && (now.attempt !== was.attempt || now.step < was.step);
+    };
+  }
+  Oppo.run = { id: summary.id, spec, colour: Oppo.runColour(summary.id), CAUSES, devicesOf, devicesNow, take, takenUp, get summary() { return summary; },
     follow(callback) { followers.push(callback); callback(summary); } };
   draw();
   Oppo.live({ runs: [summary.id], onRun: take, onState: (s) => { connection = s; showLive(); } });

@@ -7,7 +7,8 @@
   const form = $("wanted"), rows = $("rows"), headings = [...document.querySelectorAll("[data-sort]")];
   const FIELDS = ["q", "from_step", "to_step", "min_score", "max_score", "min_age", "max_age", "ending", "held_out", "sort"];
   const NEWEST = "-step", A_PAGE = 50, TYPING_MS = 250, EXCERPT = 400;
-  let state = {}, items = [], next = null, newest = 0, seen = 0, timer = 0, loading = false;
+  const takenUp = run.takenUp();
+  let state = {}, items = [], next = null, newest = 0, seen = 0, timer = 0, loading = false, outdated = false;
 
   /* --- the address ------------------------------------------------------ */
   function fromAddress() {
@@ -35,6 +36,7 @@
     if (cursor) query.cursor = cursor;
     const step = run.summary.step;
     loading = true;
+    if (!cursor) outdated = false;
     try {
       const reply = await Oppo.api.get(`runs/${run.id}/samples`, query);
       if (mine !== newest) return;
@@ -173,10 +175,11 @@
   load();
   function news(summary) {
     const steps = summary.step - seen;
-    if (steps <= 0 || loading) return;
+    outdated = takenUp(summary) || outdated;
+    if ((steps <= 0 && !outdated) || loading) return;
     if (!items.length && !filters().length) { load(); return; }
     $("fresh").hidden = false;
-    setText($("fresh"), `${f.whole(steps)} newer ${steps === 1 ? "step" : "steps"}: read again`);
+    setText($("fresh"), outdated ? "The run was taken up again: read again" : `${f.whole(steps)} newer ${steps === 1 ? "step" : "steps"}: read again`);
   }
   run.follow(news);
 })();

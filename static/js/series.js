@@ -7,6 +7,7 @@
   const MAX_POINTS = 2000, REFETCH_AT = 3000;            // appended points are raw; past this the server thins them out again
 
   Oppo.series = function (runId, keys) {
+    const takenUp = Oppo.run.takenUp();
     let columns = {}, lastStep = 0, axis = "step", anew = true;
     let near = null, range = null;                       // the columns of a zoomed range, where rows stand for many steps
 
@@ -27,6 +28,7 @@
     }
     /* Resolves to whether anything is new. */
     async function update(summary) {
+      if (takenUp(summary)) anew = true;
       const all = anew || longest() > REFETCH_AT;
       if (!all && summary.step <= lastStep) return false;
       const unit = axis, reply = await fetch({ since_step: all ? 0 : lastStep });

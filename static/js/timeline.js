@@ -8,8 +8,9 @@
   const lanes = $("lanes"), miniCanvas = $("mini"), tip = $("tip");
   const painter = Oppo.timelinePainter(lanes, miniCanvas), { view, state } = painter;
   const series = Oppo.series(run.id, ["bubble/*", "idle_s/*"]);
+  const takenUp = run.takenUp();
   const linked = (/^(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)$/.exec(new URLSearchParams(location.search).get("window") || "") || []).slice(1).map(Number);
-  let reply = null, follow = true, loading = false, again = false, queued = 0, resting = 0, asked = 0;
+  let reply = null, follow = true, loading = false, again = false, outdated = false, queued = 0, resting = 0, asked = 0;
 
   /* --- why, and what would help: no figure that was not measured ---------------------------------------- */
   const overlap = run.spec.overlap || {}, delta = overlap.overcommit || {};
@@ -30,6 +31,7 @@
   const fetchSteps = (from, to) => Oppo.api.get(`runs/${run.id}/timeline`, { from_step: Math.max(1, from), to_step: to });
   function accept(next) {
     reply = next;
+    outdated = false;
     painter.setModel(Oppo.timelineModel(reply));
     $("timeline-none").hidden = reply.steps.length > 0;
     $("timeline-body").hidden = reply.steps.length === 0;
@@ -52,6 +54,13 @@
     accept({ ...reply, ...more, steps, from: steps[0].step, to });
     if (was) zoomTo(was); else show(state.model.length - wide + 0.02 * wide, state.model.length + 0.02 * wide);
   }
+  /* Steps that are held may have been trained again. Where the run has not come that far yet, its newest ones are shown. */
+  async function anew(summary) {
+    if (follow) return load(summary.step - HELD + 1, Math.max(1, summary.step));
+    if (zoomed === "run") return zoomTo("run");
+    const [from, to] = inSteps(), end = clip(to);
+    return goTo(clip(end - (to - from)), end);
+  }
   function stale(e) {
     if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;        // the connection's note says so
   }
@@ -60,14 +69,16 @@
     loading = true;
     try {
       const { summary } = run;
+      if (takenUp(summary)) { outdated = true; asked += 1; }
       if (await series.update(summary) || !state.run) {
         const shares = Oppo.idleShares(series, run.devicesOf(summary.latest || {}), run.CAUSES);
         state.run = { step: shares.base.step, bubble: shares.bubble, shares: shares.shares, causes: run.CAUSES, total: summary.total_steps, last: summary.step, over: Boolean(summary.ended_at) };
       }
       if (!reply && linked[0] < linked[1] && linked[0] < summary.step) { const [from, to] = linked.splice(0); await goTo(from, clip(to)); }
       else if (!reply) await load(summary.step - HELD + 1, Math.max(1, summary.step));
+      else if (outdated) await anew(summary);
       else if (follow) await extend(summary.step);
-      else if (zoomed === "run" && summary.step > 1.02 * reply.to) await wholeRun();
+      else if (zoomed === "run" && summary.step > 1.02 * reply.to) await zoomTo("run");
       paint();
     } catch (e) {
       stale(e);
@@ -99,7 +110,7 @@
     const known = reply && reply.from === first && reply.to === end;
     follow = false;
     asked += 1;
-    if (!known && !(covers(from, to) && isFine(wide))) {
+    if (outdated || (!known && !(covers(from, to) && isFine(wide)))) {
       const mine = asked, next = await fetchSteps(first, end);
       if (mine !== asked || (reply && !next.steps.length)) return;
       accept({ ...next, from: first, to: end });

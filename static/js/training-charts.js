@@ -115,7 +115,7 @@
     const devices = Oppo.run.devicesOf(v.summary.latest || {}), color = T.run(v.colour);
     const columns = devices.map((d) => v.series.get(`busy/${d}`)), soft = columns.map((c) => T.ema(c.y.map((y) => (y === null ? null : 100 * y)), v.weight));
     const labels = apart(columns.map((c, k) => endLabel(last(c.x), last(soft[k]), devices[k])).filter((l) => f.known(l.y)), 9);
-    return { column: columns[0] || { step: [], x: [], y: [] }, layout: { yaxis: { ticksuffix: " %", range: [0, 104], dtick: 25 }, annotations: labels.slice(0, 12) },
+    return { column: Oppo.furthest(columns), layout: { yaxis: { ticksuffix: " %", range: [0, 104], dtick: 25 }, annotations: labels.slice(0, 12) },
       data: columns.map((c, k) => ({ x: c.x, y: soft[k], name: devices[k], mode: "lines", line: { width: 1.75, color, dash: DASHES[k % 4] }, hovertemplate: "%{y:.0f} %" })), hover: "x unified" };
   }
   function stepped(key, controller, axis) {

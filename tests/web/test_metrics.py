@@ -2,8 +2,10 @@
 
 import pytest
 
+from oppo_platform.accounts.models import User
+from oppo_platform.pages.selectors import with_curves
 from oppo_platform.runs.models import Run
-from oppo_platform.runs.selectors import get_runs
+from oppo_platform.runs.selectors import get_runs, list_runs
 from oppo_platform.telemetry import selectors
 from oppo_platform.telemetry.comparison import View, compare
 from oppo_platform.telemetry.models import SpanBatch
@@ -47,6 +49,24 @@ def test_the_newer_attempt_wins_from_its_first_step_on(resumed, events):
     worker.send_events(first, [events.step(8, 7, m=7.0)])
     assert max(selectors.series_points(reigns(run), "m")) == 6
     assert Run.objects.get().latest["m"] == 60.0
+
+
+def test_a_sparkline_holds_what_the_newest_attempt_told_of_the_same_step(resumed, events):
+    worker, _, first, second = resumed
+    user = User.objects.get(username="vic")
+
+    def shown():
+        [summary] = with_curves(list_runs(user)["items"])
+        return summary["step"], summary["attempt"], list(summary["curve"])
+
+    worker.send_events(first, [events.step(8, 6, **{"critic/score/mean": 0.1})])
+    assert shown() == (6, 1, [0.1])
+    told = [events.step(2, 5, **{"critic/score/mean": 0.5}), events.step(3, 6, **{"critic/score/mean": 0.6})]
+    worker.send_events(second, [events.started(1, 4, time=2000.0), *told])
+    assert shown() == (6, 2, [0.5, 0.6])
+    retold = events.step(4, 6, **{"critic/score/mean": 0.7}) | {"elapsed_s": 6.5}
+    worker.send_events(second, [retold])
+    assert shown() == (6, 2, [0.5, 0.7]), "after a rollback the same attempt tells a step again"
 
 
 def spans_event(seq, step, start):

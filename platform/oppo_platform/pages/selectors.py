@@ -22,7 +22,8 @@ from oppo_platform.telemetry.selectors import columns
 REWARD = "critic/score/mean"
 SPARK_POINTS = 40
 MOST_CURVES = 4000
-_curves: dict[tuple[int, int], tuple[float | None, ...]] = {}
+_Key = tuple[int, int | None, int, float]
+_curves: dict[_Key, tuple[float | None, ...]] = {}
 
 
 def live_catalogue() -> list[CatalogueEntry]:
@@ -47,15 +48,22 @@ def live_catalogue() -> list[CatalogueEntry]:
 
 def with_curves(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """The summaries, each with `curve`: its mean rewards, thinned out for a sparkline."""
-    # A list is drawn again every two seconds, but a curve only grows with its run's steps: the step is part of the key.
-    lacking = [run for run in runs if run["step"] and (run["id"], run["step"]) not in _curves]
+    lacking = [run for run in runs if run["step"] and _key(run) not in _curves]
     if lacking:
         parts = reigns_of(Run(pk=run["id"]) for run in lacking)
         found = columns(parts, {run_id: [REWARD] for run_id in parts}, "step", SPARK_POINTS)
         if len(_curves) > MOST_CURVES:
             _curves.clear()
-        _curves.update({(run["id"], run["step"]): tuple(found[run["id"]][REWARD]["y"]) for run in lacking})
-    return [{**run, "curve": _curves.get((run["id"], run["step"]), ())} for run in runs]
+        _curves.update({_key(run): tuple(found[run["id"]][REWARD]["y"]) for run in lacking})
+    return [{**run, "curve": _curves.get(_key(run), ())} for run in runs]
+
+
+def _key(run: RunSummary) -> _Key:
+    """A list is drawn again every two seconds, but a curve changes only with its run's steps.
+
+    A step that is trained again is told by another attempt or, after a rollback, takes another time.
+    """
+    return run["id"], run["attempt"], run["step"], run["elapsed_s"]
 
 
 def teams_overview(user: User) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ class RunSummary(TypedDict):
     started_at: str | None
     ended_at: str | None
     step: int
+    attempt: int | None
     total_steps: int
     elapsed_s: float
     eta_s: float | None
@@ -95,6 +96,7 @@ def run_summary(run: Run) -> RunSummary:
         started_at=_iso(run.started_at),
         ended_at=_iso(run.ended_at),
         step=run.step,
+        attempt=run.told_by,  # type: ignore[attr-defined]  # by `_joined`
         total_steps=run.total_steps,
         elapsed_s=run.elapsed_s,
         eta_s=eta_s(run),
@@ -149,12 +151,14 @@ def summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
 
 
 def _joined(runs: QuerySet[Run]) -> QuerySet[Run]:
-    """With project, team, user, the names of the newest attempt's nodes, and open alerts."""
+    """With project, team, user, the names of the newest attempt's nodes, the newest attempt that told a step, and open alerts."""
     newest = {"run": OuterRef("pk"), "epoch": OuterRef("epochs")}
+    told = Attempt.objects.filter(run=OuterRef("pk"), first_step__isnull=False).order_by("-epoch")
     further = {f"attempt__{name}": value for name, value in newest.items()}
     return runs.select_related("project__team", "user").annotate(
         head_node=Subquery(Attempt.objects.filter(**newest).values("node__name")[:1]),
         other_nodes=ArraySubquery(Launch.objects.filter(**further).order_by("rank").values("node__name")),
+        told_by=Subquery(told.values("epoch")[:1]),
         open_alerts=open_alerts(),
         is_silent=silent(),
     )

@@ -1,0 +1,86 @@
+"""A run that is taken up again trains some steps once more: open pages show those, not what an earlier attempt told of them."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from oppo_contract.events import EVENT
+from tests.browser.test_run_page import points_drawn
+from tests.browser.test_samples import steps_shown
+
+pytestmark = pytest.mark.browser
+HELD_AND_STORED = """async () => {
+  const key = 'critic/score/mean', held = document.getElementById('plot-reward').data[0];
+  const { series } = await Oppo.api.get(`runs/${Oppo.run.id}/metrics`, { keys: key });
+  return [held.x, held.y, series[key].step, series[key].y];
+}"""
+BUSY = "() => Oppo.trainingCharts.CHARTS.busy({ ...Oppo.trainingFirst.view, summary: Oppo.run.summary })"
+
+
+@pytest.fixture
+def trained(platform):
+    """A run of which an attempt has told 20 steps, and how a second one takes it up after step 10, on GPUs."""
+    run_id = platform.submit("letters again", steps=40)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(20)))
+
+    def take_up():
+        from oppo_platform.runs.steering import pause_run, resume_run
+
+        pause_run(run_id, "user:test")
+        supervisor.wait_for_signal("pause")
+        supervisor.end("paused")
+        resume_run(run_id, "user:test")
+        second, again = platform.start(run_id)
+        again.step = 10
+        again.rng.seed(2)
+
+        def tell(count):
+            second.tell([EVENT.validate_json(EVENT.dump_json(event).replace(b"cpu:", b"cuda:")) for event in again.tell(count)])
+
+        return tell
+
+    return run_id, take_up
+
+
+def test_figures_and_spans_of_steps_that_are_trained_again_replace_the_old_ones(visit, trained):
+    run_id, take_up = trained
+    visitor = visit()
+    page, timeline = visitor.page, visitor.context.new_page()
+    page.goto(f"/runs/{run_id}")
+    points_drawn(page, 20)
+    timeline.goto(f"/runs/{run_id}/timeline")
+    timeline.wait_for_selector("#range >> text=steps 19–20")
+    page.bring_to_front()  # timers of a page behind another one are slow
+    tell = take_up()
+    tell(4)
+    points_drawn(page, 14)
+    steps, rewards, *stored = page.evaluate(HELD_AND_STORED)
+    assert [steps, rewards] == stored
+    assert page.evaluate(f"({BUSY})().column.x.at(-1)") == 14, "the axis holds the device that trains now"
+    timeline.wait_for_selector("#range >> text=steps 13–14")
+    tell(1)
+    points_drawn(page, 15)
+    timeline.wait_for_selector("#range >> text=steps 14–15")
+
+
+@pytest.mark.full
+def test_a_reader_stays_where_the_newer_attempt_has_been_and_is_offered_its_answers(visit, trained):
+    run_id, take_up = trained
+    visitor = visit()
+    page, samples, far = visitor.page, visitor.context.new_page(), visitor.context.new_page()
+    page.goto(f"/runs/{run_id}/timeline?window=9-12")
+    page.wait_for_selector("#range >> text=steps 10–12")
+    samples.goto(f"/runs/{run_id}/samples")
+    steps_shown(samples, *range(20, 0, -1))
+    far.goto(f"/runs/{run_id}/timeline?window=16-19")
+    far.wait_for_selector("#range >> text=steps 17–19")
+    before = page.text_content("#timeline-table")
+    take_up()(4)
+    page.wait_for_function("before => document.getElementById('timeline-table').textContent !== before", arg=before)
+    expect(page.locator("#range")).to_contain_text("steps 10–12")
+    far.wait_for_selector("#range >> text=steps 12–14")
+    samples.click("#fresh >> text=The run was taken up again")
+    steps_shown(samples, *range(14, 0, -1))
+    expect(samples.locator("#fresh")).to_be_hidden()
