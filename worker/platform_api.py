@@ -1,4 +1,8 @@
-"""The platform's worker interface as Python calls (`oppo_contract.wire` has the table). Every failure has one of three names."""
+"""The platform's worker interface as Python calls (`oppo_contract.wire` has the table). Every failure has one of three names.
+
+Only the platform's own word is final, in the forms that `oppo_contract.wire` promises. A proxy says 404 while the platform is
+stopped, and a platform that was not told its own name says 400: taking that for a refusal would end runs and drop their events.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from pydantic import ValidationError
 
 from oppo_contract.events import Wire
 from oppo_contract.wire import (
+    PROBLEM_TYPE,
     VERSION_HEADER,
     WIRE_VERSION,
     Address,
@@ -35,7 +40,7 @@ Reply = TypeVar("Reply", bound=Wire)
 
 
 class Unreachable(Exception):
-    """Nobody answered, or the platform could not serve us now: try again, after `retry_after_s` if it said so."""
+    """Nobody answered, or not the platform, or it could not serve us now: try again, after `retry_after_s` if it said so."""
 
     def __init__(self, detail: str, retry_after_s: float | None = None) -> None:
         super().__init__(detail)
@@ -98,8 +103,8 @@ class PlatformApi:
     def send_events(self, attempt_id: int, body: bytes) -> int:
         """Send an `EventBatch` as JSON; returns the high-water mark. Raises also `GapError`."""
         response = self._send(f"attempts/{attempt_id}/events", body)
-        if response.status_code == httpx.codes.CONFLICT and "expected_seq" in response.json():
-            raise GapError(Gap.model_validate_json(response.content))
+        if response.status_code == httpx.codes.CONFLICT and (gap := _as(Gap, response)) is not None:
+            raise GapError(gap)
         return _read(response, Applied).high_water
 
     def register_checkpoint(self, attempt_id: int, request: CheckpointRegistration) -> Applied:
@@ -138,21 +143,35 @@ def _read(response: httpx.Response, reply: type[Reply]) -> Reply:
         except ValidationError as error:
             raise Unreachable(f"the platform's answer is not understood: {error.errors(include_url=False)[:3]}") from error
     said = f"{status} {response.text[:500]}"
-    if status == httpx.codes.CONFLICT:
-        raise _refused(response)
-    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND):
-        raise RefusedError(said, "unauthorized")
-    if status in (httpx.codes.BAD_REQUEST, httpx.codes.REQUEST_ENTITY_TOO_LARGE, httpx.codes.UNPROCESSABLE_ENTITY):
+    if status == httpx.codes.REQUEST_ENTITY_TOO_LARGE:  # whoever sets the limit
         raise UnacceptableError(said)
+    if status == httpx.codes.CONFLICT and (refused := _as(Refused, response)) is not None:
+        raise RefusedError(refused.detail, refused.reason)
+    if _is_problem(response):
+        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND):
+            raise RefusedError(said, "unauthorized")
+        if status == httpx.codes.UNPROCESSABLE_ENTITY:
+            raise UnacceptableError(said)
     raise Unreachable(said, _retry_after(response))
 
 
-def _refused(response: httpx.Response) -> RefusedError:
+def _as(form: type[Reply], response: httpx.Response) -> Reply | None:
+    """The body in one of the contract's forms; None when it is in another."""
     try:
-        refused = Refused.model_validate_json(response.content)
+        return form.model_validate_json(response.content)
     except ValidationError:
-        return RefusedError(response.text[:500], "ended")
-    return RefusedError(refused.detail, refused.reason)
+        return None
+
+
+def _is_problem(response: httpx.Response) -> bool:
+    """Whether the platform itself has refused: its problem details name the request, and repeat the status."""
+    if response.headers.get("Content-Type", "").partition(";")[0].strip() != PROBLEM_TYPE:
+        return False
+    try:
+        told = response.json()
+    except ValueError:
+        return False
+    return isinstance(told, dict) and told.get("status") == response.status_code and "request_id" in told
 
 
 def _retry_after(response: httpx.Response) -> float | None:

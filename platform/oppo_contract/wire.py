@@ -10,7 +10,10 @@
 | POST attempts/{id}/checkpoints | attempt | CheckpointRegistration | Applied, 409 Refused |
 | POST attempts/{id}/outcome | attempt | Outcome | Applied, 409 Refused |
 
-Tokens travel as `Authorization: Bearer …`. A 409 is final for that call: what it refuses has been decided elsewhere.
+Tokens travel as `Authorization: Bearer …`. A 409 is final for that call: what it refuses has been decided elsewhere. Every other
+refusal is a problem (RFC 9457) of the type below with the keys `status` and `request_id`: 401, 403 and 404 are final, 422 is so
+for its body, and after any other status the call is made again. What has neither form is not the platform's word but a proxy's:
+the call is made again, with less at a time after a 413.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ WIRE_VERSION = 4
 SPOKEN = (WIRE_VERSION - 1, WIRE_VERSION)
 # From version 2 on every call of a worker names its version, so that a platform can tell what a newer one added.
 VERSION_HEADER = "OPPO-Wire-Version"
+PROBLEM_TYPE = "application/problem+json"
 # Fields that came after version 1. What an older worker does not know is left out of replies to it: it takes no surprises.
 SINCE: dict[tuple[str, str], int] = {
     ("DeviceReport", "health"): 2,

@@ -1,10 +1,13 @@
 """The workers' API: tokens, claims, signals, outcomes, orphans."""
 
+import httpx
 import pytest
 
+from oppo_contract import wire
 from oppo_platform.cluster.models import CatalogueItem, Node
 from oppo_platform.runs.models import Attempt, Checkpoint, Run
 from oppo_platform.runs.steering import cancel_run
+from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
 
 
 def test_joining_needs_a_valid_join_token(world):
@@ -178,6 +181,39 @@ def test_malformed_bodies_are_refused_with_the_place(world):
     ]
     old = {"wire_version": 99, "name": "x", "hostname": "h", "cpus": 1, "memory_bytes": 1}
     assert worker.post("join", old, world.join_token).status_code == 422
+
+
+def test_what_it_refuses_a_worker_takes_for_its_word(world, settings):
+    """But for a host's name that it has not been told: that is mended on its side."""
+    worker = world.worker()
+    _, attempt_id = world.start(worker)
+
+    def deliver(request: httpx.Request) -> httpx.Response:
+        headers = {"Authorization": request.headers["Authorization"]}
+        told = worker.client.post(request.url.path, request.content, content_type="application/json", headers=headers)
+        return httpx.Response(told.status_code, headers=dict(told.headers), content=told.content)
+
+    def speaking_as(token: str) -> PlatformApi:
+        api = PlatformApi("http://platform", token)
+        api._http = httpx.Client(transport=httpx.MockTransport(deliver), base_url=api._http.base_url, headers=api._http.headers)
+        return api
+
+    beat = wire.AttemptHeartbeat(epoch=1)
+    own = speaking_as(worker.attempt_tokens[attempt_id])
+    with pytest.raises(RefusedError, match=r"^401"):
+        speaking_as("nonsense").attempt_heartbeat(attempt_id, beat)
+    with pytest.raises(RefusedError, match=r"^404"):
+        own.attempt_heartbeat(attempt_id + 1, beat)
+    with pytest.raises(RefusedError) as refused:
+        own.attempt_heartbeat(attempt_id, wire.AttemptHeartbeat(epoch=7))
+    assert refused.value.reason == "stale_epoch"
+    with pytest.raises(UnacceptableError, match=r"^422"):
+        own.send_events(attempt_id, b"{}")
+    with pytest.raises(UnacceptableError, match=r"^413"):
+        own.send_events(attempt_id, b" " * (wire.MAX_BATCH_BYTES + 1))
+    settings.ALLOWED_HOSTS = ["elsewhere.example.org"]
+    with pytest.raises(Unreachable, match=r"^400"):
+        own.attempt_heartbeat(attempt_id, beat)
 
 
 def test_of_two_checkpoints_at_a_step_the_one_told_last_counts(world, settings):

@@ -68,7 +68,7 @@ class Attempt:
 
 
 class SmallPlatform:
-    """Node and attempts in memory. `before` may answer in the platform's place: (status, body), "hang up", or None."""
+    """Node and attempts in memory. `before` may answer first: (status, body), "hang up", or None; see also `problem`."""
 
     def __init__(self) -> None:
         self.attempts: dict[int, Attempt] = {}
@@ -131,6 +131,11 @@ class SmallPlatform:
         return 200, wire.Applied()
 
 
+def problem(status: int) -> tuple[int, dict[str, Any]]:
+    """What the platform itself refuses with this status."""
+    return status, {"title": "no", "status": status, "detail": "no", "errors": [], "request_id": "1"}
+
+
 def engines_of(artifacts: Path) -> list[psutil.Process]:
     """Living engine processes that write to a folder."""
     found = []
@@ -162,6 +167,8 @@ def serve(platform: SmallPlatform, port: int = 0) -> ThreadingHTTPServer:
             text = (reply.model_dump_json() if hasattr(reply, "model_dump_json") else json.dumps(reply)).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
+            if isinstance(reply, dict) and "request_id" in reply:
+                self.send_header("Content-Type", wire.PROBLEM_TYPE)
             self.end_headers()
             self.wfile.write(text)
 

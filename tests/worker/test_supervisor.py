@@ -163,17 +163,33 @@ def test_a_wish_counts_also_when_something_is_lost_and_so_does_a_failure(wish, o
 
 
 @pytest.mark.parametrize("status", [413, 422])
-def test_an_event_that_is_not_taken_is_replaced_and_the_rest_arrives(bench, status: int) -> None:
+def test_an_event_that_is_not_taken_is_replaced_and_the_rest_arrives(bench, tools, status: int) -> None:
     attempt = bench.attempt(steps=20)
 
     def refuse_step_7(path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
         bad = path.endswith("/events") and any(event.get("step") == 7 and event["kind"] == "step" for event in body["events"])
-        return (status, {"detail": "no"}) if bad else None
+        return tools.problem(status) if bad else None
 
     bench.platform.before = refuse_step_7
     assert bench.supervise().wait() == 0
     assert steps_of(attempt) == [step for step in range(1, 21) if step != 7]
     assert any("was left out" in line for event in attempt.kinds("log") for line in event["lines"])
+    assert attempt.outcome["outcome"] == "succeeded"
+
+
+def test_what_a_proxy_says_while_the_platform_is_stopped_ends_nothing(bench, tools) -> None:
+    attempt = bench.attempt(steps=40, step_s=0.02)
+    stopped_for, begun = [404, 409], []
+
+    def in_its_place(_path: str, _body: dict[str, Any]) -> tuple[int, Any] | None:
+        begun.extend([True] if len(attempt.kinds("step")) > 3 else [])
+        return (stopped_for.pop(), "404 page not found") if begun and stopped_for else None
+
+    bench.platform.before = in_its_place
+    process = bench.supervise()
+    tools.eventually(lambda: not stopped_for, "the proxy to have said all")
+    assert process.wait() == 0
+    assert steps_of(attempt) == list(range(1, 41))
     assert attempt.outcome["outcome"] == "succeeded"
 
 

@@ -1,0 +1,77 @@
+"""What counts as the platform's word, and what a proxy only says in its place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from oppo_contract import wire
+from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
+
+OUTCOME = wire.Outcome(epoch=1, outcome="succeeded", reason="")
+
+
+def answered(status: int, body: str, media_type: str = wire.PROBLEM_TYPE) -> PlatformApi:
+    """Every call has this reply."""
+    api = PlatformApi("http://platform", "token")
+    reply = httpx.Response(status, content=body, headers={"Content-Type": media_type})
+    api._http = httpx.Client(transport=httpx.MockTransport(lambda _request: reply), base_url="http://platform")
+    return api
+
+
+def problem(status: int, **changes: Any) -> str:
+    """As `oppo_platform.api.problems` writes it."""
+    return json.dumps({"title": "no", "status": status, "detail": "no", "errors": [], "request_id": None} | changes)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422, 500, 502])
+@pytest.mark.parametrize(
+    ("body", "media_type"),
+    [
+        ("404 page not found\n", "text/plain; charset=utf-8"),
+        ("<h1>Bad Request (400)</h1>", "text/html"),
+        ('{"message": "no Route matched with those values"}', "application/json"),
+        ('{"title": "Forbidden", "status": 403, "detail": "a gateway\'s"}', wire.PROBLEM_TYPE),
+        ("[]", wire.PROBLEM_TYPE),
+        ("", wire.PROBLEM_TYPE),
+        (problem(418), wire.PROBLEM_TYPE),
+    ],
+)
+def test_what_others_say_is_no_refusal(status: int, body: str, media_type: str) -> None:
+    api = answered(status, body, media_type)
+    with pytest.raises(Unreachable, match=str(status)):
+        api.report_outcome(1, OUTCOME)
+    with pytest.raises(Unreachable, match=str(status)):
+        api.send_events(1, b"{}")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (401, RefusedError),
+        (403, RefusedError),
+        (404, RefusedError),
+        (400, Unreachable),
+        (422, UnacceptableError),
+        (500, Unreachable),
+    ],
+)
+def test_the_platforms_own_word_counts(status: int, error: type[Exception]) -> None:
+    with pytest.raises(error, match=str(status)):
+        answered(status, problem(status), f"{wire.PROBLEM_TYPE}; charset=utf-8").report_outcome(1, OUTCOME)
+
+
+def test_too_large_is_too_large_whoever_says_so() -> None:
+    with pytest.raises(UnacceptableError):
+        answered(413, "<h1>Request Entity Too Large</h1>", "text/html").send_events(1, b"{}")
+
+
+def test_a_decision_of_the_platform_names_its_reason() -> None:
+    with pytest.raises(RefusedError) as refused:
+        answered(409, wire.Refused(detail="too late", reason="lease_lost").model_dump_json(), "application/json").report_outcome(
+            1, OUTCOME
+        )
+    assert refused.value.reason == "lease_lost"
