@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -10,7 +11,7 @@ from oppo_platform.alerts import services
 from oppo_platform.alerts.lifecycle import close_alert, joined, open_alert
 from oppo_platform.alerts.models import Alert, Delivery, Ending, MailChoice, Watch, Webhook
 from oppo_platform.alerts.policy import Condition, Rule
-from oppo_platform.alerts.rules import set_rules
+from oppo_platform.alerts.rules import rules_of, set_rules
 from oppo_platform.alerts.watching import look_after_runs
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.steering import cancel_run, pause_run
@@ -222,6 +223,23 @@ def test_what_is_turned_off_or_silenced_is_not_told(training):
     end(tell, "failed", "RewardError: x")
     look_after_runs()
     assert conditions() == [C.KL_ABOVE, C.NOT_FINITE]
+
+
+def test_rules_that_are_refused_stay_in_the_form(world):
+    address = f"/teams/{world.team.pk}/alerts"
+    ada, before = world.login("ada"), dict(rules_of(world.team.pk))
+    page = ada.get(address).content.decode()
+    form = dict(re.findall(r'name="([\w-]+-(?:threshold|window))" value="([^"]+)"', page))
+    assert ada.post(f"{address}/rules", form | {"failed-on": "on"}).status_code == 302
+    wrong = form | {"kl_above-threshold": "-7", "stalled-threshold": "77", "stalled-on": "on"}
+    refused = ada.post(f"{address}/rules", wrong)
+    page = refused.content.decode()
+    assert (refused.status_code, "the threshold is a number from" in page) == (422, True)
+    assert 'name="kl_above-threshold" value="-7"' in page
+    assert 'name="stalled-threshold" value="77"' in page
+    assert re.findall(r'name="(\w+)-on" checked', page) == ["stalled"]
+    after = rules_of(world.team.pk)
+    assert {c: after[c].threshold for c in after} == {c: before[c].threshold for c in before}
 
 
 def test_two_evaluators_at_once_tell_everything_once(training, at_once):

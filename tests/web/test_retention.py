@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -256,8 +257,11 @@ def test_owners_set_it_and_it_is_on_record(ended):
     assert not any(permits(role, Action.MANAGE_STORAGE) for role in ("viewer", "member", "maintainer"))
     ada = world.login("ada")
     for wrong in ("0", "-1", "x", "99999999", "1e3"):
-        page = ada.post(address, {"detail_days": wrong}, follow=True).content.decode()
+        reply = ada.post(address, {"detail_days": wrong, "keep_checkpoints": "7"})
+        page = reply.content.decode()
         assert "days, or nothing" in page or "Give whole numbers" in page
+        assert (reply.status_code, re.findall(r'type="number" min="1" value="(.*?)"', page)) == (422, [wrong, "", "7"])
+    assert world.login("ben").post(address, {"run_days": "x"}).status_code == 403
     assert not TeamStorage.objects.filter(retention_set_at__isnull=False).exists()
     ada.post(address, {"detail_days": "30", "run_days": "", "keep_checkpoints": "2"})
     row = TeamStorage.objects.get(team=world.team)

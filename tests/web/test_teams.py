@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from urllib.parse import urlencode
 
 import pytest
 from django.test import Client
@@ -16,6 +17,7 @@ from oppo_platform.accounts.passwords import create_password_link, set_password_
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.accounts.teams import leave_team, remove_member, set_member
 from oppo_platform.runs.models import Run
+from tests.web.matrix.pages import RULES
 
 PASSWORD = "a rather long password"
 ROLES = {"eve": None, "vic": "viewer", "ben": "member", "max": "maintainer", "ada": "owner"}
@@ -39,7 +41,7 @@ REQUESTS = {
     "POST /teams/{team}/tokens/new name=t&scope=read&days=7": "viewer",
     "POST /teams/{team}/tokens/new name=t&scope=read&days=7&service=1": "owner",
     "POST /teams/{team}/alerts/mail whose=all&conditions=failed": "viewer",
-    "POST /teams/{team}/alerts/rules stalled-threshold=5&kl_above-threshold=9&kl_above-window=9": "owner",
+    f"POST /teams/{{team}}/alerts/rules {urlencode(RULES)}": "owner",
     "POST /teams/{team}/alerts/webhooks url=https://example.org/&conditions=failed": "owner",
 }
 
@@ -159,6 +161,12 @@ def test_an_invite_lets_one_new_person_in(world):
     assert Client().get(path).status_code == 404
     assert Client().post(path, {"username": "yan", "email": "y@example.org", "password": PASSWORD}).status_code == 404
     assert not User.objects.filter(username="yan").exists()
+
+
+def test_an_invite_that_is_refused_leaves_whom_it_is_for(world):
+    reply = world.login("ada").post(f"/teams/{world.team.pk}/invites", {"role": "emperor", "note": "zoe@example.org"})
+    assert (reply.status_code, 'name="note" value="zoe@example.org"' in reply.content.decode()) == (422, True)
+    assert not Invite.objects.exists()
 
 
 def test_an_invite_is_joined_with_an_account_that_one_has(world):

@@ -172,6 +172,16 @@ def test_the_page_shows_a_token_once(world):
     assert "as job.service" in owner.content.decode()
 
 
+def test_a_token_that_is_refused_leaves_what_was_typed(world):
+    ada, url = world.login("ada"), f"/teams/{world.team.pk}/tokens/new"
+    for form, more in (("token-name", {}), ("service-name", {"service": "1"})):
+        refused = ada.post(url, {"name": "nightly\x07", "scope": "read", "days": "7", **more})
+        typed = refused.content.decode().split(f'id="{form}"')[1].split("</form>")[0]
+        assert (refused.status_code, 'value="nightly' in typed) == (422, True)
+        assert re.findall(r'value="(\w+)" selected', typed) == ["read", "7"]
+    assert not ApiToken.objects.exists()
+
+
 def test_a_new_start_of_the_platform_voids_the_token_of_the_last_one(world):
     from oppo_platform.accounts.api_tokens import supersede
 

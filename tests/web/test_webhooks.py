@@ -298,10 +298,12 @@ def test_who_dawdles_or_mumbles_is_left_in_time(says, settings):
 
 
 def test_what_is_refused_is_told_when_it_is_entered(world):
-    told = world.login("ada").post(
-        f"/teams/{world.team.pk}/alerts/webhooks", {"url": "http://example.org/", "conditions": ALL}, follow=True
-    )
-    assert "Only https:// will do" in told.content.decode()
+    wrong = {"url": "http://example.org/", "conditions": ["failed"]}
+    told = world.login("ada").post(f"/teams/{world.team.pk}/alerts/webhooks", wrong)
+    page = told.content.decode()
+    assert (told.status_code, "Only https:// will do" in page, 'value="http://example.org/"' in page) == (422, True, True)
+    form = page.split('id="hook-url"')[1].split("</form>")[0]
+    assert re.findall(r'value="(\w+)" checked', form) == ["failed"]
     assert not Webhook.objects.exists()
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
@@ -72,11 +72,14 @@ def team_alerts(request: HttpRequest, team_id: int) -> HttpResponse:
     return render(request, "team/deliveries.html", {"hook": hook})
 
 
-def _settings(request: HttpRequest, team: Team, **fresh: Any) -> HttpResponse:
+def _settings(
+    request: HttpRequest, team: Team, rules: list[dict[str, Any]] | None = None, status: int = 200, **fresh: Any
+) -> HttpResponse:
+    """The page; `rules` as they were posted, where they were refused."""
     manages = may(request.user, Action.MANAGE_ALERTS, team.pk)
     choice = MailChoice.objects.filter(user=request.user, team=team).first() or MailChoice(user=request.user, team=team)
     context = {
-        "rules": [_shown(condition, rule) for condition, rule in rules_of(team.pk).items()],
+        "rules": rules or [_shown(condition, *_words(rule)) for condition, rule in rules_of(team.pk).items()],
         "window_limits": WINDOW_LIMITS,
         "may_manage": manages,
         "hooks": webhooks.webhooks_of(team) if manages else [],
@@ -84,17 +87,25 @@ def _settings(request: HttpRequest, team: Team, **fresh: Any) -> HttpResponse:
         "whose": [("own", "my runs"), ("all", "every run of the team"), ("none", "nothing")],
         "conditions": [{"key": c.value, "title": TITLES[c]} for c in Condition],
         "mail_refused": selectors.mail_refused(request.user, team),
+        "new_hook": {"url": "", "conditions": list(Condition)},
         **fresh,
     }
-    return render_team(request, team, "team-alerts", "team/alerts.html", context)
+    return render_team(request, team, "team-alerts", "team/alerts.html", context, status)
 
 
-def _shown(condition: Condition, rule: Rule) -> dict[str, Any]:
+def _words(rule: Rule) -> tuple[bool, str, str]:
+    threshold = "" if rule.threshold is None else f"{rule.threshold:g}"
+    return rule.on, threshold, "" if rule.window_steps is None else str(rule.window_steps)
+
+
+def _shown(condition: Condition, on: bool, threshold: str, window: str) -> dict[str, Any]:
     return {
         "key": condition.value,
         "title": TITLES[condition],
         "meaning": MEANINGS[condition],
-        "rule": rule,
+        "on": on,
+        "threshold": threshold,
+        "window": window,
         "limits": LIMITS.get(condition),
         "default": DEFAULTS[condition],
     }
@@ -110,16 +121,25 @@ def set_alert_rules(request: HttpRequest, team_id: int) -> HttpResponse:
         changed = set_rules(request.user, team, {condition: _posted(request, condition) for condition in Condition})
         return f"{changed} rule{'' if changed == 1 else 's'} changed." if changed else "The rules are as they were."
 
-    return told(request, change, "team-alerts", team_id)
+    def again() -> HttpResponse:
+        return _settings(request, team, [_shown(c, *_given(request, c)) for c in Condition], status=422)
+
+    return told(request, change, "team-alerts", team_id, again=again)
+
+
+def _given(request: HttpRequest, condition: Condition) -> tuple[bool, str, str]:
+    """Whether a rule was posted as on, its threshold and its window."""
+    on, threshold, window = (request.POST.get(f"{condition}-{name}", "") for name in ("on", "threshold", "window"))
+    return bool(on), threshold, window
 
 
 def _posted(request: HttpRequest, condition: Condition) -> Rule:
-    default, given = DEFAULTS[condition], request.POST
+    default, (on, threshold, window) = DEFAULTS[condition], _given(request, condition)
     try:
         return Rule(
-            on=bool(given.get(f"{condition}-on")),
-            threshold=None if default.threshold is None else float(given.get(f"{condition}-threshold", "")),
-            window_steps=None if default.window_steps is None else int(given.get(f"{condition}-window", "")),
+            on=on,
+            threshold=None if default.threshold is None else float(threshold),
+            window_steps=None if default.window_steps is None else int(window),
         )
     except ValueError:
         raise AccountError(f"{TITLES[condition]}: give numbers for threshold and window.") from None
@@ -143,12 +163,12 @@ def choose_mail(request: HttpRequest, team_id: int) -> HttpResponse:
 def add_webhook(request: HttpRequest, team_id: int) -> HttpResponse:
     """Make a webhook, and show its secret once."""
     team = team_of(request, team_id)
-    url = request.POST.get("url", "")
+    url, conditions = request.POST.get("url", ""), request.POST.getlist("conditions")
     try:
-        secret = webhooks.add_webhook(request.user, team, url, request.POST.getlist("conditions"))
+        secret = webhooks.add_webhook(request.user, team, url, conditions)
     except AccountError as refused:
         messages.error(request, str(refused))
-        return redirect("pages:team-alerts", team_id)
+        return _settings(request, team, status=422, new_hook={"url": url, "conditions": conditions})
     return _settings(request, team, fresh_secret=secret)
 
 

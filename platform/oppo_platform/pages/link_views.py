@@ -33,7 +33,7 @@ def create_invite(request: HttpRequest, team_id: int) -> HttpResponse:
         link = invites.create_invite(request.user, team, role, note)
     except AccountError as refused:
         messages.error(request, str(refused))
-        return redirect("pages:team", team_id)
+        return show_team(request, team, status=422, new_invite={"role": role, "note": note})
     said = f"{request.user.username} invites you to the team {team.name}. The link works once, within {invites.INVITE_DAYS} days:"
     sent = send_link(note, f"Join {team.name} on OPPO Platform", f"{said}\n\n{link}\n")
     words = f"Whoever opens it first joins {team.name} as {role}. It works for {invites.INVITE_DAYS} days."

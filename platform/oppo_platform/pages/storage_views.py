@@ -12,7 +12,8 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
-from oppo_platform.accounts.access import Action, may, may_steer, steerable, trashed_runs
+from oppo_platform.accounts.access import Action, demand, may, may_steer, steerable, trashed_runs
+from oppo_platform.accounts.models import Team
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.pages.team_shell import render_team, team_of, told
 from oppo_platform.runs.models import Run
@@ -29,11 +30,16 @@ RunView = Callable[[HttpRequest, int], HttpResponse]
 def storage(request: HttpRequest, team_id: int) -> HttpResponse:
     """How far the team's storage is used, by which runs, and its trash."""
     team = team_of(request, team_id)
+    return _page(request, team, TeamStorage.objects.filter(team=team).first())
+
+
+def _page(request: HttpRequest, team: Team, rules: TeamStorage | dict[str, str] | None, status: int = 200) -> HttpResponse:
+    """The page; `rules` as they are, or as they were posted and refused."""
     found = trash(request.user, team.pk)
     runs = Run.objects.filter(pk__in=[each["id"] for each in found]).select_related("project")
     context = {
         "used": team_taken(team),
-        "rules": TeamStorage.objects.filter(team=team).first(),
+        "rules": rules,
         "upcoming": upcoming(team.pk),
         "may_manage": may(request.user, Action.MANAGE_STORAGE, team.pk),
         "grace_h": f"{settings.OPPO_RETENTION_GRACE_S / 3600:g}",
@@ -43,23 +49,25 @@ def storage(request: HttpRequest, team_id: int) -> HttpResponse:
         "trash_days": f"{settings.OPPO_TRASH_DAYS:g}",
         "folders": pending_folders(team.pk),
     }
-    return render_team(request, team, "team-storage", "team/storage.html", context)
+    return render_team(request, team, "team-storage", "team/storage.html", context, status)
 
 
 @require_POST
 def set_rules(request: HttpRequest, team_id: int) -> HttpResponse:
     """How long what ended runs told is kept."""
     team = team_of(request, team_id)
+    given = {name: request.POST.get(name, "") for name in ("detail_days", "run_days", "keep_checkpoints")}
 
     def change() -> str:
-        days, run_days, kept = (_whole(request.POST.get(name, "")) for name in ("detail_days", "run_days", "keep_checkpoints"))
+        demand(request.user, Action.MANAGE_STORAGE, team.pk)  # before what was sent is looked at
+        days, run_days, kept = map(_whole, given.values())
         row = set_retention(request.user, team, days, run_days, kept)
         if days is run_days is kept is None:
             return "Everything is kept for ever from now on."
         begins = starts_at(row)
         return f"Set. Nothing is deleted by it before {begins:%Y-%m-%d %H:%M} UTC; what comes first stands below."
 
-    return told(request, change, "team-storage", team_id)
+    return told(request, change, "team-storage", team_id, again=lambda: _page(request, team, given, status=422))
 
 
 def _whole(text: str) -> int | None:

@@ -44,10 +44,21 @@ def render_team(
     return render(request, template, {"section": "teams", "team": team, "role": role, "tabs": tabs, **context}, status=status)
 
 
-def told(request: HttpRequest, change: Callable[[], str], page: str, *arguments: int) -> HttpResponse:
-    """Make a change, say how it went, and lead back to a page; what the role forbids stays a 403."""
+def told(
+    request: HttpRequest,
+    change: Callable[[], str],
+    page: str,
+    *arguments: int,
+    again: Callable[[], HttpResponse] | None = None,
+) -> HttpResponse:
+    """Make a change, say how it went, and lead back to a page; what the role forbids stays a 403.
+
+    `again`: the answer to what is refused instead, with status 422: a page whose form still has what was posted.
+    """
     try:
         messages.success(request, change())
     except AccountError as refused:
         messages.error(request, str(refused))
+        if again is not None:
+            return again()
     return redirect(f"pages:{page}", *arguments)

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_GET, require_POST
 from oppo_platform.accounts import teams as service
 from oppo_platform.accounts.access import visible_teams
 from oppo_platform.accounts.current import choose_team
-from oppo_platform.accounts.models import Membership, Team
+from oppo_platform.accounts.models import Membership, Role, Team
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.pages.selectors import member_page, teams_overview
 from oppo_platform.pages.team_shell import render_team, team_of, told
@@ -34,9 +34,10 @@ def team(request: HttpRequest, team_id: int) -> HttpResponse:
     return show_team(request, team_of(request, team_id))
 
 
-def show_team(request: HttpRequest, team: Team, **fresh: Any) -> HttpResponse:
-    """The team's first page; `fresh` is a link that was made just now, which is shown this once."""
-    return render_team(request, team, "team", "team/members.html", {**member_page(request.user, team), **fresh})
+def show_team(request: HttpRequest, team: Team, status: int = 200, **fresh: Any) -> HttpResponse:
+    """The team's first page; `fresh`: a link that was made just now, which is shown this once, or a form that was refused."""
+    context = {**member_page(request.user, team), "new_invite": {"note": "", "role": Role.MEMBER}, **fresh}
+    return render_team(request, team, "team", "team/members.html", context, status)
 
 
 @require_POST

@@ -7,7 +7,6 @@ from typing import Any
 from django.conf import settings
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
@@ -42,7 +41,8 @@ def create_token(request: HttpRequest, team_id: int) -> HttpResponse:
         made = make(request.user, team, name, float(days) if days in VALIDITIES and days else None, scope)
     except AccountError as refused:
         messages.error(request, str(refused))
-        return redirect("pages:team-tokens", team_id)
+        given = {"name": name, "scope": scope, "days": days}
+        return _page(request, team, status=422, **{"new_service" if request.POST.get("service") else "new_own": given})
     return _page(request, team, made=made)
 
 
@@ -60,7 +60,8 @@ def revoke_token(request: HttpRequest, team_id: int, token_id: int) -> HttpRespo
         raise Http404 from None
 
 
-def _page(request: HttpRequest, team: Team, made: service.Made | None = None) -> HttpResponse:
+def _page(request: HttpRequest, team: Team, made: service.Made | None = None, status: int = 200, **given: Any) -> HttpResponse:
+    """The page; `given`: a form as it was posted, where it was refused."""
     found = list(service.tokens_of(request.user, team.pk))
     context: dict[str, Any] = {
         "own": [token for token in found if token.user_id == request.user.pk],
@@ -71,5 +72,8 @@ def _page(request: HttpRequest, team: Team, made: service.Made | None = None) ->
         "scopes": SCOPE_WORDS.items(),
         "made": made,
         "base_url": settings.OPPO_BASE_URL,
+        "new_own": {"name": "", "scope": Scope.SUBMIT, "days": "90"},
+        "new_service": {"name": "", "scope": Scope.SUBMIT, "days": "365"},
+        **given,
     }
-    return render_team(request, team, "team-tokens", "team/tokens.html", context)
+    return render_team(request, team, "team-tokens", "team/tokens.html", context, status)

@@ -7,6 +7,11 @@ from tests.web.matrix.rows import ADMINISTRATOR, ANYBODY, MAINTAINER, MEMBER, OW
 
 OF_A_RUN = ["", "/timeline", "/utilization", "/samples", "/logs", "/config", "/checkpoints", "/events"]
 SEEN_BY_MEMBERS = {"/secrets": MEMBER, "/audit": OWNER}
+RULES = {
+    **{f"{name}-threshold": "0.5" for name in ("reward_collapsed", "kl_above", "bubble_above")},
+    **{f"{name}-window": "20" for name in ("not_finite", "reward_collapsed", "kl_above", "bubble_above")},
+    "stalled-threshold": "5",
+}
 OF_A_TEAM = ["", "/storage", "/alerts", "/tokens", "/secrets", "/audit"]
 
 PAGES: list[Row] = [
@@ -33,7 +38,7 @@ PAGES: list[Row] = [
     post("/teams/{team}/invites/{invite}/revoke", least=OWNER, status=302),
     post("/teams/{team}/storage/rules", {"detail_days": "9"}, OWNER, status=302),
     get("/teams/{team}/alerts?webhook={webhook}", OWNER),
-    post("/teams/{team}/alerts/rules", least=OWNER, status=302),
+    post("/teams/{team}/alerts/rules", RULES, OWNER, status=302),
     post("/teams/{team}/alerts/mail", {"whose": "own"}, status=302),
     post("/teams/{team}/alerts/webhooks", {"url": "https://example.org/hook", "conditions": ["failed"]}, OWNER),
     post("/teams/{team}/alerts/webhooks/{webhook}", {"on": "1", "conditions": ["failed"]}, OWNER, status=302),
