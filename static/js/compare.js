@@ -45,7 +45,7 @@
       reply = got;
     } catch (e) {
       if (mine !== newest) return;
-      if (e instanceof Oppo.ApiError) refuse(e); else connection(false);
+      if (e instanceof Oppo.ApiError && e.status < 500) refuse(e); else connection(false);
       return;
     }
     since = new Date();
@@ -53,7 +53,8 @@
     connection(true);
     if (reply && reply.runs.some((run) => !run.ended_at)) timer = setTimeout(() => { if (!document.hidden) load(); }, LIVE_MS);
   }
-  function refuse(e) {
+  function refuse(e) {                                   // the server has said no: nothing is live until something else is asked for
+    $("live").hidden = true;
     $("refused").hidden = false;
     setText($("refused").querySelector("p"), e.status === 404 ? "One of these runs does not exist, or belongs to a team that you are not in. Remove it above." : e.message);
     if (!reply) $("result").hidden = true;

@@ -6,7 +6,7 @@
   const RECENT = 50, MOST_CARDS = 16;
   const $ = (id) => document.getElementById(id);
   const series = Oppo.series(run.id, KEYS);
-  const view = { series, colour: run.colour, devices: [], all: [], weight: stored(), axis: Oppo.axisInAddress("step") };
+  const view = { series, colour: run.colour, devices: [], shown: [], all: [], weight: stored(), axis: Oppo.axisInAddress("step") };
   const charts = { ...CHARTS };
   let roles = null, busy = false, again = false, due = false;
 
@@ -49,17 +49,22 @@
     return Plotly.react(plot, made.data, layout(made), T.config);
   }
   /* --- devices ------------------------------------------------------------ */
-  function cards(devices) {
-    if (devices.join() === view.devices.join()) return;
-    view.devices = devices;
-    const latest = run.summary.latest, shown = devices.length > MOST_CARDS ? devices.slice().sort((a, b) => latest[`busy/${a}`] - latest[`busy/${b}`]).slice(0, MOST_CARDS) : devices;
-    $("devices").className = devices.length > 2 ? "grid-4" : "grid-2";
-    $("devices").replaceChildren(...shown.map((name, k) => {
-      charts[`device-${k}`] = device(name);
-      return el("section", { class: "card", "data-device": name }, el("div", { class: "card-head" }, el("h3", {}, name), el("span", { class: "muted roles" }), el("span", { class: "reading" }, el("b"), " busy")), el("div", { class: "plot plot-s", id: `plot-device-${k}` }),
-        el("div", { class: "card-foot row" }, el("span", { class: "idle-words" })));
-    }));
-    setText($("least"), devices.length > MOST_CARDS ? `The ${MOST_CARDS} least busy of ${devices.length} devices. ` : "");
+  const cardOf = (name) => $("devices").querySelector(`[data-device="${CSS.escape(name)}"]`);
+  function card(name) {
+    charts[`device-${name}`] = device(name);
+    return el("section", { class: "card", "data-device": name }, el("div", { class: "card-head" }, el("h3", {}, name), el("span", { class: "muted roles" }), el("span", { class: "reading" }, el("b"), " busy")), el("div", { class: "plot plot-s", id: `plot-device-${name}` }),
+      el("div", { class: "card-foot row" }, el("span", { class: "idle-words" })));
+  }
+  /* Of many devices the least busy of the last steps, by name: cards that stay keep their place and their chart. */
+  function cards(busyOf) {
+    const many = view.devices.length > MOST_CARDS, least = new Set(view.devices.slice().sort((a, b) => busyOf(a) - busyOf(b)).slice(0, MOST_CARDS));
+    const shown = view.devices.filter((name) => least.has(name));
+    setText($("least"), many ? `The ${MOST_CARDS} least busy of ${view.devices.length} devices. ` : "");
+    if (shown.join() === view.shown.join()) return;
+    view.shown.filter((name) => !shown.includes(name)).forEach((name) => Plotly.purge($(`plot-device-${name}`)));
+    view.shown = shown;
+    $("devices").className = shown.length > 2 ? "grid-4" : "grid-2";
+    $("devices").replaceChildren(...shown.map((name) => cardOf(name) || card(name)));
   }
   async function readRoles() {
     if (roles || !run.summary.step) return;
@@ -79,10 +84,11 @@
     const idle = Object.fromEntries(Oppo.run.CAUSES.map((cause) => [cause, of((d) => sum(`idle_s/${d}/${cause}`))]));
     const seconds = Object.values(idle).reduce((a, b) => a + b, 0);
     words({ steps, bubble, shares: Oppo.run.CAUSES.map((cause) => [cause, seconds ? bubble * idle[cause] / seconds : 0, idle[cause] / told]) });
-    view.devices.forEach((d) => {
-      const card = $("devices").querySelector(`[data-device="${CSS.escape(d)}"]`);
-      if (!card) return;
-      setText(card.querySelector(".reading b"), f.percent(sum(`busy/${d}`) / Math.max(1, count(d)), 0));
+    const busyOf = (d) => sum(`busy/${d}`) / Math.max(1, count(d));
+    cards(busyOf);
+    view.shown.forEach((d) => {
+      const card = cardOf(d);
+      setText(card.querySelector(".reading b"), f.percent(busyOf(d), 0));
       const worst = Oppo.run.CAUSES.map((cause) => [cause, sum(`idle_s/${d}/${cause}`)]).sort((a, b) => b[1] - a[1])[0];
       setText(card.querySelector(".idle-words"), worst[1] > 0 ? `waits mostly for: ${worst[0]}, ${f.brief(worst[1] / Math.max(1, count(d)))} a step` : "never idle");
       setText(card.querySelector(".roles"), roles && roles[d] ? roles[d].join(", ") : "");
@@ -118,7 +124,7 @@
     busy = true;
     try {
       view.all = run.devicesOf(run.summary.latest || {});
-      cards(run.devicesNow(run.summary.latest || {}));
+      view.devices = run.devicesNow(run.summary.latest || {});
       due = (await series.update(run.summary)) || due;
       if (due) {
         await readRoles();

@@ -244,6 +244,24 @@ def test_a_comparison_of_no_runs_stays_empty(visit, hold, two_runs):
     expect(page.locator("#result")).to_be_hidden()
 
 
+def test_a_comparison_that_the_server_fails_to_make_once_is_asked_for_again(visit, platform):
+    run_id = platform.submit("letters compared", steps=30)
+    supervisor, story = platform.start(run_id)
+    supervisor.tell(list(story.tell(2)))
+    visitor = visit()
+    visitor.expects("503")  # the failure itself
+    page = visitor.page
+    page.clock.install()
+    page.goto(f"/compare?runs={run_id}")
+    expect(page.locator("#live")).to_have_text("live")
+    page.route("**/api/v1/compare?*", lambda route: route.fulfill(status=503, json={"title": "Busy"}), times=1)
+    page.clock.fast_forward(4000)
+    expect(page.locator("#live")).to_contain_text("stale since")
+    expect(page.locator("#refused")).to_be_hidden()
+    page.clock.fast_forward(4000)
+    expect(page.locator("#live")).to_have_text("live")
+
+
 def test_a_step_is_drawn_although_its_decisions_could_not_be_read_at_first(visit, platform):
     run_id = platform.submit("letters patient", steps=30)
     supervisor, story = platform.start(run_id)

@@ -108,3 +108,32 @@ def test_what_the_driver_tells_of_a_gpu_has_a_chart(visit, platform):
     assert reach == 3, "the axis holds the line that reaches furthest"
     expect(page.locator("#memory-card")).to_be_visible()
     expect(page.locator("#unmeasured-words")).not_to_contain_text("Not recorded")
+
+
+def of_many_devices(events, busy):
+    """The events, each step told of 18 GPUs: `busy(step, k)` is the share of GPU k."""
+    for event in events:
+        if event.kind == "step":
+            rest = {key: value for key, value in event.metrics.items() if not key.startswith(("busy/", "bubble/", "idle_s/"))}
+            shares = {f"cuda:{k:02}": busy(event.step, k) for k in range(18)}
+            rest |= {f"busy/{d}": share for d, share in shares.items()} | {f"bubble/{d}": 1 - s for d, s in shares.items()}
+            event.metrics.clear()
+            event.metrics.update(rest)
+    return events
+
+
+def test_of_many_devices_the_least_busy_of_the_last_steps_have_cards(visit, platform):
+    run_id = platform.submit("letters many devices", steps=20)
+    supervisor, story = platform.start(run_id)
+    odd = {0: 0.7, 17: 0.6}  # in the last step alone: more than 16's 0.66, and less
+    first = of_many_devices(list(story.tell(5)), lambda step, k: odd.get(k, 0.5 + k / 100) if step == 5 else 0.5 + k / 100)
+    supervisor.tell(first)
+    page = visit().page
+    page.goto(f"/runs/{run_id}/utilization")
+    headings = page.locator("#devices h3")
+    expect(headings).to_have_text([f"cuda:{k:02}" for k in range(16)])
+    page.evaluate("() => { window.kept = document.querySelector('[data-device=\"cuda:00\"]'); }")
+    supervisor.tell(of_many_devices(list(story.tell(5)), lambda step, k: 1.0 if k == 3 else 0.5 + k / 100))
+    expect(headings).to_have_text([f"cuda:{k:02}" for k in range(17) if k != 3])
+    expect(page.locator("#least")).to_have_text("The 16 least busy of 18 devices.")
+    assert page.evaluate("() => window.kept.isConnected"), "a card that stays is not made anew"
