@@ -22,7 +22,7 @@ import structlog
 
 from oppo_contract.lifeline import Lifeline, inherited_lifeline, watch_lifeline
 from oppo_contract.wire import HEARTBEAT_S, LaunchOrder, NodeHeartbeat, NodeOrders, RunningAttempt
-from worker.catalogue import Catalogue
+from worker.catalogue import CatalogueWatch
 from worker.clocks import ClockWatch
 from worker.consumer import LAUNCH_FD
 from worker.deletions import Deletions
@@ -230,8 +230,8 @@ class NodeAgent:
         self.warm = WarmStarts(folder.path)
         self.supervisors = Supervisors(folder, self.warm)
         self.consumer = Consumer()
-        self.catalogue = Catalogue(node.models_roots)
-        self.catalogue_due = True
+        self.catalogue = CatalogueWatch(node.models_roots)
+        self.catalogue_wanted = False
         self.deletions = Deletions(node.artifact_root)
         self.disks = disks_of(node.artifact_root, folder.path)
         self.clocks = ClockWatch()
@@ -265,11 +265,11 @@ class NodeAgent:
 
     def _beat(self) -> None:
         """Report the node, and act on the reply."""
-        self.catalogue_due |= self.catalogue.refresh(wanted=self.catalogue_due)
+        catalogue = self.catalogue.news(wanted=self.catalogue_wanted)
         report = NodeHeartbeat(
             devices=device_reports(self.supervisors.held(), self.supervisors.stuck(), self.clocks),
             attempts=self.supervisors.running(),
-            catalogue=self.catalogue.entries if self.catalogue_due else None,
+            catalogue=catalogue,
             deleted=self.deletions.done(),
             disks=self.disks.reports(),
         )
@@ -285,10 +285,12 @@ class NodeAgent:
             log.error("heartbeat_refused", detail=str(error)[:500])
             return
         self.away = False
+        if catalogue is not None:
+            self.catalogue.was_told(catalogue)
         self._obey(orders)
 
     def _obey(self, orders: NodeOrders) -> None:
-        self.catalogue_due = orders.catalogue_wanted
+        self.catalogue_wanted = orders.catalogue_wanted
         for order in orders.stop:
             self.supervisors.stop(order)
         for order in orders.unclaimed:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ MAX_DEPTH = 4
 MAX_ENTRIES = 2000
 SCAN_EVERY_S = 10.0
 SCAN_SHARE = 0.01  # of the time, at most
+FIRST_SCAN_WITHIN_S = 0.5  # is waited for, so that the first heartbeat can tell
+LONG_SCAN_S = 60.0  # is worth a warning
 TINY = "oppo_tiny"
 Task = Literal["causal_lm", "sequence_classification", ""]
 
@@ -37,15 +40,21 @@ class Catalogue:
     _left_out: dict[Path, str] = field(default_factory=dict)
     _next_scan: float = 0.0
 
-    def refresh(self, now_s: float | None = None, *, wanted: bool = False) -> bool:
-        """Scan when it is due or `wanted`; returns whether the entries changed."""
+    def due(self, now_s: float) -> bool:
+        """Whether it is time for the next scan."""
+        return now_s >= self._next_scan
+
+    def refresh(self, now_s: float | None = None) -> bool:
+        """Scan when it is due; returns whether the entries changed."""
         now_s = time.monotonic() if now_s is None else now_s
-        if now_s < self._next_scan and not wanted:
+        if not self.due(now_s):
             return False
         started = time.monotonic()
-        found = self._scan()
-        took = time.monotonic() - started
-        self._next_scan = now_s + max(SCAN_EVERY_S, took / SCAN_SHARE)
+        try:
+            found = self._scan()
+        finally:
+            took = time.monotonic() - started
+            self._next_scan = now_s + max(SCAN_EVERY_S, took / SCAN_SHARE)
         changed = found != self.entries
         self.entries = found
         return changed
@@ -110,6 +119,53 @@ class Catalogue:
         if key not in self._facts:
             self._facts[key] = str(read(file))
         return self._facts[key]
+
+
+class CatalogueWatch:
+    """Scans in a thread of its own: a root that hangs, or a long file whose rows are counted, holds up no heartbeat."""
+
+    def __init__(self, roots: list[Path]) -> None:
+        self._catalogue = Catalogue(roots)
+        self._seen: list[CatalogueEntry] | None = None
+        self._told: list[CatalogueEntry] | None = None
+        self._scan: threading.Thread | None = None
+        self._warn_at = float("inf")
+
+    def news(self, *, wanted: bool = False) -> list[CatalogueEntry] | None:
+        """What a heartbeat should tell: what was seen last, if that is new or `wanted`; None before the first scan has ended."""
+        now = time.monotonic()
+        if self._scan is not None and self._scan.is_alive():
+            self._warn_of_a_long_one(now)
+        elif self._catalogue.due(now):
+            self._begin(now)
+        return self._seen if wanted or self._seen is not self._told else None
+
+    def was_told(self, entries: list[CatalogueEntry]) -> None:
+        """The platform has got them."""
+        self._told = entries
+
+    def _begin(self, now: float) -> None:
+        first, scan = self._scan is None, threading.Thread(target=self._look, name="catalogue", daemon=True)
+        try:
+            scan.start()
+        except RuntimeError as error:  # no more threads for the moment
+            log.warning("catalogue_not_scanned", detail=str(error))
+            return
+        self._scan, self._warn_at = scan, now + LONG_SCAN_S
+        if first:
+            scan.join(FIRST_SCAN_WITHIN_S)
+
+    def _look(self) -> None:
+        changed = self._catalogue.refresh()
+        if changed or self._seen is None:
+            self._seen = self._catalogue.entries
+
+    def _warn_of_a_long_one(self, now: float) -> None:
+        if now >= self._warn_at:
+            self._warn_at = float("inf")
+            log.warning(
+                "catalogue_takes_long", roots=[_sayable(str(root)) for root in self._catalogue.roots], seconds=LONG_SCAN_S
+            )
 
 
 def _status_of_file(file: Path) -> os.stat_result:

@@ -41,6 +41,15 @@ def eventually(holds: Callable[[], Any], what: str = "it", within_s: float = PAT
         time.sleep(0.02)
 
 
+def first_catalogue(bench: Bench) -> Any:
+    """What the node told of its models and prompts at first."""
+
+    def told() -> list[Any]:
+        return [beat["catalogue"] for beat in bench.platform.node_beats if beat["catalogue"] is not None]
+
+    return eventually(told, "a catalogue")[0]
+
+
 @dataclass
 class Attempt:
     """What the platform knows of one attempt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from oppo_contract.wire import Claimed, LaunchOrder, RunningAttempt
 from worker import agent as node_agent
 from worker import supervisor
 from worker.agent import Supervisors
+from worker.catalogue import Catalogue
 from worker.devices import device_reports
 from worker.folders import AttemptFolder, KeptClaim, WorkerFolder, write_private
 from worker.warm import WarmStarts
@@ -28,7 +30,7 @@ def test_it_reports_devices_and_starts_what_is_unclaimed(bench, tools) -> None:
     assert attempt.outcome["outcome"] == "succeeded"
     first = bench.platform.node_beats[0]
     assert first["devices"][0]["memory_bytes"] > 0
-    assert first["catalogue"] == []
+    assert tools.first_catalogue(bench) == []
     agent.terminate()
     assert agent.wait() == 0
 
@@ -131,8 +133,7 @@ def test_a_changed_catalogue_is_reported(bench, tools, tmp_path: Path) -> None:
     identity = bench.folder.identity()
     bench.folder.keep_identity(identity.model_copy(update={"models_roots": [root]}))
     bench.start("agent")
-    tools.eventually(lambda: bench.platform.node_beats)
-    assert [(entry["id"], entry["rows"]) for entry in bench.platform.node_beats[0]["catalogue"]] == [("prompts.jsonl", 2)]
+    assert [(entry["id"], entry["rows"]) for entry in tools.first_catalogue(bench)] == [("prompts.jsonl", 2)]
     model = root / "tiny"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], "vocab_size": 9}))
@@ -199,21 +200,34 @@ def test_a_supervisor_that_could_not_be_started_is_started_later(
     assert [command[-3:] for command in started] == [["supervise", "1", "1"]]
 
 
-def test_an_agent_that_can_start_nothing_goes_on_telling(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def beats_of_one_here(bench: Any, monkeypatch: pytest.MonkeyPatch, most: int = 3) -> list[dict[str, Any]]:
+    """What an agent in this process tells, which ends after so many heartbeats."""
     for name in ("signal", "set_wakeup_fd"):
         monkeypatch.setattr(node_agent.signal, name, lambda *_, **__: None)
     monkeypatch.setattr(node_agent, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(subprocess, "Popen", no_more_processes)
-    bench.attempt()
-    bench.platform.launchable = [1]
     node = node_agent.NodeAgent(bench.folder, bench.folder.identity())
 
     def stop_later(_path: str, _body: dict[str, Any]) -> None:
-        node.wake.stop_asked = len(bench.platform.node_beats) > 2
+        node.wake.stop_asked = len(bench.platform.node_beats) >= most - 1
 
     bench.platform.before = stop_later
     node.run(keep_attempts=True)
-    assert len(bench.platform.node_beats) > 2
+    return bench.platform.node_beats
+
+
+def test_an_agent_that_can_start_nothing_goes_on_telling(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.attempt()
+    bench.platform.launchable = [1]
+    assert len(beats_of_one_here(bench, monkeypatch)) == 3
+
+
+def test_a_node_whose_models_lie_on_a_disk_that_hangs_goes_on_telling(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(Catalogue, "_scan", lambda _self: goes_on.wait(60) and [])
+    monkeypatch.setattr("worker.catalogue.FIRST_SCAN_WITHIN_S", 0.01)
+    assert [beat["catalogue"] for beat in beats_of_one_here(bench, monkeypatch)] == [None] * 3
+    goes_on.set()
 
 
 def test_an_agent_that_has_not_joined_says_how(bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 
+from oppo_contract.wire import CatalogueEntry
 from worker.artifacts import ArtifactError, FileStore, contained, path_of
-from worker.catalogue import Catalogue, _described
+from worker.catalogue import Catalogue, CatalogueWatch, _described
 
 
 @pytest.fixture
@@ -102,6 +105,35 @@ def test_no_more_is_told_than_a_heartbeat_holds(tmp_path: Path, monkeypatch: pyt
     catalogue = Catalogue([tmp_path])
     catalogue.refresh()
     assert len(catalogue.entries) == 3
+
+
+def test_a_root_that_hangs_holds_up_nobody(root: Path, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, scan = threading.Event(), Catalogue._scan
+
+    def hangs(catalogue: Catalogue) -> list[CatalogueEntry]:
+        goes_on.wait(60)
+        return scan(catalogue)
+
+    monkeypatch.setattr(Catalogue, "_scan", hangs)
+    monkeypatch.setattr("worker.catalogue.FIRST_SCAN_WITHIN_S", 0.01)
+    monkeypatch.setattr("worker.catalogue.LONG_SCAN_S", 0.0)
+    watch = CatalogueWatch([root])
+    with structlog.testing.capture_logs() as said:
+        assert [watch.news(wanted=True) for _ in range(5)] == [None] * 5, "nothing is known yet, which is not: nothing is there"
+    assert [entry["event"] for entry in said] == ["catalogue_takes_long"]
+    goes_on.set()
+    entries = tools.eventually(watch.news)
+    assert "qwen" in {entry.id for entry in entries}
+
+
+def test_news_are_told_until_they_have_arrived(root: Path) -> None:
+    watch = CatalogueWatch([root])
+    entries = watch.news()
+    assert entries
+    assert watch.news() is entries, "the heartbeat was lost"
+    watch.was_told(entries)
+    assert watch.news() is None
+    assert watch.news(wanted=True) is entries
 
 
 def test_a_missing_root_offers_nothing(tmp_path: Path) -> None:
