@@ -91,8 +91,8 @@
     for (;;) {
       const reply = await get({ after: after || 0, limit: A_PAGE });
       if (stale() || !reply.lines.length) return;
-      append(reply);
       atEnd = reply.lines.length < A_PAGE;
+      append(reply);
       if (atEnd || !follow.checked) return;
     }
   }
@@ -104,6 +104,24 @@
     list.prepend(...reply.lines.map(item));
     if (reply.lines.length) first = reply.lines[0].id;
     list.scrollTop = list.scrollHeight - from;           // what one was reading stays where it was
+    bound();
+  }
+  /* A page holds so many lines at most: those furthest from the reader go, and are read again when one comes near. */
+  function bound() {
+    const over = list.children.length - MOST_SHOWN;
+    if (over <= 0) return;
+    if (follow.checked || list.scrollTop > below()) {
+      const from = list.scrollHeight - list.scrollTop;
+      for (let i = 0; i < over; i++) list.firstChild.remove();
+      earlier = true;
+      first = Number(list.firstChild.dataset.id);
+      list.scrollTop = list.scrollHeight - from;
+    } else {
+      for (let i = 0; i < over; i++) list.lastChild.remove();
+      after = Number(list.lastChild.dataset.id);
+      atEnd = false;
+      news = 0;
+    }
   }
 
   /* --- drawing ------------------------------------------------------------------ */
@@ -126,10 +144,9 @@
     after = Math.max(after, next);
     list.append(...lines.map(item));
     if (lines.length) list.hidden = false;               // what is not shown cannot be scrolled
-    if (follow.checked) {
-      while (list.children.length > MOST_SHOWN) { list.firstChild.remove(); earlier = true; first = Number(list.firstChild.dataset.id); }
-      list.scrollTop = list.scrollHeight;
-    } else news += lines.length;
+    if (!follow.checked) news += lines.length;
+    bound();
+    if (follow.checked) list.scrollTop = list.scrollHeight;
   }
   function words() {
     const shown = list.children.length, wanted = state.q || state.stream;

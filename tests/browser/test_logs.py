@@ -121,3 +121,28 @@ def test_the_end_is_followed_until_one_scrolls_up(visit, platform):
     page.evaluate("document.getElementById('log').scrollTop = 0")
     shown(page, 1307)
     page.wait_for_function("() => document.getElementById('log').scrollTop > 1000")
+
+
+@pytest.mark.full
+def test_a_page_holds_a_bounded_part_of_a_long_log_wherever_one_reads(visit, platform):
+    run_id = platform.submit("letters endless", steps=30)
+    supervisor, story = platform.start(run_id)
+    for first in range(1, 6401, 800):
+        write(supervisor, story, first, first + 800)
+    page = visit().page
+    page.goto(f"/runs/{run_id}/logs")
+    for count in (1000, 2000, 3000, 4000, 5000):
+        shown(page, count)
+        before = page.text_content("#log li:first-child .msg")
+        page.evaluate("document.getElementById('log').scrollTop = 0")
+    page.wait_for_function("before => document.querySelector('#log li .msg').textContent !== before", arg=before)
+    shown(page, 5000)
+    expect(page.locator("#news")).to_have_text("to the end ↓")
+    last = page.text_content("#log li:last-child .msg")
+    page.evaluate("() => { const l = document.getElementById('log'); l.scrollTop = l.scrollHeight; }")
+    page.wait_for_function("last => document.querySelector('#log li:last-child .msg').textContent !== last", arg=last)
+    shown(page, 5000)
+    write(supervisor, story, 6401, 6403)
+    page.click("#news")
+    page.wait_for_selector("#log li:last-child >> text=line 6402")
+    page.wait_for_function(AT_END)
