@@ -197,11 +197,11 @@
       g.fillStyle = colors.line; g.fillRect(state.gutter - 1, 0, 1, h);
       const narrow = state.gutter < 100, left = narrow ? 10 : 16, plain = g.font;
       state.model.devices.forEach((d, i) => {
-        const y = d.top + ROW / 2;
+        const y = d.top + ROW / 2, share = state.model.busy[i];
         g.textAlign = "left"; g.fillStyle = colors.text; g.font = `600 ${plain}`;
         g.fillText(d.id, left, y - 6);
         g.font = plain; g.fillStyle = colors.text3;
-        g.fillText(narrow ? d.roles[0] || "" : `${Math.round(100 * state.model.busy[i])} % busy`, left, y + 8);
+        g.fillText(narrow ? d.roles[0] || "" : share === null ? "" : `${Math.round(100 * share)} % busy`, left, y + 8);
         g.textAlign = "right";
         d.roles.forEach((r, k) => { if (!narrow || k) g.fillText(r === "reference" ? "ref" : r, state.gutter - 10, d.top + ROW * (k + 0.5)); });
         if (i) { g.fillStyle = colors.line; g.fillRect(0, d.top - GAP / 2, w, 1); }

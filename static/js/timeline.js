@@ -200,7 +200,7 @@
     $("worst").replaceChildren(...model.worst.map((x, i) => el("li", {}, el("button", { type: "button", "data-rank": i, "aria-pressed": "false", onclick: away(() => visit(x)) },
       el("span", { class: "swatch swatch-idle", "data-idle": x.cause }), el("span", { class: "what" }, x.cause, el("small", {}, ` ${model.devices[x.dev].id} · step ${x.step}`)), el("span", { class: "num strong" }, f.brief(x.b - x.a))))));
     const byCause = run.CAUSES.map((cause) => [cause, model.bubbles.filter((x) => x.cause === cause).reduce((sum, x) => sum + x.b - x.a, 0)]).filter(([, s]) => s > 0).sort((a, b) => b[1] - a[1]);
-    const whole = model.length * model.devices.length, idle = byCause.reduce((sum, [, s]) => sum + s, 0);
+    const whole = model.told.reduce((sum, s) => sum + s, 0), idle = byCause.reduce((sum, [, s]) => sum + s, 0);
     setText($("idle-share"), whole ? f.percent(idle / whole) : "");
     $("idle-causes").replaceChildren(...byCause.map(([cause, s]) => el("tr", {}, el("td", {}, el("span", { class: "row" }, el("span", { class: "swatch swatch-idle", "data-idle": cause }), cause)),
       el("td", { class: "num" }, f.figure(s), " ", el("span", { class: "unit" }, "device-s")), el("td", { class: "num" }, f.percent(s / whole)))));
@@ -209,7 +209,7 @@
   }
   function table(model) {
     const bubbles = Map.groupBy(model.bubbles, (x) => `${x.step} ${x.dev}`);
-    $("timeline-table").replaceChildren(...model.steps.flatMap((s) => model.devices.map((d, dev) => {
+    $("timeline-table").replaceChildren(...model.steps.flatMap((s) => model.devices.map((d, dev) => [d, dev]).filter(([, dev]) => s.told.has(dev)).map(([d, dev]) => {
       const mine = bubbles.get(`${s.n} ${dev}`) || [], idle = mine.reduce((sum, x) => sum + x.b - x.a, 0);
       const causes = run.CAUSES.map((c) => [c, mine.filter((x) => x.cause === c).reduce((sum, x) => sum + x.b - x.a, 0)]).filter(([, t]) => t > 0).map(([c, t]) => `${c} ${f.brief(t)}`);
       return el("tr", {}, el("td", { class: "num" }, s.last > s.n ? `${s.n}–${s.last}` : s.n), el("td", {}, d.id), el("td", { class: "num" }, f.brief(s.b - s.a)), el("td", { class: "num" }, f.percent(1 - idle / (s.b - s.a))), el("td", {}, causes.join(", ") || "none"));

@@ -15,6 +15,13 @@ HELD_AND_STORED = """async () => {
   const { series } = await Oppo.api.get(`runs/${Oppo.run.id}/metrics`, { keys: key });
   return [held.x, held.y, series[key].step, series[key].y];
 }"""
+OF_THREE_STEPS = """() => {
+  const step = (n, device) => ({ step: n, window_s: [n, n + 1], device: [device], role: ['actor'], phase: ['decode'],
+    start_s: [n], end_s: [n + 0.5], chunk: [0], rows: [1], idle: [[device, 'tail', n + 0.5, n + 1]], deferred: [] });
+  const steps = [step(1, 'cpu:0'), step(2, 'cpu:0'), step(3, 'cuda:0')];
+  const model = Oppo.timelineModel({ devices: ['cuda:0', 'cuda:1'], lanes: [['cuda:0', 'actor']], steps, worst: [] });
+  return [model.busy, model.told];
+}"""
 BUSY = "() => Oppo.trainingCharts.CHARTS.busy({ ...Oppo.trainingFirst.view, summary: Oppo.run.summary })"
 
 
@@ -63,6 +70,7 @@ def test_figures_and_spans_of_steps_that_are_trained_again_replace_the_old_ones(
     tell(1)
     points_drawn(page, 15)
     timeline.wait_for_selector("#range >> text=steps 14–15")
+    assert timeline.evaluate(OF_THREE_STEPS) == [[0.5, None], [1, 0]], "a device counts in the steps that tell of it"
 
 
 @pytest.mark.full
