@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +50,40 @@ def memory_bytes() -> int:
     return int(psutil.virtual_memory().total)
 
 
-@functools.cache
+@dataclass(slots=True)
+class _Driver:
+    """What this process knows of the driver."""
+
+    started: bool = False
+    gpus: int = 0  # as many as it told of last
+
+
+_driver = _Driver()
+
+
 def _nvml() -> Any:
-    """The NVML library, started; None on a machine without a driver."""
+    """The NVML library, started; None where there is no driver now. A node may be up before its driver is, so each call tries."""
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
+    if not _driver.started:
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:
+            return None
+        _driver.started = True
     return pynvml
 
 
 def _gpus(held: Container[int], clocks: ClockWatch | None) -> list[DeviceReport]:
     nvml = _nvml()
-    return [_gpu_or_lost(nvml, index, index in held, clocks) for index in range(nvml.nvmlDeviceGetCount())] if nvml else []
+    if nvml is None:
+        return [_lost(index, "it does not answer") for index in range(_driver.gpus)]
+    try:
+        _driver.gpus = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:  # the driver is being exchanged, say: it is begun with anew at the next call
+        _driver.started = False
+        return [_lost(index, error) for index in range(_driver.gpus)]
+    return [_gpu_or_lost(nvml, index, index in held, clocks) for index in range(_driver.gpus)]
 
 
 def _gpu_or_lost(nvml: Any, index: int, held: bool, clocks: ClockWatch | None) -> DeviceReport:
@@ -72,8 +91,11 @@ def _gpu_or_lost(nvml: Any, index: int, held: bool, clocks: ClockWatch | None) -
     try:
         return _gpu(nvml, index, held, clocks)
     except nvml.NVMLError as error:
-        health = f"the driver does not reach it: {error}"[:500]
-        return DeviceReport(index=index, kind="cuda", model="", memory_bytes=0, health=health)
+        return _lost(index, error)
+
+
+def _lost(index: int, why: object) -> DeviceReport:
+    return DeviceReport(index=index, kind="cuda", model="", memory_bytes=0, health=f"the driver does not reach it: {why}"[:500])
 
 
 def _gpu(nvml: Any, index: int, held: bool, clocks: ClockWatch | None) -> DeviceReport:

@@ -88,6 +88,14 @@ class Nvml:
         return self.pages_wait
 
 
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch) -> devices._Driver:
+    """Nothing is known of it before a test."""
+    fresh = devices._Driver()
+    monkeypatch.setattr(devices, "_driver", fresh)
+    return fresh
+
+
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make the machine have one card."""
@@ -122,6 +130,41 @@ def test_a_card_that_the_driver_has_lost_does_not_take_the_others_with_it(monkey
     assert (well.model, well.health) == ("H100", "")
     assert (lost.index, lost.kind, lost.model, lost.memory_bytes) == (1, "cuda", "", 0)
     assert lost.health == "the driver does not reach it: GPU is lost"
+
+
+def test_a_node_may_be_up_before_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = iter([pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED), None])
+
+    def starts_late() -> None:
+        if (error := next(starts)) is not None:
+            raise error
+
+    monkeypatch.setattr(pynvml, "nvmlInit", starts_late)
+    assert devices._nvml() is None
+    assert devices._nvml() is pynvml
+    assert devices._nvml() is pynvml, "it is started once"
+
+
+class Exchanged(Nvml):
+    """The driver was updated under a running agent."""
+
+    def nvmlDeviceGetCount(self) -> int:
+        raise NVMLError("Driver/library version mismatch")
+
+
+def test_cards_whose_driver_is_exchanged_are_lost_for_the_moment_and_not_gone(
+    monkeypatch: pytest.MonkeyPatch, driver: devices._Driver
+) -> None:
+    said = []
+    driver.started = True
+    for found in (Two(), Exchanged(), None, Nvml()):
+        monkeypatch.setattr(devices, "_nvml", lambda found=found: found)
+        said.append([(report.kind, report.health) for report in device_reports()])
+    unreachable = "the driver does not reach it: "
+    assert said[1] == [("cuda", f"{unreachable}Driver/library version mismatch")] * 2
+    assert said[2] == [("cuda", f"{unreachable}it does not answer")] * 2
+    assert said[3] == [("cuda", "")]
+    assert not driver.started, "the library is started anew"
 
 
 def test_an_engine_sees_the_cards_that_it_was_given_numbered_as_here(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
