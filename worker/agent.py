@@ -30,6 +30,7 @@ from worker.devices import device_reports
 from worker.disks import disks_of
 from worker.folders import AttemptFolder, NodeIdentity, WorkerFolder
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
+from worker.rendezvous import check_address
 from worker.warm import NEVER_BEGAN, WarmStarts, WarmSupervisor
 
 LAUNCH_AGAIN_S = 5.0
@@ -299,8 +300,13 @@ class NodeAgent:
 
 
 def run_agent(*, keep_attempts: bool = False) -> int:
-    """The agent's main program. Ends with status 2 when the node has not joined."""
+    """The agent's main program. Ends with status 2 when the node has not joined, or its environment lets no claim succeed."""
     watch_lifeline()
+    try:
+        check_address()  # otherwise each supervisor would fail at it, for ever
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     folder = WorkerFolder.from_environment()
     node = folder.identity()
     if node is None:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pydantic import ValidationError
+
 from oppo_contract.wire import Address, Rendezvous
 
 HOST = "OPPO_RENDEZVOUS_HOST"
@@ -20,6 +22,7 @@ PORTS = "OPPO_RENDEZVOUS_PORTS"
 TORCHRUN = "torch.distributed.run"
 PROCESSES = "--nproc-per-node"
 THIS_MACHINE = "127.0.0.1"
+MAX_PORT = 65535
 # The platform's deadline is the one that decides; torchrun gives up by itself only if the platform is away.
 LATER_THAN_THE_PLATFORM_S = 60.0
 
@@ -29,6 +32,7 @@ def own_address(platform_url: str) -> Address | None:
 
     The port is free now, one of `OPPO_RENDEZVOUS_PORTS` (`29500-29599`) if that is set; None when none of those is. Nothing holds
     it until torchrun binds it: if somebody is faster, the engine ends at once, and the run is tried again with another one.
+    Raises ValueError where the environment names none (`check_address`).
     """
     port = _free_port()
     return None if port is None else Address(host=os.environ.get(HOST, "").strip() or _host_towards(platform_url), port=port)
@@ -44,11 +48,32 @@ def _host_towards(platform_url: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def check_address() -> None:
+    """Whether a claim could tell what the environment says of it. Raises ValueError with what is wrong, for people."""
+    _ports()
+    host = os.environ.get(HOST, "").strip()
+    try:
+        Address(host=host or THIS_MACHINE, port=1)
+    except ValidationError:
+        raise ValueError(f"{HOST} is {host!r}; it wants a name or an address, as gpu1.example.org or 10.0.0.7") from None
+
+
 def _free_port() -> int | None:
-    first, _, last = os.environ.get(PORTS, "").partition("-")
-    ports = list(range(int(first), int(last or first) + 1)) if first else [0]
+    ports = _ports()
     random.shuffle(ports)
     return _free_one_of(ports, "")
+
+
+def _ports() -> list[int]:
+    """The ports that may be told; 0 stands for any. Raises ValueError."""
+    said = os.environ.get(PORTS, "").strip()
+    if not said:
+        return [0]
+    first, _, last = (part.strip() for part in said.partition("-"))
+    numbers = [int(part) for part in (first, last or first) if part.isascii() and part.isdigit()]
+    if len(numbers) < 2 or not 1 <= numbers[0] <= numbers[1] <= MAX_PORT:
+        raise ValueError(f"{PORTS} is {said!r}; it wants one port or one range, 1 to {MAX_PORT}, as 29500-29599")
+    return list(range(numbers[0], numbers[1] + 1))
 
 
 def _free_one_of(ports: Sequence[int], host: str) -> int | None:

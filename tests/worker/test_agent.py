@@ -235,6 +235,11 @@ def test_an_agent_that_has_not_joined_says_how(bench, tmp_path: Path, capfd: pyt
     assert "oppo worker join" in capfd.readouterr().err
 
 
+def test_an_agent_that_could_claim_nothing_says_why(bench, capfd: pytest.CaptureFixture[str]) -> None:
+    assert bench.start("agent", OPPO_RENDEZVOUS_PORTS="29500-29599,30000").wait() == 2
+    assert "OPPO_RENDEZVOUS_PORTS is '29500-29599,30000'; it wants one port or one range" in capfd.readouterr().err
+
+
 def test_a_node_without_gpus_is_one_cpu_device() -> None:
     devices = device_reports()
     if devices[0].kind == "cuda":

@@ -17,7 +17,7 @@ from worker.folders import AttemptFolder, EngineEnd
 from worker.neighbours import cause_of
 from worker.outcomes import outcome_of
 from worker.redaction import Redactor
-from worker.rendezvous import own_address, processes_of, threads_below, torchrun
+from worker.rendezvous import check_address, own_address, processes_of, threads_below, torchrun
 
 MINIMAL = {
     "name": "n", "steps": 1, "data": {"prompts": "p"}, "ppo": {"batch_size": 24},
@@ -28,6 +28,33 @@ MINIMAL = {
 def meeting(rank: int, port: int = 29500) -> wire.Rendezvous:
     """Of two nodes on this machine."""
     return wire.Rendezvous(nodes=2, node_rank=rank, address=wire.Address(host="127.0.0.1", port=port), deadline_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("variable", "odd"),
+    [
+        *(
+            ("OPPO_RENDEZVOUS_PORTS", odd)
+            for odd in ("29500-29599,30000", "29599-29500", "70000", "0", "-1", "a-b", "29500-x", "1-2-3")
+        ),
+        *(("OPPO_RENDEZVOUS_HOST", odd) for odd in ("http://gpu1", "gpu 1", "gpu1:29500/x", "-gpu1", "g" * 256)),
+    ],
+)
+def test_an_address_that_cannot_be_told_is_complained_of(variable: str, odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, odd)
+    with pytest.raises(ValueError, match=variable) as said:
+        check_address()
+    assert repr(odd) in str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("ports", "host"), [("", ""), (" ", " "), ("29500", "gpu1"), (" 29500 - 29599 ", " 10.0.0.7 "), ("1-65535", "::1")]
+)
+def test_an_address_that_can_be_told_is_fine(ports: str, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPPO_RENDEZVOUS_PORTS", ports)
+    monkeypatch.setenv("OPPO_RENDEZVOUS_HOST", host)
+    check_address()
+    own_address("http://127.0.0.1:8000")  # None where all those ports are taken
 
 
 def test_the_address_is_the_one_towards_the_platform_with_a_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
