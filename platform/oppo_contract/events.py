@@ -19,6 +19,7 @@ FULL_SUFFIX = ".full"
 # Where several processes of a node train one run, the first one writes the events file, and each other one a file of its own
 # beside it, with this and its number at the end: so the numbering of the first is not disturbed.
 NEIGHBOUR_SUFFIX = ".process-"
+LAST_STEP = 2**31 - 1  # more than anybody trains, and all that a platform has room for
 LAST_TIME = 253_402_300_799.0  # the end of the year 9999, beyond which no calendar goes
 
 MetricKey = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_./:-]+$")]
@@ -66,15 +67,15 @@ class StartedEvent(Envelope):
     kind: Literal["started"] = "started"
     devices: list[str] = Field(description="Names of the devices held, as `cpu:0`.")
     lanes: list[tuple[str, Role]] = Field(description="(device, role) pairs, in the order they are drawn.")
-    start_step: int = Field(ge=0, description="Steps already trained: 0, or the checkpoint's.")
-    total_steps: int = Field(ge=1, description="Steps when all is done.")
+    start_step: int = Field(ge=0, le=LAST_STEP, description="Steps already trained: 0, or the checkpoint's.")
+    total_steps: int = Field(ge=1, le=LAST_STEP, description="Steps when all is done.")
 
 
 class StepEvent(Envelope):
     """One PPO step is done. `step` counts from 1."""
 
     kind: Literal["step"] = "step"
-    step: int = Field(ge=1, description="The step, counted from 1.")
+    step: int = Field(ge=1, le=LAST_STEP, description="The step, counted from 1.")
     elapsed_s: float = Field(description="Training time since step 0, earlier attempts included.")
     generated_tokens: int = Field(ge=0, description="Response tokens trained since step 0.")
     device_seconds: float = Field(ge=0, description="elapsed_s times the devices held.")
@@ -87,7 +88,7 @@ class SpansEvent(Envelope):
     """The timeline of one step, by column: span i did `phase[i]` on `device[i]` from `start_s[i]` to `end_s[i]`."""
 
     kind: Literal["spans"] = "spans"
-    step: int = Field(ge=1, description="The step, counted from 1.")
+    step: int = Field(ge=1, le=LAST_STEP, description="The step, counted from 1.")
     window_s: tuple[float, float] = Field(description="End of the last update to end of this one.")
     device: list[str] = Field(description="Where.")
     role: list[Role] = Field(description="Whose work it was.")
@@ -124,7 +125,7 @@ class DecisionEvent(Envelope):
     """A controller changed or kept its value, and why."""
 
     kind: Literal["decision"] = "decision"
-    step: int = Field(description="The step after which it was decided.")
+    step: int = Field(ge=0, le=LAST_STEP, description="The step after which it was decided.")
     controller: Literal["overcommit", "chunk", "kl", "nonfinite", "memory"] = Field(
         description="`overcommit`: of Δ; `chunk`: of C; `nonfinite`: what was done about a value that is not finite."
         " `memory`: of the padded tokens of a pass, because memory ran out."
@@ -157,7 +158,7 @@ class SamplesEvent(Envelope):
     """Some answers of a step."""
 
     kind: Literal["samples"] = "samples"
-    step: int = Field(description="The step that trained them, or after which they were held out.")
+    step: int = Field(ge=0, le=LAST_STEP, description="The step that trained them, or after which they were held out.")
     samples: list[Sample] = Field(description="The answers.")
 
 
@@ -165,10 +166,10 @@ class CheckpointEvent(Envelope):
     """A checkpoint is complete on disk; `folder` is relative to the run's artifact folder."""
 
     kind: Literal["checkpoint"] = "checkpoint"
-    step: int = Field(description="Steps done.")
+    step: int = Field(ge=0, le=LAST_STEP, description="Steps done.")
     folder: str = Field(description="Where it is, relative to the run's artifact folder.")
     manifest_sha256: str = Field(description="SHA-256 of its `manifest.json`, which has those of the files.")
-    bytes: int = Field(description="Size of all its files.")
+    bytes: int = Field(ge=0, description="Size of all its files.")
     score: float | None = Field(
         None, description="What it is compared by when the best are kept: of the evaluation at `step`, or else the mean score."
     )

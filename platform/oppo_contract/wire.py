@@ -18,9 +18,9 @@ the call is made again, with less at a time after a 413.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from oppo_contract.events import Event, Wire
 
@@ -270,11 +270,19 @@ class CheckpointRegistration(Wire):
     bytes: int = Field(ge=0)
 
 
+def _without_nul(text: str) -> str:
+    return text.replace("\0", "\ufffd")
+
+
+# What an engine said last may quote anything, an answer that it read for example; a database's text holds no NUL.
+Said = Annotated[str, AfterValidator(_without_nul)]
+
+
 class Outcome(Wire):
     """How the engine ended. The node's devices are free when this is sent: no process is left on them."""
 
     epoch: int
     outcome: Literal["succeeded", "failed", "cancelled", "paused", "preempted", "engine_died"]
     exit_code: int | None = None
-    reason: str = Field(max_length=4000)
-    last_log_lines: list[str] = Field(default_factory=list, max_length=200)
+    reason: Said = Field(max_length=4000)
+    last_log_lines: list[Said] = Field(default_factory=list, max_length=200)

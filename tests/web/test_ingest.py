@@ -17,6 +17,8 @@ from oppo_platform.telemetry.logs import logs
 from oppo_platform.telemetry.models import HotPoints, LogLine, ProducerMark, SampleRow
 from oppo_platform.telemetry.reading import reigns
 
+SAMPLE = {"sequence_id": 1, "prompt": "<b>", "stale_response": "", "kl": 0.0, "length": 3, "age": 0, "versions": [0, 1]}
+
 
 @pytest.fixture
 def running(world):
@@ -190,8 +192,7 @@ def test_non_finite_numbers_are_kept_and_shown_as_null(running, events):
 
 def test_samples_decisions_and_spans_survive_odd_values(running):
     _, worker, _, attempt_id = running
-    sample = {"sequence_id": 1, "prompt": "<b>", "response": "a\0b", "stale_response": "", "score": "NaN", "kl": 0.0}
-    sample |= {"length": 3, "age": 0, "versions": [0, 1]}
+    sample = {**SAMPLE, "response": "a\0b", "score": "NaN"}
     envelope = {"producer": "engine", "time": 1.0, "step": 1}
     spans = {
         "window_s": [0.0, 1.0],
@@ -210,6 +211,20 @@ def test_samples_decisions_and_spans_survive_odd_values(running):
     assert worker.send_events(attempt_id, batch).status_code == 200
     assert SampleRow.objects.get().data["score"] is None
     assert SampleRow.objects.get().data["response"] == "a\ufffdb"
+
+
+def test_a_step_that_there_is_no_room_for_is_refused_and_keeps_nothing_else_waiting(running):
+    _, worker, _, attempt_id = running
+    told = [
+        ({"kind": "started", "devices": ["cpu:0"], "lanes": [], "total_steps": 3}, "start_step"),
+        ({"kind": "samples", "samples": [{**SAMPLE, "response": "a", "score": 0.0}]}, "step"),
+        ({"kind": "decision", "controller": "chunk", "old": 8, "new": 16, "reason": "faster"}, "step"),
+    ]
+    for seq, (event, key) in enumerate(told, start=1):
+        event |= {"producer": "engine", "seq": seq, "time": 1.0}
+        for step in (-1, 2**31):
+            assert worker.send_events(attempt_id, [{**event, key: step}]).status_code == 422
+        assert worker.send_events(attempt_id, [{**event, key: 0}]).status_code == 200
 
 
 def test_limits(running, events):

@@ -129,6 +129,15 @@ def test_the_same_outcome_may_be_told_again(world):
     assert (run.state, run.last_log_lines) == ("succeeded", ["bye"])
 
 
+def test_an_outcome_may_quote_what_no_database_holds(world):
+    worker = world.worker()
+    run, attempt_id = world.start(worker)
+    told = {"epoch": 1, "outcome": "failed", "reason": "ValueError: 'a\0b'", "last_log_lines": ["a\0b"]}
+    assert worker.attempt(attempt_id, "outcome", told).status_code == 200
+    run.refresh_from_db()
+    assert (run.state, run.reason, run.last_log_lines) == ("failed", "ValueError: 'a\ufffdb'", ["a\ufffdb"])
+
+
 def test_a_finished_event_does_not_end_the_run(world):
     worker = world.worker()
     run, attempt_id = world.start(worker)

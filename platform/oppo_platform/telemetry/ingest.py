@@ -163,7 +163,7 @@ def _write_start(attempt: Attempt, events: list[StartedEvent]) -> None:
     # The first one counts: it is the zero of the attempt's spans.
     told = events[0]
     Attempt.objects.filter(pk=attempt.pk, engine_started_at__isnull=True).update(
-        engine_started_at=told.time, device_names=told.devices, lanes=told.lanes
+        engine_started_at=told.time, device_names=_storable(told.devices), lanes=_storable(told.lanes)
     )
 
 
