@@ -155,6 +155,8 @@ class Supervisor:
             self.fenced, self.reason = True, self.shipping.lost
         if now >= self.lease_ends - lease_margin_s(self.claim.claimed.lease_s) and not self.fenced:
             self.fenced = True
+            # No death: an outage that the platform does not hold against a lease must not use up a run's attempts either.
+            self.signal = self.signal or "preempt"
             self.reason = "the platform could not be reached and the lease was about to end"
         if now >= self.kill_at:
             self.reason = self.reason or "it did not stop by its deadline and was killed"

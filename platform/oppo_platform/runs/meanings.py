@@ -17,7 +17,8 @@ OUTCOMES = {
     "failed": "the engine named an error and ended; or the run could not be started, because a secret or a checkpoint was gone",
     "cancelled": "was asked to stop for good",
     "paused": "was asked to pause, and saved",
-    "preempted": "was asked to make room, or its worker was shut down in good order, and saved",
+    "preempted": "was asked to make room, or its worker was shut down in good order, and saved; or its worker could not reach the"
+    " platform and stopped it before its lease could end",
     "engine_died": "the engine ended without a word",
     "lease_lost": "its supervisor, or one on a further node, was silent until the lease ended",
     "orphaned": "its node is well and no longer reports it",

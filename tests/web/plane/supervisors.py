@@ -167,6 +167,7 @@ class Supervisor:
             engine.ask_to_stop()
         if now >= self.lease_ends - lease_margin_s(self.lease_s) and not self.fenced:
             self.fenced = True
+            self.signal = self.signal or "preempt"
             self.reason = "the platform could not be reached and the lease was about to end"
         if now >= self.kill_at:
             self.reason = self.reason or "it did not stop by its deadline and was killed"
