@@ -166,7 +166,7 @@ class EngineProcess:
 
 
 def kill_session(session: int | None, home: Path, *, only_at_home: bool = False) -> None:
-    """Kill every process of a session, and what torchrun started outside of it, and wait until none is left.
+    """Kill every process of a session, and what the engine started outside of it, and wait until none is left.
 
     Args:
         session: its number, if it is known.
@@ -177,7 +177,8 @@ def kill_session(session: int | None, home: Path, *, only_at_home: bool = False)
         TimeoutError: a process does not die (it hangs in the kernel).
     """
     deadline = time.monotonic() + GONE_WITHIN_S
-    while members := [*_members(session, home if only_at_home else None), *_below_torchrun(home)]:
+    others: set[int] = set()
+    while members := [*_members(session, home if only_at_home else None), *_in_other_sessions(home, others)]:
         for process in members:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -210,6 +211,47 @@ def _members(session: int | None, working_folder: Path | None) -> list[psutil.Pr
     return found
 
 
+def _in_other_sessions(home: Path, seen: set[int]) -> list[psutil.Process]:
+    """Processes of an attempt's engine wherever they are: below torchrun, and what those started, also if it has outlived them.
+
+    They work in the attempt's folder, and write to its logs or are in the session of one that does. That stays true of a program
+    that writes its title over its environment, as vLLM's does. Somebody who looks around in the folder does neither.
+
+    Args:
+        home: the attempt's folder.
+        seen: their sessions so far; what is found now is added.
+    """
+    here = [process for process in psutil.process_iter() if _works_in(process, home)]
+    seen.update(
+        filter(None, (_session_of(process) for process in here if _is_of_torchrun(process) or _writes_logs(process, home)))
+    )
+    return [process for process in here if _session_of(process) in seen]
+
+
+def _works_in(process: psutil.Process, home: Path) -> bool:
+    try:
+        return Path(process.cwd()) == home and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def _writes_logs(process: psutil.Process, home: Path) -> bool:
+    """Whether its standard streams are the engine's; False where there is no /proc."""
+    logs = [str(AttemptFolder(home).log_file(stream)) for stream in ("stdout", "stderr")]
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{process.pid}/fd/{number}") in logs:
+                return True
+    return False
+
+
+def _is_of_torchrun(process: psutil.Process) -> bool:
+    try:
+        return BELOW_TORCHRUN in process.environ()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
 def _session_of(process: psutil.Process) -> int | None:
     try:
         return os.getsid(process.pid)
@@ -218,16 +260,8 @@ def _session_of(process: psutil.Process) -> int | None:
 
 
 def _below_torchrun(home: Path) -> list[psutil.Process]:
-    """Processes that torchrun started in an attempt's folder, also those that have outlived it."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            works_here = Path(process.cwd()) == home and process.status() != psutil.STATUS_ZOMBIE
-            if works_here and BELOW_TORCHRUN in process.environ():
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
+    """Processes that torchrun started in an attempt's folder."""
+    return [process for process in psutil.process_iter() if _works_in(process, home) and _is_of_torchrun(process)]
 
 
 def _checkpoint_folder(url: str, store: FileStore, node: NodeIdentity) -> Path:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -13,7 +16,7 @@ import pytest
 
 from oppo_contract.wire import AttemptOrders, Claimed
 from worker import engine_process
-from worker.engine_process import EngineProcess
+from worker.engine_process import EngineProcess, kill_leftover
 from worker.folders import AttemptFolder, KeptClaim, NodeIdentity, WorkerFolder
 from worker.supervisor import Supervisor
 
@@ -78,3 +81,45 @@ def test_a_disk_that_takes_no_note_keeps_no_engine_from_being_asked(supervisor: 
     assert engine.times == 1
     assert supervisor.signal == "pause"
     assert supervisor.kill_at > time.monotonic() + 30
+
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts sleepers, each in a session of its own unless told otherwise; none of them is left."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(home: Path, writes: str | None, command: list[str] = SLEEPS) -> subprocess.Popen[bytes]:
+        with home.joinpath(writes).open("ab") if writes else open(os.devnull, "ab") as out:
+            started.append(subprocess.Popen(command, cwd=home, stdout=out, stderr=out, env={}, start_new_session=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+BELOW = "subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
+TITLED = f"import subprocess, sys, time; {BELOW}; print('there', flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_no_environment_tells_of_is_killed_by_where_it_works_and_writes(
+    folder: AttemptFolder, start: Start, tools, told: bool
+) -> None:
+    left = start(folder.path, "stdout.log", [sys.executable, "-S", "-c", TITLED, *SLEEPS])  # as vLLM's, with one below it
+    tools.eventually(lambda: b"there" in folder.log_file("stdout").read_bytes())
+    below = psutil.Process(left.pid).children()
+    other = folder.path.with_name("18")
+    other.mkdir()
+    spared = [start(folder.path, None), start(folder.path, "notes"), start(other, "stdout.log"), start(other, None)]
+    folder.session_file.write_text(str(2**22 + 1) if told else "")  # nobody's any more
+    kill_leftover(folder)
+    assert left.wait(10) < 0
+    assert len(below) == 1
+    assert not below[0].is_running() or below[0].status() == psutil.STATUS_ZOMBIE
+    assert [process.poll() for process in spared] == [None] * 4
