@@ -97,7 +97,7 @@ class EngineProcess:
         on_end: Callable[[], None],
         standby: socket.socket | None = None,
     ) -> None:
-        """Start `command`; warm when `standby` leads to an interpreter that can become it."""
+        """Start `command`; warm when `standby` leads to an interpreter that can become it. Raises OSError; then none is left."""
         self._lifeline = Lifeline()
         environment = {
             **threads_below(command),
@@ -121,8 +121,12 @@ class EngineProcess:
                 pass_lifeline=not below_torchrun,
                 cwd=folder.path,
             )
-        write_private(folder.session_file, str(self._guard.pid))
         self._home = folder.path
+        try:
+            write_private(folder.session_file, str(self._guard.pid))
+        except OSError:  # nobody would find it after this process
+            self.clear_away()
+            raise
         self._on_end = on_end
         threading.Thread(target=self._wait, name="engine-end", daemon=True).start()
 

@@ -27,7 +27,7 @@ from worker.engine_process import EngineProcess, engine_command, kill_leftover
 from worker.folders import AttemptFolder, EngineEnd, KeptClaim, NodeIdentity, WorkerFolder, write_private
 from worker.logs import last_lines
 from worker.neighbours import cause_of
-from worker.outcomes import lost_others, outcome_of
+from worker.outcomes import REFUSED, lost_others, outcome_of
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
 from worker.rendezvous import own_address
 from worker.shipping import Shipping
@@ -87,15 +87,20 @@ class Supervisor:
         self._wake.set()
 
     def _start_engine(self) -> None:
-        if self.rank == 0:  # otherwise that is the first node's business
-            self.shipping.keeper.begin()
-        try:
-            command = engine_command(self.claim.claimed, self.folder, self.node)
-        except (ArtifactError, OSError) as error:
-            self._keep_end(EngineEnd(exit_code=2, reason=str(error)))
-            return
         claimed = self.claim.claimed
-        self.engine = EngineProcess(command, self.folder, claimed.device_indices, claimed.secrets, self._wake.set, self.standby)
+        try:
+            if self.rank == 0:  # otherwise that is the first node's business
+                self.shipping.keeper.begin()
+            command = engine_command(claimed, self.folder, self.node)
+            self.engine = EngineProcess(
+                command, self.folder, claimed.device_indices, claimed.secrets, self._wake.set, self.standby
+            )
+        except ArtifactError as error:
+            self._keep_end(EngineEnd(exit_code=REFUSED, reason=str(error)))
+            return
+        except OSError as error:  # of a disk or a machine; the next attempt, here or elsewhere, may find it well
+            self._keep_end(EngineEnd(exit_code=os.EX_IOERR, reason=f"it could not be started: {error}"))
+            return
         log.info("engine_started", attempt=self.folder.attempt_id, run=self.claim.claimed.run_id)
 
     def _watch(self, engine: EngineProcess) -> None:

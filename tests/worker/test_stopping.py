@@ -18,6 +18,7 @@ from oppo_contract.wire import AttemptOrders, Claimed
 from worker import engine_process
 from worker.engine_process import EngineProcess, kill_leftover
 from worker.folders import AttemptFolder, KeptClaim, NodeIdentity, WorkerFolder
+from worker.outcomes import outcome_of
 from worker.supervisor import Supervisor
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
@@ -123,3 +124,21 @@ def test_what_no_environment_tells_of_is_killed_by_where_it_works_and_writes(
     assert len(below) == 1
     assert not below[0].is_running() or below[0].status() == psutil.STATUS_ZOMBIE
     assert [process.poll() for process in spared] == [None] * 4
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_mount_that_fails_costs_one_attempt_and_not_the_run(supervisor: Supervisor, tmp_path: Path, rank: int) -> None:
+    tmp_path.joinpath("artifacts").write_text("in the place of a folder")
+    supervisor.rank = rank
+    supervisor._start_engine()
+    assert supervisor.engine is None
+    told = outcome_of(1, supervisor.folder.engine_end(), None, [])
+    assert told.outcome == "engine_died"
+    assert told.reason.startswith("it could not be started: [Errno 20] Not a directory")
+
+
+def test_an_engine_that_nobody_would_find_again_is_not_left_running(folder: AttemptFolder) -> None:
+    folder.session_file.joinpath("no file").mkdir(parents=True)
+    with pytest.raises(OSError, match="session"):
+        EngineProcess(SLEEPS, folder, [], {}, lambda: None)
+    assert not [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(folder.path)]

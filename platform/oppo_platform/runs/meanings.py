@@ -19,7 +19,7 @@ OUTCOMES = {
     "paused": "was asked to pause, and saved",
     "preempted": "was asked to make room, or its worker was shut down in good order, and saved; or its worker could not reach the"
     " platform and stopped it before its lease could end",
-    "engine_died": "the engine ended without a word",
+    "engine_died": "the engine ended without a word, or a disk of its node kept it from starting",
     "lease_lost": "its supervisor, or one on a further node, was silent until the lease ended",
     "orphaned": "its node is well and no longer reports it",
     "absent": "a further node of it did not claim its part in time, or fell silent before it had",
