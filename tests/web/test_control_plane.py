@@ -112,7 +112,7 @@ BROKEN = {
     "a fence that trusts the silent": ([(silence, "fence", trusting_fence)], 28),
     "an end that forgets the further nodes": ([(attempts, "end_launches", lambda attempt, silent, now: None)], 7),
     "an end that knows of the head only": ([(attempts, "claimed_nodes", knows_the_head_only)], 13),
-    "a report that clears fenced devices": ([(cluster, "_note_devices", lambda n, r, clear: real_note(n, r, True))], 33),
+    "a report that clears fenced devices": ([(cluster, "_note_devices", lambda n, k, r, clear: real_note(n, k, r, True))], 33),
     "orphans that are none": ([(cluster, "give_up_orphans", deaf_to_reports)], 28),
     "a wish that waits for nobody": ([(steering, "_signalled", lambda attempt, within_s: False)], 8),
     "events applied twice": ([(network, "ingest", forgets_what_it_has)], 20),
