@@ -112,7 +112,7 @@ class Shipping:
                     log.exception("shipping_given_up", attempt=self.attempt_id)
                     self.lost = self.lost or f"what is left cannot be sent to the platform: {type(error).__name__}: {error}"
                     break
-                self._wait_out(error, wait_s)
+                self._wait_out(error, wait_s, closing)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
                 continue
             wait_s, unknown = FIRST_WAIT_S, 0
@@ -212,15 +212,13 @@ class Shipping:
     def _url_of(self, event: CheckpointEvent) -> str:
         return f"{self.claim.claimed.artifact_url.rstrip('/')}/{event.folder}"
 
-    def _wait_out(self, error: Exception, wait_s: float) -> None:
+    def _wait_out(self, error: Exception, wait_s: float, closing: bool) -> None:
         if isinstance(error, Unreachable | OSError):
             what = "platform_away" if isinstance(error, Unreachable) else "disk"
             log.info(what, attempt=self.attempt_id, detail=str(error)[:200])
         else:  # an answer that nobody understands, say
             log.error("shipping_failed", attempt=self.attempt_id, exc_info=error)
         asked = error.retry_after_s if isinstance(error, Unreachable) else None
-        self._pause(min(asked, LONGEST_ASKED_S) if asked is not None else wait_s * random.uniform(0.5, 1.0))  # noqa: S311
-
-    def _pause(self, wait_s: float) -> None:
-        """Wait before the next try. The engine's end and `leave` are reasons not to."""
-        (self._leaving if self._closing.is_set() else self._closing).wait(wait_s)
+        wait_s = min(asked, LONGEST_ASKED_S) if asked is not None else wait_s * random.uniform(0.5, 1.0)  # noqa: S311
+        # The engine's end is a reason not to wait, also one that came while this turn was under way.
+        (self._leaving if closing else self._closing).wait(wait_s)
