@@ -126,6 +126,7 @@ def test_a_supervisor_whose_engine_does_not_end_says_so_and_sends_no_outcome(ben
     assert attempt.outcome is None
 
 
+@pytest.mark.full
 def test_a_changed_catalogue_is_reported(bench, tools, tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

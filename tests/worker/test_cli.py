@@ -83,6 +83,7 @@ def test_the_schema_and_the_examples_can_be_printed(tmp_path: Path) -> None:
         assert oppo("spec", "check", str(file)).exit_code == 0
 
 
+@pytest.mark.full
 def test_train_runs_the_engine_alone_and_resumes(tmp_path: Path) -> None:
     spec, out = tmp_path / "spec.yaml", tmp_path / "out"
     spec.write_text(SPEC)

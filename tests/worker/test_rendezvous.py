@@ -147,6 +147,7 @@ def test_two_supervisors_start_engines_below_torchrun_and_a_stop_reaches_the_eng
         assert attempt.device_was_free
 
 
+@pytest.mark.full
 def test_an_engine_below_torchrun_is_cleared_away_with_its_torchrun(bench: Any, tools: Any) -> None:
     """What torchrun starts is in a session of its own, and must not be left on the device."""
     pair = [bench.attempt(number, steps=100_000, ignore_sigterm=True) for number in (1, 2)]

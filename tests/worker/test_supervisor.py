@@ -228,7 +228,7 @@ def test_a_wish_reaches_the_engine_with_a_heartbeat(bench, tools, wish: str, out
     assert attempt.device_was_free
 
 
-@pytest.mark.parametrize(("wish", "outcome"), [("cancel", "cancelled"), ("pause", "paused")])
+@pytest.mark.parametrize(("wish", "outcome"), [("cancel", "cancelled"), pytest.param("pause", "paused", marks=pytest.mark.full)])
 def test_a_stubborn_engine_is_killed_with_its_children_at_the_deadline(bench, tools, wish: str, outcome: str) -> None:
     attempt = bench.attempt(steps=100_000, step_s=0.02, ignore_sigterm=True, leave_child=True)
     process = bench.supervise()
