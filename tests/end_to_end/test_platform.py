@@ -43,7 +43,6 @@ def test_a_second_up_in_the_same_home_is_refused(platform, home: Path, tools) ->
 
 
 @pytest.mark.full
-@pytest.mark.full
 def test_a_port_that_another_platform_holds_is_named_and_nobody_joins_there(platform, tmp_path: Path, tools) -> None:
     with tools.cleared(tmp_path / "second") as second_home:
         second = tools.oppo(second_home, "up", "--port", platform.base_url.rpartition(":")[2])
