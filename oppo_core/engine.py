@@ -181,8 +181,7 @@ def assemble(
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
     evaluator = evaluator_of(spec, roots, network, codec, decode_settings(spec, codec), partial(stops_of, spec, codec), ranks)
     actor = _trainer(spec, roots, network, codec, ranks)
-    here = spec.resources.ranks_a_node
-    shared = share_actor(network, actor, here) if spec.overlap.update_overlap and layout.remote else None
+    shared = share_actor(network, actor, spec.resources.ranks_a_node) if spec.overlap.update_overlap and layout.remote else None
     with ExitStack() as begun:  # nobody else would end their processes and threads if a later part failed
         decoder = begun.enter_context(closing(_decoder(spec, network, codec, source, device)))
         scoring = _start_scorers(spec, roots, layout, seat, trace, resume, shared, ranks.meeting, base)

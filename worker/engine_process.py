@@ -99,13 +99,8 @@ class EngineProcess:
     ) -> None:
         """Start `command`; warm when `standby` leads to an interpreter that can become it. Raises OSError; then none is left."""
         self._lifeline = Lifeline()
-        environment = {
-            **threads_below(command),
-            **engine_environ(),
-            **secrets,
-            "PYTHONUNBUFFERED": "1",
-            **engine_environment(device_indices),
-        }
+        environment = threads_below(command) | engine_environ() | dict(secrets) | {"PYTHONUNBUFFERED": "1"}
+        environment |= engine_environment(device_indices)
         below_torchrun = TORCHRUN in command  # it closes the pipe for its engine, which dies with it instead
         warm: WarmGuard | None = None
         with folder.log_file("stdout").open("ab") as output, folder.log_file("stderr").open("ab") as errors:
