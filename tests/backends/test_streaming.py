@@ -88,6 +88,15 @@ def written_up_to(decoder: StreamingDecoder, count: int) -> Iterator[None]:
     del core.step
 
 
+def write_ahead(decoder: StreamingDecoder, some: list[Sequence], version: int) -> None:
+    """A step that takes two tokens of each answer, while the engine writes twelve."""
+    decoder.begin(some, version)
+    decoder.advance(2, version)
+    for sequence in some:
+        until_written(decoder, sequence, 12)
+    decoder.rest()
+
+
 def to_the_end(decoder: StreamingDecoder, version: int) -> None:
     while decoder.live:
         decoder.advance(7, version)
@@ -99,11 +108,7 @@ def test_what_is_written_beyond_the_stop_opens_the_next_step_under_its_own_versi
     decoder, network = make(replace(SETTINGS, eos=-1), interval=interval)
     some = sequences(4)
     with written_up_to(decoder, 12):
-        decoder.begin(some, 5)
-        decoder.advance(2, 5)
-        for sequence in some:
-            until_written(decoder, sequence, 12)
-        decoder.rest()
+        write_ahead(decoder, some, 5)
     written = {int(i.partition(".")[0]): len(request.drawn) for i, request in engine_of(decoder).core.requests.items()}
     assert all(s.length <= 2 for s in some)
     with torch.no_grad():
@@ -187,11 +192,7 @@ def test_after_a_rollback_what_was_held_back_is_told_as_the_later_weights(make: 
     decoder, _ = make(replace(SETTINGS, eos=-1), interval=8, sleeps=sleeps)
     some = sequences(3)
     with written_up_to(decoder, 12):
-        decoder.begin(some, 5)
-        decoder.advance(2, 5)
-        for sequence in some:
-            until_written(decoder, sequence, 12)
-        decoder.rest()
+        write_ahead(decoder, some, 5)
     again = [sequence.anew() for sequence in some]
     decoder.begin(again, 4)
     to_the_end(decoder, 4)
@@ -202,11 +203,7 @@ def test_a_rollback_to_a_checkpoint_leaves_no_request_of_the_steps_it_takes_back
     decoder, _ = make(replace(SETTINGS, eos=-1), interval=3)
     some = sequences(3)
     with written_up_to(decoder, 12):
-        decoder.begin(some, 5)
-        decoder.advance(2, 5)
-        for sequence in some:
-            until_written(decoder, sequence, 12)
-        decoder.rest()
+        write_ahead(decoder, some, 5)
         decoder.save(tmp_path)
         saved = [copy.deepcopy(sequence) for sequence in some]
         decoder.begin(some, 6)
