@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +170,6 @@ def kept_databases(drop: str | None, put_back: str | None) -> None:
         if drop is not None:
             server.drop_kept(drop)
         if put_back is not None:
-            click.echo(f"{put_back} is the platform's again; the one before it is {server.put_back(put_back, _stamp())} now.")
+            aside = server.put_back(put_back, datetime.now(UTC))
+            click.echo(f"{put_back} is the platform's again; the one before it is {aside} now.")
         click.echo("\n".join(server.kept()) or "None is put aside.")
-
-
-def _stamp() -> str:
-    from datetime import UTC, datetime
-
-    return f"{datetime.now(UTC):%Y%m%d%H%M%S}"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,9 @@ def test_a_database_with_runs_is_replaced_only_when_told_and_kept(busy, backups:
         with pytest.raises(BackupRefused, match="is no database that a restore has put aside"):
             server.drop_kept("postgres")
         assert server.kept() == [done.kept]
-        aside = server.put_back(done.kept, "20990101000000")
+        second = datetime.strptime(done.kept[-14:] + "Z", "%Y%m%d%H%M%S%z")
+        assert server.stamp_at(second) == f"{second + timedelta(seconds=1):%Y%m%d%H%M%S}", "two restores in one second"
+        aside = server.put_back(done.kept, datetime(2099, 1, 1, tzinfo=UTC))
         assert everything(TARGET) == before, "a restore can be undone"
         assert aside == f"{TARGET}_before_20990101000000"
         server.drop_kept(aside)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from typing import Any, LiteralString
 
 import psycopg
@@ -99,16 +100,26 @@ class Server:
         """Databases that restores have put aside, oldest first."""
         return self._named(KEPT)
 
+    def stamp_at(self, moment: datetime) -> str:
+        """20261122024000: the second that names what a restore puts aside; a later one while that name is taken."""
+        taken = self.kept()
+        while self._kept_name(stamp := f"{moment:%Y%m%d%H%M%S}") in taken:
+            moment += timedelta(seconds=1)
+        return stamp
+
+    def _kept_name(self, stamp: str) -> str:
+        return f"{self.name[:LONGEST_NAME]}{KEPT}{stamp}"
+
     def drop_kept(self, name: str) -> None:
         """Delete one of them for good. Raises BackupRefused for any other."""
         self._refuse_others(name)
         self._execute("DROP DATABASE {}", name)
 
-    def put_back(self, name: str, stamp: str) -> str:
+    def put_back(self, name: str, moment: datetime) -> str:
         """Let one of them be the platform's again; the present one is put aside. Returns its new name. Raises BackupRefused."""
         self._refuse_others(name)
         self.refuse_users()
-        return self.swap(name, stamp)
+        return self.swap(name, self.stamp_at(moment))
 
     def _refuse_others(self, name: str) -> None:
         if name not in self.kept():
@@ -127,7 +138,7 @@ class Server:
         Raises:
             BackupRefused: somebody has connected meanwhile; everything is as it was.
         """
-        kept = f"{self.name[:LONGEST_NAME]}{KEPT}{stamp}" if self.exists() else ""
+        kept = self._kept_name(stamp) if self.exists() else ""
         try:
             with self._connection.transaction():
                 if kept:

@@ -86,7 +86,7 @@ def restore(
     refuse_runs(server, replace)
     done, listed = Restored(), json.loads(archive.read(CHECKPOINTS))
     made_at = datetime.fromisoformat(archive.manifest["made_at"])
-    stamp = f"{datetime.now(UTC):%Y%m%d%H%M%S}"
+    stamp = server.stamp_at(datetime.now(UTC))
     with server.fresh() as name:
         _fill(archive, server.url_of(name), tool, tell)
         try:
