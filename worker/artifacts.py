@@ -70,11 +70,12 @@ def check_manifest(folder: Path, manifest_sha256: str) -> None:
     """Make sure that a checkpoint is the one that was registered; the engine checks each file against the manifest.
 
     Raises:
-        ArtifactError: it is missing, or its manifest is another one.
+        ArtifactError: its manifest is another one.
+        FileNotFoundError: it is missing here, which may be the node's fault: a file system that is not mounted, say.
     """
     manifest = folder / MANIFEST
     if not manifest.is_file():
-        raise ArtifactError(f"the checkpoint {folder} is missing")
+        raise FileNotFoundError(f"the checkpoint {folder} is missing")
     found = hashlib.sha256(manifest.read_bytes()).hexdigest()
     if found != manifest_sha256:
         raise ArtifactError(

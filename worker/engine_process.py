@@ -57,6 +57,7 @@ def engine_command(claimed: Claimed, folder: AttemptFolder, node: NodeIdentity) 
 
     Raises:
         ArtifactError: the run's folder or the checkpoint to resume from is not usable.
+        OSError: they cannot be reached from here, or not now.
     """
     store = FileStore(claimed.artifact_url)
     store.root.mkdir(parents=True, exist_ok=True)

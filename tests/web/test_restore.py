@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from django.core.management import call_command
 from django.db import connection
 
 from oppo_contract.removal import folder_of
+from oppo_contract.spared import locked
 from oppo_platform.accounts.models import AuditEntry, LoginLink
 from oppo_platform.accounts.services import create_login_link
 from oppo_platform.accounts.team_secrets import secret_names_of, set_secret
@@ -32,7 +37,7 @@ from oppo_platform.backup.keys import fingerprint as key_hash
 from oppo_platform.backup.restoring import refuse_newer
 from oppo_platform.cluster.models import Device
 from oppo_platform.runs.attempts import artifact_url
-from oppo_platform.runs.models import Attempt, Run
+from oppo_platform.runs.models import Attempt, Checkpoint, Run
 from oppo_platform.scheduling.models import Allocation
 from tests.web.backups import TARGET, Backups, databases, everything, url_of
 from tests.web.telling import end, tell_everything
@@ -339,6 +344,43 @@ def test_files_of_checkpoints_come_back_whole(busy, backups: Backups) -> None:
     for folder in (first, second):
         assert {name: (folder / name).read_bytes() for name in FILES} == FILES
     assert sorted(path.name for path in first.parent.iterdir()) == [first.name, second.name]
+
+
+def test_what_a_run_goes_on_from_is_in_a_backup_however_fast_it_deletes_what_it_need_not_keep(busy, backups: Backups) -> None:
+    _, worker, run, attempt_id = busy
+    stop = threading.Event()
+
+    def save_on() -> None:
+        try:
+            kept = save(worker, run, attempt_id, 2)
+            for step in itertools.count(4, 2):
+                if stop.is_set():
+                    return
+                newer = save(worker, run, attempt_id, step)
+                with locked(kept.parent.parent):  # as the engine takes its older ones away
+                    shutil.rmtree(kept)
+                kept = newer
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(save_on)
+        try:
+            while Checkpoint.objects.filter(run=run).count() < 3:
+                assert not saving.done(), saving.result()
+                time.sleep(0.01)
+            files = [backups.made(with_checkpoints=True).file for _ in range(4)]
+        finally:
+            stop.set()
+        saving.result()
+    steps = []
+    for file in files:
+        with open_archive(file, print) as archive:
+            newest = json.loads(archive.read("checkpoints.json"))[-1]
+            assert "members" in newest, newest
+            assert archive.read(newest["members"]["state.json"]) == FILES["state.json"]
+            steps.append(newest["step"])
+    assert steps[-1] > steps[0], "it went on meanwhile"
 
 
 @pytest.mark.parametrize("path", ["../../../escaped", "/tmp/escaped", "a/../../escaped", "", "a\0b"])

@@ -398,3 +398,13 @@ def test_a_damaged_checkpoint_is_not_trained_from(bench) -> None:
     assert attempt.outcome["outcome"] == "failed"
     assert "damaged" in attempt.outcome["reason"]
     assert not attempt.events["engine"]
+
+
+def test_a_checkpoint_that_is_missing_here_is_no_end_of_the_run(bench) -> None:
+    """The file system may be mounted on another node, or again in a minute: the run's retries decide."""
+    attempt = bench.attempt(steps=20)
+    attempt.resume_from = CheckpointRef(step=5, url=f"{attempt.artifact_url}/checkpoints/step-00000005", manifest_sha256="0" * 64)
+    assert bench.supervise().wait() == 0
+    assert attempt.outcome["outcome"] == "engine_died"
+    assert "step-00000005 is missing" in attempt.outcome["reason"]
+    assert not attempt.events["engine"]

@@ -10,7 +10,7 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from oppo_platform.runs.checkpoints import NotReadable, open_files, where
 from oppo_platform.runs.models import Checkpoint
 
 TELL_EVERY_S = 5.0
+LISTED = ("id", "run_id", "attempt_id", "step", "url", "bytes", "manifest_sha256")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def make(url: str, wanted: Path, tell: Tell, *, with_keys: bool = False, with_ch
     Raises:
         BackupRefused: it cannot be made like this. BackupError: it went wrong; nothing is left of it.
     """
-    with held(url) as snapshot:
+    with held(url, with_files=with_checkpoints) as snapshot:
         tool = programs.program("pg_dump", major := int(snapshot.server_version.split(".")[0]))
         if not programs.fills(tool, major):
             tell(f"NOTE: with pg_dump {tool.version} it can be restored to PostgreSQL {programs.LEAST_FOR_NEW} and later only.")
@@ -106,21 +107,22 @@ def _manifest(snapshot: Snapshot, tool: programs.Program, listed: list[dict[str,
 def _checkpoints(snapshot: Snapshot, archive: Writer, tell: Tell, with_files: bool) -> list[dict[str, Any]]:
     """Every registered checkpoint, with `files` (here, deleted or elsewhere) and, for those in the backup, `members`."""
     listed = []
-    for number, told in enumerate(snapshot.checkpoints, 1):
-        row = Checkpoint(**{**told, "registered_at": datetime.fromisoformat(told["registered_at"])})
-        entry = {**told, "files": where(row)}
+    for number, row in enumerate(snapshot.checkpoints, 1):
+        entry: dict[str, Any] = {field: getattr(row, field) for field in LISTED}
+        entry["registered_at"] = row.registered_at.astimezone(UTC).isoformat()
+        entry["files"] = "here" if row.pk in snapshot.opened else where(row)
         if with_files and entry["files"] == "here":
             tell(f"Checkpoint {number} of {len(snapshot.checkpoints)}: run {row.run_id}, step {row.step}, {row.bytes:,} bytes …")
-            entry |= _with_files(row, archive, tell)
+            entry |= _with_files(row, snapshot.opened.get(row.pk), archive, tell)
         listed.append(entry)
     return listed
 
 
-def _with_files(row: Checkpoint, archive: Writer, tell: Tell) -> dict[str, Any]:
+def _with_files(row: Checkpoint, opened: list[tuple[str, int, int]] | None, archive: Writer, tell: Tell) -> dict[str, Any]:
     """The checkpoint's files become members; its own name for each is told beside, and looked at when it is put back."""
     with ExitStack() as files:
         try:
-            opened = open_files(row, files)
+            opened = opened or open_files(row, files)
         except (NotReadable, OSError) as error:  # a run goes on deleting what it need not keep
             tell(f"  left out: {error}")
             return {"files": where(row), "left_out": str(error)}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, LiteralString
 
@@ -12,6 +12,8 @@ import psycopg
 from psycopg import sql
 
 from oppo_platform.backup import BackupError, BackupRefused
+from oppo_platform.backup.standing_still import Opened, nothing_deleted, open_next_ones
+from oppo_platform.runs.models import Checkpoint
 
 TABLES: LiteralString = """
     SELECT schemaname, tablename FROM pg_tables
@@ -44,12 +46,17 @@ class Snapshot:
     rows: dict[str, int]  # "public.runs_run" → rows
     numbered_by_hand: list[str]  # `table.column` whose sequence was never asked: tables of one row
     live_attempts: int
-    checkpoints: list[dict[str, Any]]
+    checkpoints: list[Checkpoint]
+    opened: Opened = field(default_factory=dict)  # files that runs may delete from now on
 
 
 @contextmanager
-def held(url: str) -> Iterator[Snapshot]:
+def held(url: str, *, with_files: bool = False) -> Iterator[Snapshot]:
     """Hold a snapshot of a database for as long as it is needed; nobody who writes waits for it.
+
+    Args:
+        url: of the database.
+        with_files: open those of the checkpoints that live runs would go on from.
 
     Raises:
         BackupRefused: there is no server, no such database, or no platform in it.
@@ -59,37 +66,54 @@ def held(url: str) -> Iterator[Snapshot]:
         connection = psycopg.connect(url, connect_timeout=10)
     except psycopg.OperationalError as error:
         raise BackupRefused(f"The database cannot be reached: {str(error).strip()}") from error
-    with connection:
+    with connection, ExitStack() as files:
         connection.isolation_level, connection.read_only = psycopg.IsolationLevel.REPEATABLE_READ, True
         try:
-            yield _looked_at(connection)
+            yield _looked_at(connection, files if with_files else None)
         except psycopg.errors.UndefinedTable as error:
             raise BackupRefused("There is no platform in this database: `oppo migrate` has never been run on it.") from error
         except psycopg.Error as error:
             raise BackupError(f"The database failed: {str(error).strip()}") from error
 
 
-def _looked_at(connection: psycopg.Connection[Any]) -> Snapshot:
+def _looked_at(connection: psycopg.Connection[Any], files: ExitStack | None) -> Snapshot:
+    if files is None:
+        return _counted(connection, *_begun(connection), {})
+    with nothing_deleted(connection) as runs:
+        begun = _begun(connection)
+        opened = open_next_ones(connection, runs, begun[-1], files)
+    return _counted(connection, *begun, opened)
+
+
+def _begun(connection: psycopg.Connection[Any]) -> tuple[str, datetime, int, list[Checkpoint]]:
+    """The instant: the snapshot's name, when, the database's bytes, and every checkpoint."""
     for limit in ("statement_timeout", "idle_in_transaction_session_timeout"):
         connection.execute(sql.SQL("SET LOCAL {} = 0").format(sql.Identifier(limit)))
     name, at, size = connection.execute(
         "SELECT pg_export_snapshot(), clock_timestamp(), pg_database_size(current_database())"
     ).fetchone()  # type: ignore[misc]
+    with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        checkpoints = [Checkpoint(**row) for row in cursor.execute(CHECKPOINTS).fetchall()]
+    return name, at.astimezone(UTC), size, checkpoints
+
+
+def _counted(
+    connection: psycopg.Connection[Any], name: str, at: datetime, size: int, checkpoints: list[Checkpoint], opened: Opened
+) -> Snapshot:
     migrations: dict[str, list[str]] = {}
     for app, migration in connection.execute("SELECT app, name FROM django_migrations ORDER BY id"):
         migrations.setdefault(app, []).append(migration)
-    with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
-        checkpoints = cursor.execute(CHECKPOINTS).fetchall()
     return Snapshot(
         name=name,
-        at=at.astimezone(UTC),
+        at=at,
         server_version=version_words(connection),
         bytes=size,
         migrations=migrations,
         rows=row_counts(connection),
         numbered_by_hand=sequences_behind(connection),
         live_attempts=connection.execute(LIVE).fetchone()[0],  # type: ignore[index]
-        checkpoints=[{**row, "registered_at": row["registered_at"].astimezone(UTC).isoformat()} for row in checkpoints],
+        checkpoints=checkpoints,
+        opened=opened,
     )
 
 
