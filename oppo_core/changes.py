@@ -46,7 +46,8 @@ def disturbs(changed: Iterable[Change]) -> bool:
 def apply(changed: Iterable[Change], engine: Engine) -> None:
     """Let restored state follow settings whose old value it carries: the KL coefficient, Δ, C, and what scores are worth."""
     spec, paths = engine.spec, {change.path for change in changed}
-    if "ppo.kl.coefficient" in paths:
+    fixed_now = "ppo.kl.controller" in paths and spec.ppo.kl.controller == "fixed"  # where the controller had taken it is past
+    if fixed_now or "ppo.kl.coefficient" in paths:
         engine.progress.kl_coefficient = spec.ppo.kl.coefficient
     bounds = spec.overlap.overcommit
     if any(below(path, "overlap.overcommit") for path in paths) and spec.overlap.inter_step != "off":

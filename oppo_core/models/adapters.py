@@ -96,8 +96,15 @@ def take_trained(network: Network, weights: dict[str, Tensor]) -> None:
 
 
 def merged_weights(network: nn.Module) -> dict[str, Tensor]:
-    """Weights by the names of the plain model, adapters added in. The network itself is left alone."""
-    return dict(plain_weights(network))
+    """Weights by the names of the plain model, adapters added in. The network itself is left alone.
+
+    What is made anew lies in main memory: beside the network a device need not have room for a second one. The rest is the
+    network's own, so that weights which are tied can be known by where they lie.
+    """
+    own = plain_layout(network)
+    return {
+        name: weight if weight.data_ptr() == own[name].data_ptr() else weight.cpu() for name, weight in plain_weights(network)
+    }
 
 
 @torch.no_grad()

@@ -264,6 +264,14 @@ def test_changed_settings_take_effect_on_what_was_in_flight(world: Any, tmp_path
     assert sorted(trained + left) == list(range(resumed.engine.pool.started))
 
 
+def test_a_coefficient_that_was_steered_is_the_specs_again_once_it_is_fixed(world: Any, tmp_path: Path) -> None:
+    kl = {"coefficient": 0.1, "controller": "adaptive", "horizon": 8}
+    steered = world.run(world.spec({"steps": 2, "ppo": {"kl": kl}}), tmp_path, inline=True)
+    assert steered.engine.progress.kl_coefficient != 0.1
+    resumed = world.run(world.spec({"steps": 3, "ppo": {"kl": {"coefficient": 0.1}}}), tmp_path, inline=True, resume=newest(tmp_path))
+    assert [step.kl_coefficient for step in resumed.steps] == [0.1]
+
+
 def test_what_stopped_an_answer_is_known_to_the_scorers_that_resume(world: Any, tmp_path: Path) -> None:
     rollout = {"stop_tokens": [9, 17, 20], "max_new_tokens": 40}
     spec = world.spec({"rollout": rollout, "overlap": {"chunk": {"size": 1}}})
