@@ -268,7 +268,9 @@ def test_a_coefficient_that_was_steered_is_the_specs_again_once_it_is_fixed(worl
     kl = {"coefficient": 0.1, "controller": "adaptive", "horizon": 8}
     steered = world.run(world.spec({"steps": 2, "ppo": {"kl": kl}}), tmp_path, inline=True)
     assert steered.engine.progress.kl_coefficient != 0.1
-    resumed = world.run(world.spec({"steps": 3, "ppo": {"kl": {"coefficient": 0.1}}}), tmp_path, inline=True, resume=newest(tmp_path))
+    resumed = world.run(
+        world.spec({"steps": 3, "ppo": {"kl": {"coefficient": 0.1}}}), tmp_path, inline=True, resume=newest(tmp_path)
+    )
     assert [step.kl_coefficient for step in resumed.steps] == [0.1]
 
 

@@ -8,11 +8,12 @@ import pytest
 
 from oppo_cli.scheduler_explain import explain
 from oppo_platform.cluster.models import Pool
+from oppo_platform.pages import views
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.services import submit_run
 from oppo_platform.scheduling.models import Allocation, BackfillTerm, Reservation, SchedulerBeat, WaitingReason
 from oppo_platform.scheduling.quotas import set_quota
-from oppo_platform.scheduling.selectors import queue
+from oppo_platform.scheduling.selectors import line, told
 from tests.web.conftest import tiny_spec
 
 
@@ -31,6 +32,12 @@ def cluster(world):
     set_quota(world.team.pk, pool.pk, 3, 1)
     set_quota(world.other_team.pk, pool.pk, 1, None)
     return world
+
+
+def queue(user):
+    """All of their waiting runs."""
+    standing = line(user)
+    return told(standing, standing.ids)
 
 
 def of_others(world):
@@ -142,3 +149,22 @@ def test_a_plan_is_explained_without_changing_anything(cluster, capsys):
     assert (stop[:2], stop[3:5]) == (["stop", "reclaim"], ["theirs", "Others"])
     assert wait[:5] == ["wait", "preempting", str(mine.pk), "mine", "too"]
     assert states(*borrowed, mine) == ["running"] * 4 + ["queued"]
+
+
+def test_a_long_queue_is_shown_from_its_front_and_goes_on_when_asked(cluster, monkeypatch):
+    runs = [cluster.submit(name=f"waits-{number}") for number in range(5)]
+    monkeypatch.setattr(views, "QUEUE_ROWS", 2)
+    ada = cluster.login("ada")
+
+    def shown(address):
+        page = ada.get(address).content.decode()
+        return [run.name for run in runs if f">{run.name}</a>" in page], page
+
+    names, page = shown("/queue")
+    assert names == ["waits-0", "waits-1"]
+    assert '<span class="muted">5</span>' in page
+    assert 'href="?first=4"' in page
+    assert "part=1&amp;first=2" in page
+    names, page = shown("/queue?first=6")
+    assert (len(names), "?first=8" in page) == (5, False)
+    assert ada.get("/queue?first=-1").status_code == 404

@@ -87,7 +87,7 @@ class Queue(TypedDict):
 def queue(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Queue:
     """Your teams' waiting runs in their order; places count the runs of all teams."""
     line = scheduling.line(person(request))
-    page = paged(line.runs, limit, cursor)
+    page = paged([{"id": run_id} for run_id in line.ids], limit, cursor, lambda row: row["id"])
     told = scheduling.told(line, page["items"])
     return Queue(items=told["items"], next=page["next"], waiting=told["waiting"], planned_at=told["planned_at"])
 

@@ -30,11 +30,11 @@ from oppo_platform.runs.models import PRIORITIES, Project, Run
 from oppo_platform.runs.pins import pinned_runs
 from oppo_platform.runs.saved_views import address_of, default_of, views_of
 from oppo_platform.runs.selectors import RunList, get_run, list_runs, run_summary, run_url, runs_found, specs_of
-from oppo_platform.scheduling.selectors import Waiting
-from oppo_platform.scheduling.selectors import queue as waiting_runs
+from oppo_platform.scheduling.selectors import Waiting, line, told
 
 RUNS_A_PAGE = 50
 COMPARABLE_RUNS = 200
+QUEUE_ROWS = 100
 PRIORITY_STEP = 10
 STATE_GROUPS: dict[str, tuple[str, frozenset[RunState]]] = {
     "": ("All", frozenset()),
@@ -146,12 +146,17 @@ def _state_tabs(kept: dict[str, Any]) -> list[dict[str, Any]]:
 
 @require_GET
 def queue(request: HttpRequest) -> HttpResponse:
-    """Waiting runs with their reasons, runs that hold devices, and the cluster."""
+    """Waiting runs with their reasons (`?first=N` of yours), runs that hold devices, and the cluster."""
     nodes = nodes_overview(request.user)
-    waiting = waiting_runs(request.user)
+    first = _number(request, "first") or QUEUE_ROWS
+    standing = line(request.user)
+    waiting = told(standing, standing.ids[:first])
     context = {
         "section": "queue",
         "queue": waiting | {"items": [_steps(item) for item in waiting["items"]]},
+        "mine": len(standing.ids),
+        "first": first,
+        "more": first + QUEUE_ROWS if len(standing.ids) > first else None,
         "active": list_runs(request.user, states=HOLDING_DEVICES, limit=COMPARABLE_RUNS)["items"],
         "pools": pools_of(nodes),
         "any_free": _free_devices(nodes) > 0,

@@ -1,6 +1,6 @@
 """Reading runs: the summary that lists, pages, the API and the live stream share. None of it touches a metric series.
 
-For pages: `list_runs(user, …)`, `get_run(user, id)` (raises `Run.DoesNotExist`, answer 404), `run_summary(run)`, `queue(user)`,
+For pages: `list_runs(user, …)`, `get_run(user, id)` (raises `Run.DoesNotExist`, answer 404), `run_summary(run)`,
 `spec_yaml(run)`. A user sees the runs of their teams only.
 """
 

@@ -30,7 +30,7 @@ class Waiting(TypedDict):
 
 
 class Queue(TypedDict):
-    """The user's waiting runs in their order, how many wait in all, and when the last plan was made."""
+    """Some of the user's waiting runs in their order, how many wait in all, and when the last plan was made."""
 
     items: list[Waiting]
     waiting: int
@@ -39,33 +39,30 @@ class Queue(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The user's waiting runs in their order, and the order of all teams' runs."""
+    """Numbers of the user's waiting runs in their order, and the order of all teams' runs."""
 
     user: User
-    runs: list[Run]
+    ids: list[int]
     place: dict[int, int]
     planned_at: datetime | None
 
 
-def queue(user: User) -> Queue:
-    """What the queue page shows."""
-    everything = line(user)
-    return told(everything, everything.runs)
-
-
 def line(user: User) -> Line:
-    """Who waits, and in which order."""
+    """Who waits, and in which order. Nothing else is read: thousands may wait, of which one page is shown."""
     beat = SchedulerBeat.objects.first()
     place = {run_id: number for number, run_id in enumerate(beat.order if beat else [], start=1)}
-    runs = summaries(visible_runs(user).filter(state=RunState.QUEUED)).select_related("waiting")
-    ordered = sorted(runs, key=lambda run: (place.get(run.pk, len(place) + 1), -run.priority, run.queued_at, run.pk))
-    return Line(user, ordered, place, beat.last_cycle_at if beat else None)
+    rows = visible_runs(user).filter(state=RunState.QUEUED).values_list("pk", "priority", "queued_at")
+    ordered = sorted(rows, key=lambda row: (place.get(row[0], len(place) + 1), -row[1], row[2], row[0]))
+    return Line(user, [pk for pk, _, _ in ordered], place, beat.last_cycle_at if beat else None)
 
 
-def told(line: Line, runs: list[Run]) -> Queue:
-    """Some of the waiting runs, and why they wait."""
+def told(line: Line, ids: list[int]) -> Queue:
+    """Some of the waiting runs, and why they wait; one that has begun meanwhile is left out."""
+    turn = {run_id: number for number, run_id in enumerate(ids)}
+    rows = summaries(visible_runs(line.user).filter(pk__in=ids, state=RunState.QUEUED)).select_related("waiting")
+    runs = sorted(rows, key=lambda run: turn[run.pk])
     steered = steerable(line.user, runs)
-    kept = {r.run_id: sum(map(len, r.devices.values())) for r in Reservation.objects.filter(run__in=[run.pk for run in runs])}
+    kept = {r.run_id: sum(map(len, r.devices.values())) for r in Reservation.objects.filter(run__in=ids)}
     return Queue(
         items=[_waiting(run, line.place.get(run.pk), run.pk in steered, kept.get(run.pk, 0)) for run in runs],
         waiting=Run.objects.filter(state=RunState.QUEUED).count(),
