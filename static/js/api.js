@@ -39,10 +39,10 @@
   Oppo.again = (e, deed) => { if (!(e instanceof ApiError) || e.status >= 500) setTimeout(deed, RETRY_MS); };
   const get = (path, query, signal) => request("GET", query ? `${path}?${new URLSearchParams(query)}` : path, undefined, { signal });
   /* Every item of a list, however many pages it has. */
-  async function all(path) {
+  async function all(path, query = {}) {
     const items = [];
     for (let cursor = ""; cursor !== null;) {
-      const page = await get(path, cursor ? { cursor } : undefined);
+      const page = await get(path, cursor ? { ...query, cursor } : query);
       items.push(...page.items);
       cursor = page.next;
     }

@@ -7,7 +7,7 @@
   const { series, asked, axis: begun, view, endOf } = Oppo.trainingFirst;
   const slider = $("smoothing");
   const CHARACTER_PX = 7;                                // of a label's figures, at most
-  const inView = new Set(), drawn = {};
+  const inView = new Set(), drawn = {}, takenUp = run.takenUp();
   let loaded = false, painted = false, linked = false, busy = false, again = false, decisionsAt = -1, zoomed = null, resets = 0, end = 0, due = false;
 
   function axisOf(column) {
@@ -106,8 +106,11 @@
     if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
   }
   async function decisions(summary) {
+    if (takenUp(summary)) decisionsAt = -1;
     if (summary.step === decisionsAt) return;
-    view.decisions = await Oppo.api.all(`runs/${run.id}/decisions`);
+    const since = Math.max(0, decisionsAt - 1);          // a step's own may be told after it, so the last step is read again
+    const fresh = await Oppo.api.all(`runs/${run.id}/decisions`, { since_step: since });
+    view.decisions = [...view.decisions.filter((d) => d.step <= since), ...fresh];
     decisionsAt = summary.step;
   }
   async function samples() {

@@ -271,6 +271,6 @@ def test_a_step_is_drawn_although_its_decisions_could_not_be_read_at_first(visit
     page = visitor.page
     page.goto(f"/runs/{run_id}")
     page.wait_for_selector("#samples article")
-    page.route("**/decisions", lambda route: route.abort(), times=1)
+    page.route("**/decisions?*", lambda route: route.abort(), times=1)
     supervisor.tell(list(story.tell(1)))
     points_drawn(page, 3)

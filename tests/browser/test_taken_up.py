@@ -15,6 +15,7 @@ HELD_AND_STORED = """async () => {
   const { series } = await Oppo.api.get(`runs/${Oppo.run.id}/metrics`, { keys: key });
   return [held.x, held.y, series[key].step, series[key].y];
 }"""
+DECISIONS = "async () => [Oppo.trainingFirst.view.decisions, await Oppo.api.all(`runs/${Oppo.run.id}/decisions`)]"
 OF_THREE_STEPS = """() => {
   const step = (n, device) => ({ step: n, window_s: [n, n + 1], device: [device], role: ['actor'], phase: ['decode'],
     start_s: [n], end_s: [n + 0.5], chunk: [0], rows: [1], idle: [[device, 'tail', n + 0.5, n + 1]], deferred: [] });
@@ -69,6 +70,9 @@ def test_figures_and_spans_of_steps_that_are_trained_again_replace_the_old_ones(
     timeline.wait_for_selector("#range >> text=steps 13–14")
     tell(1)
     points_drawn(page, 15)
+    held, stored = page.evaluate(DECISIONS)
+    assert held
+    assert held == stored
     timeline.wait_for_selector("#range >> text=steps 14–15")
     assert timeline.evaluate(OF_THREE_STEPS) == [[0.5, None], [1, 0]], "a device counts in the steps that tell of it"
 

@@ -58,6 +58,15 @@ def test_everything_is_on_one_list_newest_first(told):
     assert (running["old"], running["step"]) == ("starting", None)
 
 
+def test_decisions_after_a_step(told):
+    world, run, *_ = told
+    vic = world.login("vic")
+    steps = {-1: [1, 2], 0: [1, 2], 1: [2], 2: [], 10**30: []}
+    for since, after in steps.items():
+        items = vic.get(f"/api/v1/runs/{run.pk}/decisions", {"since_step": since}).json()["items"]
+        assert [decision["step"] for decision in items] == after
+
+
 def test_kinds_keeps_and_search(told):
     get = told[-1]
     assert kinds(get(kinds="decision", keeps="true")) == ["decision", "decision"]

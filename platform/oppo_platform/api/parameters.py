@@ -88,6 +88,7 @@ IN_ONE = {
     ): "Names of metrics (docs/metrics.md), separated by commas; one that ends in `*` stands for all that begin so.",
     ("show_timeline", "from_step"): "First step; by default the newest steps come.",
     ("show_timeline_figure", "from_step"): "First step; by default the newest steps come.",
+    ("list_decisions", "since_step"): "Only decisions after this step.",
     ("list_samples", "sort"): "By what; with `-` before it downwards. What is unknown ranks lowest.",
     ("list_samples", "from_step"): "Only answers of this PPO step and later ones.",
     ("list_samples", "to_step"): "Only answers of this PPO step and earlier ones.",

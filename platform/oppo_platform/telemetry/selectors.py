@@ -1,6 +1,6 @@
 """Reading what attempts told, merged over a run's attempts: the newer one wins from the first step that it recorded.
 
-For pages and the API: `metrics(run, keys, …)`, `decisions(run)`. Spans: `timelines`; answers: `samples`; lines: `logs`.
+For pages and the API: `metrics(run, keys, …)`, `decisions(run, …)`. Spans: `timelines`; answers: `samples`; lines: `logs`.
 The caller has made sure that the user may see the run. Everything returned is ready for JSON.
 """
 
@@ -129,12 +129,12 @@ def _rounded(values: NDArray[np.float64]) -> list[float | None]:
     return _finite(np.where(np.abs(digits) > 22, values, np.rint(values * up / down) * down / up))
 
 
-def decisions(run: Run) -> list[dict[str, Any]]:
-    """What the controllers decided, in the order of steps."""
+def decisions(run: Run, since_step: int = 0) -> list[dict[str, Any]]:
+    """What the controllers decided after a step, in the order of steps."""
     return [
         {"id": d.pk, "step": d.step, "controller": d.controller, "old": finite(d.old), "new": finite(d.new), "reason": d.reason}
         for part in reigns(run)
-        for d in _within(Decision.objects.all(), part).order_by("step", "id")
+        for d in _within(Decision.objects.filter(step__gt=since_step), part).order_by("step", "id")
     ]
 
 
