@@ -360,7 +360,8 @@ def _scorers_with(
         trainer.load(resume)
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     networks = Networks(reference, critic, rewards)
-    given = (networks, trainer, slots(spec), columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
+    cached = slots(spec) if spec.overlap.intra_step == "per_chunk" else 0  # an answer that is read whole leaves nothing behind
+    given = (networks, trainer, cached, columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
     if shared is None:
         reads_once = trainer is not None and trainer.ppo.optimizer_steps == 1 and spec.overlap.intra_step == "off"
         return (WholeScorers if reads_once else ScorerSet)(*given)

@@ -124,7 +124,7 @@ def _counted(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A model at work: on how many numbers it is trained, whether it keeps keys and values of what it has read, and has weights.
+    """A model at work: on how many numbers it is trained, whether it may keep keys and values of what it reads, and has weights.
 
     Not `own`: its weights are the actor's, counted there.
     """
@@ -170,7 +170,7 @@ def _of_role(spec: RunSpec, role: Role, slots: int, columns: int, gpu: int) -> I
         return
     if role.own:
         yield Item(f"{name}: weights", shape.weights * each, f"{shape.weights:,} × {each} B")
-    if role.caches and name != "actor":
+    if role.caches and name != "actor" and spec.overlap.intra_step == "per_chunk":  # else each answer is read at once, whole
         yield _cache(f"{name}: keys and values", shape, slots, columns, each)
     if role.trained:
         yield from _training_of(spec, role, each, bool(gpu))

@@ -125,10 +125,11 @@ def test_too_little_disk_is_told_before_the_run_starts(world: Any, tmp_path: Pat
     assert "lower checkpoints.keep" in str(error)
 
 
-def test_sizes_are_those_of_the_real_thing(world: Any, tmp_path: Path) -> None:
-    """Weights, cache and checkpoint of an engine that was really built."""
-    spec = world.spec({"steps": 1, "overlap": {"intra_step": "off"}})
-    engine = world.run(spec, tmp_path).engine
+@pytest.mark.parametrize("intra", ["off", "per_sequence", "per_chunk"])
+def test_sizes_are_those_of_the_real_thing(world: Any, tmp_path: Path, intra: str) -> None:
+    """Weights, caches and checkpoint of an engine that was really built."""
+    spec = world.spec({"steps": 1, "overlap": {"intra_step": intra}})
+    engine = world.run(spec, tmp_path, inline=True).engine
     shape = shape_of(spec.models.actor, "lm", [world.folder])
     network = engine.actor.network
     assert shape is not None
@@ -136,6 +137,10 @@ def test_sizes_are_those_of_the_real_thing(world: Any, tmp_path: Path) -> None:
     findings = preflight(spec, [world.folder])
     by_name = {item.name: item.size for item in findings.holdings[0].memory}
     stores = [*engine.decoder.cache.keys, *engine.decoder.cache.values]
+    streams = [engine.scorers.reference, engine.scorers.critic, *engine.scorers.reward.streams.values()]
+    kept = [stream for stream in streams if sum(t.numel() for t in vars(stream)["_cache"].keys)]
+    assert len(kept) == len([name for name in by_name if name.endswith("keys and values") and name != "actor: keys and values"])
+    assert bool(kept) == (intra == "per_chunk")
     assert engine.decoder.cache.keys[0].shape[0] >= slots(spec)
     assert by_name["actor: keys and values"] == pytest.approx(sum(s.numel() * s.element_size() for s in stores), rel=0.3)
     (event,) = [event for event in world_events(tmp_path) if event["kind"] == "checkpoint"]

@@ -293,9 +293,7 @@ def saved_by_overlap(request: HttpRequest, run_id: int) -> Saving:
 
 
 @api.get("runs/{int:run_id}/decisions", summary="What the controllers decided, and why")
-def decisions(
-    request: HttpRequest, run_id: int, since_step: int = 0, limit: Limit = MOST, cursor: Cursor = ""
-) -> dict[str, Any]:
+def decisions(request: HttpRequest, run_id: int, since_step: int = 0, limit: Limit = MOST, cursor: Cursor = "") -> dict[str, Any]:
     """In the order of steps."""
     after = max(-1, min(since_step, LAST_STEP))
     return dict(paged(telemetry.decisions(run_of(request, run_id), after), limit, cursor))
