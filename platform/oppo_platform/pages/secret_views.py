@@ -8,7 +8,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from oppo_platform.accounts import team_secrets as service
 from oppo_platform.accounts.access import Action, demand, may
-from oppo_platform.accounts.models import TeamSecret
+from oppo_platform.accounts.models import Team, TeamSecret
 from oppo_platform.pages.team_shell import render_team, team_of, told
 
 
@@ -17,8 +17,14 @@ def secrets(request: HttpRequest, team_id: int) -> HttpResponse:
     """Which secrets there are, who set them when, and which run got them last."""
     team = team_of(request, team_id)
     demand(request.user, Action.NAME_SECRETS, team.pk)
-    context = {"secrets": service.secrets_of(team), "may_manage": may(request.user, Action.MANAGE_SECRETS, team.pk)}
-    return render_team(request, team, "team-secrets", "team/secrets.html", context)
+    return _shown(request, team)
+
+
+def _shown(request: HttpRequest, team: Team, status: int = 200, name: str = "") -> HttpResponse:
+    """The page; `name` as it was posted, where the secret was refused. Its value is nobody's to show, so it is typed again."""
+    manages = may(request.user, Action.MANAGE_SECRETS, team.pk)
+    context = {"secrets": service.secrets_of(team), "may_manage": manages, "new_name": name}
+    return render_team(request, team, "team-secrets", "team/secrets.html", context, status)
 
 
 @sensitive_post_parameters("value")
@@ -32,7 +38,7 @@ def set_secret(request: HttpRequest, team_id: int) -> HttpResponse:
         replaced = service.set_secret(request.user, team, name, value)
         return f"{name} has a new value; runs that start from now on get it." if replaced else f"{name} is set: secret:{name}."
 
-    return told(request, change, "team-secrets", team_id)
+    return told(request, change, "team-secrets", team_id, again=lambda: _shown(request, team, 422, name))
 
 
 @require_POST

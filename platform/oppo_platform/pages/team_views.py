@@ -36,7 +36,8 @@ def team(request: HttpRequest, team_id: int) -> HttpResponse:
 
 def show_team(request: HttpRequest, team: Team, status: int = 200, **fresh: Any) -> HttpResponse:
     """The team's first page; `fresh`: a link that was made just now, which is shown this once, or a form that was refused."""
-    context = {**member_page(request.user, team), "new_invite": {"note": "", "role": Role.MEMBER}, **fresh}
+    forms = {"new_invite": {"note": "", "role": Role.MEMBER}, "new_member": {"user": "", "role": Role.MEMBER}, "new_project": ""}
+    context = {**member_page(request.user, team), **forms, **fresh}
     return render_team(request, team, "team", "team/members.html", context, status)
 
 
@@ -57,7 +58,17 @@ def create_project(request: HttpRequest, team_id: int) -> HttpResponse:
     """Make a project in a team of the user's."""
     team = team_of(request, team_id)
     name = request.POST.get("name", "")
-    return told(request, lambda: f"{service.create_project(request.user, team, name).name} is ready for runs.", "team", team_id)
+
+    def again() -> HttpResponse:
+        return show_team(request, team, status=422, new_project=name)
+
+    return told(
+        request,
+        lambda: f"{service.create_project(request.user, team, name).name} is ready for runs.",
+        "team",
+        team_id,
+        again=again,
+    )
 
 
 @require_POST
@@ -70,7 +81,11 @@ def set_member(request: HttpRequest, team_id: int) -> HttpResponse:
         membership = service.set_member(request.user, team, who, role)
         return f"{membership.user.username} is now {membership.role} in {team.name}."
 
-    return told(request, change, "team", team_id)
+    def again() -> HttpResponse:
+        known = Membership.objects.filter(team=team, user__username=who).exists()  # in whose row it was asked for
+        return show_team(request, team, status=422, **({} if known else {"new_member": {"user": who, "role": role}}))
+
+    return told(request, change, "team", team_id, again=again)
 
 
 @require_POST
