@@ -111,6 +111,15 @@ def test_after_a_death_the_run_waits_before_it_is_placed_again(world):
     assert (run.state, run.error) == ("failed", "The engine died: killed. That was attempt 2 of 2.")
 
 
+def test_the_end_of_a_run_of_before_the_rules_became_stricter_is_taken(world):
+    worker = world.worker()
+    run, attempt_id = world.start(worker)
+    Run.objects.filter(pk=run.pk).update(spec=run.spec | {"retries": {"attempts": "many", "of_before": 1}})
+    died(worker, attempt_id, 1)
+    run.refresh_from_db()
+    assert run.state == "queued"
+
+
 def test_a_node_that_a_rule_excludes_gets_the_run_no_more(world):
     world.worker("node2")
     worker = world.worker("node1")

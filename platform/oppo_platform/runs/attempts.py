@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from django.conf import settings
 from django.db import transaction
+from pydantic import ValidationError
 
 from oppo_contract import wire
 from oppo_contract.spec import PLATFORM_SECTIONS, Retries
@@ -252,8 +253,11 @@ def _move_on(run: Run, attempt: Attempt, node_id: int, reason: str, lines: Seque
 
 
 def retry_policy(run: Run) -> RetryPolicy:
-    """The spec's retries; a run of before they existed has the defaults."""
-    told = Retries.model_validate(run.spec.get("retries", {}))
+    """The spec's retries; a run of before they existed, or before their rules became stricter, has the defaults."""
+    try:
+        told = Retries.model_validate(run.spec.get("retries", {}))
+    except ValidationError:  # or its end could never be told
+        told = Retries()
     return RetryPolicy(told.attempts or settings.OPPO_MAX_ATTEMPTS, told.backoff_s, tuple(told.rules))
 
 
