@@ -140,7 +140,7 @@ def test_digest_helper_is_the_files_own(tmp_path: Path) -> None:
     check_manifest(tmp_path, hashlib.sha256(b"{}").hexdigest())
     with pytest.raises(ArtifactError, match="damaged"):
         check_manifest(tmp_path, "0" * 64)
-    with pytest.raises(ArtifactError, match="missing"):
+    with pytest.raises(FileNotFoundError, match="missing"):
         check_manifest(tmp_path / "nowhere", "0" * 64)
 
 
