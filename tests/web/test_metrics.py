@@ -91,6 +91,16 @@ def test_the_timelines_of_attempts_lie_on_one_line(resumed, events):
     assert timeline(run, to_step=2)["steps"] == []
 
 
+def test_a_timeline_names_the_devices_that_only_an_earlier_attempt_was_on(resumed, events):
+    worker, run, first, second = resumed
+    worker.send_events(first, [spans_event(8, 3, 10.0)])
+    moved = events.started(1, 4, time=1500.0) | {"devices": ["cuda:3"], "lanes": [["cuda:3", "actor"]]}
+    elsewhere = spans_event(3, 5, 10.0) | {"device": ["cuda:3"], "idle": []}
+    worker.send_events(second, [moved, events.step(2, 5, m=1.0), elsewhere])
+    assert timeline(run)["devices"] == ["cuda:3", "cpu:0", "cpu:1"]
+    assert timeline(run, from_step=5)["devices"] == ["cuda:3"]
+
+
 def test_a_timeline_that_was_stored_before_counters_came_is_shown(resumed, events):
     worker, run, _, second = resumed
     worker.send_events(second, [events.started(1, 4, time=1500.0), events.step(2, 5, m=1.0), spans_event(3, 5, 10.0)])

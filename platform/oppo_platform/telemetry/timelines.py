@@ -37,7 +37,7 @@ def timeline(run: Run, from_step: int | None = None, to_step: int | None = None)
         far, steps = _near(parts, zero, from_first=from_step is not None)
     return {
         "lanes": newest.lanes if newest else [],
-        "devices": newest.device_names if newest else [],
+        "devices": _devices(newest.device_names if newest else [], steps),
         "first_step": far.steps[0] if far.steps else None,
         "last_step": far.steps[-1] if far.steps else None,
         "far": len(stored) > MOST_NEAR_STEPS,
@@ -54,6 +54,12 @@ def rows_of(part: Reign, from_step: int | None, to_step: int | None) -> QuerySet
     if from_step is not None:
         rows = rows.filter(step__gte=from_step)
     return rows if to_step is None else rows.filter(step__lte=to_step)
+
+
+def _devices(announced: list[str], steps: list[dict[str, Any]]) -> list[str]:
+    """Those that the newest attempt announced, then those that only an earlier one has worked on, of which these steps tell."""
+    told = (device for step in steps for device in (*step["device"], *(device for device, *_ in step["idle"])))
+    return list(dict.fromkeys([*announced, *told]))
 
 
 def _shift_s(part: Reign, zero: float) -> float:
