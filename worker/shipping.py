@@ -11,6 +11,7 @@ that comes after can be told either: shipping ends, and `lost` says why, so that
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -38,6 +39,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 LONGEST_ASKED_S = 120.0
 # So often in a row, after the engine's end, with waits between: then what fails for no known reason is given up.
 MOST_UNKNOWN = 8
+# So long, from then on, a disk may fail without a break, such as a file system of a server that is gone.
+LONGEST_DISK_S = 900.0
 FREED_AT_ONCE = 16 * 2**20
 
 log = structlog.get_logger("worker.shipping")
@@ -68,6 +71,7 @@ class Shipping:
         self._unregistered: list[CheckpointEvent] = []
         self._note_lock = threading.Lock()
         self._spared: tuple[str, ...] = ()
+        self._unknown, self._disk_since = 0, math.inf
 
     def spare_for_others(self, names: Sequence[str]) -> None:
         """Other runs are about to begin with these checkpoints. Told by the heartbeat, which waits for no disk."""
@@ -95,7 +99,7 @@ class Shipping:
             self.complete.set()
 
     def _carry(self) -> None:
-        wait_s, follow_at, unknown = FIRST_WAIT_S, 0.0, 0
+        wait_s, follow_at = FIRST_WAIT_S, 0.0
         while not self._leaving.is_set():
             closing, due = self._closing.is_set(), time.monotonic() >= follow_at
             if closing or due:
@@ -107,18 +111,27 @@ class Shipping:
                 log.warning("telemetry_refused", attempt=self.attempt_id, detail=str(error))
                 break
             except Exception as error:  # what is not sent, or not written, is so with the next turn
-                unknown += closing and not isinstance(error, Unreachable | OSError)
-                if unknown >= MOST_UNKNOWN:
+                if closing and self._is_hopeless(error):
                     log.exception("shipping_given_up", attempt=self.attempt_id)
                     self.lost = self.lost or f"what is left cannot be sent to the platform: {type(error).__name__}: {error}"
                     break
                 self._wait_out(error, wait_s, closing)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
                 continue
-            wait_s, unknown = FIRST_WAIT_S, 0
+            wait_s, self._unknown, self._disk_since = FIRST_WAIT_S, 0, math.inf
             if closing:
                 break
             self._closing.wait(BETWEEN_BATCHES_S if sent else LOOK_EVERY_S)
+
+    def _is_hopeless(self, error: Exception) -> bool:
+        """Whether this has gone on for too long: the devices are held meanwhile. A platform that is away is waited for."""
+        if isinstance(error, Unreachable):
+            return False
+        if isinstance(error, OSError):
+            self._disk_since = min(self._disk_since, time.monotonic())
+            return time.monotonic() - self._disk_since > LONGEST_DISK_S
+        self._unknown += 1
+        return self._unknown >= MOST_UNKNOWN
 
     def _ship_all(self) -> bool:
         sent = self._ship(self._engine)

@@ -77,6 +77,20 @@ def test_after_the_engines_end_it_is_given_up_and_said(carry: Any) -> None:
     assert carries.lost.startswith("what is left cannot be sent to the platform: JSONDecodeError: Expecting value")
 
 
+def test_a_disk_that_stays_away_is_given_up_after_the_end(carry: Any, monkeypatch: pytest.MonkeyPatch, tools: Any) -> None:
+    def stale() -> None:
+        raise OSError("stale file handle")
+
+    platform = Platform(stale)
+    carries = carry(platform)
+    carries.close()
+    tools.eventually(lambda: platform.calls > 3 * MOST_UNKNOWN)
+    assert not carries.complete.is_set(), "it may come back"
+    monkeypatch.setattr(shipping, "LONGEST_DISK_S", 0.0)
+    assert carries.complete.wait(60)
+    assert carries.lost == "what is left cannot be sent to the platform: OSError: stale file handle"
+
+
 def test_a_mistake_of_ours_ends_no_thread_in_silence(carry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     platform = Platform(None)
     monkeypatch.setattr(Shipping, "_mind_the_limit", lambda _self: [][0])
