@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +14,17 @@ from django.db import connection
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from oppo_contract.removal import folder_of
 from oppo_platform.backup.archive import open_archive
 from oppo_platform.backup.databases import server_of
 from oppo_platform.backup.making import Made, make
 from oppo_platform.backup.restoring import Restored, point_django, restore
 from oppo_platform.backup.snapshot import NUMBERED, TABLES
+from oppo_platform.runs.attempts import artifact_url
+from oppo_platform.runs.models import Run
 
 TARGET = "put_back"
+FILES = {"actor/model.safetensors": b"w" * 70_001, "state.json": b"{}", "empty": b""}
 
 
 def url_of(database: str) -> str:
@@ -86,3 +92,17 @@ def everything(database: str) -> dict[str, list[str]]:
             last = looking.execute("SELECT pg_sequence_last_value(%s::regclass)::text", [sequence]).fetchone()
             told[f"{table}.{column}"] = [str(last[0])] if last else []
     return told
+
+
+def save(worker: Any, run: Run, attempt_id: int, step: int) -> Path:
+    """A checkpoint that is written and registered."""
+    url = f"{artifact_url(run.pk)}/checkpoints/step-{step:08d}"
+    folder = folder_of(url)
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    text = json.dumps({n: {"sha256": hashlib.sha256(c).hexdigest(), "bytes": len(c)} for n, c in FILES.items()})
+    (folder / "manifest.json").write_text(text)
+    told = {"epoch": 1, "step": step, "url": url, "manifest_sha256": hashlib.sha256(text.encode()).hexdigest(), "bytes": 70_003}
+    assert worker.attempt(attempt_id, "checkpoints", told).status_code == 200
+    return folder

@@ -262,3 +262,33 @@ def pair(world: World, settings: Any) -> Any:
     settings.OPPO_NODE_FRESH_S = 1000
     settings.OPPO_DOWNTIME_S = 1000
     return Pair(world)
+
+
+@pytest.fixture
+def backups(world: Any, tmp_path: Any, settings: Any) -> Any:
+    """Backups of this database, put back into another one of the same server; checkpoints lie below the test's folder."""
+    from tests.web.backups import Backups
+
+    settings.OPPO_ARTIFACT_ROOT = (tmp_path / "artifacts").as_uri()
+    (tmp_path / "artifacts").mkdir()
+    made = Backups(tmp_path)
+    yield made
+    made.clear()
+
+
+@pytest.fixture
+def busy(world: Any, backups: Any, events: Any) -> Any:
+    """(world, worker, a run that trains, its attempt): and one that has ended, one that waits, a secret."""
+    from oppo_platform.accounts.team_secrets import set_secret
+    from tests.web.telling import end, tell_everything
+
+    worker = world.worker()
+    _, attempt = world.start(worker)
+    tell_everything(worker, attempt, events)
+    end(worker, attempt)
+    run, attempt_id = world.start(worker)
+    tell_everything(worker, attempt_id, events)
+    world.submit()
+    world.cycle()
+    set_secret(world.people["ada"], world.team, "HUB_TOKEN", "hf_0123456789")
+    return world, worker, run, attempt_id
