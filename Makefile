@@ -52,7 +52,7 @@ test: setup ## lint and the test suite, browser included (under 15 minutes on 2 
 	@$(if $(ARGS),,$(IN_TWO) -m "not full" --dist loadfile $(CLIENT))
 	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(A_FILE_EACH) -m "not full" $(TOGETHER)
 
-test-full: setup ## the tests of `make test` and the slow ones (under 60 minutes)
+test-full: setup ## the tests of `make test` and the slow ones (about 75 minutes)
 	@$(MAKE) lint
 	@$(if $(ARGS),,$(IN_TWO) $(APART))
 	@$(if $(ARGS),,$(IN_THREE) $(WAITING))
