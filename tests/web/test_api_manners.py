@@ -223,4 +223,4 @@ def test_what_the_database_cannot_hold_is_refused_in_words(world, token):
         assert (reply.status_code, "NUL" in reply.json()["detail"]) == (422, True), path
     projects = f"/api/v1/teams/{world.team.pk}/projects"
     assert client.post(projects, '{"name": "a\\u0000b"}', content_type="application/json").status_code == 422
-    assert page.post(f"/teams/{world.team.pk}/projects", {"name": "a\0b"}).status_code == 302
+    assert page.post(f"/teams/{world.team.pk}/projects", {"name": "a\0b"}).status_code == 422

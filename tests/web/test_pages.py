@@ -116,9 +116,9 @@ def test_members_make_projects(world, who, status):
         ("ada", "eve", "member", 302, True),
         ("max", "eve", "viewer", 403, False),  # maintainers steer runs; owners manage people
         ("ben", "eve", "member", 403, False),
-        ("ada", "ada", "viewer", 302, False),  # a team keeps an owner
-        ("ada", "nobody", "member", 302, False),
-        ("ada", "eve", "king", 302, False),
+        ("ada", "ada", "viewer", 422, False),  # a team keeps an owner
+        ("ada", "nobody", "member", 422, False),
+        ("ada", "eve", "king", 422, False),
         ("eve", "eve", "owner", 404, False),
     ],
 )
