@@ -165,7 +165,9 @@ def test_keyboard_leads_everywhere(visit, two_runs):
 def test_a_team_gets_a_project_and_a_member(visit, platform):
     from oppo_platform.accounts.services import create_user
 
-    page = visit().page
+    visitor = visit()
+    visitor.expects("422")  # of the one whom nobody knows
+    page = visitor.page
     page.goto("/teams")
     page.wait_for_url("**/teams/*")
     page.fill("input[name=name]", "Poems")
@@ -174,6 +176,7 @@ def test_a_team_gets_a_project_and_a_member(visit, platform):
     page.fill("#new-member", "nobody")
     page.click("text=Add member")
     page.wait_for_selector("text=There is no user called nobody.")
+    expect(page.locator("#new-member")).to_have_value("nobody")
     create_user("jo", "jo@example.org")
     page.fill("#new-member", "jo")
     page.click("text=Add member")
