@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+MOST_TRIES = 10_000  # each time a part of the folder is gone, so that only a broken file system comes to the end
 
 
 class NotContained(ValueError):
@@ -87,5 +90,11 @@ def _removed(name: str, above: int, folder: Path) -> bool:
     if found is None:
         return False
     os.close(found)
-    shutil.rmtree(name, dir_fd=above)  # with descriptors all the way down; refuses a link that took its place meanwhile
-    return True
+    for _ in range(MOST_TRIES):
+        with suppress(FileNotFoundError):  # somebody else deletes it as well, and was faster with a part of it
+            shutil.rmtree(name, dir_fd=above)  # with descriptors all the way down; refuses a link that took its place meanwhile
+            return True
+        if (found := _opened(name, above, folder)) is None:
+            return True
+        os.close(found)
+    raise OSError(f"{folder} cannot be deleted: what is in it comes and goes")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -78,3 +80,21 @@ def test_whatever_path_is_given_the_outside_and_other_runs_stay(store: Path, par
         pass
     assert (store.parent / "outside" / "precious").exists()
     assert (store / "runs" / "8" / "checkpoints" / "a" / "deep" / "weights").exists()
+
+
+def test_two_may_delete_the_same_folder_at_once(tmp_path: Path) -> None:
+    """The platform and the agent of a node on the same machine do."""
+    folder = tmp_path / "runs" / "7"
+    both = Barrier(2)
+
+    def delete(_: int) -> None:
+        both.wait()
+        remove_of_run(tmp_path.as_uri(), 7, folder.as_uri())
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(30):
+            for number in range(60):
+                (folder / f"{number % 7}" / f"{number % 3}").mkdir(parents=True, exist_ok=True)
+                (folder / f"{number % 7}" / f"{number % 3}" / f"{number}").write_text("")
+            assert list(pool.map(delete, range(2))) == [None, None]
+            assert not folder.exists()
