@@ -218,7 +218,7 @@ def test_a_scorer_process_that_dies_with_a_full_queue_is_named(world: Any, tmp_p
 # ---- rewards in a run ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_rule_that_never_returns_ends_the_run_and_is_shown_where_it_stands(
     world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
@@ -252,7 +252,7 @@ def test_a_rule_that_python_cannot_interrupt_ends_the_process_and_the_log_shows_
     assert "in adds" in errors
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_service_that_hangs_ends_the_run(world: Any, judge: Judge, tmp_path: Path, threads: int) -> None:
     """The tries take longer than the longest silence: waiting for a service is no silence."""
 

@@ -130,6 +130,7 @@ def test_an_engine_that_lost_the_others_has_died_and_may_be_tried_again() -> Non
     assert outcome_of(1, EngineEnd(exit_code=1), other, []).outcome == "failed"
 
 
+@pytest.mark.full
 def test_two_supervisors_start_engines_below_torchrun_and_a_stop_reaches_the_engines(bench: Any, tools: Any) -> None:
     pair = [bench.attempt(number, steps=100_000) for number in (1, 2)]
     address = own_address("http://127.0.0.1:1")
