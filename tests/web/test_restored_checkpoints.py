@@ -91,6 +91,15 @@ def test_what_a_run_goes_on_from_is_in_a_backup_however_fast_it_deletes_what_it_
     assert steps[-1] > steps[0], "it went on meanwhile"
 
 
+def test_a_run_whose_folder_cannot_be_locked_is_backed_up_all_the_same(busy, backups: Backups) -> None:
+    _, worker, run, attempt_id = busy
+    folder = save(worker, run, attempt_id, 2)
+    (folder.parent.parent / "spared" / "lock").mkdir(
+        parents=True
+    )  # nobody can open it, as on a file system that may only be read
+    assert backups.made(with_checkpoints=True).manifest["checkpoints"]["included"] == 1
+
+
 @pytest.mark.parametrize("path", ["../../../escaped", "/tmp/escaped", "a/../../escaped", "", "a\0b"])
 def test_a_path_of_a_checkpoint_stays_in_it(path: str) -> None:
     with pytest.raises(BackupError, match="is no file of a checkpoint"):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import Any, LiteralString
-from urllib.parse import unquote, urlsplit
 
 import psycopg
 
+from oppo_contract.removal import NotContained, folder_of
 from oppo_contract.spared import is_told, locked
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.checkpoints import NotReadable, open_files
@@ -42,10 +41,9 @@ def nothing_deleted(connection: psycopg.Connection[Any]) -> Iterator[list[int]]:
     connection.rollback()
     with ExitStack() as locks:
         for run in runs:
-            place = urlsplit(artifact_url(run))
-            folder = Path(unquote(place.path))
-            if place.scheme == "file" and is_told(folder):
-                with suppress(PermissionError):  # of another account: its files are left to luck, and told when they are gone
+            # Another store, a folder of another account or one that may only be read: left to luck, and told when files are gone.
+            with suppress(NotContained, OSError):
+                if is_told(folder := folder_of(artifact_url(run))):
                     locks.enter_context(locked(folder))
         yield runs
 
