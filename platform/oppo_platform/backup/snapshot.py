@@ -13,7 +13,7 @@ from psycopg import sql
 
 from oppo_platform.backup import BackupError, BackupRefused
 from oppo_platform.backup.standing_still import Opened, nothing_deleted, open_next_ones
-from oppo_platform.runs.models import Checkpoint
+from oppo_platform.runs.models import LIVE_ATTEMPT, Checkpoint
 
 TABLES: LiteralString = """
     SELECT schemaname, tablename FROM pg_tables
@@ -31,7 +31,7 @@ NUMBERED: LiteralString = """
 CHECKPOINTS: LiteralString = """
     SELECT id, run_id, attempt_id, step, url, bytes, manifest_sha256, registered_at FROM runs_checkpoint ORDER BY id
 """
-LIVE: LiteralString = "SELECT count(*) FROM runs_attempt WHERE state IN ('allocated', 'claimed', 'running')"
+LIVE: LiteralString = "SELECT count(*) FROM runs_attempt WHERE state = ANY(%s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _counted(
         migrations=migrations,
         rows=row_counts(connection),
         numbered_by_hand=sequences_behind(connection),
-        live_attempts=connection.execute(LIVE).fetchone()[0],  # type: ignore[index]
+        live_attempts=connection.execute(LIVE, [list(LIVE_ATTEMPT)]).fetchone()[0],  # type: ignore[index]
         checkpoints=checkpoints,
         opened=opened,
     )

@@ -17,11 +17,9 @@ from oppo_contract.removal import NotContained, folder_of
 from oppo_contract.spared import is_told, locked
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.checkpoints import NotReadable, open_files
-from oppo_platform.runs.models import Checkpoint
+from oppo_platform.runs.models import LIVE_ATTEMPT, Checkpoint
 
-LIVE_RUNS: LiteralString = (
-    "SELECT DISTINCT run_id FROM runs_attempt WHERE state IN ('allocated', 'claimed', 'running') ORDER BY 1"
-)
+LIVE_RUNS: LiteralString = "SELECT DISTINCT run_id FROM runs_attempt WHERE state = ANY(%s) ORDER BY 1"
 # Its newest, and the one that somebody chose it to begin with.
 NEXT_ONES: LiteralString = """
     SELECT DISTINCT ON (run_id) id FROM runs_checkpoint WHERE run_id = ANY(%(runs)s) ORDER BY run_id, step DESC, id DESC
@@ -37,7 +35,7 @@ def nothing_deleted(connection: psycopg.Connection[Any]) -> Iterator[list[int]]:
     Args:
         connection: the transaction that it is in ends before the first line inside, where the next one may begin.
     """
-    runs = [run for (run,) in connection.execute(LIVE_RUNS).fetchall()]
+    runs = [run for (run,) in connection.execute(LIVE_RUNS, [list(LIVE_ATTEMPT)]).fetchall()]
     connection.rollback()
     with ExitStack() as locks:
         for run in runs:
