@@ -17,7 +17,7 @@ import torch
 
 from oppo_contract.spec import TinyArchitecture
 from oppo_core.models.cache import SlotCache
-from oppo_core.models.tiny import TinyTransformer, init_tiny
+from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 
 ROUNDS, REPETITIONS, COLUMNS = 40, 7, 200
 WIDTHS = ((64, 2), (128, 2), (256, 4), (512, 8))

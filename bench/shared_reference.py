@@ -46,13 +46,13 @@ def tree(folder: Path, shape: dict[str, int], reference: str, intra: str) -> dic
 def one(spec: dict[str, Any], folder: Path) -> int:
     """Train a step in this process; bytes of it and of its children then."""
     from oppo_contract.spec import load_spec
-    from oppo_core import report
-    from oppo_core.engine import assemble
-    from oppo_core.journal import Journal
+    from oppo_core.engine.build import assemble
+    from oppo_core.reporting import step_report
+    from oppo_core.reporting.event_log import Journal
     from oppo_core.train import train_step
 
     engine = assemble(load_spec(spec), [], folder / "out", Journal(folder / "out" / "events.jsonl"), 2)
-    report.started(engine)
+    step_report.started(engine)
     train_step(engine, engine.clock())
     children = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
     taken = sum(_bytes_of(pid) for pid in (os.getpid(), *children))

@@ -24,11 +24,11 @@ from typing import Any
 from unittest import mock
 
 from oppo_contract.spec import RunSpec, load_spec
-from oppo_core import report
-from oppo_core.engine import assemble
-from oppo_core.journal import Journal
+from oppo_core.engine.build import assemble
+from oppo_core.reporting import step_report
+from oppo_core.reporting.event_log import Journal
 from oppo_core.trace.recorder import Recorder, Span, Wait
-from oppo_core.trace.report import StepTrace
+from oppo_core.trace.step_trace import StepTrace
 from oppo_core.train import train
 
 SHARE_WANTED = 0.005
@@ -110,7 +110,7 @@ def trained(spec: RunSpec, folder: Path) -> list[Step]:
     plain = engine.journal.write
     engine.journal.write = partial(watch.write, plain)  # type: ignore[method-assign]
     try:
-        with mock.patch.object(report, "StepTrace", watch.trace_class()):
+        with mock.patch.object(step_report, "StepTrace", watch.trace_class()):
             train(engine, lambda: False)
     finally:
         engine.scorers.close()

@@ -23,8 +23,8 @@ import psutil
 
 from oppo_bench.logging_cost import spec_of
 from oppo_contract.spec import load_spec
-from oppo_core.engine import assemble
-from oppo_core.journal import Hear, Journal
+from oppo_core.engine.build import assemble
+from oppo_core.reporting.event_log import Hear, Journal
 from oppo_core.trackers.feed import Feed
 from oppo_core.trackers.telling import Trackers
 from oppo_core.train import train

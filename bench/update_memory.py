@@ -25,7 +25,7 @@ from oppo_bench.quiet import Watch  # noqa: E402
 from oppo_bench.workload import CONTEXT, LONGEST, SIZES, Lengths, Size  # noqa: E402
 from oppo_contract.spec import TinyArchitecture  # noqa: E402
 from oppo_core.models.protocol import Network  # noqa: E402
-from oppo_core.models.tiny import init_tiny  # noqa: E402
+from oppo_core.models.tiny_transformer import init_tiny  # noqa: E402
 
 # M and L are ours, as `oppo bench engine` has them; Q has the proportions of a model that people use: a large vocabulary.
 RACED = {"M": SIZES["M"], "Q": Size(256, 4, 8, 2, 1408, 32768, "qwen2"), "L": SIZES["L"]}
@@ -39,7 +39,7 @@ def network_of(size: Size) -> Network:
     from transformers import AutoConfig
 
     from gpu.warehouse import described, random_model
-    from oppo_core.models.hugging import HuggingNetwork
+    from oppo_core.models.huggingface import HuggingNetwork
 
     config = AutoConfig.for_model(size.model_type, **described(size, False))
     return HuggingNetwork(random_model(config, getattr(torch, size.dtype), torch.device("cpu"), 0), None)

@@ -9,7 +9,7 @@ import sys
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-from oppo_core.command import main
+from oppo_core.cli import main
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--standby"]:

@@ -41,9 +41,9 @@ def _import_engine() -> None:
     import torch
     import torch._dynamo  # every optimizer of torch wants it when it is made, and it takes longer than torch itself
 
-    import oppo_core.command
-    import oppo_core.engine
-    import oppo_core.preflight
+    import oppo_core.cli
+    import oppo_core.engine.build
+    import oppo_core.engine.preflight
     import oppo_core.train  # noqa: F401 - so that the forks have it
 
     begun: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

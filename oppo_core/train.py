@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oppo_core import report
-from oppo_core.checkpoint import save_at_the_end, save_when_due
-from oppo_core.engine import Engine
-from oppo_core.evaluation import evaluate_first, evaluate_last, evaluate_when_due
-from oppo_core.nonfinite import tolerated
-from oppo_core.rollout.batch import Batch
+from oppo_core.checkpointing.save_restore import save_at_the_end, save_when_due
+from oppo_core.engine.build import Engine
+from oppo_core.engine.run_score import ASKED_TO_STOP, reason_to_end
+from oppo_core.evaluation.evaluator import evaluate_first, evaluate_last, evaluate_when_due
+from oppo_core.reporting import step_report
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.standing import ASKED_TO_STOP, reason_to_end
+from oppo_core.rollout.step_state import Batch
+from oppo_core.update.nonfinite import tolerated
 
 
 def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
@@ -23,7 +23,7 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
 
     Always ends on a checkpoint, be it in the middle of a step.
     """
-    report.started(engine)
+    step_report.started(engine)
     window_start = engine.clock()
     if evaluate_first(engine, should_stop):
         save_when_due(engine)
@@ -56,7 +56,7 @@ def train_step(engine: Engine, window_start: float, should_stop: Callable[[], bo
     evaluate_when_due(engine, should_stop)
     window_end = engine.clock()
     with engine.trace.span("actor", "data"):
-        report.finish_step(engine, batch, experience, metrics, (window_start, window_end))
+        step_report.finish_step(engine, batch, experience, metrics, (window_start, window_end))
     return window_end
 
 

@@ -23,12 +23,12 @@ import structlog
 from oppo_contract.lifeline import Lifeline, inherited_lifeline, watch_lifeline
 from oppo_contract.wire import HEARTBEAT_S, LaunchOrder, NodeHeartbeat, NodeOrders, RunningAttempt
 from worker.catalogue import CatalogueWatch
-from worker.clocks import ClockWatch
 from worker.consumer import LAUNCH_FD
 from worker.deletions import Deletions
 from worker.devices import device_reports
 from worker.disks import disks_of
 from worker.folders import AttemptFolder, NodeIdentity, WorkerFolder
+from worker.gpu_throttling import ClockWatch
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
 from worker.rendezvous import check_address
 from worker.warm import NEVER_BEGAN, WarmStarts, WarmSupervisor

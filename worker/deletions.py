@@ -1,7 +1,7 @@
 """Folders that the platform wants deleted from this node's disk, because their run or checkpoint was.
 
 Guarantee: each order is tried until it worked or failed, and is told either way with a heartbeat; the platform repeats what it
-has not heard of. Nothing of a run is deleted while an attempt at it has files on this node. `oppo_contract.removal` keeps it
+has not heard of. Nothing of a run is deleted while an attempt at it has files on this node. `oppo_contract.safe_delete` keeps it
 within the artifact root.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import structlog
 
-from oppo_contract.removal import NotContained, remove_of_run
+from oppo_contract.safe_delete import NotContained, remove_of_run
 from oppo_contract.wire import FolderDone, FolderOrder
 
 log = structlog.get_logger("worker.deletions")

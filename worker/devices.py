@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from oppo_contract.wire import DeviceReport
-from worker.clocks import ClockWatch
+from worker.gpu_throttling import ClockWatch
 
 
 def device_reports(

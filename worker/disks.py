@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from oppo_contract.removal import NotContained, folder_of
+from oppo_contract.safe_delete import NotContained, folder_of
 from oppo_contract.wire import DiskReport
 
 LOOK_EVERY_S = 10.0

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from oppo_contract.events import MAX_EVENT_BYTES, Event, LogEvent, parse_event
 from oppo_contract.wire import MAX_BATCH_BYTES, MAX_BATCH_EVENTS
-from worker.holes import first_data, punch
+from worker.hole_punch import first_data, punch
 from worker.redaction import Redactor
 
 Producer = Literal["engine", "supervisor"]

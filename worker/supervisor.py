@@ -25,12 +25,12 @@ from oppo_contract.wire import HEARTBEAT_S, AttemptHeartbeat, AttemptOrders, Out
 from worker.artifacts import ArtifactError
 from worker.engine_process import EngineProcess, engine_command, kill_leftover
 from worker.folders import AttemptFolder, EngineEnd, KeptClaim, NodeIdentity, WorkerFolder, write_private
+from worker.local_ranks import cause_of
 from worker.logs import last_lines
-from worker.neighbours import cause_of
 from worker.outcomes import REFUSED, lost_others, outcome_of
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
 from worker.rendezvous import own_address
-from worker.shipping import Shipping
+from worker.uploader import Shipping
 
 LEASE_MARGIN = "OPPO_LEASE_MARGIN_S"
 DEFAULT_LEASE_MARGIN_S = 60.0

@@ -13,12 +13,12 @@ from torch import Tensor
 from gpu.warehouse import Warehouse
 from oppo_bench.levers import BASE, LEVERS, Update
 from oppo_bench.workload import CONTEXT, PROMPT_TOKENS, VOCAB, Lengths, Load
-from oppo_core.models.hugging import HuggingNetwork
-from oppo_core.models.precision import precise
-from oppo_core.ppo.budget import PassBudget
+from oppo_core.models.huggingface import HuggingNetwork
+from oppo_core.models.upcast import precise
+from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.stream import Stream
+from oppo_core.scoring.incremental_prefill import Stream
 
 PROMPTS, COMPANY, CHUNK = 8, 4, 16
 # The temperature at which the likeliest token is drawn: far below the gaps between logits, which decide in float32.

@@ -27,7 +27,7 @@ from gpu.warehouse import Warehouse
 from oppo_bench.document import Result, commit, document, write
 from oppo_bench.quiet import Watch
 from oppo_bench.workload import write_prompts
-from oppo_core.trace.hardware import hardware_of
+from oppo_core.trace.gpu_stats import hardware_of
 
 OK, WRONG, REFUSED = 0, 1, 2
 SECONDS = 400.0  # eight minutes, less what starting takes and by how much the last repetition may run over

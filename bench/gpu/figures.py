@@ -10,7 +10,7 @@ from gpu.floor import Ceilings, floors, model_flops, needs
 from gpu.racing import GB, Race, Step
 from oppo_bench.document import Result
 from oppo_contract.events import IdleCause
-from oppo_core.trace.report import IDLE_CAUSES
+from oppo_core.trace.step_trace import IDLE_CAUSES
 
 MS = 1e3
 # A stage's spans by the names of docs/metrics.md; the actor's forward pass belongs to its update.

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from oppo_bench.workload import Size
-from oppo_core.trace.hardware import stated_flops
+from oppo_core.trace.gpu_stats import stated_flops
 
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}
 PRODUCT_WIDTH = {"cuda": 8192, "cpu": 512}

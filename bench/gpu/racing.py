@@ -19,15 +19,15 @@ from gpu.floor import Work
 from gpu.warehouse import Warehouse
 from oppo_bench.contestant import Contestant
 from oppo_bench.workload import CONTEXT, Load, spec_of
-from oppo_core.layout import Layout
+from oppo_core.engine.layout import Layout
 from oppo_core.rollout.decoder import Decoder
 from oppo_core.rollout.device_decoder import DeviceDecoder
 from oppo_core.scoring.thread import ThreadedScorers
-from oppo_core.trace.hardware import Hardware
+from oppo_core.trace.gpu_stats import Hardware
 from oppo_core.trace.recorder import Recorder
 
 # Typed so, because names are put in the place of what it has imported.
-engines: Any = import_module("oppo_core.engine")
+engines: Any = import_module("oppo_core.engine.build")
 Tell = Callable[[str], None]
 GB = 1e9
 ROOM = 0.85  # share of what is free that caches may take

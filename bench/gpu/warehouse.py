@@ -19,11 +19,11 @@ from torch import nn
 from gpu.cases import ADAPTED, UNTIED
 from oppo_bench.models import EOS, PAD, write_tokenizer
 from oppo_bench.workload import CONTEXT, Load, Size
-from oppo_core.models import folder as folders
-from oppo_core.models.activation import fuse_activations
+from oppo_core.models import model_io as folders
 from oppo_core.models.adapters import adapt
 from oppo_core.models.attention import FUSED
-from oppo_core.models.hugging import HuggingNetwork
+from oppo_core.models.fused_activations import fuse_activations
+from oppo_core.models.huggingface import HuggingNetwork
 
 ROLES = ("actor", "reward", "reference", "critic")
 NAME = "load_model"

@@ -16,9 +16,9 @@ from oppo_bench.imposed import ImposedDecoder, PaddedDecoder, impose, impose_on_
 from oppo_bench.padding import unsorted
 from oppo_bench.workload import Lengths
 from oppo_contract.spec import RunSpec
-from oppo_core import report
-from oppo_core.engine import Engine, assemble
-from oppo_core.journal import Journal
+from oppo_core.engine.build import Engine, assemble
+from oppo_core.reporting import step_report
+from oppo_core.reporting.event_log import Journal
 from oppo_core.rollout.decoder import Decoder
 from oppo_core.train import train_step
 
@@ -93,7 +93,7 @@ class Contestant:
             impose(self.engine, lengths, PaddedDecoder if self._padded else ImposedDecoder)
         else:
             impose_on_vllm(self.engine, lengths)
-        report.started(self.engine)
+        step_report.started(self.engine)
 
     def step(self) -> StepCost:
         """Train one step, everything included that the engine does in a run, and wait until it is really done."""

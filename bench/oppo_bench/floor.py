@@ -23,8 +23,8 @@ from oppo_bench.contestant import Listener, finish_queued_work
 from oppo_bench.imposed import EndlessDecoder, ImposedDecoder, impose
 from oppo_bench.workload import LONGEST, VOCAB, Load
 from oppo_contract.spec import RunSpec
-from oppo_core import report
-from oppo_core.engine import Engine, assemble
+from oppo_core.engine.build import Engine, assemble
+from oppo_core.reporting import step_report
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.train import train_step
 
@@ -70,7 +70,7 @@ class Meter:
         self._threads, self._load = threads, load
         self._decoder = impose(self._engine, load.lengths, EndlessDecoder)
         impose(self._engine, load.lengths, GivenAnswers)
-        report.started(self._engine)
+        step_report.started(self._engine)
 
     def measure(self) -> Costs:
         """Microseconds a token of every stage in this process, now."""

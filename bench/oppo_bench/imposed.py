@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from oppo_bench.workload import Lengths
-from oppo_core.engine import Engine, slots
+from oppo_core.engine.build import Engine, slots
 from oppo_core.rollout.decoder import Decoder
 from oppo_core.rollout.device_decoder import DeviceDecoder
 from oppo_core.rollout.sequence import Sequence

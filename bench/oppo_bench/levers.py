@@ -14,11 +14,11 @@ from oppo_bench.document import Result
 from oppo_bench.live_bytes import LiveBytes
 from oppo_bench.workload import PROMPT_TOKENS, VOCAB, Lengths
 from oppo_contract.spec import Ppo, Training
+from oppo_core.models.activation_checkpointing import prepare
 from oppo_core.models.protocol import Network
-from oppo_core.models.recompute import prepare
 from oppo_core.ppo.actor import ActorTrainer, TokenSums
 from oppo_core.ppo.experience import Experience, build_experience
-from oppo_core.ppo.shaping import ScoreMoments
+from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.results import Scored
 

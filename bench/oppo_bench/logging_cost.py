@@ -59,8 +59,8 @@ def spec_of(steps: int) -> dict[str, Any]:
 def measure(steps: int) -> dict[str, list[float]]:
     """By figure, one value a step: share of the step, and µs of the call that tells a step with all its metrics."""
     from oppo_contract.spec import load_spec
-    from oppo_core.engine import assemble
-    from oppo_core.journal import Journal
+    from oppo_core.engine.build import assemble
+    from oppo_core.reporting.event_log import Journal
     from oppo_core.train import train
 
     with tempfile.TemporaryDirectory() as name:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from contextlib import contextmanager
 
-from oppo_core.ppo import held
+from oppo_core.ppo import retained_forward
 from oppo_core.rollout import decoder
-from oppo_core.scoring import stream
+from oppo_core.scoring import incremental_prefill
 
 # Who groups rows into passes.
-GROUPING = (held, stream, decoder)
+GROUPING = (retained_forward, incremental_prefill, decoder)
 NAME = "ragged_batches"
 
 

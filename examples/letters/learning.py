@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oppo_core.models.folder import load_tiny
+from oppo_core.models.model_io import load_tiny
 from oppo_core.rules.letters import score
 
 from .grammar import MAX_NEW_TOKENS

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oppo_core.models.tiny import TinyTransformer
+from oppo_core.models.tiny_transformer import TinyTransformer
 
 WARMUP_SHARE = 0.05
 

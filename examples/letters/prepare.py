@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-import oppo_core.models.tiny
+import oppo_core.models.tiny_transformer
 import oppo_core.rules.letters
-from oppo_core.models.folder import save_model
-from oppo_core.models.tiny import TinyTransformer
+from oppo_core.models.model_io import save_model
+from oppo_core.models.tiny_transformer import TinyTransformer
 
 from .batches import Row
 from .grammar import MAX_NEW_TOKENS, draw_prompt
@@ -132,7 +132,7 @@ def finished_digest(out: Path) -> str | None:
 
 def digest_of(settings: Settings) -> str:
     """A digest over the settings and the sources that decide the result."""
-    engine = (oppo_core.rules.letters, oppo_core.models.tiny)
+    engine = (oppo_core.rules.letters, oppo_core.models.tiny_transformer)
     sources = sorted(Path(__file__).parent.glob("*.py")) + [Path(str(module.__file__)) for module in engine]
     sha = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
     for source in sources:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from oppo_contract.spec import TinyArchitecture
-from oppo_core.models.tiny import TinyTransformer, init_tiny
+from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 
 from .batches import Row, encode_row, like_lengths, pad
 from .grammar import MAX_NEW_TOKENS, MAX_PROMPT_TOKENS, draw_answer, draw_prompt

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from tokenizers import Tokenizer
 
-from oppo_core.models.tiny import TinyTransformer
+from oppo_core.models.tiny_transformer import TinyTransformer
 from oppo_core.rules.letters import score
 
 from .batches import Row

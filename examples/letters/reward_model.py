@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from oppo_core.models.tiny import TinyTransformer
+from oppo_core.models.tiny_transformer import TinyTransformer
 from oppo_core.rules.letters import CLOSING, FORMS, score
 
 from .batches import Row, encode_row, like_lengths, pad

@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oppo_core.integrations.refusals import FUNCTIONS, OverlapError, refuse, refuse_amounts
 from oppo_core.integrations.rollouts import Overlap, Rollout, Rollouts
+from oppo_core.integrations.trl_compat import FUNCTIONS, OverlapError, refuse, refuse_amounts
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.batches import right_padded
+from oppo_core.ppo.microbatching import right_padded
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 
@@ -117,7 +117,7 @@ def streaming(model: Any) -> Iterator[Network]:
     """A network around a model of the trainer, which within it uses our attention function where it would use torch's."""
     with _logging_as_it_was():
         from oppo_core.models.attention import FUSED
-        from oppo_core.models.hugging import around
+        from oppo_core.models.huggingface import around
     before = model.config._attn_implementation
     if before == "sdpa":
         model.set_attn_implementation(FUSED)

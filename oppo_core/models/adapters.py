@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from oppo_contract.sections.models import Lora
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.protocol import Network
-from oppo_core.models.tiny import TinyTransformer
+from oppo_core.models.tiny_transformer import TinyTransformer
 
 HEADS = ("head.", "own_head.", "model.score.")  # ours, ours beside a Hugging Face backbone, a classifier's own
 DIGEST = "frozen_digest"

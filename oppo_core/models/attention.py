@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from oppo_core.models.banded import attend_by_band, fused
+from oppo_core.models.banded_attention import attend_by_band, fused
 from oppo_core.models.cache import CacheWindow
 from oppo_core.models.packed import Packed, seen
 

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from oppo_core.models.transfer import to_device
+from oppo_core.models.host_device import to_device
 
 
 @dataclass(frozen=True, slots=True)

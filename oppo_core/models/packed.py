@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oppo_core.models.transfer import to_device
+from oppo_core.models.host_device import to_device
 
 # What the kernel for sequences of unequal length takes: numbers of these types, and heads of these widths.
 SHORT, WIDEST, WIDTHS = (torch.float16, torch.bfloat16), 256, 8

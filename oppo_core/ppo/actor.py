@@ -17,26 +17,26 @@ from torch import Tensor
 
 from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Ppo, Training
-from oppo_core.models.folder import export_model, restore_weights, save_weights
+from oppo_core.distributed.process_group import ALONE, Ranks
+from oppo_core.models.activation_checkpointing import prepare
+from oppo_core.models.host_device import to_device
+from oppo_core.models.model_io import export_model, restore_weights, save_weights
 from oppo_core.models.protocol import Network
-from oppo_core.models.recompute import prepare
-from oppo_core.models.transfer import to_device
-from oppo_core.ppo.average import MovingAverage
-from oppo_core.ppo.batches import mini_batch_rows, pass_costs, response_states
-from oppo_core.ppo.budget import PassBudget
+from oppo_core.ppo.deferred_metrics import Figures
+from oppo_core.ppo.ema import MovingAverage
 from oppo_core.ppo.experience import Experience
-from oppo_core.ppo.figures import Figures
-from oppo_core.ppo.head import logprobs_of, told_tokens
-from oppo_core.ppo.held import HeldForward
-from oppo_core.ppo.math import kl_estimate, policy_loss
+from oppo_core.ppo.logprobs import logprobs_of, told_tokens
+from oppo_core.ppo.losses import kl_estimate, policy_loss
+from oppo_core.ppo.lr_schedule import actor_rates
+from oppo_core.ppo.microbatching import mini_batch_rows, pass_costs, response_states
+from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
-from oppo_core.ppo.pretraining import PretrainingMix
-from oppo_core.ppo.schedule import actor_rates
+from oppo_core.ppo.ptx_mix import PretrainingMix
+from oppo_core.ppo.retained_forward import HeldForward
 from oppo_core.ppo.trial import Trial, attempt, settle
-from oppo_core.ranks import ALONE, Ranks
+from oppo_core.rollout.sampling_support import joined
 from oppo_core.rollout.sequence import Support
-from oppo_core.rollout.support import joined
-from oppo_core.training.stepper import StepperMaker, plain
+from oppo_core.training.backends import StepperMaker, plain
 
 WEIGHTS, MOMENTS = "actor", "actor-optimizer.safetensors"
 AVERAGE, PRECISE_AVERAGE = "actor-ema", "actor-ema.safetensors"

@@ -15,22 +15,22 @@ from torch import Tensor
 
 from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Ppo, Training
+from oppo_core.distributed.process_group import ALONE, Ranks
+from oppo_core.models.activation_checkpointing import prepare
 from oppo_core.models.adapters import take_trained, trained_weights
-from oppo_core.models.folder import save_weights
-from oppo_core.models.precision import precise
+from oppo_core.models.host_device import to_device
+from oppo_core.models.model_io import save_weights
 from oppo_core.models.protocol import Network
-from oppo_core.models.recompute import prepare
-from oppo_core.models.transfer import to_device
-from oppo_core.ppo.batches import mini_batch_rows, pass_costs, response_states
-from oppo_core.ppo.budget import PassBudget
-from oppo_core.ppo.figures import Figures
-from oppo_core.ppo.held import HeldForward
-from oppo_core.ppo.math import value_loss
+from oppo_core.models.upcast import precise
+from oppo_core.ppo.deferred_metrics import Figures
+from oppo_core.ppo.losses import value_loss
+from oppo_core.ppo.lr_schedule import critic_rates
+from oppo_core.ppo.microbatching import mini_batch_rows, pass_costs, response_states
+from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
-from oppo_core.ppo.schedule import critic_rates
+from oppo_core.ppo.retained_forward import HeldForward
 from oppo_core.ppo.trial import Trial, attempt
-from oppo_core.ranks import ALONE, Ranks
-from oppo_core.training.stepper import StepperMaker, plain
+from oppo_core.training.backends import StepperMaker, plain
 
 WEIGHTS, MOMENTS = "critic.safetensors", "critic-optimizer.safetensors"
 

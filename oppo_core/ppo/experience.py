@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oppo_contract.spec import Ppo
-from oppo_core.ppo.groups import group_advantages
-from oppo_core.ppo.math import gae, importance_weights, kl_estimate, scaled, shape_rewards, whiten
-from oppo_core.ppo.shaping import ScoreMoments, raw_scores, shaped_scores
+from oppo_core.ppo.group_advantages import group_advantages
+from oppo_core.ppo.losses import gae, importance_weights, kl_estimate, scaled, shape_rewards, whiten
+from oppo_core.ppo.reward_shaping import ScoreMoments, raw_scores, shaped_scores
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.results import Scored
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from oppo_core.distributed.process_group import ALONE, Ranks
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.schedule import Rates
-from oppo_core.ranks import ALONE, Ranks
+from oppo_core.ppo.lr_schedule import Rates
 
 MASTER = "master"
 BETAS = (0.9, 0.95)

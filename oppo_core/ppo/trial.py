@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
-from oppo_core.training.stepper import Stepper
+from oppo_core.training.backends import Stepper
 
 
 @dataclass(frozen=True, slots=True)

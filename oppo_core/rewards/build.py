@@ -10,17 +10,17 @@ import torch
 
 from oppo_contract.spec import ModelSpec, RewardPart, RunSpec
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import find, load_model
+from oppo_core.models.model_io import find, load_model
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.budget import PassBudget
-from oppo_core.rewards.answers import FinishedReward, GrowingReward
+from oppo_core.ppo.oom_retry import PassBudget
+from oppo_core.rewards.composite import Part, Rewards
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.lines import MESSAGES, PromptLines
-from oppo_core.rewards.parts import Part, Rewards
+from oppo_core.rewards.prompt_records import MESSAGES, PromptLines
+from oppo_core.rewards.protocol import FinishedReward, GrowingReward
 from oppo_core.rewards.registry import find_rule
 from oppo_core.rewards.rule import RuleReward, asks_for_line
 from oppo_core.rewards.text_model import Encode, TextModelReward, chat_encoder, text_encoder
-from oppo_core.rollout.tokens import TextCodec, codec_of
+from oppo_core.rollout.tokenizer import TextCodec, codec_of
 
 APART = 1009
 
@@ -80,7 +80,7 @@ class RewardBuilder:
     def _served(self, model: ModelSpec, memory_share: float) -> GrowingReward:
         """A model that vLLM runs. Raises RewardError where there is no GPU."""
         from oppo_core.vllm import build
-        from oppo_core.vllm.requests import reward_arguments
+        from oppo_core.vllm.engine_args import reward_arguments
 
         if self.device.type != "cuda":
             raise RewardError("models.reward.served_by is vllm, which reads on a GPU, and torch sees none here; choose torch")

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from oppo_core.rewards.answers import Answer, ScoredAtOnce
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.lines import PromptLines
+from oppo_core.rewards.prompt_records import PromptLines
+from oppo_core.rewards.protocol import Answer, ScoredAtOnce
 from oppo_core.rewards.time_limit import TooLong, at_most
 
 MAY_ASK: dict[str, Callable[[Answer], object]] = {

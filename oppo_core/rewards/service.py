@@ -16,12 +16,12 @@ from itertools import count
 import httpx
 
 from oppo_contract.spec import HttpReward
-from oppo_core.hosts import place_of
-from oppo_core.rewards.answers import Answer
+from oppo_core.rewards.allowed_hosts import place_of
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.hosts import allowed_url, token_of
-from oppo_core.rewards.lines import PromptLines
-from oppo_core.rewards.request import Post, Request, TryFailedError
+from oppo_core.rewards.http_request import Post, Request, TryFailedError
+from oppo_core.rewards.prompt_records import PromptLines
+from oppo_core.rewards.protocol import Answer
+from oppo_core.rewards.service_auth import allowed_url, token_of
 
 WIRE_VERSION = 1
 OPENED_WITHIN_S = 60.0

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.batches import ragged_batches, right_padded
-from oppo_core.ppo.budget import PassBudget
-from oppo_core.rewards.answers import Answer, ScoredAtOnce
+from oppo_core.ppo.microbatching import ragged_batches, right_padded
+from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.lines import MESSAGES, PromptLines
+from oppo_core.rewards.prompt_records import MESSAGES, PromptLines
+from oppo_core.rewards.protocol import Answer, ScoredAtOnce
 
 Encode = Callable[[Answer], list[int]]
 

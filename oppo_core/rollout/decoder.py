@@ -18,19 +18,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from oppo_core.models.cache import Band, SlotCache
-from oppo_core.models.folder import save_weights
-from oppo_core.models.precision import precise
+from oppo_core.models.host_device import to_device
+from oppo_core.models.model_io import save_weights
 from oppo_core.models.protocol import Network
-from oppo_core.models.transfer import to_device
-from oppo_core.ppo.batches import pass_costs, ragged_batches, right_padded
-from oppo_core.ppo.budget import PassBudget
-from oppo_core.randomness import Use
+from oppo_core.models.upcast import precise
+from oppo_core.ppo.microbatching import pass_costs, ragged_batches, right_padded
+from oppo_core.ppo.oom_retry import PassBudget
+from oppo_core.rng import Use
 from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.ends import ends
 from oppo_core.rollout.sampling import Filters, sample, sample_among, uniforms
+from oppo_core.rollout.sampling_support import from_plain, plain, recorded, restricted
 from oppo_core.rollout.sequence import Sequence, Support
-from oppo_core.rollout.stops import StopConditions
-from oppo_core.rollout.support import from_plain, plain, recorded, restricted
+from oppo_core.rollout.stop_conditions import StopConditions
 
 # One more attention call a layer costs about as much as looking at this many cached tokens (measured: hidden 128 and 256).
 BAND_PAYS_CELLS = 600

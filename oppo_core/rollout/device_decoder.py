@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oppo_core.models.host_device import to_device
 from oppo_core.models.protocol import Network
-from oppo_core.models.transfer import to_device
+from oppo_core.rollout.cuda_graphs import Graphs, round_of
 from oppo_core.rollout.decoder import Choice, Decoder, DecodeSettings
 from oppo_core.rollout.drafter import Drafter
-from oppo_core.rollout.graphs import Graphs, round_of
 from oppo_core.rollout.sampling import sample
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.stops import StopConditions
+from oppo_core.rollout.stop_conditions import StopConditions
 
 # Rounds are of few shapes, because each is captured once: so many rows, and multiples of so many columns.
 ROW_SHAPES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.stops import StopConditions
+from oppo_core.rollout.stop_conditions import StopConditions
 
 
 def ends(sequence: Sequence, eos: int, max_new: int, stops: StopConditions | None) -> bool:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from oppo_core.rollout.prompt_sharding import Turns
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.turns import Turns
 
 Group = list[Sequence]
 NewGroup = Callable[[range], Group]  # answers to one prompt, by their sequence_ids

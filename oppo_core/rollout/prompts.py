@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oppo_core.randomness import Use, generator
+from oppo_core.rng import Use, generator
 from oppo_core.rollout.chat import ChatError, is_conversation
-from oppo_core.rollout.tokens import TextCodec, UnknownWordError
+from oppo_core.rollout.tokenizer import TextCodec, UnknownWordError
 
 
 class PromptError(ValueError):

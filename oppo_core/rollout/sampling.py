@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oppo_core.models.precision import precise
-from oppo_core.randomness import Use, generator
+from oppo_core.models.upcast import precise
+from oppo_core.rng import Use, generator
 
 # Most of the mass nearly always lies in so few tokens; only where it does not, the whole vocabulary is sorted.
 FIRST_LOOKS = (256, 4096)

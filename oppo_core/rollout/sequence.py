@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-# What each token was sampled among (oppo_core/rollout/support.py): sorted ids, or bits; empty where nothing is filtered.
+# What each token was sampled among (oppo_core/rollout/sampling_support.py): sorted ids, or bits; empty where nothing is filtered.
 Support = list[NDArray[np.int32] | NDArray[np.uint8]]
 Ending = Literal["eos", "stop", "length"]
 

@@ -12,19 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oppo_core.models.precision import precise
+from oppo_core.models.host_device import on_host, to_device
 from oppo_core.models.protocol import Network
-from oppo_core.models.transfer import on_host, to_device
-from oppo_core.ppo.budget import PassBudget, limit
+from oppo_core.models.upcast import precise
 from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
+from oppo_core.ppo.oom_retry import PassBudget, limit
 from oppo_core.ppo.trial import Trial, settle
-from oppo_core.rewards.parts import RewardReader, Rewards
+from oppo_core.rewards.composite import RewardReader, Rewards
+from oppo_core.rollout.sampling_support import restricted
 from oppo_core.rollout.sequence import Support
-from oppo_core.rollout.support import restricted
 from oppo_core.scoring import suspended
+from oppo_core.scoring.incremental_prefill import Reading, Stream
 from oppo_core.scoring.results import Scored
-from oppo_core.scoring.stream import Reading, Stream
-from oppo_core.scoring.track import Track
+from oppo_core.scoring.scored_sequence import Track
 from oppo_core.trace.recorder import Recorder
 
 # Tokens whose logits the reference makes together: over a large vocabulary those of a long answer would take gigabytes.

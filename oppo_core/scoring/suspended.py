@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from oppo_core.models.folder import save_weights
-from oppo_core.rollout.support import laid_out, taken_apart
-from oppo_core.scoring.stream import below
-from oppo_core.scoring.track import Track
+from oppo_core.models.model_io import save_weights
+from oppo_core.rollout.sampling_support import laid_out, taken_apart
+from oppo_core.scoring.incremental_prefill import below
+from oppo_core.scoring.scored_sequence import Track
 
 STATE, TENSORS = "scorers.json", "scorers.safetensors"
 PLAIN = ("prompt_length", "finished", "stopped")

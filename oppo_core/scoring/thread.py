@@ -5,7 +5,7 @@ begin while a chunk's reads are launched. torch lets go of Python's lock in ever
 device runs what either has queued. What the scorers read comes from the host and what they find goes there, so the two streams
 never wait for each other.
 
-The queue is bounded as that to a process is (`scoring/remote.py`), and a wait ends likewise: with the answer, with the thread's
+The queue is bounded as that to a process is (`scoring/process.py`), and a wait ends likewise: with the answer, with the thread's
 error, or when the thread has shown no sign of life for too long.
 """
 
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import torch
 
 from oppo_core.scoring.channel import POLL_S
-from oppo_core.scoring.ordered import OrderedScorers
-from oppo_core.scoring.remote import ENDS_WITHIN_S, ORDERS_AHEAD, ScorerError
+from oppo_core.scoring.process import ENDS_WITHIN_S, ORDERS_AHEAD, ScorerError
+from oppo_core.scoring.proxy import OrderedScorers
 from oppo_core.scoring.scorers import ScorerSet
 from oppo_core.trace.recorder import Recorder, Shrunk, Span, Wait
 

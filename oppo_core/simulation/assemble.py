@@ -1,4 +1,4 @@
-"""An engine on virtual devices: the parts that `oppo_core.engine.assemble` takes, with everything that computes simulated."""
+"""An engine on virtual devices: what `oppo_core.engine.build.assemble` takes, with everything that computes simulated."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from oppo_contract.events import Role
 from oppo_contract.spec import RunSpec
-from oppo_core import report
-from oppo_core.control import ChunkState, OvercommitState
-from oppo_core.engine import Engine, Progress, pool_of
-from oppo_core.journal import Journal
-from oppo_core.layout import Layout, scorers_of
+from oppo_core.control.controllers import ChunkState, OvercommitState
+from oppo_core.engine.build import Engine, Progress, pool_of
+from oppo_core.engine.layout import Layout, scorers_of
+from oppo_core.reporting import step_report
+from oppo_core.reporting.event_log import Journal
 from oppo_core.rollout.prompts import PromptStream
-from oppo_core.rollout.tokens import ByteCodec
+from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.simulation.actor import SimulatedActor
 from oppo_core.simulation.decoder import SimulatedDecoder
 from oppo_core.simulation.devices import ACTOR_GROUP, READING_ROLES, Devices, DevicesError
@@ -28,7 +28,7 @@ from oppo_core.simulation.machine import Machine
 from oppo_core.simulation.partner import SimulatedPartner, ledger_costs
 from oppo_core.simulation.scorers import SimulatedScorers
 from oppo_core.train import train_step
-from oppo_core.update import CriticFreeUpdate, OverlappedUpdate, PlainUpdate
+from oppo_core.update.strategies import CriticFreeUpdate, OverlappedUpdate, PlainUpdate
 
 PROMPTS = 64  # different ones; all are alike to a simulation
 # A text that no simulated answer's placeholder tokens stand for anything in: the smallest vocabulary of bytes.
@@ -127,7 +127,7 @@ def steps_of(engine: Engine) -> Iterator[dict[str, float]]:
     """Train without checkpoints, step by step; gives each step's metrics."""
     journal = engine.journal
     assert isinstance(journal, MemoryJournal)
-    report.started(engine)
+    step_report.started(engine)
     window_start = engine.clock()
     while engine.progress.step < engine.spec.steps:
         window_start = train_step(engine, window_start)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from oppo_contract.problems import SpecError
+from oppo_contract.spec_errors import SpecError
 from oppo_core.simulation.assemble import MemoryJournal
 from oppo_core.simulation.devices import DevicesError
-from oppo_core.simulation.fit import Fit
+from oppo_core.simulation.fit_costs import Fit
 from oppo_core.simulation.plan import Row, Target, Told, summary, warm_up, with_speedups
-from oppo_core.simulation.recorded import Recording
+from oppo_core.simulation.recording import Recording
 from oppo_core.simulation.replay import replayed, run
 from oppo_core.simulation.schedules import SCHEDULES
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from oppo_contract.problems import SpecError
+from oppo_contract.spec_errors import SpecError
 from oppo_contract.yaml_text import parse_yaml
 
 Cost = Annotated[float, Field(ge=0)]

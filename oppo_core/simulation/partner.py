@@ -1,16 +1,16 @@
-"""Update overlap on virtual devices: the scorers' process trains along (`oppo_core/scoring/partner.py`)."""
+"""Update overlap on virtual devices: the scorers' process trains along (`oppo_core/scoring/overlapped_trainer.py`)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from oppo_contract.spec import Ppo
-from oppo_core.scoring.partner import EarlyOrder, LateUpdate, ShareOrder
+from oppo_core.scoring.overlapped_trainer import EarlyOrder, LateUpdate, ShareOrder
 from oppo_core.scoring.results import Scored
-from oppo_core.shares import Costs
 from oppo_core.simulation.devices import Devices
 from oppo_core.simulation.machine import Machine
 from oppo_core.simulation.scorers import SimulatedScorers
+from oppo_core.update.work_split import Costs
 
 
 class SimulatedPartner(SimulatedScorers):

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from oppo_contract.problems import SpecError
 from oppo_contract.spec import RunSpec
+from oppo_contract.spec_errors import SpecError
 from oppo_core.simulation.assemble import assemble, steps_of
 from oppo_core.simulation.devices import Devices, DevicesError
 from oppo_core.simulation.schedules import SCHEDULES, variant

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from oppo_contract.events import SpansEvent
 from oppo_contract.spec import load_spec
-from oppo_core import report
-from oppo_core.control import ChunkState
-from oppo_core.engine import Engine
+from oppo_core.control.controllers import ChunkState
+from oppo_core.engine.build import Engine
+from oppo_core.reporting import step_report
 from oppo_core.rollout.prompts import PromptStream
 from oppo_core.simulation.assemble import MemoryJournal, PricedPrompts, assemble
 from oppo_core.simulation.devices import ACTOR_GROUP, Costs, Decode, Devices, Overheads, Reading, Training
 from oppo_core.simulation.lengths import recorded
-from oppo_core.simulation.recorded import Key, Recording, spans_by_key
+from oppo_core.simulation.recording import Key, Recording, spans_by_key
 from oppo_core.simulation.schedules import shortened, variant
 from oppo_core.train import train_step
 
@@ -28,7 +28,7 @@ SCORERS = "scorers"
 
 def devices_like(recording: Recording) -> Devices:
     """The devices on which a run was recorded, with every cost a second. Of n devices that all did everything, n − n ÷ 2 are the
-    actor's when scorers are streamed, as in `oppo_core.layout.lay_out`."""
+    actor's when scorers are streamed, as in `oppo_core.engine.layout.lay_out`."""
     actor, scorers = recording.devices_of("actor"), recording.devices_of("critic")
     everything = recording.started.devices
     beside = [device for device in scorers if device not in actor]
@@ -79,7 +79,7 @@ def recorded_prompts(recording: Recording, engine: Engine) -> PromptStream:
 
 def run(engine: Engine, recording: Recording, follow: bool) -> Iterator[float]:
     """Train step by step; gives each window's length. `follow`: Δ as recorded. C is as recorded in any case."""
-    report.started(engine)
+    step_report.started(engine)
     start = engine.clock()
     for step in recording.steps:
         if follow:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from oppo_core.simulation.devices import Devices, LogNormal, load_devices
-from oppo_core.simulation.fit import cost_at, with_cost
+from oppo_core.simulation.fit_costs import cost_at, with_cost
 from oppo_core.simulation.paper import LAYOUTS, PAPER_SPEC, Case, paper_spec
 
 BASE = "paper-h200-7b"

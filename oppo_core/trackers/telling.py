@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oppo_contract.spec import PLATFORM_SECTIONS, RunSpec
-from oppo_core.journal import Journal
+from oppo_core.reporting.event_log import Journal
 from oppo_core.trackers.feed import Feed
 from oppo_core.trackers.order import TITLES, Order
 

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from oppo_contract.spec import Training
+from oppo_core.distributed.process_group import Ranks
 from oppo_core.models.protocol import Network
+from oppo_core.ppo.lr_schedule import Rates
 from oppo_core.ppo.optimizer import BETAS, MASTER, not_finite
-from oppo_core.ppo.schedule import Rates
-from oppo_core.ranks import Ranks
-from oppo_core.training.group import join_default_group
-from oppo_core.training.stepper import Outputs
-from oppo_core.training.through import EvenPasses, Through, is_short, trained_in
+from oppo_core.training.backends import Outputs
+from oppo_core.training.process_group import join_default_group
+from oppo_core.training.sharded_base import EvenPasses, Through, is_short, trained_in
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 BUCKET_NUMBERS = 2**24  # gradients that are added up together

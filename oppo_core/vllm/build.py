@@ -11,14 +11,14 @@ from oppo_contract.spec import RunSpec
 from oppo_core.models.adapters import plain_weights
 from oppo_core.models.protocol import Network
 from oppo_core.rollout.decoder import DecodeSettings, Decoding
-from oppo_core.rollout.stops import StopConditions
+from oppo_core.rollout.stop_conditions import StopConditions
+from oppo_core.vllm.asyncio_thread import Loop
+from oppo_core.vllm.engine_args import APART, HANDLES, apart_arguments, engine_arguments, prepare, reads_no_handles
 from oppo_core.vllm.inprocess import InProcessDecoder, start_engine
-from oppo_core.vllm.loop import Loop
-from oppo_core.vllm.requests import APART, HANDLES, apart_arguments, engine_arguments, prepare, reads_no_handles
+from oppo_core.vllm.protocols import AsyncEngine, PoolingEngine
 from oppo_core.vllm.reward import PrefixReward, check_classifier
-from oppo_core.vllm.shapes import AsyncEngine, PoolingEngine
-from oppo_core.vllm.streaming import StreamingDecoder
-from oppo_core.vllm.transfer import connect
+from oppo_core.vllm.subprocess_decoder import StreamingDecoder
+from oppo_core.vllm.weight_transfer import connect
 
 # Loading a large model, measuring its memory and capturing its graphs is silent.
 STARTED_WITHIN_S = 1800.0

@@ -18,10 +18,10 @@ from torch import Tensor
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.ends import ends
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.stops import StopConditions
+from oppo_core.rollout.stop_conditions import StopConditions
+from oppo_core.vllm.engine_args import ENVIRONMENT, prepare, prompt_of, sampling_arguments, supports_of
 from oppo_core.vllm.errors import VllmError
-from oppo_core.vllm.requests import ENVIRONMENT, prepare, prompt_of, sampling_arguments, supports_of
-from oppo_core.vllm.shapes import Completion, Engine, Output
+from oppo_core.vllm.protocols import Completion, Engine, Output
 
 # The trainer's weights by the names of the model's folder, adapters merged.
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]

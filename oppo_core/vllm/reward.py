@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import read_config
-from oppo_core.rewards.answers import Answer
+from oppo_core.models.model_io import read_config
 from oppo_core.rewards.errors import RewardError
-from oppo_core.vllm.loop import Loop
-from oppo_core.vllm.requests import BLOCK_TOKENS
-from oppo_core.vllm.shapes import Pooled, PoolingEngine
+from oppo_core.rewards.protocol import Answer
+from oppo_core.vllm.asyncio_thread import Loop
+from oppo_core.vllm.engine_args import BLOCK_TOKENS
+from oppo_core.vllm.protocols import Pooled, PoolingEngine
 
 CLASSIFIER = "ForSequenceClassification"
 
@@ -77,7 +77,7 @@ POOLING = {"task": "classify", "use_activation": False}
 
 
 class PrefixReward:
-    """A `GrowingReward` (oppo_core/rewards/answers.py) over a `PoolingEngine`."""
+    """A `GrowingReward` (oppo_core/rewards/protocol.py) over a `PoolingEngine`."""
 
     elsewhere = True
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from oppo_core.models.protocol import Network
-from oppo_core.models.tiny import TinyTransformer
+from oppo_core.models.tiny_transformer import TinyTransformer
 from oppo_core.rollout.sampling import Filters, sample, sample_among, uniforms
 
 STOPPED, LENGTH = "stop", "length"

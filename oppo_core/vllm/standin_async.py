@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from oppo_core.models.protocol import Network
 from oppo_core.rollout.decoder import DecodeSettings
-from oppo_core.rollout.stops import StopConditions
-from oppo_core.vllm.loop import Loop
+from oppo_core.rollout.stop_conditions import StopConditions
+from oppo_core.vllm.asyncio_thread import Loop
 from oppo_core.vllm.standin import StandInEngine, load_plain
-from oppo_core.vllm.streaming import StreamingDecoder
-from oppo_core.vllm.transfer import Client, Source, Transfer
+from oppo_core.vllm.subprocess_decoder import StreamingDecoder
+from oppo_core.vllm.weight_transfer import Client, Source, Transfer
 
 ABORTED = "abort"
 WAITS_S = 20.0

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from oppo_core.models.protocol import Network
-from oppo_core.vllm.requests import BLOCK_TOKENS
+from oppo_core.vllm.engine_args import BLOCK_TOKENS
 from oppo_core.vllm.standin_async import EngineDead
 
 

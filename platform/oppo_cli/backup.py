@@ -50,7 +50,7 @@ def backup(file_or_folder: Path, with_keys: bool, with_checkpoints: bool) -> Non
     """
     with platform_servers(), _in_words():
         set_up_django()
-        from oppo_platform.backup.making import make
+        from oppo_platform.backup.create import make
 
         made = make(_url(), file_or_folder, _tell, with_keys=with_keys, with_checkpoints=with_checkpoints)
     click.echo(f"{made.file}: {made.bytes:,} bytes, everything as of {made.manifest['made_at'][:19]} UTC.")
@@ -117,7 +117,7 @@ def _restore(file: Path, replace: bool, nothing_since: bool) -> None:
 
     with open_archive(file, _tell) as archive, _standing_still() as home, server_of(_url()) as server:
         set_up_django()
-        from oppo_platform.backup.restoring import restore as put_back
+        from oppo_platform.backup.restore import restore as put_back
 
         done = put_back(archive, server, home.path, file.name, _tell, replace=replace, nothing_since=nothing_since)
     click.echo(f"The platform is as it was at {archive.manifest['made_at'][:19]} UTC, with {done.runs} runs.")

@@ -80,7 +80,7 @@ def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
     from oppo_bench.engine import race, results_of
     from oppo_bench.quiet import Watch
     from oppo_bench.tables import case_table, console, floor_line
-    from oppo_core.layout import LayoutError
+    from oppo_core.engine.layout import LayoutError
 
     screen, watch, results, heats = console(), Watch(), [], {}
     for load in loads:

@@ -47,7 +47,7 @@ class Ours:
         """Of the series' tables, sealed and vacuumed."""
         from django.db import connection
 
-        from oppo_platform.telemetry.sealing import seal
+        from oppo_platform.telemetry.compaction import seal
 
         for attempt in self._unsealed:
             seal(attempt)

@@ -72,7 +72,7 @@ def _seal(attempt: int) -> None:
     """As the housekeeper does, and what PostgreSQL does by itself after a while."""
     from django.db import connection
 
-    from oppo_platform.telemetry.sealing import seal
+    from oppo_platform.telemetry.compaction import seal
 
     seal(attempt)
     with connection.cursor() as cursor:

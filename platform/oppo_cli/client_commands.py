@@ -134,7 +134,7 @@ def runs(client: Client, filter: str, sort: str, project: str, states: tuple[str
         click.echo(json.dumps([run.summary for run in found]))
         return
     from oppo_client import Table
-    from oppo_client.facts import REWARD
+    from oppo_client.run_base import REWARD
 
     columns: dict[str, Callable[[Run], Any]] = {
         "run": lambda run: run.id,

@@ -17,8 +17,8 @@ def export(checkpoint: Path, out: Path) -> None:
 
     A Hugging Face model can then be loaded with from_pretrained; low-rank adapters are merged into its weights.
     """
-    from oppo_core.checkpoint import CheckpointError
-    from oppo_core.export import export_actor
+    from oppo_core.checkpointing.export import export_actor
+    from oppo_core.checkpointing.save_restore import CheckpointError
 
     try:
         names = export_actor(checkpoint, out)

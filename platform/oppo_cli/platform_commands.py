@@ -147,7 +147,7 @@ def admin_rotate_secrets() -> None:
         set_up_django()
         from django.conf import settings
 
-        from oppo_platform.accounts.sealing import add_key
+        from oppo_platform.accounts.encryption import add_key
         from oppo_platform.accounts.team_secrets import seal_anew
         from oppo_platform.alerts.webhooks import seal_secrets_anew
 

@@ -15,8 +15,8 @@ from oppo_cli.simulate_tables import Progress, console, duration, percent, plan_
 if TYPE_CHECKING:
     from oppo_contract import RunSpec
     from oppo_core.simulation.counterfactual import Check
-    from oppo_core.simulation.fit import Fit
-    from oppo_core.simulation.recorded import Recording
+    from oppo_core.simulation.fit_costs import Fit
+    from oppo_core.simulation.recording import Recording
 
 
 def events_report(
@@ -24,9 +24,9 @@ def events_report(
 ) -> dict[str, Any]:
     """Print the fit, its check and the table; returns them as plain data. Raises Refusal for events that cannot be replayed."""
     from oppo_core.simulation.counterfactual import check, counterfactuals
-    from oppo_core.simulation.fit import fit
+    from oppo_core.simulation.fit_costs import fit
     from oppo_core.simulation.plan import Target
-    from oppo_core.simulation.recorded import RecordingError, read_recording
+    from oppo_core.simulation.recording import RecordingError, read_recording
     from oppo_core.simulation.schedules import SCHEDULES
 
     screen = console()

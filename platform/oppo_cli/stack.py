@@ -30,7 +30,7 @@ PREFERRED_PORT = 8000
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the one-shot set-up answers (`oppo_cli.prepare`)."""
+    """What the one-shot set-up answers (`oppo_cli.bootstrap`)."""
 
     join_token: str
     username: str
@@ -124,8 +124,8 @@ class Stack:
     def _prepare(self) -> Prepared:
         """Migrations, static files, first user, tokens: one process, so that this one never imports Django."""
         done = subprocess.run(
-            [sys.executable, "-m", "oppo_cli.prepare"], env=self.environ, pass_fds=(self.lifeline.fd,), stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, check=False,
+            [sys.executable, "-m", "oppo_cli.bootstrap"], env=self.environ, pass_fds=(self.lifeline.fd,),
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode != 0:
             raise Failure(f"The database could not be set up.\n{done.stderr[-3000:]}")

@@ -106,8 +106,8 @@ def keep_history(attempt: Attempt, columns: Mapping[str, NDArray[np.float64]]) -
     import numpy as np
 
     from oppo_platform.telemetry import blocks
+    from oppo_platform.telemetry.compaction import seal
     from oppo_platform.telemetry.models import HotPoints, Series
-    from oppo_platform.telemetry.sealing import seal
 
     length = len(next(iter(columns.values())))
     steps = np.arange(1, length + 1, dtype=np.int32)
@@ -125,8 +125,8 @@ def keep_history(attempt: Attempt, columns: Mapping[str, NDArray[np.float64]]) -
 
 def keep_timeline(attempt: Attempt, steps: int, devices: int) -> None:
     """Spans of so many steps on so many devices: chunks of decoding and scoring with bubbles between them, and an update."""
-    from oppo_platform.telemetry.far import pack_far
     from oppo_platform.telemetry.models import SpanBatch
+    from oppo_platform.telemetry.timeline_downsampling import pack_far
 
     chance = random.Random(0)  # noqa: S311 - repeatable, and no secret
     rows = [

@@ -25,7 +25,7 @@ def trace(events: Path, out: Path, from_step: int | None, to_step: int | None) -
 
     EVENTS.jsonl is the file that `oppo train` or a worker leaves in the run's folder; a run that still trains has one too.
     """
-    from oppo_contract.chrome import chrome_trace
+    from oppo_contract.chrome_trace import chrome_trace
 
     try:
         drawn = chrome_trace(_within(_read(events), from_step, to_step))

@@ -64,7 +64,7 @@ def run(keep_attempts: bool, url: str | None, token: str | None, name: str | Non
 def _join(url: str, token: str, name: str | None, models_roots: tuple[Path, ...]) -> str:
     """Join and return the node's name. Raises Failure with what the platform said."""
     from worker.folders import WorkerFolder
-    from worker.joining import join_platform
+    from worker.join import join_platform
     from worker.platform_api import RefusedError, UnacceptableError, Unreachable
 
     try:

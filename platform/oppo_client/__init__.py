@@ -32,7 +32,7 @@ from oppo_client.errors import (
     WaitTimeout,
 )
 from oppo_client.records import LogLine, Sample
-from oppo_client.retrying import Retries
+from oppo_client.retry import Retries
 from oppo_client.run import Checkpoint, Run
 from oppo_client.tables import Table
 from oppo_client.timeline import Timeline

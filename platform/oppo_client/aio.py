@@ -12,22 +12,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO, TypeVar
 
-from oppo_client import downloading, extras, operations, series, submitting
+from oppo_client import downloading, operations, optional_deps, series, spec_source
 from oppo_client.checkpoint import CheckpointFacts
 from oppo_client.comparison import Comparison
 from oppo_client.config import load_config
 from oppo_client.errors import RunFailed
-from oppo_client.facts import REWARD, RunFacts
-from oppo_client.feeds import changes
-from oppo_client.flow import Feed, Flow, asked, get, post
+from oppo_client.pagination import changes
 from oppo_client.plots import line_plot
+from oppo_client.progress import view
 from oppo_client.records import LogLine, Sample
-from oppo_client.retrying import Retries
+from oppo_client.retry import Retries
+from oppo_client.run_base import REWARD, RunFacts
+from oppo_client.sans_io import Feed, Flow, asked, get, post
 from oppo_client.tables import framed
 from oppo_client.timeline import Timeline
 from oppo_client.transport import AsyncTransport
 from oppo_client.version import AGENT
-from oppo_client.watching import view
 
 T = TypeVar("T")
 
@@ -58,26 +58,26 @@ class AsyncClient:
 
     async def submit(
         self,
-        spec: submitting.Source | None = None,
+        spec: spec_source.Source | None = None,
         *,
         yaml: str | None = None,
         project: str | int | None = None,
-        overrides: submitting.Changes | None = None,
+        overrides: spec_source.Changes | None = None,
     ) -> AsyncRun:
         """Queue a run; as `Client.submit`."""
-        body = submitting.body_of(spec, yaml, project)
-        return AsyncRun(self, await self.perform(submitting.submit(body, overrides, self.retries)))
+        body = spec_source.body_of(spec, yaml, project)
+        return AsyncRun(self, await self.perform(spec_source.submit(body, overrides, self.retries)))
 
     async def validate(
         self,
-        spec: submitting.Source | None = None,
+        spec: spec_source.Source | None = None,
         *,
         yaml: str | None = None,
         project: str | int | None = None,
-        overrides: submitting.Changes | None = None,
+        overrides: spec_source.Changes | None = None,
     ) -> dict[str, Any]:
         """What `submit` would say; as `Client.validate`."""
-        return await self.perform(submitting.validate(submitting.body_of(spec, yaml, project), overrides, self.retries))
+        return await self.perform(spec_source.validate(spec_source.body_of(spec, yaml, project), overrides, self.retries))
 
     async def get(self, run_id: int) -> AsyncRun:
         """A run by its number. Raises `NotFound`."""
@@ -233,15 +233,15 @@ class AsyncRun(RunFacts):
         return await self._ask("restore")
 
     async def fork(
-        self, changes: submitting.Changes | None = None, *, step: int | None = None, name: str | None = None
+        self, changes: spec_source.Changes | None = None, *, step: int | None = None, name: str | None = None
     ) -> AsyncRun:
         """A new run with this one's spec; as `Run.fork`."""
-        flow = submitting.fork(self.summary, changes, step, name, self._client.retries)
+        flow = spec_source.fork(self.summary, changes, step, name, self._client.retries)
         return AsyncRun(self._client, await self._client.perform(flow))
 
     async def spec(self) -> dict[str, Any]:
         """What it was asked to do, defaults included."""
-        return await self._client.perform(submitting.spec_of_run(self.id, self._client.retries))
+        return await self._client.perform(spec_source.spec_of_run(self.id, self._client.retries))
 
     async def spec_yaml(self) -> str:
         """The same as YAML."""
@@ -279,7 +279,7 @@ class AsyncRun(RunFacts):
 
     async def plot(self, keys: str | Iterable[str] = REWARD, x: str = "step", *, max_points: int = 2000) -> Any:
         """A Plotly figure of metrics. Raises `MissingPackage`."""
-        extras.needed("plotly.graph_objects", "A plot")
+        optional_deps.needed("plotly.graph_objects", "A plot")
         return line_plot(self, await self.metrics(keys, x, max_points=max_points, frame=False), x)
 
     async def timeline(self, steps: range | Iterable[int] | None = None, *, theme: str = "light") -> Timeline:
@@ -338,6 +338,6 @@ class AsyncCheckpoint(CheckpointFacts):
             await asyncio.to_thread(downloading.unpack, target, self.told)
         return target.folder
 
-    async def fork(self, changes: submitting.Changes | None = None, *, name: str | None = None) -> AsyncRun:
+    async def fork(self, changes: spec_source.Changes | None = None, *, name: str | None = None) -> AsyncRun:
         """A new run that begins with it."""
         return await self._run.fork(changes, step=self.step, name=name)

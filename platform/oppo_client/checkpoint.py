@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from oppo_client.markup import escaped
+from oppo_client.html import escaped
 
 
 class CheckpointFacts:

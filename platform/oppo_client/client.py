@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from oppo_client import operations, submitting
+from oppo_client import operations, spec_source
 from oppo_client.comparison import Comparison
 from oppo_client.config import load_config
-from oppo_client.facts import RunFacts
-from oppo_client.flow import Feed, Flow, asked, post
-from oppo_client.retrying import Retries
+from oppo_client.retry import Retries
 from oppo_client.run import Run
+from oppo_client.run_base import RunFacts
+from oppo_client.sans_io import Feed, Flow, asked, post
 from oppo_client.tables import framed
 from oppo_client.transport import Transport
 from oppo_client.version import AGENT
@@ -53,11 +53,11 @@ class Client:
 
     def submit(
         self,
-        spec: submitting.Source | None = None,
+        spec: spec_source.Source | None = None,
         *,
         yaml: str | None = None,
         project: str | int | None = None,
-        overrides: submitting.Changes | None = None,
+        overrides: spec_source.Changes | None = None,
     ) -> Run:
         """Queue a run.
 
@@ -68,19 +68,19 @@ class Client:
 
         Raises `Refused` with every complaint, field by field.
         """
-        body = submitting.body_of(spec, yaml, project)
-        return Run(self, self.perform(submitting.submit(body, overrides, self.retries)))
+        body = spec_source.body_of(spec, yaml, project)
+        return Run(self, self.perform(spec_source.submit(body, overrides, self.retries)))
 
     def validate(
         self,
-        spec: submitting.Source | None = None,
+        spec: spec_source.Source | None = None,
         *,
         yaml: str | None = None,
         project: str | int | None = None,
-        overrides: submitting.Changes | None = None,
+        overrides: spec_source.Changes | None = None,
     ) -> dict[str, Any]:
         """What `submit` would say, without a run: `{"ok", "problems", "spec", "yaml"}`, defaults included when it is fine."""
-        return self.perform(submitting.validate(submitting.body_of(spec, yaml, project), overrides, self.retries))
+        return self.perform(spec_source.validate(spec_source.body_of(spec, yaml, project), overrides, self.retries))
 
     def get(self, run_id: int) -> Run:
         """A run by its number. Raises `NotFound`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from oppo_client.extras import needed
-from oppo_client.markup import badge, escaped
+from oppo_client.html import badge, escaped
+from oppo_client.optional_deps import needed
 from oppo_client.series import joined
 from oppo_client.tables import Table, framed
 

@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from oppo_client.errors import DownloadError, Unreachable
-from oppo_client.flow import Flow, Pause, Reply, Request, Save, get, not_the_platform, refusal
-from oppo_client.retrying import Retries
+from oppo_client.retry import Retries
+from oppo_client.sans_io import Flow, Pause, Reply, Request, Save, get, not_the_platform, refusal
 
 MANIFEST = "manifest.json"
 LARGEST_MANIFEST = 16 * 1024 * 1024

@@ -7,15 +7,15 @@ from typing import Any
 
 from oppo_client.comparison import REWARD, Comparison
 from oppo_client.errors import NoCheckpoint
-from oppo_client.facts import RunFacts
-from oppo_client.feeds import PAGE, log_lines, pages
-from oppo_client.flow import Feed, Flow, asked, call, delete, get, post
+from oppo_client.pagination import PAGE, log_lines, pages
 from oppo_client.records import LogLine, Sample, sample_of
-from oppo_client.retrying import Retries
+from oppo_client.retry import Retries
+from oppo_client.run_base import RunFacts
+from oppo_client.sans_io import Feed, Flow, asked, call, delete, get, post
 from oppo_client.series import AXES
-from oppo_client.shapes import CHECKPOINT, COMPARISON, FIGURE, ME, QUEUED, RUN, SAMPLE, TIMELINE, Shape, page_of
 from oppo_client.tables import Table
 from oppo_client.timeline import Timeline
+from oppo_client.validation import CHECKPOINT, COMPARISON, FIGURE, ME, QUEUED, RUN, SAMPLE, TIMELINE, Shape, page_of
 
 SAMPLE_FILTERS = frozenset(
     [f"{end}_{name}" for end in ("min", "max") for name in ("score", "age")]

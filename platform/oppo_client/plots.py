@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from oppo_client.extras import needed
-from oppo_client.facts import RunFacts
-from oppo_client.markup import escaped
+from oppo_client.html import escaped
+from oppo_client.optional_deps import needed
+from oppo_client.run_base import RunFacts
 from oppo_client.tables import Table
 
 

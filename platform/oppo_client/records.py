@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from oppo_client.markup import cell, escaped
+from oppo_client.html import cell, escaped
 
 EXCERPT = 70
 

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from oppo_client import downloading, extras, operations, series, submitting
+from oppo_client import downloading, operations, optional_deps, series, spec_source
 from oppo_client.checkpoint import CheckpointFacts
 from oppo_client.errors import RunFailed
-from oppo_client.facts import REWARD, RunFacts
-from oppo_client.feeds import changes
-from oppo_client.flow import Flow, asked, get
+from oppo_client.pagination import changes
 from oppo_client.plots import line_plot
+from oppo_client.progress import view
 from oppo_client.records import LogLine, Sample
+from oppo_client.run_base import REWARD, RunFacts
+from oppo_client.sans_io import Flow, asked, get
 from oppo_client.tables import framed
 from oppo_client.timeline import Timeline
-from oppo_client.watching import view
 
 if TYPE_CHECKING:
     from oppo_client.client import Client
@@ -95,18 +95,18 @@ class Run(RunFacts):
 
     def fork(
         self,
-        changes: submitting.Changes | None = None,
+        changes: spec_source.Changes | None = None,
         *,
         step: int | None = None,
         name: str | None = None,
     ) -> Run:
         """A new run with this one's spec and other values at dotted paths; with `step`, it begins with that checkpoint."""
         retries = self._client.retries
-        return Run(self._client, self._client.perform(submitting.fork(self.summary, changes, step, name, retries)))
+        return Run(self._client, self._client.perform(spec_source.fork(self.summary, changes, step, name, retries)))
 
     def spec(self) -> dict[str, Any]:
         """What it was asked to do, defaults included."""
-        return self._client.perform(submitting.spec_of_run(self.id, self._client.retries))
+        return self._client.perform(spec_source.spec_of_run(self.id, self._client.retries))
 
     def spec_yaml(self) -> str:
         """The same as YAML, which `Client.submit(yaml=…)` takes."""
@@ -133,7 +133,7 @@ class Run(RunFacts):
             for _ in self.changes():
                 shown.show(self)
         except KeyboardInterrupt:
-            if not extras.in_notebook():
+            if not optional_deps.in_notebook():
                 raise
         finally:
             shown.end(self)
@@ -153,7 +153,7 @@ class Run(RunFacts):
 
     def plot(self, keys: str | Iterable[str] = REWARD, x: str = "step", *, max_points: int = 2000) -> Any:
         """A Plotly figure of metrics. Raises `MissingPackage`."""
-        extras.needed("plotly.graph_objects", "A plot")
+        optional_deps.needed("plotly.graph_objects", "A plot")
         return line_plot(self, self.metrics(keys, x, max_points=max_points, frame=False), x)
 
     def timeline(self, steps: range | Iterable[int] | None = None, *, theme: str = "light") -> Timeline:
@@ -213,6 +213,6 @@ class Checkpoint(CheckpointFacts):
             downloading.unpack(target, self.told)
         return target.folder
 
-    def fork(self, changes: submitting.Changes | None = None, *, name: str | None = None) -> Run:
+    def fork(self, changes: spec_source.Changes | None = None, *, name: str | None = None) -> Run:
         """A new run that begins with it."""
         return self._run.fork(changes, step=self.step, name=name)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from oppo_client.errors import UnknownMetric
-from oppo_client.flow import Flow, asked, get
-from oppo_client.retrying import Retries
-from oppo_client.shapes import METRICS, RUN
+from oppo_client.retry import Retries
+from oppo_client.sans_io import Flow, asked, get
 from oppo_client.tables import Table
+from oppo_client.validation import METRICS, RUN
 
 # Axes of the API, and what else they may be called.
 AXES = {"step": "step", "tokens": "tokens", "gpu_seconds": "gpu_seconds", **dict.fromkeys(("wall", "wall_time"), "wall")}

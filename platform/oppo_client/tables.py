@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from oppo_client.extras import needed, optional
-from oppo_client.markup import cell, table
+from oppo_client.html import cell, table
+from oppo_client.optional_deps import needed, optional
 
 SHOWN_ROWS = 60
 WIDEST = 48

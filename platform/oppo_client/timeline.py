@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from oppo_client.extras import needed
+from oppo_client.optional_deps import needed
 from oppo_client.tables import Table
 
 

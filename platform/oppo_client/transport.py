@@ -13,7 +13,7 @@ import httpx
 
 from oppo_client.config import Config
 from oppo_client.errors import DownloadError, OppoError, Unreachable
-from oppo_client.flow import (
+from oppo_client.sans_io import (
     PAGES,
     Batch,
     Effect,

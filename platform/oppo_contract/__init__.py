@@ -3,7 +3,7 @@
 Imports pydantic only (and ruamel.yaml inside `yaml_text`, see docs/decisions/0001). Never torch, never Django.
 """
 
-from oppo_contract.problems import SpecError, SpecProblem
 from oppo_contract.spec import RunSpec, load_spec
+from oppo_contract.spec_errors import SpecError, SpecProblem
 
 __all__ = ["RunSpec", "SpecError", "SpecProblem", "load_spec"]

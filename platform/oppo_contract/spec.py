@@ -10,7 +10,6 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from oppo_contract.problems import Impossible, SpecError, problems_of
 from oppo_contract.sections.base import Name, Section
 from oppo_contract.sections.models import HttpReward, Lora, Models, ModelSpec, RewardPart, RewardSpec, TinyArchitecture
 from oppo_contract.sections.ppo import Kl, Ppo, Pretraining
@@ -18,6 +17,7 @@ from oppo_contract.sections.rollout import Chunk, Drafter, Overcommit, Overlap, 
 from oppo_contract.sections.run import Budget, Checkpoints, Data, Evaluation, Fork, Logging, LogRule, Queue, Resources, Retries
 from oppo_contract.sections.secrets import SecretRefs, check_references
 from oppo_contract.sections.training import Training
+from oppo_contract.spec_errors import Impossible, SpecError, problems_of
 
 __all__ = [
     "MAX_SPEC_BYTES", "PLATFORM_SECTIONS", "SPEC_VERSION", "Budget", "Checkpoints", "Chunk", "Data", "Drafter", "Evaluation",

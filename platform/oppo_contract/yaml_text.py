@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from oppo_contract.problems import SpecError, SpecProblem
 from oppo_contract.spec import MAX_SPEC_BYTES, RunSpec, load_spec
+from oppo_contract.spec_errors import SpecError, SpecProblem
 
 if TYPE_CHECKING:
     from ruamel.yaml.events import Event

@@ -7,7 +7,7 @@ import warnings
 from django.core.asgi import get_asgi_application
 from django.urls import get_resolver
 
-from oppo_platform.web.bodies import bounded
+from oppo_platform.web.body_limit import bounded
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "oppo_platform.settings")
 

@@ -4,8 +4,8 @@ from django.urls import include, path
 
 from oppo_platform.accounts import views as accounts
 from oppo_platform.api.auth import unlocked
-from oppo_platform.api.browser import api
 from oppo_platform.api.stream import stream
+from oppo_platform.api.v1 import api
 from oppo_platform.api.worker import worker_api
 from oppo_platform.web.health import healthz
 

@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import Any
 
 from oppo_platform.accounts.models import Role
-from oppo_platform.api.browser import described
-from oppo_platform.api.description import KEY, SAYS, examples
+from oppo_platform.api.openapi import KEY, SAYS, examples
+from oppo_platform.api.v1 import described
 from oppo_platform.pages.api_page import TITLES
 from scripts.reference.markdown import WRITTEN, block, code, linked, table
 from tests.web.matrix.operations import OPERATIONS

@@ -8,7 +8,7 @@ from scripts.reference.markdown import WRITTEN, code, table
 HEAD = f"""\
 # States
 
-{WRITTEN}, from `TRANSITIONS` in `oppo_contract/states.py` and `oppo_platform/runs/meanings.py`.
+{WRITTEN}, from `TRANSITIONS` in `oppo_contract/states.py` and `oppo_platform/runs/state_help.py`.
 
 ## A run
 
@@ -38,9 +38,9 @@ What counts as a death is counted against `retries.attempts` ([steering](../stee
 
 def page() -> str:
     """The whole page as Markdown."""
-    from oppo_platform.runs.endings import DIED
-    from oppo_platform.runs.meanings import ATTEMPT_STATES
-    from oppo_platform.runs.meanings import OUTCOMES as MEANT
+    from oppo_platform.runs.retry_decision import DIED
+    from oppo_platform.runs.state_help import ATTEMPT_STATES
+    from oppo_platform.runs.state_help import OUTCOMES as MEANT
 
     runs = ((code(state), MEANINGS[state], _next(TRANSITIONS[state]), _word(state in HOLDING_DEVICES)) for state in RunState)
     attempts = ((code(state), meaning, _next(after)) for state, (meaning, after) in ATTEMPT_STATES.items())

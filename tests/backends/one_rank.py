@@ -18,13 +18,13 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from oppo_contract.spec import RunSpec, load_spec
-from oppo_core import report
-from oppo_core.engine import Engine, assemble
-from oppo_core.journal import OF_EACH_RANK, Journal
-from oppo_core.layout import device_of
+from oppo_core.distributed.process_group import ALONE, Meeting, Ranks, join
+from oppo_core.engine.build import Engine, assemble
+from oppo_core.engine.layout import device_of
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.optimizer import NonFiniteError
-from oppo_core.ranks import ALONE, Meeting, Ranks, join
+from oppo_core.reporting import step_report
+from oppo_core.reporting.event_log import OF_EACH_RANK, Journal
 from oppo_core.train import train
 
 LINEAR = torch.nn.functional.linear
@@ -84,13 +84,13 @@ def kept(engine: Engine) -> dict[str, int]:
 def told() -> Iterator[list[dict[str, float]]]:
     """The metrics of every step, as they are reported."""
     steps: list[dict[str, float]] = []
-    plain = report.finish_step
+    plain = step_report.finish_step
 
     def finish_step(engine: Engine, batch: Any, experience: Any, metrics: dict[str, float], window: Any) -> None:
         steps.append({name: float(value) for name, value in metrics.items()})
         plain(engine, batch, experience, metrics, window)
 
-    with mock.patch.object(report, "finish_step", finish_step):
+    with mock.patch.object(step_report, "finish_step", finish_step):
         yield steps
 
 

@@ -18,23 +18,23 @@ import torch
 
 from oppo_contract.spec import ModelSpec, TinyArchitecture
 from oppo_core.models.adapters import merged_weights
-from oppo_core.models.folder import load_model
+from oppo_core.models.model_io import load_model
 from oppo_core.models.protocol import Network
-from oppo_core.models.tiny import init_tiny
+from oppo_core.models.tiny_transformer import init_tiny
 from oppo_core.rollout.decoder import Decoder, DecodeSettings, Decoding
 from oppo_core.rollout.sampling import Filters
+from oppo_core.rollout.sampling_support import restricted
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.stops import StopConditions
-from oppo_core.rollout.support import restricted
-from oppo_core.rollout.tokens import ByteCodec
+from oppo_core.rollout.stop_conditions import StopConditions
+from oppo_core.rollout.tokenizer import ByteCodec
+from oppo_core.vllm.asyncio_thread import Loop
 from oppo_core.vllm.build import start_apart
+from oppo_core.vllm.engine_args import APART, HANDLES, apart_arguments, engine_arguments
 from oppo_core.vllm.inprocess import InProcessDecoder, start_engine
-from oppo_core.vllm.loop import Loop
-from oppo_core.vllm.requests import APART, HANDLES, apart_arguments, engine_arguments
 from oppo_core.vllm.standin import StandInEngine
 from oppo_core.vllm.standin_async import streaming
-from oppo_core.vllm.streaming import StreamingDecoder
-from oppo_core.vllm.transfer import connect
+from oppo_core.vllm.subprocess_decoder import StreamingDecoder
+from oppo_core.vllm.weight_transfer import connect
 
 VOCAB, EOS, SLOTS = 259, 1, 8
 OPEN: list[StreamingDecoder] = []  # to be closed

@@ -17,19 +17,19 @@ import torch
 from numpy.typing import NDArray
 
 from oppo_contract.spec import ModelSpec, TinyArchitecture
-from oppo_core.metrics import part_metrics
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import load_model
-from oppo_core.models.tiny import TinyTransformer, init_tiny
-from oppo_core.ppo.budget import PassBudget
-from oppo_core.rewards.answers import Answer
+from oppo_core.models.model_io import load_model
+from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
+from oppo_core.ppo.oom_retry import PassBudget
+from oppo_core.reporting.metrics import part_metrics
+from oppo_core.rewards.composite import Part, RewardReader, Rewards
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.parts import Part, RewardReader, Rewards
-from oppo_core.rollout.tokens import ByteCodec
+from oppo_core.rewards.protocol import Answer
+from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.scoring.results import Scored
+from oppo_core.vllm.asyncio_thread import Loop
 from oppo_core.vllm.build import reward_of
-from oppo_core.vllm.loop import Loop
-from oppo_core.vllm.requests import reward_arguments
+from oppo_core.vllm.engine_args import reward_arguments
 from oppo_core.vllm.reward import POOLING, PrefixReward, check_classifier
 from oppo_core.vllm.standin_pooling import PoolingStandIn
 

@@ -19,17 +19,17 @@ import torch
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import TinyArchitecture
 from oppo_core.models.adapters import adapt, merged_weights
-from oppo_core.models.tiny import TinyTransformer, init_tiny
+from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.stops import StopConditions
-from oppo_core.rollout.tokens import ByteCodec
+from oppo_core.rollout.stop_conditions import StopConditions
+from oppo_core.rollout.tokenizer import ByteCodec
+from oppo_core.vllm.asyncio_thread import Loop
+from oppo_core.vllm.engine_args import HANDLES
 from oppo_core.vllm.errors import VllmError
-from oppo_core.vllm.loop import Loop
-from oppo_core.vllm.requests import HANDLES
 from oppo_core.vllm.standin_async import AsyncStandIn, EngineDead, StandInTrainer, Wire, streaming
-from oppo_core.vllm.streaming import StreamingDecoder
-from oppo_core.vllm.transfer import PACK_BYTES, Client, Source, Transfer, largest_weight, pack_bytes, trainer_arguments
+from oppo_core.vllm.subprocess_decoder import StreamingDecoder
+from oppo_core.vllm.weight_transfer import PACK_BYTES, Client, Source, Transfer, largest_weight, pack_bytes, trainer_arguments
 
 VOCAB = 40
 SETTINGS = DecodeSettings(seed=3, eos=1, temperature=0.9, max_prompt=12, max_new=30, micro_batch_tokens=400)
@@ -228,7 +228,7 @@ def test_an_answer_that_we_end_is_ended_there(make: Make) -> None:
 
 
 def test_an_end_that_overtakes_its_request_is_asked_for_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oppo_core.vllm.streaming.ASKS_AGAIN_S", 0.01)
+    monkeypatch.setattr("oppo_core.vllm.subprocess_decoder.ASKS_AGAIN_S", 0.01)
     decoder, _ = make()
     plain, late = engine_of(decoder).generate, asyncio.Event()
 
@@ -332,7 +332,7 @@ def test_a_buffer_that_handles_lead_to_holds_the_largest_weight(monkeypatch: pyt
     largest = largest_weight(Source(small_network()))
     assert largest == 64 * 16 * 8  # of the places
     assert trainer_arguments(0, largest)["packed_buffer_size_bytes"] == PACK_BYTES
-    monkeypatch.setattr("oppo_core.vllm.transfer.PACK_BYTES", largest - 1)
+    monkeypatch.setattr("oppo_core.vllm.weight_transfer.PACK_BYTES", largest - 1)
     assert [trainer_arguments(n, largest)["packed_buffer_size_bytes"] for n in (0, 2)] == [largest, largest - 1]
     assert [pack_bytes(largest, n) for n in (0, 2)] == [largest, 2 * largest - 1]
 

@@ -24,8 +24,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from oppo_contract.spec import TinyArchitecture
-from oppo_core.models.folder import save_model
-from oppo_core.models.tiny import Head, init_tiny
+from oppo_core.models.model_io import save_model
+from oppo_core.models.tiny_transformer import Head, init_tiny
 
 Tree = dict[str, Any]
 VOCAB = 40

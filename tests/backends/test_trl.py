@@ -25,8 +25,8 @@ from transformers import (
 from transformers.utils import logging
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
-from oppo_core.integrations.refusals import FUNCTIONS, OverlapError
 from oppo_core.integrations.trl import Rated, overlap
+from oppo_core.integrations.trl_compat import FUNCTIONS, OverlapError
 
 WORDS = ["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(13))]
 PAD, EOS, BATCH, LONGEST = 0, 2, 4, 20

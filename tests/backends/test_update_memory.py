@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from oppo_bench.live_bytes import LiveBytes
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec, Ppo, TinyArchitecture, Training
-from oppo_core import footprint
-from oppo_core.footprint import Role, Shape, memory_of
-from oppo_core.models import recompute
+from oppo_core.engine import memory_estimate
+from oppo_core.engine.memory_estimate import Role, Shape, memory_of
+from oppo_core.models import activation_checkpointing
 from oppo_core.models.attention import FUSED
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import load_model
-from oppo_core.models.hugging import HuggingNetwork
+from oppo_core.models.huggingface import HuggingNetwork
+from oppo_core.models.model_io import load_model
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from tests.engine.architectures import write_folders
@@ -42,7 +42,7 @@ QUICK, SLOW = ("tiny", "qwen2"), ("gemma2", "gpt2", "mistral", "gemma3", "cohere
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompute, "HEAD_SLICE", 7)
+    monkeypatch.setattr(activation_checkpointing, "HEAD_SLICE", 7)
     torch.set_num_threads(1)
 
 
@@ -173,8 +173,8 @@ def test_each_setting_keeps_less_and_the_memory_plan_knows_how_much(world: Any, 
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     model.set_attn_implementation(FUSED)
     network = HuggingNetwork(model, None)
-    monkeypatch.setattr(recompute, "HEAD_SLICE", 75)
-    monkeypatch.setattr(footprint, "HEAD_SLICE", 75)
+    monkeypatch.setattr(activation_checkpointing, "HEAD_SLICE", 75)
+    monkeypatch.setattr(memory_estimate, "HEAD_SLICE", 75)
     shape = Shape(0, 8, 56, 3200, 96, 0)
     peaks, ratios = [], []
     for name in ("off", "head", "selective", "full"):

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from oppo_contract.spec import RunSpec, TinyArchitecture, load_spec
-from oppo_core.models.tiny import TinyTransformer, init_tiny
-from oppo_core.rewards.answers import Answer
+from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
+from oppo_core.rewards.protocol import Answer
 from oppo_core.rollout.decoder import DecodeSettings, Decoding
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.tokens import ByteCodec
+from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.vllm.build import decoder_of, own_places, reward_of
+from oppo_core.vllm.engine_args import AGENT_STORE, APART, ENVIRONMENT, HANDLES, reward_arguments
 from oppo_core.vllm.errors import VllmError
-from oppo_core.vllm.requests import AGENT_STORE, APART, ENVIRONMENT, HANDLES, reward_arguments
 from oppo_core.vllm.standin import StandInEngine
 from oppo_core.vllm.standin_async import AsyncStandIn, StandInTrainer, Wire
 from oppo_core.vllm.standin_pooling import PoolingStandIn

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from oppo_contract.spec import TinyArchitecture
-from oppo_core.models.tiny import TinyTransformer, init_tiny
+from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 from oppo_core.rollout.decoder import DecodeSettings, Decoding
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.vllm.errors import VllmError

@@ -18,7 +18,7 @@ import pytest
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.vllm import inprocess, requests, reward, shapes, transfer
+from oppo_core.vllm import engine_args, inprocess, protocols, reward, weight_transfer
 from oppo_core.vllm.standin import StandInEngine
 from oppo_core.vllm.standin_async import AsyncStandIn, StandInTrainer
 from oppo_core.vllm.standin_pooling import PoolingStandIn
@@ -29,23 +29,23 @@ KNOWN: dict[str, Any] = json.loads(FILE.read_text())
 CLASSES = {name: told for classes in KNOWN["classes"].values() for name, told in classes.items()}
 # Ours, and whose names they have.
 SHAPES = {
-    shapes.Logprobs: "FlatLogprobs",
-    shapes.Mask: "SamplingMask",
-    shapes.VersionSpan: "WeightVersionSpan",
-    shapes.Completion: "CompletionOutput",
-    shapes.Output: "RequestOutput",
-    shapes.Pooled: "PoolingRequestOutput",
-    shapes.Scores: "PoolingOutput",
-    transfer.Meta: "ParamMeta",
+    protocols.Logprobs: "FlatLogprobs",
+    protocols.Mask: "SamplingMask",
+    protocols.VersionSpan: "WeightVersionSpan",
+    protocols.Completion: "CompletionOutput",
+    protocols.Output: "RequestOutput",
+    protocols.Pooled: "PoolingRequestOutput",
+    protocols.Scores: "PoolingOutput",
+    weight_transfer.Meta: "ParamMeta",
 }
 # Ours, vLLM's, and what is held to the same names.
 CALLED = [
-    (shapes.Engine, "LLMEngine", StandInEngine),
-    (shapes.AsyncEngine, "AsyncLLM", AsyncStandIn),
-    (shapes.PoolingEngine, "AsyncLLM", PoolingStandIn),
-    (shapes.WeightTrainer, "TrainerWeightTransferEngine", StandInTrainer),
-    (transfer.Client, "VLLMWeightSyncClient", transfer.Client),
-    (transfer.Source, "WeightSource", transfer.Source),
+    (protocols.Engine, "LLMEngine", StandInEngine),
+    (protocols.AsyncEngine, "AsyncLLM", AsyncStandIn),
+    (protocols.PoolingEngine, "AsyncLLM", PoolingStandIn),
+    (protocols.WeightTrainer, "TrainerWeightTransferEngine", StandInTrainer),
+    (weight_transfer.Client, "VLLMWeightSyncClient", weight_transfer.Client),
+    (weight_transfer.Source, "WeightSource", weight_transfer.Source),
 ]
 SETTINGS = DecodeSettings(3, 1, 0.9, 12, 40, 400, filters=Filters(20, 0.9, 0.01))
 
@@ -94,26 +94,26 @@ def test_what_makes_engines_takes_what_it_is_given() -> None:
     assert CLASSES["WeightTransferInitRequest"]["fields"] == ["init_info"]
     assert CLASSES["WeightTransferUpdateRequest"]["fields"] == ["update_info"]
     assert reward.POOLING.keys() <= set(CLASSES["PoolingParams"]["fields"])
-    read = requests.reward_arguments("x", "bfloat16", 52, 4, 0.2, 0)
+    read = engine_args.reward_arguments("x", "bfloat16", 52, 4, 0.2, 0)
     assert read.keys() <= set(CLASSES["EngineArgs"]["fields"])
     for devices, info in ((2, "NCCLTrainerInitInfo"), (0, "IPCTrainerInitInfo")):
         known = {*CLASSES[info]["fields"], *CLASSES["TrainerInitInfo"]["fields"]}
-        assert transfer.trainer_arguments(devices, 1).keys() <= known
+        assert weight_transfer.trainer_arguments(devices, 1).keys() <= known
 
 
 def test_the_arguments_are_fields_and_the_environment_is_read() -> None:
-    made = requests.engine_arguments("x", "bfloat16", SETTINGS, 4, 0.5, True, [1, 2])
+    made = engine_args.engine_arguments("x", "bfloat16", SETTINGS, 4, 0.5, True, [1, 2])
     assert made.keys() <= set(CLASSES["EngineArgs"]["fields"])
-    apart = requests.apart_arguments(made)
+    apart = engine_args.apart_arguments(made)
     assert {*apart, "weight_transfer_config"} <= {*CLASSES["EngineArgs"]["fields"], *CLASSES["AsyncEngineArgs"]["fields"]}
     assert (apart["tensor_parallel_size"], "async_scheduling" in apart) == (2, False)
     sequence = Sequence(0, 0, np.asarray([1]))
-    given = requests.sampling_arguments(SETTINGS, sequence)
+    given = engine_args.sampling_arguments(SETTINGS, sequence)
     assert {*given, "output_kind", "stream_interval"} <= set(CLASSES["SamplingParams"]["fields"])
     assert {"top_k", "top_p", "min_p"} <= given.keys()
-    assert requests.prompt_of(sequence).keys() <= set(CLASSES["TokensPrompt"]["fields"])
+    assert engine_args.prompt_of(sequence).keys() <= set(CLASSES["TokensPrompt"]["fields"])
     assert "DELTA" in CLASSES["RequestOutputKind"]["fields"]
-    assert {*requests.ENVIRONMENT, *requests.APART, *requests.HANDLES} == set(KNOWN["environment"])
+    assert {*engine_args.ENVIRONMENT, *engine_args.APART, *engine_args.HANDLES} == set(KNOWN["environment"])
 
 
 def test_every_import_of_vllm_is_one_that_was_looked_at() -> None:

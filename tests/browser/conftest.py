@@ -134,8 +134,8 @@ class Platform:
         from django.db import connections
 
         from oppo_contract.states import ENDED
+        from oppo_platform.runs.lifecycle import cancel_run
         from oppo_platform.runs.models import Run
-        from oppo_platform.runs.steering import cancel_run
 
         for run_id in Run.objects.exclude(state__in=ENDED).order_by("-id").values_list("id", flat=True):
             cancel_run(run_id, "user:test")

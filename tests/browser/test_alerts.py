@@ -12,7 +12,7 @@ PHONE = {"width": 400, "height": 860}
 
 def look_after_runs():
     """A round of the housekeeper."""
-    from oppo_platform.alerts.watching import look_after_runs
+    from oppo_platform.alerts.evaluator import look_after_runs
 
     return look_after_runs()
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.browser
 
 
 def test_a_run_is_archived_on_its_page_and_brought_back(visit, platform):
-    from oppo_platform.runs.steering import cancel_run
+    from oppo_platform.runs.lifecycle import cancel_run
 
     page = visit().page
     run_id = platform.submit("letters shelved", steps=5)

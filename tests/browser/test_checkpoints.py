@@ -34,7 +34,7 @@ def saved(platform, supervisor, run_id, name, step):
 
 
 def test_a_checkpoint_appears_and_is_downloaded_forked_and_gone_back_to(visit, platform, tmp_path, settings):
-    from oppo_platform.runs.steering import pause_run
+    from oppo_platform.runs.lifecycle import pause_run
 
     settings.OPPO_ARTIFACT_ROOT = tmp_path.as_uri()
     run_id = platform.submit("letters saved", steps=30)

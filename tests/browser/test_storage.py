@@ -9,7 +9,7 @@ pytestmark = pytest.mark.browser
 
 def cancelled(platform, name):
     """The id of a run that has ended."""
-    from oppo_platform.runs.steering import cancel_run
+    from oppo_platform.runs.lifecycle import cancel_run
 
     run_id = platform.submit(name, steps=20)
     cancel_run(run_id, "user:ada")

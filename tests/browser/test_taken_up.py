@@ -34,7 +34,7 @@ def trained(platform):
     supervisor.tell(list(story.tell(20)))
 
     def take_up():
-        from oppo_platform.runs.steering import pause_run, resume_run
+        from oppo_platform.runs.lifecycle import pause_run, resume_run
 
         pause_run(run_id, "user:test")
         supervisor.wait_for_signal("pause")

@@ -79,7 +79,7 @@ def test_what_another_call_left_is_used(saved, client, tmp_path):
 
 def iter_download(run, checkpoint):
     """A flow that yields the tar's bytes."""
-    from oppo_client.flow import Request
+    from oppo_client.sans_io import Request
 
     reply = yield Request("GET", f"runs/{run.id}/checkpoints/{checkpoint.id}/download")
     return reply.content

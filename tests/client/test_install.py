@@ -28,7 +28,7 @@ assert isinstance(frame, pandas.DataFrame) and list(frame) == ["step", "a"] and 
 assert isinstance(framed(columns, False), Table)
 
 from IPython.core.formatters import DisplayFormatter
-from oppo_client.facts import RunFacts
+from oppo_client.run_base import RunFacts
 told = dict(id=7, name="n", state="running", reason="", step=3, total_steps=9, latest={}, eta_s=None, url="/runs/7", error="")
 run = RunFacts(told, "https://a.example.org")
 data, _ = DisplayFormatter().format(run)
@@ -36,7 +36,7 @@ assert data["text/html"].startswith("<div>") and data["text/plain"].startswith("
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
-from oppo_client.watching import NotebookView
+from oppo_client.progress import NotebookView
 InteractiveShell.instance()
 with capture_output() as captured:
     view = NotebookView()
@@ -107,7 +107,7 @@ def test_in_an_empty_environment_it_comes_without_platform_and_engine(alone: Pat
     done = python("import oppo_client; print(oppo_client.__file__)", str(alone), "-P")
     assert str(alone.parents[1]) in done.stdout, done.stderr
     assert Path(done.stdout.strip()).with_name("py.typed").exists()  # whoever checks types sees the client's
-    missing = python("from oppo_client.extras import needed; needed('pandas', 'x')", str(alone), "-P")
+    missing = python("from oppo_client.optional_deps import needed; needed('pandas', 'x')", str(alone), "-P")
     assert "pip install pandas" in missing.stderr
 
 

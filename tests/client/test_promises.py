@@ -7,18 +7,19 @@ from datetime import datetime
 
 import pytest
 
-from oppo_client import AsyncClient, Client, NotThePlatform, feeds, shapes
-from oppo_client.shapes import EACH, fault
-from oppo_platform.api.description import examples
+from oppo_client import AsyncClient, Client, NotThePlatform, pagination, validation
+from oppo_client.validation import EACH, fault
+from oppo_platform.api.openapi import examples
 from tests.client.conftest import QUICK
 from tests.client.misbehaving import HANG_UP, Answer, misbehaving, said, summary
 
 PROMISED = {
-    "who_am_i": shapes.ME, "show_run": shapes.RUN, "pause_run": shapes.RUN, "submit_run": shapes.BORN, "fork_run": shapes.BORN,
-    "list_runs": shapes.page_of(shapes.RUN), "show_logs": shapes.LOGS, "list_samples": shapes.page_of(shapes.SAMPLE),
-    "list_checkpoints": shapes.page_of(shapes.CHECKPOINT), "show_queue": shapes.page_of(shapes.QUEUED),
-    "show_metrics": shapes.METRICS, "validate_spec": shapes.CHECKED, "show_timeline": shapes.TIMELINE,
-    "show_timeline_figure": shapes.FIGURE, "compare_runs": shapes.COMPARISON,
+    "who_am_i": validation.ME, "show_run": validation.RUN, "pause_run": validation.RUN, "submit_run": validation.BORN,
+    "fork_run": validation.BORN, "list_runs": validation.page_of(validation.RUN), "show_logs": validation.LOGS,
+    "list_samples": validation.page_of(validation.SAMPLE),
+    "list_checkpoints": validation.page_of(validation.CHECKPOINT), "show_queue": validation.page_of(validation.QUEUED),
+    "show_metrics": validation.METRICS, "validate_spec": validation.CHECKED, "show_timeline": validation.TIMELINE,
+    "show_timeline_figure": validation.FIGURE, "compare_runs": validation.COMPARISON,
 }  # fmt: skip
 CALLS = {
     "me": lambda c, run: c.me(),
@@ -86,12 +87,12 @@ def test_a_page_is_no_stream(told):
 
     async def heard(url):
         async with AsyncClient(url, "t", retries=QUICK) as c:
-            return [news async for news in c.iterate(feeds.changes([7], QUICK))]
+            return [news async for news in c.iterate(pagination.changes([7], QUICK))]
 
     with misbehaving(HANG_UP) as server, Client(server.url, "t", retries=QUICK) as c:
         server.decide = decide
         with pytest.raises(NotThePlatform, match=r"stream"):
-            list(c.iterate(feeds.changes([7], QUICK)))
+            list(c.iterate(pagination.changes([7], QUICK)))
         with pytest.raises(NotThePlatform, match=r"stream"):
             asyncio.run(heard(server.url))
 

@@ -72,9 +72,9 @@ def test_unknown_metrics_and_axes_are_named(client, live, trained, spec):
 
 
 def test_answers_page_by_page(trained, monkeypatch):
-    from oppo_client import feeds
+    from oppo_client import pagination
 
-    monkeypatch.setattr(feeds, "PAGE", 7)
+    monkeypatch.setattr(pagination, "PAGE", 7)
     found = list(trained[1].samples(sort="step"))
     assert [sample.step for sample in found] == list(range(1, 61))
     (one,) = trained[1].samples(step=30)
@@ -92,9 +92,9 @@ def test_answers_page_by_page(trained, monkeypatch):
 
 
 def test_the_log_backwards_and_whole(trained, monkeypatch):
-    from oppo_client import feeds
+    from oppo_client import pagination
 
-    monkeypatch.setattr(feeds, "LINES_A_CALL", 9)
+    monkeypatch.setattr(pagination, "LINES_A_CALL", 9)
     whole = list(trained[1].logs(tail=None))
     assert whole[0].text == "loading the actor"
     assert len(whole) == 62

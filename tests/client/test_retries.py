@@ -19,7 +19,7 @@ from oppo_client import (
     TooManyRequests,
     Unreachable,
 )
-from oppo_client.retrying import retry_after_s
+from oppo_client.retry import retry_after_s
 from tests.client.conftest import QUICK
 from tests.client.misbehaving import HANG_UP, Answer, misbehaving, said, summary
 
@@ -49,7 +49,7 @@ def test_a_write_is_sent_again_with_the_same_key_and_body():
 
 def test_a_repeated_submission_is_one_run(client, live, spec, monkeypatch):
     """The first reply is lost on its way; the platform knows the key."""
-    from oppo_client.flow import post
+    from oppo_client.sans_io import post
 
     lost, request = [], post("runs", {"spec": spec("once"), "project": live.project.name})
 

@@ -67,9 +67,9 @@ def test_what_is_not_a_spec_is_said_before_anything_is_sent(client):
 
 
 def test_runs_are_listed_page_by_page(client, spec, monkeypatch):
-    from oppo_client import feeds
+    from oppo_client import pagination
 
-    monkeypatch.setattr(feeds, "PAGE", 2)
+    monkeypatch.setattr(pagination, "PAGE", 2)
     born = [client.submit(spec(f"listed {i}", seed=i)).tag("paged") for i in range(5)]
     found = list(client.runs(filter="tag:paged"))
     assert found == born[::-1]

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oppo_contract import SpecError, SpecProblem, load_spec
-from oppo_contract.problems import MAX_PROBLEMS
 from oppo_contract.spec import MAX_SPEC_BYTES
+from oppo_contract.spec_errors import MAX_PROBLEMS
 from oppo_contract.yaml_text import load_yaml, parse_yaml
 
 CHOICE = "is not one of the choices"

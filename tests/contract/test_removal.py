@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oppo_contract.removal import NotContained, remove_below, remove_of_run
+from oppo_contract.safe_delete import NotContained, remove_below, remove_of_run
 
 PARTS = st.lists(st.sampled_from(["runs", "7", "8", "checkpoints", "..", ".", "link", "", "deep", "x\0y"]), max_size=6)
 

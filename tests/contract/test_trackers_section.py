@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from oppo_contract.problems import SpecError
 from oppo_contract.spec import RunSpec, load_spec
+from oppo_contract.spec_errors import SpecError
 
 
 def spec_with(trackers: dict[str, Any]) -> RunSpec:

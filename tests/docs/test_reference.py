@@ -17,8 +17,8 @@ from oppo_platform.accounts.access import CAP, RANK
 from oppo_platform.accounts.models import Role, Scope
 from oppo_platform.api.parameters import FIELDS, IN_ONE, MEANINGS
 from oppo_platform.runs.attempts import fence
-from oppo_platform.runs.meanings import ATTEMPT_STATES, OUTCOMES
 from oppo_platform.runs.models import AttemptState
+from oppo_platform.runs.state_help import ATTEMPT_STATES, OUTCOMES
 from scripts import reference
 from scripts.reference import api, commands, events
 from tests.web.matrix.operations import OPERATIONS

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("oppo_core.ranks", reason="this engine trains on one node")
+pytest.importorskip("oppo_core.distributed.process_group", reason="this engine trains on one node")
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 LIMITS = {"OPPO_NODE_FRESH_S": "20", "OPPO_ORPHAN_GRACE_S": "3", "OPPO_REDISPATCH_S": "5", "OPPO_WARM": "0"}
 

@@ -96,7 +96,7 @@ def installed(wheel: Path, empty_database: str, tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="module")
 def prepared(installed: Installation) -> dict[str, Any]:
     """Database, static files, first user and tokens, as `oppo up` makes them."""
-    answer: dict[str, Any] = json.loads(installed.run("python", "-m", "oppo_cli.prepare").splitlines()[-1])
+    answer: dict[str, Any] = json.loads(installed.run("python", "-m", "oppo_cli.bootstrap").splitlines()[-1])
     return answer
 
 

@@ -30,17 +30,17 @@ from torch import Tensor
 
 from oppo_contract.events import Event, parse_event
 from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture, load_spec
-from oppo_core import engine as engine_module
-from oppo_core import report
-from oppo_core.command import main as engine_main
-from oppo_core.engine import Engine, assemble
-from oppo_core.journal import Journal
-from oppo_core.layout import Layout
-from oppo_core.models.folder import load_model, save_model
-from oppo_core.models.roles import DTYPES
-from oppo_core.models.tiny import TinyTransformer, init_tiny
+from oppo_core.cli import main as engine_main
+from oppo_core.engine import build as engine_module
+from oppo_core.engine.build import Engine, assemble
+from oppo_core.engine.layout import Layout
+from oppo_core.models.load_roles import DTYPES
+from oppo_core.models.model_io import load_model, save_model
+from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 from oppo_core.ppo.experience import Experience
-from oppo_core.scoring import remote
+from oppo_core.reporting import step_report
+from oppo_core.reporting.event_log import Journal
+from oppo_core.scoring import process
 from oppo_core.train import train
 
 VOCAB = 40
@@ -161,13 +161,13 @@ class recorded:
 
     def __enter__(self) -> list[Step]:
         steps: list[Step] = []
-        plain = report.finish_step
+        plain = step_report.finish_step
 
         def finish_step(engine: Engine, batch: Any, experience: Experience, metrics: dict[str, float], *rest: Any) -> Any:
             steps.append(Step(experience, dict(metrics), engine.progress.kl_coefficient))
             return plain(engine, batch, experience, metrics, *rest)
 
-        self._patch = mock.patch.object(report, "finish_step", finish_step)
+        self._patch = mock.patch.object(step_report, "finish_step", finish_step)
         self._patch.start()
         return steps
 
@@ -318,15 +318,15 @@ def _scorers_of_this_process_are_forked() -> Iterator[None]:
     They see the environment of the first of them. Where that matters, or how such a process ends, tests ask for
     `spawned_scorers`; engines in a process of their own always spawn theirs.
     """
-    multiprocessing.set_forkserver_preload(["torch._dynamo", "oppo_core.engine"])
-    with mock.patch.object(remote, "START_METHOD", "forkserver"):
+    multiprocessing.set_forkserver_preload(["torch._dynamo", "oppo_core.engine.build"])
+    with mock.patch.object(process, "START_METHOD", "forkserver"):
         yield
 
 
 @pytest.fixture
 def spawned_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scorers start as they do outside tests."""
-    monkeypatch.setattr(remote, "START_METHOD", "spawn")
+    monkeypatch.setattr(process, "START_METHOD", "spawn")
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oppo_contract.events import IdleCause, Phase
 from oppo_core.trace.accounting import CAUSE_OF, busy_shares, flattened, gaps, idle_by_cause, idle_times, union
 from oppo_core.trace.recorder import Recorder, Span, Wait
-from oppo_core.trace.report import StepTrace, handovers, live_rows, waiting_handovers
+from oppo_core.trace.step_trace import StepTrace, handovers, live_rows, waiting_handovers
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 WINDOW = (10.0, 30.0)

@@ -9,8 +9,8 @@ import torch
 from transformers.activations import NewGELUActivation
 
 from oppo_contract.spec import ModelSpec
-from oppo_core.models.folder import load_model
-from oppo_core.models.hugging import HuggingNetwork, export_hugging
+from oppo_core.models.huggingface import HuggingNetwork, export_hugging
+from oppo_core.models.model_io import load_model
 from tests.engine.architectures import plain_actor, write_folders
 
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from oppo_contract.spec import ModelSpec, Ppo
-from oppo_core.models.folder import export_model, load_model, restore_weights
-from oppo_core.models.hugging import HuggingNetwork
+from oppo_core.models.huggingface import HuggingNetwork
+from oppo_core.models.model_io import export_model, load_model, restore_weights
 from oppo_core.ppo.critic import CriticTrainer
-from oppo_core.rewards.parts import Part, Rewards
+from oppo_core.rewards.composite import Part, Rewards
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sampling import Filters
+from oppo_core.rollout.sampling_support import restricted
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.support import restricted
 from oppo_core.scoring.scorers import Growth, Networks, ScorerSet
 from oppo_core.trace.recorder import Recorder
 from tests.engine.architectures import (

@@ -24,7 +24,7 @@ from oppo_bench.padding import GROUPING, in_order, unsorted
 from oppo_bench.quiet import Machine, Watch
 from oppo_bench.workload import FLOOR, VARIANTS, Lengths, Load, Size, spec_of, write_prompts
 from oppo_cli.main import main
-from oppo_core.ppo.batches import ragged_batches
+from oppo_core.ppo.microbatching import ragged_batches
 from oppo_core.rollout.sequence import Sequence
 
 LOAD = Load("T", Size.tiny(16, 1, 2), 4, Lengths(seed=3, median=6, longest=24), max_age=1, chunk=4)

@@ -13,8 +13,8 @@ from oppo_bench.models import models_of, peer_models_of
 from oppo_bench.peer_environment import READY, TRL, PeerEnvironmentError, python_of
 from oppo_bench.workload import SIZES, Size
 from oppo_contract.spec import ModelSpec
-from oppo_core.models.folder import load_model
-from oppo_core.rollout.tokens import FileCodec
+from oppo_core.models.model_io import load_model
+from oppo_core.rollout.tokenizer import FileCodec
 
 SMALL = Size.tiny(16, 1, 2)
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_cli.main import main
-from oppo_contract.chrome import COLOUR_OF, chrome_trace
+from oppo_contract.chrome_trace import COLOUR_OF, chrome_trace
 from oppo_contract.events import DecisionEvent, Event, IdleCause, LogEvent, Phase, Role, SpansEvent, StartedEvent
 
 Json = dict[str, Any]

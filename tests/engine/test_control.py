@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.spec import Chunk, Overcommit
-from oppo_core.control import (
+from oppo_core.control.controllers import (
     MOST_CANDIDATES,
     TRIALS,
     ChunkState,

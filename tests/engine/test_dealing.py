@@ -14,13 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oppo_core.checkpoint import SEQUENCE_FIELDS
-from oppo_core.dealing import cohorts_of, dealt
-from oppo_core.metrics import Cohorts
+from oppo_core.checkpointing.reshard import cohorts_of, dealt
+from oppo_core.checkpointing.save_restore import SEQUENCE_FIELDS
+from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rollout.pool import Pool
+from oppo_core.rollout.prompt_sharding import Turns
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tail_batch import TailBatchPool
-from oppo_core.rollout.turns import Turns
 from tests.engine.test_ranks import DEFER, PLAIN, Rank, Tree, sound, trained_by, weights
 
 BATCH = 12  # among one to four ranks

@@ -16,15 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.spec import ModelSpec
-from oppo_core.models.folder import load_model
+from oppo_core.models.model_io import load_model
 from oppo_core.rollout import device_decoder
+from oppo_core.rollout.cuda_graphs import Graphs, round_of
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.device_decoder import DeviceDecoder, decoder_of
 from oppo_core.rollout.drafter import Drafter
-from oppo_core.rollout.graphs import Graphs, round_of
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.stops import StopConditions
+from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.train import train
 from tests.engine.test_transfer import waiting_calls
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from oppo_core.checkpoint import verify
-from oppo_core.durable import DiskFullError, draft_of, heal, is_disk_full, publish, tidy
-from oppo_core.standing import Standing, superfluous
+from oppo_core.checkpointing.atomic_dir import DiskFullError, draft_of, heal, is_disk_full, publish, tidy
+from oppo_core.checkpointing.save_restore import verify
+from oppo_core.engine.run_score import Standing, superfluous
 
 # Enough for one checkpoint of the small world's run (some 200 KiB), not for two.
 SMALL_DISK = 360 * 1024
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-from oppo_core.command import main
+from oppo_core.cli import main
 sys.exit(main(sys.argv[2:]))
 """
 

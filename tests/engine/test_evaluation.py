@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from oppo_contract.events import parse_event
-from oppo_core import evaluation as evaluation_module
-from oppo_core.evaluation import APART, evaluate, evaluator_of
+from oppo_core.evaluation import evaluator as evaluation_module
+from oppo_core.evaluation.evaluator import APART, evaluate, evaluator_of
 from oppo_core.ppo import actor as actor_module
 from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.scoring.scorers import ScorerSet

@@ -72,7 +72,7 @@ def test_whoever_started_it_is_gone_so_the_engine_and_its_scorers_end(streaming:
 
 ENGINE_OF_OTHERS = """
 import subprocess, sys, threading
-from oppo_core.command import _end_with_lifeline
+from oppo_core.cli import _end_with_lifeline
 looks_after_nobody = subprocess.Popen(["sh", "-c", "sleep 1000 & wait"], start_new_session=True)
 tracker = subprocess.Popen(["sh", "-c", "cat; echo sent > $1", "oppo_core.trackers", sys.argv[1]], stdin=subprocess.PIPE)
 print(looks_after_nobody.pid, tracker.pid, flush=True)
@@ -214,7 +214,7 @@ def test_a_fault_in_the_scorers_process_is_told_and_leaves_no_process(world: Any
 def test_a_refused_command_line_says_why_on_stderr(tmp_path: Path) -> None:
     for content in (b"{", b"\xff\xfe", json.dumps({"steps": 0, "nmae": "x"}).encode()):
         (tmp_path / "spec.json").write_bytes(content)
-        command = [sys.executable, "-c", "import sys; from oppo_core.command import main; sys.exit(main(sys.argv[1:]))"]
+        command = [sys.executable, "-c", "import sys; from oppo_core.cli import main; sys.exit(main(sys.argv[1:]))"]
         command += ["--spec", tmp_path / "spec.json", "--out", tmp_path, "--events", tmp_path / "events.jsonl"]
         ended = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=120)
         assert ended.returncode == 2

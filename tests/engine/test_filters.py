@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.spec import ModelSpec
-from oppo_core.checkpoint import restore, save
-from oppo_core.models.folder import load_model
+from oppo_core.checkpointing.save_restore import restore, save
+from oppo_core.models.model_io import load_model
 from oppo_core.rollout import sampling
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sampling import Filters, sample, sample_among, uniforms
+from oppo_core.rollout.sampling_support import load_supports, recorded, restricted, save_supports, unpacked
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.support import load_supports, recorded, restricted, save_supports, unpacked
-from oppo_core.scoring.handover import Handover
+from oppo_core.scoring.deltas import Handover
 from oppo_core.train import train_step
 from tests.engine.oracle import left_by
 

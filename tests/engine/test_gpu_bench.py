@@ -26,7 +26,7 @@ from oppo_bench.workload import spec_of, write_prompts
 from oppo_core.models.adapters import merged_weights
 from oppo_core.rollout.decoder import DecodeSettings, Decoding
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.trace.hardware import NoHardware
+from oppo_core.trace.gpu_stats import NoHardware
 from oppo_core.vllm.inprocess import InProcessDecoder
 from oppo_core.vllm.standin import StandInEngine
 from oppo_core.vllm.standin_async import streaming

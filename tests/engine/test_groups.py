@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.spec import Ppo
-from oppo_core.layout import lay_out
-from oppo_core.ppo.batches import mini_batch_rows
-from oppo_core.ppo.groups import group_advantages, grpo, rloo
+from oppo_core.engine.layout import lay_out
+from oppo_core.ppo.group_advantages import group_advantages, grpo, rloo
+from oppo_core.ppo.microbatching import mini_batch_rows
 from tests.engine.oracle import against_the_group
 
 GROUPS = st.integers(2, 6).flatmap(

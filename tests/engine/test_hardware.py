@@ -14,8 +14,8 @@ import torch
 from oppo_bench.contestant import Contestant
 from oppo_bench.models import models_of
 from oppo_bench.workload import VARIANTS, Lengths, Load, Size, spec_of, write_prompts
-from oppo_core.trace import hardware
-from oppo_core.trace.hardware import Driver, Gpus, NoHardware, hardware_of, stated_flops
+from oppo_core.trace import gpu_stats
+from oppo_core.trace.gpu_stats import Driver, Gpus, NoHardware, hardware_of, stated_flops
 
 
 class NVMLError(Exception):
@@ -72,7 +72,7 @@ class Nvml:
 
 
 def test_utilization_memory_and_counters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(gpu_stats, "SHORTEST_S", 0.0)
     nvml = Nvml()
     watched = Driver(nvml, 0, "cuda:0", every_s=0.001)
     assert nvml.asked.wait(10)

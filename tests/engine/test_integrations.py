@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from oppo_contract.spec import TinyArchitecture
-from oppo_core.integrations import refusals
-from oppo_core.integrations.refusals import OverlapError, refuse, refuse_amounts
+from oppo_core.integrations import trl_compat
 from oppo_core.integrations.rollouts import Overlap, Rollout, Rollouts
 from oppo_core.integrations.trl import Batch, prompts_of, shown
+from oppo_core.integrations.trl_compat import OverlapError, refuse, refuse_amounts
 from oppo_core.models.protocol import Network
-from oppo_core.models.tiny import init_tiny
-from oppo_core.ppo.batches import response_states
+from oppo_core.models.tiny_transformer import init_tiny
+from oppo_core.ppo.microbatching import response_states
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 
@@ -159,8 +159,8 @@ def trainer(**changes: Any) -> Any:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "_version", lambda: "1.12.0")
-    monkeypatch.setattr(refusals.supported, "refuse_unsupported", lambda *_: None)
+    monkeypatch.setattr(trl_compat, "_version", lambda: "1.12.0")
+    monkeypatch.setattr(trl_compat.supported, "refuse_unsupported", lambda *_: None)
 
 
 WEIGHT = torch.nn.Parameter(torch.zeros(1))
@@ -199,7 +199,7 @@ def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FUNCTIONS, "selective_log_softmax", Rollouts.next.__get__(object()))
     with pytest.raises(OverlapError, match="overlapped already"):
         refuse(trainer())
-    monkeypatch.setattr(refusals, "_version", lambda: "1.120.0")
+    monkeypatch.setattr(trl_compat, "_version", lambda: "1.120.0")
     with pytest.raises(OverlapError, match=r"trl 1\.120\.0 is installed"):
         refuse(trainer())
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from oppo_contract.spec import ModelSpec
-from oppo_core.models.folder import load_model
+from oppo_core.models.model_io import load_model
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 

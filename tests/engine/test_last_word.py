@@ -9,15 +9,17 @@ from unittest import mock
 import pytest
 import torch
 
-from oppo_core import checkpoint, engine, preflight, train
+from oppo_core import train
+from oppo_core.checkpointing import save_restore
+from oppo_core.engine import build, preflight
 from oppo_core.scoring.scorers import ScorerSet
 
 PLACES: dict[str, tuple[Any, str, int]] = {
     "preflight": (preflight, "preflight", 0),
-    "assembling": (engine, "read_prompts", 0),
-    "starting the scorers": (engine, "build_scorers", 0),
+    "assembling": (build, "read_prompts", 0),
+    "starting the scorers": (build, "build_scorers", 0),
     "a step": (train, "decode_batch", 0),
-    "saving": (checkpoint, "save_supports", 1),
+    "saving": (save_restore, "save_supports", 1),
     "the end": (ScorerSet, "close", 1),
 }
 ERRORS = [RuntimeError("it broke"), SystemExit("it broke"), FileNotFoundError("it broke: bytes \udcff")]

@@ -28,9 +28,9 @@ from examples.letters.report import length_figures, spearman
 from examples.letters.vocabulary import EOS, build_tokenizer, token_id, vocabulary, write_tokenizer
 from oppo_contract.spec import RunSpec
 from oppo_contract.yaml_text import load_yaml
-from oppo_core.models.folder import load_tiny
+from oppo_core.models.model_io import load_tiny
 from oppo_core.rollout.prompts import PromptError, read_prompts
-from oppo_core.rollout.tokens import FileCodec
+from oppo_core.rollout.tokenizer import FileCodec
 from oppo_core.rules.letters import CLOSING, FORMS, STOP, marks_of, score
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM
 
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec
-from oppo_core.layout import LayoutError
-from oppo_core.models import sharing
+from oppo_core.engine.layout import LayoutError
+from oppo_core.engine.preflight import preflight
+from oppo_core.models import shared_weights
 from oppo_core.models.adapters import adapt, is_adapted, linear_layers, merged_weights, take_trained, trained_weights
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import export_model, load_model, load_with_base, restore_weights
-from oppo_core.models.sharing import seen_by_others, take_shared
-from oppo_core.preflight import preflight
+from oppo_core.models.model_io import export_model, load_model, load_with_base, restore_weights
+from oppo_core.models.shared_weights import seen_by_others, take_shared
 from tests.engine.architectures import VOCAB, write_folders
 
 LORA = Lora(rank=4, alpha=8.0)
@@ -157,12 +157,12 @@ def test_another_process_may_have_it_too(world: Any, monkeypatch: pytest.MonkeyP
     assert all(weight.is_shared() for weight in other.parameters())
     assert {w.data_ptr() for w in other.parameters()} == {w.data_ptr() for w in base.parameters()}
     assert torch.equal(logits_of(other), wanted)
-    monkeypatch.setattr(sharing, "SHARED_MEMORY", world.folder)
-    monkeypatch.setattr(sharing.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
+    monkeypatch.setattr(shared_weights, "SHARED_MEMORY", world.folder)
+    monkeypatch.setattr(shared_weights.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
     assert seen_by_others(load(place, None)) is None
     assert "the reference is loaded a second time" in caplog.text
     room = sum(weight.nbytes for weight in base.state_dict().values())  # type: ignore[attr-defined]
-    monkeypatch.setattr(sharing.shutil, "disk_usage", lambda folder: SimpleNamespace(free=room))
+    monkeypatch.setattr(shared_weights.shutil, "disk_usage", lambda folder: SimpleNamespace(free=room))
     assert seen_by_others(load(place, None)) is not None
     assert seen_by_others(load(place, None), ranks_here=2) is None, "the other rank looks at the same moment"
 
@@ -170,8 +170,8 @@ def test_another_process_may_have_it_too(world: Any, monkeypatch: pytest.MonkeyP
 def test_an_actor_that_cannot_be_shared_with_its_partner_is_refused(
     world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing, "SHARED_MEMORY", world.folder)
-    monkeypatch.setattr(sharing.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
+    monkeypatch.setattr(shared_weights, "SHARED_MEMORY", world.folder)
+    monkeypatch.setattr(shared_weights.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
     with pytest.raises(LayoutError, match=r"overlap\.update_overlap needs .* of shared memory, .* has .*--shm-size"):
         world.assemble(world.spec({"overlap": {"update_overlap": True}}), tmp_path, 2)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from oppo_contract.spec import load_spec
-from oppo_core.metrics import Cohorts
+from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rollout.sequence import Sequence
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"

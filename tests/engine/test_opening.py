@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from oppo_core import layout, shares
-from oppo_core.layout import lay_out
+from oppo_core.engine import layout
+from oppo_core.engine.layout import lay_out
+from oppo_core.update import work_split
 
 UPDATE = {"steps": 6, "overlap": {"update_overlap": True, "chunk": {"size": 4}}}
 # The same shift of all keys changes nothing, so the gradient of their biases is rounding alone: it differs with the number of
@@ -30,7 +31,7 @@ def test_only_update_overlap_on_wide_networks_opens_with_all_cores(world: Any) -
 
 
 def test_a_run_that_opens_with_all_cores_learns_the_same(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "SMALLEST_PASS_TOKENS", 20)
+    monkeypatch.setattr(work_split, "SMALLEST_PASS_TOKENS", 20)
     plain = world.run(world.spec(UPDATE), tmp_path / "plain", threads=2)
     monkeypatch.setattr(layout, "DECODE_THREADS_FROM_HIDDEN", 1)
     opened = world.run(world.spec(UPDATE), tmp_path / "opened", threads=2)

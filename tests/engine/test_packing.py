@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from oppo_bench.live_bytes import LiveBytes
-from oppo_core.models import packed, recompute
+from oppo_core.models import activation_checkpointing, packed
 from oppo_core.models.packed import Packed, fused_alone, seen
-from oppo_core.ppo.batches import packed_batches
+from oppo_core.ppo.microbatching import packed_batches
 from tests.backends.test_update_memory import gradients_agree
 
 
 def test_gradients_are_those_of_passes_that_keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of our own architecture; others, and with adapters, in tests/backends."""
-    monkeypatch.setattr(recompute, "HEAD_SLICE", 7)
+    monkeypatch.setattr(activation_checkpointing, "HEAD_SLICE", 7)
     gradients_agree("tiny", None, None)
 
 

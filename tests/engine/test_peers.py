@@ -29,7 +29,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oppo_core.ppo.math import (
+from oppo_core.ppo.losses import (
     adapted_kl_coefficient,
     gae,
     kl_estimate,

@@ -19,20 +19,20 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oppo_core.control import ChunkState, OvercommitState
-from oppo_core.engine import Engine
-from oppo_core.layout import Layout
-from oppo_core.metrics import Cohorts
-from oppo_core.ranks import ALONE
-from oppo_core.rollout.batch import Batch
+from oppo_core.control.controllers import ChunkState, OvercommitState
+from oppo_core.distributed.process_group import ALONE
+from oppo_core.engine.build import Engine
+from oppo_core.engine.layout import Layout
+from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.step_state import Batch
 from oppo_core.rollout.tail_batch import TailBatchPool
-from oppo_core.scoring.handover import Handover
+from oppo_core.scoring.deltas import Handover
 from oppo_core.scoring.scorers import Growth
 from oppo_core.trace.recorder import Recorder
 from oppo_core.train import begin_step, decode_batch
-from oppo_core.update import PlainUpdate
+from oppo_core.update.strategies import PlainUpdate
 
 LONGEST = 40
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from oppo_contract.spec import ModelSpec
-from oppo_core.models.folder import load_model
-from oppo_core.rollout.support import unpacked
+from oppo_core.models.model_io import load_model
+from oppo_core.rollout.sampling_support import unpacked
 from tests.engine.conftest import VOCAB
 from tests.engine.oracle import Answer, Oracle, left_by
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from oppo_contract.spec import ModelSpec
-from oppo_core.layout import LayoutError, device_of
-from oppo_core.models.folder import load_model
+from oppo_core.engine.layout import LayoutError, device_of
+from oppo_core.models.model_io import load_model
+from oppo_core.ppo.lr_schedule import Rates
 from oppo_core.ppo.optimizer import Optimizer
-from oppo_core.ppo.schedule import Rates
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 

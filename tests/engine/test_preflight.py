@@ -14,13 +14,13 @@ from unittest import mock
 import pytest
 import torch
 
-from oppo_core import preflight as looked
-from oppo_core.checkpoint import CheckpointError
-from oppo_core.engine import slots
-from oppo_core.export import export_actor
-from oppo_core.footprint import Role, Shape, checkpoint_bytes, memory_of, shape_of
+from oppo_core.checkpointing.export import export_actor
+from oppo_core.checkpointing.save_restore import CheckpointError
+from oppo_core.engine import preflight as looked
+from oppo_core.engine.build import slots
+from oppo_core.engine.memory_estimate import Role, Shape, checkpoint_bytes, memory_of, shape_of
+from oppo_core.engine.preflight import PreflightError, preflight, refuse_impossible, said
 from oppo_core.ppo.optimizer import size_of
-from oppo_core.preflight import PreflightError, preflight, refuse_impossible, said
 
 RULE = {"model": None, "rule": "letters:score"}
 

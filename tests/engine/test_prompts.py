@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oppo_core.checkpoint import CheckpointError
-from oppo_core.rewards.lines import MESSAGES, PromptLines
+from oppo_core.checkpointing.save_restore import CheckpointError
+from oppo_core.rewards.prompt_records import MESSAGES, PromptLines
 from oppo_core.rollout.chat import ChatError
 from oppo_core.rollout.prompts import PromptError, PromptStream, digest, read_prompts
-from oppo_core.rollout.tokens import ByteCodec, FileCodec
+from oppo_core.rollout.tokenizer import ByteCodec, FileCodec
 from tests.engine.conftest import write_tokenizer
 
 WORDS = ["<pad>", "<bos>", "<eos>", "<user>", "<system>", "<assistant>", "add", "two", "and", "three", "be", "brief"]

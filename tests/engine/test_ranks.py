@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from oppo_contract.events import parse_event
-from oppo_core import report
-from oppo_core.engine import Engine, assemble
-from oppo_core.journal import OF_EACH_RANK, Journal
+from oppo_core.distributed.process_group import ALONE, Meeting, RankError, Ranks, join, meeting_of
+from oppo_core.engine.build import Engine, assemble
 from oppo_core.ppo.actor import ActorTrainer
-from oppo_core.ppo.batches import mini_batch_rows
-from oppo_core.ppo.budget import MemoryShortError
 from oppo_core.ppo.experience import Experience
+from oppo_core.ppo.microbatching import mini_batch_rows
+from oppo_core.ppo.oom_retry import MemoryShortError
 from oppo_core.ppo.optimizer import NonFiniteError
-from oppo_core.ranks import ALONE, Meeting, RankError, Ranks, join, meeting_of
+from oppo_core.reporting import step_report
+from oppo_core.reporting.event_log import OF_EACH_RANK, Journal
 from oppo_core.train import train
 
 CPU = torch.device("cpu")
@@ -83,7 +83,7 @@ def trained_by(
 ) -> list[Rank]:  # fmt: skip
     """A run on so many ranks in this process. `stop_after(rank, chunks)`: whether a rank is asked to stop by then."""
     told = [Rank() for _ in range(count)]
-    plain = report.finish_step
+    plain = step_report.finish_step
 
     def finish_step(engine: Engine, batch: Any, experience: Experience, metrics: dict[str, float], window: Any) -> None:
         here = told[engine.ranks.rank]
@@ -111,7 +111,7 @@ def trained_by(
             if here.engine is not None:
                 here.engine.scorers.close()
 
-    with mock.patch.object(report, "finish_step", finish_step), world.streaming_inline() if inline else nullcontext():
+    with mock.patch.object(step_report, "finish_step", finish_step), world.streaming_inline() if inline else nullcontext():
         for result in [work(ALONE)] if count == 1 else on_ranks(count, work):
             assert result is None, result
     return told
@@ -361,7 +361,7 @@ def test_a_rank_that_leaves_or_is_silent_is_named() -> None:
         finally:
             held.set()
 
-    with mock.patch("oppo_core.ranks.SAYS_WHY_WITHIN_S", 0.2):
+    with mock.patch("oppo_core.distributed.process_group.SAYS_WHY_WITHIN_S", 0.2):
         silent = on_ranks(2, falls_silent, longest_wait_s=1.0)[0]
     assert isinstance(silent, RankError)
     assert str(silent) == "rank 0 of 2, adding up: rank 1 died, or gave no sign of life for 1 s"

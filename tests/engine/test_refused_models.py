@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import load_model
-from oppo_core.models.hugging import load_hugging
+from oppo_core.models.huggingface import load_hugging
+from oppo_core.models.model_io import load_model
 from tests.engine.architectures import CONTEXT, SIZES, config_of, write_folders
 
 SLIDING = {"sliding_window": 6}

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from oppo_contract.events import parse_event
-from oppo_core import shares
-from oppo_core.checkpoint import CheckpointError, verify
-from oppo_core.journal import Journal
+from oppo_core.checkpointing.save_restore import CheckpointError, verify
+from oppo_core.reporting.event_log import Journal
+from oppo_core.update import work_split
 from tests.engine.conftest import newest
 from tests.processes import gone
 
@@ -203,7 +203,7 @@ def test_stopped_at_every_chunk_it_ends_with_the_same_bits(world: Any, tmp_path:
     short = {"steps": 4, "checkpoints": {"every_steps": 2, "keep": 100}, "resources": {"dtype": "float32"}}
     spec = world.spec(short, {"overlap": {"chunk": {"size": 16}}}, INTERRUPTED[name])
     streamed = spec.overlap.intra_step != "off"
-    with mock.patch.object(shares, "SMALLEST_PASS_TOKENS", 20):
+    with mock.patch.object(work_split, "SMALLEST_PASS_TOKENS", 20):
         plain = world.run(spec, tmp_path / "plain", inline=streamed)
         run, attempts, carried = None, 0, set()
         while run is None or run.reason != "all steps are done":
@@ -296,7 +296,7 @@ def test_an_actor_that_rests_after_all_is_not_trained_by_orders_of_before(world:
         state = json.loads((newest(tmp_path / "a") / "state.json").read_text())["suspended"]
         return state["batch"]["update"]["orders"] if state["batch"] else []
 
-    with mock.patch.object(shares, "SMALLEST_PASS_TOKENS", 20):
+    with mock.patch.object(work_split, "SMALLEST_PASS_TOKENS", 20):
         run = world.run(world.spec(early), tmp_path / "a", inline=True, should_stop=lambda: True)
         while not any(with_actor for _, with_actor in orders()):
             run = world.run(

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from oppo_contract.spec import HttpReward
-from oppo_core.rewards import request as requests
-from oppo_core.rewards.answers import Answer
+from oppo_core.rewards import http_request as requests
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.hosts import HOSTS_VARIABLE, allowed_places, allowed_url, token_of
-from oppo_core.rewards.lines import PromptLines
+from oppo_core.rewards.prompt_records import PromptLines
+from oppo_core.rewards.protocol import Answer
 from oppo_core.rewards.service import ServiceReward
-from oppo_core.rollout.tokens import ByteCodec
+from oppo_core.rewards.service_auth import HOSTS_VARIABLE, allowed_places, allowed_url, token_of
+from oppo_core.rollout.tokenizer import ByteCodec
 from tests.engine.judges import Judge, Told, judging, scored, worth
 
 CODEC = ByteCodec(300)

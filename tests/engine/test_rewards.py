@@ -16,16 +16,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from oppo_contract.spec import ModelSpec, RunSpec, load_spec
-from oppo_core.engine import build_scorers
+from oppo_core.engine.build import build_scorers
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import load_model
-from oppo_core.rewards.answers import Answer
+from oppo_core.models.model_io import load_model
 from oppo_core.rewards.errors import RewardError
-from oppo_core.rewards.hosts import HOSTS_VARIABLE
-from oppo_core.rewards.lines import PromptLines
+from oppo_core.rewards.prompt_records import PromptLines
+from oppo_core.rewards.protocol import Answer
 from oppo_core.rewards.registry import find_rule, registered_rules
 from oppo_core.rewards.rule import RuleReward
-from oppo_core.rollout.tokens import ByteCodec, FileCodec
+from oppo_core.rewards.service_auth import HOSTS_VARIABLE
+from oppo_core.rollout.tokenizer import ByteCodec, FileCodec
 from oppo_core.trace.recorder import Recorder
 from tests.engine.architectures import config_of, full_precision
 from tests.engine.judges import Judge, judging, worth

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.spec import ModelSpec
-from oppo_core.models.folder import load_model
+from oppo_core.models.model_io import load_model
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sampling import sample, uniforms
 from oppo_core.rollout.sequence import Sequence

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.spec import Ppo
-from oppo_core.ppo.math import scaled
-from oppo_core.ppo.schedule import Rates, actor_rates, critic_rates
-from oppo_core.ppo.shaping import ScoreMoments
-from oppo_core.randomness import Use, generator
+from oppo_core.ppo.losses import scaled
+from oppo_core.ppo.lr_schedule import Rates, actor_rates, critic_rates
+from oppo_core.ppo.reward_shaping import ScoreMoments
+from oppo_core.rng import Use, generator
 
 MANY = settings(max_examples=100, deadline=None)
 NUMBER = st.floats(-1e3, 1e3, width=32)

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from oppo_contract.spec import RunSpec, load_spec
-from oppo_core.rewards.hosts import HOSTS_VARIABLE
-from oppo_core.rollout.tokens import FileCodec
-from oppo_core.scoring.remote import ORDERS_AHEAD, ScorerError
+from oppo_core.rewards.service_auth import HOSTS_VARIABLE
+from oppo_core.rollout.tokenizer import FileCodec
+from oppo_core.scoring.process import ORDERS_AHEAD, ScorerError
 from oppo_core.scoring.scorers import Growth
 from oppo_core.trace.recorder import Recorder
 from oppo_core.train import train

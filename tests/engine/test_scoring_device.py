@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from oppo_core import preflight as looked
-from oppo_core.engine import Engine, Progress, build_scorers
-from oppo_core.layout import device_of, lay_out, scoring_device
-from oppo_core.preflight import Findings, preflight
+from oppo_core.engine import preflight as looked
+from oppo_core.engine.build import Engine, Progress, build_scorers
+from oppo_core.engine.layout import device_of, lay_out, scoring_device
+from oppo_core.engine.preflight import Findings, preflight
 from oppo_core.scoring.scorers import Growth
 from oppo_core.trace.recorder import Recorder
-from oppo_core.update import PlainUpdate
+from oppo_core.update.strategies import PlainUpdate
 
 ADAPTED = {"models": {"lora": {"rank": 2, "alpha": 4}}}
 TWO = {"resources": {"devices": 2, "scoring_devices": 1}}
@@ -73,8 +73,8 @@ def test_the_critic_is_trained_first_where_two_sums_of_a_gpu_could_block_each_ot
     in_turn: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("oppo_core.update.experience_of", lambda *_: (None, {}))
-    monkeypatch.setattr("oppo_core.update.critic_order", lambda *_: None)
+    monkeypatch.setattr("oppo_core.update.strategies.experience_of", lambda *_: (None, {}))
+    monkeypatch.setattr("oppo_core.update.strategies.critic_order", lambda *_: None)
     scorers = SimpleNamespace(
         start_critic_update=lambda _: told.append("begin"), wait_critic_update=lambda: told.append("critic") or {"critic/lr": 1.0}
     )  # fmt: skip

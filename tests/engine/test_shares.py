@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.shares import CRITIC, SMALLEST_PASS_TOKENS, Costs, Ledger
+from oppo_core.update.work_split import CRITIC, SMALLEST_PASS_TOKENS, Costs, Ledger
 
 COSTS = Costs(round_overhead=40.0, logits=0.5, whitens=True)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from oppo_contract.spared import FOLDER, forget_older, is_told, locked, spare, spared
-from oppo_core.checkpoint import delete
+from oppo_contract.checkpoint_pins import FOLDER, forget_older, is_told, locked, spare, spared
+from oppo_core.checkpointing.save_restore import delete
 
 
 def written(out: Path, step: int) -> str:

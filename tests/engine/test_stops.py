@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from oppo_contract.spec import ModelSpec
-from oppo_core.engine import stops_of
+from oppo_core.engine.build import stops_of
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import load_model
+from oppo_core.models.model_io import load_model
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.stops import StopConditions
-from oppo_core.rollout.tokens import ByteCodec, FileCodec
+from oppo_core.rollout.stop_conditions import StopConditions
+from oppo_core.rollout.tokenizer import ByteCodec, FileCodec
 
 TEXT = ["the answer is 42. STOP here, naïve café — 你好世界 🙂🙃", "so\n\nUser: what now? END", "  two spaces, a 🏳️‍🌈 and é"] * 3
 STOPS = ["STOP", "\n\nUser:", "世界", "🙂", "é", "e", "END", " a", "42. S"]

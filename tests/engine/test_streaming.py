@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from oppo_contract.spec import ModelSpec
-from oppo_core.models.folder import load_model
+from oppo_core.models.model_io import load_model
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.budget import PassBudget
 from oppo_core.ppo.critic import CriticTrainer
-from oppo_core.rewards.parts import Part, Rewards
+from oppo_core.ppo.oom_retry import PassBudget
+from oppo_core.rewards.composite import Part, Rewards
 from oppo_core.scoring import scorers as scorers_module
+from oppo_core.scoring.incremental_prefill import Stream
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth, Networks, ScorerSet
-from oppo_core.scoring.stream import Stream
 from oppo_core.trace.recorder import Recorder
 
 COLUMNS = 32

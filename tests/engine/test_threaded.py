@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from oppo_core.scoring.remote import ORDERS_AHEAD, ScorerError
+from oppo_core.scoring.process import ORDERS_AHEAD, ScorerError
 from oppo_core.scoring.scorers import ScorerSet
 from oppo_core.scoring.thread import ThreadedScorers
 from oppo_core.trace.recorder import Recorder

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oppo_contract.chrome import chrome_trace
+from oppo_contract.chrome_trace import chrome_trace
 from oppo_contract.events import SpansEvent, StepEvent
 
 # Enough work a step that the interpreter's own time between two stages does not count.

@@ -18,8 +18,8 @@ from unittest import mock
 import psutil
 import pytest
 
-from oppo_core import command
-from oppo_core.journal import Journal
+from oppo_core import cli
+from oppo_core.reporting.event_log import Journal
 from oppo_core.trackers import allowed, telling
 from oppo_core.trackers.allowed import HOSTS_VARIABLE, complaints_about_trackers
 from oppo_core.trackers.feed import Feed
@@ -151,7 +151,7 @@ def test_a_run_that_is_asked_to_stop_has_told_every_step(world: Any, tmp_path: P
             if kind == "step" and payload["step"] == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    with mock.patch.object(command, "Trackers", Stopping):
+    with mock.patch.object(cli, "Trackers", Stopping):
         status, events = world.main(tree, tmp_path)
     assert (status, events[-1].outcome) == (0, "stopped")
     check_same(reader.points(tmp_path), told_by(events), reader.exact)

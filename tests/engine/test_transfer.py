@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from oppo_core.models.transfer import on_host, to_device
-from oppo_core.scoring.stream import Stream
+from oppo_core.models.host_device import on_host, to_device
+from oppo_core.scoring.incremental_prefill import Stream
 
 WAITS = {"item", "tolist", "cpu", "numpy"}
 

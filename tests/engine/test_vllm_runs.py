@@ -13,14 +13,14 @@ from unittest import mock
 import pytest
 from torch import nn
 
-from oppo_core import engine as engine_module
+from oppo_core.engine import build as engine_module
 from oppo_core.models.adapters import merged_weights
 from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.folder import load_model
+from oppo_core.models.model_io import load_model
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rollout.decoder import Decoding
+from oppo_core.vllm.asyncio_thread import Loop
 from oppo_core.vllm.inprocess import InProcessDecoder
-from oppo_core.vllm.loop import Loop
 from oppo_core.vllm.reward import POOLING, PrefixReward
 from oppo_core.vllm.standin import StandInEngine
 from oppo_core.vllm.standin_async import streaming

@@ -10,9 +10,9 @@ from typing import Any
 import oppo_platform.scheduling.policy.backfill as backfill
 import oppo_platform.scheduling.policy.placement as placement
 import oppo_platform.scheduling.policy.queue as queue
-from oppo_platform.scheduling.policy.board import Board
 from oppo_platform.scheduling.policy.fair_share import Shares
 from oppo_platform.scheduling.policy.placement import Room
+from oppo_platform.scheduling.policy.plan_state import Board
 from oppo_platform.scheduling.policy.preemption import Search
 from oppo_platform.scheduling.policy.quota import Ledger, Tier
 from oppo_platform.scheduling.policy.snapshot import PolicySettings

@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.spec import RunSpec, load_spec
-from oppo_core.checkpoint import restore, verify
-from oppo_core.engine import Engine
+from oppo_core.checkpointing.save_restore import restore, verify
+from oppo_core.engine.build import Engine
+from oppo_core.engine.run_score import ALL_DONE
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.simulation.assemble import MemoryJournal, assemble
 from oppo_core.simulation.devices import Devices, load_devices
-from oppo_core.standing import ALL_DONE
 from oppo_core.train import train
 
 LONGEST = 40

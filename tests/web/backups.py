@@ -14,11 +14,11 @@ from django.db import connection
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from oppo_contract.removal import folder_of
+from oppo_contract.safe_delete import folder_of
 from oppo_platform.backup.archive import open_archive
+from oppo_platform.backup.create import Made, make
 from oppo_platform.backup.databases import server_of
-from oppo_platform.backup.making import Made, make
-from oppo_platform.backup.restoring import Restored, point_django, restore
+from oppo_platform.backup.restore import Restored, point_django, restore
 from oppo_platform.backup.snapshot import NUMBERED, TABLES
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.models import Run

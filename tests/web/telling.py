@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oppo_contract.removal import folder_of
+from oppo_contract.safe_delete import folder_of
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.storage.housekeeping import make_room
 from oppo_platform.telemetry import housekeeping

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from oppo_platform.accounts.models import Invite, LoginLink, PasswordLink
-from oppo_platform.backup.aftermath import settle
+from oppo_platform.backup.post_restore import settle
 from oppo_platform.cluster.models import Device, DeviceState, JoinToken
+from oppo_platform.runs.lifecycle import cancel_run, pause_run
 from oppo_platform.runs.models import Attempt
-from oppo_platform.runs.steering import cancel_run, pause_run
 from oppo_platform.scheduling.models import Allocation
 from tests.web.pair import Pair
 

@@ -8,13 +8,13 @@ from datetime import timedelta
 import pytest
 
 from oppo_platform.alerts import services
+from oppo_platform.alerts.evaluator import look_after_runs
 from oppo_platform.alerts.lifecycle import close_alert, joined, open_alert
 from oppo_platform.alerts.models import Alert, Delivery, Ending, MailChoice, Watch, Webhook
 from oppo_platform.alerts.policy import Condition, Rule
 from oppo_platform.alerts.rules import rules_of, set_rules
-from oppo_platform.alerts.watching import look_after_runs
+from oppo_platform.runs.lifecycle import cancel_run, pause_run
 from oppo_platform.runs.models import Run
-from oppo_platform.runs.steering import cancel_run, pause_run
 from tests.web.telling import keep_house
 
 C = Condition
@@ -271,7 +271,7 @@ def test_opening_and_closing_at_once_keeps_one_of_each(training, at_once):
 
 
 def test_a_stale_look_opens_nothing_once_the_run_has_ended(training, monkeypatch):
-    from oppo_platform.alerts import watching
+    from oppo_platform.alerts import evaluator
 
     _, run, tell = training
     tell(*range(1, 21), look=False, objective__kl=60.0)
@@ -280,17 +280,17 @@ def test_a_stale_look_opens_nothing_once_the_run_has_ended(training, monkeypatch
         measured = real(*arguments)
         if not run.attempts.filter(state="ended").exists():
             end(tell, "failed", "RewardError: x")
-            assert watching.tell_ending(run.pk) == 1
+            assert evaluator.tell_ending(run.pk) == 1
         return measured
 
-    real = watching.measure
-    monkeypatch.setattr(watching, "measure", meanwhile)
+    real = evaluator.measure
+    monkeypatch.setattr(evaluator, "measure", meanwhile)
     assert look_after_runs() == 0
     assert conditions() == [C.FAILED]
 
 
 def test_people_are_mailed_what_they_chose(training, settings, mailoutbox):
-    from oppo_platform.alerts.courier import deliver_due
+    from oppo_platform.alerts.delivery import deliver_due
 
     world, run, tell = training
     settings.OPPO_SMTP_URL = "smtp://localhost"

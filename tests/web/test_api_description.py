@@ -12,7 +12,7 @@ from django.db import transaction
 from django.test import Client
 
 from oppo_platform.accounts.api_tokens import create_api_token
-from oppo_platform.api.description import EXAMPLES
+from oppo_platform.api.openapi import EXAMPLES
 from tests.web.matrix.operations import OPERATIONS
 
 

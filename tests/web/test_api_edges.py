@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from django.test import Client
 
-from oppo_contract.problems import SpecError
+from oppo_contract.spec_errors import SpecError
 from oppo_contract.yaml_text import MAX_VALUES, check_size, dump_yaml, parse_yaml
 from oppo_platform.accounts.api_tokens import create_api_token
 from oppo_platform.runs.attempts import artifact_url

@@ -18,7 +18,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from oppo_platform.accounts.api_tokens import create_api_token
-from oppo_platform.api import log_waiting, logs
+from oppo_platform.api import log_long_poll, logs
 
 SCOPES = ["read", "submit", "admin"]
 # For every parameter of a path: names in the scene.
@@ -46,7 +46,7 @@ def nobody_waits_long(monkeypatch):
     """For a line that nobody writes."""
 
     def shortly(request, run_id, told, within_s, read):
-        return log_waiting.when_there_is_more(request, run_id, told, min(within_s, 0.05), read)
+        return log_long_poll.when_there_is_more(request, run_id, told, min(within_s, 0.05), read)
 
     monkeypatch.setattr(logs, "when_there_is_more", shortly)
 

@@ -9,7 +9,7 @@ from django.test import Client
 
 from oppo_platform.accounts.api_tokens import create_api_token
 from oppo_platform.accounts.models import ApiToken, IdempotentReply
-from oppo_platform.api import idempotency, limits
+from oppo_platform.api import idempotency, rate_limit
 from oppo_platform.runs.models import Run
 
 
@@ -67,7 +67,7 @@ def test_who_has_the_newest_reply_gets_it_without_a_body(world, token):
 
 
 def test_a_token_has_so_many_requests_a_minute_and_hears_what_is_left(world, token, settings, monkeypatch):
-    monkeypatch.setattr(limits.time, "time", lambda: 1_800_000_030.0)
+    monkeypatch.setattr(rate_limit.time, "time", lambda: 1_800_000_030.0)
     settings.OPPO_API_RATE = 3
     client = bearer(token)
     left = [client.get("/api/v1/me").headers["RateLimit-Remaining"] for _ in range(3)]
@@ -77,7 +77,7 @@ def test_a_token_has_so_many_requests_a_minute_and_hears_what_is_left(world, tok
     assert "stream" in over.json()["detail"]
     assert bearer(create_api_token(world.people["ada"], world.team, "other")).get("/api/v1/me").status_code == 200
     assert "RateLimit-Limit" not in world.login("ada").get("/api/v1/me").headers
-    monkeypatch.setattr(limits.time, "time", lambda: 1_800_000_060.0)
+    monkeypatch.setattr(rate_limit.time, "time", lambda: 1_800_000_060.0)
     assert client.get("/api/v1/me").status_code == 200
 
 

@@ -1,8 +1,8 @@
 """Archived runs: hidden from lists until a filter says something of them, and nothing else."""
 
 from oppo_platform.accounts.models import AuditEntry
+from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Change
-from oppo_platform.runs.steering import cancel_run
 
 
 def names(client, where=""):

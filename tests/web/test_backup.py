@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from oppo_cli.main import main
-from oppo_platform.backup import BackupError, BackupRefused, programs
+from oppo_platform.backup import BackupError, BackupRefused, pg_tools
 from oppo_platform.backup.archive import PARTIAL, new_archive, open_archive
-from oppo_platform.backup.making import place_for
+from oppo_platform.backup.create import place_for
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.models import ProducerMark
 from tests.web.backups import Backups
@@ -205,7 +205,7 @@ def test_the_manifest_says_what_is_in_it(world, backups: Backups, events) -> Non
 
 
 def test_no_password_stands_on_a_command_line() -> None:
-    where, environ = programs.address("postgresql://oppo:s3cret@db.example/oppo?sslmode=require", "other")
+    where, environ = pg_tools.address("postgresql://oppo:s3cret@db.example/oppo?sslmode=require", "other")
     assert "s3cret" not in where
     assert environ["PGPASSWORD"] == "s3cret"
     assert "dbname=other" in where
@@ -213,9 +213,9 @@ def test_no_password_stands_on_a_command_line() -> None:
 
 
 def test_programs_older_than_the_server_are_refused_with_what_to_install() -> None:
-    assert programs.program("pg_dump", 18).major >= 18
+    assert pg_tools.program("pg_dump", 18).major >= 18
     with pytest.raises(BackupRefused, match="postgresql-client-99"):
-        programs.program("pg_dump", 99)
+        pg_tools.program("pg_dump", 99)
 
 
 def test_a_folder_gets_a_file_with_the_time_in_its_name(tmp_path: Path, clock) -> None:

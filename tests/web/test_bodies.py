@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from oppo_platform.web.bodies import TIMES_THE_LIMIT
+from oppo_platform.web.body_limit import TIMES_THE_LIMIT
 
 PIECE = 100_000
 

@@ -13,9 +13,9 @@ from oppo_platform import clock
 from oppo_platform.clock import ManualClock, use_clock
 from oppo_platform.cluster import services as cluster
 from oppo_platform.cluster.models import DeviceState
-from oppo_platform.runs import attempts, steering
+from oppo_platform.runs import attempts, lifecycle
 from oppo_platform.runs.models import Attempt
-from oppo_platform.scheduling import cycle, dispatch, silence
+from oppo_platform.scheduling import cycle, dispatch, liveness
 from oppo_platform.scheduling.models import Allocation
 from oppo_platform.telemetry import ingest
 from oppo_platform.telemetry.models import ProducerMark
@@ -108,13 +108,13 @@ real_ingest, real_settle, real_note = ingest.ingest, cycle.settle, cluster._note
 # What is broken: where, how, and a seed that finds it (if it does not any more, others are tried).
 BROKEN = {
     "a claim without compare-and-set": ([(attempts, "claim", careless_claim)], 3),
-    "an end that keeps devices": ([(attempts, "end_attempt", keeps_devices), (steering, "end_attempt", keeps_devices)], 0),
-    "a fence that trusts the silent": ([(silence, "fence", trusting_fence)], 28),
+    "an end that keeps devices": ([(attempts, "end_attempt", keeps_devices), (lifecycle, "end_attempt", keeps_devices)], 0),
+    "a fence that trusts the silent": ([(liveness, "fence", trusting_fence)], 28),
     "an end that forgets the further nodes": ([(attempts, "end_launches", lambda attempt, silent, now: None)], 7),
     "an end that knows of the head only": ([(attempts, "claimed_nodes", knows_the_head_only)], 13),
     "a report that clears fenced devices": ([(cluster, "_note_devices", lambda n, k, r, clear: real_note(n, k, r, True))], 33),
     "orphans that are none": ([(cluster, "give_up_orphans", deaf_to_reports)], 28),
-    "a wish that waits for nobody": ([(steering, "_signalled", lambda attempt, within_s: False)], 8),
+    "a wish that waits for nobody": ([(lifecycle, "_signalled", lambda attempt, within_s: False)], 8),
     "events applied twice": ([(network, "ingest", forgets_what_it_has)], 20),
     "usage settled twice": ([(cycle, "settle", settles_again)], 0),
     "a cycle that gives no reasons": ([(cycle, "tell_waiting", lambda decisions, now: 0)], 0),

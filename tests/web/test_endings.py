@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from oppo_contract.sections.run import LogRule, Retries
 from oppo_contract.states import HOLDING_DEVICES, RunState, may_move
-from oppo_platform.runs.endings import LONGEST_BACKOFF_S, Ended, RetryPolicy, backoff_s, first_rule, verdict
 from oppo_platform.runs.models import Run
+from oppo_platform.runs.retry_decision import LONGEST_BACKOFF_S, Ended, RetryPolicy, backoff_s, first_rule, verdict
 
 OUTCOMES = ("succeeded", "failed", "cancelled", "paused", "preempted", "engine_died", "lease_lost", "orphaned")
 WITH_ENGINE = sorted(HOLDING_DEVICES - {RunState.ALLOCATED})

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from oppo_contract import load_spec
-from oppo_contract.problems import SpecError
-from oppo_contract.resuming import REFUSED, between, refusing_rule
+from oppo_contract.resume_rules import REFUSED, between, refusing_rule
+from oppo_contract.spec_errors import SpecError
 from oppo_platform.runs.attempts import artifact_url, latest_checkpoint
-from oppo_platform.runs.beginnings import spared_for_forks
 from oppo_platform.runs.forks import fork_problems, resume_at
+from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Checkpoint, Run
+from oppo_platform.runs.resume_sources import spared_for_forks
 from oppo_platform.runs.services import submit_run
-from oppo_platform.runs.steering import cancel_run
 from oppo_platform.storage.retention import retained
 from oppo_platform.storage.trash import NotDeletable, delete_run
 
@@ -250,7 +250,7 @@ def test_a_fork_whose_checkpoint_is_gone_fails_and_does_not_begin_at_zero(parent
 
 
 def test_without_shared_storage_it_waits_for_the_node_that_has_the_checkpoint(parent, settings):
-    from oppo_platform.scheduling.snapshot_of import snapshot_of
+    from oppo_platform.scheduling.build_snapshot import snapshot_of
 
     world, _, run, _ = parent
     settings.OPPO_ARTIFACTS_SHARED = False
@@ -283,7 +283,7 @@ def test_a_paused_run_goes_on_from_an_older_checkpoint(parent):
 
 
 def test_of_two_that_choose_a_checkpoint_at_once_one_is_told(parent, at_once):
-    from oppo_platform.runs.steering import NotPossible
+    from oppo_platform.runs.lifecycle import NotPossible
 
     world, worker, run, attempt_id = parent
     paused(worker, run, attempt_id, world)
@@ -335,7 +335,7 @@ def test_of_a_folder_that_is_written_anew_one_row_is_left(parent):
 
 
 def test_a_run_does_not_go_back_while_another_waits_for_what_it_would_write_anew(parent):
-    from oppo_platform.runs.steering import NotPossible
+    from oppo_platform.runs.lifecycle import NotPossible
 
     world, worker, run, attempt_id = parent
     fork = world.submit(name="fork", fork={"run": run.pk, "step": 40})

@@ -3,8 +3,8 @@
 import pytest
 
 from oppo_platform.cluster.models import Node
+from oppo_platform.runs.lifecycle import cancel_run, pause_run
 from oppo_platform.runs.models import Run
-from oppo_platform.runs.steering import cancel_run, pause_run
 from oppo_platform.scheduling import dispatch
 from oppo_platform.scheduling.cycle import run_cycle
 from oppo_platform.telemetry.models import LogLine, ProducerMark

@@ -10,9 +10,9 @@ from django.db import connections
 from django.test import AsyncClient
 
 from oppo_platform.accounts.api_tokens import create_api_token
-from oppo_platform.api import log_waiting
-from oppo_platform.telemetry.feed import Subscription, feed
+from oppo_platform.api import log_long_poll
 from oppo_platform.telemetry.models import LogLine
+from oppo_platform.telemetry.notifications import Subscription, feed
 
 DEADLINE_S = 20
 
@@ -75,7 +75,7 @@ async def vic(world):
 @pytest.fixture
 def ears(monkeypatch):
     """Whoever does not hear comes too late."""
-    monkeypatch.setattr(log_waiting, "LOOK_EVERY_S", 1000.0)
+    monkeypatch.setattr(log_long_poll, "LOOK_EVERY_S", 1000.0)
     return Ears(monkeypatch)
 
 
@@ -129,7 +129,7 @@ async def test_nothing_comes_when_the_time_is_over_and_lost_notifications_are_ma
     assert await told(vic, scene, wait=0.3) == {"lines": [], "next": 0, "earlier": False, "ended": False}
     assert (await told(vic, scene, after=7, wait=0.3))["next"] == 7
 
-    monkeypatch.setattr(log_waiting, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(log_long_poll, "LOOK_EVERY_S", 0.05)
     ears = Ears(monkeypatch)
     waiting = following(vic, scene)
     await ears.wait_for(1)

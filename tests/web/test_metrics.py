@@ -3,13 +3,13 @@
 import pytest
 
 from oppo_platform.accounts.models import User
-from oppo_platform.pages.selectors import with_curves
+from oppo_platform.pages.page_context import with_curves
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import get_runs, list_runs
 from oppo_platform.telemetry import selectors
 from oppo_platform.telemetry.comparison import View, compare
+from oppo_platform.telemetry.metric_reader import reigns
 from oppo_platform.telemetry.models import SpanBatch
-from oppo_platform.telemetry.reading import reigns
 from oppo_platform.telemetry.timelines import timeline
 
 

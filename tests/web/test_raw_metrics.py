@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from oppo_platform.telemetry import raw
-from oppo_platform.telemetry.sealing import seal
+from oppo_platform.telemetry import metric_export
+from oppo_platform.telemetry.compaction import seal
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def told(world, events):
 
 
 def test_a_step_is_a_line_with_every_axis(told, monkeypatch):
-    monkeypatch.setattr(raw, "STEPS_A_READ", 4)
+    monkeypatch.setattr(metric_export, "STEPS_A_READ", 4)
     _, attempt_id, get = told
     lines = get("a,b/*")
     assert [line["step"] for line in lines] == list(range(1, 10))

@@ -23,7 +23,7 @@ from oppo_platform.backup import BackupError, BackupRefused
 from oppo_platform.backup.archive import new_archive, open_archive
 from oppo_platform.backup.databases import server_of
 from oppo_platform.backup.keys import fingerprint as key_hash
-from oppo_platform.backup.restoring import refuse_newer
+from oppo_platform.backup.restore import refuse_newer
 from oppo_platform.cluster.models import Device
 from oppo_platform.runs.models import Attempt, Run
 from oppo_platform.scheduling.models import Allocation

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import connection
 
-from oppo_contract.spared import locked
+from oppo_contract.checkpoint_pins import locked
 from oppo_platform.backup import BackupError
-from oppo_platform.backup.aftermath import Missing
 from oppo_platform.backup.archive import new_archive, open_archive
 from oppo_platform.backup.checkpoint_files import contained
+from oppo_platform.backup.post_restore import Missing
 from oppo_platform.runs.models import Checkpoint
 from tests.web.backups import FILES, Backups, save
 

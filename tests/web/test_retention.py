@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from oppo_contract.removal import folder_of
+from oppo_contract.safe_delete import folder_of
 from oppo_platform.accounts.access import Action, permits
 from oppo_platform.accounts.models import AuditEntry
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.models import Attempt, Checkpoint, Run
 from oppo_platform.runs.pins import pin
 from oppo_platform.runs.tags import change_tags
-from oppo_platform.storage import batches, retention
+from oppo_platform.storage import bulk_delete, retention
 from oppo_platform.storage.models import RunStorage, TeamStorage
 from oppo_platform.storage.retention import retain, set_retention
 from oppo_platform.storage.trash import restore_run
@@ -215,7 +215,7 @@ def test_two_housekeepers_delete_and_tell_once(ended, at_once):
 
 def test_a_round_is_bounded_and_the_next_goes_on_at_once(ended, monkeypatch):
     world, run = ended
-    monkeypatch.setattr(batches, "MOST_ROWS", 2)
+    monkeypatch.setattr(bulk_delete, "MOST_ROWS", 2)
     monkeypatch.setattr(retention, "MOST_BATCHES", 2)
     world.clock.advance(5 * DAY_S)
     rule(world, detail_days=1, grace=False)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oppo_contract import load_spec
-from oppo_contract.problems import SpecError
-from oppo_platform.accounts import sealing
+from oppo_contract.spec_errors import SpecError
+from oppo_platform.accounts import encryption
 from oppo_platform.accounts.models import AuditEntry, TeamSecret
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.accounts.team_secrets import delete_secret, seal_anew, set_secret
@@ -48,59 +48,59 @@ def allocated(world, **changes):
 
 @given(text=st.text(max_size=300), place=st.text(max_size=30))
 def test_what_was_sealed_opens_in_its_place_only(text, place):
-    sealed = sealing.seal(text, place)
-    assert sealing.unseal(sealed, place) == text
-    assert sealing.seal(text, place) != sealed
-    with pytest.raises(sealing.Unsealable):
-        sealing.unseal(sealed, place + "x")
+    sealed = encryption.seal(text, place)
+    assert encryption.unseal(sealed, place) == text
+    assert encryption.seal(text, place) != sealed
+    with pytest.raises(encryption.Unsealable):
+        encryption.unseal(sealed, place + "x")
 
 
 @given(at=st.integers(0, 5 + 12 + len(VALUE) + 15), bit=st.integers(0, 7))
 def test_no_bit_can_be_changed(at, bit):
-    sealed = bytearray(sealing.seal(VALUE, "here"))
+    sealed = bytearray(encryption.seal(VALUE, "here"))
     sealed[at] ^= 1 << bit
-    with pytest.raises(sealing.Unsealable):
-        sealing.unseal(bytes(sealed), "here")
+    with pytest.raises(encryption.Unsealable):
+        encryption.unseal(bytes(sealed), "here")
     for length in (0, 5, 16, 20, len(sealed) - 1):
-        with pytest.raises(sealing.Unsealable):
-            sealing.unseal(bytes(sealed[:length]), "here")
+        with pytest.raises(encryption.Unsealable):
+            encryption.unseal(bytes(sealed[:length]), "here")
 
 
 def test_the_key_lies_in_a_private_file_and_not_in_the_database(hub, keys):
     assert stat.S_IMODE(keys.stat().st_mode) == 0o600
     assert VALUE.encode() not in bytes(hub.sealed)
     keys.unlink()
-    with pytest.raises(sealing.Unsealable, match="gone"):
-        sealing.unseal(bytes(hub.sealed), f"team {hub.team_id} secret hub")
+    with pytest.raises(encryption.Unsealable, match="gone"):
+        encryption.unseal(bytes(hub.sealed), f"team {hub.team_id} secret hub")
 
 
 def test_keys_change_and_the_one_before_stays_for_a_while(world, hub, keys):
     before = bytes(hub.sealed)
-    sealing.add_key()
-    assert sealing.unseal(before, f"team {hub.team_id} secret hub") == VALUE
+    encryption.add_key()
+    assert encryption.unseal(before, f"team {hub.team_id} secret hub") == VALUE
     assert seal_anew() == {"sealed": 1, "lost": []}
     hub.refresh_from_db()
-    sealing.add_key()
+    encryption.add_key()
     assert stat.S_IMODE(keys.stat().st_mode) == 0o600
     assert len(keys.read_text().split()) == 2
-    assert sealing.unseal(bytes(hub.sealed), f"team {hub.team_id} secret hub") == VALUE
-    with pytest.raises(sealing.Unsealable):
-        sealing.unseal(before, f"team {hub.team_id} secret hub")
-    sealing.add_key()
+    assert encryption.unseal(bytes(hub.sealed), f"team {hub.team_id} secret hub") == VALUE
+    with pytest.raises(encryption.Unsealable):
+        encryption.unseal(before, f"team {hub.team_id} secret hub")
+    encryption.add_key()
     assert seal_anew() == {"sealed": 0, "lost": ["Letters: hub"]}
 
 
 def test_keys_from_the_environment(settings, keys):
     settings.OPPO_SECRETS_KEYS = [base64.urlsafe_b64encode(bytes([n]) * 32).decode() for n in (1, 2)]
-    sealed = sealing.seal(VALUE, "here")
+    sealed = encryption.seal(VALUE, "here")
     settings.OPPO_SECRETS_KEYS.reverse()
-    assert sealing.unseal(sealed, "here") == VALUE
+    assert encryption.unseal(sealed, "here") == VALUE
     assert not keys.exists()
     with pytest.raises(ImproperlyConfigured, match="put a new one first"):
-        sealing.add_key()
+        encryption.add_key()
     settings.OPPO_SECRETS_KEYS = ["c2hvcnQ="]
     with pytest.raises(ImproperlyConfigured, match="32 bytes"):
-        sealing.seal(VALUE, "here")
+        encryption.seal(VALUE, "here")
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from datetime import timedelta
 import pytest
 
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, may_move
-from oppo_platform.runs import steering
+from oppo_platform.runs import lifecycle
+from oppo_platform.runs.allowed_actions import wishes
+from oppo_platform.runs.lifecycle import NotPossible, cancel_run, pause_run, preempt_run, resume_run
 from oppo_platform.runs.models import Attempt, Change, Run
-from oppo_platform.runs.steering import NotPossible, cancel_run, pause_run, preempt_run, resume_run
-from oppo_platform.runs.wishes import wishes
+from oppo_platform.scheduling.build_snapshot import snapshot_of
 from oppo_platform.scheduling.models import Allocation
-from oppo_platform.scheduling.snapshot_of import snapshot_of
 
 S = RunState
 STATES = list(RunState)
@@ -305,7 +305,7 @@ def test_priorities_order_the_queue_and_are_written_down(world):
     first, second = world.submit(), world.submit(priority=51)
     assert (first.priority, second.priority) == (50, 51)
     before = first.cursor
-    steering.set_priority(first.pk, 99, ADA)
+    lifecycle.set_priority(first.pk, 99, ADA)
     first.refresh_from_db()
     assert (first.priority, first.cursor) == (99, before + 1)
     assert [(c.what, c.reason, c.actor) for c in Change.objects.all()] == [("priority", "Priority 50 became 99.", ADA)]
@@ -315,19 +315,19 @@ def test_priorities_order_the_queue_and_are_written_down(world):
     assert first.state == "allocated"
     for refused in (0, 100, -1):
         with pytest.raises(NotPossible):
-            steering.set_priority(first.pk, refused, ADA)
+            lifecycle.set_priority(first.pk, refused, ADA)
 
 
 def test_a_run_that_ends_just_as_its_time_is_used_up_stops_no_cycle(world, monkeypatch):
     bring_to(world, S.RUNNING, queue={"max_runtime_hours": 0.01})
     other = world.submit()
-    locked = steering._locked
+    locked = lifecycle._locked
 
     def ended_meanwhile(run_id):
         Run.objects.filter(pk=run_id).update(state=S.CANCELLED)
         return locked(run_id)
 
-    monkeypatch.setattr(steering, "_locked", ended_meanwhile)
+    monkeypatch.setattr(lifecycle, "_locked", ended_meanwhile)
     world.clock.advance(37)
     world.worker("another")
     world.cycle()
@@ -347,14 +347,14 @@ def test_a_run_whose_time_is_used_up_is_paused_and_goes_on_when_extended(world):
     assert stop(worker, attempt_id, "paused") == "paused"
     with pytest.raises(NotPossible, match="extend it first"):
         resume_run(run.pk, ADA)
-    steering.extend_run(run.pk, 1, ADA)
+    lifecycle.extend_run(run.pk, 1, ADA)
     resume_run(run.pk, ADA)
     worker.heartbeat()
     world.cycle()
     run.refresh_from_db()
     assert run.state == "allocated"
     with pytest.raises(NotPossible, match="no limit"):
-        steering.extend_run(world.submit().pk, 1, ADA)
+        lifecycle.extend_run(world.submit().pk, 1, ADA)
 
 
 def test_wishes_over_http(world):

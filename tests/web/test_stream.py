@@ -11,10 +11,10 @@ from django.test import AsyncClient
 
 from oppo_platform.accounts.api_tokens import create_api_token
 from oppo_platform.api import stream as stream_module
+from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import summaries
-from oppo_platform.runs.steering import cancel_run
-from oppo_platform.telemetry import heads as heads_module
+from oppo_platform.telemetry import summary_cache as heads_module
 
 DEADLINE_S = 20
 

@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oppo_platform.telemetry.far import MOST_PIECES, StoredStep, merged_steps, pack_far, unpack_far, worst_bubbles
 from oppo_platform.telemetry.models import SpanBatch
-from oppo_platform.telemetry.saving import saving
+from oppo_platform.telemetry.overlap_savings import saving
+from oppo_platform.telemetry.timeline_downsampling import (
+    MOST_PIECES,
+    StoredStep,
+    merged_steps,
+    pack_far,
+    unpack_far,
+    worst_bubbles,
+)
 from oppo_platform.telemetry.timelines import timeline
 
 DEVICES = ["cuda:0", "cuda:1", "cuda:2"]

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 import pytest
 from hypothesis import given, settings
 
-from oppo_platform.telemetry.figure import MOST_LINKS, timeline_figure
 from oppo_platform.telemetry.palette import HATCH, THEMES, colour_of
+from oppo_platform.telemetry.timeline_plot import MOST_LINKS, timeline_figure
 from tests.web.test_timeline_afar import DEVICES, STEP, WORK, spans_of, st
 
 STATIC = Path(__file__).parents[2] / "static"

@@ -3,8 +3,8 @@
 import pytest
 
 from oppo_contract.states import TRANSITIONS, RunState
+from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Run, Transition
-from oppo_platform.runs.steering import cancel_run
 from oppo_platform.runs.transitions import MoveRefused, RunMoved, move_run
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from django.db import connection, transaction
 
-from oppo_contract.removal import folder_of
+from oppo_contract.safe_delete import folder_of
 from oppo_platform.accounts.models import AuditEntry
 from oppo_platform.alerts.models import Alert
 from oppo_platform.runs.attempts import artifact_url
@@ -16,7 +16,7 @@ from oppo_platform.runs.models import Attempt, Change, Checkpoint, Run, Transiti
 from oppo_platform.runs.pins import pin
 from oppo_platform.scheduling.models import Allocation
 from oppo_platform.scheduling.usage import faded_usage
-from oppo_platform.storage import batches, purging
+from oppo_platform.storage import bulk_delete, purging
 from oppo_platform.storage.models import Deletion, FolderDeletion, RunStorage
 from oppo_platform.storage.purging import purge
 from oppo_platform.storage.trash import NotDeletable, delete_run, restore_run
@@ -146,7 +146,7 @@ def test_late_events_of_a_purged_run_are_refused_for_good_and_of_one_in_the_tras
 def test_rows_go_in_bounded_batches(ended, monkeypatch):
     _, _, run, _ = ended
     keep_house()
-    monkeypatch.setattr(batches, "MOST_ROWS", 2)
+    monkeypatch.setattr(bulk_delete, "MOST_ROWS", 2)
     monkeypatch.setattr(purging, "MOST_BATCHES", 3)
     delete_run(run.pk, "user:ada")
     Deletion.objects.update(due_at=run.created_at)
@@ -210,7 +210,7 @@ def wait_for_lock():
 
 def test_two_housekeepers_at_once_delete_once(ended, at_once, monkeypatch):
     _, _, run, _ = ended
-    monkeypatch.setattr(batches, "MOST_ROWS", 1)
+    monkeypatch.setattr(bulk_delete, "MOST_ROWS", 1)
     delete_run(run.pk, "user:ada")
     Deletion.objects.update(due_at=run.created_at)
     there = sum(rows().values())

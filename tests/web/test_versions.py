@@ -8,8 +8,8 @@ from django.test import Client
 
 from oppo_contract import wire
 from oppo_platform.cluster.models import Node
+from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Attempt, Run
-from oppo_platform.runs.steering import cancel_run
 
 RECORDED = Path(__file__).with_name("recorded") / "wire-3.json"
 BEFORE = {wire.VERSION_HEADER: "3"}

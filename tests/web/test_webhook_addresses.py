@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oppo_platform.alerts.addresses import NotAllowed, parse_target, refuse
+from oppo_platform.alerts.url_policy import NotAllowed, parse_target, refuse
 
 
 @pytest.mark.parametrize(

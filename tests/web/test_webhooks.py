@@ -21,12 +21,12 @@ from cryptography.x509.oid import NameOID
 
 from oppo_platform.accounts.models import AuditEntry
 from oppo_platform.alerts import webhooks
-from oppo_platform.alerts.addresses import NotAllowed
-from oppo_platform.alerts.courier import deliver_due
+from oppo_platform.alerts.delivery import deliver_due
 from oppo_platform.alerts.lifecycle import close_alert, joined, open_alert
 from oppo_platform.alerts.models import Delivery, Webhook
 from oppo_platform.alerts.policy import Condition
-from oppo_platform.alerts.posting import NotPosted, post
+from oppo_platform.alerts.url_policy import NotAllowed
+from oppo_platform.alerts.webhook_http import NotPosted, post
 from oppo_platform.runs.models import Run
 
 ALL = [condition.value for condition in Condition]
@@ -203,12 +203,12 @@ def test_two_couriers_at_once_send_it_once(hooked, at_once):
 
 
 def test_what_a_dead_courier_held_is_sent_again(hooked, monkeypatch):
-    from oppo_platform.alerts import courier
+    from oppo_platform.alerts import delivery
 
     world, run, receiver, _ = hooked
     told(run)
     with monkeypatch.context() as killed:
-        killed.setattr(courier, "_deliver", lambda delivery: None)  # it dies before it sends
+        killed.setattr(delivery, "_deliver", lambda delivery: None)  # it dies before it sends
         deliver_due()
     assert deliver_due() == 0
     world.clock.advance(3600)
@@ -217,13 +217,13 @@ def test_what_a_dead_courier_held_is_sent_again(hooked, monkeypatch):
 
 
 def test_a_message_that_kills_its_courier_is_given_up(hooked, monkeypatch, settings):
-    from oppo_platform.alerts import courier
+    from oppo_platform.alerts import delivery
 
     world, run, receiver, _ = hooked
     settings.OPPO_DELIVERY_TRIES = 1
     told(run)
     with monkeypatch.context() as killed:
-        killed.setattr(courier, "_deliver", lambda delivery: None)
+        killed.setattr(delivery, "_deliver", lambda delivery: None)
         deliver_due()
     world.clock.advance(3600)
     deliver_due()

@@ -14,15 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.wire import Claimed
-from oppo_core.journal import Journal
+from oppo_core.reporting.event_log import Journal
 from oppo_platform.runs.models import Attempt
+from oppo_platform.telemetry.compaction import seal
+from oppo_platform.telemetry.metric_reader import EVERYTHING, read_points, reigns
 from oppo_platform.telemetry.models import ProducerMark
-from oppo_platform.telemetry.reading import EVERYTHING, read_points, reigns
-from oppo_platform.telemetry.sealing import seal
-from worker import shipping as shipping_module
+from worker import uploader as shipping_module
 from worker.folders import AttemptFolder, KeptClaim
 from worker.platform_api import PlatformApi
-from worker.shipping import Shipping
+from worker.uploader import Shipping
 
 FINE, LOST, REPLY_LOST, TWICE, LATE = "fine", "lost", "reply lost", "twice", "late"
 FATES = st.lists(st.sampled_from([FINE, LOST, REPLY_LOST, TWICE, LATE]), max_size=6)

@@ -5,8 +5,8 @@ import pytest
 
 from oppo_contract import wire
 from oppo_platform.cluster.models import CatalogueItem, Node
+from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Attempt, Checkpoint, Run
-from oppo_platform.runs.steering import cancel_run
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
 
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oppo_contract.spared import locked, spared
+from oppo_contract.checkpoint_pins import locked, spared
 
 stopping = threading.Event()
 

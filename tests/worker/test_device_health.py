@@ -11,8 +11,8 @@ import pynvml
 import pytest
 
 from worker import devices
-from worker.clocks import SLOW_BEATS, WELL_BEATS, ClockWatch, slowed
 from worker.devices import device_reports, engine_environment
+from worker.gpu_throttling import SLOW_BEATS, WELL_BEATS, ClockWatch, slowed
 
 
 class NVMLError(Exception):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from oppo_contract.spared import spared
+from oppo_contract.checkpoint_pins import spared
 from oppo_contract.wire import CheckpointRef
 from tests.worker.test_supervisor import steps_of
-from worker import keeper as keeper_module
+from worker import checkpoint_pins as keeper_module
+from worker.checkpoint_pins import Keeper
 from worker.folders import AttemptFolder
-from worker.keeper import Keeper
 
 
 def test_a_run_goes_on_from_its_checkpoint(bench) -> None:

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from oppo_contract.events import EVENT, FULL_SUFFIX, CheckpointEvent, Event, LeftOutEvent, parse_event
 from oppo_contract.wire import Claimed, EventBatch
-from oppo_core.journal import TOLD_EVERY, Journal
-from worker import limit, shipping
+from oppo_core.reporting.event_log import TOLD_EVERY, Journal
+from worker import outbox_limit, uploader
 from worker.folders import AttemptFolder, KeptClaim
-from worker.limit import LEAST_FREE, MOST_BYTES, OutboxLimit
 from worker.logs import LogTail
 from worker.outbox import OutboxWriter
+from worker.outbox_limit import LEAST_FREE, MOST_BYTES, OutboxLimit
 from worker.platform_api import Unreachable
 from worker.redaction import Redactor
-from worker.shipping import Shipping
+from worker.uploader import Shipping
 
 ANSWER = {"sequence_id": 1, "prompt": "p" * 200, "response": "r", "stale_response": "", "score": 0.5, "kl": 0.1, "length": 1,
           "age": 0, "versions": (0, 0)}  # fmt: skip
@@ -111,9 +111,9 @@ class Platform:
 def outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Platform, Shipping, AttemptFolder]:
     """An attempt whose platform is away, and whose outbox may hold 40,000 bytes."""
     monkeypatch.setenv(MOST_BYTES, "40000")
-    monkeypatch.setattr(shipping, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(shipping, "LONGEST_WAIT_S", 0.02)
-    monkeypatch.setattr(shipping, "FOLLOW_EVERY_S", 0.01)
+    monkeypatch.setattr(uploader, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(uploader, "LONGEST_WAIT_S", 0.02)
+    monkeypatch.setattr(uploader, "FOLLOW_EVERY_S", 0.01)
     folder = AttemptFolder(tmp_path / "17")
     folder.path.mkdir()
     claimed = Claimed(
@@ -225,7 +225,7 @@ def test_a_disk_that_is_about_to_be_full_is_left_to_metrics_and_checkpoints(
 ) -> None:
     monkeypatch.setenv(LEAST_FREE, "1000")
     free = [5000, 999, 1500, 1999, 2000]
-    monkeypatch.setattr(limit.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free.pop(0)))
+    monkeypatch.setattr(outbox_limit.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free.pop(0)))
     flag = tmp_path / "engine.jsonl.full"
     watched = OutboxLimit(flag)
     said = [(watched.look(0), flag.exists()) for _ in range(5)]

@@ -14,7 +14,7 @@ from oppo_contract import wire
 from oppo_contract.events import FinishedEvent
 from oppo_contract.spec import load_spec
 from worker.folders import AttemptFolder, EngineEnd
-from worker.neighbours import cause_of
+from worker.local_ranks import cause_of
 from worker.outcomes import outcome_of
 from worker.redaction import Redactor
 from worker.rendezvous import check_address, own_address, processes_of, threads_below, torchrun

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from oppo_contract.wire import Claimed, EventBatch
-from worker import shipping
+from worker import uploader
 from worker.folders import AttemptFolder, KeptClaim
 from worker.outbox import OutboxWriter
 from worker.platform_api import PlatformApi, Unreachable
-from worker.shipping import MOST_UNKNOWN, Shipping
+from worker.uploader import MOST_UNKNOWN, Shipping
 
 
 def not_json() -> None:
@@ -42,8 +42,8 @@ class Platform:
 @pytest.fixture
 def carry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Platform], Shipping]:
     """Starts to ship an attempt whose supervisor has one line to tell."""
-    monkeypatch.setattr(shipping, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(shipping, "LONGEST_WAIT_S", 0.002)
+    monkeypatch.setattr(uploader, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(uploader, "LONGEST_WAIT_S", 0.002)
     folder = AttemptFolder(tmp_path / "17")
     folder.path.mkdir()
     OutboxWriter(folder.supervisor_events).log("stdout", ["one"])
@@ -86,7 +86,7 @@ def test_a_disk_that_stays_away_is_given_up_after_the_end(carry: Any, monkeypatc
     carries.close()
     tools.eventually(lambda: platform.calls > 3 * MOST_UNKNOWN)
     assert not carries.complete.is_set(), "it may come back"
-    monkeypatch.setattr(shipping, "LONGEST_DISK_S", 0.0)
+    monkeypatch.setattr(uploader, "LONGEST_DISK_S", 0.0)
     assert carries.complete.wait(60)
     assert carries.lost == "what is left cannot be sent to the platform: OSError: stale file handle"
 
@@ -115,7 +115,7 @@ def test_the_engines_end_is_a_reason_not_to_wait_as_long_as_asked(carry: Any, to
 
 
 def test_nobody_is_waited_for_for_a_day(carry: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipping, "LONGEST_ASKED_S", 0.001)
+    monkeypatch.setattr(uploader, "LONGEST_ASKED_S", 0.001)
     platform = Platform(wait_a_day)
     carries = carry(platform)
     tools.eventually(lambda: platform.calls > 3)

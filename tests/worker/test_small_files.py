@@ -14,8 +14,8 @@ from oppo_contract.events import NEIGHBOUR_SUFFIX
 from worker import folders
 from worker.engine_process import kill_leftover
 from worker.folders import AttemptFolder, EngineEnd, WorkerFolder, write_private
+from worker.local_ranks import cause_of
 from worker.logs import LogTail
-from worker.neighbours import cause_of
 from worker.outbox import OutboxReader, OutboxWriter
 from worker.redaction import Redactor
 

@@ -30,9 +30,9 @@ raise SystemExit(small_engine.main())
 """,
     "torch/__init__.py": "class cuda:\n    is_initialized = staticmethod(lambda: False)",
     "torch/_dynamo.py": "",
-    "oppo_core/command.py": "",
-    "oppo_core/engine.py": "",
-    "oppo_core/preflight.py": "",
+    "oppo_core/cli.py": "",
+    "oppo_core/engine/build.py": "",
+    "oppo_core/engine/preflight.py": "",
     "oppo_core/train.py": "",
 }
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from oppo_contract.fields import ALLOWED
-from oppo_contract.problems import Impossible
+from oppo_contract.spec_errors import Impossible
 
 NAME_WORDS = "1 to 120 letters, digits, spaces and . _ -, the first a letter or digit"
 Name = Annotated[

@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from oppo_contract.fields import ALLOWED
-from oppo_contract.problems import Impossible
 from oppo_contract.sections.base import Path, Positive, Section
+from oppo_contract.spec_errors import Impossible
 
 RULE_WORDS = "the name of a registered rule: lower-case letters, digits and _ . : -"
 URL_WORDS = "an http or https address"

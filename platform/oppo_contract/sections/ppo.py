@@ -6,8 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from oppo_contract.problems import Impossible
 from oppo_contract.sections.base import Path, Positive, Section, Share
+from oppo_contract.spec_errors import Impossible
 
 # What concerns the critic, or the per-token rewards and discounts that only a critic makes use of.
 CRITIC_SETTINGS = (

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from oppo_contract.problems import Impossible
 from oppo_contract.sections.base import Section
+from oppo_contract.spec_errors import Impossible
 
 
 class Rollout(Section):

@@ -6,9 +6,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from oppo_contract.problems import Impossible
 from oppo_contract.sections.base import Path, Section
 from oppo_contract.sections.trackers import Trackers
+from oppo_contract.spec_errors import Impossible
 
 DEFAULT_PRIORITY = 50
 

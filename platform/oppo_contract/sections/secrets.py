@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from oppo_contract.fields import ALLOWED
-from oppo_contract.problems import Impossible
+from oppo_contract.spec_errors import Impossible
 
 PREFIX = "secret:"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from oppo_contract.fields import ALLOWED
-from oppo_contract.problems import Impossible
 from oppo_contract.sections.base import Section
+from oppo_contract.spec_errors import Impossible
 
 FOLDER_WORDS = "a folder below the run's own: names of letters, digits and . _ -, with / between them, none beginning with a dot"
 ADDRESS_WORDS = "an http or https address without user and password"

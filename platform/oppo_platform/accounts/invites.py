@@ -12,11 +12,11 @@ from django.db import transaction
 from django.db.models import Exists, OuterRef, QuerySet
 
 from oppo_platform import clock
-from oppo_platform.accounts import audit, links
+from oppo_platform.accounts import audit, one_time_links
 from oppo_platform.accounts.access import Action, demand, granting
 from oppo_platform.accounts.models import Invite, Membership, Role, Team, User
-from oppo_platform.accounts.people import register
 from oppo_platform.accounts.services import AccountError
+from oppo_platform.accounts.user_lookup import register
 from oppo_platform.tokens import new_token
 
 INVITE_DAYS = 7
@@ -25,7 +25,7 @@ VOID = "This invite has been used already, was revoked, or has expired. Ask for 
 
 def open_invites(team: Team) -> QuerySet[Invite]:
     """Invites that can still be used, newest first."""
-    return links.usable(_counting(Invite.objects.filter(team=team))).select_related("created_by").order_by("-id")
+    return one_time_links.usable(_counting(Invite.objects.filter(team=team))).select_related("created_by").order_by("-id")
 
 
 def _counting(invites: QuerySet[Invite]) -> QuerySet[Invite]:
@@ -65,7 +65,7 @@ def revoke_invite(actor: User, team: Team, invite_id: int) -> None:
     """Void it. Raises `PermissionDenied` for who is no owner, `Invite.DoesNotExist` when it cannot be used anyway."""
     demand(actor, Action.MANAGE_MEMBERS, team.pk)
     mine = Invite.objects.filter(team=team, pk=invite_id)
-    if not links.revoke(mine):
+    if not one_time_links.revoke(mine):
         raise Invite.DoesNotExist
     invite = mine.get()
     audit.record(team.pk, actor, "invite.revoke", invite.note or invite.prefix, role=invite.role)
@@ -73,7 +73,7 @@ def revoke_invite(actor: User, team: Team, invite_id: int) -> None:
 
 def find_invite(text: str) -> Invite | None:
     """The invite behind a link, if it can be used."""
-    return links.wanted(_counting(Invite.objects.select_related("team", "created_by")), text, "invite")
+    return one_time_links.wanted(_counting(Invite.objects.select_related("team", "created_by")), text, "invite")
 
 
 @transaction.atomic
@@ -85,7 +85,7 @@ def join_by_invite(text: str, user: User) -> Membership:
     Team.objects.select_for_update(no_key=True).get(pk=invite.team_id)
     if Membership.objects.filter(team_id=invite.team_id, user=user).exists():
         raise AccountError(f"You are in {invite.team.name} already; the invite can still be used by somebody else.")
-    if not links.spend(invite):
+    if not one_time_links.spend(invite):
         raise AccountError(VOID)
     audit.record(
         invite.team_id, user, "invite.accept", invite.note or invite.prefix, role=invite.role, by=invite.created_by.username

@@ -9,11 +9,11 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
 from oppo_platform import clock
-from oppo_platform.accounts import audit, links
+from oppo_platform.accounts import audit, one_time_links
 from oppo_platform.accounts.access import may_reset_password
 from oppo_platform.accounts.models import PasswordLink, User
-from oppo_platform.accounts.people import check_password
 from oppo_platform.accounts.services import AccountError
+from oppo_platform.accounts.user_lookup import check_password
 from oppo_platform.tokens import new_token
 
 PASSWORD_LINK_HOURS = 24
@@ -35,7 +35,7 @@ def create_password_link(actor: User | None, user: User) -> str:
             f"{user.username} is in a team that you do not own, and the link would let you in there. "
             "An administrator prints one on the server: oppo admin password-link."
         )
-    links.revoke(PasswordLink.objects.filter(user=user))
+    one_time_links.revoke(PasswordLink.objects.filter(user=user))
     token, now = new_token("password"), clock.now()
     PasswordLink.objects.create(
         user=user,
@@ -54,14 +54,14 @@ def revoke_password_links(actor: User, user: User) -> None:
     """Void the person's open links. Raises `PermissionDenied`, as for making one; `PasswordLink.DoesNotExist` without any."""
     if not may_reset_password(actor, user):
         raise PermissionDenied(f"{user.username} is in a team that you do not own.")
-    if not links.revoke(PasswordLink.objects.filter(user=user)):
+    if not one_time_links.revoke(PasswordLink.objects.filter(user=user)):
         raise PasswordLink.DoesNotExist
     audit.record_for_person(user, actor, "password.link_revoke")
 
 
 def find_password_link(text: str) -> PasswordLink | None:
     """The row behind a link, if it can be used."""
-    return links.wanted(PasswordLink.objects.select_related("user").filter(user__is_active=True), text, "password")
+    return one_time_links.wanted(PasswordLink.objects.select_related("user").filter(user__is_active=True), text, "password")
 
 
 @transaction.atomic
@@ -71,7 +71,7 @@ def set_password_by_link(text: str, password: str) -> User:
     if link is None:
         raise AccountError(VOID)
     check_password(link.user, password)
-    if not links.spend(link):
+    if not one_time_links.spend(link):
         raise AccountError(VOID)
     link.user.set_password(password)
     link.user.save(update_fields=["password"])

@@ -12,8 +12,8 @@ from django.db.models import Q
 
 from oppo_platform import clock
 from oppo_platform.accounts import audit
-from oppo_platform.accounts.links import spend, wanted
 from oppo_platform.accounts.models import LoginLink, Membership, Role, Team, User
+from oppo_platform.accounts.one_time_links import spend, wanted
 from oppo_platform.runs.models import Project
 from oppo_platform.tokens import new_token
 

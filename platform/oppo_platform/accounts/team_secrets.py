@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from oppo_contract.sections.secrets import NAME, NAME_WORDS, secret_names
 from oppo_platform import clock
-from oppo_platform.accounts import audit, sealing
+from oppo_platform.accounts import audit, encryption
 from oppo_platform.accounts.access import Action, demand
 from oppo_platform.accounts.models import Team, TeamSecret, User
 from oppo_platform.accounts.services import AccountError
@@ -56,7 +56,7 @@ def set_secret(actor: User, team: Team, name: str, value: str) -> bool:
         raise AccountError(f"A secret's name has {NAME_WORDS}.")
     if not SHORTEST <= len(value.encode()) <= LONGEST or "\0" in value:
         raise AccountError(f"A secret's value has {SHORTEST} to {LONGEST:,} bytes.")
-    given = {"sealed": sealing.seal(value, _place(team.pk, name)), "set_by": actor, "set_at": clock.now()}
+    given = {"sealed": encryption.seal(value, _place(team.pk, name)), "set_by": actor, "set_at": clock.now()}
     _, new = TeamSecret.objects.update_or_create(team=team, name=name, defaults=given)
     audit.record(team.pk, actor, "secret.set" if new else "secret.replace", name)
     return not new
@@ -96,8 +96,8 @@ def _opened(secret: TeamSecret | None, name: str) -> str:
     if secret is None:
         raise SecretUnavailable(f"The team's secret {name}, which the run needs, was deleted. Set it again and submit a fork.")
     try:
-        return sealing.unseal(bytes(secret.sealed), _place(secret.team_id, name))
-    except sealing.Unsealable as error:
+        return encryption.unseal(bytes(secret.sealed), _place(secret.team_id, name))
+    except encryption.Unsealable as error:
         raise SecretUnavailable(f"The team's secret {name} cannot be opened: {error}. Set it again.") from None
 
 
@@ -107,7 +107,7 @@ def seal_anew() -> Rotated:
     done: Rotated = {"sealed": 0, "lost": []}
     for secret in TeamSecret.objects.select_for_update(of=("self",)).select_related("team").order_by("pk"):
         place = _place(secret.team_id, secret.name)
-        if (sealed := sealing.seal_again(bytes(secret.sealed), place)) is None:
+        if (sealed := encryption.seal_again(bytes(secret.sealed), place)) is None:
             done["lost"].append(f"{secret.team.name}: {secret.name}")
             continue
         secret.sealed = sealed

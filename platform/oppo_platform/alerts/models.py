@@ -12,7 +12,7 @@ from django.db import models
 from django.db.models import Q
 
 from oppo_platform.alerts.policy import ANNOUNCEMENTS, Condition
-from oppo_platform.alerts.words import TITLES
+from oppo_platform.alerts.titles import TITLES
 
 CONDITIONS = [(condition.value, condition.value) for condition in Condition]
 

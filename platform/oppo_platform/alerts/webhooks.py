@@ -9,16 +9,16 @@ from django.db import transaction
 from django.db.models import Prefetch, QuerySet
 
 from oppo_platform import clock
-from oppo_platform.accounts import audit, sealing
+from oppo_platform.accounts import audit, encryption
 from oppo_platform.accounts.access import Action, demand
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.accounts.team_secrets import Rotated
 from oppo_platform.alerts import messages
-from oppo_platform.alerts.addresses import NotAllowed, parse_target
 from oppo_platform.alerts.models import Delivery, Webhook
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.alerts.signing import new_secret
+from oppo_platform.alerts.url_policy import NotAllowed, parse_target
 
 MOST_WEBHOOKS = 20
 DELIVERIES_SHOWN = 10
@@ -56,7 +56,7 @@ def add_webhook(actor: User, team: Team, url: str, conditions: Sequence[str]) ->
     hook = Webhook.objects.create(
         team=team, url=url, sealed=b"", conditions=_known(conditions), created_by=actor, created_at=clock.now()
     )
-    Webhook.objects.filter(pk=hook.pk).update(sealed=sealing.seal(secret, _place(hook.pk)))
+    Webhook.objects.filter(pk=hook.pk).update(sealed=encryption.seal(secret, _place(hook.pk)))
     audit.record(team.pk, actor, "webhook.create", target.host, conditions=hook.conditions)
     return secret
 
@@ -99,7 +99,7 @@ def send_test(actor: User, team: Team, webhook_id: int) -> str:
 
 def secret_of(hook: Webhook) -> str:
     """For signing, and nothing else. Raises `sealing.Unsealable`."""
-    return sealing.unseal(bytes(hook.sealed), _place(hook.pk))
+    return encryption.unseal(bytes(hook.sealed), _place(hook.pk))
 
 
 @transaction.atomic
@@ -107,7 +107,7 @@ def seal_secrets_anew() -> Rotated:
     """Seal the webhooks' secrets under the newest key. What no key opens stays as it is, and is told."""
     done: Rotated = {"sealed": 0, "lost": []}
     for hook in Webhook.objects.select_for_update(of=("self",)).select_related("team").order_by("pk"):
-        if (sealed := sealing.seal_again(bytes(hook.sealed), _place(hook.pk))) is None:
+        if (sealed := encryption.seal_again(bytes(hook.sealed), _place(hook.pk))) is None:
             done["lost"].append(f"{hook.team.name}: webhook to {host_of(hook)}")
             continue
         hook.sealed = sealed

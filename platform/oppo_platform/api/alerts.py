@@ -12,9 +12,9 @@ from oppo_platform.accounts.access import visible_teams
 from oppo_platform.alerts import selectors, services
 from oppo_platform.alerts.models import Alert
 from oppo_platform.alerts.policy import Condition
+from oppo_platform.api.lookups import LARGEST_ID, person, run_of, summary_of
 from oppo_platform.api.paging import Cursor, Limit
 from oppo_platform.api.problems import problem
-from oppo_platform.api.subjects import LARGEST_ID, person, run_of, summary_of
 from oppo_platform.runs import selectors as runs
 
 router = Router()

@@ -12,7 +12,7 @@ from ninja.security import SessionAuth as CookieAuth
 from oppo_platform.accounts.access import within
 from oppo_platform.accounts.api_tokens import user_of_api_token
 from oppo_platform.accounts.models import Scope, User
-from oppo_platform.api.limits import count_request
+from oppo_platform.api.rate_limit import count_request
 from oppo_platform.cluster.models import Node
 from oppo_platform.cluster.services import is_join_token, node_of_token
 from oppo_platform.runs.models import Attempt, Launch

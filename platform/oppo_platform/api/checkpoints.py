@@ -9,9 +9,9 @@ from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 from ninja import Router
 
 from oppo_platform.accounts.access import Action, demand
+from oppo_platform.api.lookups import LARGEST_ID, person, run_of
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
-from oppo_platform.api.subjects import LARGEST_ID, person, run_of
 from oppo_platform.runs.checkpoints import Archive, NotReadable, open_archive, registered, telling
 from oppo_platform.runs.models import Checkpoint
 

@@ -10,12 +10,12 @@ from ninja import Router, Schema, Status
 from pydantic import ConfigDict, Field
 
 from oppo_platform.accounts.access import may_submit
-from oppo_platform.api.subjects import LARGEST_ID, person, run_of
+from oppo_platform.api.lookups import LARGEST_ID, person, run_of
 from oppo_platform.runs import selectors as runs
-from oppo_platform.runs.changing import changed
 from oppo_platform.runs.forks import forked_spec
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.services import check_spec, submit_run
+from oppo_platform.runs.spec_patch import changed
 from oppo_platform.storage.database_disk import refuse_without_room
 
 LONGEST_NAME, MOST_CHANGES = 120, 200

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from django.http import HttpRequest
 from ninja import Query, Router
 
+from oppo_platform.api.lookups import run_of
 from oppo_platform.api.paging import Cursor, Limit
 from oppo_platform.api.problems import problem
-from oppo_platform.api.subjects import run_of
-from oppo_platform.telemetry.history import KINDS, history
+from oppo_platform.telemetry.run_events import KINDS, history
 
 router = Router()
 

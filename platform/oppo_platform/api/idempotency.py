@@ -18,8 +18,8 @@ from django.http import HttpRequest, HttpResponse
 
 from oppo_platform import clock
 from oppo_platform.accounts.models import IdempotentReply, User
-from oppo_platform.api.limits import count_request
 from oppo_platform.api.problems import problem
+from oppo_platform.api.rate_limit import count_request
 
 HEADER = "Idempotency-Key"
 LONGEST_KEY = 200

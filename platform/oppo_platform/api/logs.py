@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 from ninja import Query, Router
 
-from oppo_platform.api.log_waiting import LONGEST_S, when_there_is_more
+from oppo_platform.api.log_long_poll import LONGEST_S, when_there_is_more
+from oppo_platform.api.lookups import LARGEST_ID, run_of
 from oppo_platform.api.problems import problem
-from oppo_platform.api.subjects import LARGEST_ID, run_of
 from oppo_platform.telemetry.logs import MOST_LINES, Stream, logs, whole_log
 
 router = Router()

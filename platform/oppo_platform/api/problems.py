@@ -14,8 +14,8 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
 
-from oppo_contract.problems import SpecError, SpecProblem
-from oppo_platform.api.limits import TooMany
+from oppo_contract.spec_errors import SpecError, SpecProblem
+from oppo_platform.api.rate_limit import TooMany
 from oppo_platform.web.request_id import current_request_id
 
 UNFORESEEN = "Something went wrong on the server. Its log tells what, under this request's id."

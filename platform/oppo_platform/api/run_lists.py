@@ -11,15 +11,15 @@ from pydantic import ConfigDict, Field
 
 from oppo_contract.states import RunState
 from oppo_platform.accounts.access import may_submit
+from oppo_platform.api.lookups import chosen_project, person, run_of, steers, summary_of
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
-from oppo_platform.api.subjects import chosen_project, person, run_of, steers, summary_of
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.archiving import archive_run, unarchive_run
+from oppo_platform.runs.filter_completion import words
 from oppo_platform.runs.filtering import FilterError
 from oppo_platform.runs.pins import pin, pinned_runs, unpin
 from oppo_platform.runs.tags import MOST_TAGS, TagRefused, change_tags
-from oppo_platform.runs.words import words
 
 router = Router()
 

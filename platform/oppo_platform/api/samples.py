@@ -8,8 +8,8 @@ from django.http import HttpRequest
 from ninja import Query, Router, Schema
 from pydantic import Field, FiniteFloat
 
+from oppo_platform.api.lookups import LARGEST_ID, run_of
 from oppo_platform.api.paging import MOST
-from oppo_platform.api.subjects import LARGEST_ID, run_of
 from oppo_platform.telemetry.models import SampleRow
 from oppo_platform.telemetry.samples import Ending, SampleFilter, sample, samples
 

@@ -10,9 +10,9 @@ from ninja import Router, Schema, Status
 from pydantic import ConfigDict, Field
 
 from oppo_platform.accounts.access import visible_teams
+from oppo_platform.api.lookups import LARGEST_ID, person
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
-from oppo_platform.api.subjects import LARGEST_ID, person
 from oppo_platform.runs import saved_views as service
 from oppo_platform.runs.models import SavedView
 

@@ -13,8 +13,8 @@ from ninja import Router
 from typing_extensions import TypedDict
 
 from oppo_platform.accounts.access import visible_teams
+from oppo_platform.api.lookups import person
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
-from oppo_platform.api.subjects import person
 from oppo_platform.cluster.models import DeviceState
 from oppo_platform.cluster.selectors import nodes_overview
 from oppo_platform.scheduling import selectors as scheduling

@@ -8,8 +8,8 @@ from django.http import HttpRequest
 from ninja import Router, Status
 
 from oppo_platform.accounts.access import trashed_runs, visible_teams
+from oppo_platform.api.lookups import LARGEST_ID, person, run_of, steerer, steers, summary_of
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
-from oppo_platform.api.subjects import LARGEST_ID, person, run_of, steerer, steers, summary_of
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.selectors import Taken, taken_by, teams_taken

@@ -18,9 +18,9 @@ from oppo_platform.accounts.services import AccountError
 from oppo_platform.alerts import webhooks
 from oppo_platform.alerts.models import Webhook
 from oppo_platform.alerts.policy import Condition
+from oppo_platform.api.lookups import LARGEST_ID, person
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
-from oppo_platform.api.subjects import LARGEST_ID, person
 from oppo_platform.cursors import read_cursor, write_cursor
 
 router = Router()

@@ -7,10 +7,10 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
+from oppo_platform.api.lookups import run_of
 from oppo_platform.api.problems import problem
-from oppo_platform.api.subjects import run_of
-from oppo_platform.telemetry.figure import timeline_figure
 from oppo_platform.telemetry.palette import ThemeName
+from oppo_platform.telemetry.timeline_plot import timeline_figure
 from oppo_platform.telemetry.timelines import timeline as spans_of_run
 from oppo_platform.telemetry.traces import NothingToTrace, trace
 

@@ -13,9 +13,9 @@ from oppo_platform.accounts import api_tokens as service
 from oppo_platform.accounts.access import roles, visible_teams
 from oppo_platform.accounts.models import ApiToken, Scope
 from oppo_platform.accounts.services import AccountError
+from oppo_platform.api.lookups import LARGEST_ID, person
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
-from oppo_platform.api.subjects import LARGEST_ID, person
 
 router = Router()
 

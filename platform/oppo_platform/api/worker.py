@@ -13,13 +13,13 @@ from ninja import NinjaAPI
 from pydantic import BaseModel, ValidationError
 
 from oppo_contract import wire
-from oppo_contract.problems import SpecProblem
+from oppo_contract.spec_errors import SpecProblem
 from oppo_platform.api.auth import AttemptAuth, JoinTokenAuth, NodeAuth, Supervisor
 from oppo_platform.api.problems import install, problem
 from oppo_platform.cluster import services as cluster
 from oppo_platform.runs import attempts
+from oppo_platform.runs.errors import AttemptRefused
 from oppo_platform.runs.models import Attempt
-from oppo_platform.runs.refusal import AttemptRefused
 from oppo_platform.telemetry.ingest import GapFound, ingest
 
 MAX_BODY_BYTES = 1024 * 1024

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from oppo_platform.accounts import sealing
+from oppo_platform.accounts import encryption
 from oppo_platform.backup import BackupError
 
 MEMBER = "keys.json"
@@ -41,7 +41,7 @@ class Keys:
 
 def keys_here() -> Keys:
     """The keys of this installation."""
-    return Keys(settings.SECRET_KEY, tuple(sealing.written_keys()))
+    return Keys(settings.SECRET_KEY, tuple(encryption.written_keys()))
 
 
 def keys_from(text: bytes) -> Keys:
@@ -66,7 +66,7 @@ def put_back(keys: Keys, home: Path, stamp: str) -> list[str]:
 
     Keys of team secrets that are here already stay behind the backup's, so that nothing sealed with them is lost.
     """
-    done, here = [], sealing.written_keys()
+    done, here = [], encryption.written_keys()
     if keys.secret_key != settings.SECRET_KEY:
         given = os.environ.get("OPPO_SECRET_KEY", "").strip() or len(keys.secret_key) < SHORTEST_IN_A_FILE
         done.append(_put(home / SECRET_KEY, keys.secret_key, bool(given), stamp))

@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from oppo_platform.backup import BackupError, BackupRefused
-from oppo_platform.backup.standing_still import Opened, nothing_deleted, open_next_ones
+from oppo_platform.backup.checkpoint_locks import Opened, nothing_deleted, open_next_ones
 from oppo_platform.runs.models import LIVE_ATTEMPT, Checkpoint
 
 TABLES: LiteralString = """

@@ -22,7 +22,7 @@ from oppo_platform.notify import wake_scheduler
 from oppo_platform.runs.attempts import fence
 from oppo_platform.runs.launches import launches_due
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Launch, LaunchState
-from oppo_platform.storage.folders import confirm, orders_for
+from oppo_platform.storage.artifact_deletion import confirm, orders_for
 from oppo_platform.tokens import new_token, parse_token, same_digest
 
 JOIN_TOKEN_HOURS = 24

@@ -13,7 +13,7 @@ from typing import IO, ClassVar
 
 from oppo_contract.lifeline import start_guarded
 from oppo_platform.embedded.ports import remembered_port
-from oppo_platform.embedded.quarters import Quarters
+from oppo_platform.embedded.server_dirs import Quarters
 
 READY_WITHIN_S = 120.0
 LOOK_AGAIN_S = 0.05

@@ -6,8 +6,8 @@ import socket
 from importlib.metadata import version
 
 from oppo_platform.embedded.ports import LOOPBACK
-from oppo_platform.embedded.quarters import package_folder, write_private
 from oppo_platform.embedded.server import EmbeddedServer
+from oppo_platform.embedded.server_dirs import package_folder, write_private
 
 ANSWERS_WITHIN_S = 2.0
 

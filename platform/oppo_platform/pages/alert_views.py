@@ -14,16 +14,16 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from oppo_platform.accounts.access import Action, demand, granting, may, memberships, visible_teams
-from oppo_platform.accounts.current import current_team
+from oppo_platform.accounts.current_team import current_team
 from oppo_platform.accounts.models import Team
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.alerts import selectors, services, webhooks
 from oppo_platform.alerts.models import MailChoice, Webhook
 from oppo_platform.alerts.policy import DEFAULTS, LIMITS, WINDOW_LIMITS, Condition, Rule
 from oppo_platform.alerts.rules import rules_of, set_rules
-from oppo_platform.alerts.words import MEANINGS, TITLES
+from oppo_platform.alerts.titles import MEANINGS, TITLES
 from oppo_platform.cursors import BadCursor
-from oppo_platform.pages.team_shell import render_team, team_of, told
+from oppo_platform.pages.team_layout import render_team, team_of, told
 
 ALERTS_A_PAGE = 50
 SHOWN = {"": "Open", "all": "All"}

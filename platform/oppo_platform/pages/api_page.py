@@ -13,8 +13,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_GET
 
-from oppo_platform.api.browser import described
-from oppo_platform.api.description import examples
+from oppo_platform.api.openapi import examples
+from oppo_platform.api.v1 import described
 
 TITLES = {"runs": "Runs", "compare": "Comparing", "views": "Saved views", "storage": "Storage", "trash": "Trash",
           "alerts": "Alerts", "queue": "Queue", "cluster": "Cluster", "quotas": "Quotas", "teams": "Teams", "me": "You",

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_GET
 
 from oppo_platform.accounts.access import Action, administers, demand
 from oppo_platform.accounts.audit import audit_page
-from oppo_platform.pages.team_shell import render_team, team_of
+from oppo_platform.pages.team_layout import render_team, team_of
 
 
 @require_GET

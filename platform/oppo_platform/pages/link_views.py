@@ -17,7 +17,7 @@ from oppo_platform.accounts import invites, passwords
 from oppo_platform.accounts.mail import send_link
 from oppo_platform.accounts.models import Invite, PasswordLink, Team, User
 from oppo_platform.accounts.services import AccountError
-from oppo_platform.pages.team_shell import team_of, told
+from oppo_platform.pages.team_layout import team_of, told
 from oppo_platform.pages.team_views import show_team
 
 BACKEND = "allauth.account.auth_backends.AuthenticationBackend"

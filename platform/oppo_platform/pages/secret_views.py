@@ -9,7 +9,7 @@ from django.views.decorators.http import require_GET, require_POST
 from oppo_platform.accounts import team_secrets as service
 from oppo_platform.accounts.access import Action, demand, may
 from oppo_platform.accounts.models import Team, TeamSecret
-from oppo_platform.pages.team_shell import render_team, team_of, told
+from oppo_platform.pages.team_layout import render_team, team_of, told
 
 
 @require_GET

@@ -21,7 +21,7 @@ from oppo_platform.scheduling import quotas
 from oppo_platform.scheduling.usage import faded_usage, weekly_usage
 from oppo_platform.storage.quotas import set_storage_quota as set_quota_of_storage
 from oppo_platform.storage.selectors import levels
-from oppo_platform.storage.sizes import size
+from oppo_platform.storage.units import size
 
 WEEKS = 12
 

@@ -12,11 +12,11 @@ from django.views.decorators.http import require_GET, require_POST
 
 from oppo_platform.accounts import teams as service
 from oppo_platform.accounts.access import visible_teams
-from oppo_platform.accounts.current import choose_team
+from oppo_platform.accounts.current_team import choose_team
 from oppo_platform.accounts.models import Membership, Role, Team
 from oppo_platform.accounts.services import AccountError
-from oppo_platform.pages.selectors import member_page, teams_overview
-from oppo_platform.pages.team_shell import render_team, team_of, told
+from oppo_platform.pages.page_context import member_page, teams_overview
+from oppo_platform.pages.team_layout import render_team, team_of, told
 
 
 @require_GET

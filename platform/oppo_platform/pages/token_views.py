@@ -14,7 +14,7 @@ from oppo_platform.accounts import api_tokens as service
 from oppo_platform.accounts.access import Action, may
 from oppo_platform.accounts.models import ApiToken, Scope, Team
 from oppo_platform.accounts.services import AccountError
-from oppo_platform.pages.team_shell import render_team, team_of, told
+from oppo_platform.pages.team_layout import render_team, team_of, told
 
 VALIDITIES = {"7": "7 days", "30": "30 days", "90": "90 days", "365": "a year", "": "without an end"}
 SCOPE_WORDS = {

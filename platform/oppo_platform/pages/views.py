@@ -16,13 +16,13 @@ from django.views.decorators.http import require_GET
 from oppo_contract.presets import PRESETS
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState
 from oppo_platform.accounts.access import submit_projects, visible_projects, visible_runs, visible_teams
-from oppo_platform.accounts.current import current_team
+from oppo_platform.accounts.current_team import current_team
 from oppo_platform.cluster.selectors import nodes_overview
 from oppo_platform.cursors import BadCursor
 from oppo_platform.pages import spec_form
 from oppo_platform.pages.cluster_map import pools_of
+from oppo_platform.pages.page_context import live_catalogue, with_curves
 from oppo_platform.pages.runs_table import heads, query, rows
-from oppo_platform.pages.selectors import live_catalogue, with_curves
 from oppo_platform.runs.columns import USUAL, Column, chosen, reads_settings, written
 from oppo_platform.runs.filtering import FilterError
 from oppo_platform.runs.forks import forked_spec

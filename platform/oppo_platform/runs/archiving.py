@@ -14,8 +14,8 @@ from oppo_contract.states import ENDED
 from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.notify import run_changed
+from oppo_platform.runs.lifecycle import NotPossible
 from oppo_platform.runs.models import Change, Run
-from oppo_platform.runs.steering import NotPossible
 
 
 @transaction.atomic

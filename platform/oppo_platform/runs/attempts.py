@@ -25,8 +25,7 @@ from oppo_platform import clock
 from oppo_platform.accounts.team_secrets import SecretUnavailable, delivered_secrets
 from oppo_platform.cluster.models import Device, DeviceState, Node
 from oppo_platform.notify import wake_scheduler
-from oppo_platform.runs.beginnings import beginning, spared_for_forks
-from oppo_platform.runs.endings import DIED, Ended, RetryPolicy, verdict
+from oppo_platform.runs.errors import AttemptRefused
 from oppo_platform.runs.launches import (
     claim_launch,
     claimed_nodes,
@@ -38,7 +37,8 @@ from oppo_platform.runs.launches import (
     renew_launch,
 )
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Checkpoint, Launch, LaunchState, Run
-from oppo_platform.runs.refusal import AttemptRefused
+from oppo_platform.runs.resume_sources import beginning, spared_for_forks
+from oppo_platform.runs.retry_decision import DIED, Ended, RetryPolicy, verdict
 from oppo_platform.runs.transitions import move_run
 from oppo_platform.scheduling.models import Allocation
 from oppo_platform.tokens import new_token

@@ -26,8 +26,8 @@ from django.db import transaction
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
 from oppo_platform.runs.attempts import artifact_url, latest_checkpoint
-from oppo_platform.runs.beginnings import folder_name
 from oppo_platform.runs.models import Checkpoint, Run
+from oppo_platform.runs.resume_sources import folder_name
 
 MANIFEST = "manifest.json"
 LARGEST_MANIFEST = 16 * 1024 * 1024

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from oppo_contract.problems import nearest
+from oppo_contract.spec_errors import nearest
 from oppo_platform.runs.filtering import BARE_METRICS, METRIC, SETTING, FilterError
 
 MOST_COLUMNS, LONGEST = 30, 2000

@@ -20,7 +20,7 @@ from django.db.models import F, FloatField, Func, Q, QuerySet, TextField, Value
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast
 
-from oppo_contract.problems import nearest
+from oppo_contract.spec_errors import nearest
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState
 from oppo_platform import clock
 from oppo_platform.alerts.models import Alert

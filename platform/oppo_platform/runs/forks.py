@@ -1,9 +1,9 @@
 """Runs that begin with a checkpoint of another run, and paused ones that begin with an older one of their own.
 
 Guarantees: a fork begins with a checkpoint of a run of the same team, and with settings under which its state means the same
-(`oppo_contract.resuming`), or is refused at submit. Whoever deletes a run holds its row, and so does whoever begins to use one of
-its checkpoints: of the two the later one is refused. Until the new run has a checkpoint of its own, the old one is kept
-(`runs.beginnings`, `storage.dependents`).
+(`oppo_contract.resume_rules`), or is refused at submit. Whoever deletes a run holds its row, and so does whoever begins to use
+one of its checkpoints: of the two the later one is refused. Until the new run has a checkpoint of its own, the old one is kept
+(`runs.resume_sources`, `storage.dependents`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 from django.db import transaction
 
-from oppo_contract.problems import SpecError, SpecProblem
-from oppo_contract.resuming import REFUSED, between, least_overcommit, most_in_flight, refusing_rule, room
+from oppo_contract.resume_rules import REFUSED, between, least_overcommit, most_in_flight, refusing_rule, room
 from oppo_contract.spec import RunSpec, load_spec
+from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_contract.states import ENDED, RunState
 from oppo_platform import clock
-from oppo_platform.runs.beginnings import beginning, half_done
 from oppo_platform.runs.checkpoints import where
+from oppo_platform.runs.lifecycle import NotPossible, resume_run
 from oppo_platform.runs.models import Attempt, Change, Checkpoint, Run
-from oppo_platform.runs.steering import NotPossible, resume_run
+from oppo_platform.runs.resume_sources import beginning, half_done
 
 SHOWN_VALUE = 80
 

@@ -19,8 +19,8 @@ from django.db.models import QuerySet
 from oppo_contract import wire
 from oppo_platform import clock
 from oppo_platform.cluster.models import Device, DeviceState, Node
+from oppo_platform.runs.errors import AttemptRefused
 from oppo_platform.runs.models import Attempt, AttemptState, Launch, LaunchState
-from oppo_platform.runs.refusal import AttemptRefused
 from oppo_platform.scheduling.models import Allocation
 from oppo_platform.tokens import new_token
 

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from oppo_contract.problems import SpecProblem, nearest
 from oppo_contract.sections.models import hub_advice
 from oppo_contract.sections.secrets import PREFIX, secret_names
 from oppo_contract.spec import ModelSpec, RunSpec
+from oppo_contract.spec_errors import SpecProblem, nearest
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,17 @@ from django.core.exceptions import ValidationError
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery
 from typing_extensions import TypedDict
 
-from oppo_contract.problems import SpecError
 from oppo_contract.spec import load_spec
+from oppo_contract.spec_errors import SpecError
 from oppo_contract.states import HOLDING_DEVICES, RunState
 from oppo_contract.yaml_text import dump_yaml
 from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
 from oppo_platform.alerts.selectors import OpenAlert, open_alerts, silent
 from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
+from oppo_platform.runs.allowed_actions import Wish, wishes
 from oppo_platform.runs.filtering import listed, sorting
 from oppo_platform.runs.models import Attempt, Launch, Project, Run
-from oppo_platform.runs.wishes import Wish, wishes
 
 MOST_RUNS_A_PAGE = 200
 

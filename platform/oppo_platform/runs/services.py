@@ -1,4 +1,4 @@
-"""Checking and submitting runs. What may be asked of a run afterwards is `runs.steering`."""
+"""Checking and submitting runs. What may be asked of a run afterwards is `runs.lifecycle`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from django.conf import settings
 from django.db import transaction
 
 from oppo_contract.presets import PRESETS
-from oppo_contract.problems import SpecError
 from oppo_contract.spec import RunSpec, load_spec
+from oppo_contract.spec_errors import SpecError
 from oppo_contract.states import RunState
 from oppo_contract.yaml_text import check_size, load_yaml
 from oppo_platform import clock

@@ -2,7 +2,7 @@
 
 Guarantee: every change of `Run.state` went through `oppo_contract.states.TRANSITIONS`, was made by exactly one of those who
 wanted it (compare-and-set on the old state), and left a `Transition` row in the same transaction; a run's end also an `Ending`,
-so that it is told (`alerts.watching`).
+so that it is told (`alerts.evaluator`).
 """
 
 from __future__ import annotations

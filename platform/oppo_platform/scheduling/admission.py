@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from oppo_contract.problems import SpecProblem
+from oppo_contract.spec_errors import SpecProblem
 from oppo_platform import clock
 from oppo_platform.scheduling import policy
-from oppo_platform.scheduling.snapshot_of import empty_cluster, nodes_of, wanted_of
+from oppo_platform.scheduling.build_snapshot import empty_cluster, nodes_of, wanted_of
 
 # The field to change, by the policy's code; other codes concern the spec as a whole.
 FIELDS = {"quota_never": "resources.devices", "too_large": "resources.devices", "kind": "resources.kind"}

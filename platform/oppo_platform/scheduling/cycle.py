@@ -21,16 +21,16 @@ from oppo_platform import clock
 from oppo_platform.cluster.models import Node
 from oppo_platform.runs.attempts import latest_checkpoint, named_nodes
 from oppo_platform.runs.launches import create_launches
+from oppo_platform.runs.lifecycle import pause_overtime, preempt_run
 from oppo_platform.runs.models import Attempt, Run
-from oppo_platform.runs.steering import pause_overtime, preempt_run
 from oppo_platform.runs.transitions import RunMoved, move_run
+from oppo_platform.scheduling.build_snapshot import snapshot_of
 from oppo_platform.scheduling.dispatch import send_due
+from oppo_platform.scheduling.liveness import credit_downtime, fence_expired, give_up_absent, take_back_unclaimed
 from oppo_platform.scheduling.models import Allocation, BackfillTerm, Dispatch
 from oppo_platform.scheduling.policy import Decisions, Placement, plan
-from oppo_platform.scheduling.silence import credit_downtime, fence_expired, give_up_absent, take_back_unclaimed
-from oppo_platform.scheduling.snapshot_of import snapshot_of
 from oppo_platform.scheduling.usage import settle
-from oppo_platform.scheduling.waiting import keep_order, keep_reservations, tell_waiting
+from oppo_platform.scheduling.wait_reasons import keep_order, keep_reservations, tell_waiting
 
 log = structlog.get_logger(__name__)
 

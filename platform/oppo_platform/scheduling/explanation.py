@@ -10,8 +10,8 @@ from typing import Literal
 from oppo_platform import clock
 from oppo_platform.cluster.models import Device
 from oppo_platform.runs.models import Run
+from oppo_platform.scheduling.build_snapshot import snapshot_of
 from oppo_platform.scheduling.policy import Decisions, Placement, plan
-from oppo_platform.scheduling.snapshot_of import snapshot_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from django.db.models import Q
 
 from oppo_contract.states import ENDED
-from oppo_platform.runs.beginnings import waiting_for
 from oppo_platform.runs.models import Attempt, Run
+from oppo_platform.runs.resume_sources import waiting_for
 
 
 def dependents(run: Run) -> list[Run]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from oppo_platform.storage.artifact_deletion import delete_here
 from oppo_platform.storage.database_disk import look_at_database
-from oppo_platform.storage.folders import delete_here
-from oppo_platform.storage.measuring import add_up, measure_some, told_more
 from oppo_platform.storage.purging import purge
 from oppo_platform.storage.retention import retain
+from oppo_platform.storage.usage import add_up, measure_some, told_more
 
 
 def take_stock(sealed: Iterable[int]) -> None:

@@ -9,7 +9,7 @@ PARTS = ("series", "timeline", "samples", "logs", "checkpoints")
 
 
 class RunStorage(models.Model):
-    """What a run takes, in bytes, as the housekeeper last measured it (`storage.measuring`)."""
+    """What a run takes, in bytes, as the housekeeper last measured it (`storage.usage`)."""
 
     run = models.OneToOneField("runs.Run", primary_key=True, on_delete=models.CASCADE, related_name="storage")
     series = models.PositiveBigIntegerField(default=0)

@@ -18,8 +18,8 @@ from django.db.models import F, QuerySet
 
 from oppo_platform import clock
 from oppo_platform.runs.models import Run
-from oppo_platform.storage.batches import EVERYTHING, delete_batch
-from oppo_platform.storage.folders import ask_for_run
+from oppo_platform.storage.artifact_deletion import ask_for_run
+from oppo_platform.storage.bulk_delete import EVERYTHING, delete_batch
 from oppo_platform.storage.models import Deletion
 from oppo_platform.storage.vacuum import vacuum
 

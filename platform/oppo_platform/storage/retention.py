@@ -25,13 +25,13 @@ from oppo_platform.accounts.access import Action, demand
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.notify import run_changed
-from oppo_platform.runs.beginnings import beginning
 from oppo_platform.runs.models import Attempt, Change, Checkpoint, Project, Run
-from oppo_platform.storage.batches import DETAIL, delete_batch
-from oppo_platform.storage.folders import ask
-from oppo_platform.storage.measuring import measure
+from oppo_platform.runs.resume_sources import beginning
+from oppo_platform.storage.artifact_deletion import ask
+from oppo_platform.storage.bulk_delete import DETAIL, delete_batch
 from oppo_platform.storage.models import RunStorage, TeamStorage
 from oppo_platform.storage.trash import KEEP_TAG, RETENTION, delete_run
+from oppo_platform.storage.usage import measure
 from oppo_platform.storage.vacuum import vacuum
 
 MOST_RUNS, MOST_BATCHES = 20, 50

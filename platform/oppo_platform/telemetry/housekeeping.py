@@ -7,11 +7,11 @@ Nothing here waits for room to be made, which may take minutes: that has rounds 
 from __future__ import annotations
 
 from oppo_platform import clock
-from oppo_platform.alerts.watching import look_after_runs
+from oppo_platform.alerts.evaluator import look_after_runs
 from oppo_platform.api.idempotency import forget_old_replies
 from oppo_platform.storage.housekeeping import take_stock
+from oppo_platform.telemetry.compaction import attempts_to_seal, seal
 from oppo_platform.telemetry.models import HousekeeperBeat
-from oppo_platform.telemetry.sealing import attempts_to_seal, seal
 
 
 def keep_house() -> int:

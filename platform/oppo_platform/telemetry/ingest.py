@@ -32,11 +32,11 @@ from oppo_contract.events import (
     StepEvent,
 )
 from oppo_platform.notify import run_changed
+from oppo_platform.runs.errors import AttemptRefused
 from oppo_platform.runs.models import Attempt, Change, Run
-from oppo_platform.runs.refusal import AttemptRefused
-from oppo_platform.telemetry.far import pack_far
+from oppo_platform.telemetry.metric_writer import write_steps
 from oppo_platform.telemetry.models import Decision, LogLine, ProducerMark, SampleRow, SpanBatch
-from oppo_platform.telemetry.points import write_steps
+from oppo_platform.telemetry.timeline_downsampling import pack_far
 
 LONGEST_LOG_LINE = 4000
 PLATFORM_STREAM = "platform"

@@ -1,4 +1,4 @@
-"""What attempts told. Series lie hot, one row a (series, batch), until they are sealed in blocks (`telemetry.sealing`).
+"""What attempts told. Series lie hot, one row a (series, batch), until they are sealed in blocks (`telemetry.compaction`).
 
 Rows belong to an attempt; `selectors` merge a run's attempts (the newer wins from its first step on).
 """

@@ -13,8 +13,8 @@ from django.db.models.functions import Coalesce, Lower
 
 from oppo_platform.cursors import read_cursor, write_cursor
 from oppo_platform.runs.models import Run
+from oppo_platform.telemetry.metric_reader import reigns
 from oppo_platform.telemetry.models import SampleRow
-from oppo_platform.telemetry.reading import reigns
 from oppo_platform.telemetry.search import pieces
 
 MOST_SAMPLES = 200

@@ -19,8 +19,8 @@ from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.axes import Axis
 from oppo_platform.telemetry.blocks import BUCKET, Buckets
 from oppo_platform.telemetry.ingest import finite
+from oppo_platform.telemetry.metric_reader import EVERYTHING, Parts, Range, Reign, read_buckets, read_points, reigns
 from oppo_platform.telemetry.models import Decision
-from oppo_platform.telemetry.reading import EVERYTHING, Parts, Range, Reign, read_buckets, read_points, reigns
 
 LEAST_POINTS, MOST_POINTS = 8, 20_000
 NO_BUCKETS = np.empty(0, BUCKET)

@@ -10,9 +10,9 @@ from typing import Any
 from django.db.models import QuerySet
 
 from oppo_platform.runs.models import Attempt, Run
-from oppo_platform.telemetry.far import FarSteps, StoredStep, merged_steps, unpack_far, worst_bubbles
+from oppo_platform.telemetry.metric_reader import Reign, reigns
 from oppo_platform.telemetry.models import SpanBatch
-from oppo_platform.telemetry.reading import Reign, reigns
+from oppo_platform.telemetry.timeline_downsampling import FarSteps, StoredStep, merged_steps, unpack_far, worst_bubbles
 
 MOST_NEAR_STEPS = 50
 

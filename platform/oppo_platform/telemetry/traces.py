@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from oppo_contract.chrome import chrome_trace
+from oppo_contract.chrome_trace import chrome_trace
 from oppo_contract.events import DecisionEvent, Event, SpansEvent, StartedEvent
 from oppo_platform.runs.models import Run
+from oppo_platform.telemetry.metric_reader import Reign, reigns
 from oppo_platform.telemetry.models import Decision
-from oppo_platform.telemetry.reading import Reign, reigns
 from oppo_platform.telemetry.timelines import MOST_NEAR_STEPS, rows_of
 
 COLUMNS = ("device", "role", "phase", "start_s", "end_s", "chunk", "rows")

@@ -18,7 +18,7 @@ from oppo_platform.alerts.models import Webhook
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.alerts.webhooks import add_webhook
 from oppo_platform.cluster.models import Node
-from oppo_platform.runs import steering
+from oppo_platform.runs import lifecycle
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.models import Checkpoint, Run
 from oppo_platform.runs.pins import pin
@@ -59,7 +59,7 @@ def set_the_scene(world: Any, events: Any) -> dict[str, Any]:
     found |= {"waiting": world.submit().pk, "limited": world.submit(queue={"max_runtime_hours": 1}).pk}
     for name in ("ended", "deleted"):
         found[name] = world.submit().pk
-        steering.cancel_run(found[name], "user:ada")
+        lifecycle.cancel_run(found[name], "user:ada")
     delete_run(found["deleted"], "user:ada")
     pin(run.pk, "user:ada")
     change_tags(run.pk, ["baseline"], [], "user:ada")
@@ -76,7 +76,7 @@ def _paused(world: Any, worker: Any, user: str) -> tuple[int, int, str]:
     assert worker.claim(attempt.pk).status_code == 200
     assert worker.attempt(attempt.pk, "heartbeat", {"epoch": 1, "running": True}).status_code == 200
     checkpoint = save(worker, held, attempt.pk, 4)
-    steering.pause_run(held.pk, "user:ada")
+    lifecycle.pause_run(held.pk, "user:ada")
     stopped = {"epoch": 1, "outcome": "paused", "exit_code": 0, "reason": "asked to stop", "last_log_lines": []}
     assert worker.attempt(attempt.pk, "outcome", stopped).status_code == 200
     return held.pk, checkpoint, worker.attempt_tokens[attempt.pk]

@@ -10,8 +10,8 @@ from django.test import Client
 from django.urls import get_resolver, resolve
 
 from oppo_platform.accounts.models import Scope
-from oppo_platform.api.browser import api
-from oppo_platform.api.description import every_operation
+from oppo_platform.api.openapi import every_operation
+from oppo_platform.api.v1 import api
 from tests.web.matrix.asking import Asker, ask, expected, people, programs, strangers
 from tests.web.matrix.operations import FURTHER, OPERATIONS, OWN_RUN
 from tests.web.matrix.pages import ACCOUNTS, PAGES, WORKERS

@@ -22,7 +22,7 @@ from oppo_platform.accounts.models import Team, User
 from oppo_platform.clock import ManualClock
 from oppo_platform.cluster.models import Device, DeviceState, Pool
 from oppo_platform.cluster.pools import drain, undrain
-from oppo_platform.runs import steering
+from oppo_platform.runs import lifecycle
 from oppo_platform.runs.models import Project, Run
 from oppo_platform.runs.services import submit_run
 from oppo_platform.scheduling.cycle import run_cycle
@@ -245,17 +245,17 @@ class ControlPlane:
             return
         run_id, actor = self.rng.choice(self.runs), "user:amber"
         wishes: dict[str, Callable[[], object]] = {
-            "cancel": lambda: steering.cancel_run(run_id, actor),
-            "pause": lambda: steering.pause_run(run_id, actor),
-            "resume": lambda: steering.resume_run(run_id, actor),
-            "preempt": lambda: steering.preempt_run(run_id, "An administrator wants room.", actor),
-            "priority": lambda: steering.set_priority(run_id, self.rng.randint(1, 99), actor),
-            "extend": lambda: steering.extend_run(run_id, 0.01, actor),
+            "cancel": lambda: lifecycle.cancel_run(run_id, actor),
+            "pause": lambda: lifecycle.pause_run(run_id, actor),
+            "resume": lambda: lifecycle.resume_run(run_id, actor),
+            "preempt": lambda: lifecycle.preempt_run(run_id, "An administrator wants room.", actor),
+            "priority": lambda: lifecycle.set_priority(run_id, self.rng.randint(1, 99), actor),
+            "extend": lambda: lifecycle.extend_run(run_id, 0.01, actor),
         }
         name = self.rng.choices(list(wishes), (2, 4, 5, 2, 2, 1))[0]
         self.say(f"somebody wants to {name} run {run_id}")
         for _ in range(self.rng.choice((1, 1, 2))):  # an impatient finger
-            with suppress(steering.NotPossible):
+            with suppress(lifecycle.NotPossible):
                 wishes[name]()
 
     def _engine_dies(self) -> None:

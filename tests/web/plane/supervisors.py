@@ -1,4 +1,4 @@
-"""Simulated supervisors: the life of `worker/supervisor.py` and `worker/shipping.py` as steps, with its own words and margins.
+"""Simulated supervisors: the life of `worker/supervisor.py` and `worker/uploader.py` as steps, with its own words and margins.
 
 A supervisor reads its own clock, which runs a little fast or slow. It may be frozen (a stopped process, a starved machine) and
 killed at any step; what it leaves in its attempt's files is what the next one finds.

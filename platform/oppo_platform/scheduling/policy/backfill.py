@@ -8,8 +8,8 @@ a measured estimate; who is still there at the reservation is preempted.
 
 from __future__ import annotations
 
-from oppo_platform.scheduling.policy.board import Board
 from oppo_platform.scheduling.policy.placement import UNKNOWN, Bin, Demand, Place
+from oppo_platform.scheduling.policy.plan_state import Board
 from oppo_platform.scheduling.policy.snapshot import Backfill, DevicesByNode, PolicySettings, WaitingRun
 
 

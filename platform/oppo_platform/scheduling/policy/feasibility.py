@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from oppo_platform.scheduling.policy.placement import Bin, Room
 from oppo_platform.scheduling.policy.snapshot import NO_QUOTA, Node, Reason, Snapshot, Team, WaitingRun
-from oppo_platform.scheduling.policy.words import asked, nodes_allowed
+from oppo_platform.scheduling.policy.text import asked, nodes_allowed
 
 KINDS_OF_NEED = {"model": "the model", "prompts": "the prompts"}
 

@@ -7,10 +7,10 @@ waiting run is placed or has a reason; equal snapshots give equal plans, in what
 from __future__ import annotations
 
 from oppo_platform.scheduling.policy.backfill import backfill
-from oppo_platform.scheduling.policy.blocked import make_way, wait
-from oppo_platform.scheduling.policy.board import Board
+from oppo_platform.scheduling.policy.blocked_runs import make_way, wait
 from oppo_platform.scheduling.policy.feasibility import never, sift
 from oppo_platform.scheduling.policy.placement import Demand, Room
+from oppo_platform.scheduling.policy.plan_state import Board
 from oppo_platform.scheduling.policy.queue import Queue
 from oppo_platform.scheduling.policy.quota import Tier
 from oppo_platform.scheduling.policy.reasons import explain

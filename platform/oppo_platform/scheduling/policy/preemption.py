@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from oppo_platform.scheduling.policy.board import Board
 from oppo_platform.scheduling.policy.placement import Bin, Cut, Demand, Place, cut
+from oppo_platform.scheduling.policy.plan_state import Board
 from oppo_platform.scheduling.policy.quota import Tier
 from oppo_platform.scheduling.policy.snapshot import DevicesByNode, RunningRun, WaitingRun
 

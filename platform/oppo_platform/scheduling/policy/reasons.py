@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oppo_platform.scheduling.policy.board import Blocked, Board
 from oppo_platform.scheduling.policy.feasibility import low_on_disk, names_of
 from oppo_platform.scheduling.policy.placement import UNKNOWN, Bin, Place, cut, whole_cut
+from oppo_platform.scheduling.policy.plan_state import Blocked, Board
 from oppo_platform.scheduling.policy.snapshot import Reason, RunningRun, WaitingRun
-from oppo_platform.scheduling.policy.words import asked, nodes_allowed, runs
+from oppo_platform.scheduling.policy.text import asked, nodes_allowed, runs
 
 
 def explain(board: Board) -> dict[int, Reason]:

@@ -6,9 +6,9 @@ docs/scheduling.md shows what comes out. No Django, no database, no clock: equal
 
 from oppo_platform.scheduling.simulator.baselines import easy, fifo
 from oppo_platform.scheduling.simulator.figures import Figures, Spread, figures_of
-from oppo_platform.scheduling.simulator.synthesis import SHAPES, Recipe, synthesize
+from oppo_platform.scheduling.simulator.simulation import Conduct, Hold, Outcome, Planner, Wait, simulate
+from oppo_platform.scheduling.simulator.synthetic_trace import SHAPES, Recipe, synthesize
 from oppo_platform.scheduling.simulator.trace import Cluster, PoolOfNodes, Submission, TeamInTrace, Trace, TraceError, read_trace
-from oppo_platform.scheduling.simulator.world import Conduct, Hold, Outcome, Planner, Wait, simulate
 
 __all__ = [
     "SHAPES",

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from oppo_platform.scheduling.simulator.intervals import Span, overlap
-from oppo_platform.scheduling.simulator.world import Outcome
+from oppo_platform.scheduling.simulator.simulation import Outcome
 
 Windows = list[dict[str, float]]  # GPU-seconds by team, window by window
 

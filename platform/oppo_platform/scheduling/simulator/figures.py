@@ -19,8 +19,8 @@ from typing import Self
 from oppo_platform.scheduling.simulator.fairness import fairness
 from oppo_platform.scheduling.simulator.gaps import fragmented_gpu_s
 from oppo_platform.scheduling.simulator.intervals import Span, overlap
+from oppo_platform.scheduling.simulator.simulation import Hold, Outcome
 from oppo_platform.scheduling.simulator.trace import Submission, Trace
-from oppo_platform.scheduling.simulator.world import Hold, Outcome
 
 SLOWDOWN_BOUND_S = 600.0
 WINDOW_S = 6 * 3600.0

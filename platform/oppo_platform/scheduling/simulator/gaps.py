@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from oppo_platform.scheduling.simulator.intervals import Span, overlap
-from oppo_platform.scheduling.simulator.world import Outcome
+from oppo_platform.scheduling.simulator.simulation import Outcome
 
 Group = tuple[int, str]  # pool id, kind
 Change = tuple[

@@ -1,6 +1,6 @@
 from django.db import migrations, models
 
-from oppo_platform.telemetry.far import pack_far
+from oppo_platform.telemetry.timeline_downsampling import pack_far
 
 
 def fill(apps, schema_editor):

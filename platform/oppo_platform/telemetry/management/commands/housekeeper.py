@@ -19,7 +19,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connections
 
-from oppo_platform.alerts.courier import deliver_due
+from oppo_platform.alerts.delivery import deliver_due
 from oppo_platform.storage.housekeeping import make_room
 from oppo_platform.telemetry.housekeeping import keep_house
 

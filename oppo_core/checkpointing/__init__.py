@@ -1,0 +1,1 @@
+"""Checkpoints: atomic folders, saving and resuming, resharding, and export."""

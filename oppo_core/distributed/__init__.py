@@ -1,0 +1,1 @@
+"""Data-parallel ranks: the collectives that the training loop uses."""

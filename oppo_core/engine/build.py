@@ -1,0 +1,389 @@
+"""The parts of a run, put together from its spec: who lives in which process, on how many cores."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oppo_contract.spec import RunSpec
+from oppo_core.checkpointing.atomic_dir import mib
+from oppo_core.checkpointing.resume_changes import Change
+from oppo_core.control.controllers import ChunkState, OvercommitState
+from oppo_core.distributed.process_group import ALONE, Meeting, Ranks, join
+from oppo_core.engine.layout import Layout, LayoutError, available_cores, device_of, lay_out, scoring_device
+from oppo_core.engine.run_score import Standing
+from oppo_core.evaluation.evaluator import Evaluator, evaluator_of
+from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.load_roles import DTYPES, check_contexts, load_actor, load_critic, reference_of
+from oppo_core.models.model_io import Base, find
+from oppo_core.models.protocol import Network
+from oppo_core.models.shared_weights import SHARED_MEMORY, seen_by_others, short_of_shared_memory, take_shared
+from oppo_core.ppo.actor import Acting, ActorTrainer
+from oppo_core.ppo.critic import CriticTrainer
+from oppo_core.ppo.ema import MovingAverage
+from oppo_core.ppo.experience import Experience, build_experience
+from oppo_core.ppo.oom_retry import PassBudget
+from oppo_core.ppo.optimizer import Optimizer
+from oppo_core.ppo.ptx_mix import PretrainingMix, read_texts
+from oppo_core.ppo.reward_shaping import ScoreMoments
+from oppo_core.reporting.event_log import Journal
+from oppo_core.reporting.metrics import Cohorts
+from oppo_core.rewards.build import RewardBuilder
+from oppo_core.rewards.composite import Rewards
+from oppo_core.rollout.decoder import DecodeSettings, Decoding
+from oppo_core.rollout.device_decoder import decoder_of
+from oppo_core.rollout.drafter import Drafter
+from oppo_core.rollout.pool import Pool
+from oppo_core.rollout.prompt_sharding import Turns
+from oppo_core.rollout.prompts import PromptStream, read_prompts
+from oppo_core.rollout.sampling import Filters
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.step_state import Batch
+from oppo_core.rollout.stop_conditions import StopConditions
+from oppo_core.rollout.tail_batch import TailBatchPool
+from oppo_core.rollout.tokenizer import TextCodec, codec_of
+from oppo_core.scoring.deltas import Handover
+from oppo_core.scoring.overlapped_trainer import PartnerScorers, in_shared_memory
+from oppo_core.scoring.process import RemoteScorers
+from oppo_core.scoring.scorers import Networks, ScorerSet, Scoring
+from oppo_core.scoring.single_pass import WholeScorers
+from oppo_core.scoring.thread import ThreadedScorers
+from oppo_core.trace.cuda_clock import recorder_of
+from oppo_core.trace.gpu_stats import Hardware, NoHardware, hardware_of
+from oppo_core.trace.recorder import Recorder
+from oppo_core.training.backends import stepper_of
+from oppo_core.update.revertible_update import CarefulCriticFreeUpdate, CarefulUpdate
+from oppo_core.update.strategies import CriticFreeUpdate, OverlappedUpdate, PlainUpdate, Updating
+from oppo_core.update.work_split import costs_of
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the run is. `version` = PPO steps whose weights the actor holds = `step`."""
+
+    step: int = 0
+    elapsed_s: float = 0.0
+    generated_tokens: int = 0
+    kl_coefficient: float = 0.0
+    nonfinite_steps: int = (
+        0  # skipped or rolled back so far, `nonfinite_row` of them in a row, the last of them at `nonfinite_at`
+    )
+    nonfinite_row: int = 0
+    nonfinite_at: int = -1
+    passes: dict[str, int] = field(default_factory=dict)  # padded tokens of those that ran out of memory, by name (`PassBudget`)
+
+
+@dataclass(slots=True)
+class Engine:
+    """Everything that a training step works on. `train.py` reads like the step itself."""
+
+    spec: RunSpec
+    layout: Layout
+    codec: TextCodec
+    prompts: PromptStream
+    pool: Pool
+    decoder: Decoding
+    actor: Acting
+    scorers: Scoring
+    journal: Journal
+    out: Path
+    model_source: Path | None
+    trace: Recorder
+    progress: Progress
+    overcommit: OvercommitState
+    chunk: ChunkState
+    update: Updating = field(default_factory=PlainUpdate)
+    handover: Handover = field(default_factory=Handover)
+    cohorts: Cohorts = field(default_factory=Cohorts)
+    standing: Standing = field(default_factory=Standing)
+    evaluator: Evaluator | None = None
+    batch: Batch | None = None  # a step that was begun and has not been trained yet
+    saved: str | None = None  # name of the checkpoint that holds the present state
+    changes: list[Change] = field(default_factory=list)  # what the spec has changed since the checkpoint that was resumed
+    clock: Callable[[], float] = time.monotonic
+    set_threads: Callable[[int], None] = torch.set_num_threads
+    experience: Callable[..., Experience] = build_experience
+    moments: ScoreMoments = field(default_factory=ScoreMoments)
+    origin: float = 0.0  # `clock()` of the `started` event
+    ranks: Ranks = ALONE  # who trains together with us
+    hardware: Hardware = field(default_factory=NoHardware)  # who tells of the GPU
+    parameters: int = 0  # of the actor, frozen ones too
+
+    def new_group(self, sequence_ids: range) -> list[Sequence]:
+        """Answers to the prompt of the group that has these numbers."""
+        index = self.prompts.draw(sequence_ids.start // self.spec.ppo.group_size)
+        return [Sequence(sequence_id, index, self.prompts.prompts[index]) for sequence_id in sequence_ids]
+
+    def let_go(self, discarded: Iterable[Sequence]) -> None:
+        """The scorers need not know these any more."""
+        self.scorers.release(self.handover.forget(s.sequence_id for s in discarded))
+
+    @property
+    def budgets(self) -> list[PassBudget]:
+        """Of the passes that this process makes; the scorers have their own."""
+        found = (getattr(part, "budget", None) for part in (self.actor, self.decoder))
+        return [budget for budget in found if budget is not None]
+
+    @property
+    def updates_in_turn(self) -> bool:
+        """Whether the actor's update waits for the critic's: sums of two groups of ranks on a GPU could block each other."""
+        return self.ranks.sums_in_turn and not self.layout.apart
+
+    def use_cores(self, count: int) -> None:
+        """Work on `count` cores from now on, and say so in the trace."""
+        self.set_threads(count)
+        self.trace.devices = self.layout.cores(count)
+
+    def on_any_rank(self, flag: bool) -> bool:
+        """Whether `flag` is true on some rank. The ranks meet here, so we may wait for the slowest one's tail."""
+        if self.ranks.world == 1:
+            return flag
+        with self.trace.wait("tail"):
+            return self.ranks.any(flag)
+
+    def readable(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Those of `sequences` that the scorers may read by now: what was begun, or only what is finished."""
+        if self.spec.overlap.intra_step == "per_chunk":
+            return [s for s in sequences if s.length]
+        return [s for s in sequences if s.finished]
+
+
+def assemble(
+    spec: RunSpec, roots: list[Path], out: Path, journal: Journal, threads: int | None = None, resume: Path | None = None,
+    ranks: Ranks = ALONE,
+) -> Engine:  # fmt: skip
+    """Load models and prompts, start the scorers, and take back a checkpoint when `resume` names one.
+
+    Raises:
+        ModelFolderError, PromptError: something that the spec names is missing or does not fit.
+        CheckpointError: `resume` is damaged, or of a run that computes something else.
+        LayoutError: the machine does not have what the spec asks for.
+        RankError: another rank did not come as far.
+    """
+    from oppo_core.checkpointing.save_restore import verify
+
+    changes = verify(resume, spec) if resume is not None else []
+    threads = ranks.cores(min(threads or available_cores(), spec.resources.cpu_threads or available_cores()))
+    torch.set_num_threads(threads)
+    device = device_of(spec)
+    (network, base), codec = load_actor(spec, roots, device), codec_of(spec.models.actor, roots)
+    source = find(spec.models.actor.path, roots) if spec.models.actor.path is not None else None
+    layout, seat = lay_out(spec, device, threads, network.width, ranks.device), scoring_device(spec, device)
+    trace = recorder_of(layout.actor_devices, device)
+    prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
+    evaluator = evaluator_of(spec, roots, network, codec, decode_settings(spec, codec), partial(stops_of, spec, codec), ranks)
+    actor = _trainer(spec, roots, network, codec, ranks)
+    shared = share_actor(network, actor, spec.resources.ranks_a_node) if spec.overlap.update_overlap and layout.remote else None
+    with ExitStack() as begun:  # nobody else would end their processes and threads if a later part failed
+        decoder = begun.enter_context(closing(_decoder(spec, network, codec, source, device)))
+        scoring = _start_scorers(spec, roots, layout, seat, trace, resume, shared, ranks.meeting, base)
+        scorers = begun.enter_context(closing(scoring))
+        engine = Engine(
+            spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
+            pool=pool_of(spec, ranks), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
+            model_source=source, trace=trace, hardware=hardware_of(dict(zip(layout.devices, (device, seat), strict=False))),
+            progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
+            chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks, parameters=numbers_of(network),
+        )  # fmt: skip
+        _take_up(engine, _update(spec, network, shared), resume, changes)
+        begun.pop_all()
+    return engine
+
+
+def _take_up(engine: Engine, update: Updating, resume: Path | None, changes: list[Change]) -> None:
+    """Let it update so, tell of memory that runs out, and go on from a checkpoint."""
+    from oppo_core.checkpointing.save_restore import restore
+
+    engine.update = update
+    for budget in engine.budgets:
+        budget.told = engine.trace.ran_short
+    if resume is not None:
+        restore(engine, resume, changes)
+
+
+def numbers_of(network: Network) -> int:
+    """Weights of a network; DeepSpeed tells how many there were before it shared them out."""
+    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters())
+
+
+def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | None, device: torch.device) -> Decoding:
+    """Our own decoder for the device, or vLLM. Raises LayoutError when that is asked for where there is no GPU."""
+    settings, stops = decode_settings(spec, codec), stops_of(spec, codec)
+    if spec.rollout.backend == "torch":
+        return decoder_of(network, settings, slots(spec), drafter_of(spec), stops)
+    from oppo_core.vllm import build
+
+    if device.type != "cuda":
+        raise LayoutError(
+            "rollout.backend is vllm, which decodes on a GPU, and torch sees none here; choose torch, or another node"
+        )
+    assert source is not None  # the spec's own validator saw to it
+    return build.decoder_of(spec, source, network, settings, stops, slots(spec), device.index)
+
+
+def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:
+    """How the actor samples."""
+    r = spec.rollout
+    return DecodeSettings(
+        spec.seed, codec.eos, r.temperature, r.max_prompt_tokens, r.max_new_tokens, spec.ppo.micro_batch_tokens,
+        rates_stale=spec.overlap.update_overlap, filters=filters_of(spec),
+        keeps_cache=spec.overlap.kv_after_update == "keep",
+    )  # fmt: skip
+
+
+def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec, ranks: Ranks) -> ActorTrainer:
+    """The actor's trainer with what the spec adds to it: a moving average, texts that are mixed in."""
+    ppo = spec.ppo
+    training = spec.training
+    trainer = ActorTrainer(network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks, stepper_of(training), training)
+    if ppo.ema_decay is not None:
+        assert isinstance(trainer.optimizer, Optimizer)  # the spec's own validator saw to it
+        trainer.average = MovingAverage(trainer.optimizer, ppo.ema_decay)
+    if ppo.pretraining is not None:
+        longest = min(ppo.pretraining.max_tokens, network.context)
+        texts = read_texts(find(ppo.pretraining.data, roots), ppo.pretraining.field, codec, longest)
+        trainer.mix = PretrainingMix(texts, ppo.pretraining, spec.seed, trainer.budget, training)
+    return trainer
+
+
+def _update(spec: RunSpec, network: Network, shared: SharedActor | None) -> Updating:
+    if shared is not None:
+        return OverlappedUpdate(shared.gradients, costs_of(network, spec.ppo.whiten_advantages))
+    if spec.ppo.on_nonfinite != "raise":
+        return CarefulUpdate() if spec.ppo.has_critic else CarefulCriticFreeUpdate()
+    return PlainUpdate() if spec.ppo.has_critic else CriticFreeUpdate()
+
+
+def filters_of(spec: RunSpec) -> Filters | None:
+    """Which tokens may be sampled, when that is restricted."""
+    r = spec.rollout
+    return Filters(r.top_k, r.top_p, r.min_p) if r.filters else None
+
+
+def stops_of(spec: RunSpec, codec: TextCodec) -> StopConditions | None:
+    """What ends an answer beside the end-of-sequence token, when anything does.
+
+    Raises:
+        ModelFolderError: a stop token is outside the vocabulary.
+    """
+    r = spec.rollout
+    beyond = [token for token in r.stop_tokens if token >= codec.vocab]
+    if beyond:
+        raise ModelFolderError(f"rollout.stop_tokens: {beyond} are outside the actor's vocabulary, 0 to {codec.vocab - 1}")
+    tokens = [*r.stop_tokens, *codec.also_end]
+    return StopConditions(tokens, r.stop_texts, codec) if tokens or r.stop_texts else None
+
+
+def drafter_of(spec: RunSpec) -> Drafter | None:
+    """What speeds up the tail, when it is switched on."""
+    drafter = spec.overlap.drafter
+    return Drafter(drafter.max_rows, drafter.tokens, drafter.match) if drafter.max_rows else None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedActor:
+    """The actor as its partner sees it: weights by name, and where the partner's gradients go, both in shared memory."""
+
+    weights: dict[str, Tensor]
+    gradients: list[Tensor]
+
+
+def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> SharedActor:
+    """Move the actor's weights into shared memory, in place. `ranks_here`: processes of this machine that do so now.
+
+    Raises:
+        LayoutError: the system has too little of it.
+    """
+    size = sum(weight.nbytes for weight in network.state_dict().values()) + sum(p.nbytes for p in actor.optimizer.parameters)
+    if (free := short_of_shared_memory(size, ranks_here)) is not None:
+        raise LayoutError(
+            f"overlap.update_overlap needs {mib(size)} of shared memory, {SHARED_MEMORY} has {mib(free)} for each rank; give the"
+            " container more (docker run --shm-size), or switch it off"
+        )
+    weights = {name: in_shared_memory(weight) for name, weight in network.state_dict().items()}
+    return SharedActor(weights, [in_shared_memory(torch.zeros_like(p)) for p in actor.optimizer.parameters])
+
+
+def pool_of(spec: RunSpec, ranks: Ranks = ALONE) -> Pool:
+    """An empty pool for a rank's part of the batch, by what is done with unfinished answers."""
+    kind = TailBatchPool if spec.overlap.inter_step == "tail_batch" else Pool
+    share = spec.ppo.batch_size // ranks.world
+    return kind(share, spec.overlap.max_age, spec.ppo.group_size, turns=Turns(ranks.rank, ranks.world))
+
+
+def slots(spec: RunSpec) -> int:
+    """Most sequences that can be in flight on a rank: its part of (B + Δ_max)·G, the largest one."""
+    extra = spec.overlap.overcommit.max if spec.overlap.inter_step != "off" else 0
+    return math.ceil((spec.ppo.batch_size + extra) / spec.resources.ranks) * spec.ppo.group_size
+
+
+def build_scorers(
+    spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
+    meeting: Meeting | None, base: Base | None, trace: Recorder,
+) -> ScorerSet:  # fmt: skip
+    """The three scorers' networks, in the process that calls this; with `shared` they are the actor's partner too.
+
+    The critic's trainer joins those of the other ranks at `meeting`. `base`: what the actor trains adapters on.
+
+    Raises:
+        ModelFolderError: a model is missing, too short, or its tokenizer differs from the actor's.
+        RewardError: a rule is not registered, or a reward service is not allowed.
+    """
+    rewards = RewardBuilder(
+        spec, roots, DTYPES[spec.resources.dtype], device, partial(check_contexts, spec), slots(spec)
+    ).rewards()
+    try:
+        return _scorers_with(rewards, spec, roots, device, resume, shared, meeting, base, trace)
+    except BaseException:
+        rewards.close()  # nobody else would end what they have started
+        raise
+
+
+def _scorers_with(
+    rewards: Rewards, spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
+    meeting: Meeting | None, base: Base | None, trace: Recorder,
+) -> ScorerSet:  # fmt: skip
+    reference, critic = reference_of(spec, roots, device, base), load_critic(spec, roots, device)
+    trainer = None
+    if critic is not None:
+        ranks = join(meeting, "critic", device)
+        trainer = CriticTrainer(critic, spec.ppo, spec.seed, spec.steps, ranks, stepper_of(spec.training), spec.training)
+    if trainer is not None and resume is not None:
+        trainer.load(resume)
+    columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
+    networks = Networks(reference, critic, rewards)
+    cached = slots(spec) if spec.overlap.intra_step == "per_chunk" else 0  # an answer that is read whole leaves nothing behind
+    given = (networks, trainer, cached, columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
+    if shared is None:
+        reads_once = trainer is not None and trainer.ppo.optimizer_steps == 1 and spec.overlap.intra_step == "off"
+        return (WholeScorers if reads_once else ScorerSet)(*given)
+    actor, _ = load_actor(spec, roots, device)
+    take_shared(actor, shared.weights)
+    trained = ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps, training=spec.training)
+    return PartnerScorers(*given).join(trained, shared.gradients)
+
+
+def _start_scorers(
+    spec: RunSpec, roots: list[Path], layout: Layout, device: torch.device, trace: Recorder, resume: Path | None,
+    shared: SharedActor | None, meeting: Meeting | None, base: Network | None,
+) -> Scoring:  # fmt: skip
+    # The store is kept by the engine's own group already.
+    meeting = replace(meeting, hosts=False) if meeting is not None else None
+    in_other_process = layout.remote and device.type == "cpu"
+    here = spec.resources.ranks_a_node
+    seen = seen_by_others(base, here) if base is not None and in_other_process else base
+    build = partial(build_scorers, spec, roots, device, resume, shared, meeting, seen)
+    silence = spec.resources.longest_silence_s
+    if device.type == "cuda" and (layout.remote or layout.apart):
+        return ThreadedScorers(build, recorder_of(layout.scorer_devices, device), device, trace, silence)
+    if in_other_process:
+        return RemoteScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace, silence)
+    return build(trace)

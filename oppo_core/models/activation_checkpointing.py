@@ -1,0 +1,114 @@
+"""Less memory for the update: what a forward pass does not keep, the backward pass computes again.
+
+A pass keeps what its gradients will need: of every block some ten tensors as wide as the residual stream, and of the head the
+logits over the whole vocabulary. Passes without gradients, decoding and scoring, keep nothing and are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from oppo_contract.sections.training import Training
+from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.protocol import Network
+from oppo_core.models.tiny_transformer import TinyTransformer
+
+Recompute = Literal["off", "head", "selective", "full"]
+# States whose logits live at once: 0.3 GB of them in float32 over a vocabulary of 152,000.
+HEAD_SLICE = 512
+# What `selective` keeps: matrix products, which cost most, and attention, which costs most over long rows. Batched products
+# are not among them: where attention is made of these, they are as large as its rows are long, squared.
+KEPT = frozenset(
+    {"aten::mm", "aten::addmm", "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention",
+     "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention", "torch_attn::_varlen_attn"}
+)  # fmt: skip
+
+
+def prepare(network: Network, training: Training) -> None:
+    """Make a network ready for the passes of an update as `training` has them.
+
+    Raises:
+        ModelFolderError: it cannot be packed, or its blocks cannot be recomputed.
+    """
+    if training.packs and network.refuses_packing:
+        raise ModelFolderError(f"training.packing is on, but a model cannot be packed: {network.refuses_packing}; set it to off")
+    recompute_blocks(network, training.recompute)
+
+
+def recompute_blocks(network: Network, how: Recompute) -> None:
+    """From now on passes with gradients keep of each block what `how` says; `off` and `head`: everything.
+
+    Raises:
+        ModelFolderError: the network's blocks cannot be found.
+    """
+    _keep_everything(network)
+    if how in ("off", "head"):
+        return
+    run = _selectively if how == "selective" else _again
+    for block in blocks_of(network):
+        # On the object, so that the class and other networks of it are left alone.
+        block.__dict__["forward"] = partial(_passed, run, block.forward)
+
+
+def _keep_everything(network: Network) -> None:
+    assert isinstance(network, nn.Module)
+    for module in network.modules():
+        own = module.__dict__.get("forward")
+        if isinstance(own, partial) and own.func is _passed:
+            del module.__dict__["forward"]
+
+
+def blocks_of(network: Network) -> list[nn.Module]:
+    """The transformer's layers, in order.
+
+    Raises:
+        ModelFolderError: no list of modules is as long as there are layers.
+    """
+    if isinstance(network, TinyTransformer):
+        return list(network.blocks)
+    hugging: Any = network
+    layers = len(network.cache_shape.layers)
+    for module in hugging.backbone.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == layers:
+            return list(module)
+    raise ModelFolderError(
+        f"the blocks of {hugging.name} cannot be told apart, so they cannot be recomputed; set training.recompute to head or off"
+    )
+
+
+def in_slices(compute: Callable[..., tuple[Tensor, ...]], states_MH: Tensor, rows: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """`compute(states, *rows)`, which gives tensors [M], a slice of `HEAD_SLICE` states after the other.
+
+    `rows`: what else has an entry a state, cut likewise; an empty one is handed on empty. With gradients only `states_MH` is
+    kept, and what a slice has made is made again when its gradient is due.
+    """
+    parts, first = [], 0
+    for states in torch.split(states_MH, HEAD_SLICE):
+        cut = tuple(column[first : first + len(states)] for column in rows)
+        parts.append(_again(compute, states, *cut) if torch.is_grad_enabled() else compute(states, *cut))
+        first += len(states)
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def _passed(run: Callable[..., Any], forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    return run(forward, *given, **named) if torch.is_grad_enabled() else forward(*given, **named)
+
+
+def _again(compute: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Nothing is kept but what it was given. No random number is drawn in it: dropout is off."""
+    return checkpoint(compute, *given, use_reentrant=False, preserve_rng_state=False, **named)
+
+
+def _selectively(compute: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    contexts = partial(create_selective_checkpoint_contexts, _policy)
+    return checkpoint(compute, *given, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **named)
+
+
+def _policy(context: Any, operation: Any, *given: Any, **named: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation.name().split(".")[0] in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,293 @@
+"""Any decoder-only Hugging Face model as a `Network`, with our slot cache behind transformers' `Cache` interface.
+
+The stock caches cannot advance rows unevenly. Ours tells each layer the keys of the open window, and the explicit
+position ids and the 4-D masks (one a kind of layer, where a model mixes full and sliding attention) do the rest. A
+sequence-classification head's own pooling is not used: it looks at the rightmost token of the present ids, which is wrong
+for chunks.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Cache,
+    PretrainedConfig,
+    logging,
+)
+from transformers.cache_utils import CacheLayerMixin
+
+from oppo_core.models import supported
+from oppo_core.models.attention import CAPPED, FUSED
+from oppo_core.models.cache import CacheShape, CacheWindow
+from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.fused_activations import fuse_activations
+from oppo_core.models.packed import Packed
+from oppo_core.models.passthrough_cache import WholeLayer
+from oppo_core.models.tiny_transformer import Head
+from oppo_core.models.verify_streaming import cache_shape, packed_apart, prove
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
+
+
+# A look at the tokens for padding, which would make the host wait for everything that is queued on a GPU.
+ASKS = "warn_if_padding_and_no_attention_mask"
+
+# What it would report, we raise (missing weights) or mean (a head that is left out).
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+
+
+class WindowLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's view of an open `CacheWindow`. With `by_band` the attention function reads the window itself."""
+
+    def __init__(self, window: CacheWindow, layer: int, by_band: bool) -> None:
+        super().__init__()
+        self.window = window
+        self.layer = layer
+        self.by_band = by_band
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the slot cache is allocated beforehand."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Store new keys and values; return all visible ones, or those given when the attention function knows the window."""
+        if self.by_band:
+            self.window.store(self.layer, key_states, value_states)
+            return key_states, value_states
+        return self.window.append(self.layer, key_states, value_states)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(columns, offset) of the mask: ready-made, or plainly causal where rows begin."""
+        return self.window.columns, 0
+
+    def get_seq_length(self) -> int:
+        """0: rows have different lengths, and position ids are explicit."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Columns of the window."""
+        return self.window.columns
+
+
+class HuggingNetwork(nn.Module):
+    """A `Network` around a transformers model. `own_head` replaces a head that the folder does not have."""
+
+    def __init__(self, model: Any, own_head: nn.Linear | None) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.own_head = own_head
+        self.config = config = model.config
+        self.context = supported.context_of(config)
+        self.width = int(config.hidden_size)
+        self.reaches = supported.reaches(config)
+        self.attends_by_band = model.config._attn_implementation in (FUSED, CAPPED)
+        self.refuses_packing = "" if self.attends_by_band else "transformers runs it on an attention function that is not ours"
+        self._additive = model.config._attn_implementation == "eager"
+        self._logit_rule = supported.logit_rule(config)
+        self.name = f"{config.name_or_path} ({config.model_type})"
+        self.cache_shape: CacheShape = cache_shape(self.backbone, config.num_hidden_layers, self.name)
+        self._whole = Cache(layers=[WholeLayer() for _ in self.cache_shape.layers])
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The model without its head."""
+        base: nn.Module = self.model if self.own_head is not None else self.model.base_model
+        return base
+
+    def hidden(self, tokens_NT: Tensor, positions_NT: Tensor, window: CacheWindow | Packed | None = None) -> Tensor:
+        """Last hidden states [N, T, H]."""
+        given: dict[str, Any] = {"use_cache": False, "past_key_values": self._whole}
+        if isinstance(window, Packed):
+            given |= {"window": window.reaching(self._layer_reaches()), "attention_mask": self._no_masks(tokens_NT)}
+        elif window is not None:
+            layers = [WindowLayer(window, layer, self.attends_by_band) for layer in range(len(self.cache_shape.layers))]
+            given = {"use_cache": True, "past_key_values": Cache(layers=layers), "attention_mask": self._masks(window)}
+            if self.attends_by_band:
+                given["window"] = window
+        states: Tensor = self.backbone(input_ids=tokens_NT, position_ids=positions_NT, **given).last_hidden_state
+        return states
+
+    def _masks(self, window: CacheWindow) -> Tensor | dict[str, Tensor] | None:
+        """What transformers takes for `attention_mask`; None where rows begin: it then builds the same masks itself."""
+        if window.mask is None:
+            return None
+        masks = {}
+        for kind, reach in self.reaches.items():
+            mask = window.reaching(reach)
+            assert mask is not None
+            masks[kind] = _additive(mask, self.model.dtype) if self._additive else mask
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _layer_reaches(self) -> tuple[int | None, ...]:
+        """How far back a query sees, layer by layer."""
+        layers = len(self.cache_shape.layers)
+        if len(self.reaches) == 1:
+            return tuple(self.reaches.values()) * layers
+        return tuple(self.reaches[kind] for kind in self.config.layer_types[:layers])
+
+    def _no_masks(self, tokens_1T: Tensor) -> Tensor | dict[str, Tensor]:
+        """Masks that nobody reads, but which keep transformers from making some as large as the row is long, squared."""
+        none = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=tokens_1T.device)
+        return dict.fromkeys(self.reaches, none) if len(self.reaches) > 1 else none
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits [..., V]."""
+        model: Any = self.model
+        logits: Tensor = model.get_output_embeddings()(hidden)
+        return logits if self._logit_rule is None else self._logit_rule(logits)
+
+    def scalar(self, hidden: Tensor) -> Tensor:
+        """The classification head's one label, or our own head's value [...]."""
+        head: Any = self.own_head if self.own_head is not None else self.model.score
+        value: Tensor = head(hidden).squeeze(-1)
+        return value
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a query may look and the least number elsewhere, for attention that adds its mask."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+def load_hugging(path: str, head: Head, dtype: torch.dtype) -> HuggingNetwork:
+    """A local folder or a hub id through `from_pretrained`; safetensors only, no remote code.
+
+    Raises:
+        ModelFolderError: transformers cannot load it, it cannot be streamed exactly, weights are missing, or it has not the
+            one label that a reward model needs.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        supported.refuse_unsupported(config, path)
+        network = _load(path, config, head, dtype)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ModelFolderError):
+            raise
+        remote = "trust_remote_code" in str(error)
+        reason = (
+            "it needs program code of its own, which is never run; only models that transformers knows are" if remote else error
+        )
+        raise ModelFolderError(f"{path} cannot be loaded: {reason}") from error
+    _prove(network)
+    return network
+
+
+def around(model: Any) -> HuggingNetwork:
+    """A network around a model with its own head that somebody else has loaded, proved to read in parts as in one pass.
+
+    Raises:
+        ModelFolderError: it does not.
+    """
+    network = HuggingNetwork(model, None)
+    _prove(network)
+    return network
+
+
+def _prove(network: HuggingNetwork) -> None:
+    """`prove`; a model that does something of its own between its cache and its attention is read without bands.
+
+    Whether it can be packed is found out as well.
+    """
+    try:
+        prove(network)
+    except ModelFolderError:
+        if not network.attends_by_band:
+            raise
+        network.attends_by_band = False
+        prove(network)
+    network.refuses_packing = network.refuses_packing or packed_apart(network)
+
+
+def _load(path: str, config: PretrainedConfig, head: Head, dtype: torch.dtype) -> HuggingNetwork:
+    classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+    if head == "lm" and classifies:
+        raise ModelFolderError(f"{path} is a sequence classifier; the actor and the reference need a causal language model")
+    if head == "lm":
+        return HuggingNetwork(_weights(AutoModelForCausalLM, path, config, dtype), None)
+    if classifies:
+        if config.num_labels != 1:
+            raise ModelFolderError(f"{path} has {config.num_labels} labels; a reward model has one")
+        model = _weights(AutoModelForSequenceClassification, path, config, dtype)
+        if not isinstance(getattr(model, "score", None), nn.Linear):
+            raise ModelFolderError(f"{path} has no linear layer `score`; the head of a {config.model_type} classifier is unknown")
+        return HuggingNetwork(model, None)
+    own_head = nn.Linear(config.hidden_size, 1).to(dtype)
+    nn.init.zeros_(own_head.weight)
+    nn.init.zeros_(own_head.bias)
+    return HuggingNetwork(_weights(AutoModel, path, config, dtype), own_head)
+
+
+def _weights(kind: Any, path: str, config: PretrainedConfig, dtype: torch.dtype) -> nn.Module:
+    """A model with every weight from the folder; transformers would start missing ones at random."""
+    attention = supported.attention_kind(config)
+    given = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+    if dtype == torch.float64:
+        given["experts_implementation"] = "eager"  # the fused products of a mixture of experts know no float64
+    try:
+        model, told = kind.from_pretrained(path, attn_implementation=attention, **given)
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        model, told = kind.from_pretrained(path, attn_implementation="eager", **given)
+    if told["missing_keys"]:
+        missing = ", ".join(sorted(told["missing_keys"])[:5])
+        raise ModelFolderError(f"{path} lacks the weights {missing}")
+    if attention == "sdpa" and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(FUSED)  # leaves a model alone that has no exchangeable attention function
+    fuse_activations(model)
+    for module in model.modules():
+        if hasattr(module, ASKS):
+            setattr(module, ASKS, _say_nothing)
+    loaded: nn.Module = model.eval()
+    return loaded
+
+
+def _say_nothing(*_: Tensor | None) -> None:
+    """Rows of ours are padded behind their end, where nobody looks: there is nothing to warn of."""
+
+
+def export_hugging(network: HuggingNetwork, folder: Path, source: Path | None, weights: dict[str, Tensor]) -> None:
+    """Write `weights` as a folder that `from_pretrained` reads, with the tokenizer of `source`."""
+    model: Any = network.model
+    with deepspeed_left_alone():
+        model.save_pretrained(folder, state_dict=weights)
+    for name in TOKENIZER_FILES:
+        if source is not None and (source / name).exists():
+            shutil.copyfile(source / name, folder / name)
+
+
+@contextmanager
+def deepspeed_left_alone() -> Iterator[None]:
+    """Within it, saving a model does not import DeepSpeed where that is installed: seconds, and a line on stdout.
+
+    accelerate asks whether a model is one of DeepSpeed's engines, which none of ours is.
+    """
+    try:
+        from accelerate.utils import imports, other
+    except ImportError:  # then transformers asks nobody
+        yield
+        return
+    other.is_deepspeed_available = lambda: False
+    try:
+        yield
+    finally:
+        other.is_deepspeed_available = imports.is_deepspeed_available
+
+
+def restore_hugging(network: HuggingNetwork, folder: Path) -> None:
+    """Take back what `export_hugging` wrote."""
+    saved: Any = type(network.model)
+    network.model.load_state_dict(saved.from_pretrained(folder, dtype=next(network.parameters()).dtype).state_dict())

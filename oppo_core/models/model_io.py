@@ -1,0 +1,217 @@
+"""Model folders: config.json, model.safetensors, tokenizer.json. Ours and Hugging Face's lie side by side.
+
+Only safetensors and JSON are read; a pickle is never opened.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from oppo_contract.sections.models import Lora, Models
+from oppo_contract.spec import ModelSpec, TinyArchitecture
+from oppo_core.models.adapters import adapt, is_adapted, merged_weights, take_trained, trained_weights
+from oppo_core.models.errors import ModelFolderError
+from oppo_core.models.protocol import Network
+from oppo_core.models.shared_weights import over_same_weights, take_shared
+from oppo_core.models.tiny_transformer import Head, TinyTransformer, init_tiny
+
+if TYPE_CHECKING:
+    from oppo_core.models.huggingface import HuggingNetwork
+
+TINY = "oppo_tiny"
+ADAPTERS = "adapters.safetensors"
+CPU = torch.device("cpu")
+# The actor's frozen weights, for the reference: a network over them, or the weights themselves in shared memory.
+Base = Network | dict[str, Tensor]
+
+
+def find(path: str, roots: list[Path]) -> Path:
+    """The file or folder that `path` names: as it is, or below one of `roots`.
+
+    Raises:
+        ModelFolderError: it lies nowhere, or outside every root.
+    """
+    as_is = Path(path)
+    if as_is.exists():
+        return as_is.resolve()
+    for root in roots:
+        candidate = (root / path).resolve()
+        if candidate.is_relative_to(root.resolve()) and candidate.exists():
+            return candidate
+    looked = ", ".join(str(root) for root in roots) or "no root was given"
+    raise ModelFolderError(f"{path} does not exist here (looked in: {looked})")
+
+
+def load_model(
+    spec: ModelSpec,
+    head: Head,
+    roots: list[Path],
+    dtype: torch.dtype,
+    seed: int,
+    lora: Lora | None = None,
+    device: torch.device = CPU,
+) -> Network:
+    """The network that a `ModelSpec` names, in `dtype` on `device`, in evaluation mode, dropout off.
+
+    A folder with another head than asked for gives its backbone, and the asked-for head starts at zero (scalar). `seed`
+    initialises a built-in architecture, and the low-rank adapters that `lora` asks for.
+
+    Raises:
+        ModelFolderError: no such folder, no config.json, weights that do not fit it, or adapters for layers it does not have.
+    """
+    network = _load(spec, head, roots, dtype, seed)
+    if lora is not None:
+        adapt(network, lora, seed)
+    return network.to(device)
+
+
+def load_with_base(
+    spec: ModelSpec, roots: list[Path], dtype: torch.dtype, seed: int, lora: Lora, device: torch.device = CPU
+) -> tuple[Network, Network]:
+    """A language model with adapters, as `load_model` gives it, and the plain one: two networks over the same frozen weights.
+
+    Raises:
+        ModelFolderError: see `load_model`.
+    """
+    network = _load(spec, "lm", roots, dtype, seed)
+    base = over_same_weights(network)
+    adapt(network, lora, seed)
+    return network.to(device), base.to(device)
+
+
+def load_reference(
+    models: Models, roots: list[Path], dtype: torch.dtype, seed: int, device: torch.device, base: Base | None
+) -> Network:
+    """The reference: `base`, or over the weights that it names, where there is one; else a model of its own.
+
+    Raises:
+        ModelFolderError: see `load_model`.
+    """
+    if base is not None and not isinstance(base, dict):
+        return base
+    network = load_model(models.reference or models.actor, "lm", roots, dtype, seed, device=device)
+    if base is not None:
+        take_shared(network, base)
+    return network
+
+
+def _load(spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, seed: int) -> TinyTransformer | HuggingNetwork:
+    if spec.tiny is not None:
+        return init_tiny(spec.tiny, head, seed).to(dtype).eval()
+    assert spec.path is not None
+    try:
+        folder = find(spec.path, roots)
+    except ModelFolderError:
+        if "/" not in spec.path or spec.path.count("/") > 1 or spec.path.startswith((".", "/")):
+            raise
+        return _hugging(spec.path, head, dtype)  # owner/name may be a hub id, which transformers resolves
+    if model_type(folder) == TINY:
+        return load_tiny(folder, head).to(dtype).eval()
+    return _hugging(str(folder), head, dtype)
+
+
+def _hugging(path: str, head: Head, dtype: torch.dtype) -> HuggingNetwork:
+    from oppo_core.models.huggingface import load_hugging  # transformers takes seconds to import
+
+    return load_hugging(path, head, dtype)
+
+
+def read_config(folder: Path) -> dict[str, object]:
+    """A folder's config.json. Raises ModelFolderError when there is none or it is not a JSON object."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except FileNotFoundError:
+        raise ModelFolderError(f"{folder} has no config.json; a model folder needs config.json and model.safetensors") from None
+    except json.JSONDecodeError as error:
+        raise ModelFolderError(f"{folder / 'config.json'} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelFolderError(f"{folder / 'config.json'} is not a JSON object")
+    return config
+
+
+def model_type(folder: Path) -> str:
+    """`model_type` of a folder's config.json."""
+    return str(read_config(folder).get("model_type", ""))
+
+
+def load_tiny(folder: Path, head: Head) -> TinyTransformer:
+    """Our own architecture from a folder. Raises ModelFolderError when weights are missing or do not fit."""
+    config = read_config(folder)
+    architecture = TinyArchitecture.model_validate(config["architecture"])
+    model = TinyTransformer(architecture, head)
+    weights = load_file(folder / "model.safetensors")
+    backbone = {name: weight for name, weight in weights.items() if not name.startswith("head.")}
+    if head == "scalar" and "head.weight" in weights:
+        backbone |= {name: weights[name] for name in ("head.weight", "head.bias")}
+    elif head == "scalar":
+        backbone |= {"head.weight": torch.zeros(1, architecture.hidden), "head.bias": torch.zeros(1)}
+    try:
+        model.load_state_dict(backbone, assign=True)  # in the file's precision
+    except RuntimeError as error:
+        raise ModelFolderError(f"the weights in {folder} do not fit its config.json: {error}") from None
+    return model
+
+
+def save_model(model: TinyTransformer, folder: Path, tokenizer: Path | None = None, **config: int) -> None:
+    """Write our architecture as a model folder; `config` takes eos_token_id, bos_token_id, pad_token_id."""
+    _write_tiny(model, model.state_dict(), folder, tokenizer, **config)
+
+
+def _write_tiny(model: TinyTransformer, weights: dict[str, Tensor], folder: Path, tokenizer: Path | None, **config: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    head = "scalar" if model.head is not None else "lm"
+    described = {"model_type": TINY, "head": head, "architecture": model.architecture.model_dump(), **config}
+    (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+    save_weights(weights, folder / "model.safetensors")
+    if tokenizer is not None:
+        shutil.copyfile(tokenizer, folder / "tokenizer.json")
+
+
+def save_weights(weights: dict[str, Tensor], path: Path) -> None:
+    """Tensors by name as a safetensors file."""
+    save_file({name: weight.detach().contiguous().cpu() for name, weight in weights.items()}, path)
+
+
+def export_model(network: Network, folder: Path, source: Path | None, eos: int, pad: int) -> None:
+    """Write a network as a model folder of its own kind, with the tokenizer files of `source`.
+
+    Our architecture keeps our format; a Hugging Face model becomes a folder that `from_pretrained` reads. Adapters are
+    merged into the weights, and lie beside them in a file of their own, from which `restore_weights` restores exactly.
+    """
+    assert isinstance(network, nn.Module)
+    weights = merged_weights(network)
+    if isinstance(network, TinyTransformer):
+        tokenizer = source / "tokenizer.json" if source is not None else None
+        _write_tiny(network, weights, folder, tokenizer, eos_token_id=eos, pad_token_id=pad)
+    else:
+        from oppo_core.models.huggingface import HuggingNetwork, export_hugging
+
+        assert isinstance(network, HuggingNetwork)
+        export_hugging(network, folder, source, weights)
+    if is_adapted(network):
+        save_weights(trained_weights(network), folder / ADAPTERS)
+
+
+def restore_weights(network: Network, folder: Path) -> None:
+    """Take back what `export_model` wrote.
+
+    Raises:
+        ModelFolderError: adapters were trained beside other weights than the network's.
+    """
+    if is_adapted(network):
+        take_trained(network, load_file(folder / ADAPTERS))
+        return
+    if isinstance(network, TinyTransformer):
+        network.load_state_dict(load_file(folder / "model.safetensors"))
+        return
+    from oppo_core.models.huggingface import HuggingNetwork, restore_hugging
+
+    assert isinstance(network, HuggingNetwork)
+    restore_hugging(network, folder)

@@ -1,0 +1,1 @@
+"""What a step reports: metrics, events, and the append-only event log."""

@@ -1,0 +1,135 @@
+"""A step's metrics under verl's names, TRL's `objective/*` beside them, and ours (docs/metrics.md explains each)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oppo_core.ppo.experience import Experience
+from oppo_core.ppo.losses import effective_sample_share
+from oppo_core.rollout.pool import Pool
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.scoring.results import Scored
+
+
+@dataclass(slots=True)
+class Cohorts:
+    """Lengths by the step in which a sequence was started: the yardstick for `oppo/length_bias`."""
+
+    started: dict[int, int] = field(default_factory=dict)
+    finished: dict[int, list[int]] = field(default_factory=dict)
+    newest_mean: float = float("nan")
+    newest: int = -1
+
+    def begin(self, cohort: int, count: int) -> None:
+        """`count` sequences were started in step `cohort`."""
+        if count:
+            self.started[cohort] = self.started.get(cohort, 0) + count
+
+    def finish(self, sequences: Iterable[Sequence]) -> None:
+        """These have finished; a cohort that is complete and newer than the last one becomes the yardstick."""
+        for sequence in sequences:
+            lengths = self.finished.setdefault(sequence.cohort, [])
+            lengths.append(sequence.length)
+            if len(lengths) == self.started[sequence.cohort]:
+                if sequence.cohort > self.newest:
+                    self.newest, self.newest_mean = sequence.cohort, float(np.mean(lengths))
+                del self.started[sequence.cohort], self.finished[sequence.cohort]
+
+
+def spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
+    """mean, max and min of `values` under `name/…`."""
+    return {f"{name}/mean": float(values.mean()), f"{name}/max": float(values.max()), f"{name}/min": float(values.min())}
+
+
+def experience_metrics(experience: Experience, kl_coefficient: float, max_new_tokens: int) -> dict[str, float]:
+    """Everything that the batch itself tells: scores, rewards, KL, values, lengths."""
+    mask, e = experience.mask, experience
+    lengths = mask.sum(-1).double().numpy()
+    prompts = np.asarray(e.prompt_lengths, dtype=np.float64)
+    kl_B = e.kl.sum(-1)
+    metrics = spread("critic/raw_score", e.raw_scores.numpy())
+    metrics |= {"critic/raw_score/running_mean": e.moments.mean, "critic/raw_score/running_std": e.moments.deviation}
+    metrics |= spread("critic/score", e.scores.numpy()) | spread("critic/rewards", e.rewards.sum(-1).numpy())
+    metrics |= spread("critic/advantages", _chosen(e.advantages, mask))
+    metrics |= spread("response_length", lengths) | spread("prompt_length", prompts)
+    metrics |= {f"response_length/p{q}": float(np.percentile(lengths, q)) for q in (10, 25, 50, 75, 90)}
+    endings = [s.ending for s in e.sequences]
+    return metrics | {
+        "response_length/clip_ratio": float((lengths >= max_new_tokens).mean()),
+        **{f"response_ended/{how}": endings.count(how) / len(endings) for how in ("eos", "stop", "length")},
+        "objective/kl": float(kl_B.mean()),
+        "objective/kl_per_token": float(e.kl[mask].mean()),
+        "objective/kl_coefficient": kl_coefficient,
+        "objective/scores": float(e.scores.mean()),
+        "objective/rlhf_reward": float(e.rewards.sum(-1).mean()),
+        "objective/non_score_reward": float((e.rewards.sum(-1) - e.scores).mean()),
+    }
+
+
+def part_metrics(scored: list[Scored]) -> dict[str, float]:
+    """Raw scores of each source, where the reward is a sum of several; they are numbered as in the spec, from 0.
+
+    And how much of what vLLM's reward models had read before they still had in their caches, where they read along.
+    """
+    columns = list(zip(*(row.parts for row in scored), strict=True))
+    known, found = (sum(row.cached[place] for row in scored) for place in (0, 1))
+    told = {"oppo/reward_cached_share": found / known} if known else {}
+    if len(columns) < 2:
+        return told
+    return told | {
+        name: value
+        for number, column in enumerate(columns)
+        for name, value in spread(f"critic/score_part/{number}", np.asarray(column, dtype=np.float64)).items()
+    }
+
+
+def value_metrics(experience: Experience) -> dict[str, float]:
+    """What the critic foretold and what came; only where there is one."""
+    returns, values = (column[experience.mask] for column in (experience.returns, experience.values))
+    variance = returns.var(unbiased=False)
+    explained = float(1 - (returns - values).var(unbiased=False) / variance) if variance > 0 else float("nan")
+    metrics = spread("critic/returns", returns.double().numpy()) | spread("critic/values", values.double().numpy())
+    return metrics | {"critic/vf_explained_var": explained}
+
+
+def tail_batch_metrics(pool: Pool) -> dict[str, float]:
+    """What tail batching threw away in this step, and what it still owes."""
+    wasted = sum(sequence.length for sequence in pool.discarded)
+    return {"oppo/wasted_tokens": float(wasted), "oppo/queued": float(len(pool.queue))}
+
+
+def overlap_metrics(
+    experience: Experience, overcommit: float, chunk_size: int, deferred: float, cohorts: Cohorts
+) -> dict[str, float]:
+    """What deferral did to this batch."""
+    mask, stale = experience.mask, experience.stale
+    drift = (experience.proximal_logp - experience.behaviour_logp).abs()
+    ages = [s.age for s in experience.sequences]
+    mean_length = float(mask.sum(-1).double().mean())
+    metrics = {
+        "oppo/overcommit": float(overcommit),
+        "oppo/chunk_size": float(chunk_size),
+        "oppo/deferred": float(deferred),
+        "oppo/deferred_share": sum(age > 0 for age in ages) / len(ages),
+        "oppo/deferred_token_share": float(stale.sum() / mask.sum()),
+        "oppo/age_max": float(max(ages)),
+        "oppo/age_mean": float(np.mean(ages)),
+        "oppo/ess": effective_sample_share(experience.weights[mask]),
+        "oppo/length_bias": mean_length / cohorts.newest_mean if cohorts.newest_mean else float("nan"),
+    }
+    for name, chosen in (("fresh", mask & ~stale), ("stale", stale)):
+        if bool(chosen.any()):
+            metrics[f"oppo/behaviour_prox_kl/{name}_mean"] = float(drift[chosen].mean())
+            metrics[f"oppo/behaviour_prox_kl/{name}_max"] = float(drift[chosen].max())
+    return metrics
+
+
+def _chosen(values: Tensor, mask: Tensor) -> NDArray[np.float64]:
+    chosen: NDArray[np.float64] = values[mask].to(torch.float64).numpy()
+    return chosen

@@ -1,0 +1,59 @@
+"""The lines of the prompts files by prompt, for those who want more of a prompt than its text: a right answer, say.
+
+Scorers know a sequence by its tokens, so a line is found by them. That holds for training and held-out prompts alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oppo_core.rewards.errors import RewardError
+from oppo_core.rollout.chat import is_conversation
+from oppo_core.rollout.prompts import read_prompts
+from oppo_core.rollout.tokenizer import TextCodec
+
+MESSAGES = "messages"
+Line = Mapping[str, Any]
+
+
+class PromptLines:
+    """All lines of some prompts files, by the prompt's tokens; of each only `keys`, where these are given."""
+
+    def __init__(self, keys: tuple[str, ...] | None = None) -> None:
+        self._keys = keys
+        self._lines: dict[bytes, Line] = {}
+        self._where: dict[bytes, str] = {}
+
+    def read(self, path: Path, prompt_field: str, codec: TextCodec, longest: int) -> None:
+        """Add a file. Its lines must have been accepted as prompts (`read_prompts`).
+
+        Raises:
+            PromptError: as `read_prompts`.
+            RewardError: two lines have the same prompt and differ elsewhere: nobody could tell whose answer is right.
+        """
+        prompts = read_prompts(path, prompt_field, codec, longest)
+        with path.open(encoding="utf-8") as file:
+            rows = [(number, _whole(json.loads(row), prompt_field)) for number, row in enumerate(file, start=1) if row.strip()]
+        for ids, (number, row) in zip(prompts, rows, strict=True):
+            key, where = ids.tobytes(), f"{path.name}, line {number}"
+            kept = row if self._keys is None else {name: row[name] for name in self._keys if name in row}
+            if self._lines.setdefault(key, kept) != kept:
+                raise RewardError(
+                    f"{where} has the same prompt as {self._where[key]}, but differs otherwise; the reward reads more of a"
+                    " line than its prompt, so each prompt must stand in one line only"
+                )
+            self._where.setdefault(key, where)
+
+    def line(self, prompt_ids: list[int]) -> Line:
+        """The line of a prompt: its JSON object."""
+        return self._lines[np.asarray(prompt_ids, dtype=np.int64).tobytes()]
+
+
+def _whole(line: dict[str, Any], prompt_field: str) -> dict[str, Any]:
+    """The line; a prompt that is a conversation is its `messages`, unless it has others."""
+    return {MESSAGES: line[prompt_field]} | line if is_conversation(line[prompt_field]) else line

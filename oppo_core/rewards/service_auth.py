@@ -1,0 +1,66 @@
+"""Which reward services this process may talk to, and with which token: the operator's word, not the spec's.
+
+A spec comes from anybody who may submit; a service sees every answer, and a request from inside a network reaches what is not
+meant for everybody. So nothing is allowed unless the environment of the engine's process names it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import httpx
+
+from oppo_contract.spec import HttpReward
+from oppo_core.rewards import allowed_hosts
+from oppo_core.rewards.allowed_hosts import PORTS, place_of
+from oppo_core.rewards.errors import RewardError
+
+HOSTS_VARIABLE = "OPPO_REWARD_HOSTS"
+TOKEN_PREFIX = "OPPO_REWARD_"  # noqa: S105 - the beginning of a variable's name
+
+
+def allowed_url(given: str, environment: Mapping[str, str] = os.environ) -> httpx.URL:
+    """The service's address, once `OPPO_REWARD_HOSTS` allows its host and port.
+
+    Raises:
+        RewardError: the address is none, holds a password, or is not allowed; with what to set.
+    """
+    try:
+        url = httpx.URL(given)
+    except httpx.InvalidURL as error:
+        raise RewardError(f"models.reward.http.url is no address: {error}") from None
+    if url.scheme not in PORTS or not url.host:
+        raise RewardError("models.reward.http.url must be http://host… or https://host…")
+    if url.userinfo:
+        raise RewardError("models.reward.http.url holds a user or password; use token_variable, which no spec shows")
+    place = place_of(url)
+    if place not in allowed_places(environment):
+        told = environment.get(HOSTS_VARIABLE, "").strip()
+        raise RewardError(
+            f"the reward service {place} is not allowed here ({HOSTS_VARIABLE} is {told or 'not set'}); whoever runs this"
+            f" worker can allow it by {HOSTS_VARIABLE}={place}"
+        )
+    return url
+
+
+def allowed_places(environment: Mapping[str, str] = os.environ) -> set[str]:
+    """host:port of every entry of `OPPO_REWARD_HOSTS`. Raises RewardError for an entry that is none."""
+    try:
+        return allowed_hosts.allowed_places(HOSTS_VARIABLE, environment)
+    except ValueError as error:
+        raise RewardError(str(error)) from None
+
+
+def token_of(http: HttpReward, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The service's bearer token. Raises RewardError when the variable may not be read, is not set, or holds no token."""
+    name = http.token_variable
+    if name is None:
+        return None
+    if not name.startswith(TOKEN_PREFIX) or name == HOSTS_VARIABLE:
+        raise RewardError(f"models.reward.http.token_variable must start with {TOKEN_PREFIX} and not be {HOSTS_VARIABLE}: {name}")
+    token = environment.get(name, "")
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        state = "is not set" if not token else "holds characters that no token has"
+        raise RewardError(f"the environment variable {name}, named by models.reward.http.token_variable, {state}")
+    return token

@@ -1,0 +1,55 @@
+"""The scorers of sequential PPO: the critic sees whole answers only, and with one optimizer step a batch it reads them once."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oppo_core.models.host_device import on_host
+from oppo_core.ppo.critic import CriticUpdate
+from oppo_core.ppo.retained_forward import HeldForward
+from oppo_core.scoring.scored_sequence import Track
+from oppo_core.scoring.scorers import ScorerSet
+
+
+class WholeScorers(ScorerSet):
+    """A `ScorerSet` whose critic's one forward pass gives the step-start values and, its graph kept, the update."""
+
+    _held: HeldForward | None = None
+
+    def _read_critic(
+        self, tracks: dict[int, Track], tokens: dict[int, NDArray[np.int64]], finished: set[int], chunk: int
+    ) -> None:
+        """Nothing: the critic reads the batch when it is complete."""
+
+    def start_collect(self, sequence_ids: list[int]) -> None:
+        """See `Scoring.start_collect`."""
+        assert self.trainer is not None
+        rows = [self.tracks[i] for i in sequence_ids]
+        with self.trace.span("critic", "critic-prefill", rows=len(rows)):
+            self._held = self.trainer.hold([row.tokens for row in rows], [row.prompt_length for row in rows])
+            values = self._held.first
+        self._await_rewards(sequence_ids)
+        with self.trace.span("reward", "score", rows=len(rows)):
+            self._scores = self._scored(sequence_ids, on_host([[row] for row in values]))
+
+    def start_critic_update(self, update: CriticUpdate) -> None:
+        """See `Scoring.start_critic_update`; of the sequences that were collected last, in the same order."""
+        assert self.trainer is not None
+        with self.trace.span("critic", "update-critic", rows=len(update.sequence_ids)):
+            tokens = [self.tracks[i].tokens for i in update.sequence_ids]
+            self._metrics = self.trainer.update(tokens, update, self._held)
+        self.release(update.sequence_ids)
+
+    def start_trial(self, update: CriticUpdate) -> None:
+        """See `Scoring.start_trial`; of the sequences that were collected last, in the same order."""
+        assert self.trainer is not None
+        with self.trace.span("critic", "update-critic", rows=len(update.sequence_ids)):
+            tokens = [self.tracks[i].tokens for i in update.sequence_ids]
+            self._trial = self.trainer.attempt(tokens, update, self._held)
+        self._held = None
+
+    def release(self, sequence_ids: list[int]) -> None:
+        """See `Scoring.release`; the kept forward pass goes with them."""
+        self._held = None
+        super().release(sequence_ids)

@@ -1,0 +1,138 @@
+"""A recorded run as a simulation needs it: what was trained when, with which Δ and C, and how long everything took."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from oppo_contract.events import Event, Phase, Role, SpansEvent, StartedEvent, StepEvent, parse_event
+from oppo_contract.spec import RunSpec, load_spec
+from oppo_contract.spec_errors import SpecError
+
+Key = tuple[int, Role, Phase, int, int]  # step, role, phase, chunk, and the how many-th of its kind
+
+
+class RecordingError(ValueError):
+    """Events that cannot be replayed, with the reason and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One step. Times in seconds; `spans` by key, each once however many devices it occupied."""
+
+    window: tuple[float, float]
+    overcommit: int
+    chunk: int
+    tokens: int
+    spans: dict[Key, tuple[float, float]]
+    unknown_s: float  # seconds in which the actor's first device was idle for no recorded cause
+
+    @property
+    def seconds(self) -> float:
+        """Length of its window."""
+        return self.window[1] - self.window[0]
+
+
+@dataclass(slots=True)
+class Recording:
+    """A whole run, from its first step. `lengths` and `prompts`: response and prompt tokens of every trained answer by its id."""
+
+    spec: RunSpec
+    started: StartedEvent
+    decodes_on: int = 1  # devices that decode
+    steps: list[RecordedStep] = field(default_factory=list)
+    lengths: dict[int, int] = field(default_factory=dict)
+    prompts: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Sum of the steps' windows."""
+        return sum(step.seconds for step in self.steps)
+
+    def devices_of(self, role: Role) -> list[str]:
+        """Devices on which a role worked, in order."""
+        return [device for device, lane in self.started.lanes if lane == role]
+
+
+def read_recording(file: Path, spec: RunSpec | None = None) -> Recording:
+    """The run whose engine wrote `file`; its spec is `spec.json` beside it when none is given.
+
+    A run that was resumed counts as one: where a step was repeated, the later one.
+
+    Raises:
+        RecordingError: the file is no events file, begins after step 1, has steps without a timeline, or its spec is missing; or
+            it is one of several ranks'.
+    """
+    started, steps, timelines = None, dict[int, StepEvent](), dict[int, SpansEvent]()
+    for event in _events(file):
+        if isinstance(event, StartedEvent):
+            started = event
+        elif isinstance(event, StepEvent):
+            steps[event.step] = event
+        elif isinstance(event, SpansEvent):
+            timelines[event.step] = event
+    if started is None or not steps:
+        raise RecordingError(f"{file} records no complete step")
+    recording = Recording(spec or _spec_beside(file), started)
+    ranks = recording.spec.resources.ranks
+    if ranks > 1:
+        raise RecordingError(f"{file} tells what one of {ranks} ranks did; a replay needs all answers, so a run of one rank")
+    for number in range(1, max(steps) + 1):
+        if number not in steps:
+            raise RecordingError(f"{file} lacks step {number}; a replay needs the run from its first step on")
+        if number not in timelines or not timelines[number].trained:
+            raise RecordingError(f"{file} has no timeline with answer lengths for step {number}; set logging.spans_every to 1")
+        _add(recording, steps[number], timelines[number])
+    return recording
+
+
+def _add(recording: Recording, step: StepEvent, timeline: SpansEvent) -> None:
+    for sequence_id, prompt, response in timeline.trained:
+        recording.lengths[sequence_id], recording.prompts[sequence_id] = response, prompt
+    first = recording.devices_of("actor")[0]
+    decoding = {device for device, phase in zip(timeline.device, timeline.phase, strict=True) if phase == "decode"}
+    recording.decodes_on = max(recording.decodes_on, len(decoding))
+    recording.steps.append(
+        RecordedStep(
+            timeline.window_s, round(step.metrics["oppo/overcommit"]), round(step.metrics["oppo/chunk_size"]),
+            sum(response for _, _, response in timeline.trained), spans_by_key(timeline),
+            sum(end - start for device, cause, start, end in timeline.idle if (device, cause) == (first, "unknown")),
+        )
+    )  # fmt: skip
+
+
+def spans_by_key(timeline: SpansEvent) -> dict[Key, tuple[float, float]]:
+    """(start, end) of every span; those that differ in their device alone are one."""
+    columns = (timeline.start_s, timeline.end_s, timeline.role, timeline.phase, timeline.chunk)
+    counts: dict[tuple[Role, Phase, int], int] = defaultdict(int)
+    spans: dict[Key, tuple[float, float]] = {}
+    for start, end, role, phase, chunk in sorted(set(zip(*columns, strict=True))):
+        number = counts[role, phase, chunk]
+        counts[role, phase, chunk] += 1
+        spans[timeline.step, role, phase, chunk, number] = (start, end)
+    return spans
+
+
+def _events(file: Path) -> Iterator[Event]:
+    try:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n"):
+                    return  # still being written
+                try:
+                    yield parse_event(line)
+                except ValueError as error:
+                    raise RecordingError(f"{file}, line {number}, is not an event: {str(error).splitlines()[0]}") from None
+    except OSError as error:
+        raise RecordingError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _spec_beside(file: Path) -> RunSpec:
+    path = file.with_name("spec.json")
+    try:
+        return load_spec(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, SpecError) as error:
+        raise RecordingError(f"the run's spec is not beside its events ({path}: {error}); give it as well") from None

@@ -1,0 +1,1 @@
+"""The update half of a PPO step: strategies, several ranks, and what follows a result that is not finite."""

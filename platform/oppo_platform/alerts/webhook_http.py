@@ -1,0 +1,127 @@
+"""One POST to an address that a user wrote, by somebody inside our network.
+
+Guarantees: the name is resolved once and the connection goes to the very address that was checked, under the name's certificate,
+and its peer is looked at once more; no redirect is followed, no proxy used; the whole post ends within its time, however slowly
+the other side talks (the resolver keeps its own time); of the answer only the status is taken, and no more than its head is read.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings
+
+from oppo_platform.alerts.url_policy import NotAllowed, Target, parse_target, refuse
+
+
+class NotPosted(Exception):
+    """No answer came; the message says why, a sentence."""
+
+
+def post(url: str, body: bytes, headers: Mapping[str, str], within_s: float) -> int:
+    """Post, and return the HTTP status.
+
+    Args:
+        within_s: what it may take in all.
+
+    Raises:
+        NotAllowed: the address may not be posted to. NotPosted: nobody answered in time, or not in HTTP.
+    """
+    target = parse_target(url, settings.OPPO_WEBHOOK_PLAIN_HOSTS)
+    connection = _Checked(target, time.monotonic() + within_s)
+    ended = threading.Timer(within_s, connection.cut)
+    ended.daemon = True
+    ended.start()
+    try:
+        connection.request("POST", target.path, body=body, headers={"User-Agent": "OPPO-Platform", **headers})
+        status = connection.getresponse().status
+        if connection.was_cut:  # in the middle of the head
+            raise TimeoutError
+    except (OSError, http.client.HTTPException) as error:
+        if connection.was_cut or isinstance(error, TimeoutError):
+            raise NotPosted(f"{target.host} did not answer within {within_s:g} s.") from error
+        raise NotPosted(f"{target.host}: {_said(error)}") from error
+    finally:
+        ended.cancel()
+        connection.close()
+    return status
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid: {error.verify_message}."
+    return f"{type(error).__name__}: {str(error).strip() or 'the connection broke'}"[:300]
+
+
+class _Checked(http.client.HTTPConnection):
+    """A connection to an address that was checked."""
+
+    def __init__(self, target: Target, deadline: float) -> None:
+        super().__init__(target.host, target.port)
+        self.default_port = 443 if target.encrypted else 80  # for the Host header
+        self._target, self._deadline = target, deadline
+        self._raw: socket.socket | None = None
+        self.was_cut = False
+
+    def connect(self) -> None:
+        """Resolve, check, connect to what was checked, check the peer, and begin TLS."""
+        family, address = _resolved(self._target)
+        self._raw = socket.socket(family, socket.SOCK_STREAM)
+        self._raw.settimeout(self._left_s())
+        self._raw.connect(address)
+        _check(self._target.host, str(self._raw.getpeername()[0]))
+        self._raw.settimeout(self._left_s())
+        self.sock = self._raw
+        if self._target.encrypted:
+            context = ssl.create_default_context()
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            # Not in one go: `cut` must find the socket that shakes hands.
+            self.sock = context.wrap_socket(self._raw, server_hostname=self._target.host, do_handshake_on_connect=False)
+            self.sock.do_handshake()
+
+    def cut(self) -> None:
+        """End it from another thread: whoever reads or writes meets the end at once."""
+        self.was_cut = True
+        held = self.sock or self._raw
+        if held is None:
+            return
+        try:
+            held.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it has ended meanwhile
+            return
+
+    def close(self) -> None:
+        """Also a connection that got no further than its socket."""
+        super().close()
+        if self._raw is not None:
+            self._raw.close()
+
+    def _left_s(self) -> float:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+
+def _resolved(target: Target) -> tuple[socket.AddressFamily, Any]:
+    """The first address of the host. All of them must be allowed: a name that also points inside is no accident."""
+    try:
+        found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):
+        raise NotPosted(f"There is no host called {target.host}.") from None
+    for _, _, _, _, address in found:
+        _check(target.host, str(address[0]))
+    family, _, _, _, address = found[0]
+    return family, address
+
+
+def _check(host: str, address: str) -> None:
+    why = refuse(address, private_allowed=host in settings.OPPO_WEBHOOK_PRIVATE_HOSTS)
+    if why:
+        raise NotAllowed(f"{host} is not allowed: {why}.")

@@ -1,0 +1,65 @@
+"""What every operation of the JSON API has in common, around authentication and the deed itself, and what is no operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.utils.deprecation import MiddlewareMixin
+
+from oppo_platform.api.auth import SAFE, person_of, sends_token
+from oppo_platform.api.idempotency import HEADER, once
+from oppo_platform.api.problems import UNFORESEEN, problem, too_many
+from oppo_platform.api.rate_limit import Allowance, TooMany
+
+NOT_HERE = {
+    400: "The request is malformed, or its host is not this platform's.",
+    404: "There is no such call. /api/v1/openapi.json lists all of them.",
+    405: "This address does not take {method}.",
+    412: "What is there now is not what the request's conditions ask for.",
+    500: UNFORESEEN,
+}
+
+Run = Callable[..., HttpResponse]
+
+
+def as_usual(run: Run) -> Run:
+    """Decorates an operation: keys of writes are honoured, and the reply tells what is left of the token's minute."""
+
+    @wraps(run)
+    def operation(request: HttpRequest, **path: Any) -> HttpResponse:
+        try:
+            answer = _answer(run, request, path)
+        except TooMany as error:
+            return too_many(error)
+        allowance: Allowance | None = getattr(request, "allowance", None)
+        for name, value in (allowance.headers() if allowance else {}).items():
+            answer.headers[name] = value
+        return answer
+
+    return operation
+
+
+def _answer(run: Run, request: HttpRequest, path: dict[str, Any]) -> HttpResponse:
+    if HEADER not in request.headers or request.method in SAFE:
+        return run(request, **path)
+    user = person_of(request)
+    if user is None or (sends_token(request) and user.bound_token_id is None):
+        return run(request, **path)  # which says who may
+    return once(partial(run, request, **path), request, user)
+
+
+class ProblemsEverywhere(MiddlewareMixin):
+    """What Django itself answers below `/api/`, for an address that is none, say, are problem details as well."""
+
+    def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        """The response, or a problem in the place of Django's page."""
+        words = NOT_HERE.get(response.status_code)
+        if words is None or not request.path.startswith("/api/") or "json" in response.get("Content-Type", ""):
+            return response
+        answer = problem(response.status_code, words.format(method=request.method))
+        if response.has_header("Allow"):
+            answer.headers["Allow"] = ", ".join(sorted(response.headers["Allow"].replace(" ", "").split(",")))
+        return answer

@@ -1,0 +1,197 @@
+"""Wishes about a run at any moment of its life: pause, resume, cancel, make room, another priority, more time.
+
+    wish → signal (the next heartbeat carries it) → checkpoint → acknowledged by the outcome
+
+Guarantees. Each function is one transaction: run and attempt are locked (in this order), the move is a compare-and-set along
+the table, and a `Transition` or `Change` row is left. What nobody has claimed has no engine, ends at once and frees its devices.
+A wish comes with a deadline on the database's clock, kept in `Attempt.stop_by`; heartbeats carry what is left of it, and the
+supervisor kills the engine when it has passed. If the supervisor stays silent too, or goes on without an outcome, its lease is
+not renewed any more and decides. An engine that was asked to stop cannot be asked back; a later wish only changes what becomes
+of the run when it has stopped: pausing → paused, preempting → queued, cancelling → cancelled, however the engine stopped.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import DurationField, ExpressionWrapper, F, Sum, Value
+from django.db.models.functions import Coalesce
+
+from oppo_contract.states import ENDED, RunState
+from oppo_platform import clock
+from oppo_platform.accounts import audit
+from oppo_platform.notify import run_changed, wake_scheduler
+from oppo_platform.runs.allowed_actions import refusal
+from oppo_platform.runs.attempts import end_attempt
+from oppo_platform.runs.models import LIVE_ATTEMPT, PRIORITIES, Attempt, AttemptState, Change, Run
+from oppo_platform.runs.transitions import move_run
+
+S = RunState
+LONGEST_EXTENSION_H = 24 * 365.0
+
+
+class NotPossible(Exception):
+    """The wish means nothing in the run's present state, or not with this value; the message says why."""
+
+
+@transaction.atomic
+def cancel_run(run_id: int, actor: str) -> Run:
+    """End a run for good. One that has ended, or is being cancelled, stays as it is."""
+    run, attempt = _locked(run_id)
+    if run.state in ENDED or run.state == S.CANCELLING:
+        return run
+    said = f"Cancelled by {_name(actor)}."
+    if _signalled(attempt, settings.OPPO_CANCEL_DEADLINE_S):
+        move_run(run, S.CANCELLING, said, actor)
+    else:
+        _let_go(attempt, "cancelled", said)
+        move_run(run, S.CANCELLED, said, actor)
+    return run
+
+
+@transaction.atomic
+def pause_run(run_id: int, actor: str, why: str = "") -> Run:
+    """Hold a run, with a checkpoint if it trains, until `resume_run`. Raises `NotPossible` once it ends or is cancelled."""
+    run, attempt = _locked(run_id)
+    if run.state in (S.PAUSED, S.PAUSING):
+        return run
+    if run.state in ENDED or run.state == S.CANCELLING:
+        raise NotPossible(refusal("pause", run.state))
+    said = why or f"Paused by {_name(actor)}."
+    if _signalled(attempt, settings.OPPO_STOP_DEADLINE_S):
+        move_run(run, S.PAUSING, said, actor)
+    else:
+        _let_go(attempt, "paused", said)
+        move_run(run, S.PAUSED, said, actor)
+    return run
+
+
+@transaction.atomic
+def resume_run(run_id: int, actor: str) -> Run:
+    """Let a paused run wait for devices again, behind its equals; one that is pausing will, with its place, once it has stopped.
+
+    Raises:
+        NotPossible: it is neither, or has used up its time on devices.
+    """
+    run, _ = _locked(run_id)
+    if run.state not in (S.PAUSED, S.PAUSING):
+        raise NotPossible(refusal("resume", run.state))
+    now = clock.now()
+    if run.max_runtime_s is not None and seconds_on_devices(run, now) >= run.max_runtime_s:
+        raise NotPossible("It has used up its time on devices; extend it first.")
+    if run.state == S.PAUSING:
+        move_run(run, S.PREEMPTING, f"Resumed by {_name(actor)} while it was pausing; waits again once it has stopped.", actor)
+        return run
+    # Whoever is held does not wait: otherwise one could submit early, pause, and pass everybody later.
+    Run.objects.filter(pk=run.pk).update(queued_at=now, not_before=None)
+    move_run(run, S.QUEUED, f"Resumed by {_name(actor)}.", actor)
+    return run
+
+
+@transaction.atomic
+def preempt_run(run_id: int, reason: str, actor: str = "scheduler") -> bool:
+    """Ask a run to make room; it goes back to the queue with its checkpoint and its place.
+
+    Returns whether its devices are or will be free by this or an earlier wish; False: it holds none.
+    """
+    run, attempt = _locked(run_id)
+    if run.state in (S.PAUSING, S.PREEMPTING, S.CANCELLING):
+        return True
+    if attempt is None:
+        return False
+    if _signalled(attempt, settings.OPPO_STOP_DEADLINE_S):
+        move_run(run, S.PREEMPTING, reason, actor)
+    else:
+        _let_go(attempt, "preempted", reason)
+        move_run(run, S.QUEUED, reason, actor)
+    return True
+
+
+@transaction.atomic
+def set_priority(run_id: int, priority: int, actor: str) -> Run:
+    """Another priority within the team. Raises `NotPossible` outside 1 to 99, or once the run has ended."""
+    run, _ = _locked(run_id)
+    lowest, highest = PRIORITIES
+    if not lowest <= priority <= highest:
+        raise NotPossible(f"A priority is a whole number from {lowest} to {highest}.")
+    if run.state in ENDED or run.state == S.CANCELLING:
+        raise NotPossible(refusal("change", run.state))
+    if priority != run.priority:
+        _change(run, "priority", f"Priority {run.priority} became {priority}.", actor, priority=priority)
+    return run
+
+
+@transaction.atomic
+def extend_run(run_id: int, hours: float, actor: str) -> Run:
+    """Give a run with a time limit so many hours more. Raises `NotPossible` without a limit, or once the run has ended."""
+    run, _ = _locked(run_id)
+    if run.state in ENDED or run.state == S.CANCELLING:
+        raise NotPossible(refusal("extend", run.state))
+    if run.max_runtime_s is None:
+        raise NotPossible("It has no limit on its time on devices, so there is nothing to extend.")
+    if not 0 < hours <= LONGEST_EXTENSION_H:
+        raise NotPossible(f"Give hours above 0, at most {LONGEST_EXTENSION_H:,.0f}.")
+    limit_s = run.max_runtime_s + 3600 * hours
+    _change(run, "time limit", f"{hours:g} h more on devices, {limit_s / 3600:.4g} h in all.", actor, max_runtime_s=limit_s)
+    return run
+
+
+def seconds_on_devices(run: Run, now: datetime) -> float:
+    """How long engines of the run have held devices, from each claim to the attempt's end."""
+    spans = Attempt.objects.filter(run=run, claimed_at__isnull=False).values_list("claimed_at", "ended_at")
+    return sum(((ended or now) - claimed).total_seconds() for claimed, ended in spans)
+
+
+def pause_overtime(now: datetime) -> int:
+    """Pause runs whose time on devices is used up. Returns how many. Part of the scheduler's cycle.
+
+    One that somebody ends at this moment needs no pause.
+    """
+    held = ExpressionWrapper(Coalesce("attempts__ended_at", Value(now)) - F("attempts__claimed_at"), DurationField())
+    limited = Run.objects.filter(state__in=(S.STARTING, S.RUNNING), max_runtime_s__isnull=False)
+    rows = limited.annotate(held=Sum(held)).order_by("pk").values_list("pk", "max_runtime_s", "held")
+    spent = [(run_id, limit_s) for run_id, limit_s, span in rows if span is not None and span.total_seconds() >= limit_s]
+    paused = 0
+    for run_id, limit_s in spent:
+        with suppress(NotPossible):
+            pause_run(run_id, "scheduler", f"Its {limit_s / 3600:.4g} h on devices are used up. Extend and resume it.")
+            paused += 1
+    return paused
+
+
+def _locked(run_id: int) -> tuple[Run, Attempt | None]:
+    """The run and its live attempt, locked in this order."""
+    run = Run.objects.select_for_update().get(pk=run_id)
+    return run, Attempt.objects.select_for_update().filter(run=run, state__in=LIVE_ATTEMPT).first()
+
+
+def _signalled(attempt: Attempt | None, within_s: float) -> bool:
+    """Whether an engine is, or may be, at work: then it has until `stop_by`. A later wish may shorten that, never lengthen it."""
+    if attempt is None or attempt.state == AttemptState.ALLOCATED:
+        return False
+    deadline = clock.now() + timedelta(seconds=within_s)
+    attempt.stop_by = deadline if attempt.stop_by is None else min(attempt.stop_by, deadline)
+    attempt.save(update_fields=["stop_by"])
+    return True
+
+
+def _let_go(attempt: Attempt | None, outcome: str, reason: str) -> None:
+    if attempt is not None:
+        end_attempt(attempt, AttemptState.ENDED, outcome, reason)
+
+
+def _change(run: Run, what: str, said: str, actor: str, **values: float) -> None:
+    Run.objects.filter(pk=run.pk).update(cursor=F("cursor") + 1, **values)
+    Change.objects.create(run=run, what=what, reason=said, actor=actor, at=clock.now())
+    if actor.startswith(audit.PERSON):
+        audit.record(run.project.team_id, actor, "run.change", f"run {run.pk} {run.name}", **values)
+    run.refresh_from_db(fields=["cursor", *values])
+    run_changed(run.pk)
+    wake_scheduler()
+
+
+def _name(actor: str) -> str:
+    return actor.removeprefix("user:")

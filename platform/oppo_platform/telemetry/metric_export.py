@@ -1,0 +1,52 @@
+"""Metrics in full resolution, as they were told, a step a line. Memory holds some thousand steps at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from asgiref.sync import sync_to_async
+
+from oppo_platform.runs.models import Run
+from oppo_platform.telemetry.axes import AXIS_KEYS
+from oppo_platform.telemetry.metric_reader import Parts, Range, read_points, reigns
+from oppo_platform.telemetry.selectors import matching
+
+STEPS_A_READ = 5000
+
+
+async def raw_metrics(run: Run, keys: Sequence[str], within: Range) -> AsyncIterator[bytes]:
+    """Newline-delimited JSON: `{"step", "wall", "tokens", "gpu_seconds", key: value, …}`, ascending by step.
+
+    A metric that was not told in a step is not in its line; one that was not finite is null. Steps of which nothing was told are
+    left out.
+    """
+    parts, wanted = await sync_to_async(_begin)(run, keys)
+    after, last = max(within.after, -1), min(within.until, run.step)
+    while after < last:
+        until = min(after + STEPS_A_READ, last)
+        yield await sync_to_async(_lines)(run.pk, parts, wanted, Range(after, until))
+        after = until
+
+
+def _begin(run: Run, keys: Sequence[str]) -> tuple[Parts, list[str]]:
+    return {run.pk: reigns(run)}, matching(run, keys)
+
+
+def _lines(run_id: int, parts: Parts, keys: list[str], within: Range) -> bytes:
+    axes = {key: key.removeprefix("@") for key in AXIS_KEYS}
+    rows: dict[int, dict[str, float | None]] = {}
+    found = read_points(parts, [*keys, *axes], within)
+    told = {int(step) for key in keys if (run_id, key) in found for step in found[run_id, key][0]}
+    for name in [*axes, *keys]:
+        for step, value in _points(found.get((run_id, name))):
+            if step in told:
+                rows.setdefault(step, {})[axes.get(name, name)] = value
+    lines = (json.dumps({"step": step, **rows[step]}, ensure_ascii=False) + "\n" for step in sorted(rows))
+    return "".join(lines).encode()
+
+
+def _points(series: tuple[Sequence[int], Sequence[float]] | None) -> Iterator[tuple[int, float | None]]:
+    for step, value in zip(*series, strict=True) if series is not None else ():
+        yield int(step), float(value) if math.isfinite(value) else None

@@ -1,0 +1,116 @@
+"""Which runs have changed, and what they are like now: one LISTEN connection a process, fanned out in memory to all streams.
+
+A notification is a hint and may be lost: whoever waits also looks by itself every few seconds (`stream`). While the connection is
+away everybody is woken when it is back, because anything may have happened meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+import structlog
+from django.db import connection
+
+from oppo_platform.notify import RUNS
+from oppo_platform.telemetry.summary_cache import Heads
+
+log = structlog.get_logger(__name__)
+
+RECONNECT_S = 1.0
+
+
+class Subscription:
+    """One stream's ear: set when one of its runs has changed."""
+
+    def __init__(self, run_ids: Iterable[int]) -> None:
+        self.run_ids = frozenset(run_ids)
+        self._changed = asyncio.Event()
+
+    def wake(self) -> None:
+        """Something changed."""
+        self._changed.set()
+
+    async def changed(self, within_s: float) -> bool:
+        """Wait for a change, at most `within_s` seconds; whether there was one."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), within_s)
+        except TimeoutError:
+            return False
+        self._changed.clear()
+        return True
+
+
+class RunFeed:
+    """The process's listener. It runs while somebody subscribes. `heads` are the runs as they are now."""
+
+    def __init__(self) -> None:
+        self.heads = Heads()
+        self._of_run: defaultdict[int, set[Subscription]] = defaultdict(set)
+        self._listener: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def subscribe(self, run_ids: Iterable[int]) -> AsyncIterator[Subscription]:
+        """Hear of these runs for as long as the block lasts."""
+        subscription = Subscription(run_ids)
+        for run_id in subscription.run_ids:
+            if not self._of_run[run_id]:
+                self.heads.forget(run_id)  # nobody heard of its changes
+            self._of_run[run_id].add(subscription)
+        if self._listener is None or self._listener.done():
+            self._listener = asyncio.create_task(self._listen(), name="run-feed")
+        try:
+            yield subscription
+        finally:
+            self._leave(subscription)
+
+    def _leave(self, subscription: Subscription) -> None:
+        for run_id in subscription.run_ids:
+            self._of_run[run_id].discard(subscription)
+            if not self._of_run[run_id]:
+                del self._of_run[run_id]
+                self.heads.forget(run_id)
+        if not self._of_run and self._listener is not None:
+            self._listener.cancel()
+            self._listener = None
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(**listen_params(), autocommit=True) as listening:
+                    await listening.execute(f"LISTEN {RUNS}")
+                    self._wake_all()
+                    async for notice in listening.notifies():
+                        self._wake(int(notice.payload))
+            except psycopg.Error as error:
+                log.warning("live feed lost its connection, trying again", error=str(error).strip())
+            await asyncio.sleep(RECONNECT_S)
+
+    def _wake(self, run_id: int) -> None:
+        if listening := self._of_run.get(run_id):
+            self.heads.forget(run_id)
+            for subscription in listening:
+                subscription.wake()
+
+    def _wake_all(self) -> None:
+        for run_id in list(self._of_run):
+            self._wake(run_id)
+
+
+def listen_params() -> dict[str, Any]:
+    """How to reach the database with a connection of one's own."""
+    params = connection.get_connection_params()
+    return {key: params[key] for key in ("dbname", "user", "password", "host", "port") if key in params}
+
+
+_feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, RunFeed] = WeakKeyDictionary()
+
+
+def feed() -> RunFeed:
+    """The feed of the running event loop."""
+    return _feeds.setdefault(asyncio.get_running_loop(), RunFeed())
