@@ -17,6 +17,6 @@ def find_everything() -> None:
 
 if __name__ == "__main__":
     find_everything()
-    from gpu.command import main
+    from oppo_bench.gpu.command import main
 
     sys.exit(main())

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from oppo_bench.quiet import Machine
+from oppo_bench.machine_load import Machine
 
 
 @dataclass(frozen=True, slots=True)

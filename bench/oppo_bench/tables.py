@@ -16,6 +16,19 @@ def console() -> Console:
     return on_screen if on_screen.is_terminal else Console(width=WIDTH_OF_A_FILE)
 
 
+def show(title: str, results: list[Result]) -> None:
+    """Print figures: median (or what the name says), least, most, repetitions."""
+    table = Table(title=title, title_justify="left")
+    for column in ("figure", "median", "min", "max", "n"):
+        table.add_column(column, justify="left" if column == "figure" else "right")
+    for r in results:
+        shown = (
+            f"{figure:,.3f}" if r.unit != "ms" and abs(figure) < 100 else f"{figure:,.1f}" for figure in (r.median, r.min, r.max)
+        )
+        table.add_row(f"{r.name} [{r.unit}]", *shown, str(r.n))
+    console().print(table)
+
+
 def case_table(case: str, variants: list[str], results: list[Result]) -> Table:
     """A line a variant: time a trained token with its spread, time a step, ratios and shares (docs/performance.md)."""
     named = {result.name: result for result in results}

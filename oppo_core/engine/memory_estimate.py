@@ -24,7 +24,7 @@ from oppo_core.vllm.weight_transfer import pack_bytes
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 TOKEN_BYTES = 8
 # Kept for the backward pass, numbers a token, layer and unit of width: inputs and outputs of attention and feed-forward part, or
-# what `training.recompute` leaves of them. Counted (oppo_bench.live_bytes): 32, 16 and 1 in the shapes of Qwen 2.5.
+# what `training.recompute` leaves of them. Counted (oppo_bench.engine.live_bytes): 32, 16 and 1 in the shapes of Qwen 2.5.
 ACTIVATIONS_A_UNIT = {"off": 34, "head": 34, "selective": 17, "full": 1}
 # Numbers a token and unit of width while one block is computed again, and its gradients are.
 BLOCK_AGAIN = {"selective": 30, "full": 44}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from importlib.metadata import entry_points, version
 
 import click
 
@@ -33,8 +34,6 @@ COMMANDS = {
     "trace": "oppo_cli.trace:trace",
     "export": "oppo_cli.export:export",
     "simulate": "oppo_cli.simulate:simulate",
-    "cluster": "oppo_cli.cluster:cluster",
-    "bench": "oppo_cli.bench:bench",
     "admin": "oppo_cli.platform_commands:admin",
     "login-link": "oppo_cli.platform_commands:login_link",
     "manage": "oppo_cli.platform_commands:manage",
@@ -48,13 +47,16 @@ COMMANDS = {
     "worker": "oppo_cli.worker_commands:worker",
 }
 
+# Entry points of this group are commands too: `oppo bench` and `oppo cluster` come from `oppo_bench` (pyproject.toml).
+COMMAND_GROUP = "oppo.commands"
+
 OURS = frozenset({"oppo_cli", "oppo_client", "oppo_contract", "oppo_platform", "oppo_core", "oppo_bench", "worker"})
 
 OF_THE_ENGINE = frozenset({"torch", "transformers", "tokenizers", "safetensors", "peft"})
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named as module:attribute."""
+    """A group whose commands are named as `module:attribute` and imported when they are used."""
 
     def __init__(self, lazy: Mapping[str, str], **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -84,6 +86,20 @@ class LazyGroup(click.Group):
             raise _lacking(missing) from missing
 
 
+class CommandLine(LazyGroup):
+    """`oppo`: the commands of this package, then those that other installed packages register in `COMMAND_GROUP`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order in which they are documented."""
+        return [*super().list_commands(ctx), *sorted(entry_points(group=COMMAND_GROUP).names)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command."""
+        if cmd_name not in self._lazy:
+            self._lazy = {**self._lazy, **{entry.name: entry.value for entry in entry_points(group=COMMAND_GROUP)}}
+        return super().get_command(ctx, cmd_name)
+
+
 def _without(name: str, missing: ModuleNotFoundError) -> click.Command:
     """A command that is listed, and says what it lacks when it is used."""
     lacking = _lacking(missing)
@@ -107,14 +123,8 @@ def _lacking(missing: ModuleNotFoundError) -> click.ClickException:
     )
 
 
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("oppo-platform")
-
-
-@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(_version(), message="oppo %(version)s")
+@click.group(cls=CommandLine, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("oppo-platform"), message="oppo %(version)s")
 def main() -> None:
     """PPO-based RLHF that wastes no GPU: a training engine, a queue and live dashboards.
 

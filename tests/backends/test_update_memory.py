@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from oppo_bench.live_bytes import LiveBytes
+from oppo_bench.engine.live_bytes import LiveBytes
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec, Ppo, TinyArchitecture, Training
 from oppo_core.engine import memory_estimate

@@ -165,7 +165,7 @@ def post(url: str, token: str, message: wire.Wire) -> dict[str, Any]:
 
 
 def test_it_runs_from_the_wheel_and_not_from_the_checkout(installed: Installation) -> None:
-    parts = ("oppo_platform", "oppo_core", "worker", "oppo_bench.engine")
+    parts = ("oppo_platform", "oppo_core", "worker", "oppo_bench.engine.race")
     files = ", ".join(f"{part}.__file__" for part in parts)
     used = installed.run("python", "-c", f"import sys, {', '.join(parts)}; print(*sys.path, {files})").split()
     assert str(ROOT) not in used

@@ -14,15 +14,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from oppo_bench import memory, workload
-from oppo_bench.contestant import Contestant
 from oppo_bench.document import Result, document
-from oppo_bench.engine import Measured, Plan, race, results_of
-from oppo_bench.floor import STAGES
-from oppo_bench.models import models_of, roles
-from oppo_bench.padding import GROUPING, in_order, unsorted
-from oppo_bench.quiet import Machine, Watch
-from oppo_bench.workload import FLOOR, VARIANTS, Lengths, Load, Size, spec_of, write_prompts
+from oppo_bench.engine import memory, workload
+from oppo_bench.engine.engine_runner import Contestant
+from oppo_bench.engine.floor import STAGES
+from oppo_bench.engine.models import models_of, roles
+from oppo_bench.engine.padding import GROUPING, in_order, unsorted
+from oppo_bench.engine.race import Measured, Plan, race, results_of
+from oppo_bench.engine.workload import FLOOR, VARIANTS, Lengths, Load, Size, spec_of, write_prompts
+from oppo_bench.machine_load import Machine, Watch
 from oppo_cli.main import main
 from oppo_core.ppo.microbatching import ragged_batches
 from oppo_core.rollout.sequence import Sequence

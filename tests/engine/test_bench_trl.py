@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from oppo_bench.against_trl import Peer, PeerError, Turn, results_of
-from oppo_bench.models import models_of, peer_models_of
+from oppo_bench.engine.models import models_of, peer_models_of
+from oppo_bench.engine.workload import SIZES, Size
 from oppo_bench.peer_environment import READY, TRL, PeerEnvironmentError, python_of
-from oppo_bench.workload import SIZES, Size
+from oppo_bench.trl.race import Peer, PeerError, Turn, results_of
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.model_io import load_model
 from oppo_core.rollout.tokenizer import FileCodec

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from gpu import check, command, figures, warehouse
-from gpu.cases import ON_GPU, SHAPES, SHORT, UPDATES, VARIANTS, Cell, cells_of, planned_of
-from gpu.floor import Ceilings, Work, floors, needs
-from gpu.racing import Entrant, Race, all_on_one_device
-from gpu.warehouse import Warehouse
-from oppo_bench.imposed import ImposedDeviceDecoder, PaddedDeviceDecoder, impose_on_vllm
-from oppo_bench.levers import LEVERS
-from oppo_bench.models import roles
-from oppo_bench.workload import spec_of, write_prompts
+from oppo_bench.engine.fixed_lengths import ImposedDeviceDecoder, PaddedDeviceDecoder, impose_on_vllm
+from oppo_bench.engine.memory_options import LEVERS
+from oppo_bench.engine.models import roles
+from oppo_bench.engine.workload import spec_of, write_prompts
+from oppo_bench.gpu import check, command, figures, random_models
+from oppo_bench.gpu.cases import ON_GPU, SHAPES, SHORT, UPDATES, VARIANTS, Cell, cells_of, planned_of
+from oppo_bench.gpu.floor import Ceilings, Work, floors, needs
+from oppo_bench.gpu.racing import Entrant, Race, all_on_one_device
+from oppo_bench.gpu.random_models import Warehouse
 from oppo_core.models.adapters import merged_weights
 from oppo_core.rollout.decoder import DecodeSettings, Decoding
 from oppo_core.rollout.sequence import Sequence
@@ -154,9 +154,9 @@ def test_the_stand_in_builds_the_same_specs(tmp_path: Path) -> None:
 import json
 from pathlib import Path
 import pydantic
-from gpu.cases import ON_GPU, SHORT, VARIANTS, Cell
-from oppo_bench.models import roles
-from oppo_bench.workload import spec_of
+from oppo_bench.gpu.cases import ON_GPU, SHORT, VARIANTS, Cell
+from oppo_bench.engine.models import roles
+from oppo_bench.engine.workload import spec_of
 assert "bench/gpu/bare" in pydantic.__file__
 cells = [Cell("tiny", 4, tuple(VARIANTS), SHORT), ON_GPU[0], ON_GPU[-1]]
 models = roles({"path": "/a"}, {"path": "/b"})
@@ -230,9 +230,9 @@ def test_the_whole_command_with_torch_and_transformers_alone(tmp_path: Path) -> 
 def test_adapters_and_bfloat16(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What 7B is on a GPU, small."""
     monkeypatch.setitem(SHAPES, "tiny", replace(SHAPES["tiny"], dtype="bfloat16"))
-    for module in (warehouse, command, figures):
+    for module in (random_models, command, figures):
         monkeypatch.setattr(module, "ADAPTED", ("tiny",))
-    monkeypatch.setattr(warehouse, "UNTIED", ("tiny",))
+    monkeypatch.setattr(random_models, "UNTIED", ("tiny",))
     file = tmp_path / "gpu.json"
     asked = ["--batches", "4", "--variants", "both", "--repetitions", "1", "--seconds", "60", "--json", str(file)]
     assert command.main([*TINY, *asked]) == command.OK

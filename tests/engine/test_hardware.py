@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from oppo_bench.contestant import Contestant
-from oppo_bench.models import models_of
-from oppo_bench.workload import VARIANTS, Lengths, Load, Size, spec_of, write_prompts
+from oppo_bench.engine.engine_runner import Contestant
+from oppo_bench.engine.models import models_of
+from oppo_bench.engine.workload import VARIANTS, Lengths, Load, Size, spec_of, write_prompts
 from oppo_core.trace import gpu_stats
 from oppo_core.trace.gpu_stats import Driver, Gpus, NoHardware, hardware_of, stated_flops
 

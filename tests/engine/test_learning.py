@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.learning import KL_LIMIT_NATS, RISE_WANTED_SE, VARIANTS, outcome, table, train
 from examples.letters.learning import Judgement, judge, read_prompts
 from examples.letters.prepare import Settings, prepare
+from oppo_bench.studies.learning import KL_LIMIT_NATS, RISE_WANTED_SE, VARIANTS, outcome, table, train
 
 SEED, STEPS = 0, 30
 TASK = Settings(train_prompts=800, pretraining_answers=4000, compared_prompts=600, sampled_answers=256)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from oppo_bench.live_bytes import LiveBytes
+from oppo_bench.engine.live_bytes import LiveBytes
 from oppo_core.models import activation_checkpointing, packed
 from oppo_core.models.packed import Packed, fused_alone, seen
 from oppo_core.ppo.microbatching import packed_batches

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from oppo_bench.peer_environment import Packages, python_of
-from oppo_bench.trackers.tracker import Server
+from oppo_bench.telemetry.peer_trackers.tracker import Server
 from oppo_contract.events import Event
 
 # As in pyproject.toml, but for the whole of MLflow: its server is the peer.

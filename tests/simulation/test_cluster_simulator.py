@@ -16,10 +16,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oppo_cli.main import main
-from oppo_platform.scheduling import policy
-from oppo_platform.scheduling.policy import Decisions, PolicySettings, Preemption, Snapshot
-from oppo_platform.scheduling.simulator import (
+from oppo_bench.cluster import (
     Cluster,
     Conduct,
     Outcome,
@@ -37,7 +34,10 @@ from oppo_platform.scheduling.simulator import (
     simulate,
     synthesize,
 )
-from oppo_platform.scheduling.simulator.fairness import entitled, jain
+from oppo_bench.cluster.fairness import entitled, jain
+from oppo_cli.main import main
+from oppo_platform.scheduling import policy
+from oppo_platform.scheduling.policy import Decisions, PolicySettings, Preemption, Snapshot
 
 PLANNERS: dict[str, Planner] = {"policy": policy.plan, "fifo": fifo, "easy": easy}
 AT_ONCE = Conduct(cycle_s=0.001)

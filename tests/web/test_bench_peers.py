@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from oppo_bench.trackers.tracker import Server, TrackerError
-from oppo_cli.bench_peers import results_of
+from oppo_bench.telemetry.peer_trackers.tracker import Server, TrackerError
+from oppo_bench.telemetry.peers import results_of
 
 
 def test_ratios_are_taken_repetition_by_repetition() -> None:

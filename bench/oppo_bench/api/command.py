@@ -1,0 +1,160 @@
+"""`oppo bench api`: the ten most used calls of the API with 10,000 runs in the database, through a real web process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oppo_bench.api.load import RUNS, Crowd, crowd
+from oppo_bench.report import keep
+from oppo_bench.scheduler.command import bench_servers, other_programs
+from oppo_bench.tables import show
+from oppo_bench.telemetry import load as load
+from oppo_bench.telemetry.command import bench_client, bench_web
+
+if TYPE_CHECKING:
+    import httpx
+
+    from oppo_bench.document import Result
+
+CLIENTS = 8
+REPETITIONS, QUICK = 60, 10
+WINDOWS, WINDOW_S, QUICK_WINDOW_S = 5, 10.0, 2.0
+
+Call = Callable[["httpx.Client", int], "httpx.Response"]
+
+
+@click.command()
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures as JSON as well.")
+@click.option("--quick", is_flag=True, help="A tenth of the runs, fewer repetitions.")
+def api(json_file: Path | None, quick: bool) -> None:
+    """Time the calls that page, client and command line make most, on a real PostgreSQL and Valkey.
+
+    First each call by itself, the ten in turn, over one connection; then eight clients at once that make the ten in turn, for
+    requests a second. Times are those of whole replies.
+    """
+    before = other_programs()
+    scale, repetitions, window_s = (10, QUICK, QUICK_WINDOW_S) if quick else (1, REPETITIONS, WINDOW_S)
+    settings = {
+        "runs": RUNS // scale, "clients": CLIENTS, "repetitions": repetitions, "windows": WINDOWS, "window_s": window_s,
+    }  # fmt: skip
+    results: list[Result] = []
+    with bench_servers(), bench_web() as (base_url, _):
+        click.echo(f"{RUNS // scale:,} runs …", err=True)
+        owner = load.tenant()
+        calls = calls_on(crowd(owner, scale))
+        click.echo("one client …", err=True)
+        with bench_client(base_url, owner.token) as client:
+            results += alone(client, calls, repetitions)
+        keep("api", before, settings, results, json_file)
+        click.echo(f"{CLIENTS} clients …", err=True)
+        results += together(base_url, owner.token, calls, window_s)
+        keep("api", before, settings, results, json_file)
+    show("API", results)
+    for when, machine in {"before": before, "after": other_programs()}.items():
+        click.echo(f"Load {when}: {machine.load:.2f}; other programs used {machine.other_cores or 0.0:.2f} cores {when}.")
+
+
+def calls_on(there: Crowd) -> dict[str, Call]:
+    """The ten calls by operation id; the number picks one of the runs that have told much."""
+
+    def of_a_run(path: str, **query: Any) -> Call:
+        return lambda client, n: _get(client, f"runs/{there.told[n % len(there.told)]}{path}", **query)
+
+    compared = ",".join(map(str, there.told[:5]))
+    return {
+        "list_runs": lambda client, n: _get(client, "runs", sort=("-reward", "")[n % 2], limit=50),
+        "show_run": of_a_run(""),
+        "show_metrics": of_a_run("/metrics", keys="critic/score/mean,timing_s/step", max_points=1000),
+        "show_timeline": of_a_run("/timeline", from_step=1, to_step=20),
+        "list_samples": of_a_run("/samples", sort="-score", limit=20),
+        "show_logs": of_a_run("/logs", limit=1000),
+        "list_events": of_a_run("/events", limit=100),
+        "compare_runs": lambda client, n: _get(client, "compare", runs=compared, keys="critic/score/mean", max_points=300),
+        "show_queue": lambda client, n: _get(client, "queue"),
+        "submit_run": lambda client, n: _checked(client.post("/api/v1/runs", json={"spec": there.spec})),
+    }
+
+
+def _get(client: httpx.Client, path: str, **query: Any) -> httpx.Response:
+    return _checked(client.get(f"/api/v1/{path}", params=query))
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    return answer.raise_for_status()
+
+
+def alone(client: httpx.Client, calls: dict[str, Call], repetitions: int) -> list[Result]:
+    """Each call by one client, in turn; the first two rounds are left out."""
+    from oppo_bench.document import Result
+
+    taken: dict[str, list[float]] = defaultdict(list)
+    for n in range(-2, repetitions):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call(client, n)
+            if n >= 0:
+                taken[name].append(1e3 * (time.perf_counter() - start))
+    return [
+        *(Result.tail(f"{name}_ms/p95", "ms", times) for name, times in taken.items()),
+        *(Result.of(f"{name}_ms", "ms", times) for name, times in taken.items()),
+    ]
+
+
+def together(base_url: str, token: str, calls: dict[str, Call], window_s: float) -> list[Result]:
+    """Requests a second of several clients at once, window by window, and how long their requests took meanwhile."""
+    from oppo_bench.document import Result
+
+    rates, taken = [], list[float]()
+    for _ in range(WINDOWS):
+        told = _window(base_url, token, calls, window_s)
+        rates.append(len(told) / window_s)
+        taken += told
+    return [
+        Result.of("requests_per_s", "1/s", rates),
+        Result.tail("together_ms/p95", "ms", taken),
+        Result.of("together_ms", "ms", taken),
+    ]
+
+
+def _window(base_url: str, token: str, calls: dict[str, Call], window_s: float) -> list[float]:
+    """Milliseconds of every request that ended within the window. Raises what a client met."""
+    taken, faults, start = list[float](), list[Exception](), threading.Barrier(CLIENTS)
+    ways = list(calls.values())
+
+    def one(number: int) -> None:
+        try:
+            with bench_client(base_url, token) as client:
+                _get(client, "me")  # connected, before the time begins
+                start.wait()
+                _ask_until(time.perf_counter() + window_s, client, ways[number:] + ways[:number], taken)
+        except Exception as error:  # noqa: BLE001 - told by the thread that waits for all
+            start.abort()
+            faults.append(error)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for fault in faults:
+        if not isinstance(fault, threading.BrokenBarrierError):
+            raise fault
+    return taken
+
+
+def _ask_until(end: float, client: httpx.Client, ways: list[Call], taken: list[float]) -> None:
+    """Ask in turn until the time is over; the last request, which ends after it, does not count."""
+    n = 0
+    while (begun := time.perf_counter()) < end:
+        ways[n % len(ways)](client, n)
+        done = time.perf_counter()
+        if done <= end:
+            taken.append(1e3 * (done - begun))
+        n += 1

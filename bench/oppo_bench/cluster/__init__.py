@@ -1,0 +1,35 @@
+"""The cluster simulator: the scheduling policy, FIFO and FIFO + EASY backfill on one trace of submissions.
+
+`read_trace` and `synthesize` give a trace, `simulate` plays it under one planner on virtual time, `figures_of` says how it went.
+docs/scheduling.md shows what comes out. No Django, no database, no clock: equal traces and conduct give equal outcomes.
+"""
+
+from oppo_bench.cluster.baselines import easy, fifo
+from oppo_bench.cluster.figures import Figures, Spread, figures_of
+from oppo_bench.cluster.simulation import Conduct, Hold, Outcome, Planner, Wait, simulate
+from oppo_bench.cluster.synthetic_trace import SHAPES, Recipe, synthesize
+from oppo_bench.cluster.trace import Cluster, PoolOfNodes, Submission, TeamInTrace, Trace, TraceError, read_trace
+
+__all__ = [
+    "SHAPES",
+    "Cluster",
+    "Conduct",
+    "Figures",
+    "Hold",
+    "Outcome",
+    "Planner",
+    "PoolOfNodes",
+    "Recipe",
+    "Spread",
+    "Submission",
+    "TeamInTrace",
+    "Trace",
+    "TraceError",
+    "Wait",
+    "easy",
+    "fifo",
+    "figures_of",
+    "read_trace",
+    "simulate",
+    "synthesize",
+]

@@ -1,0 +1,108 @@
+"""`oppo bench engine`: the ways to overlap a PPO step, raced against each other."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from oppo_bench.report import explain, keep, settings_of
+from oppo_cli.home import Refusal
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from oppo_bench.engine.race import Plan
+    from oppo_bench.engine.workload import Load
+
+DEFAULT_SIZES = {"cpu": "S,M", "cuda": "G1,G2"}
+DEFAULT_BATCHES = {"cpu": "16", "cuda": "32"}
+# Repetitions and steps in each; a GPU's sizes must be done within six minutes.
+AMOUNT = {"cpu": (5, 4), "cuda": (3, 1)}
+MAX_AGE = {"cpu": 3, "cuda": 2}
+QUICK = (3, 2)
+
+
+@click.command()
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures as JSON as well.")
+@click.option("--quick", is_flag=True, help=f"Size S only, {QUICK[0]} repetitions of {QUICK[1]} steps, unless told otherwise.")
+@click.option("--sizes", help="S, M, L (own architecture), G1, G2 (Qwen2.5-0.5B and 1.5B shapes). Default: S,M; on cuda G1,G2.")
+@click.option("--batches", help="B, for instance 8,16,32. Default: 16; on cuda 32.")
+@click.option("--variants", help="Which of them, by name. Default: all; on cuda a selection.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of everything drawn.")
+@click.option("--reps", type=click.IntRange(min=1), help="Repetitions.")
+@click.option("--steps", type=click.IntRange(min=1), help="PPO steps a variant in each repetition.")
+@click.option("--max-age", type=click.IntRange(1, 100), help="Most steps for which an answer is deferred. Default: 3; on cuda 2.")
+@click.option("--chunk", type=click.IntRange(1, 512), default=16, show_default=True, help="C, tokens between two hand-overs.")
+@click.option("--threads", type=click.IntRange(min=1), help="Cores that every variant may use. Default: all.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where the engine runs.")
+def engine(
+    json_file: Path | None, quick: bool, sizes: str | None, batches: str | None, variants: str | None, seed: int,
+    reps: int | None, steps: int | None, max_age: int | None, chunk: int, threads: int | None, device: str,
+) -> None:  # fmt: skip
+    """Time a trained token and a step of every way to overlap PPO, and their distance from the floor.
+
+    The engine itself runs, in its own processes and with its own threads; only the lengths of the answers are imposed, so that
+    every variant does the same work. Variants take turns step by step.
+    """
+    from oppo_bench.engine.threads import wait_as_the_engine_does
+
+    wait_as_the_engine_does()  # before torch is imported
+    try:
+        from oppo_bench.engine.race import Plan
+        from oppo_bench.engine.workload import FLOOR, ON_GPU, SIZES, VARIANTS, Lengths, Load
+    except ImportError as error:
+        raise Refusal(f"The engine is not installed here: {error}. README, “Choosing torch”, says how to install it.") from error
+
+    from oppo_bench.document import cores
+
+    amount = QUICK if quick else AMOUNT[device]
+    usual = (*VARIANTS, FLOOR) if device == "cpu" else ON_GPU
+    chosen = tuple(_listed(variants, "variant", [*VARIANTS, FLOOR])) if variants else usual
+    plan = Plan(reps or amount[0], steps or amount[1], threads or cores(), chosen)
+    named = _listed(sizes or ("S" if quick and device == "cpu" else DEFAULT_SIZES[device]), "size", list(SIZES))
+    counts = [int(text) for text in _listed(batches or DEFAULT_BATCHES[device], "batch", [str(n) for n in range(2, 257)])]
+    age = max_age or MAX_AGE[device]
+    loads = [Load(size, SIZES[size], batch, Lengths(seed), device, age, chunk) for size in named for batch in counts]
+    _measure(loads, plan, json_file)
+
+
+def _listed(text: str, what: str, known: list[str]) -> list[str]:
+    """The parts of a list with commas. Raises Refusal for one that is not known."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if part not in known:
+            some = ", ".join(known) if len(known) < 20 else f"{known[0]} to {known[-1]}"
+            raise Refusal(f"There is no {what} {part}; choose from {some}.")
+    return parts
+
+
+def _show_progress(status: Status, case: str, text: str) -> None:
+    status.update(f"{case}: {text}")
+
+
+def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
+    from oppo_bench.engine.race import race, results_of
+    from oppo_bench.machine_load import Watch
+    from oppo_bench.tables import case_table, console, floor_line
+    from oppo_core.engine.layout import LayoutError
+
+    screen, watch, results, heats = console(), Watch(), [], {}
+    for load in loads:
+        with screen.status(load.case) as status:
+            show = partial(_show_progress, status, load.case)
+            try:
+                measured = race(load, plan, watch, show)
+            except LayoutError as error:
+                raise Refusal(str(error)) from None
+        told = results_of(measured)
+        results += told
+        heats[load.case] = measured.heats
+        screen.print(case_table(load.case, [*plan.variants], told), highlight=False)
+        screen.print(floor_line(load.case, told), "", sep="\n", highlight=False)
+        keep("engine", watch.machine(), settings_of(loads, plan) | {"heats": heats}, results, json_file)
+    explain(screen, watch.machine(), loads[0], plan)
+    if max(heats.values()) > 1:
+        screen.print("Not all engines fit into memory at once: they ran in heats, so their moments differ.", highlight=False)

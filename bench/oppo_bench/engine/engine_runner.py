@@ -1,0 +1,134 @@
+"""A variant in the race: a real engine, kept alive between its turns, and what a step of it cost."""
+
+from __future__ import annotations
+
+import gc
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from oppo_bench.engine.fixed_lengths import ImposedDecoder, PaddedDecoder, impose, impose_on_vllm
+from oppo_bench.engine.padding import unsorted
+from oppo_bench.engine.workload import Lengths
+from oppo_contract.spec import RunSpec
+from oppo_core.engine.build import Engine, assemble
+from oppo_core.reporting import step_report
+from oppo_core.reporting.event_log import Journal
+from oppo_core.rollout.decoder import Decoder
+from oppo_core.train import train_step
+
+
+class Listener(Journal):
+    """A journal that also keeps the newest payload of each kind of event."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.newest: dict[str, dict[str, Any]] = {}
+
+    def write(self, kind: str, at: float | None = None, **payload: Any) -> None:
+        """See `Journal.write`."""
+        self.newest[kind] = payload
+        super().write(kind, at, **payload)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """One PPO step: its wall time, the response tokens it trained and those it decoded, and what the engine says of it."""
+
+    seconds: float
+    trained: int
+    decoded: int
+    bubble: float
+    overlap_factor: float
+    decode_occupancy: float
+    deferred_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The steps of one repetition."""
+
+    steps: list[StepCost]
+
+    @property
+    def us_per_token(self) -> float:
+        """Microseconds a trained response token."""
+        return 1e6 * self.seconds / sum(step.trained for step in self.steps)
+
+    @property
+    def us_per_step(self) -> float:
+        """Microseconds a PPO step."""
+        return 1e6 * self.seconds / len(self.steps)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all steps."""
+        return sum(step.seconds for step in self.steps)
+
+    @property
+    def decoded_share(self) -> float:
+        """Tokens decoded ÷ tokens trained: about 1 when the stock of half-finished answers neither grows nor shrinks."""
+        return sum(step.decoded for step in self.steps) / sum(step.trained for step in self.steps)
+
+    def mean(self, name: str) -> float:
+        """A share that every step tells, weighted by the step's time."""
+        return float(sum(getattr(step, name) * step.seconds for step in self.steps) / self.seconds)
+
+
+class Contestant:
+    """An engine of its own, with processes of its own, and the answers' lengths imposed on it."""
+
+    def __init__(self, name: str, spec: RunSpec, lengths: Lengths, out: Path, threads: int) -> None:
+        self.name = name
+        self.journal = Listener(out / "events.jsonl")
+        self.engine: Engine = assemble(spec, [], out, self.journal, threads)
+        self._padded = name == "padded"
+        self.decoder_kind = type(self.engine.decoder)  # which the engine has chosen
+        if isinstance(self.engine.decoder, Decoder):
+            impose(self.engine, lengths, PaddedDecoder if self._padded else ImposedDecoder)
+        else:
+            impose_on_vllm(self.engine, lengths)
+        step_report.started(self.engine)
+
+    def step(self) -> StepCost:
+        """Train one step, everything included that the engine does in a run, and wait until it is really done."""
+        with unsorted() if self._padded else nullcontext():
+            start = time.perf_counter()
+            train_step(self.engine, self.engine.clock())
+            finish_queued_work(self.engine)
+            seconds = time.perf_counter() - start
+        metrics: dict[str, float] = self.journal.newest["step"]["metrics"]
+        return StepCost(
+            seconds, int(metrics["perf/total_num_tokens"]), self.engine.decoder.decoded,
+            bubble=fmean(metrics[f"bubble/{device}"] for device in self.engine.layout.devices),
+            overlap_factor=metrics["overlap_factor"], decode_occupancy=metrics.get("decode_occupancy", 1.0),
+            deferred_share=metrics["oppo/deferred_token_share"],
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End its processes and let go of its memory."""
+        release(self.engine)
+        self.journal.close()
+
+
+def finish_queued_work(engine: Engine) -> None:
+    """Return when everything that a GPU was given is done."""
+    if engine.layout.devices[0].startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def release(engine: Engine) -> None:
+    """End an engine's processes and give its memory back; it cannot be used any more."""
+    engine.scorers.close()
+    engine.decoder.close()
+    engine.hardware.close()
+    for name in ("scorers", "decoder", "actor", "update"):
+        setattr(engine, name, None)
+    gc.collect()
+    if engine.layout.devices[0].startswith("cuda"):
+        torch.cuda.empty_cache()

@@ -1,0 +1,188 @@
+"""The floor: what a token costs when every stage runs at its best and no core ever waits.
+
+Each stage is measured on all cores in two ways, by one process with all threads and by one process a core at the same time, and
+the better one counts. Decoding is measured with all B rows live and as far into their answers as rows are when others take the
+place of those that end; scoring and training by the engine's own sequential step over whole batches, whose answers are given.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from oppo_bench.engine.engine_runner import Listener, finish_queued_work
+from oppo_bench.engine.fixed_lengths import EndlessDecoder, ImposedDecoder, impose
+from oppo_bench.engine.workload import LONGEST, VOCAB, Load
+from oppo_contract.spec import RunSpec
+from oppo_core.engine.build import Engine, assemble
+from oppo_core.reporting import step_report
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.train import train_step
+
+BATCHES = 3  # trained in each measurement, the same ones every time
+ROUNDS = 24
+PATIENCE_S = 600.0
+STAGE_OF = {
+    "reward-prefill": "reward", "reference-prefill": "reference", "critic-prefill": "critic",
+    "actor-forward": "update_actor", "update-actor": "update_actor", "update-critic": "update_critic",
+}  # fmt: skip
+STAGES = ("decode", *dict.fromkeys(STAGE_OF.values()))
+Costs = dict[str, float]  # stage → microseconds a token
+
+
+class GivenAnswers(ImposedDecoder):
+    """A decoder that costs nothing: answers of the imposed lengths, made of random tokens, are simply there."""
+
+    def begin(self, sequences: list[Sequence], version: int = 0) -> int:
+        """See `Decoding.begin`."""
+        self.live = list(sequences)
+        return 0
+
+    def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
+        """See `Decoding.advance`; every answer is complete at once, the same ones every `BATCHES` steps."""
+        for sequence in self.live:
+            number = sequence.sequence_id % (BATCHES * len(self.live))
+            count = self.lengths.of(number)
+            drawn = np.random.Generator(np.random.Philox(key=[self.lengths.seed + 1, number]))
+            sequence.response = drawn.integers(3, VOCAB, count).tolist()
+            sequence.behaviour_logprobs = [-float(np.log(VOCAB))] * count
+            sequence.token_versions = [version] * count
+            sequence.finished = sequence.ended_by_eos = True
+        done, self.live = self.live, []
+        return done, 1
+
+
+class Meter:
+    """One process's sequential engine, and what its stages cost on the threads it has."""
+
+    def __init__(self, spec: RunSpec, load: Load, out: Path, threads: int) -> None:
+        self._journal = Listener(out / "events.jsonl")
+        self._engine: Engine = assemble(spec, [], out, self._journal, threads)
+        self._threads, self._load = threads, load
+        self._decoder = impose(self._engine, load.lengths, EndlessDecoder)
+        impose(self._engine, load.lengths, GivenAnswers)
+        step_report.started(self._engine)
+
+    def measure(self) -> Costs:
+        """Microseconds a token of every stage in this process, now."""
+        spent: dict[str, float] = defaultdict(float)
+        tokens = 0
+        for _ in range(BATCHES):
+            train_step(self._engine, self._engine.clock())
+            tokens += int(self._journal.newest["step"]["metrics"]["perf/total_num_tokens"])
+            for stage, seconds in _spans(self._journal.newest["spans"]):
+                spent[stage] += seconds
+        costs = {stage: 1e6 * seconds / tokens for stage, seconds in spent.items()}
+        return costs | {"decode": 1e6 * self._decode_s() / (ROUNDS * self._load.batch)}
+
+    def _decode_s(self) -> float:
+        torch.set_num_threads(self._threads)
+        self._decoder.begin([self._half_written(row) for row in range(self._load.batch)])
+        finish_queued_work(self._engine)
+        start = time.perf_counter()
+        for _ in range(ROUNDS):
+            self._decoder.round(0)
+        finish_queued_work(self._engine)
+        return time.perf_counter() - start
+
+    def _half_written(self, row: int) -> Sequence:
+        """A row as one finds it at any moment: long answers more often, because they stay longer, anywhere in them."""
+        lengths = np.array([self._load.lengths.of(number) for number in range(1024)])
+        drawn = np.random.Generator(np.random.Philox(key=[self._load.lengths.seed + 2, row]))
+        written = int(drawn.choice(lengths, p=lengths / lengths.sum()) * drawn.random())
+        written = min(written, LONGEST - ROUNDS)
+        sequence = Sequence(row, 0, self._engine.prompts.prompts[row % len(self._engine.prompts.prompts)])
+        sequence.response = drawn.integers(3, VOCAB, written).tolist()
+        sequence.behaviour_logprobs, sequence.token_versions = [0.0] * written, [0] * written
+        return sequence
+
+    def close(self) -> None:
+        """End it."""
+        self._engine.scorers.close()
+        self._journal.close()
+
+
+def _spans(told: dict[str, Any]) -> list[tuple[str, float]]:
+    """(stage, seconds) of a step's spans on its first device; all its devices work on the same."""
+    first = told["device"][0]
+    rows = zip(told["device"], told["phase"], told["start_s"], told["end_s"], strict=True)
+    return [(STAGE_OF[phase], end - start) for device, phase, start, end in rows if device == first and phase in STAGE_OF]
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    process: multiprocessing.process.BaseProcess
+    connection: Connection
+
+    def receive(self) -> Costs:
+        """What the process tells. Raises RuntimeError when it died or is silent."""
+        if not self.connection.poll(PATIENCE_S):
+            raise RuntimeError(f"a process of the floor's measurement was silent for {PATIENCE_S:.0f} s")
+        try:
+            told: Costs = self.connection.recv()
+        except EOFError:
+            raise RuntimeError("a process of the floor's measurement died; its last words are above") from None
+        return told
+
+
+class Floor:
+    """Measures the floor of one case; between measurements its processes wait."""
+
+    def __init__(self, spec: RunSpec, load: Load, out: Path, threads: int) -> None:
+        self._together = Meter(spec, load, out / "together", threads)
+        alone = threads if load.device == "cpu" and threads > 1 else 0
+        self._workers = [_start(partial(Meter, spec, load, out / f"core-{core}", 1)) for core in range(alone)]
+
+    def measure(self) -> Costs:
+        """Microseconds a token of every stage, the better way of each."""
+        best = self._together.measure()
+        for worker in self._workers:
+            worker.connection.send("measure")
+        told = [worker.receive() for worker in self._workers]
+        for stage in STAGES if told else ():
+            # n cores work on n tokens at a time.
+            best[stage] = min(best[stage], float(np.mean([costs[stage] for costs in told])) / len(told))
+        return best
+
+    def close(self) -> None:
+        """End its processes."""
+        self._together.close()
+        for worker in self._workers:
+            worker.connection.close()
+            worker.process.join(timeout=5)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+
+
+def _start(make: partial[Meter]) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, make), name="oppo-bench-floor", daemon=True)
+    process.start()
+    theirs.close()
+    worker = _Worker(process, ours)
+    worker.receive()
+    return worker
+
+
+def _serve(connection: Connection, make: partial[Meter]) -> None:
+    """Body of a process: one measurement a message, until the pipe closes."""
+    meter = make()
+    connection.send({})
+    while True:
+        try:
+            connection.recv()
+        except EOFError:
+            meter.close()
+            return
+        connection.send(meter.measure())

@@ -1,0 +1,50 @@
+"""How many engines fit into memory side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oppo_bench.engine.workload import CONTEXT, FLOOR, Load
+
+MEMINFO = Path("/proc/meminfo")
+USABLE = 0.8  # share of what is free; the rest is for activations and for whoever else needs some
+SECOND_NUMBERS = {"float32": 0, "bfloat16": 6}  # bytes a trained weight: a float32 copy, and the gradient in float32
+
+
+def engine_bytes(load: Load) -> int:
+    """What one engine holds between two steps: four networks, two optimizers, four caches of B+Δ rows, shared gradients."""
+    size = load.size
+    width = 2 if size.dtype == "bfloat16" else 4
+    weights = size.parameters * 4 * width
+    trained = size.parameters * 2 * (width + 8 + SECOND_NUMBERS[size.dtype])  # gradient and two moments
+    partner = size.parameters * 3 * width if load.device == "cpu" else 0
+    token = size.layers * 2 * size.key_heads * (size.hidden // size.heads) * width
+    return weights + trained + partner + 4 * (load.batch + load.overcommit) * CONTEXT * token
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory that is free on the device; None when the system does not tell."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
+    if not MEMINFO.exists():
+        return None
+    told = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+    return int(told["MemAvailable"].split()[0]) * 1024
+
+
+def heats(names: list[str], load: Load, threads: int) -> list[list[str]]:
+    """Variants that are alive together, in order: all of them where memory allows. The floor has an engine a core besides."""
+    free = free_bytes(load.device)
+    if free is None:
+        return [names]
+    one, planned, left = engine_bytes(load), list[list[str]](), 0.0
+    for name in names:
+        needed = one * (1 + threads if name == FLOOR and load.device == "cpu" else 1)
+        if not planned or needed > left:
+            planned.append([])
+            left = USABLE * free
+        planned[-1].append(name)
+        left -= needed
+    return planned

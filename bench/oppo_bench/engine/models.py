@@ -1,0 +1,70 @@
+"""The weights that a bench trains: random, made here, nothing downloaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from oppo_bench.engine.workload import CONTEXT, VOCAB, Size
+
+Head = Literal["lm", "scalar"]
+
+PAD, EOS = 0, 2
+
+
+def models_of(size: Size, folder: Path, seed: int) -> dict[str, Any]:
+    """The `models` section of a spec whose four roles have that size; transformers models are written into `folder` first."""
+    if size.model_type == "oppo_tiny":
+        shape = {"hidden": size.hidden, "layers": size.layers, "heads": size.heads, "context": CONTEXT, "vocab": size.vocab}
+        return roles({"tiny": shape}, {"tiny": shape})
+    shape = {
+        "hidden_size": size.hidden, "num_hidden_layers": size.layers, "num_attention_heads": size.heads,
+        "num_key_value_heads": size.key_heads, "intermediate_size": size.inner, "vocab_size": size.vocab,
+    }  # fmt: skip
+    model = {"path": str(write_model(size.model_type, shape, "lm", size.dtype, folder / "model", seed))}
+    return roles(model, model)
+
+
+def peer_models_of(size: Size, folder: Path, seed: int) -> dict[str, Any]:
+    """The same as folders that TRL reads too: GPT-2, whose blocks are those of our own architecture, with that size."""
+    shape = {"n_embd": size.hidden, "n_layer": size.layers, "n_head": size.heads, "n_inner": size.inner, "vocab_size": size.vocab}
+    actor = write_model("gpt2", shape, "lm", size.dtype, folder / "actor", seed)
+    reward = write_model("gpt2", shape, "scalar", size.dtype, folder / "reward", seed + 1)
+    return roles({"path": str(actor)}, {"path": str(reward)})
+
+
+def roles(actor: dict[str, Any], reward: dict[str, Any]) -> dict[str, Any]:
+    """A `models` section: the reference is the actor at step 0, the critic starts from the reward model."""
+    return {"actor": actor, "reward": {"model": reward}, "critic": "reward"}
+
+
+def write_model(model_type: str, shape: dict[str, Any], head: Head, dtype: str, folder: Path, seed: int) -> Path:
+    """A model with random weights, as `from_pretrained` reads it, and a tokenizer of `VOCAB` words; returns `folder`."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, logging
+
+    logging.disable_progress_bar()
+    config = AutoConfig.for_model(
+        model_type, max_position_embeddings=CONTEXT, tie_word_embeddings=True, num_labels=1,
+        pad_token_id=PAD, bos_token_id=1, eos_token_id=EOS, **shape,
+    )  # fmt: skip
+    kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = kind.from_config(config, dtype=getattr(torch, dtype))
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One word a token id; ids beyond `VOCAB` exist in the weights only, as padding of the table does."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"<pad>": PAD, "<s>": 1, "</s>": EOS} | {f"w{number}": number for number in range(3, VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | names))

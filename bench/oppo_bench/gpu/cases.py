@@ -1,0 +1,93 @@
+"""What is raced: shapes, batch sizes, ways to overlap the work, and in which order it is measured while there is time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from oppo_bench.engine import workload
+from oppo_bench.engine.workload import BOTH, SIZES, Lengths, Load, Size
+
+# "tiny" is for trying the bench on a CPU; the others are the shapes of Qwen2.5, as their config.json files give them.
+SHAPES = {
+    "tiny": Size(32, 2, 4, 2, 64, 2048, "qwen2", "float32"),
+    "0.5B": SIZES["G1"],
+    "1.5B": SIZES["G2"],
+    "7B": Size(3584, 28, 28, 4, 18944, 152064, "qwen2", "bfloat16", 1024),
+}
+UNTIED = ("7B",)  # whose head is a table of its own
+ADAPTED = ("7B",)  # trained by adapters, all roles on one frozen backbone: four copies and two optimizers fit on no GPU
+SHORT = Lengths(seed=1, median=8, longest=32)
+LONG_TAILED = Lengths(seed=1)
+
+# The engine bench's, but for what two processes on CPUs share; `all` is the most that goes on one GPU.
+ON_ONE_GPU = ("padded", "sequential", "per_sequence", "intra", "inter", "both")
+VARIANTS: dict[str, dict[str, Any]] = {name: workload.VARIANTS[name] for name in ON_ONE_GPU}
+VARIANTS["all"] = BOTH | {"kv_after_update": "keep"}
+MEANING = {
+    "padded": "sequential PPO as TRL runs it: finished rows idle until the longest ends, passes padded to their batch's longest",
+    "sequential": "sequential PPO with continuous batching and sorted passes: no padding waste",
+    "per_sequence": "an answer is scored when it has ended, while others decode",
+    "intra": "each chunk is read by reward, reference and critic while the actor decodes the next",
+    "inter": "the longest answers go on in the next step, nothing is streamed",
+    "both": "OPPO: intra and inter",
+    "all": "OPPO, and deferred answers keep their cached keys and values when weights change; all their tokens count as stale",
+    "vllm": "OPPO, decoded by vLLM in the engine's process",
+    "vllm_apart": "OPPO, decoded by vLLM in a process of its own on the same GPU, which decodes on meanwhile",
+}
+# Where vLLM's engine lives. In a run of their own: in our process it gives its memory back with the process only.
+BY_VLLM = {"vllm": "engine", "vllm_apart": "own"}
+OVERLAP = VARIANTS | dict.fromkeys(BY_VLLM, BOTH)
+BASE = "sequential"
+SOME = ("padded", BASE, "intra", "both", "all")
+FEW = (BASE, "both", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One size and batch with the variants that are raced on it."""
+
+    size: str
+    batch: int
+    variants: tuple[str, ...]
+    lengths: Lengths = field(default=LONG_TAILED)
+    weight: float = 1.0  # its share of the time, beside the others'
+
+    @property
+    def case(self) -> str:
+        """How its figures are named."""
+        return f"{self.size}/B{self.batch}"
+
+    def load(self, device: str) -> Load:
+        """The same for the engine bench's helpers. Answers may be two steps old."""
+        chunk = 16 if self.lengths is LONG_TAILED else 8
+        return Load(self.size, SHAPES[self.size], self.batch, self.lengths, device, max_age=2, chunk=chunk)
+
+
+# By worth: what comes last is left out first.
+ON_GPU = (
+    Cell("0.5B", 32, tuple(VARIANTS), weight=3.0),
+    Cell("1.5B", 32, SOME, weight=2.0),
+    Cell("0.5B", 112, SOME),
+    Cell("1.5B", 112, FEW),
+    Cell("7B", 32, FEW),
+)
+# Where the levers on an update's memory are measured (oppo_bench.engine.memory_options), after the races of the size.
+UPDATES = (Cell("tiny", 4, (), SHORT), Cell("0.5B", 32, (), weight=0.6), Cell("1.5B", 32, (), weight=0.6))
+TINY = (Cell("tiny", 4, tuple(VARIANTS), SHORT), Cell("tiny", 12, SOME, SHORT))
+
+
+def cells_of(sizes: list[str], batches: list[int] | None, variants: list[str] | None) -> list[Cell]:
+    """The planned cells of these sizes, fewer where `batches` or `variants` name some; `BASE` is always raced."""
+    wanted = None if variants is None else {*variants, BASE}
+    cells = [cell for cell in (*TINY, *ON_GPU) if cell.size in sizes and (batches is None or cell.batch in batches)]
+    if wanted is None:
+        return cells
+    return [replace(c, variants=tuple(v for v in (*c.variants, *BY_VLLM) if v in wanted)) for c in cells]
+
+
+def planned_of(races: list[Cell], updates: bool) -> list[Cell]:
+    """Races and measured updates in the order in which they are taken: size by size, because networks are made for a size."""
+    sizes = dict.fromkeys(cell.size for cell in races)
+    cells = (*races, *(UPDATES if updates else ()))
+    return [cell for size in sizes for cell in cells if cell.size == size]

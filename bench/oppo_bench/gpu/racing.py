@@ -1,0 +1,225 @@
+"""The race of one cell: engines side by side, their steps in turn, until the cell's time is used up."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oppo_bench.engine.engine_runner import Contestant
+from oppo_bench.engine.workload import CONTEXT, Load, spec_of
+from oppo_bench.gpu.cases import BASE, BY_VLLM, OVERLAP, Cell
+from oppo_bench.gpu.floor import Work
+from oppo_bench.gpu.random_models import Warehouse
+from oppo_core.engine.layout import Layout
+from oppo_core.rollout.decoder import Decoder
+from oppo_core.rollout.device_decoder import DeviceDecoder
+from oppo_core.scoring.thread import ThreadedScorers
+from oppo_core.trace.gpu_stats import Hardware
+from oppo_core.trace.recorder import Recorder
+
+# Typed so, because names are put in the place of what it has imported.
+engines: Any = import_module("oppo_core.engine.build")
+Tell = Callable[[str], None]
+GB = 1e9
+ROOM = 0.85  # share of what is free that caches may take
+
+
+class Clock:
+    """The time that is left of the whole command's."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._end - time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One measured step: wall time, trained tokens, the engine's own metrics, the driver's, and what was done."""
+
+    seconds: float
+    trained: int
+    metrics: dict[str, float]
+    driver: dict[str, float]
+    work: Work
+    peak_bytes: int
+
+
+@dataclass(slots=True)
+class Race:
+    """What a cell's variants have cost, by variant and repetition, and what engine parts they used."""
+
+    cell: Cell
+    load: Load
+    blocks: dict[str, list[list[Step]]] = field(default_factory=lambda: defaultdict(list))
+    parts: dict[str, str] = field(default_factory=dict)  # variant → its decoder and scorers
+    kind: type[Decoder] = Decoder  # the decoder that the engine has chosen for the device
+    first: dict[str, int] = field(default_factory=dict)  # variant → the base's repetitions before its own heat's
+    left_out: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def all_on_one_device() -> Iterator[None]:
+    """Lay runs on a CPU out as on a GPU, until the end of the block: one device and process, its decoder, scorers in a thread."""
+    lay_out, remote, decoder_of = engines.lay_out, engines.RemoteScorers, engines.decoder_of
+
+    def as_on_a_gpu(spec: Any, device: Any, threads: int, hidden: int, named: Any = str) -> Layout:
+        laid_out: Layout = lay_out(spec, torch.device("cuda", 0), threads, hidden, lambda _: "cpu:0")
+        return laid_out
+
+    def in_this_process(build: Any, devices: Any, threads: int, trace: Recorder, silence: float) -> ThreadedScorers:
+        return ThreadedScorers(build, Recorder(devices), torch.device("cpu"), trace, silence)
+
+    def on_the_device(actor: Any, settings: Any, slots: int, drafter: Any = None, stops: Any = None) -> Decoder:
+        kind = DeviceDecoder if drafter is None and settings.filters is None else Decoder
+        return kind(actor, settings, slots, drafter, stops)
+
+    engines.lay_out, engines.RemoteScorers, engines.decoder_of = as_on_a_gpu, in_this_process, on_the_device
+    try:
+        yield
+    finally:
+        engines.lay_out, engines.RemoteScorers, engines.decoder_of = lay_out, remote, decoder_of
+
+
+class Entrant:
+    """A variant with an engine of its own; its actor and critic are trained by all variants in turn."""
+
+    def __init__(self, name: str, race: Race, house: Warehouse, prompts: Path, folder: Path, threads: int) -> None:
+        spec = spec_of(race.load, OVERLAP[name], house.models(), prompts)
+        if name in BY_VLLM:
+            house.write_weights()
+            rollout = spec.rollout.model_copy(update={"backend": "vllm", "vllm_process": BY_VLLM[name]})
+            spec = spec.model_copy(update={"rollout": rollout})
+        self.name = name
+        with house.serving():
+            self.contestant = Contestant(name, spec, race.load.lengths, folder, threads)
+        engine = self.contestant.engine
+        kind = self.contestant.decoder_kind
+        if name == BASE and issubclass(kind, Decoder):
+            race.kind = kind
+        race.parts[name] = f"{type(engine.decoder).__name__}, {type(engine.scorers).__name__}"
+
+    def share(self, first: Entrant) -> None:
+        """Train with the first one's optimizers, so that their moments are held once."""
+        self.contestant.engine.actor = first.contestant.engine.actor
+        _scorers(self).trainer = _scorers(first).trainer
+        gc.collect()  # its own optimizers, and the decoder that the imposed one has replaced
+
+    def step(self, driver: Hardware, device: torch.device) -> Step:
+        """One PPO step, measured."""
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        driver.take()
+        cost = self.contestant.step()
+        told, peak = driver.take(), torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        newest, decoder = self.contestant.journal.newest, self.contestant.engine.decoder
+        rows = [(prompt, response) for _, prompt, response in newest["spans"]["trained"]]
+        work = Work(rows, decoder.rounds, decoder.decoded)
+        return Step(cost.seconds, cost.trained, newest["step"]["metrics"], told, work, peak)
+
+
+def _scorers(entrant: Entrant) -> Any:
+    """The `ScorerSet` behind whatever queues its work."""
+    scorers: Any = entrant.contestant.engine.scorers
+    return getattr(scorers, "_scorers", scorers)
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Where a race is run: networks, prompts, scratch folder, device, the driver's view, and the clock with the cell's share."""
+
+    house: Warehouse
+    prompts: Path
+    folder: Path
+    device: torch.device
+    threads: int
+    driver: Hardware
+    seconds: float
+    repetitions: int
+    tell: Tell
+
+
+def run(race: Race, track: Track) -> None:
+    """Race a cell's variants in heats that fit into memory, `BASE` in each of them; `race` gets the results."""
+    heats = _heats(race, track)
+    share = track.seconds / len(heats)
+    for number, names in enumerate(heats):
+        try:
+            race_heat(race, track, names, Clock(share), f"heat-{number}")
+        except torch.OutOfMemoryError as error:
+            race.left_out.append(f"{race.cell.case}: {', '.join(names)}: {str(error).splitlines()[0]}")
+        gc.collect()
+        if track.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def cache_bytes(load: Load) -> int:
+    """Keys and values that one variant's four networks hold for B+Δ rows."""
+    size, width = load.size, 2 if load.size.dtype == "bfloat16" else 4
+    token = size.layers * 2 * size.key_heads * (size.hidden // size.heads) * width
+    return 4 * (load.batch + load.overcommit) * CONTEXT * token
+
+
+def training_bytes(load: Load, adapted: bool) -> int:
+    """What training one actor and one critic takes beside their weights, and what a pass holds of logits and activations."""
+    size = load.size
+    number = 20 if size.dtype == "bfloat16" else 16  # gradient, two moments, the optimizer's temporary, each in float32; masters
+    trained = 0 if adapted else 2 * size.parameters * number
+    return trained + size.micro_batch_tokens * (12 * size.vocab + 40 * size.layers * size.hidden)
+
+
+def _heats(race: Race, track: Track) -> list[list[str]]:
+    names = [name for name in race.cell.variants if name != BASE]
+    if track.device.type != "cuda":
+        return [[BASE, *names]]
+    free = ROOM * torch.cuda.mem_get_info(track.device)[0] - training_bytes(race.load, "lora" in track.house.models())
+    together = max(1, int(free // cache_bytes(race.load)) - 1)
+    return [[BASE, *names[first : first + together]] for first in range(0, len(names), together)] or [[BASE]]
+
+
+def race_heat(race: Race, track: Track, names: list[str], clock: Clock, label: str) -> None:
+    """Assemble, warm up, and take steps in turn until the time is used up."""
+    with ExitStack() as stack:
+        entrants: list[Entrant] = []
+        for name in names:
+            track.tell(f"{race.cell.case}: assembling {name}")
+            entrant = Entrant(name, race, track.house, track.prompts, track.folder / label / name, track.threads)
+            stack.callback(entrant.contestant.close)
+            entrants.append(entrant)
+            if len(entrants) > 1:
+                entrant.share(entrants[0])
+        for entrant in entrants:
+            track.tell(f"{race.cell.case}: warming up {entrant.name}")
+            # The pool of one that defers fills, and its oldest answers come of age; a GPU sees every shape of a round.
+            for _ in range(race.load.left_out):
+                if clock.left > 0:
+                    entrant.step(track.driver, track.device)
+        _repeat(race, track, entrants, clock)
+
+
+def _repeat(race: Race, track: Track, entrants: list[Entrant], clock: Clock) -> None:
+    for number in range(track.repetitions):
+        start = clock.left
+        if start <= 0:
+            race.left_out.append(f"{race.cell.case}: repetitions from {number + 1} on of {', '.join(e.name for e in entrants)}")
+            return
+        track.tell(f"{race.cell.case}: repetition {number + 1} of {track.repetitions}")
+        for entrant in entrants:
+            race.first.setdefault(entrant.name, len(race.blocks[BASE]))
+        steps = {e.name: [e.step(track.driver, track.device) for _ in range(race.load.max_age)] for e in entrants}
+        for name, block in steps.items():
+            race.blocks[name].append(block)
+        if clock.left < start - clock.left:  # another one would take longer than is left
+            clock = Clock(0)

@@ -1,0 +1,58 @@
+"""What the engine's benches have in common: their settings, the file they write, and the words below their tables."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oppo_cli.home import Failure
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from oppo_bench.document import Result
+    from oppo_bench.engine.race import Plan
+    from oppo_bench.engine.workload import Load
+    from oppo_bench.machine_load import Machine
+
+
+def settings_of(loads: list[Load], plan: Plan) -> dict[str, Any]:
+    """Everything that the figures depend on besides the machine."""
+    from importlib.metadata import version
+
+    from oppo_bench.engine.threads import thread_settings
+
+    first = loads[0]
+    return {
+        "seed": first.lengths.seed, "lengths": asdict(first.lengths), "repetitions": plan.repetitions, "steps": plan.steps,
+        "left_out": first.left_out, "threads": plan.threads, "environment": thread_settings(), "torch": version("torch"),
+        "device": first.device, "max_age": first.max_age, "chunk": first.chunk,
+        "overcommit": {str(load.batch): load.overcommit for load in loads},
+        "sizes": {load.name: asdict(load.size) for load in loads},
+    }  # fmt: skip
+
+
+def keep(bench: str, machine: Machine, settings: dict[str, Any], results: list[Result], json_file: Path | None) -> None:
+    """Write what there is so far, when a file was asked for. Raises Failure when that is impossible."""
+    from oppo_bench.document import document, write
+
+    if json_file is None:
+        return
+    try:
+        write(json_file, document(bench, machine, settings, results))
+    except OSError as error:
+        raise Failure(f"{json_file} cannot be written: {error.strerror}.") from error
+
+
+def explain(screen: Console, machine: Machine, load: Load, plan: Plan) -> None:
+    """Say how it was measured, and whether the machine was quiet."""
+    told = "" if machine.other_cores is None else f", other programs used {machine.other_cores:.2f} cores meanwhile"
+    screen.print(
+        f"{plan.repetitions} repetitions of {plan.steps} steps, variants in turn, the first {load.left_out} steps left out, on"
+        f" {plan.threads} threads; median of the repetitions. Load before: {machine.load:.2f}{told}.",
+        highlight=False,
+        style="dim",
+    )
+    if machine.complaint:
+        screen.print(machine.complaint, style="bold", highlight=False)

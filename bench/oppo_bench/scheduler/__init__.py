@@ -1,0 +1,1 @@
+"""`oppo bench scheduler`: scheduling cycles, submit-to-start latency, attempts a second."""

@@ -1,0 +1,1 @@
+"""`oppo bench telemetry`: ingest, storage, queries and pages; other trackers beside it."""

@@ -1,0 +1,138 @@
+"""Pages in a real browser, for `oppo bench telemetry`: how soon the first chart is there, and a step that an engine wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oppo_bench.platform_stack import running_platform, tiny_run, wait_for
+from oppo_bench.telemetry import load as load
+
+if TYPE_CHECKING:
+    from oppo_bench.document import Result
+
+REWARD, KL = "critic/score/mean", "objective/kl"
+CHART = "#plot-reward path.curve, #plot-reward .main-svg .scatterlayer path.js-line"
+PLOTLY = "#plot-reward .main-svg .scatterlayer path.js-line"
+SIZE = {"width": 1440, "height": 900}
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+COMMANDS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# Notes when a step is in the picture: after the frame in which the chart has it.
+WATCH = """() => {
+  window.seenSteps = {};
+  const look = () => {
+    const plot = document.getElementById("plot-reward");
+    const last = Math.max(0, ...((plot && plot.data) || []).map((trace) => (trace.x || []).slice(-1)[0] || 0));
+    if (last && !(last in window.seenSteps)) window.seenSteps[last] = Date.now();
+    requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+}"""
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """A headless Chromium: $OPPO_CHROMIUM, one on PATH, or Playwright's own."""
+    from playwright.sync_api import sync_playwright
+
+    os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # Playwright's event loop runs in this thread
+    path = os.environ.get("OPPO_CHROMIUM") or next(filter(None, map(shutil.which, COMMANDS)), None)
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        try:
+            yield chromium
+        finally:
+            chromium.close()
+
+
+def logged_in(chromium: Any, base_url: str, user: Any) -> Any:
+    """What a browser keeps of somebody who has logged in."""
+    from oppo_platform.accounts.services import create_login_link
+
+    context = chromium.new_context(base_url=base_url)
+    page = context.new_page()
+    page.goto(f"{base_url}/login-link/{create_login_link(user).rpartition('/')[2]}")
+    state = context.storage_state()
+    context.close()
+    return state
+
+
+def first_chart(base_url: str, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
+    """A run of 10,000 steps opened with an empty cache: seconds to the first curve, and to Plotly's; kilobytes in all."""
+    from oppo_bench.document import Result
+
+    [run] = load.runs(owner, 1, [REWARD, KL])
+    reward, kl = load.walks(seed, 2, 10_000 // scale)
+    load.keep_history(run.attempts.get(), {REWARD: reward, KL: abs(kl)})
+    taken: dict[str, list[float]] = {CHART: [], PLOTLY: []}
+    sizes = []
+    with browser() as chromium:
+        state = logged_in(chromium, base_url, owner.user)
+        for n in range(-1, repetitions):
+            for chart in taken:
+                seconds, size, elsewhere = opened(chromium, f"{base_url}/runs/{run.pk}", chart, state)
+                assert not elsewhere, f"the page asked elsewhere: {elsewhere}"
+                if n >= 0:
+                    taken[chart].append(seconds)
+                    sizes.append(size)
+    return [
+        Result.of("first_chart_s", "s", taken[CHART]), Result.of("first_plotly_chart_s", "s", taken[PLOTLY]),
+        Result.of("run_page_kb", "kB", sizes),
+    ]  # fmt: skip
+
+
+def opened(chromium: Any, url: str, chart: str, state: Any = None) -> tuple[float, float, list[str]]:
+    """A page with an empty cache: seconds until the first chart, kB transferred until nothing more comes, other origins asked."""
+    context = chromium.new_context(storage_state=state, viewport=SIZE)
+    page, received, asked = context.new_page(), [0.0], []
+    network = context.new_cdp_session(page)
+    network.send("Network.enable")
+    network.on("Network.loadingFinished", lambda event: received.append(event["encodedDataLength"]))
+    page.on("request", lambda request: asked.append(request.url))
+    start = time.perf_counter()
+    page.goto(url, wait_until="commit")
+    page.wait_for_selector(chart)
+    seconds = time.perf_counter() - start
+    page.wait_for_load_state("load")
+    page.wait_for_timeout(500)
+    context.close()
+    own = "/".join(url.split("/")[:3])
+    return seconds, sum(received) / 1e3, [url for url in asked if not url.startswith((own, "data:", "blob:"))]
+
+
+def event_to_pixel() -> list[Result]:
+    """From an engine's line in its outbox, over supervisor, ingest and stream, to the frame in which a page shows the step."""
+    from oppo_bench.document import Result
+    from oppo_bench.telemetry import paced_engine
+    from oppo_platform.accounts.models import User
+
+    engine = shlex.join([sys.executable, "-I", "-S", paced_engine.__file__])
+    with running_platform(1, {"OPPO_ENGINE_COMMAND": engine}) as running, browser() as chromium:
+        base_url = running.stack.base_url_here()
+        state = logged_in(chromium, base_url, User.objects.get())
+        run = running.submit(tiny_run("pixel", paced_engine.STEPS))
+        page = chromium.new_context(storage_state=state, viewport=SIZE).new_page()
+        page.goto(f"{base_url}/runs/{run}")
+        page.evaluate(WATCH)
+        wait_for(lambda: running.ended([run]), "the run's end")
+        page.wait_for_function(f"() => {paced_engine.STEPS} in window.seenSteps")
+        seen = {int(step): ms for step, ms in page.evaluate("window.seenSteps").items()}
+        [file] = _written(running.stack.home.path)
+        written = {int(step): at for step, at in json.loads(file.read_text()).items()}
+    # A step that came together with a newer one is in the picture with that one.
+    shown = {step: min(ms for later, ms in seen.items() if later >= step) for step in written}
+    taken = [shown[step] - 1e3 * at for step, at in written.items()]
+    return [Result.tail("event_to_pixel_ms/p95", "ms", taken), Result.of("event_to_pixel_ms", "ms", taken)]
+
+
+def _written(home: Path) -> list[Path]:
+    return list(home.glob("artifacts/**/steps.json"))

@@ -1,0 +1,145 @@
+"""MLflow's server with PostgreSQL, spoken to by its REST API, which costs less than its client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+
+from oppo_bench.telemetry.peer_trackers.tracker import Columns, Server
+
+API, PAGES = "/api/2.0/mlflow", "/ajax-api/2.0/mlflow"
+POINTS_A_CALL = 1000  # the most that log-batch takes
+SHOWN = 320  # points of a series that its page asks for
+EXPERIMENT = "0"
+METRICS = ("metrics", "latest_metrics")
+
+
+class Mlflow:
+    """MLflow in the race."""
+
+    name = "MLflow"
+    can = frozenset({"ingest", "overview", "zoom", "compare", "table", "page"})
+
+    def __init__(self, python: Path, database_url: str, port: int, folder: Path) -> None:
+        self._database, self._base_url = database_url, f"http://127.0.0.1:{port}"
+        store = database_url.replace("postgresql://", "postgresql+psycopg2://", 1)
+        command = [
+            str(python), "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--backend-store-uri", store,
+            "--artifacts-destination", str(folder / "artifacts"),
+        ]  # fmt: skip
+        path = f"{python.parent}:/usr/bin:/bin"
+        self._server = Server(self.name, command, self._base_url, folder, {"PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true"})
+        self._server.wait_for(lambda: self._server.http.get("/health").is_success, "its start")
+
+    def ingest(self, columns: Columns) -> float:
+        """Batches of 1,000 points, the most it takes, one after the other, over one connection."""
+        [length] = {len(values) for values in columns.values()}
+        run, told = self._new_run(), {key: values.tolist() for key, values in columns.items()}
+        steps = POINTS_A_CALL // len(told)
+        start = time.perf_counter()
+        for first in range(1, length + 1, steps):
+            points = [
+                {"key": key, "value": values[step - 1], "timestamp": 1000 * step, "step": step}
+                for step in range(first, min(first + steps, length + 1))
+                for key, values in told.items()
+            ]
+            self._server.post(f"{API}/runs/log-batch", json={"run_id": run, "metrics": points})
+        for key in told:
+            shown = self._history([run], key)
+            assert shown[-1]["step"] == length, "a point that was told cannot be read"
+        return time.perf_counter() - start
+
+    def stored_bytes(self) -> int:
+        """Of the tables of metrics, vacuumed."""
+        with psycopg.connect(self._database, autocommit=True) as connection:
+            for table in METRICS:
+                connection.execute(f"VACUUM FULL {table}")
+            sizes = connection.execute(
+                "SELECT sum(pg_total_relation_size(name::regclass)) FROM unnest(%s::text[]) AS name", [list(METRICS)]
+            )
+            return int(sizes.fetchone()[0])  # type: ignore[index]
+
+    def keep(self, runs: Sequence[Columns]) -> list[str]:
+        """By COPY into its own tables."""
+        names = [self._new_run() for _ in runs]
+        with psycopg.connect(self._database) as connection:
+            with connection.cursor().copy("COPY metrics (key, value, timestamp, run_uuid, step, is_nan) FROM STDIN") as copy:
+                for name, columns in zip(names, runs, strict=True):
+                    for key, values in columns.items():
+                        for step, value in enumerate(values.tolist(), start=1):
+                            copy.write_row((key, value, 1000 * step, name, step, False))
+            rows = [
+                (key, float(values[-1]), 1000 * len(values), name, len(values), False)
+                for name, columns in zip(names, runs, strict=True)
+                for key, values in columns.items()
+            ]
+            self._copy_latest(connection, rows)
+        with psycopg.connect(self._database, autocommit=True) as connection:
+            connection.execute("VACUUM ANALYZE metrics")
+        return names
+
+    def overview(self, run: str, key: str) -> list[float]:
+        """As its page: 320 points."""
+        return [point["value"] for point in self._history([run], key)]
+
+    def zoom(self, run: str, key: str, first: int, last: int) -> None:
+        """As its page."""
+        self._history([run], key, start_step=first, end_step=last)
+
+    def compare(self, runs: Sequence[str], key: str) -> int:
+        """All runs in one request, which takes up to 100."""
+        asked = {"run_ids": list(runs), "metric_key": key, "max_results": SHOWN}
+        answer = self._server.get(f"{PAGES}/metrics/get-history-bulk-interval", **asked)
+        assert len({point["run_id"] for point in answer.json()["metrics"]}) == len(runs)
+        return answer.num_bytes_downloaded
+
+    def list_runs(self, count: int, keys: Sequence[str]) -> None:
+        """Rows like those that it writes itself."""
+        model, names = self._new_run(), [uuid4().hex for _ in range(count)]
+        with psycopg.connect(self._database) as connection:
+            found = connection.execute("SELECT column_name FROM information_schema.columns WHERE table_name = 'runs'")
+            copied = ", ".join(sorted({name for (name,) in found} - {"run_uuid"}))
+            connection.execute(
+                f"INSERT INTO runs (run_uuid, {copied}) SELECT new_uuid, {copied} FROM runs, unnest(%s::text[]) AS new_uuid"
+                " WHERE run_uuid = %s",
+                [names, model],
+            )
+            rows = [(key, float(hash((name, key)) % 10_007), 1000, name, 1, False) for name in names for key in keys]
+            self._copy_latest(connection, rows)
+        with psycopg.connect(self._database, autocommit=True) as connection:
+            connection.execute("VACUUM ANALYZE runs, latest_metrics")
+
+    def table(self, key: str, rows: int) -> None:
+        """Its search, sorted by a metric."""
+        asked = {"experiment_ids": [EXPERIMENT], "order_by": [f"metrics.`{key}` DESC"], "max_results": rows}
+        answer = self._server.post(f"{API}/runs/search", json=asked)
+        assert len(answer.json()["runs"]) == rows
+
+    def page(self, run: str) -> tuple[str, str]:
+        """The charts of a run."""
+        address = f"{self._base_url}/#/experiments/{EXPERIMENT}/runs/{run}/model-metrics"
+        return address, ".main-svg .scatterlayer path.js-line"
+
+    def close(self) -> None:
+        """End its server."""
+        self._server.close()
+
+    def _new_run(self) -> str:
+        answer = self._server.post(f"{API}/runs/create", json={"experiment_id": EXPERIMENT, "start_time": 1000})
+        return str(answer.json()["run"]["info"]["run_id"])
+
+    def _history(self, runs: Sequence[str], key: str, **more: int) -> list[dict[str, float]]:
+        asked = {"run_ids": list(runs), "metric_key": key, "max_results": SHOWN, **more}
+        told: list[dict[str, float]] = self._server.get(f"{PAGES}/metrics/get-history-bulk-interval", **asked).json()["metrics"]
+        return told
+
+    @staticmethod
+    def _copy_latest(connection: psycopg.Connection, rows: Sequence[tuple[str, float, int, str, int, bool]]) -> None:
+        columns = "key, value, timestamp, run_uuid, step, is_nan"
+        with connection.cursor().copy(f"COPY latest_metrics ({columns}) FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)

@@ -1,0 +1,207 @@
+"""`oppo bench telemetry --peers`: the same work by other trackers, in turn with ours, on the same machine and PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oppo_bench.telemetry import load as load
+from oppo_bench.telemetry.pages import KL, REWARD, browser, opened
+from oppo_bench.telemetry.platform_backend import Ours
+from oppo_cli.home import Failure
+
+if TYPE_CHECKING:
+    import httpx
+
+    from oppo_bench.document import Result
+    from oppo_bench.telemetry.peer_trackers.tracker import Columns, Tracker
+
+METRICS, STEPS = 20, 10_000
+LONG, SPIKES = 1_000_000, (17, 250_000, 500_001, 777_777, 999_990)
+COMPARED, COMPARED_STEPS = 50, 10_000
+LISTED, METRICS_LISTED, ROWS = 10_000, 40, 50
+REPETITIONS, QUICK = 10, 2
+SPIKE = 10_000.0  # above everything else: wide enough that float32 still tells it
+Tell = Callable[[str], None]
+Times = dict[str, dict[str, list[float]]]  # work → tracker → one figure a repetition
+
+
+def race(client: httpx.Client, base_url: str, owner: load.Tenant, kept: Path, scale: int, seed: int, tell: Tell) -> list[Result]:
+    """Every piece of work by everybody who can do it, one after the other in each repetition.
+
+    What is stored and how often a page asks is each tracker's own way; `trackers` tells it. Pages are opened first, while a
+    tracker holds one run only.
+
+    Args:
+        kept: the folder that the trackers' environments are kept in.
+
+    Raises:
+        Failure: a tracker could not be installed, started, or did not do what it was told.
+    """
+    from oppo_bench.telemetry.peer_trackers.tracker import TrackerError
+
+    times: Times = defaultdict(lambda: defaultdict(list))
+    repetitions = QUICK if scale > 1 else REPETITIONS
+    try:
+        with _peers(kept, tell) as peers:
+            trackers: list[Tracker] = [Ours(client, base_url, owner), *peers]
+            _pages(trackers, scale, seed, max(3, repetitions // 3), times, tell)
+            _ingest(trackers, scale, seed, max(1, repetitions // 4), times, tell)
+            _long(trackers, scale, seed, repetitions, times, tell)
+            _compare(trackers, scale, seed, repetitions, times, tell)
+            _table(trackers, scale, repetitions, times, tell)
+    except TrackerError as error:
+        raise Failure(str(error)) from error
+    return results_of(times)
+
+
+@contextmanager
+def _peers(kept: Path, tell: Tell) -> Iterator[list[Tracker]]:
+    """MLflow, trackio and TensorBoard, each in its own environment, with its server."""
+    import psycopg
+
+    from oppo_bench.peer_environment import MLFLOW, TENSORBOARD, TRACKIO, PeerEnvironmentError, python_of
+    from oppo_bench.telemetry.peer_trackers.mlflow import Mlflow
+    from oppo_bench.telemetry.peer_trackers.tensorboard import TensorBoard
+    from oppo_bench.telemetry.peer_trackers.trackio import Trackio
+    from oppo_platform.embedded.ports import remembered_port
+
+    home, url = Path(os.environ["OPPO_HOME"]), os.environ["DATABASE_URL"]
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE mlflow")
+    with ExitStack() as stack:
+        try:
+            pythons = {each.name: python_of(kept / each.name.lower(), each, tell) for each in (MLFLOW, TRACKIO, TENSORBOARD)}
+        except PeerEnvironmentError as error:
+            raise Failure(str(error)) from error
+        folders, ports = {}, {}
+        for name in pythons:
+            folders[name] = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="oppo-bench-", ignore_cleanup_errors=True))
+            )
+            ports[name] = remembered_port(home, name)
+        tell("starting the trackers")
+        peers: list[Any] = []
+        makers: list[Callable[[], Any]] = [
+            lambda: Mlflow(pythons["MLflow"], f"{url.rpartition('/')[0]}/mlflow", ports["MLflow"], folders["MLflow"]),
+            lambda: Trackio(pythons["trackio"], ports["trackio"], folders["trackio"]),
+            lambda: TensorBoard(pythons["TensorBoard"], ports["TensorBoard"], folders["TensorBoard"]),
+        ]
+        for make in makers:
+            peers.append(make())
+            stack.callback(peers[-1].close)
+        yield peers
+
+
+def _able(trackers: Sequence[Tracker], work: str) -> list[Tracker]:
+    return [tracker for tracker in trackers if work in tracker.can]
+
+
+def _pages(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, tell: Tell) -> None:
+    """A run of 10,000 steps with two metrics, opened by a browser with an empty cache: until the first chart, and kilobytes."""
+    reward, kl = load.walks(seed, 2, STEPS // scale)
+    able = _able(trackers, "page")
+    places = {tracker.name: tracker.page(tracker.keep([{REWARD: reward, KL: abs(kl)}])[0]) for tracker in able}
+    with browser() as chromium:
+        states = {tracker.name: tracker.logged_in(chromium) if isinstance(tracker, Ours) else None for tracker in able}
+        for n in range(-1, repetitions):
+            for tracker in able:
+                tell(f"first chart: {tracker.name}")
+                seconds, size, _ = opened(chromium, *places[tracker.name], states[tracker.name])
+                if n >= 0:
+                    times["first_chart_s"][tracker.name].append(seconds)
+                    times["page_kb"][tracker.name].append(size)
+
+
+def _ingest(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, tell: Tell) -> None:
+    """20 metrics × 10,000 steps over HTTP until every point can be read; then what a point takes on disk."""
+    able = _able(trackers, "ingest")
+    points = METRICS * STEPS // scale
+    before = {tracker.name: tracker.stored_bytes() for tracker in able}
+    for n in range(repetitions):
+        columns = {f"walk/{k}": values for k, values in enumerate(load.walks(seed + n, METRICS, STEPS // scale))}
+        for tracker in able:
+            tell(f"ingest: {tracker.name}")
+            times["us_per_point"][tracker.name].append(1e6 * tracker.ingest(columns) / points)
+    for tracker in able:
+        taken = tracker.stored_bytes() - before[tracker.name]
+        times["bytes_per_point"][tracker.name].append(taken / (points * repetitions))
+
+
+def _long(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, tell: Tell) -> None:
+    """One series of 1,000,000 points with five spikes of one step each: the whole of it, and a hundredth of it."""
+    length = LONG // scale
+    values = load.walks(seed, 1, length)[0]
+    values[[place // scale for place in SPIKES]] = top = float(round(values.max()) + SPIKE)
+    kept: dict[str, str] = {}
+    for tracker in _able(trackers, "overview"):
+        tell(f"a long series: {tracker.name}")
+        [kept[tracker.name]] = tracker.keep([{"walk": values}])
+
+    def zoom(tracker: Tracker, n: int) -> None:
+        first = 1 + n * length // (repetitions + 2)
+        tracker.zoom(kept[tracker.name], "walk", first, first + length // 100)
+
+    for tracker in _able(trackers, "overview"):
+        shown = tracker.overview(kept[tracker.name], "walk")
+        times["spikes_shown"][tracker.name] = [float(sum(value > top - SPIKE / 2 for value in shown))]
+        times["points_shown"][tracker.name] = [float(len(shown))]
+    _in_turn(
+        _able(trackers, "overview"), "overview_ms", lambda each, n: each.overview(kept[each.name], "walk"), repetitions, times
+    )
+    _in_turn(_able(trackers, "zoom"), "zoom_ms", zoom, repetitions, times)
+
+
+def _compare(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, tell: Tell) -> None:
+    """One metric of 50 runs of 10,000 steps, in one request."""
+    columns: list[Columns] = [{"compared": values} for values in load.walks(seed, COMPARED, COMPARED_STEPS // scale)]
+    kept: dict[str, list[str]] = {}
+    for tracker in _able(trackers, "compare"):
+        tell(f"fifty runs: {tracker.name}")
+        kept[tracker.name] = tracker.keep(columns)
+        times["compare_kb"][tracker.name] = [tracker.compare(kept[tracker.name], "compared") / 1e3]
+    able = _able(trackers, "compare")
+    _in_turn(able, "compare_ms", lambda each, n: each.compare(kept[each.name], "compared"), repetitions, times)
+
+
+def _table(trackers: Sequence[Tracker], scale: int, repetitions: int, times: Times, tell: Tell) -> None:
+    """The first 50 of 10,000 runs with 40 metrics each, sorted by one of them."""
+    keys, able = [f"m/{n}" for n in range(METRICS_LISTED)], _able(trackers, "table")
+    for tracker in able:
+        tell(f"many runs: {tracker.name}")
+        tracker.list_runs(LISTED // scale, keys)
+    _in_turn(able, "runs_ms", lambda each, n: each.table(keys[n % METRICS_LISTED], ROWS), repetitions, times)
+
+
+def _in_turn(able: Sequence[Tracker], work: str, do: Callable[[Tracker, int], Any], repetitions: int, times: Times) -> None:
+    """Milliseconds of each call, everybody's turn after the other; the first two of each are left out."""
+    for n in range(-2, repetitions):
+        for tracker in able:
+            start = time.perf_counter()
+            do(tracker, n + 2)
+            if n >= 0:
+                times[work][tracker.name].append(1e3 * (time.perf_counter() - start))
+
+
+def results_of(times: Times) -> list[Result]:
+    """Everybody's figures, and theirs ÷ ours, repetition by repetition."""
+    from oppo_bench.document import Result
+
+    results = []
+    for work, measured in times.items():
+        unit = work.rpartition("_")[2]
+        for name, values in measured.items():
+            results.append(Result.of(f"{work}/{name}", unit, values))
+        if work in ("spikes_shown", "points_shown"):
+            continue
+        for name, values in measured.items():
+            if name != Ours.name:
+                ratios = [theirs / ours for theirs, ours in zip(values, measured[Ours.name], strict=True)]
+                results.append(Result.of(f"{work}/{name}/ours_times_better", "ratio", ratios))
+    return results

@@ -1,0 +1,102 @@
+"""The platform as a partner of other trackers' turns (`bench_peers`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from oppo_bench.telemetry import load as load
+from oppo_bench.telemetry.pages import CHART, logged_in
+
+if TYPE_CHECKING:
+    import httpx
+
+    from oppo_bench.telemetry.peer_trackers.tracker import Columns
+
+BUCKETS, BUCKETS_COMPARED = 1000, 300
+TABLES = ("telemetry_series", "telemetry_hotpoints", "telemetry_block")
+
+
+class Ours:
+    """The platform in the race: everything over HTTP but what `keep` and `list_runs` store."""
+
+    name = "OPPO"
+    can = frozenset({"ingest", "overview", "zoom", "compare", "table", "page"})
+
+    def __init__(self, client: httpx.Client, base_url: str, owner: load.Tenant) -> None:
+        self._client, self._base_url, self._owner = client, base_url, owner
+        self._unsealed: list[int] = []
+
+    def ingest(self, columns: Columns) -> float:
+        """Batches of 1,000 steps, as a supervisor sends them when it has a backlog."""
+        [length] = {len(values) for values in columns.values()}
+        [run] = load.runs(self._owner, 1, list(columns), "running")
+        attempt, token = load.attempt_token(run)
+        self._unsealed.append(attempt)
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        start = time.perf_counter()
+        for body in load.batches(columns):
+            self._client.post(f"/api/worker/v1/attempts/{attempt}/events", content=body, headers=headers).raise_for_status()
+        keys = ",".join(columns)
+        told = self._get(f"runs/{run.pk}/metrics", keys=keys, max_points=100).json()["series"]
+        assert all(column["step"][-1] == length for column in told.values()), "a point that was told cannot be read"
+        return time.perf_counter() - start
+
+    def stored_bytes(self) -> int:
+        """Of the series' tables, sealed and vacuumed."""
+        from django.db import connection
+
+        from oppo_platform.telemetry.compaction import seal
+
+        for attempt in self._unsealed:
+            seal(attempt)
+        self._unsealed.clear()
+        with connection.cursor() as cursor:
+            for table in TABLES:
+                cursor.execute(f"VACUUM FULL {table}")
+            cursor.execute("SELECT sum(pg_total_relation_size(name::regclass)) FROM unnest(%s::text[]) AS name", [list(TABLES)])
+            return int(cursor.fetchone()[0])
+
+    def keep(self, runs: Sequence[Columns]) -> list[str]:
+        """Below HTTP, and sealed."""
+        made = load.runs(self._owner, len(runs), list(runs[0]))
+        for run, columns in zip(made, runs, strict=True):
+            load.keep_history(run.attempts.get(), columns)
+        return [str(run.pk) for run in made]
+
+    def overview(self, run: str, key: str) -> list[float]:
+        """About 1,000 buckets; each shows its least and its greatest value, of which the greatest are returned."""
+        told = self._get(f"runs/{run}/metrics", keys=key, max_points=BUCKETS).json()["series"][key]
+        return list(told.get("high") or told["y"])
+
+    def zoom(self, run: str, key: str, first: int, last: int) -> None:
+        """The same of a range."""
+        self._get(f"runs/{run}/metrics", keys=key, max_points=BUCKETS, since_step=first, to_step=last).json()
+
+    def compare(self, runs: Sequence[str], key: str) -> int:
+        """As the compare page asks: curves, figures and the settings that differ."""
+        answer = self._get("compare", runs=",".join(runs), keys=key, max_points=BUCKETS_COMPARED)
+        assert len(answer.json()["series"]) == len(runs)
+        return answer.num_bytes_downloaded
+
+    def list_runs(self, count: int, keys: Sequence[str]) -> None:
+        """Runs with a last value of each metric."""
+        load.runs(self._owner, count, keys)
+
+    def table(self, key: str, rows: int) -> None:
+        """The runs table's own request."""
+        assert len(self._get("runs", sort=f"-{key}", limit=rows).json()["items"]) == rows
+
+    def page(self, run: str) -> tuple[str, str]:
+        """The run's page."""
+        return f"{self._base_url}/runs/{run}", CHART
+
+    def logged_in(self, chromium: Any) -> Any:
+        """What a browser keeps of somebody who has logged in."""
+        return logged_in(chromium, self._base_url, self._owner.user)
+
+    def _get(self, path: str, **asked: Any) -> httpx.Response:
+        answer = self._client.get(f"/api/v1/{path}", params=asked)
+        answer.raise_for_status()
+        return answer

@@ -1,0 +1,208 @@
+"""Metrics over HTTP, for `oppo bench telemetry`: how fast they come in, and how soon pictures of them are there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oppo_bench.telemetry import load as load
+
+if TYPE_CHECKING:
+    import httpx
+
+    from oppo_bench.document import Result
+
+METRICS, STEPS = 20, 10_000
+LONG = 1_000_000
+SPIKES = (17, 250_000, 500_001, 777_777, 999_990)
+COMPARED, COMPARED_STEPS = 50, 10_000
+LISTED, METRICS_LISTED, ROWS = 10_000, 40, 50
+TRACED_STEPS, TRACED_DEVICES = 1000, 8
+CROWD = 100_000_000
+BUCKETS, BUCKETS_COMPARED = 1000, 300
+REWARD = "critic/score/mean"
+
+
+def _get(client: httpx.Client, path: str, **query: Any) -> httpx.Response:
+    answer = client.get(f"/api/v1/{path}", params=query)
+    answer.raise_for_status()
+    return answer
+
+
+def _timed(call: Callable[[int], Any], repetitions: int) -> list[float]:
+    """Milliseconds of each call; two more before them are left out."""
+    taken = []
+    for n in range(-2, repetitions):
+        start = time.perf_counter()
+        call(n)
+        if n >= 0:
+            taken.append(1e3 * (time.perf_counter() - start))
+    return taken
+
+
+def ingest(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
+    """20 metrics over HTTP in batches of 1,000 steps, until the last one can be read; then what they take on disk."""
+    from oppo_bench.document import Result
+
+    rates, sizes = [], []
+    for n in range(max(2, repetitions // 8)):
+        columns = {f"walk/{k}": values for k, values in enumerate(load.walks(seed + n, METRICS, STEPS // scale))}
+        [run] = load.runs(owner, 1, list(columns), "running")
+        attempt, token = load.attempt_token(run)
+        bodies = load.batches(columns)
+        before = _stored_bytes()
+        start = time.perf_counter()
+        for body in bodies:
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            client.post(f"/api/worker/v1/attempts/{attempt}/events", content=body, headers=headers).raise_for_status()
+        told = _get(client, f"runs/{run.pk}/metrics", keys="walk/*", max_points=100).json()["series"]
+        taken = time.perf_counter() - start
+        assert all(column["step"][-1] == STEPS // scale for column in told.values()), "a point that was told cannot be read"
+        assert len(told) == METRICS
+        rates.append(METRICS * STEPS // scale / taken)
+        _seal(attempt)
+        sizes.append((_stored_bytes() - before) / (METRICS * STEPS // scale))
+    return [Result.of("ingest_points_per_s", "1/s", rates), Result.of("bytes_per_point", "bytes", sizes)]
+
+
+def _seal(attempt: int) -> None:
+    """As the housekeeper does, and what PostgreSQL does by itself after a while."""
+    from django.db import connection
+
+    from oppo_platform.telemetry.compaction import seal
+
+    seal(attempt)
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM FULL telemetry_hotpoints")
+
+
+def _stored_bytes() -> int:
+    """Of the series' tables, with indexes and what lies outside their rows."""
+    from django.db import connection
+
+    tables = ("telemetry_series", "telemetry_hotpoints", "telemetry_block")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT sum(pg_total_relation_size(name::regclass)) FROM unnest(%s::text[]) AS name", [list(tables)])
+        return int(cursor.fetchone()[0])
+
+
+def crowded(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
+    """The long series again, after 100 million points of other runs have come in."""
+    from django.db import connection
+
+    from oppo_bench.document import Result
+
+    metrics, others = 20, CROWD // scale // (LONG // scale) // 20
+    for n in range(others):
+        click.echo(f"{CROWD // scale:,} points: run {n + 1} of {others} …", err=True)
+        columns = {f"walk/{k}": values for k, values in enumerate(load.walks(seed + n, metrics, LONG // scale))}
+        [run] = load.runs(owner, 1, list(columns))
+        load.keep_history(run.attempts.get(), columns)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT sum(points) FROM telemetry_series WHERE key NOT LIKE '@%%'")
+        points = int(cursor.fetchone()[0])
+    name = "100m" if scale == 1 else "10m"
+    return [
+        Result.of("points_stored", "points", [points]), Result.of("database_gb", "GB", [_stored_bytes() / 1e9]),
+        *long_series(client, owner, scale, repetitions, seed, name),
+    ]  # fmt: skip
+
+
+def long_series(
+    client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int, name: str = ""
+) -> list[Result]:
+    """One long series with five spikes of one step each: as a whole, and nearer and nearer."""
+    import random
+
+    from oppo_bench.document import Result
+
+    length, spikes = LONG // scale, [place // scale for place in SPIKES]
+    values = load.walks(seed, 1, length)[0]
+    top = float(round(values.max()) + 10_000)
+    values[spikes] = top
+    [run] = load.runs(owner, 1, ["walk"])
+    load.keep_history(run.attempts.get(), {"walk": values})
+    path, chance = f"runs/{run.pk}/metrics", random.Random(seed)
+
+    def overview(_: int) -> Any:
+        return _get(client, path, keys="walk", max_points=BUCKETS).json()["series"]["walk"]
+
+    def zoom(n: int) -> Any:
+        width = length // (10, 100, 1000)[n % 3]
+        first = chance.randrange(length - width)
+        return _get(client, path, keys="walk", max_points=BUCKETS, since_step=first, to_step=first + width).json()
+
+    shown = sum(high == top for high in overview(0)["high"])
+    taken = {"overview": _timed(overview, repetitions), "zoom": _timed(zoom, 3 * repetitions)}
+    spikes = f"spikes_shown_{name}" if name else "spikes_shown"
+    name = name or ("1m" if scale == 1 else "100k")
+    return [
+        Result.of(spikes, "of 5", [shown]),
+        *(Result.tail(f"{what}_{name}_ms/p95", "ms", times) for what, times in taken.items()),
+        *(Result.of(f"{what}_{name}_ms", "ms", times) for what, times in taken.items()),
+    ]
+
+
+def compare(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
+    """50 runs in one request, as the compare page asks for them: curves, time to a target, figures, settings that differ."""
+    from oppo_bench.document import Result
+
+    compared = load.runs(owner, COMPARED, [REWARD, "timing_s/step"])
+    for n, run in enumerate(compared):
+        reward, step_s = load.walks(seed + n, 2, COMPARED_STEPS // scale)
+        load.keep_history(run.attempts.get(), {REWARD: reward, "timing_s/step": abs(step_s)})
+    ids = ",".join(str(run.pk) for run in compared)
+
+    def ask(_: int = 0) -> httpx.Response:
+        return _get(client, "compare", runs=ids, keys=REWARD, x="wall", target=5.0, max_points=BUCKETS_COMPARED)
+
+    answer, taken = ask(), _timed(ask, repetitions)
+    assert len(answer.json()["series"]) == COMPARED
+    name = "50x10k" if scale == 1 else "50x1k"
+    return [
+        Result.tail(f"compare_{name}_ms/p95", "ms", taken), Result.of(f"compare_{name}_ms", "ms", taken),
+        Result.of(f"compare_{name}_kb", "kB", [answer.num_bytes_downloaded / 1e3]),
+    ]  # fmt: skip
+
+
+def runs_table(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
+    """The first page of the runs table, sorted by the reward and by a metric that has no column of its own, in turn."""
+    from oppo_bench.document import Result
+
+    others = [f"actor/metric_{n}" for n in range(METRICS_LISTED - 1)]
+    load.runs(owner, LISTED // scale, [REWARD, *others])
+    names = {"reward": "-reward", "metric": f"-{others[seed % len(others)]}"}
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(repetitions):
+        for name, sort in names.items():
+            taken[name] += _timed(lambda _, sort=sort: _get(client, "runs", sort=sort, limit=ROWS), 1)
+    size = "10k" if scale == 1 else "1k"
+    return [
+        Result.tail(f"runs_{size}_ms/p95", "ms", [ms for each in taken.values() for ms in each]),
+        *(Result.of(f"runs_{size}_ms/{name}", "ms", each) for name, each in taken.items()),
+    ]
+
+
+def timeline(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
+    """The timeline of a whole run in one reply, merged to at most 5,000 spans."""
+    from oppo_bench.document import Result
+
+    steps = TRACED_STEPS // scale
+    [run] = load.runs(owner, 1, [REWARD])
+    attempt = run.attempts.get()
+    load.keep_history(attempt, {REWARD: load.walks(seed, 1, steps)[0]})
+    load.keep_timeline(attempt, steps, TRACED_DEVICES)
+
+    def ask(_: int = 0) -> httpx.Response:
+        return _get(client, f"runs/{run.pk}/timeline", from_step=1, to_step=steps)
+
+    told = ask()
+    pieces = sum(len(step["device"]) + len(step["idle"]) for step in told.json()["steps"])
+    taken, name = _timed(ask, repetitions), f"timeline_{steps}x{TRACED_DEVICES}"
+    return [
+        Result.tail(f"{name}_ms/p95", "ms", taken), Result.of(f"{name}_ms", "ms", taken),
+        Result.of(f"{name}_spans", "spans", [pieces]), Result.of(f"{name}_kb", "kB", [told.num_bytes_downloaded / 1e3]),
+    ]  # fmt: skip

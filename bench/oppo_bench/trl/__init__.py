@@ -1,0 +1,1 @@
+"""`oppo bench trl`: the engine against TRL's PPOTrainer."""

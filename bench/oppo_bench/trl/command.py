@@ -1,0 +1,74 @@
+"""`oppo bench trl`: the engine against TRL's PPOTrainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from oppo_bench.report import explain, keep, settings_of
+from oppo_cli.home import Failure, Home, Refusal
+
+if TYPE_CHECKING:
+    from oppo_bench.engine.race import Plan
+    from oppo_bench.engine.workload import Load
+
+SIZE, BATCH = "M", 16
+AMOUNT, QUICK = (5, 2), (2, 1)
+
+
+@click.command()
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures as JSON as well.")
+@click.option("--quick", is_flag=True, help=f"{QUICK[0]} repetitions of {QUICK[1]} step, unless told otherwise.")
+@click.option(
+    "--env", "folder", type=click.Path(file_okay=False, path_type=Path),
+    help="TRL's environment; made when it is missing. Default: bench/trl in OPPO_HOME.",
+)  # fmt: skip
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of everything drawn.")
+@click.option("--reps", type=click.IntRange(min=1), help=f"Repetitions. Default: {AMOUNT[0]}.")
+@click.option("--steps", type=click.IntRange(min=1), help=f"PPO steps in each repetition. Default: {AMOUNT[1]}.")
+@click.option("--threads", type=click.IntRange(min=1), help="Cores for each side. Default: all.")
+def trl(
+    json_file: Path | None, quick: bool, folder: Path | None, seed: int, reps: int | None, steps: int | None, threads: int | None
+) -> None:
+    """Time a trained token of TRL 1.12.0's PPOTrainer and of the engine on the same work: size M, B = 16.
+
+    Both load the same checkpoint and train answers of the same imposed lengths, in one epoch and one mini-batch, in float32, on
+    the same threads; they take turns. TRL lives in an environment of its own, which is made the first time (some minutes).
+    """
+    from oppo_bench.engine.threads import wait_as_the_engine_does
+
+    wait_as_the_engine_does()  # before torch is imported
+    try:
+        from oppo_bench.engine.race import Plan
+        from oppo_bench.engine.workload import SIZES, Lengths, Load
+    except ImportError as error:
+        raise Refusal(f"The engine is not installed here: {error}. README, “Choosing torch”, says how to install it.") from error
+
+    from oppo_bench.document import cores
+
+    amount = QUICK if quick else AMOUNT
+    plan = Plan(reps or amount[0], steps or amount[1], threads or cores())
+    place = folder.resolve() if folder is not None else Home.from_environment().path / "bench" / "trl"
+    _measure(Load(SIZE, SIZES[SIZE], BATCH, Lengths(seed)), plan, place, json_file)
+
+
+def _measure(load: Load, plan: Plan, place: Path, json_file: Path | None) -> None:
+    from oppo_bench.machine_load import Watch
+    from oppo_bench.peer_environment import TRL, PeerEnvironmentError, python_of
+    from oppo_bench.tables import console, peer_table
+    from oppo_bench.trl.race import PeerError, race
+
+    screen = console()
+    with screen.status(load.case) as status:
+        try:
+            python = python_of(place, TRL, status.update)
+            watch = Watch()
+            results = race(load, plan, python, watch, lambda text: status.update(f"{load.case}: {text}"))
+        except (PeerEnvironmentError, PeerError) as error:
+            raise Failure(str(error)) from error
+    screen.print(peer_table(load.case, results), highlight=False)
+    machine = watch.machine()
+    keep("trl", machine, settings_of([load], plan) | {"trl_environment": [*TRL.first, *TRL.pins]}, results, json_file)
+    explain(screen, machine, load, plan)

@@ -1,0 +1,183 @@
+"""`oppo bench trl`: the engine against TRL's PPOTrainer, on the same checkpoint, the same lengths and the same threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shutil
+import subprocess
+import tempfile
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oppo_bench.document import Result
+from oppo_bench.engine.engine_runner import Contestant
+from oppo_bench.engine.models import models_of, peer_models_of
+from oppo_bench.engine.race import Plan, Tell
+from oppo_bench.engine.workload import LONGEST, VARIANTS, Load, spec_of, write_prompts
+from oppo_bench.machine_load import Watch
+
+PATIENCE_S = 900.0
+# TRL's micro-batch: with 2, 4 and 16 rows a pass a step took the same processor time (within 1 %).
+ROWS_A_PASS = 4
+PEER = Path(__file__).with_name("trl_peer.py")
+TRL, OPPO, SEQUENTIAL, OWN = "trl", "oppo", "sequential", "oppo_own"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One PPO step: its wall time and the response tokens it trained."""
+
+    seconds: float
+    tokens: int
+
+
+class PeerError(RuntimeError):
+    """TRL's process died, fell silent or complained; the message holds its last words."""
+
+
+class Peer:
+    """TRL's trainer in its own process and environment, sleeping between its turns."""
+
+    def __init__(self, python: Path, config: dict[str, Any], folder: Path, name: str = TRL, script: Path = PEER) -> None:
+        self.name = name
+        folder.mkdir()
+        file = folder / "config.json"
+        file.write_text(json.dumps(config | {"out": str(folder / "out")}))
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        environ = kept | {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
+        self._log = (folder / "log.txt").open("w+")
+        self._process = subprocess.Popen(
+            [str(python), "-P", str(script), str(file)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environ, cwd=folder,
+        )  # fmt: skip
+        self._receive()
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
+    def step(self) -> Turn:
+        """One step."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        told = self._receive()
+        return Turn(told["seconds"], told["tokens"])
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            silent = not selector.select(PATIENCE_S)
+        line = "" if silent else self._process.stdout.readline()
+        if not line:
+            self._process.kill()
+            self._log.seek(0)
+            why = f"was silent for {PATIENCE_S:.0f} s" if silent else "died"
+            raise PeerError(f"TRL's process {why}. Its last words:\n{self._log.read()[-2000:]}")
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+
+class Ours:
+    """One of the engine's variants as a partner of TRL's turns."""
+
+    def __init__(self, name: str, contestant: Contestant) -> None:
+        self.name = name
+        self._contestant = contestant
+
+    def step(self) -> Turn:
+        """One step."""
+        cost = self._contestant.step()
+        return Turn(cost.seconds, cost.trained)
+
+    def close(self) -> None:
+        """End its processes."""
+        self._contestant.close()
+
+
+def race(load: Load, plan: Plan, python: Path, watch: Watch, tell: Tell) -> list[Result]:
+    """TRL (its interpreter is `python`) and the engine, in turn; named figures of the case.
+
+    Raises:
+        PeerError: TRL's process failed.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="oppo-bench-"))
+    blocks: dict[str, list[list[Turn]]] = defaultdict(list)
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        peer, ours = _assemble(load, plan, python, scratch, stack, tell)
+        watch.follow(peer.pid)
+        racers: list[Peer | Ours] = [peer, *ours]
+        for step in range(load.left_out):
+            tell(f"step {step + 1} of the {load.left_out} that are left out")
+            for racer in racers:
+                racer.step()
+        for repetition in range(plan.repetitions):
+            for racer in racers:
+                blocks[racer.name].append([])
+            for step in range(plan.steps):
+                tell(f"repetition {repetition + 1} of {plan.repetitions}, step {step + 1} of {plan.steps}")
+                for racer in racers:
+                    blocks[racer.name][-1].append(racer.step())
+        watch.look()
+    return results_of(load.case, blocks)
+
+
+def _assemble(load: Load, plan: Plan, python: Path, scratch: Path, stack: ExitStack, tell: Tell) -> tuple[Peer, list[Ours]]:
+    """TRL first, then ours; `stack` closes them."""
+    seed = load.lengths.seed
+    tell("preparing weights and prompts")
+    shared, prompts = peer_models_of(load.size, scratch, seed), write_prompts(scratch, seed)
+    own = models_of(load.size, scratch, seed)
+    tell("loading TRL")
+    steps = load.left_out + plan.repetitions * plan.steps
+    config = {
+        "actor": shared["actor"]["path"], "reward": shared["reward"]["model"]["path"], "batch": load.batch, "seed": seed,
+        "rows_a_pass": min(ROWS_A_PASS, load.batch), "threads": plan.threads, "longest": LONGEST,
+        "prompts": [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()],
+        "lengths": [load.lengths.of(number) for number in range(steps * load.batch)],
+    }  # fmt: skip
+    peer, racers = Peer(python, config, scratch / TRL), []
+    stack.callback(peer.close)
+    for name, variant, models in ((SEQUENTIAL, "sequential", shared), (OPPO, "all", shared), (OWN, "all", own)):
+        tell(f"assembling {name}")
+        spec = spec_of(load, VARIANTS[variant], models, prompts)
+        racers.append(Ours(name, Contestant(variant, spec, load.lengths, scratch / name, plan.threads)))
+        stack.callback(racers[-1].close)
+    return peer, racers
+
+
+def results_of(case: str, blocks: dict[str, list[list[Turn]]]) -> list[Result]:
+    """Time a token and a step, and how many times faster than TRL, repetition by repetition."""
+    results: list[Result] = []
+    peer = [_us_per_token(block) for block in blocks[TRL]]
+    for name, measured in blocks.items():
+        token = [_us_per_token(block) for block in measured]
+        results.append(Result.of(f"{case}/{name}/us_per_token", "us", token))
+        per_step = [1e6 * sum(turn.seconds for turn in block) / len(block) for block in measured]
+        results.append(Result.of(f"{case}/{name}/us_per_step", "us", per_step))
+        ratios = [theirs / ours for theirs, ours in zip(peer, token, strict=True)]
+        results.append(Result.of(f"{case}/{name}/speedup", "ratio", ratios))
+    return results
+
+
+def _us_per_token(block: list[Turn]) -> float:
+    return 1e6 * sum(turn.seconds for turn in block) / sum(turn.tokens for turn in block)
