@@ -59,7 +59,7 @@ from oppo_core.scoring.thread import ThreadedScorers
 from oppo_core.trace.cuda_clock import recorder_of
 from oppo_core.trace.gpu_stats import Hardware, NoHardware, hardware_of
 from oppo_core.trace.recorder import Recorder
-from oppo_core.training.backends import stepper_of
+from oppo_core.training.backends import backend_factory
 from oppo_core.update.revertible_update import CarefulCriticFreeUpdate, CarefulUpdate
 from oppo_core.update.strategies import CriticFreeUpdate, OverlappedUpdate, PlainUpdate, Updating
 from oppo_core.update.work_split import costs_of
@@ -243,7 +243,9 @@ def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCode
     """The actor's trainer with what the spec adds to it: a moving average, texts that are mixed in."""
     ppo = spec.ppo
     training = spec.training
-    trainer = ActorTrainer(network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks, stepper_of(training), training)
+    trainer = ActorTrainer(
+        network, ppo, spec.rollout.temperature, spec.seed, spec.steps, ranks, backend_factory(training), training
+    )
     if ppo.ema_decay is not None:
         assert isinstance(trainer.optimizer, Optimizer)  # the spec's own validator saw to it
         trainer.average = MovingAverage(trainer.optimizer, ppo.ema_decay)
@@ -355,7 +357,7 @@ def _scorers_with(
     trainer = None
     if critic is not None:
         ranks = join(meeting, "critic", device)
-        trainer = CriticTrainer(critic, spec.ppo, spec.seed, spec.steps, ranks, stepper_of(spec.training), spec.training)
+        trainer = CriticTrainer(critic, spec.ppo, spec.seed, spec.steps, ranks, backend_factory(spec.training), spec.training)
     if trainer is not None and resume is not None:
         trainer.load(resume)
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens

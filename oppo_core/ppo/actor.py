@@ -36,7 +36,8 @@ from oppo_core.ppo.retained_forward import HeldForward
 from oppo_core.ppo.trial import Trial, attempt, settle
 from oppo_core.rollout.sampling_support import joined
 from oppo_core.rollout.sequence import Support
-from oppo_core.training.backends import StepperMaker, plain
+from oppo_core.training.backends import plain
+from oppo_core.training.protocol import BackendFactory
 
 WEIGHTS, MOMENTS = "actor", "actor-optimizer.safetensors"
 AVERAGE, PRECISE_AVERAGE = "actor-ema", "actor-ema.safetensors"
@@ -103,7 +104,7 @@ class ActorTrainer:
 
     def __init__(
         self, network: Network, ppo: Ppo, temperature: float, seed: int, steps: int, ranks: Ranks = ALONE,
-        stepper: StepperMaker = plain, training: Training = PLAIN_TRAINING,
+        backend: BackendFactory = plain, training: Training = PLAIN_TRAINING,
     ) -> None:  # fmt: skip
         """`steps`: of the whole run, over which the learning rate falls. `training`: what its passes keep."""
         self.ranks = ranks
@@ -113,7 +114,7 @@ class ActorTrainer:
         self.training = training
         self.seed = seed
         prepare(network, training)
-        self.optimizer = stepper(network, actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
+        self.optimizer = backend(network, actor_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "actor")
         self.average: MovingAverage | None = None
         self.mix: PretrainingMix | None = None
@@ -219,7 +220,7 @@ class ActorTrainer:
                 with self.ranks.agreed(NonFiniteError):
                     add = partial(self._add_gradients, experience, rows, kl_coefficient, total, sums, step, number)
                     self.budget.shrinking("the actor's update", add)
-                    self.optimizer.even_out()
+                    self.optimizer.pad_passes()
                 sums.tokens += total
                 norms.append(self.optimizer.apply(step, "actor"))
         return self.metrics(sums, step, norms)

@@ -30,7 +30,8 @@ from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
 from oppo_core.ppo.retained_forward import HeldForward
 from oppo_core.ppo.trial import Trial, attempt
-from oppo_core.training.backends import StepperMaker, plain
+from oppo_core.training.backends import plain
+from oppo_core.training.protocol import BackendFactory
 
 WEIGHTS, MOMENTS = "critic.safetensors", "critic-optimizer.safetensors"
 
@@ -50,7 +51,7 @@ class CriticTrainer:
     """Trains the value network, together with the critic's trainers of the other ranks."""
 
     def __init__(
-        self, network: Network, ppo: Ppo, seed: int, steps: int, ranks: Ranks = ALONE, stepper: StepperMaker = plain,
+        self, network: Network, ppo: Ppo, seed: int, steps: int, ranks: Ranks = ALONE, backend: BackendFactory = plain,
         training: Training = PLAIN_TRAINING,
     ) -> None:  # fmt: skip
         """`steps`: of the whole run, over which the learning rate falls. `training`: what its passes keep."""
@@ -60,7 +61,7 @@ class CriticTrainer:
         self.seed = seed
         prepare(network, training)
         self.packs = training.packs
-        self.optimizer = stepper(network, critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
+        self.optimizer = backend(network, critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "critic")
 
     def attempt(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> Trial:
@@ -83,7 +84,7 @@ class CriticTrainer:
                 with self.ranks.agreed(NonFiniteError):
                     add = partial(self._add_gradients, tokens, order, rows, total, held)
                     loss, clipped = self.budget.shrinking("the critic's update", add)
-                    self.optimizer.even_out()
+                    self.optimizer.pad_passes()
                 loss_sum, clipped_sum = loss_sum + loss, clipped_sum + clipped
                 count += total
                 norms.append(self.optimizer.apply(order.step, "critic"))

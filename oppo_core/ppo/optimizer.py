@@ -86,26 +86,26 @@ class Optimizer:
 
     @property
     def holds_graphs(self) -> bool:
-        """See `Stepper.holds_graphs`."""
+        """See `TrainingBackend.holds_graphs`."""
         return True
 
     def forward(self, compute: Callable[[Network], Outputs], network: Network) -> Outputs:
-        """See `Stepper.forward`: there is one network."""
+        """See `TrainingBackend.forward`: there is one network."""
         return compute(network)
 
     def begin(self, passes: int) -> None:
-        """See `Stepper.begin`: each rank makes as many passes as it has, and gradients are added up at the end."""
+        """See `TrainingBackend.begin`: each rank makes as many passes as it has, and gradients are added up at the end."""
         self.zero_grad()
 
     def backward(self, loss: Tensor) -> None:
-        """See `Stepper.backward`."""
+        """See `TrainingBackend.backward`."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def even_out(self) -> None:
-        """See `Stepper.even_out`: nobody waits."""
+    def pad_passes(self) -> None:
+        """See `TrainingBackend.pad_passes`: nobody waits."""
 
     def fault(self, reason: str) -> None:
-        """See `Stepper.fault`: the trainers agree on it among the ranks (`Ranks.agreed`)."""
+        """See `TrainingBackend.fault`: the trainers agree on it among the ranks (`Ranks.agreed`)."""
         raise NonFiniteError(reason)
 
     def zero_grad(self) -> None:

@@ -25,7 +25,7 @@ from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rng import Use, generator
 from oppo_core.rollout.prompts import PromptError, rows_in
 from oppo_core.rollout.tokenizer import TextCodec
-from oppo_core.training.backends import Stepper
+from oppo_core.training.protocol import TrainingBackend
 
 
 def read_texts(path: Path, key: str, codec: TextCodec, longest: int) -> list[NDArray[np.int64]]:
@@ -71,7 +71,7 @@ class PretrainingMix:
         return len(self._cut(self.of_step(step)[share::shares][ranks.rank :: ranks.world]))
 
     def add_gradient(
-        self, network: Network, stepper: Stepper, step: int, share: int, shares: int, ranks: Ranks = ALONE
+        self, network: Network, backend: TrainingBackend, step: int, share: int, shares: int, ranks: Ranks = ALONE
     ) -> tuple[float, int]:
         """Gradient of the `share`-th of `shares` parts of the step's texts; returns the summed loss and its tokens.
 
@@ -85,13 +85,13 @@ class PretrainingMix:
         texts = texts[ranks.rank :: ranks.world]
         for rows in self._cut(texts):
             chosen = [texts[row] for row in rows]
-            (loss,) = stepper.forward(partial(_loss, texts=chosen, training=self.training), network)
-            stepper.backward(self.settings.coefficient * loss / total)
+            (loss,) = backend.forward(partial(_loss, texts=chosen, training=self.training), network)
+            backend.backward(self.settings.coefficient * loss / total)
             figures.note(loss)
         summed = 0.0
         for (told,) in figures.read():
             if not math.isfinite(told):
-                stepper.fault(f"the pretraining loss is {told} at step {step + 1}; look at the texts")
+                backend.fault(f"the pretraining loss is {told} at step {step + 1}; look at the texts")
             summed += told
         return summed, sum(len(ids) - 1 for ids in texts)
 

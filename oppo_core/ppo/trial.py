@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
-from oppo_core.training.backends import Stepper
+from oppo_core.training.protocol import TrainingBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Trial:
     fault: str | None = None
 
 
-def attempt(optimizer: Stepper, train: Callable[[], dict[str, float]]) -> Trial:
+def attempt(optimizer: TrainingBackend, train: Callable[[], dict[str, float]]) -> Trial:
     """Remember weights and moments, then `train`. Whatever comes of it, `settle` decides."""
     assert isinstance(optimizer, Optimizer)  # the spec has refused others
     optimizer.remember()
@@ -27,7 +27,7 @@ def attempt(optimizer: Stepper, train: Callable[[], dict[str, float]]) -> Trial:
         return Trial(fault=str(error))
 
 
-def settle(optimizer: Stepper, keep: bool) -> None:
+def settle(optimizer: TrainingBackend, keep: bool) -> None:
     """Keep the update, or put every weight and moment back, to the bit."""
     assert isinstance(optimizer, Optimizer)
     if keep:

@@ -1,12 +1,10 @@
-"""torch's own sharding (FSDP2, `fully_shard`) as a `Stepper`: each rank keeps a part of the weights that are trained, of their
-gradients and of the moments, all in float32 at least.
+"""FSDP2 (`fully_shard`) as a `TrainingBackend`: trainable weights, gradients and moments are sharded, in float32 or wider.
 
-Everybody else, the decoder above all, sees a whole network, which is filled after each step, a parameter at a time. FSDP meets
-the other ranks in every pass. So all make equally many: a rank that has fewer repeats one of its own with a loss of zero. And
-none may stop on its own account: a loss that is not finite is remembered, and all end before the step.
+The decoder and the other roles use a full copy of the network, which is filled after each step, one parameter at a time. FSDP
+communicates in every pass, so all ranks make the same number of passes (`EqualizedPasses`).
 
-Checkpoints are those of all backends (docs/decisions/0004-checkpoints-of-sharded-training-are-ours.md). Not yet tried on a GPU,
-over NCCL.
+Checkpoints have the format of all backends (docs/decisions/0004-checkpoints-of-sharded-training-are-ours.md). Not tested on a GPU
+with NCCL yet.
 """
 
 from __future__ import annotations
@@ -27,63 +25,62 @@ from oppo_core.distributed.process_group import Ranks
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.lr_schedule import Rates
 from oppo_core.ppo.optimizer import BETAS, MASTER, not_finite
-from oppo_core.training.backends import Outputs
 from oppo_core.training.process_group import join_default_group
-from oppo_core.training.sharded_base import EvenPasses, Through, is_short, trained_in
+from oppo_core.training.protocol import Outputs
+from oppo_core.training.sharded_base import EqualizedPasses, PassThroughModule, is_low_precision, trainable_parameters
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class FsdpStepper(EvenPasses):
-    """One role's network, a copy of it cut up among the ranks."""
+class FsdpBackend(EqualizedPasses):
+    """A sharded copy of one role's network, and its AdamW."""
 
     def __init__(self, network: Network, rates: Rates, weight_decay: float, max_norm: float, ranks: Ranks) -> None:
         super().__init__(network, ranks)
         self.rates, self._max_norm = rates, max_norm
-        self.parameters = trained_in(network)
+        self.parameters = trainable_parameters(network)
         device = self.parameters[0].device
         join_default_group(device, ranks)
-        # From the group: a mesh that is made otherwise takes devices by itself, and expects ranks on all that a node shows.
-        everybody = dist.group.WORLD
-        assert everybody is not None
-        self._mesh = DeviceMesh.from_group(everybody, device.type)
-        self._module = _cut_up(network, self._mesh)
-        self.parts = trained_in(cast(Network, self._module))  # this rank's, in the same order
+        # Built from the group: `init_device_mesh` would choose devices itself and expect a rank on each device of the node.
+        world = dist.group.WORLD
+        assert world is not None
+        self._mesh = DeviceMesh.from_group(world, device.type)
+        self._module = _shard(network, self._mesh)
+        self.parts = trainable_parameters(cast(Network, self._module))  # this rank's shards, in the same order
         self._adamw = torch.optim.AdamW(self.parts, lr=rates.peak, betas=BETAS, weight_decay=weight_decay)
 
     @property
     def holds_graphs(self) -> bool:
-        """See `Stepper.holds_graphs`: a block's weights are let go of after its pass, and gathered for one backward."""
+        """False: a block's weights are freed after its forward pass and gathered for one backward pass."""
         return False
 
     @property
     def saves_bytes(self) -> int:
-        """See `Stepper.saves_bytes`: two moments, and short weights precisely."""
-        return sum(p.numel() * (12 if is_short(p) else 2 * p.itemsize) for p in self.parameters)
+        """Two moments a parameter, and a float32 master copy of 16-bit weights."""
+        return sum(p.numel() * (12 if is_low_precision(p) else 2 * p.itemsize) for p in self.parameters)
 
     def forward(self, compute: Callable[[Network], Outputs], network: Network) -> Outputs:
-        """See `Stepper.forward`. Without gradients nobody is met: the whole network does."""
+        """Without gradients the full network is used, so no collective runs."""
         if not torch.is_grad_enabled():
             return compute(self._whole)
         self._latest = compute
-        # FSDP gathers weights anew when gradients come to its output, which it would not see through a view.
+        # FSDP's backward hook sits on the output tensors; a view of an output would bypass it.
         with self.ranks.reaching("a forward pass"):
             return cast(Outputs, self._module(lambda within: tuple(output.clone() for output in compute(within))))
 
     def begin(self, passes: int) -> None:
-        """See `Stepper.begin`. Takes the most that a rank has."""
+        """Collective: the number of passes becomes the maximum over the ranks."""
         self.count(passes)
         self._adamw.zero_grad()
 
     def backward(self, loss: Tensor) -> None:
-        """See `Stepper.backward`: the ranks' gradients are added up, not averaged."""
+        """Gradients are summed over the ranks, not averaged."""
         with self.ranks.reaching("a backward pass"):
             loss.backward()  # type: ignore[no-untyped-call]
         self._due -= 1
 
     def apply(self, step: int, role: str) -> float:
-        """See `Stepper.apply`."""
-        self.refuse_faults()
+        self.raise_faults()
         with self.ranks.reaching("the optimizer's step"):
             norm = float(_full(nn.utils.clip_grad_norm_(self.parts, self._max_norm)))
         if not norm < float("inf"):
@@ -91,75 +88,74 @@ class FsdpStepper(EvenPasses):
         for group in self._adamw.param_groups:
             group["lr"] = self.rates.at(step)
         self._adamw.step()
-        self._hand_over()
+        self._update_full_network()
         return norm
 
     @torch.no_grad()
-    def _hand_over(self) -> None:
-        """The weights that are trained into the network that the other roles see."""
+    def _update_full_network(self) -> None:
+        """Copy the trained weights into the network that the other roles use."""
         with self.ranks.reaching("gathering the weights"):
             for whole, part in zip(self.parameters, self.parts, strict=True):
                 whole.copy_(_full(part))
 
     def state(self) -> dict[str, Tensor]:
-        """See `Stepper.state`: gathered one parameter at a time, and kept by the first rank."""
-        kept: dict[str, Tensor] = {}
+        """Gathered one parameter at a time; only rank 0 keeps the result."""
+        state: dict[str, Tensor] = {}
         for number, (whole, part) in enumerate(zip(self.parameters, self.parts, strict=True)):
             entry = self._adamw.state.get(part, {})
-            parts = {MASTER: part.detach()} if is_short(whole) else {}
+            parts = {MASTER: part.detach()} if is_low_precision(whole) else {}
             parts |= {name: entry[name] for name in MOMENTS if name in entry}
             for name, value in parts.items():
                 with self.ranks.reaching("gathering the optimizer's state"):
-                    found = _full(value)
+                    gathered = _full(value)
                 if self.ranks.first:
-                    kept[f"{number}.{name}"] = found.to("cpu", copy=True)
+                    state[f"{number}.{name}"] = gathered.to("cpu", copy=True)
             if entry and self.ranks.first:
-                kept[f"{number}.step"] = torch.as_tensor(entry["step"]).clone()
-        return kept
+                state[f"{number}.step"] = torch.as_tensor(entry["step"]).clone()
+        return state
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """See `Stepper.load_state`."""
         self._adamw.state.clear()
         for number, (whole, part) in enumerate(zip(self.parameters, self.parts, strict=True)):
-            part.copy_(self._cut(tensors.get(f"{number}.{MASTER}", whole.detach()), part))
+            part.copy_(self._shard_of(tensors.get(f"{number}.{MASTER}", whole.detach()), part))
             if f"{number}.step" not in tensors:
                 continue
-            moments = {name: self._cut(tensors[f"{number}.{name}"], part) for name in MOMENTS}
+            moments = {name: self._shard_of(tensors[f"{number}.{name}"], part) for name in MOMENTS}
             self._adamw.state[part] = {"step": tensors[f"{number}.step"].clone(), **moments}
 
-    def _cut(self, value: Tensor, part: Parameter) -> DTensor:
-        """This rank's part of a tensor that every rank has whole."""
+    def _shard_of(self, value: Tensor, part: Parameter) -> DTensor:
+        """This rank's shard of a tensor that every rank holds in full."""
         assert isinstance(part, DTensor)
         value = value.to(device=part.device, dtype=part.dtype)
         return distribute_tensor(value, self._mesh, part.placements, src_data_rank=None)
 
 
-def _cut_up(network: Network, mesh: DeviceMesh) -> Through:
-    """A copy of the network for training, block by block and then what is left, in parts of float32 at least."""
+def _shard(network: Network, mesh: DeviceMesh) -> PassThroughModule:
+    """A copy of the network sharded block by block, then the remaining parameters; in float32 or wider."""
     copied = copy.deepcopy(network)
-    short = is_short(next(network.parameters()))
+    short = is_low_precision(next(network.parameters()))
     if short:
         cast(nn.Module, copied).float()
     policy = MixedPrecisionPolicy(param_dtype=next(network.parameters()).dtype, reduce_dtype=torch.float32) if short else None
-    module = Through(copied)
+    module = PassThroughModule(copied)
     for unit in (*_blocks(module), module):
         fully_shard(unit, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
         assert isinstance(unit, FSDPModule)
-        # Losses are divided by the tokens of all ranks already, so gradients are summed; gloo knows no other way either.
+        # Losses are divided by the tokens of all ranks already, so gradients are summed; gloo supports only sums.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
     return module
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
-    """The layers of the network's outermost lists."""
-    found: list[nn.Module] = []
+    """The modules in the outermost `nn.ModuleList`s: the transformer blocks."""
+    blocks: list[nn.Module] = []
     for child in module.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else _blocks(child)
-    return found
+        blocks += list(child) if isinstance(child, nn.ModuleList) else _blocks(child)
+    return blocks
 
 
 def _full(tensor: Tensor) -> Tensor:
-    """All ranks' parts together. All ranks take part."""
+    """The full tensor. Collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""The process's one default group of torch, for backends that meet the other ranks in it. Both roles of a process share it."""
+"""torch.distributed's default process group, shared by the actor's and the critic's training backends of a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oppo_core.distributed.process_group import Ranks
 
 
 def join_default_group(device: torch.device, ranks: Ranks) -> str:
-    """Join it, unless that was done before; returns what carries it: nccl or gloo."""
+    """Initialize the default process group once per process; returns its backend, "nccl" or "gloo"."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     if not dist.is_initialized():
         longest = timedelta(seconds=ranks.meeting.longest_wait_s) if ranks.meeting is not None else None
