@@ -31,10 +31,10 @@ from oppo_core.vllm.asyncio_thread import Loop
 from oppo_core.vllm.build import start_apart
 from oppo_core.vllm.engine_args import APART, HANDLES, apart_arguments, engine_arguments
 from oppo_core.vllm.inprocess import InProcessDecoder, start_engine
-from oppo_core.vllm.standin import StandInEngine
-from oppo_core.vllm.standin_async import streaming
 from oppo_core.vllm.subprocess_decoder import StreamingDecoder
 from oppo_core.vllm.weight_transfer import connect
+from tests.fakes.vllm_async_engine import streaming
+from tests.fakes.vllm_engine import FakeEngine
 
 VOCAB, EOS, SLOTS = 259, 1, 8
 OPEN: list[StreamingDecoder] = []  # to be closed
@@ -56,11 +56,11 @@ def torch_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions 
     return Decoder(network, settings, SLOTS, stops=stops), network
 
 
-def standin_decoder(
+def fake_engine_decoder(
     folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False
 ) -> tuple[Decoding, Network]:
     network = small_network()
-    engine = StandInEngine(network)
+    engine = FakeEngine(network)
     weights = lambda: merged_weights(network).items()  # noqa: E731
     return InProcessDecoder(engine, settings, weights, stops, parameters=dict, sleeps=sleeps), network
 
@@ -101,7 +101,7 @@ def real_network(folder: Path, devices: int) -> Any:
     return load_model(ModelSpec(path=str(folder)), "lm", [], torch.float32, 0, device=torch.device("cuda"))
 
 
-def streaming_standin(
+def fake_streaming_decoder(
     folder: Path,
     settings: DecodeSettings,
     stops: StopConditions | None,
@@ -117,11 +117,11 @@ def streaming_standin(
 
 BACKENDS = {
     "torch": Backend(torch_decoder, 1e-9),
-    "vllm-standin": Backend(standin_decoder, 1e-9),
-    "vllm-standin-sleep": Backend(partial(standin_decoder, sleeps=True), 1e-9),
-    "vllm-standin-nccl": Backend(partial(streaming_standin, interval=1), 1e-9, stops=False),
-    "vllm-standin-ipc": Backend(partial(streaming_standin, interval=4, handles=True), 1e-9, stops=False),
-    "vllm-standin-ipc-sleep": Backend(partial(streaming_standin, interval=4, handles=True, sleeps=True), 1e-9, stops=False),
+    "vllm-fake": Backend(fake_engine_decoder, 1e-9),
+    "vllm-fake-sleep": Backend(partial(fake_engine_decoder, sleeps=True), 1e-9),
+    "vllm-fake-nccl": Backend(partial(fake_streaming_decoder, interval=1), 1e-9, stops=False),
+    "vllm-fake-ipc": Backend(partial(fake_streaming_decoder, interval=4, handles=True), 1e-9, stops=False),
+    "vllm-fake-ipc-sleep": Backend(partial(fake_streaming_decoder, interval=4, handles=True, sleeps=True), 1e-9, stops=False),
     "vllm": Backend(vllm_decoder, 1e-3, exact=False),
     "vllm-sleep": Backend(partial(vllm_decoder, sleeps=True), 1e-3, exact=False),
     "vllm-ipc": Backend(vllm_apart, 1e-3, exact=False, stops=False),

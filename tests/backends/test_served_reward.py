@@ -31,7 +31,7 @@ from oppo_core.vllm.asyncio_thread import Loop
 from oppo_core.vllm.build import reward_of
 from oppo_core.vllm.engine_args import reward_arguments
 from oppo_core.vllm.reward import POOLING, PrefixReward, check_classifier
-from oppo_core.vllm.standin_pooling import PoolingStandIn
+from tests.fakes.vllm_pooling_engine import FakePoolingEngine
 
 VOCAB, CODEC = 40, ByteCodec(40)
 PATIENCE_S = 20.0
@@ -43,7 +43,7 @@ def make() -> Iterator[Make]:
     made = []
 
     def of(silence_s: float = PATIENCE_S, **more: Any) -> PrefixReward:
-        made.append(PrefixReward(PoolingStandIn(small_network(), **more), Loop(silence_s), parameters=lambda: dict(POOLING)))
+        made.append(PrefixReward(FakePoolingEngine(small_network(), **more), Loop(silence_s), parameters=lambda: dict(POOLING)))
         return made[-1]
 
     yield of
@@ -72,8 +72,8 @@ def one_shot(tokens: NDArray[np.int64]) -> float:
         return float(network.scalar(hidden[0, -1]))
 
 
-def standin(reward: PrefixReward) -> PoolingStandIn:
-    assert isinstance(reward.engine, PoolingStandIn)
+def fake_engine(reward: PrefixReward) -> FakePoolingEngine:
+    assert isinstance(reward.engine, FakePoolingEngine)
     return reward.engine
 
 
@@ -92,11 +92,11 @@ def test_a_grown_answer_costs_its_new_blocks_and_its_score_is_that_of_one_pass(m
     for length in (7, 15, 20, 30, 47, 64, 70, 99):
         reward.read_on({4: whole[:length]})
         settle(reward)
-    computed = [count for _, count in standin(reward).computed]
+    computed = [count for _, count in fake_engine(reward).computed]
     assert computed == [16, 16, 32, 32]  # whole blocks, each once: at 20, 47 (one new), 64, 99 tokens
     reward.start([answer(4, whole)], lambda: None)
     assert reward.wait([4], PATIENCE_S)
-    assert standin(reward).computed[-1][1] == 100 - 96
+    assert fake_engine(reward).computed[-1][1] == 100 - 96
     assert reward.score(4) == pytest.approx(one_shot(whole), abs=1e-12)
     known, found = reward.cached(4)
     assert known == found == sum((16, 32, 64, 96))
@@ -110,7 +110,7 @@ def test_a_finished_answer_that_nobody_read_before_is_read_whole(make: Make) -> 
     for i, tokens in rows.items():
         assert reward.score(i) == pytest.approx(one_shot(tokens), abs=1e-12)
         assert reward.cached(i) == (0, 0)
-    assert sorted(count for _, count in standin(reward).computed) == [len(tokens) for tokens in rows.values()]
+    assert sorted(count for _, count in fake_engine(reward).computed) == [len(tokens) for tokens in rows.values()]
 
 
 def test_what_was_evicted_is_read_again_and_told(make: Make) -> None:
@@ -202,7 +202,7 @@ def test_the_real_one_scores_as_our_own_network_does(tmp_path: Path) -> None:
 
 def test_a_dead_engine_is_an_error(make: Make) -> None:
     reward = make()
-    standin(reward).dead = True
+    fake_engine(reward).dead = True
     reward.start([answer(1, row(20))], lambda: None)
     with pytest.raises(RewardError, match="vLLM's reward model failed: EngineDead: the engine's process has ended"):
         reward.wait([1], PATIENCE_S)
@@ -210,7 +210,7 @@ def test_a_dead_engine_is_an_error(make: Make) -> None:
 
 def test_a_silent_engine_is_taken_for_hung(make: Make) -> None:
     reward = make(silence_s=0.02)
-    standin(reward).hangs = True
+    fake_engine(reward).hangs = True
     reward.start([answer(1, row(20))], lambda: None)
     with pytest.raises(RewardError, match=r"has told nothing for .* so it is taken for hung"):
         reward.wait([1], 0.1)
@@ -218,7 +218,7 @@ def test_a_silent_engine_is_taken_for_hung(make: Make) -> None:
 
 def test_several_numbers_a_text_are_no_score(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     reward = make()
-    monkeypatch.setattr(standin(reward), "_read", lambda tokens: torch.zeros(3))
+    monkeypatch.setattr(fake_engine(reward), "_read", lambda tokens: torch.zeros(3))
     reward.start([answer(1, row(20))], lambda: None)
     with pytest.raises(RewardError, match="gives 3 numbers a text, not one"):
         reward.wait([1], PATIENCE_S)

@@ -27,9 +27,9 @@ from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.vllm.asyncio_thread import Loop
 from oppo_core.vllm.engine_args import HANDLES
 from oppo_core.vllm.errors import VllmError
-from oppo_core.vllm.standin_async import AsyncStandIn, EngineDead, StandInTrainer, Wire, streaming
 from oppo_core.vllm.subprocess_decoder import StreamingDecoder
 from oppo_core.vllm.weight_transfer import PACK_BYTES, Client, Source, Transfer, largest_weight, pack_bytes, trainer_arguments
+from tests.fakes.vllm_async_engine import EngineDead, FakeAsyncEngine, FakeWeightTrainer, Wire, streaming
 
 VOCAB = 40
 SETTINGS = DecodeSettings(seed=3, eos=1, temperature=0.9, max_prompt=12, max_new=30, micro_batch_tokens=400)
@@ -62,8 +62,8 @@ def sequences(count: int) -> list[Sequence]:
     return [Sequence(i, 0, np.asarray([3 + i % 30] * (1 + i % 12))) for i in range(count)]
 
 
-def engine_of(decoder: StreamingDecoder) -> AsyncStandIn:
-    assert isinstance(decoder.engine, AsyncStandIn)
+def engine_of(decoder: StreamingDecoder) -> FakeAsyncEngine:
+    assert isinstance(decoder.engine, FakeAsyncEngine)
     return decoder.engine
 
 
@@ -303,10 +303,10 @@ class Misled(Source):
 
 def test_weights_that_are_not_those_that_were_told_are_an_error() -> None:
     network, wire, loop = small_network(), Wire(), Loop(5.0)
-    client = Client(AsyncStandIn(network, wire), loop, SimpleNamespace, SimpleNamespace)
+    client = Client(FakeAsyncEngine(network, wire), loop, SimpleNamespace, SimpleNamespace)
     try:
         with pytest.raises(VllmError, match=r"handing over weights failed: ValueError: .* was told"):
-            Transfer(StandInTrainer(client, Misled(network), wire), client).send(1)
+            Transfer(FakeWeightTrainer(client, Misled(network), wire), client).send(1)
     finally:
         loop.close()
 
@@ -319,10 +319,10 @@ def test_an_engine_that_dies_while_it_takes_weights_keeps_nobody_waiting() -> No
             raise EngineDead("the engine's process has ended")
 
     network, wire, loop = small_network(), Dying(), Loop(20.0)
-    client = Client(AsyncStandIn(network, wire), loop, SimpleNamespace, SimpleNamespace)
+    client = Client(FakeAsyncEngine(network, wire), loop, SimpleNamespace, SimpleNamespace)
     try:
         with pytest.raises(VllmError, match="failed at taking weights: EngineDead: the engine's process has ended"):
-            Transfer(StandInTrainer(client, Source(network), wire), client).send(1)
+            Transfer(FakeWeightTrainer(client, Source(network), wire), client).send(1)
     finally:
         loop.close()
 

@@ -25,10 +25,10 @@ from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.vllm.build import decoder_of, own_places, reward_of
 from oppo_core.vllm.engine_args import AGENT_STORE, APART, ENVIRONMENT, HANDLES, reward_arguments
 from oppo_core.vllm.errors import VllmError
-from oppo_core.vllm.standin import StandInEngine
-from oppo_core.vllm.standin_async import AsyncStandIn, StandInTrainer, Wire
-from oppo_core.vllm.standin_pooling import PoolingStandIn
 from scripts.vllm_names import FILE
+from tests.fakes.vllm_async_engine import FakeAsyncEngine, FakeWeightTrainer, Wire
+from tests.fakes.vllm_engine import FakeEngine
+from tests.fakes.vllm_pooling_engine import FakePoolingEngine
 
 KNOWN: dict[str, Any] = json.loads(FILE.read_text())
 CLASSES = {name: told for classes in KNOWN["classes"].values() for name, told in classes.items()}
@@ -67,14 +67,14 @@ def declared(name: str, *also: str) -> Any:
 def modules(told: Started) -> dict[str, ModuleType]:
     """vLLM's, as far as we import it."""
     wire = Wire()
-    here = lambda network, wire: StandInEngine(network)  # noqa: E731
+    here = lambda network, wire: FakeEngine(network)  # noqa: E731
 
     def make(arguments: dict[str, Any], kind: Any) -> Any:
         told.arguments, told.environment = dict(arguments), dict(os.environ)
         if told.fault == "start":
             raise RuntimeError("no memory")
         if arguments.get("runner") == "pooling":
-            kind = lambda network, wire: PoolingStandIn(small_network("scalar"))  # noqa: E731
+            kind = lambda network, wire: FakePoolingEngine(small_network("scalar"))  # noqa: E731
         told.engines.append(kind(small_network(), wire))
         return told.engines[-1]
 
@@ -85,7 +85,7 @@ def modules(told: Started) -> dict[str, ModuleType]:
         "vllm.v1.engine.llm_engine": {
             "LLMEngine": SimpleNamespace(from_engine_args=lambda given: make(given, here)),
         },
-        "vllm.v1.engine.async_llm": {"AsyncLLM": SimpleNamespace(from_engine_args=lambda given: make(given, AsyncStandIn))},
+        "vllm.v1.engine.async_llm": {"AsyncLLM": SimpleNamespace(from_engine_args=lambda given: make(given, FakeAsyncEngine))},
         "vllm.sampling_params": {
             "SamplingParams": declared("SamplingParams"), "RequestOutputKind": SimpleNamespace(DELTA="delta"),
         },
@@ -97,11 +97,11 @@ def modules(told: Started) -> dict[str, ModuleType]:
 def transfer_modules(told: Started, wire: Wire) -> dict[str, dict[str, Any]]:
     """What hands weights over."""
 
-    def trainer_init(info: dict[str, Any], *, client: Any, source: Any) -> StandInTrainer:
+    def trainer_init(info: dict[str, Any], *, client: Any, source: Any) -> FakeWeightTrainer:
         told.info = dict(info)
         if told.fault == "meet":
             raise RuntimeError("nobody came")
-        return StandInTrainer(client, source, wire if "world_size" in info else None)
+        return FakeWeightTrainer(client, source, wire if "world_size" in info else None)
 
     def config(backend: str) -> SimpleNamespace:
         told.backend = backend

@@ -14,8 +14,8 @@ from oppo_core.rollout.decoder import DecodeSettings, Decoding
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.vllm.errors import VllmError
 from oppo_core.vllm.inprocess import InProcessDecoder
-from oppo_core.vllm.standin import StandInEngine
-from oppo_core.vllm.standin_async import streaming
+from tests.fakes.vllm_async_engine import streaming
+from tests.fakes.vllm_engine import FakeEngine
 
 SETTINGS = DecodeSettings(seed=3, eos=1, temperature=0.9, max_prompt=12, max_new=6, micro_batch_tokens=400)
 SHORT = [
@@ -46,7 +46,7 @@ def asleep(decoder: Decoding) -> Decoding:
 @pytest.mark.parametrize("name", ["wake_up", "collective_rpc"])
 def test_in_our_process_it_names_the_remedy(error: Exception, name: str) -> None:
     network = small_network()
-    engine: Any = StandInEngine(network)
+    engine: Any = FakeEngine(network)
     decoder = asleep(InProcessDecoder(engine, SETTINGS, network.named_parameters, parameters=dict, sleeps=True))
     setattr(engine, name, failing(error))
     with pytest.raises(VllmError, match=REMEDY):
@@ -55,7 +55,7 @@ def test_in_our_process_it_names_the_remedy(error: Exception, name: str) -> None
 
 def test_other_errors_are_told_as_they_are() -> None:
     network = small_network()
-    engine: Any = StandInEngine(network)
+    engine: Any = FakeEngine(network)
     decoder = asleep(InProcessDecoder(engine, SETTINGS, network.named_parameters, parameters=dict, sleeps=True))
     engine.wake_up = failing(RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):

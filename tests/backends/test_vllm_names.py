@@ -19,10 +19,10 @@ from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.vllm import engine_args, inprocess, protocols, reward, weight_transfer
-from oppo_core.vllm.standin import StandInEngine
-from oppo_core.vllm.standin_async import AsyncStandIn, StandInTrainer
-from oppo_core.vllm.standin_pooling import PoolingStandIn
 from scripts.vllm_names import FILE, names_of
+from tests.fakes.vllm_async_engine import FakeAsyncEngine, FakeWeightTrainer
+from tests.fakes.vllm_engine import FakeEngine
+from tests.fakes.vllm_pooling_engine import FakePoolingEngine
 
 ROOT = Path(__file__).parents[2]
 KNOWN: dict[str, Any] = json.loads(FILE.read_text())
@@ -40,10 +40,10 @@ SHAPES = {
 }
 # Ours, vLLM's, and what is held to the same names.
 CALLED = [
-    (protocols.Engine, "LLMEngine", StandInEngine),
-    (protocols.AsyncEngine, "AsyncLLM", AsyncStandIn),
-    (protocols.PoolingEngine, "AsyncLLM", PoolingStandIn),
-    (protocols.WeightTrainer, "TrainerWeightTransferEngine", StandInTrainer),
+    (protocols.Engine, "LLMEngine", FakeEngine),
+    (protocols.AsyncEngine, "AsyncLLM", FakeAsyncEngine),
+    (protocols.PoolingEngine, "AsyncLLM", FakePoolingEngine),
+    (protocols.WeightTrainer, "TrainerWeightTransferEngine", FakeWeightTrainer),
     (weight_transfer.Client, "VLLMWeightSyncClient", weight_transfer.Client),
     (weight_transfer.Source, "WeightSource", weight_transfer.Source),
 ]
@@ -65,13 +65,13 @@ def test_what_we_read_of_outputs_is_there(ours: type) -> None:
     assert set(inspect.get_annotations(ours)) <= set(CLASSES[SHAPES[ours]]["fields"])
 
 
-@pytest.mark.parametrize(("ours", "theirs", "standin"), CALLED, ids=[ours.__name__ for ours, _, _ in CALLED])
-def test_an_engine_takes_what_we_call_it_with(ours: type, theirs: str, standin: type) -> None:
+@pytest.mark.parametrize(("ours", "theirs", "fake"), CALLED, ids=[ours.__name__ for ours, _, _ in CALLED])
+def test_an_engine_takes_what_we_call_it_with(ours: type, theirs: str, fake: type) -> None:
     declared = CLASSES[theirs]["methods"]
     for name, function in called_on(ours, declared).items():
         wanted = [p for p in inspect.signature(function).parameters if p != "self"]
         assert wanted == declared[name][: len(wanted)], name
-        assert list(inspect.signature(getattr(standin, name)).parameters)[1:] == wanted, name
+        assert list(inspect.signature(getattr(fake, name)).parameters)[1:] == wanted, name
 
 
 def called_on(ours: type, declared: dict[str, Any]) -> dict[str, Any]:

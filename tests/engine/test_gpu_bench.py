@@ -28,8 +28,8 @@ from oppo_core.rollout.decoder import DecodeSettings, Decoding
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.trace.gpu_stats import NoHardware
 from oppo_core.vllm.inprocess import InProcessDecoder
-from oppo_core.vllm.standin import StandInEngine
-from oppo_core.vllm.standin_async import streaming
+from tests.fakes.vllm_async_engine import streaming
+from tests.fakes.vllm_engine import FakeEngine
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--device", "cpu", "--sizes", "tiny"]
@@ -196,7 +196,7 @@ def test_lengths_are_imposed_on_vllm(tmp_path: Path) -> None:
     house = Warehouse(Cell("tiny", 4, ("vllm",), SHORT).load("cpu"), tmp_path / "roles", torch.device("cpu"))
     network, settings = house.networks["actor"], DecodeSettings(1, -1, 1.0, 16, 40, 4096)
     weights: Any = network
-    here = InProcessDecoder(StandInEngine(network), settings, lambda: merged_weights(weights).items(), parameters=dict)
+    here = InProcessDecoder(FakeEngine(network), settings, lambda: merged_weights(weights).items(), parameters=dict)
     apart = streaming(network, settings, None, interval=4, handles=False, sleeps=False)
     decoder: Decoding
     for decoder in (here, apart):

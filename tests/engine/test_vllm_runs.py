@@ -22,9 +22,9 @@ from oppo_core.rollout.decoder import Decoding
 from oppo_core.vllm.asyncio_thread import Loop
 from oppo_core.vllm.inprocess import InProcessDecoder
 from oppo_core.vllm.reward import POOLING, PrefixReward
-from oppo_core.vllm.standin import StandInEngine
-from oppo_core.vllm.standin_async import streaming
-from oppo_core.vllm.standin_pooling import PoolingStandIn
+from tests.fakes.vllm_async_engine import streaming
+from tests.fakes.vllm_engine import FakeEngine
+from tests.fakes.vllm_pooling_engine import FakePoolingEngine
 
 STEPS = 3
 ENDED = "VllmError: vLLM failed at beginning to take weights: EngineDead: the engine's process has ended"
@@ -32,7 +32,7 @@ SMALL = {"steps": STEPS, "ppo": {"tis": "all"}, "rollout": {"max_new_tokens": 40
 
 
 def in_process(network: nn.Module, settings: Any, slots: int, drafter: Any, stops: Any) -> Decoding:
-    engine = StandInEngine(network)  # type: ignore[arg-type]
+    engine = FakeEngine(network)  # type: ignore[arg-type]
     return InProcessDecoder(engine, settings, lambda: merged_weights(network).items(), stops, parameters=dict, sleeps=True)
 
 
@@ -125,7 +125,7 @@ def test_an_engine_that_is_never_assembled_lets_its_decoder_go(world: Any, tmp_p
 
 def served(builder: RewardBuilder, model: Any, memory_share: float) -> PrefixReward:
     network = load_model(model, "scalar", builder.roots, builder.dtype, 0)
-    return PrefixReward(PoolingStandIn(network), Loop(20.0), parameters=lambda: dict(POOLING))
+    return PrefixReward(FakePoolingEngine(network), Loop(20.0), parameters=lambda: dict(POOLING))
 
 
 @pytest.mark.full

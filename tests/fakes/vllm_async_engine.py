@@ -22,9 +22,9 @@ from oppo_core.models.protocol import Network
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.vllm.asyncio_thread import Loop
-from oppo_core.vllm.standin import StandInEngine, load_plain
 from oppo_core.vllm.subprocess_decoder import StreamingDecoder
 from oppo_core.vllm.weight_transfer import Client, Source, Transfer
+from tests.fakes.vllm_engine import FakeEngine, load_plain
 
 ABORTED = "abort"
 WAITS_S = 20.0
@@ -54,12 +54,12 @@ class Listener:
             self.rings.set()
 
 
-class AsyncStandIn:
+class FakeAsyncEngine:
     """One token a step for every request, whether somebody listens or not."""
 
     def __init__(self, network: Network, wire: Wire | None = None, interval: int = 1) -> None:
         """`interval`: the engine's own, below which no request's goes."""
-        self.core = StandInEngine(network)
+        self.core = FakeEngine(network)
         self.dead = False
         self.pauses: list[tuple[str, bool]] = []
         self.handled: list[str] = []
@@ -246,7 +246,7 @@ class Wire:
             self._moved.notify_all()
 
 
-class StandInTrainer:
+class FakeWeightTrainer:
     """A `WeightTrainer`, over a wire or by handles. Like vLLM's it finishes without saying which version it was."""
 
     def __init__(self, client: Client, source: Source, wire: Wire | None) -> None:
@@ -296,7 +296,7 @@ def streaming(
     """A `StreamingDecoder` over these two, whose weights are `network`'s."""
     assert isinstance(network, nn.Module)
     wire, loop = None if handles else Wire(), Loop(silence_s)
-    engine = AsyncStandIn(network, wire)
+    engine = FakeAsyncEngine(network, wire)
     client = Client(engine, loop, SimpleNamespace, SimpleNamespace)
-    transfer = Transfer(StandInTrainer(client, Source(network), wire), client)
+    transfer = Transfer(FakeWeightTrainer(client, Source(network), wire), client)
     return StreamingDecoder(engine, loop, settings, transfer, stops, interval, parameters=dict, sleeps=sleeps)

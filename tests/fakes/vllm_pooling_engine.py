@@ -17,10 +17,10 @@ import torch
 
 from oppo_core.models.protocol import Network
 from oppo_core.vllm.engine_args import BLOCK_TOKENS
-from oppo_core.vllm.standin_async import EngineDead
+from tests.fakes.vllm_async_engine import EngineDead
 
 
-class PoolingStandIn:
+class FakePoolingEngine:
     """Reads with one of our networks that gives one number a text."""
 
     def __init__(self, network: Network, blocks: int = 1 << 20) -> None:

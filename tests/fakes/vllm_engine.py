@@ -39,7 +39,7 @@ def load_plain(network: nn.Module, weights: dict[str, Tensor]) -> None:
     body.load_state_dict(weights)
 
 
-class StandInEngine:
+class FakeEngine:
     """One token a step for every request, under the weights that were last loaded."""
 
     def __init__(self, network: Network) -> None:
