@@ -28,7 +28,7 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
     if evaluate_first(engine, should_stop):
         save_when_due(engine)
     while (reason := reason_to_end(engine)) is None:
-        with tolerated(engine):  # what is not finite may be skipped or rolled back
+        with tolerated(engine):  # a step that is not finite may be skipped
             window_start = train_step(engine, window_start, should_stop)
         save_when_due(engine)
         if engine.on_any_rank(should_stop()):

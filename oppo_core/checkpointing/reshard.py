@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from oppo_contract.spec import RunSpec
+from oppo_contract.spec import load_stored_spec
 from oppo_core.distributed.process_group import Ranks, home_of
 from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rollout import prompt_sharding
@@ -58,7 +58,7 @@ def own_of(folder: Path, ranks: Ranks) -> Own:
 
 def homes_in(folder: Path) -> list[Path]:
     """The folders of the ranks that wrote a checkpoint."""
-    world = RunSpec.model_validate(read_state(folder)["spec"]).resources.ranks
+    world = load_stored_spec(read_state(folder)["spec"]).resources.ranks
     return [home_of(folder, rank) for rank in range(world)]
 
 

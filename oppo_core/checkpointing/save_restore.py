@@ -24,7 +24,7 @@ import numpy as np
 from safetensors.torch import load_file
 
 from oppo_contract.checkpoint_pins import is_told, locked, spared
-from oppo_contract.spec import RunSpec
+from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_core.checkpointing import resume_changes
 from oppo_core.checkpointing.atomic_dir import MANIFEST, draft_of, heal, publish, remove, sha256, sync_files
 from oppo_core.checkpointing.reshard import STATE, cohorts_of, homes_in, own_of, read_state
@@ -191,7 +191,7 @@ def verify(folder: Path, spec: RunSpec) -> list[Change]:
     state = read_state(folder)
     if state["format"] not in READS:
         raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {READS[0]} to {READS[-1]}")
-    changed = resume_changes.between(RunSpec.model_validate(state["spec"]), spec)
+    changed = resume_changes.between(load_stored_spec(state["spec"]), spec)
     in_flight = sum(len(read_state(home)["pool"]) for home in homes_in(folder))
     refused = resume_changes.refusals(changed, in_flight, spec)
     if refused:

@@ -60,7 +60,7 @@ from oppo_core.trace.cuda_clock import recorder_of
 from oppo_core.trace.gpu_stats import Hardware, NoHardware, hardware_of
 from oppo_core.trace.recorder import Recorder
 from oppo_core.training.backends import backend_factory
-from oppo_core.update.revertible_update import CarefulCriticFreeUpdate, CarefulUpdate
+from oppo_core.update.nonfinite import SkippingCriticFreeUpdate, SkippingUpdate
 from oppo_core.update.strategies import CriticFreeUpdate, OverlappedUpdate, PlainUpdate, Updating
 from oppo_core.update.work_split import costs_of
 
@@ -73,9 +73,7 @@ class Progress:
     elapsed_s: float = 0.0
     generated_tokens: int = 0
     kl_coefficient: float = 0.0
-    nonfinite_steps: int = (
-        0  # skipped or rolled back so far, `nonfinite_row` of them in a row, the last of them at `nonfinite_at`
-    )
+    nonfinite_steps: int = 0  # skipped so far, `nonfinite_row` of them in a row, the last of them at `nonfinite_at`
     nonfinite_row: int = 0
     nonfinite_at: int = -1
     passes: dict[str, int] = field(default_factory=dict)  # padded tokens of those that ran out of memory, by name (`PassBudget`)
@@ -260,7 +258,7 @@ def _update(spec: RunSpec, network: Network, shared: SharedActor | None) -> Upda
     if shared is not None:
         return OverlappedUpdate(shared.gradients, costs_of(network, spec.ppo.whiten_advantages))
     if spec.ppo.on_nonfinite != "raise":
-        return CarefulUpdate() if spec.ppo.has_critic else CarefulCriticFreeUpdate()
+        return SkippingUpdate() if spec.ppo.has_critic else SkippingCriticFreeUpdate()
     return PlainUpdate() if spec.ppo.has_critic else CriticFreeUpdate()
 
 

@@ -237,15 +237,10 @@ def _optimizer_bytes(each: int) -> int:
 def _training(spec: RunSpec, role: Role, each: int) -> list[Item]:
     """What training takes besides the weights."""
     kept, summed = _optimizer_bytes(each), max(4, each)
-    items = [
+    return [
         Item(f"{role.name}: gradients", role.trained * summed, f"{role.trained:,} × {summed} B"),
         Item(f"{role.name}: optimizer", role.trained * kept, f"{role.trained:,} × {kept} B"),
     ]
-    if spec.ppo.on_nonfinite != "raise":
-        copied = kept + max(4, each)
-        size = role.trained * copied
-        items.append(Item(f"{role.name}: copies to take back", size, f"{role.trained:,} × {copied} B (ppo.on_nonfinite)"))
-    return items
 
 
 def _sharded(spec: RunSpec, role: Role, each: int, on_gpu: bool) -> list[Item]:

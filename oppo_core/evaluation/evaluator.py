@@ -183,13 +183,6 @@ def evaluate_last(engine: Engine, reason: str, should_stop: Callable[[], bool]) 
     return ASKED_TO_STOP if engine.standing.unfinished else reason
 
 
-def forget_unfinished(engine: Engine) -> None:
-    """The weights whose evaluation was cut off are no longer those of the run, or were evaluated since."""
-    engine.standing.unfinished = False
-    if engine.evaluator is not None:
-        engine.evaluator.under_way = None
-
-
 def _evaluate_once(engine: Engine, should_stop: Callable[[], bool]) -> None:
     """Evaluate the present weights, unless that was done."""
     version, standing, start = engine.progress.step, engine.standing, engine.clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -33,7 +34,7 @@ from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
 from oppo_core.ppo.ptx_mix import PretrainingMix
 from oppo_core.ppo.retained_forward import HeldForward
-from oppo_core.ppo.trial import Trial, attempt, settle
+from oppo_core.ppo.stepwise import Stepwise
 from oppo_core.rollout.sampling_support import joined
 from oppo_core.rollout.sequence import Support
 from oppo_core.training.backends import plain
@@ -75,12 +76,6 @@ class Acting(Protocol):
 
     def update(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
         """Train on the batch of PPO step `step` (from 0); returns `actor/*` metrics."""
-
-    def attempt(self, experience: Experience, step: int, kl_coefficient: float) -> Trial:
-        """`update` that can be taken back: `settle` must follow."""
-
-    def settle(self, keep: bool, step: int) -> None:
-        """Keep what `attempt` did, or take it back."""
 
     def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
         """Write the actor as a model folder with the tokenizer of `source`, and the optimizer's state, into `folder`.
@@ -189,32 +184,38 @@ class ActorTrainer:
         Raises:
             NonFiniteError: the loss or its gradient is NaN or infinite.
         """
-        metrics = self._train(experience, step, kl_coefficient)
+        sums = TokenSums()
+        norms = [
+            self.optimizer.apply(step, "actor") for _ in self._gradients(experience, step, kl_coefficient, sums)
+        ]  # fmt: skip
+        return self._finish(sums, step, norms)
+
+    def stepwise(self, experience: Experience, step: int, kl_coefficient: float) -> Stepwise:
+        """`update`, pausing before each optimizer step."""
+        sums = TokenSums()
+        gradients = self._gradients(experience, step, kl_coefficient, sums)
+        return Stepwise(self.optimizer, gradients, partial(self._finish, sums, step), step, "actor")
+
+    def _finish(self, sums: TokenSums, step: int, norms: list[float]) -> dict[str, float]:
+        """After the last optimizer step of a PPO step: the moving average, and the metrics."""
+        if self.rests(step):
+            return self.rest(step)
         self.follow(step)
-        return metrics
-
-    def attempt(self, experience: Experience, step: int, kl_coefficient: float) -> Trial:
-        """`update` that can be taken back: `settle` must follow."""
-        trial = attempt(self.optimizer, lambda: self._train(experience, step, kl_coefficient))
-        self.forget()
-        return trial
-
-    def settle(self, keep: bool, step: int) -> None:
-        """Keep what `attempt` did, or take it back."""
-        settle(self.optimizer, keep)
-        if keep:
-            self.follow(step)
+        return self.metrics(sums, step, norms)
 
     def follow(self, step: int) -> None:
         """The moving average, where there is one, follows the weights of a step that has trained them."""
         if self.average is not None and not self.rests(step):
             self.average.follow()
 
-    def _train(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
-        if self.rests(step):
-            return self.rest(step)
-        sums, norms = TokenSums(), []
-        for epoch in range(self.ppo.epochs):
+    def _gradients(
+        self, experience: Experience, step: int, kl_coefficient: float, sums: TokenSums
+    ) -> Generator[None]:  # fmt: skip
+        """The gradients of one optimizer step after the other: each is to be taken before the next one is asked for.
+
+        None while only the critic is trained. Adds to `sums`.
+        """
+        for epoch in range(0 if self.rests(step) else self.ppo.epochs):
             for number, rows in enumerate(self._mini_batches(experience.own, step, epoch)):
                 total = int(self.ranks.total([int(experience.mask[rows].sum())])[0])
                 with self.ranks.agreed(NonFiniteError):
@@ -222,8 +223,7 @@ class ActorTrainer:
                     self.budget.shrinking("the actor's update", add)
                     self.optimizer.pad_passes()
                 sums.tokens += total
-                norms.append(self.optimizer.apply(step, "actor"))
-        return self.metrics(sums, step, norms)
+                yield
 
     def _add_gradients(
         self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums, step: int, number: int

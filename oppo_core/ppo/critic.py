@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from oppo_core.ppo.microbatching import mini_batch_rows, pass_costs, response_st
 from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, size_of
 from oppo_core.ppo.retained_forward import HeldForward
-from oppo_core.ppo.trial import Trial, attempt
+from oppo_core.ppo.stepwise import Stepwise
 from oppo_core.training.backends import plain
 from oppo_core.training.protocol import BackendFactory
 
@@ -45,6 +46,15 @@ class CriticUpdate:
     prompt_lengths: list[int]
     returns: list[NDArray[np.float64]]
     old_values: list[NDArray[np.float64]]
+
+
+@dataclass(slots=True)
+class ValueSums:
+    """Sums over the tokens of one update: `loss` and `clipped` are this rank's, `tokens` those of all ranks."""
+
+    loss: float = 0.0
+    clipped: float = 0.0
+    tokens: int = 0
 
 
 class CriticTrainer:
@@ -64,10 +74,6 @@ class CriticTrainer:
         self.optimizer = backend(network, critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "critic")
 
-    def attempt(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> Trial:
-        """`update` that can be taken back: `settle` its optimizer."""
-        return attempt(self.optimizer, lambda: self.update(tokens, order, held))
-
     def update(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> dict[str, float]:
         """All epochs and mini-batches of one PPO step; returns `critic/vf_*`, `critic/grad_norm` and `critic/lr`.
 
@@ -76,8 +82,22 @@ class CriticTrainer:
         Raises:
             NonFiniteError: the loss or its gradient is NaN or infinite.
         """
-        loss_sum = clipped_sum = 0.0
-        count, norms = 0, []
+        sums = ValueSums()
+        norms = [
+            self.optimizer.apply(order.step, "critic") for _ in self._gradients(tokens, order, held, sums)
+        ]  # fmt: skip
+        return self._metrics(sums, order.step, norms)
+
+    def stepwise(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> Stepwise:
+        """`update`, pausing before each optimizer step."""
+        sums = ValueSums()
+        gradients = self._gradients(tokens, order, held, sums)
+        return Stepwise(self.optimizer, gradients, partial(self._metrics, sums, order.step), order.step, "critic")
+
+    def _gradients(
+        self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None, sums: ValueSums
+    ) -> Generator[None]:  # fmt: skip
+        """The gradients of one optimizer step after the other: each is to be taken before the next one is asked for."""
         for epoch in range(self.ppo.epochs):
             for rows in mini_batch_rows(len(tokens), self.ppo.mini_batches, self.seed, order.step, epoch):
                 total = int(self.ranks.total([sum(len(order.returns[r]) for r in rows)])[0])
@@ -85,15 +105,16 @@ class CriticTrainer:
                     add = partial(self._add_gradients, tokens, order, rows, total, held)
                     loss, clipped = self.budget.shrinking("the critic's update", add)
                     self.optimizer.pad_passes()
-                loss_sum, clipped_sum = loss_sum + loss, clipped_sum + clipped
-                count += total
-                norms.append(self.optimizer.apply(order.step, "critic"))
-        loss_sum, clipped_sum = self.ranks.total([loss_sum, clipped_sum])
+                sums.loss, sums.clipped, sums.tokens = sums.loss + loss, sums.clipped + clipped, sums.tokens + total
+                yield
+
+    def _metrics(self, sums: ValueSums, step: int, norms: list[float]) -> dict[str, float]:
+        loss, clipped = self.ranks.total([sums.loss, sums.clipped])
         return {
-            "critic/vf_loss": loss_sum / count,
-            "critic/vf_clipfrac": clipped_sum / count,
+            "critic/vf_loss": loss / sums.tokens,
+            "critic/vf_clipfrac": clipped / sums.tokens,
             "critic/grad_norm": float(np.mean(norms)),
-            "critic/lr": self.optimizer.rates.at(order.step),
+            "critic/lr": self.optimizer.rates.at(step),
         }
 
     def _add_gradients(

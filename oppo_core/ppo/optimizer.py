@@ -71,7 +71,6 @@ class Optimizer:
                 parameter.register_post_accumulate_grad_hook(partial(_sum_precisely, weakref.ref(master)))  # type: ignore[no-untyped-call]
         self.rates = rates
         self.max_norm = max_norm
-        self._remembered: tuple[list[Tensor], dict[str, Tensor]] | None = None
         # On a GPU one kernel takes the step; elsewhere a root of every second moment is made for it.
         fused = all(master.is_cuda for master in self.masters)
         self._adamw = torch.optim.AdamW(
@@ -115,10 +114,20 @@ class Optimizer:
 
     def apply(self, step: int, role: str) -> float:
         """Clip, step, and return the gradient's norm before clipping. Raises NonFiniteError when that is not finite."""
+        norm = self.clip(step, role)
+        self.take_step(step)
+        return norm
+
+    def clip(self, step: int, role: str) -> float:
+        """Sum the gradients of all ranks and clip them; returns their norm before. Raises NonFiniteError as `apply` does."""
         self.ranks.add_up([master.grad for master in self.masters if master.grad is not None])
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.max_norm))
         if not norm < float("inf"):
             raise not_finite(role, norm, step)
+        return norm
+
+    def take_step(self, step: int) -> None:
+        """Change weights and moments by the gradients that `clip` has left."""
         for group in self._adamw.param_groups:
             group["lr"] = self.rates.at(step)
         self._adamw.step()
@@ -127,28 +136,6 @@ class Optimizer:
                 if master is not parameter:
                     parameter.copy_(master)
                     master.grad = None  # while activations are held there is no room for it
-        return norm
-
-    def remember(self) -> None:
-        """Copy weights and moments, so that `take_back` can restore them."""
-        self._remembered = [master.detach().clone() for master in self.masters], {k: v.clone() for k, v in self.state().items()}
-
-    @torch.no_grad()
-    def take_back(self) -> None:
-        """Weights and moments as they were at `remember`, to the bit; gradients are dropped."""
-        assert self._remembered is not None
-        weights, moments = self._remembered
-        for parameter, master, weight in zip(self.parameters, self.masters, weights, strict=True):
-            master.copy_(weight)
-            if master is not parameter:
-                parameter.copy_(master)
-        self.load_state(moments)
-        self.zero_grad()
-        self.forget()
-
-    def forget(self) -> None:
-        """Let go of what `remember` has copied."""
-        self._remembered = None
 
     def state(self) -> dict[str, Tensor]:
         """Moments and step counts by weight number, and weights that are kept more precisely than they are used."""

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import cast
 
 from oppo_core.ppo.critic import CriticUpdate
-from oppo_core.ppo.trial import Trial
+from oppo_core.ppo.stepwise import Pause
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth, Scoring
 from oppo_core.trace.recorder import Recorder
@@ -46,26 +46,22 @@ class OrderedScorers(Scoring):
         with self._trace.span("actor", "advantages", rows=len(update.sequence_ids)):
             self._send("start_critic_update", update)
 
-    def start_trial(self, update: CriticUpdate) -> None:
-        """See `Scoring.start_trial`."""
+    def prepare_critic_update(self, update: CriticUpdate) -> None:
+        """See `Scoring.prepare_critic_update`; returns at once."""
         with self._trace.span("actor", "advantages", rows=len(update.sequence_ids)):
-            self._send("start_trial", update)
+            self._send("prepare_critic_update", update)
 
-    def wait_trial(self) -> Trial:
-        """See `Scoring.wait_trial`."""
-        return cast(Trial, self._receive())
+    def start_critic_step(self) -> None:
+        """See `Scoring.start_critic_step`."""
+        self._send("start_critic_step")
 
-    def settle(self, keep: bool) -> None:
-        """See `Scoring.settle`; returns at once."""
-        self._send("settle", keep)
+    def wait_critic_step(self) -> Pause:
+        """See `Scoring.wait_critic_step`."""
+        return cast(Pause, self._receive())
 
-    def start_load(self, folder: str) -> None:
-        """See `Scoring.start_load`."""
-        self._send("start_load", folder)
-
-    def wait_load(self) -> None:
-        """See `Scoring.wait_load`."""
-        self._receive()
+    def discard_critic_step(self) -> None:
+        """See `Scoring.discard_critic_step`; returns at once."""
+        self._send("discard_critic_step")
 
     def release(self, sequence_ids: list[int]) -> None:
         """See `Scoring.release`; returns at once."""

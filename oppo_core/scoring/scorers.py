@@ -17,7 +17,8 @@ from oppo_core.models.protocol import Network
 from oppo_core.models.upcast import precise
 from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
 from oppo_core.ppo.oom_retry import PassBudget, limit
-from oppo_core.ppo.trial import Trial, settle
+from oppo_core.ppo.retained_forward import HeldForward
+from oppo_core.ppo.stepwise import Pause, Stepwise
 from oppo_core.rewards.composite import RewardReader, Rewards
 from oppo_core.rollout.sampling_support import restricted
 from oppo_core.rollout.sequence import Support
@@ -80,20 +81,17 @@ class Scoring(Protocol):
     def wait_judge(self) -> dict[int, float]:
         """The reward's weighted sum by sequence_id, as it is before shaping."""
 
-    def start_trial(self, update: CriticUpdate) -> None:
-        """Train the critic on sequences that were collected, so that it can be taken back; they are not let go of."""
+    def prepare_critic_update(self, update: CriticUpdate) -> None:
+        """As `start_critic_update`, but one optimizer step after the other, and the sequences are kept."""
 
-    def wait_trial(self) -> Trial:
-        """How it went."""
+    def start_critic_step(self) -> None:
+        """Take the critic's optimizer step that is ready, if one is, and compute the gradients of the next one."""
 
-    def settle(self, keep: bool) -> None:
-        """Keep what the trial did, or take it back."""
+    def wait_critic_step(self) -> Pause:
+        """Where the critic's update stands then."""
 
-    def start_load(self, folder: str) -> None:
-        """Take the critic and its optimizer back from a checkpoint's `folder`, and forget every sequence."""
-
-    def wait_load(self) -> None:
-        """Returns when it is done."""
+    def discard_critic_step(self) -> None:
+        """Leave out the critic's step that is ready, and those that would follow."""
 
     def release(self, sequence_ids: list[int]) -> None:
         """Let go of sequences that nobody will ask for again."""
@@ -165,7 +163,9 @@ class ScorerSet:
         self._scores: dict[int, Scored] = {}
         self._judged: dict[int, float] = {}
         self._metrics: dict[str, float] = {}
-        self._trial = Trial()
+        self._held: HeldForward | None = None  # the critic's pass over the batch, where a subclass keeps it for the update
+        self._stepwise: Stepwise | None = None
+        self._pause = Pause()
 
     def begin(self, growths: list[Growth]) -> None:
         """The critic re-reads every sequence held; see `Scoring.begin`."""
@@ -201,9 +201,8 @@ class ScorerSet:
         assert self.trainer is not None, "there is no critic to train"
         tokens = [self.tracks[i].tokens for i in update.sequence_ids]
         with self.trace.span("critic", "update-critic", rows=len(tokens)):
-            self._metrics = self.trainer.update(tokens, update)
-        for sequence_id in update.sequence_ids:
-            self._drop(sequence_id)
+            self._metrics = self.trainer.update(tokens, update, self._held)
+        self.release(update.sequence_ids)
 
     @torch.no_grad()
     def start_judge(self, growths: list[Growth]) -> None:
@@ -223,30 +222,26 @@ class ScorerSet:
         """See `Scoring.wait_judge`."""
         return self._judged
 
-    def start_trial(self, update: CriticUpdate) -> None:
-        """See `Scoring.start_trial`."""
+    def prepare_critic_update(self, update: CriticUpdate) -> None:
+        """See `Scoring.prepare_critic_update`."""
         assert self.trainer is not None, "there is no critic to train"
         tokens = [self.tracks[i].tokens for i in update.sequence_ids]
-        with self.trace.span("critic", "update-critic", rows=len(tokens)):
-            self._trial = self.trainer.attempt(tokens, update)
+        self._stepwise = self.trainer.stepwise(tokens, update, self._held)
 
-    def wait_trial(self) -> Trial:
-        """See `Scoring.wait_trial`."""
-        return self._trial
+    def start_critic_step(self) -> None:
+        """See `Scoring.start_critic_step`."""
+        assert self._stepwise is not None
+        with self.trace.span("critic", "update-critic"):
+            self._pause = self._stepwise.advance()
 
-    def settle(self, keep: bool) -> None:
-        """See `Scoring.settle`."""
-        assert self.trainer is not None, "there is no critic to train"
-        settle(self.trainer.optimizer, keep)
+    def wait_critic_step(self) -> Pause:
+        """See `Scoring.wait_critic_step`."""
+        return self._pause
 
-    def start_load(self, folder: str) -> None:
-        """See `Scoring.start_load`."""
-        self.release(list(self.tracks))
-        if self.trainer is not None:
-            self.trainer.load(Path(folder))
-
-    def wait_load(self) -> None:
-        """It is done."""
+    def discard_critic_step(self) -> None:
+        """See `Scoring.discard_critic_step`."""
+        assert self._stepwise is not None
+        self._stepwise.discard()
 
     def release(self, sequence_ids: list[int]) -> None:
         """See `Scoring.release`."""

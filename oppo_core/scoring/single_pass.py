@@ -6,16 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oppo_core.models.host_device import on_host
-from oppo_core.ppo.critic import CriticUpdate
-from oppo_core.ppo.retained_forward import HeldForward
 from oppo_core.scoring.scored_sequence import Track
 from oppo_core.scoring.scorers import ScorerSet
 
 
 class WholeScorers(ScorerSet):
     """A `ScorerSet` whose critic's one forward pass gives the step-start values and, its graph kept, the update."""
-
-    _held: HeldForward | None = None
 
     def _read_critic(
         self, tracks: dict[int, Track], tokens: dict[int, NDArray[np.int64]], finished: set[int], chunk: int
@@ -32,22 +28,6 @@ class WholeScorers(ScorerSet):
         self._await_rewards(sequence_ids)
         with self.trace.span("reward", "score", rows=len(rows)):
             self._scores = self._scored(sequence_ids, on_host([[row] for row in values]))
-
-    def start_critic_update(self, update: CriticUpdate) -> None:
-        """See `Scoring.start_critic_update`; of the sequences that were collected last, in the same order."""
-        assert self.trainer is not None
-        with self.trace.span("critic", "update-critic", rows=len(update.sequence_ids)):
-            tokens = [self.tracks[i].tokens for i in update.sequence_ids]
-            self._metrics = self.trainer.update(tokens, update, self._held)
-        self.release(update.sequence_ids)
-
-    def start_trial(self, update: CriticUpdate) -> None:
-        """See `Scoring.start_trial`; of the sequences that were collected last, in the same order."""
-        assert self.trainer is not None
-        with self.trace.span("critic", "update-critic", rows=len(update.sequence_ids)):
-            tokens = [self.tracks[i].tokens for i in update.sequence_ids]
-            self._trial = self.trainer.attempt(tokens, update, self._held)
-        self._held = None
 
     def release(self, sequence_ids: list[int]) -> None:
         """See `Scoring.release`; the kept forward pass goes with them."""

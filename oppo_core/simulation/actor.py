@@ -14,7 +14,6 @@ from torch import Tensor
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.actor import TokenSums
 from oppo_core.ppo.experience import Experience
-from oppo_core.ppo.trial import Trial
 from oppo_core.rollout.sequence import Support
 from oppo_core.simulation.machine import Machine
 
@@ -73,13 +72,6 @@ class SimulatedActor:
         """A step without training: a kept graph is let go of."""
         self._held_tokens = 0
         return {}
-
-    def attempt(self, experience: Experience, step: int, kl_coefficient: float) -> Trial:
-        """See `Acting.attempt`."""
-        return Trial(self.update(experience, step, kl_coefficient))
-
-    def settle(self, keep: bool, step: int) -> None:
-        """See `Acting.settle`: nothing was learned."""
 
     def mix_in(self, step: int, number: int, sums: TokenSums) -> None:
         """Texts are free here."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from oppo_contract.events import Event, Phase, Role, SpansEvent, StartedEvent, StepEvent, parse_event
-from oppo_contract.spec import RunSpec, load_spec
+from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_contract.spec_errors import SpecError
 
 Key = tuple[int, Role, Phase, int, int]  # step, role, phase, chunk, and the how many-th of its kind
@@ -133,6 +133,6 @@ def _events(file: Path) -> Iterator[Event]:
 def _spec_beside(file: Path) -> RunSpec:
     path = file.with_name("spec.json")
     try:
-        return load_spec(json.loads(path.read_text(encoding="utf-8")))
+        return load_stored_spec(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, SpecError) as error:
         raise RecordingError(f"the run's spec is not beside its events ({path}: {error}); give it as well") from None

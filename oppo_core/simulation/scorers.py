@@ -12,7 +12,7 @@ import numpy as np
 from oppo_contract.events import Phase
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.critic import CriticUpdate
-from oppo_core.ppo.trial import Trial
+from oppo_core.ppo.stepwise import Pause
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Growth
 from oppo_core.simulation.devices import READING_ROLES, Curve, ReadingRole, Training
@@ -93,26 +93,22 @@ class SimulatedScorers:
         self._machine.timeline.wait()
         return {}
 
-    def start_trial(self, update: CriticUpdate) -> None:
-        """See `Scoring.start_trial`."""
+    def prepare_critic_update(self, update: CriticUpdate) -> None:
+        """See `Scoring.prepare_critic_update`: here nothing is ever not finite, so there is nothing to decide."""
         self._train_critic(update.sequence_ids, self._passes, self._optimizer_steps)
 
-    def wait_trial(self) -> Trial:
-        """See `Scoring.wait_trial`."""
-        return Trial(self.wait_critic_update())
+    def start_critic_step(self) -> None:
+        """See `Scoring.start_critic_step`."""
+
+    def wait_critic_step(self) -> Pause:
+        """See `Scoring.wait_critic_step`."""
+        return Pause(metrics=self.wait_critic_update())
+
+    def discard_critic_step(self) -> None:
+        """See `Scoring.discard_critic_step`."""
 
     def limit(self, passes: dict[str, int]) -> None:
         """See `Scoring.limit`: memory never runs out."""
-
-    def settle(self, keep: bool) -> None:
-        """See `Scoring.settle`: nothing was learned."""
-
-    def start_load(self, folder: str) -> None:
-        """See `Scoring.start_load`: there are no weights."""
-        self._forget(list(self.tracks))
-
-    def wait_load(self) -> None:
-        """See `Scoring.wait_load`."""
 
     def release(self, sequence_ids: list[int]) -> None:
         """See `Scoring.release`."""

@@ -102,7 +102,7 @@ class StreamingDecoder:
         """See `Decoding.begin`."""
         self._pause()
         going_on = {self._row_of(s) for s in sequences}
-        # Before other weights come, whose version is lower after a rollback: what these still tell was sampled by those before.
+        # Before other weights come: what arrives of these answers was sampled under the weights before.
         self._forget([row for row in self._rows.values() if row not in going_on])
         forgets = not self.settings.keeps_cache or self._asleep
         self._take_weights(version)
@@ -278,10 +278,7 @@ class StreamingDecoder:
             (folder / AHEAD).write_text(json.dumps(ahead))
 
     def load(self, folder: Path, sequences: list[Sequence]) -> None:
-        """See `Decoding.load`. After a rollback answers of the steps that are taken back are still being written: no more."""
-        if self._rows:
-            self._pause()
-            self._forget(list(self._rows.values()))
+        """See `Decoding.load`."""
         if (folder / AHEAD).exists():
             self._take_back(json.loads((folder / AHEAD).read_text()), {s.sequence_id: s for s in sequences})
 

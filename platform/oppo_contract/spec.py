@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from oppo_contract.retired import without_retired
 from oppo_contract.sections.base import Name, Section
 from oppo_contract.sections.models import HttpReward, Lora, Models, ModelSpec, RewardPart, RewardSpec, TinyArchitecture
 from oppo_contract.sections.ppo import Kl, Ppo, Pretraining
@@ -23,7 +24,7 @@ __all__ = [
     "MAX_SPEC_BYTES", "PLATFORM_SECTIONS", "SPEC_VERSION", "Budget", "Checkpoints", "Chunk", "Data", "Drafter", "Evaluation",
     "Fork", "HttpReward", "Kl", "LogRule", "Logging", "Lora", "ModelSpec", "Models", "Overcommit", "Overlap", "Ppo",
     "Pretraining", "Queue", "Resources", "Retries", "RewardPart",
-    "RewardSpec", "Rollout", "RunSpec", "Section", "TinyArchitecture", "Training", "load_spec",
+    "RewardSpec", "Rollout", "RunSpec", "Section", "TinyArchitecture", "Training", "load_spec", "load_stored_spec",
 ]  # fmt: skip
 
 SPEC_VERSION: Literal[1] = 1
@@ -134,7 +135,7 @@ class RunSpec(Section):
                 self.ppo.on_nonfinite != "raise",
                 "ppo.on_nonfinite",
                 self.ppo.on_nonfinite,
-                "raise: to take a step back every rank needs the whole optimizer",
+                "raise: a sharded backend clips and steps at once",
             ),
             (
                 self.ppo.ema_decay is not None,
@@ -331,3 +332,12 @@ def load_spec(data: Any) -> RunSpec:
         return RunSpec.model_validate(data)
     except ValidationError as error:
         raise SpecError(problems_of(error, RunSpec, data)) from None
+
+
+def load_stored_spec(data: Any) -> RunSpec:
+    """The spec that an older run or checkpoint holds: values that are gone are read as `oppo_contract.retired` says.
+
+    Raises:
+        SpecError: as `load_spec`.
+    """
+    return load_spec(without_retired(data))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from oppo_contract.fields import Place, SpecSchema
+from oppo_contract.retired import retired
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,6 +132,8 @@ def _problem(detail: ErrorDetails, place: Place, schema: SpecSchema) -> SpecProb
     if kind == "extra_forbidden":
         keys = schema.keys(schema.place(place.path[:-1]).schema)
         return SpecProblem(path, MESSAGES[kind], _shown(given), "one of " + ", ".join(keys), nearest(str(place.path[-1]), keys))
+    if kind == "literal_error" and (gone := retired(path, given)) is not None:
+        return SpecProblem(path, gone.message, _shown(given), gone.allowed)
     at = schema.place(place.path[: place.branch[0]]).schema if place.branch and kind == "literal_error" else place.schema
     near = nearest(given, schema.words(at)) if kind == "literal_error" and isinstance(given, str) else None
     value = None if kind == "missing" else _shown(given)

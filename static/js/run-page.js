@@ -143,8 +143,8 @@
     Oppo.showConnection(part("live"), connection);
     if (hasEnded() && connection.ok) part("live").hidden = true;
   }
-  /* A function that says of each summary whether, since the one before, the run has been taken up again, by a newer attempt or after a
-     rollback: steps that are here may have been trained anew, and what was read of them does not hold. */
+  /* A function that says of each summary whether, since the one before, the run has been taken up again, by a newer attempt or (in an
+     older version) from a checkpoint: steps that are here may have been trained anew, and what was read of them does not hold. */
   function takenUp() {
     let before = null;
     return (now) => {

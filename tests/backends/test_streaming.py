@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -187,33 +186,16 @@ def test_what_waits_for_its_turn_outlives_an_interruption(make: Make, half_way: 
 
 
 @pytest.mark.parametrize("sleeps", [False, True])
-def test_after_a_rollback_what_was_held_back_is_told_as_the_later_weights(make: Make, sleeps: bool) -> None:
-    """The answers that were under way are given up, and their last words are no error."""
+def test_an_answer_that_begins_anew_is_sampled_under_the_present_weights(make: Make, sleeps: bool) -> None:
+    """What still arrives of the answer before, whose request was abandoned, is no error."""
     decoder, _ = make(replace(SETTINGS, eos=-1), interval=8, sleeps=sleeps)
     some = sequences(3)
     with written_up_to(decoder, 12):
         write_ahead(decoder, some, 5)
     again = [sequence.anew() for sequence in some]
-    decoder.begin(again, 4)
-    to_the_end(decoder, 4)
-    assert all(set(s.token_versions) == {4} for s in again)
-
-
-def test_a_rollback_to_a_checkpoint_leaves_no_request_of_the_steps_it_takes_back(make: Make, tmp_path: Path) -> None:
-    decoder, _ = make(replace(SETTINGS, eos=-1), interval=3)
-    some = sequences(3)
-    with written_up_to(decoder, 12):
-        write_ahead(decoder, some, 5)
-        decoder.save(tmp_path)
-        saved = [copy.deepcopy(sequence) for sequence in some]
-        decoder.begin(some, 6)
-        decoder.advance(2, 6)
-        decoder.rest()
-        decoder.load(tmp_path, saved)
-    assert not engine_of(decoder).core.requests
-    decoder.begin(saved, 5)
-    to_the_end(decoder, 5)
-    assert all(set(s.token_versions) == {5} for s in saved)
+    decoder.begin(again, 6)
+    to_the_end(decoder, 6)
+    assert all(set(s.token_versions) == {6} for s in again)
 
 
 def test_an_answer_that_we_end_is_ended_there(make: Make) -> None:

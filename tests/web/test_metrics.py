@@ -66,7 +66,7 @@ def test_a_sparkline_holds_what_the_newest_attempt_told_of_the_same_step(resumed
     assert shown() == (6, 2, [0.5, 0.6])
     retold = events.step(4, 6, **{"critic/score/mean": 0.7}) | {"elapsed_s": 6.5}
     worker.send_events(second, [retold])
-    assert shown() == (6, 2, [0.5, 0.7]), "after a rollback the same attempt tells a step again"
+    assert shown() == (6, 2, [0.5, 0.7]), "in an older version the same attempt could tell a step again"
 
 
 def spans_event(seq, step, start):

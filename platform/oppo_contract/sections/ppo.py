@@ -110,9 +110,8 @@ class Ppo(Section):
     ema_decay: float | None = Field(
         None, gt=0, lt=1, description="Keep a moving average of the actor's weights with this decay a step; off when empty."
     )
-    on_nonfinite: Literal["raise", "skip", "rollback"] = Field(
-        "raise",
-        description="A score, loss or gradient that is not finite ends the run, skips the step, or goes back to the checkpoint.",
+    on_nonfinite: Literal["raise", "skip"] = Field(
+        "raise", description="A score, loss or gradient that is not finite ends the run, or skips the step."
     )
     nonfinite_limit: int = Field(3, ge=1, le=1000, description="Such steps in a row before the run ends all the same.")
     pretraining: Pretraining | None = Field(None, description="Text mixed into the actor's update; off when empty.")
@@ -164,7 +163,7 @@ class Ppo(Section):
         if not self.length_penalty:
             self.refuse_idle("length_penalty_from", "without a length penalty", "a length_penalty above 0")
         if self.on_nonfinite == "raise":
-            self.refuse_idle("nonfinite_limit", "where the first such step ends the run", "on_nonfinite skip or rollback")
+            self.refuse_idle("nonfinite_limit", "where the first such step ends the run", "on_nonfinite skip")
         return self
 
     @model_validator(mode="after")

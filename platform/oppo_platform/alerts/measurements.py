@@ -127,7 +127,7 @@ def _broken(points: Mapping[str, Points]) -> Fault | None:
 
 
 def _skipped(parts: Mapping[int, Sequence[Reign]]) -> dict[int, Fault]:
-    """The last step of each run that its engine skipped or rolled back, because something was not finite."""
+    """The last step of each run that its engine skipped because something was not finite."""
     newest = {told[-1].attempt.pk: run_id for run_id, told in parts.items()}
     counted = Run.objects.filter(pk__in=parts).annotate(skipped=KeyTextTransform(SKIPPED, "latest"))
     some = counted.exclude(skipped=None).exclude(skipped__in=("0", "0.0")).values_list("pk", flat=True)

@@ -21,7 +21,7 @@ TITLES = {
 MEANINGS = {
     Condition.FAILED: "The run has ended with an error.",
     Condition.FINISHED: "The run has ended well: all steps done, or its budget reached.",
-    Condition.NOT_FINITE: "A loss, gradient, reward or KL was NaN or infinite, or a step was skipped or rolled back for that.",
+    Condition.NOT_FINITE: "A loss, gradient, reward or KL was NaN or infinite, or a step was skipped because of one.",
     Condition.STALLED: f"It trains, and no step came for so long, and for {STALL_PACES:g} of its steps.",
     Condition.REWARD_COLLAPSED: "The smoothed reward lost so large a share of what it had gained up to its best.",
     Condition.KL_ABOVE: "KL to the reference a sequence, mean over the window.",

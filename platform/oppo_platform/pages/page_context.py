@@ -61,7 +61,7 @@ def with_curves(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 def _key(run: RunSummary) -> _Key:
     """A list is drawn again every two seconds, but a curve changes only with its run's steps.
 
-    A step that is trained again is told by another attempt or, after a rollback, takes another time.
+    A step that is trained again is told by another attempt, or in runs of older versions at another time.
     """
     return run["id"], run["attempt"], run["step"], run["elapsed_s"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import transaction
 
 from oppo_contract.resume_rules import REFUSED, between, least_overcommit, most_in_flight, refusing_rule, room
-from oppo_contract.spec import RunSpec, load_spec
+from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_contract.states import ENDED, RunState
 from oppo_platform import clock
@@ -49,7 +49,7 @@ def fork_problems(spec: RunSpec, team_id: int) -> list[SpecProblem]:
     if where(saved) == "deleted":
         return [SpecProblem("fork.step", "names a checkpoint whose files were deleted, as newer ones were kept", str(saved.step))]
     try:
-        before = load_spec(saved.run.spec)
+        before = load_stored_spec(saved.run.spec)
     except SpecError:
         return [
             SpecProblem(
