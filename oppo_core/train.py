@@ -69,7 +69,6 @@ def begin_step(engine: Engine, version: int) -> Batch:
         if engine.layout.remote:
             # New prompts are read together with their first chunk: a pass over a few tokens costs as much as over many.
             engine.scorers.begin(engine.handover.news(engine.readable(engine.pool.sequences)))
-    engine.use_cores(engine.layout.prefill_threads)
     with engine.trace.span("actor", "actor-prefill", rows=len(engine.pool.sequences)):
         engine.decoder.begin(engine.pool.unfinished(), version)
     engine.update.begin(engine)
@@ -85,7 +84,7 @@ def decode_batch(engine: Engine, batch: Batch, version: int, should_stop: Callab
     batch.ends = {s.sequence_id: start for s in batch.finishers}
     complete = engine.pool.is_complete(batch.finishers)
     while not complete:
-        engine.use_cores(engine.layout.threads_after(batch.chunk))
+        engine.use_cores(engine.layout.decode_threads)
         batch.chunk += 1
         live = list(engine.decoder.live)
         with engine.trace.span("actor", "decode", batch.chunk, rows=len(live)):

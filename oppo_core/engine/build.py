@@ -26,12 +26,14 @@ from oppo_core.models.load_roles import DTYPES, check_contexts, load_actor, load
 from oppo_core.models.model_io import Base, find
 from oppo_core.models.protocol import Network
 from oppo_core.models.shared_weights import SHARED_MEMORY, seen_by_others, short_of_shared_memory, take_shared
+from oppo_core.overlapped_update import OverlappedUpdate
 from oppo_core.ppo.actor import Acting, ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
+from oppo_core.ppo.early_gradients import EarlyGradients
 from oppo_core.ppo.ema import MovingAverage
 from oppo_core.ppo.experience import Experience, build_experience
 from oppo_core.ppo.oom_retry import PassBudget
-from oppo_core.ppo.optimizer import Optimizer
+from oppo_core.ppo.optimizer import Optimizer, size_of
 from oppo_core.ppo.ptx_mix import PretrainingMix, read_texts
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.reporting.event_log import Journal
@@ -51,7 +53,7 @@ from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.rollout.tail_batch import TailBatchPool
 from oppo_core.rollout.tokenizer import TextCodec, codec_of
 from oppo_core.scoring.deltas import Handover
-from oppo_core.scoring.overlapped_trainer import PartnerScorers, in_shared_memory
+from oppo_core.scoring.early import EarlyScorers
 from oppo_core.scoring.process import RemoteScorers
 from oppo_core.scoring.scorers import Networks, ScorerSet, Scoring
 from oppo_core.scoring.single_pass import WholeScorers
@@ -61,8 +63,7 @@ from oppo_core.trace.gpu_stats import Hardware, NoHardware, hardware_of
 from oppo_core.trace.recorder import Recorder
 from oppo_core.training.backends import backend_factory
 from oppo_core.update.nonfinite import SkippingCriticFreeUpdate, SkippingUpdate
-from oppo_core.update.strategies import CriticFreeUpdate, OverlappedUpdate, PlainUpdate, Updating
-from oppo_core.update.work_split import costs_of
+from oppo_core.update.strategies import CriticFreeUpdate, PlainUpdate, Updating
 
 
 @dataclass(slots=True)
@@ -191,7 +192,7 @@ def assemble(
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
             chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks, parameters=numbers_of(network),
         )  # fmt: skip
-        _take_up(engine, _update(spec, network, shared), resume, changes)
+        _take_up(engine, _update(spec, shared), resume, changes)
         begun.pop_all()
     return engine
 
@@ -232,8 +233,7 @@ def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:
     r = spec.rollout
     return DecodeSettings(
         spec.seed, codec.eos, r.temperature, r.max_prompt_tokens, r.max_new_tokens, spec.ppo.micro_batch_tokens,
-        rates_stale=spec.overlap.update_overlap, filters=filters_of(spec),
-        keeps_cache=spec.overlap.kv_after_update == "keep",
+        filters=filters_of(spec), keeps_cache=spec.overlap.kv_after_update == "keep",
     )  # fmt: skip
 
 
@@ -254,9 +254,9 @@ def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCode
     return trainer
 
 
-def _update(spec: RunSpec, network: Network, shared: SharedActor | None) -> Updating:
+def _update(spec: RunSpec, shared: SharedActor | None) -> Updating:
     if shared is not None:
-        return OverlappedUpdate(shared.gradients, costs_of(network, spec.ppo.whiten_advantages))
+        return OverlappedUpdate(shared.gradients)
     if spec.ppo.on_nonfinite != "raise":
         return SkippingUpdate() if spec.ppo.has_critic else SkippingCriticFreeUpdate()
     return PlainUpdate() if spec.ppo.has_critic else CriticFreeUpdate()
@@ -290,10 +290,10 @@ def drafter_of(spec: RunSpec) -> Drafter | None:
 
 @dataclass(frozen=True, slots=True)
 class SharedActor:
-    """The actor as its partner sees it: weights by name, and where the partner's gradients go, both in shared memory."""
+    """The actor as the scorers' process sees it for update overlap: weights by name, and sums of gradients, in shared memory."""
 
     weights: dict[str, Tensor]
-    gradients: list[Tensor]
+    gradients: EarlyGradients
 
 
 def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> SharedActor:
@@ -302,14 +302,15 @@ def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> Share
     Raises:
         LayoutError: the system has too little of it.
     """
-    size = sum(weight.nbytes for weight in network.state_dict().values()) + sum(p.nbytes for p in actor.optimizer.parameters)
+    sums = 1 + actor.ppo.whiten_advantages + actor.ppo.is_regularized
+    size = sum(weight.nbytes for weight in network.state_dict().values()) + sums * size_of(actor.optimizer.parameters)
     if (free := short_of_shared_memory(size, ranks_here)) is not None:
         raise LayoutError(
             f"overlap.update_overlap needs {mib(size)} of shared memory, {SHARED_MEMORY} has {mib(free)} for each rank; give the"
             " container more (docker run --shm-size), or switch it off"
         )
-    weights = {name: in_shared_memory(weight) for name, weight in network.state_dict().items()}
-    return SharedActor(weights, [in_shared_memory(torch.zeros_like(p)) for p in actor.optimizer.parameters])
+    weights = {name: weight.share_memory_() for name, weight in network.state_dict().items()}  # type: ignore[no-untyped-call]
+    return SharedActor(weights, EarlyGradients.shared(actor))
 
 
 def pool_of(spec: RunSpec, ranks: Ranks = ALONE) -> Pool:
@@ -329,7 +330,7 @@ def build_scorers(
     spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
     meeting: Meeting | None, base: Base | None, trace: Recorder,
 ) -> ScorerSet:  # fmt: skip
-    """The three scorers' networks, in the process that calls this; with `shared` they are the actor's partner too.
+    """The three scorers' networks, in the process that calls this; with `shared` they train early.
 
     The critic's trainer joins those of the other ranks at `meeting`. `base`: what the actor trains adapters on.
 
@@ -368,7 +369,7 @@ def _scorers_with(
     actor, _ = load_actor(spec, roots, device)
     take_shared(actor, shared.weights)
     trained = ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps, training=spec.training)
-    return PartnerScorers(*given).join(trained, shared.gradients)
+    return EarlyScorers(*given).share(trained, shared.gradients)
 
 
 def _start_scorers(

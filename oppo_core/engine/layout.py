@@ -24,10 +24,7 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which devices do what. `remote`: the scorers work beside the actor, in a process or a thread of their own.
-
-    `opening_threads`: cores for the actor from a step's begin to the first hand-over, where the scorers have nothing to do.
-    """
+    """Which devices do what. `remote`: the scorers work beside the actor, in a process or a thread of their own."""
 
     devices: list[str]
     actor_devices: tuple[str, ...]
@@ -35,29 +32,19 @@ class Layout:
     decode_threads: int
     remote: bool
     scorers: tuple[Role, ...] = ("reward", "reference", "critic")
-    opening_threads: int = 1
 
     @property
     def apart(self) -> bool:
         """Whether actor and scorers share no device."""
         return not set(self.actor_devices) & set(self.scorer_devices)
 
-    @property
-    def prefill_threads(self) -> int:
-        """Cores that bring the caches to new weights."""
-        return max(len(self.actor_devices), self.opening_threads)
-
-    def threads_after(self, chunks: int) -> int:
-        """Cores that decode when so many chunks of a step are handed over: counted, so that a resumed step does the same."""
-        return max(self.decode_threads, self.opening_threads) if chunks == 0 else self.decode_threads
-
     def cores(self, count: int) -> tuple[str, ...]:
-        """The devices that the actor's work on `count` cores occupies: its own first."""
-        return self.actor_devices[:count] if count <= len(self.actor_devices) else tuple(self.devices[:count])
+        """The devices that the actor's work on `count` cores occupies."""
+        return self.actor_devices[:count]
 
     def lanes(self) -> list[tuple[str, Role]]:
         """(device, role) pairs in drawing order."""
-        actor: list[tuple[str, Role]] = [(device, "actor") for device in self.cores(self.prefill_threads)]
+        actor: list[tuple[str, Role]] = [(device, "actor") for device in self.actor_devices]
         return actor + [(device, role) for device in self.scorer_devices for role in self.scorers]
 
 
@@ -83,7 +70,7 @@ def device_of(spec: RunSpec) -> torch.device:
     if not found:
         return torch.device("cpu")
     if spec.overlap.update_overlap:
-        raise LayoutError("overlap.update_overlap shares the update between two processes on CPUs; on a GPU switch it off")
+        raise LayoutError("overlap.update_overlap trains in two processes on CPUs; on a GPU switch it off")
     if spec.training.backend != "plain" and spec.overlap.intra_step != "off":
         raise LayoutError(
             f"training.backend {spec.training.backend} on a GPU: two threads of a process would meet the other ranks for actor"
@@ -132,11 +119,7 @@ def lay_out(spec: RunSpec, device: torch.device, threads: int, hidden: int, name
         return Layout(devices, everything, everything, decoding, False, scorers_of(spec))
     split = max(1, threads - threads // 2)
     scorers = everything[split:] or everything[:1]
-    # With update overlap nothing is read before the first hand-over: the critic keeps no caches that new weights would undo.
-    alone = spec.overlap.update_overlap and hidden >= DECODE_THREADS_FROM_HIDDEN
-    return Layout(
-        devices, everything[:split], scorers, split, scorers != everything[:split], scorers_of(spec), threads if alone else split
-    )
+    return Layout(devices, everything[:split], scorers, split, scorers != everything[:split], scorers_of(spec))
 
 
 def available_cores() -> int:

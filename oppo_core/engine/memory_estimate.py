@@ -185,8 +185,9 @@ def _asked_for(spec: RunSpec, actor: Role, columns: int, text_tokens: int) -> It
     if text_tokens:
         yield Item("texts that are mixed in", text_tokens * TOKEN_BYTES, f"{text_tokens:,} tokens × {TOKEN_BYTES} B")
     if spec.overlap.update_overlap:
-        size = 3 * actor.trained * each
-        yield Item("actor: the partner's gradients", size, f"3 × {actor.trained:,} × {each} B (update overlap)")
+        sums = 1 + spec.ppo.whiten_advantages + spec.ppo.is_regularized
+        size = sums * actor.trained * each
+        yield Item("actor: early gradients", size, f"{sums} × {actor.trained:,} × {each} B (update overlap)")
     if spec.evaluation is not None:
         ranks = spec.resources.ranks
         rows = min(math.ceil(spec.evaluation.count / ranks), spec.ppo.rows // ranks)

@@ -64,6 +64,18 @@ class TokenSums:
         self.entropy += entropy
 
 
+@dataclass(frozen=True, slots=True)
+class EarlyPart:
+    """What was computed of a batch's `rows` before it was complete: their gradients, a tensor a parameter, divided by the batch's
+    tokens, and their summed policy loss and entropy.
+    """
+
+    rows: frozenset[int]
+    gradients: list[Tensor]
+    loss: float
+    entropy: float
+
+
 class Acting(Protocol):
     """What the training loop asks of the actor's trainer, real or simulated."""
 
@@ -178,15 +190,19 @@ class ActorTrainer:
             kept = budget if self.optimizer.holds_graphs else 0
         return HeldForward(compute, lengths, sizes, budget, kept, pass_costs(self.network), self.training.packs)
 
-    def update(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
+    def update(
+        self, experience: Experience, step: int, kl_coefficient: float, early: EarlyPart | None = None
+    ) -> dict[str, float]:
         """All epochs and mini-batches of PPO step `step` (from 0); returns `actor/*` metrics.
+
+        `early`: what is known of some rows, with one optimizer step a batch.
 
         Raises:
             NonFiniteError: the loss or its gradient is NaN or infinite.
         """
         sums = TokenSums()
         norms = [
-            self.optimizer.apply(step, "actor") for _ in self._gradients(experience, step, kl_coefficient, sums)
+            self.optimizer.apply(step, "actor") for _ in self._gradients(experience, step, kl_coefficient, sums, early)
         ]  # fmt: skip
         return self._finish(sums, step, norms)
 
@@ -209,8 +225,8 @@ class ActorTrainer:
             self.average.follow()
 
     def _gradients(
-        self, experience: Experience, step: int, kl_coefficient: float, sums: TokenSums
-    ) -> Generator[None]:  # fmt: skip
+        self, experience: Experience, step: int, kl_coefficient: float, sums: TokenSums, early: EarlyPart | None = None
+    ) -> Generator[None]:
         """The gradients of one optimizer step after the other: each is to be taken before the next one is asked for.
 
         None while only the critic is trained. Adds to `sums`.
@@ -218,12 +234,21 @@ class ActorTrainer:
         for epoch in range(0 if self.rests(step) else self.ppo.epochs):
             for number, rows in enumerate(self._mini_batches(experience.own, step, epoch)):
                 total = int(self.ranks.total([int(experience.mask[rows].sum())])[0])
+                late = rows if early is None else [row for row in rows if row not in early.rows]
                 with self.ranks.agreed(NonFiniteError):
-                    add = partial(self._add_gradients, experience, rows, kl_coefficient, total, sums, step, number)
+                    add = partial(self._add_gradients, experience, late, kl_coefficient, total, sums, step, number)
                     self.budget.shrinking("the actor's update", add)
                     self.optimizer.pad_passes()
+                self._add_early(early, sums)
                 sums.tokens += total
                 yield
+
+    def _add_early(self, early: EarlyPart | None, sums: TokenSums) -> None:
+        if early is None:
+            return
+        assert isinstance(self.optimizer, Optimizer)  # the spec has refused others
+        self.optimizer.add_gradients(early.gradients)
+        sums.loss, sums.entropy = sums.loss + early.loss, sums.entropy + early.entropy
 
     def _add_gradients(
         self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums, step: int, number: int
@@ -300,15 +325,6 @@ class ActorTrainer:
                 )
             sums.add(*told)
 
-    def apply_with(self, gradients: list[Tensor], sums: TokenSums, step: int) -> dict[str, float]:
-        """Add `gradients` (one a parameter; zeroed here) to what was accumulated, and take the optimizer's step."""
-        for parameter, gradient in zip(self.optimizer.parameters, gradients, strict=True):
-            parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
-            gradient.zero_()
-        metrics = self.metrics(sums, step, [self.optimizer.apply(step, "actor")])
-        self.follow(step)
-        return metrics
-
     def _take_held(self, experience: Experience, rows: list[int]) -> HeldForward:
         held, self._held = self._held, None
         if held is None:
@@ -320,20 +336,34 @@ class ActorTrainer:
         self, rows: list[int], experience: Experience, logp: Tensor, entropy: Tensor, kl_coefficient: float, figures: Figures
     ) -> Tensor:
         """The summed loss of some rows; notes it, and the sums that `TokenSums.add` takes."""
-        mask = experience.mask[rows]
-        proximal, advantages, weights = (
-            to_device(column[rows][mask], logp.device).to(logp)
-            for column in (experience.proximal_logp, experience.advantages, experience.weights)
-        )
-        losses, clipped = policy_loss(logp, proximal, advantages, weights, self.ppo.clip_range, self.ppo.dual_clip)
-        loss = losses.sum()
-        if self.ppo.entropy_coefficient:
-            loss = loss - self.ppo.entropy_coefficient * entropy.sum()
-        if self.ppo.kl.placement == "loss":
-            reference = to_device(experience.reference_logp[rows][mask], logp.device).to(logp)
-            loss = loss + kl_coefficient * kl_estimate(logp, reference, self.ppo.kl.estimator).sum()
+        losses, clipped = self.policy_losses(rows, experience, logp, experience.advantages)
+        loss, rest = losses.sum(), self.regularization(rows, experience, logp, entropy, kl_coefficient)
+        loss = loss if rest is None else loss + rest
+        proximal = _tokens_of(experience.proximal_logp, rows, experience.mask, logp)
         figures.note(loss, losses.sum(), clipped.sum(), (logp.detach() - proximal).sum(), entropy.sum())
         return loss
+
+    def policy_losses(
+        self, rows: list[int], experience: Experience, logp: Tensor, advantages: Tensor
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The policy loss of each response token of some rows, and where the clip was active. `advantages`: of all rows."""
+        proximal, advantages, weights = (
+            _tokens_of(column, rows, experience.mask, logp)
+            for column in (experience.proximal_logp, advantages, experience.weights)
+        )
+        return policy_loss(logp, proximal, advantages, weights, self.ppo.clip_range, self.ppo.dual_clip)
+
+    def regularization(
+        self, rows: list[int], experience: Experience, logp: Tensor, entropy: Tensor, kl_coefficient: float
+    ) -> Tensor | None:
+        """What of the loss does not depend on advantages, summed over some rows: entropy bonus and KL penalty; None: nothing."""
+        terms = []
+        if self.ppo.entropy_coefficient:
+            terms.append(-self.ppo.entropy_coefficient * entropy.sum())
+        if self.ppo.kl.placement == "loss":
+            reference = _tokens_of(experience.reference_logp, rows, experience.mask, logp)
+            terms.append(kl_coefficient * kl_estimate(logp, reference, self.ppo.kl.estimator).sum())
+        return torch.stack(terms).sum() if terms else None
 
     def _forward(
         self, network: Network, rows: tuple[list[NDArray[np.int64]], list[int]], support: Support
@@ -344,3 +374,8 @@ class ActorTrainer:
         told = told_tokens(tokens, prompt_lengths, states)
         trains_entropy = bool(self.ppo.entropy_coefficient)
         return logprobs_of(network, states, told, support, self.temperature, trains_entropy, self.training.recompute != "off")
+
+
+def _tokens_of(column: Tensor, rows: list[int], mask: Tensor, like: Tensor) -> Tensor:
+    """A column's numbers [M] at the response tokens of some rows, on the device and in the precision of `like`."""
+    return to_device(column[rows][mask[rows]], like.device).to(like)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Container, Generator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from oppo_core.models.model_io import save_weights
 from oppo_core.models.protocol import Network
 from oppo_core.models.upcast import precise
 from oppo_core.ppo.deferred_metrics import Figures
+from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.losses import value_loss
 from oppo_core.ppo.lr_schedule import critic_rates
 from oppo_core.ppo.microbatching import mini_batch_rows, pass_costs, response_states
@@ -46,6 +47,26 @@ class CriticUpdate:
     prompt_lengths: list[int]
     returns: list[NDArray[np.float64]]
     old_values: list[NDArray[np.float64]]
+
+    def without(self, sequence_ids: Container[int]) -> CriticUpdate:
+        """The order for the other sequences."""
+        rows = [row for row, sequence_id in enumerate(self.sequence_ids) if sequence_id not in sequence_ids]
+        return replace(
+            self,
+            sequence_ids=[self.sequence_ids[row] for row in rows],
+            prompt_lengths=[self.prompt_lengths[row] for row in rows],
+            returns=[self.returns[row] for row in rows],
+            old_values=[self.old_values[row] for row in rows],
+        )
+
+
+def critic_order(experience: Experience, step: int) -> CriticUpdate:
+    """The critic's share of a step, this rank's rows without padding."""
+    e, lengths = experience, experience.mask.sum(-1).tolist()
+    ids = [e.sequences[row].sequence_id for row in e.own]
+    returns = [e.returns[row, : lengths[row]].numpy() for row in e.own]
+    values = [e.values[row, : lengths[row]].numpy() for row in e.own]
+    return CriticUpdate(step, ids, [e.prompt_lengths[row] for row in e.own], returns, values)
 
 
 @dataclass(slots=True)
@@ -73,6 +94,8 @@ class CriticTrainer:
         self.packs = training.packs
         self.optimizer = backend(network, critic_rates(ppo, steps), ppo.weight_decay, ppo.max_grad_norm, ranks)
         self.budget = PassBudget(ppo.micro_batch_tokens, isinstance(self.optimizer, Optimizer), "critic")
+        self._early: list[Tensor] = []  # gradients of answers that were trained before the batch was complete, and their sums
+        self._early_sums = ValueSums()
 
     def update(self, tokens: list[NDArray[np.int64]], order: CriticUpdate, held: HeldForward | None = None) -> dict[str, float]:
         """All epochs and mini-batches of one PPO step; returns `critic/vf_*`, `critic/grad_norm` and `critic/lr`.
@@ -100,13 +123,37 @@ class CriticTrainer:
         """The gradients of one optimizer step after the other: each is to be taken before the next one is asked for."""
         for epoch in range(self.ppo.epochs):
             for rows in mini_batch_rows(len(tokens), self.ppo.mini_batches, self.seed, order.step, epoch):
-                total = int(self.ranks.total([sum(len(order.returns[r]) for r in rows)])[0])
+                mine = sum(len(order.returns[r]) for r in rows) + self._early_sums.tokens
+                total = int(self.ranks.total([mine])[0])
                 with self.ranks.agreed(NonFiniteError):
                     add = partial(self._add_gradients, tokens, order, rows, total, held)
                     loss, clipped = self.budget.shrinking("the critic's update", add)
                     self.optimizer.pad_passes()
+                self._add_early(total, sums)
                 sums.loss, sums.clipped, sums.tokens = sums.loss + loss, sums.clipped + clipped, sums.tokens + total
                 yield
+
+    def train_early(self, order: CriticUpdate, held: HeldForward) -> None:
+        """Compute the gradients of answers before the batch is complete; the next `update` takes them along.
+
+        Raises:
+            NonFiniteError: a loss is NaN or infinite.
+        """
+        assert isinstance(self.optimizer, Optimizer)  # the spec has refused others
+        loss, clipped = self._accumulate(order, list(range(len(order.returns))), held, 1)
+        gradients, sums = self.optimizer.take_gradients(), self._early_sums
+        self._early = [a + b for a, b in zip(self._early, gradients, strict=True)] if self._early else gradients
+        sums.loss, sums.clipped = sums.loss + loss, sums.clipped + clipped
+        sums.tokens += sum(len(returns) for returns in order.returns)
+
+    def _add_early(self, total: int, sums: ValueSums) -> None:
+        """Add what `train_early` has computed to the gradients of an optimizer step over `total` tokens."""
+        if not self._early:
+            return
+        assert isinstance(self.optimizer, Optimizer)
+        self.optimizer.add_gradients([gradient / total for gradient in self._early])
+        sums.loss, sums.clipped = sums.loss + self._early_sums.loss, sums.clipped + self._early_sums.clipped
+        self._early, self._early_sums = [], ValueSums()
 
     def _metrics(self, sums: ValueSums, step: int, norms: list[float]) -> dict[str, float]:
         loss, clipped = self.ranks.total([sums.loss, sums.clipped])

@@ -137,6 +137,17 @@ class Optimizer:
                     parameter.copy_(master)
                     master.grad = None  # while activations are held there is no room for it
 
+    def take_gradients(self) -> list[Tensor]:
+        """What backward passes have added up since `begin`, a tensor a parameter; none is left here."""
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        self.zero_grad()
+        return gradients
+
+    def add_gradients(self, gradients: list[Tensor]) -> None:
+        """Add gradients, a tensor a parameter, to those of the backward passes."""
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
     def state(self) -> dict[str, Tensor]:
         """Moments and step counts by weight number, and weights that are kept more precisely than they are used."""
         kept = {

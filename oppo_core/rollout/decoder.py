@@ -49,7 +49,7 @@ class DecodeSettings:
     max_prompt: int
     max_new: int
     micro_batch_tokens: int
-    rates_stale: bool = False  # whether `begin` notes what the present weights think of earlier tokens (update overlap)
+    rates_stale: bool = False  # whether `begin` notes what the present weights think of earlier tokens (`integrations`)
     filters: Filters | None = None  # which tokens may be sampled; their choice is recorded a token
     keeps_cache: bool = False  # whether keys and values of deferred sequences outlive an update
     use: Use = Use.SAMPLING  # whose random numbers are drawn

@@ -21,9 +21,9 @@ class Sequence:
     `sequence_id` is unique in the run and never reused; sampling randomness hangs on it, so that a repeated prompt gets
     its own. `age` counts the PPO steps for which the sequence was deferred. `ended_by_eos`: it ended by itself and not at the
     length limit, with the end-of-sequence token or, then it is `stopped` too, by a stop condition. `support` has one entry a
-    token where sampling filters are on, and none where they are off. `stale_logprobs` (update overlap only) are the log-probs
-    that this step's weights give to the tokens of earlier steps. `kept_version`: the policy version that computed the first of
-    its cached keys and values, where these outlive an update (`kv_after_update: keep`); None where they are recomputed.
+    token where sampling filters are on, and none where they are off. `stale_logprobs` (where the decoder `rates_stale`) are the
+    log-probs that this step's weights give to the tokens of earlier steps. `kept_version`: the policy version that computed the
+    first of its cached keys and values, where these outlive an update (`kv_after_update: keep`); None where they are recomputed.
     """
 
     sequence_id: int

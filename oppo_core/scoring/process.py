@@ -25,9 +25,8 @@ from typing import Any, Literal, NoReturn, cast
 import torch
 
 from oppo_core.scoring.channel import POLL_S, Channel
-from oppo_core.scoring.overlapped_trainer import EarlyOrder, LateUpdate, ShareOrder
+from oppo_core.scoring.early import EarlyOrder
 from oppo_core.scoring.proxy import OrderedScorers
-from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import ScorerSet
 from oppo_core.trace.recorder import Recorder, Shrunk, Span, Wait
 
@@ -105,27 +104,9 @@ class RemoteScorers(OrderedScorers):
         self._longest_silence_s = longest_silence_s
 
     def train_early(self, order: EarlyOrder) -> None:
-        """See `Partnership.train_early`."""
+        """See `EarlyTraining.train_early`."""
         # What each token was sampled among has been handed over with the token.
         self._send("train_early", replace(order, sequences=[replace(s, support=[]) for s in order.sequences]))
-
-    def start_share(self, order: ShareOrder) -> None:
-        """See `Partnership.start_share`."""
-        with self._trace.span("actor", "score", rows=len(order.sequence_ids)):
-            self._send("start_share", order)
-
-    def wait_share(self) -> dict[int, Scored]:
-        """See `Partnership.wait_share`. Raises ScorerError, as `wait_collect` does."""
-        return cast(dict[int, Scored], self._receive())
-
-    def start_late_update(self, update: LateUpdate) -> None:
-        """See `Partnership.start_late_update`."""
-        with self._trace.span("actor", "advantages"):
-            self._send("start_late_update", update)
-
-    def wait_late_update(self) -> dict[str, float]:
-        """See `Partnership.wait_late_update`. Raises ScorerError, as `wait_collect` does."""
-        return cast(dict[str, float], self._receive())
 
     def close(self) -> None:
         """End the process."""

@@ -20,14 +20,18 @@ class WholeScorers(ScorerSet):
 
     def start_collect(self, sequence_ids: list[int]) -> None:
         """See `Scoring.start_collect`."""
+        values = self._values(sequence_ids)
+        self._await_rewards(sequence_ids)
+        with self.trace.span("reward", "score", rows=len(sequence_ids)):
+            self._scores = self._scored(sequence_ids, values)
+
+    def _values(self, sequence_ids: list[int]) -> list[NDArray[np.float64]]:
+        """The critic's values of whole answers. Its forward pass is kept for the update."""
         assert self.trainer is not None
         rows = [self.tracks[i] for i in sequence_ids]
         with self.trace.span("critic", "critic-prefill", rows=len(rows)):
             self._held = self.trainer.hold([row.tokens for row in rows], [row.prompt_length for row in rows])
-            values = self._held.first
-        self._await_rewards(sequence_ids)
-        with self.trace.span("reward", "score", rows=len(rows)):
-            self._scores = self._scored(sequence_ids, on_host([[row] for row in values]))
+            return on_host([[row] for row in self._held.first])
 
     def release(self, sequence_ids: list[int]) -> None:
         """See `Scoring.release`; the kept forward pass goes with them."""

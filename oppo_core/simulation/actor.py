@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oppo_contract.spec import Ppo
-from oppo_core.ppo.actor import TokenSums
+from oppo_core.ppo.actor import EarlyPart
 from oppo_core.ppo.experience import Experience
 from oppo_core.rollout.sequence import Support
 from oppo_core.simulation.machine import Machine
-
-
-@dataclass(frozen=True, slots=True)
-class Rated:
-    """Log-probs a row, as `HeldForward` gives them."""
-
-    first: list[Tensor]
 
 
 class SimulatedActor:
@@ -44,25 +36,24 @@ class SimulatedActor:
         self._held_tokens = min(self._machine.tokens(lengths), self._machine.pass_tokens) if one_step else 0
         return [torch.zeros(n - prompt) for n, prompt in zip(lengths, prompt_lengths, strict=True)]
 
-    def hold(
-        self,
-        tokens: list[NDArray[np.int64]],
-        prompt_lengths: list[int],
-        kept: int | None = None,
-        supports: Rows[Support] = (),
-    ) -> Rated:
-        """A forward pass without a graph."""
-        return Rated(self.logprobs(tokens, prompt_lengths))
-
-    def update(self, experience: Experience, step: int, kl_coefficient: float) -> dict[str, float]:
-        """See `Acting.update`."""
+    def update(
+        self, experience: Experience, step: int, kl_coefficient: float, early: EarlyPart | None = None
+    ) -> dict[str, float]:
+        """See `Acting.update`, and `ActorTrainer.update`."""
         if self.rests(step):
             return self.rest(step)
-        rows = list(range(len(experience.tokens)))
+        done = frozenset[int]() if early is None else early.rows
+        lengths = [len(tokens) for row, tokens in enumerate(experience.tokens) if row not in done]
         for _ in range(self._ppo.epochs):
-            self.accumulate(experience, rows, kl_coefficient, 1, TokenSums(), step)
+            self._train(lengths)
             self._machine.work(self._ppo.mini_batches * self._costs.optimizer_us)
         return {}
+
+    def _train(self, lengths: list[int]) -> None:
+        """Forward, where no graph was kept, and backward over answers."""
+        again = max(0, self._machine.tokens(lengths) - self._held_tokens)
+        self._held_tokens = 0
+        self._machine.work(self._machine.forward_us(self._costs, [again]) + self._machine.backward_us(self._costs, lengths))
 
     def rests(self, step: int) -> bool:
         """Whether only the critic is trained in PPO step `step`."""
@@ -71,23 +62,6 @@ class SimulatedActor:
     def rest(self, step: int) -> dict[str, float]:
         """A step without training: a kept graph is let go of."""
         self._held_tokens = 0
-        return {}
-
-    def mix_in(self, step: int, number: int, sums: TokenSums) -> None:
-        """Texts are free here."""
-
-    def accumulate(
-        self, experience: Experience, rows: list[int], kl_coefficient: float, total: int, sums: TokenSums, step: int
-    ) -> None:
-        """Forward, where no graph was kept, and backward over some of the batch's rows."""
-        lengths = [len(experience.tokens[row]) for row in rows]
-        again = max(0, self._machine.tokens(lengths) - self._held_tokens)
-        self._held_tokens = 0
-        self._machine.work(self._machine.forward_us(self._costs, [again]) + self._machine.backward_us(self._costs, lengths))
-
-    def apply_with(self, gradients: list[Tensor], sums: TokenSums, step: int) -> dict[str, float]:
-        """The optimizer's step."""
-        self._machine.work(self._costs.optimizer_us)
         return {}
 
     def forget(self) -> None:

@@ -15,6 +15,7 @@ from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.engine.build import Engine, Progress, pool_of
 from oppo_core.engine.layout import Layout, scorers_of
+from oppo_core.overlapped_update import OverlappedUpdate
 from oppo_core.reporting import step_report
 from oppo_core.reporting.event_log import Journal
 from oppo_core.rollout.prompts import PromptStream
@@ -22,13 +23,13 @@ from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.simulation.actor import SimulatedActor
 from oppo_core.simulation.decoder import SimulatedDecoder
 from oppo_core.simulation.devices import ACTOR_GROUP, READING_ROLES, Devices, DevicesError
+from oppo_core.simulation.early import SimulatedEarlyScorers, no_gradients
 from oppo_core.simulation.experience import SimulatedExperience
 from oppo_core.simulation.lengths import Length, drawn
 from oppo_core.simulation.machine import Machine
-from oppo_core.simulation.partner import SimulatedPartner, ledger_costs
 from oppo_core.simulation.scorers import SimulatedScorers
 from oppo_core.train import train_step
-from oppo_core.update.strategies import CriticFreeUpdate, OverlappedUpdate, PlainUpdate
+from oppo_core.update.strategies import CriticFreeUpdate, PlainUpdate
 
 PROMPTS = 64  # different ones; all are alike to a simulation
 # A text that no simulated answer's placeholder tokens stand for anything in: the smallest vocabulary of bytes.
@@ -141,15 +142,15 @@ def _prompts(spec: RunSpec, devices: Devices, machine: Machine) -> PromptStream:
 
 def _scorers(spec: RunSpec, machine: Machine) -> SimulatedScorers:
     has_model = any(source.model is not None for source in spec.models.reward.sources())
-    kind = SimulatedPartner if spec.overlap.update_overlap else SimulatedScorers
+    kind = SimulatedEarlyScorers if spec.overlap.update_overlap else SimulatedScorers
     return kind(machine, spec.seed, has_model, spec.ppo)
 
 
-def _update(spec: RunSpec, devices: Devices) -> PlainUpdate | OverlappedUpdate:
+def _update(spec: RunSpec, devices: Devices) -> PlainUpdate:
     if not spec.ppo.has_critic:
         return CriticFreeUpdate()
     if not spec.overlap.update_overlap:
         return PlainUpdate()
     if devices.place["critic"] == ACTOR_GROUP:
         raise DevicesError("update overlap needs a critic that has devices beside the actor's")
-    return OverlappedUpdate([], ledger_costs(devices, spec.ppo.whiten_advantages))
+    return OverlappedUpdate(no_gradients())

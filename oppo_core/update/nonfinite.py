@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from oppo_core.ppo.critic import critic_order
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.ppo.stepwise import Pause, Stepwise
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.update.strategies import PlainUpdate, actor_of, critic_order, experience_of
+from oppo_core.update.strategies import PlainUpdate, actor_of, experience_of
 
 if TYPE_CHECKING:
     from oppo_core.engine.build import Engine

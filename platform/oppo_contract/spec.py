@@ -112,7 +112,7 @@ class RunSpec(Section):
                 "bfloat16",
                 "float32 or float64: sums of gradients would round",
             ),
-            (self.resources.kind == "cuda", "resources.kind", "cuda", "cpu or any: two processes share the update on CPUs"),
+            (self.resources.kind == "cuda", "resources.kind", "cuda", "cpu or any: it trains in two processes on CPUs"),
         ]
         if self.training.recompute == "selective":
             reasons.append((True, "training.recompute", "selective", "off, head or full: two gradients are taken of one pass"))
@@ -130,7 +130,7 @@ class RunSpec(Section):
                 "float64",
                 "float32 or bfloat16: it steps on float32 weights",
             ),
-            (self.overlap.update_overlap, "overlap.update_overlap", True, "false: two processes share one optimizer"),
+            (self.overlap.update_overlap, "overlap.update_overlap", True, "false: it needs the whole gradient in one process"),
             (
                 self.ppo.on_nonfinite != "raise",
                 "ppo.on_nonfinite",

@@ -167,7 +167,7 @@ def test_another_process_may_have_it_too(world: Any, monkeypatch: pytest.MonkeyP
     assert seen_by_others(load(place, None), ranks_here=2) is None, "the other rank looks at the same moment"
 
 
-def test_an_actor_that_cannot_be_shared_with_its_partner_is_refused(
+def test_update_overlap_without_enough_shared_memory_is_refused(
     world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_weights, "SHARED_MEMORY", world.folder)

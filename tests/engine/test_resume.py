@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from oppo_contract.events import parse_event
+from oppo_core import overlapped_update
 from oppo_core.checkpointing.save_restore import CheckpointError, verify
 from oppo_core.reporting.event_log import Journal
-from oppo_core.update import work_split
 from tests.engine.conftest import newest
 from tests.processes import gone
 
@@ -203,7 +203,7 @@ def test_stopped_at_every_chunk_it_ends_with_the_same_bits(world: Any, tmp_path:
     short = {"steps": 4, "checkpoints": {"every_steps": 2, "keep": 100}, "resources": {"dtype": "float32"}}
     spec = world.spec(short, {"overlap": {"chunk": {"size": 16}}}, INTERRUPTED[name])
     streamed = spec.overlap.intra_step != "off"
-    with mock.patch.object(work_split, "SMALLEST_PASS_TOKENS", 20):
+    with mock.patch.object(overlapped_update, "SMALLEST_PASS_TOKENS", 20):
         plain = world.run(spec, tmp_path / "plain", inline=streamed)
         run, attempts, carried = None, 0, set()
         while run is None or run.reason != "all steps are done":
@@ -216,7 +216,7 @@ def test_stopped_at_every_chunk_it_ends_with_the_same_bits(world: Any, tmp_path:
     assert attempts >= len(halves)
     assert (max(carried) > 0) == (spec.overlap.inter_step == "defer"), "deferred answers should have been in flight"
     if name == "update-overlap":
-        orders = [json.loads((folder / "state.json").read_text())["suspended"]["batch"]["update"]["orders"] for folder in halves]
+        orders = [json.loads((folder / "state.json").read_text())["suspended"]["batch"]["update"]["early"] for folder in halves]
         assert any(orders), "nothing was trained early before a stop"
     check_against(plain, world, run.out, run.events)
 
@@ -289,16 +289,16 @@ def test_what_stopped_an_answer_is_known_to_the_scorers_that_resume(world: Any, 
 
 
 def test_an_actor_that_rests_after_all_is_not_trained_by_orders_of_before(world: Any, tmp_path: Path) -> None:
-    """Stopped after its partner began to train the actor, and resumed with a longer warm-up of the critic: as without overlap."""
+    """Stopped after early training of the actor, and resumed with a longer warm-up of the critic: as without overlap."""
     early = {"steps": 4, "overlap": {"chunk": {"size": 16}, "update_overlap": True}, "ppo": {"entropy_coefficient": 0.01}}
 
     def orders() -> list[Any]:
         state = json.loads((newest(tmp_path / "a") / "state.json").read_text())["suspended"]
-        return state["batch"]["update"]["orders"] if state["batch"] else []
+        return state["batch"]["update"]["early"] if state["batch"] else []
 
-    with mock.patch.object(work_split, "SMALLEST_PASS_TOKENS", 20):
+    with mock.patch.object(overlapped_update, "SMALLEST_PASS_TOKENS", 20):
         run = world.run(world.spec(early), tmp_path / "a", inline=True, should_stop=lambda: True)
-        while not any(with_actor for _, with_actor in orders()):
+        while not orders():
             run = world.run(
                 world.spec(early), tmp_path / "a", inline=True, resume=newest(tmp_path / "a"), should_stop=lambda: True
             )

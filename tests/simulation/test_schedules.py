@@ -106,13 +106,13 @@ def test_both_overlaps(virtual: Virtual) -> None:
 
 def test_update_overlap_trains_the_finished_answer_during_the_tail(virtual: Virtual) -> None:
     engine = virtual(PER_CHUNK | {"chunk": {"size": 100}, "update_overlap": True}, [200, 300])
-    # Answer 0 is done at 240 ms and read by 260. While answer 1 is decoded until 350, the critic learns from it (201 · 150 µs),
-    # then the actor, with two backward passes (201 · 250 µs). What answer 1 needs is left: the critic's and the actor's passes.
+    # Answer 0 is done at 240 ms and read by 260. While answer 1 is decoded until 350, the actor reads it (201 · 50 µs), the
+    # critic learns from it (201 · 150 µs), then the actor, with two backward passes (201 · 200 µs). What answer 1 needs is left.
     assert windows(engine) == pytest.approx([405_150])
     told = [span for span in spans(engine) if span[1].startswith("update")]
     assert sorted(told) == [
-        ("gpu:0", "update-actor", 375_050, 405_150), ("gpu:1", "update-actor", 290_150, 340_400),
-        ("gpu:1", "update-critic", 260_000, 290_150), ("gpu:1", "update-critic", 375_050, 405_150),
+        ("gpu:0", "update-actor", 375_050, 405_150), ("gpu:1", "update-actor", 300_200, 340_400),
+        ("gpu:1", "update-critic", 270_050, 300_200), ("gpu:1", "update-critic", 375_050, 405_150),
     ]  # fmt: skip
 
 

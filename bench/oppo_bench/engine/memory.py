@@ -17,9 +17,9 @@ def engine_bytes(load: Load) -> int:
     width = 2 if size.dtype == "bfloat16" else 4
     weights = size.parameters * 4 * width
     trained = size.parameters * 2 * (width + 8 + SECOND_NUMBERS[size.dtype])  # gradient and two moments
-    partner = size.parameters * 3 * width if load.device == "cpu" else 0
+    early = size.parameters * 2 * width if load.device == "cpu" else 0
     token = size.layers * 2 * size.key_heads * (size.hidden // size.heads) * width
-    return weights + trained + partner + 4 * (load.batch + load.overcommit) * CONTEXT * token
+    return weights + trained + early + 4 * (load.batch + load.overcommit) * CONTEXT * token
 
 
 def free_bytes(device: str) -> int | None:

@@ -128,6 +128,11 @@ class Ppo(Section):
         return self.algorithm == "ppo"
 
     @property
+    def is_regularized(self) -> bool:
+        """Whether the policy loss has a part that does not depend on advantages: an entropy bonus or a KL penalty."""
+        return bool(self.entropy_coefficient) or self.kl.placement == "loss"
+
+    @property
     def optimizer_steps(self) -> int:
         """Optimizer steps that one PPO step takes, of the actor as of the critic."""
         return self.epochs * self.mini_batches

@@ -1,0 +1,77 @@
+"""Update overlap on virtual devices: scorers that train early (`oppo_core/scoring/early.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from oppo_contract.events import Phase, Role
+from oppo_contract.spec import Ppo
+from oppo_core.ppo.critic import CriticUpdate
+from oppo_core.ppo.early_gradients import EarlyGradients
+from oppo_core.scoring.early import EarlyOrder
+from oppo_core.scoring.results import Scored
+from oppo_core.simulation.devices import ReadingRole
+from oppo_core.simulation.machine import Machine
+from oppo_core.simulation.scorers import SimulatedScorers
+
+
+class SimulatedEarlyScorers(SimulatedScorers):
+    """An `EarlyTraining` too: the critic is read and trained in one pass over whole answers."""
+
+    streamed: tuple[ReadingRole, ...] = ("reward", "reference")
+
+    def __init__(self, machine: Machine, seed: int, has_reward_model: bool, ppo: Ppo) -> None:
+        super().__init__(machine, seed, has_reward_model, ppo)
+        self._process = machine.beside("critic")
+        self._early: set[int] = set()
+
+    def train_early(self, order: EarlyOrder) -> None:
+        """See `EarlyTraining.train_early`: one backward pass for the critic, two for the actor."""
+        ids = [s.sequence_id for s in order.sequences]
+        lengths, costs = self._lengths(ids), self._machine.devices.costs
+        self._order("actor", "actor-forward", self._machine.forward_us(costs.actor, lengths, self._process), len(ids))
+        forward = self._machine.forward_us(costs.critic, lengths, self._process)
+        backward = self._machine.backward_us(costs.critic, lengths, self._process)
+        self._order("critic", "update-critic", forward + backward, len(ids))
+        backward = self._machine.backward_us(costs.actor, lengths, self._process)
+        self._order("actor", "update-actor", 2 * backward, len(ids))
+        self._early |= set(ids)
+
+    def start_collect(self, sequence_ids: list[int]) -> None:
+        """See `Scoring.start_collect`."""
+        costs, late = self._machine.devices.costs, [i for i in sequence_ids if i not in self._early]
+        read = self._machine.forward_us(costs.critic, self._lengths(late), self._process)
+        self._order("critic", "critic-prefill", read, len(late))
+        self._asked = sequence_ids
+        score_us = len(sequence_ids) * self._machine.devices.overheads.score_us
+        self._machine.order(self._machine.beside("reward"), "reward", "score", score_us, rows=len(sequence_ids))
+
+    def wait_collect(self) -> dict[int, Scored]:
+        """See `Scoring.wait_collect`."""
+        return {i: self._with_proximal(scored) if i in self._early else scored for i, scored in super().wait_collect().items()}
+
+    def start_critic_update(self, update: CriticUpdate) -> None:
+        """See `Scoring.start_critic_update`."""
+        costs = self._machine.devices.costs
+        late = [i for i in update.sequence_ids if i not in self._early]
+        us = self._machine.backward_us(costs.critic, self._lengths(late), self._process) + costs.critic.optimizer_us
+        self._order("critic", "update-critic", us, len(late))
+        self._forget(update.sequence_ids)
+        self._early = set()
+
+    def _order(self, role: Role, phase: Phase, us: float, rows: int) -> None:
+        self._machine.order(self._process, role, phase, us, rows=rows)
+
+    def _lengths(self, sequence_ids: list[int]) -> list[int]:
+        return [self.tracks[i].total for i in sequence_ids]
+
+    def _with_proximal(self, scored: Scored) -> Scored:
+        return replace(scored, proximal_logprobs=np.zeros(len(scored.values)))
+
+
+def no_gradients() -> EarlyGradients:
+    """Of a network without parameters."""
+    return EarlyGradients([], [], [], torch.zeros(3))
