@@ -1,7 +1,6 @@
 """`python -m oppo_core`: one run, without the platform. The command line is fixed in docs/interfaces.md."""
 
 import os
-import sys
 
 # Threads of one process that wait for each other spin a little, then sleep. Without a limit a spinning thread keeps the core
 # from the one it waits for as soon as anything else runs; without spinning two threads are slower than one
@@ -11,9 +10,19 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 from oppo_core.cli import main
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--standby"]:
-        from oppo_core.standby import wait_for_an_attempt
 
-        raise SystemExit(main(wait_for_an_attempt(int(sys.argv[2]))))
+def preload() -> None:
+    """For a fork server (oppo_contract.prefork): import what an engine needs. Starts no thread and does not touch CUDA."""
+    import torch
+    import torch._dynamo  # every optimizer of torch imports it when it is made, which takes longer than torch itself
+
+    import oppo_core.engine.build
+    import oppo_core.engine.preflight
+    import oppo_core.train  # noqa: F401 - for the forks
+
+    begun: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    assert not begun, "a CUDA context does not survive a fork"
+
+
+if __name__ == "__main__":
     raise SystemExit(main())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 USAGE = "use: python -m worker agent [--keep-attempts] | consume | supervise ATTEMPT EPOCH\n"
+# What a supervisor needs; the last ones are otherwise imported when they are first used.
+OF_SUPERVISORS = ("worker.supervisor", "httpcore", "pynvml")
 
 
 def main(arguments: list[str]) -> int:
@@ -22,12 +25,17 @@ def main(arguments: list[str]) -> int:
             from worker.supervisor import supervise
 
             return supervise(int(attempt_id), int(epoch))
-        case ["standby", control_fd, _] if control_fd.isdigit():
-            from worker.standby import supervise_what_comes
-
-            return supervise_what_comes(int(control_fd))
     sys.stderr.write(USAGE)
     return 2
+
+
+def preload() -> None:
+    """For a fork server: import what supervisors need, and read the certificates."""
+    for name in OF_SUPERVISORS:
+        importlib.import_module(name)
+    from worker.platform_api import tls
+
+    tls()
 
 
 if __name__ == "__main__":

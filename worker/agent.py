@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 
@@ -27,12 +28,14 @@ from worker.consumer import LAUNCH_FD
 from worker.deletions import Deletions
 from worker.devices import device_reports
 from worker.disks import disks_of
+from worker.engine_process import OUR_ENGINE, engine_environ, engine_program
 from worker.folders import AttemptFolder, NodeIdentity, WorkerFolder
 from worker.gpu_throttling import ClockWatch
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
+from worker.prefork import Fork, ForkServer, start_supervisor
 from worker.rendezvous import check_address
-from worker.warm import NEVER_BEGAN, WarmStarts, WarmSupervisor
 
+WARM = "OPPO_WARM"
 LAUNCH_AGAIN_S = 5.0
 CONSUMER_AGAIN_S = 5.0
 STOP_WITHIN_S = 25.0
@@ -70,9 +73,21 @@ class Supervisors:
     """The supervisors of this node: the agent's children, and those that outlived an earlier agent."""
 
     folder: WorkerFolder
-    warm: WarmStarts
-    children: dict[int, subprocess.Popen[bytes] | WarmSupervisor] = field(default_factory=dict)
+    children: dict[int, subprocess.Popen[bytes] | Fork] = field(default_factory=dict)
     launched_at: dict[int, float] = field(default_factory=dict)
+    supervisor_server: ForkServer = field(init=False)
+    engine_server: ForkServer = field(init=False)
+
+    def __post_init__(self) -> None:
+        warm = os.environ.get(WARM, "1").strip() != "0"
+        self.supervisor_server = ForkServer("worker", os.environ if warm else None, Path.cwd())
+        our_engine = engine_program() == OUR_ENGINE
+        self.engine_server = ForkServer("oppo_core", engine_environ() if warm and our_engine else None, self.folder.path)
+
+    def keep_ready(self) -> None:
+        """See that the fork servers run."""
+        self.supervisor_server.keep_alive()
+        self.engine_server.keep_alive()
 
     def launch(self, order: LaunchOrder) -> None:
         """Start a supervisor unless one lives or was started a moment ago. A needless one would end by itself."""
@@ -82,9 +97,9 @@ class Supervisors:
             return
         self.launched_at[number] = now
         with going_on("launch", attempt=number):  # the next heartbeat lists it again
-            child = self.warm.supervisor(order)
-            self.children[number] = child or self._start_cold(order)
-            log.info("supervisor_launched", attempt=number, epoch=order.epoch, warm=child is not None)
+            fork = start_supervisor(self.supervisor_server, self.engine_server, number, order.epoch)
+            self.children[number] = fork or self._start_cold(order)
+            log.info("supervisor_launched", attempt=number, epoch=order.epoch, warm=fork is not None)
 
     def _start_cold(self, order: LaunchOrder) -> subprocess.Popen[bytes]:
         lifeline = inherited_lifeline()  # none when the worker runs alone: then a supervisor may outlive its agent
@@ -100,23 +115,14 @@ class Supervisors:
             if status is not None:
                 del self.children[number]
                 log.info("supervisor_ended", attempt=number, status=status)
-            if status is not None and isinstance(child, WarmSupervisor):
-                self._clear_away(child, status)
         for attempt in self.folder.attempts():
             claim = attempt.kept_claim() if attempt.attempt_id not in self.children else None
             if claim is not None and attempt.supervised() is None:
                 self.launch(LaunchOrder(attempt_id=attempt.attempt_id, epoch=claim.epoch))
 
-    def _clear_away(self, child: WarmSupervisor, status: int) -> None:
-        child.close()
-        if status == NEVER_BEGAN:
-            self.warm.gave_none()
-            with going_on("launch", attempt=child.order.attempt_id):
-                self.children[child.order.attempt_id] = self._start_cold(child.order)
-
-    def forked_fds(self) -> list[int]:
-        """Readable when a supervisor ended that is no child of this process, so that no signal tells."""
-        return [child.fileno() for child in self.children.values() if isinstance(child, WarmSupervisor)]
+    def fork_fds(self) -> list[int]:
+        """Of supervisors that are no children of this process, so that their end sends no signal: each is readable then."""
+        return [child.fileno() for child in self.children.values() if isinstance(child, Fork)]
 
     def running(self) -> list[RunningAttempt]:
         """Every attempt with a living supervisor, or with something left that the next one will ship and report."""
@@ -228,8 +234,7 @@ class NodeAgent:
 
     def __init__(self, folder: WorkerFolder, node: NodeIdentity) -> None:
         self.api = PlatformApi(node.platform_url, node.node_token)
-        self.warm = WarmStarts(folder.path)
-        self.supervisors = Supervisors(folder, self.warm)
+        self.supervisors = Supervisors(folder)
         self.consumer = Consumer()
         self.catalogue = CatalogueWatch(node.models_roots)
         self.catalogue_wanted = False
@@ -248,11 +253,11 @@ class NodeAgent:
                 next_beat = now + HEARTBEAT_S
                 with going_on("heartbeat"):
                     self._beat()
-            for step in (self.supervisors.collect, self.consumer.keep_alive, self.warm.keep_alive):
+            for step in (self.supervisors.collect, self.consumer.keep_alive, self.supervisors.keep_ready):
                 with going_on(step.__qualname__):
                     step()
             select.select(
-                [self.wake.fd, self.consumer.fd, *self.supervisors.forked_fds()], [], [], max(0.0, next_beat - time.monotonic())
+                [self.wake.fd, self.consumer.fd, *self.supervisors.fork_fds()], [], [], max(0.0, next_beat - time.monotonic())
             )
             self.wake.drain()
             with going_on("orders"):
@@ -262,7 +267,8 @@ class NodeAgent:
         if not keep_attempts:
             self.supervisors.stop()
             self.supervisors.wait(STOP_WITHIN_S)
-        self.warm.stop()
+        self.supervisors.supervisor_server.stop()
+        self.supervisors.engine_server.stop()
 
     def _beat(self) -> None:
         """Report the node, and act on the reply."""

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import psutil
 
-from oppo_contract.lifeline import Lifeline, start_guarded
+from oppo_contract.lifeline import LIFELINE_FD, Lifeline, start_guarded
 from oppo_contract.wire import Claimed
 from worker.artifacts import ArtifactError, FileStore, check_manifest, path_of
 from worker.devices import engine_environment
 from worker.folders import AttemptFolder, NodeIdentity, write_private
+from worker.prefork import Fork, run_fork
 from worker.rendezvous import TORCHRUN, processes_of, threads_below, torchrun
-from worker.warm_engine import READ_EARLY, WarmGuard, start_warm
 
 # An engine may have an environment of its own, say another torch build.
 ENGINE_COMMAND = "OPPO_ENGINE_COMMAND"
@@ -29,7 +29,9 @@ ENGINE_COMMAND = "OPPO_ENGINE_COMMAND"
 KEPT_FROM_ENGINE = ("DATABASE_URL", "REDIS_URL", "OPPO_", "DJANGO_")
 # But for these: which reward services it may talk to, and their tokens; and which trackers.
 MEANT_FOR_ENGINE = ("OPPO_REWARD_", "OPPO_TRACKER_")
-WARM_PROGRAM = [sys.executable, "-m", "oppo_core"]
+OUR_ENGINE = [sys.executable, "-m", "oppo_core"]
+# Variables that Python reads when it starts, or torch when it is imported. A secret with such a name has no effect on a fork.
+READ_EARLY = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "PYTORCH", "CUDA", "NCCL_", "MALLOC_")
 PATIENT_S = 24 * 3600.0
 GONE_WITHIN_S = 30.0
 LOOK_AGAIN_S = 0.05
@@ -49,7 +51,7 @@ def engine_environ() -> dict[str, str]:
 
 def engine_program() -> list[str]:
     """What starts an engine."""
-    return shlex.split(os.environ.get(ENGINE_COMMAND, "")) or WARM_PROGRAM
+    return shlex.split(os.environ.get(ENGINE_COMMAND, "")) or OUR_ENGINE
 
 
 def engine_command(claimed: Claimed, folder: AttemptFolder, node: NodeIdentity) -> list[str]:
@@ -96,18 +98,22 @@ class EngineProcess:
         device_indices: list[int],
         secrets: Mapping[str, str],
         on_end: Callable[[], None],
-        standby: socket.socket | None = None,
+        job: socket.socket | None = None,
     ) -> None:
-        """Start `command`; warm when `standby` leads to an interpreter that can become it. Raises OSError; then none is left."""
+        """Start `command`, in the fork behind `job` if that can run it. Raises OSError; then no process is left."""
         self._lifeline = Lifeline()
         environment = threads_below(command) | engine_environ() | dict(secrets) | {"PYTHONUNBUFFERED": "1"}
         environment |= engine_environment(device_indices)
         below_torchrun = TORCHRUN in command  # it closes the pipe for its engine, which dies with it instead
-        warm: WarmGuard | None = None
+        forked: Fork | None = None
         with folder.log_file("stdout").open("ab") as output, folder.log_file("stderr").open("ab") as errors:
-            if standby is not None and command[:3] == WARM_PROGRAM and not any(name.startswith(READ_EARLY) for name in secrets):
-                warm = start_warm(standby, command[3:], environment, folder.path, self._lifeline.fd, (output, errors), PATIENT_S)
-            self._guard = warm or start_guarded(
+            can_fork = command[:3] == OUR_ENGINE and not any(name.startswith(READ_EARLY) for name in secrets)
+            if job is not None and not can_fork:
+                job.close()
+            elif job is not None:
+                files = {LIFELINE_FD: self._lifeline.fd, "stdout": output.fileno(), "stderr": errors.fileno()}
+                forked = run_fork(job, command[3:], files, environment, folder.path, PATIENT_S)
+            self._guard = forked or start_guarded(
                 command,
                 self._lifeline.fd,
                 grace_s=PATIENT_S,

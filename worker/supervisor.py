@@ -1,4 +1,4 @@
-"""One attempt, from claim to outcome: `python -m worker supervise ATTEMPT EPOCH`, or a fork that was ready (worker.warm).
+"""One attempt, from claim to outcome: `python -m worker supervise ATTEMPT EPOCH`, or a fork (worker.prefork).
 
     claim → start the engine → heartbeat until it ends → ship the rest → report → forget
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 from typing import Literal
@@ -29,6 +28,7 @@ from worker.local_ranks import cause_of
 from worker.logs import last_lines
 from worker.outcomes import REFUSED, lost_others, outcome_of
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
+from worker.prefork import inherited_engine_job
 from worker.rendezvous import own_address
 from worker.uploader import Shipping
 
@@ -47,11 +47,10 @@ log = structlog.get_logger("worker.supervisor")
 class Supervisor:
     """Supervises one claimed attempt. `run` is its life; other threads only set events."""
 
-    def __init__(self, folder: AttemptFolder, claim: KeptClaim, node: NodeIdentity, standby: socket.socket | None = None) -> None:
+    def __init__(self, folder: AttemptFolder, claim: KeptClaim, node: NodeIdentity) -> None:
         self.folder, self.claim, self.node = folder, claim, node
         meeting = claim.claimed.rendezvous
         self.rank = 0 if meeting is None else meeting.node_rank
-        self.standby = standby  # leads to an engine that has its imports done
         token = claim.claimed.attempt_token
         self.api = PlatformApi(node.platform_url, token)
         self.shipping = Shipping(folder, claim, PlatformApi(node.platform_url, token), on_started=self._on_started)
@@ -92,9 +91,8 @@ class Supervisor:
             if self.rank == 0:  # otherwise that is the first node's business
                 self.shipping.keeper.begin()
             command = engine_command(claimed, self.folder, self.node)
-            self.engine = EngineProcess(
-                command, self.folder, claimed.device_indices, claimed.secrets, self._wake.set, self.standby
-            )
+            job = inherited_engine_job()
+            self.engine = EngineProcess(command, self.folder, claimed.device_indices, claimed.secrets, self._wake.set, job)
         except ArtifactError as error:
             self._keep_end(EngineEnd(exit_code=REFUSED, reason=str(error)))
             return
@@ -247,11 +245,8 @@ def claim_attempt(folder: AttemptFolder, epoch: int, node: NodeIdentity) -> Kept
     return kept
 
 
-def supervise(attempt_id: int, epoch: int, standby: socket.socket | None = None) -> int:
-    """The supervisor's main program. Returns 0, also when the attempt turns out not to be ours.
-
-    `standby` leads to an engine that was forked for this attempt (worker.warm).
-    """
+def supervise(attempt_id: int, epoch: int) -> int:
+    """The supervisor's main program. Returns 0, also when the attempt turns out not to be ours."""
     watch_lifeline()
     worker = WorkerFolder.from_environment()
     node = worker.identity()
@@ -265,7 +260,7 @@ def supervise(attempt_id: int, epoch: int, standby: socket.socket | None = None)
         if claim is None:
             folder.remove()
             return 0
-        supervisor = Supervisor(folder, claim, node, standby)
+        supervisor = Supervisor(folder, claim, node)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: supervisor.stop())
         try:

@@ -111,8 +111,8 @@ def wait_for(holds: Callable[[], Any], what: str, within_s: float = PATIENCE_S) 
     return value
 
 
-def ready_standbys(stack: Stack) -> bool:
-    """Whether the worker's two standbys wait for orders (worker.warm)."""
+def ready_servers(stack: Stack) -> bool:
+    """Whether the worker's two fork servers are ready (worker.prefork)."""
     import psutil
 
     [worker] = [child for child in stack.children if child.name == "worker"]
@@ -121,7 +121,7 @@ def ready_standbys(stack: Stack) -> bool:
         lines = [process.cmdline() for process in psutil.Process(worker.process.pid).children()]
     except psutil.Error:  # one of them ended this moment
         return False
-    return sum("standby" in " ".join(line) and "ready" in line for line in lines) == 2
+    return sum("oppo_contract.prefork" in line and "ready" in line for line in lines) == 2
 
 
 def processor_s(stack: Stack) -> dict[str, float]:

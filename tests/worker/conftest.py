@@ -26,7 +26,7 @@ from oppo_contract import wire
 from oppo_contract.lifeline import Lifeline
 from worker.folders import NodeIdentity, WorkerFolder
 
-PATIENCE_S = 120.0  # also on a starved machine, where an agent and its standbys need half of it to import what they need
+PATIENCE_S = 120.0  # also on a starved machine, where an agent and its fork servers need half of it to import what they need
 ENGINE = Path(__file__).with_name("small_engine.py")
 
 

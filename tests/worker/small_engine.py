@@ -92,13 +92,13 @@ def train(how: dict[str, Any], out: Path, journal: Journal, first: int) -> None:
     journal.write("finished", outcome="succeeded", step=steps, reason="all steps are done")
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     for name in ("--spec", "--out", "--events", "--resume-from"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--root", action="append")
     parser.add_argument("--threads", type=int)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     end_with_lifeline()
     how = json.loads(options.spec.read_text())["engine"]
     if how.get("exit_code") == 2:

@@ -19,7 +19,6 @@ from worker.agent import Supervisors
 from worker.catalogue import Catalogue
 from worker.devices import device_reports
 from worker.folders import AttemptFolder, KeptClaim, WorkerFolder, write_private
-from worker.warm import WarmStarts
 
 
 def test_it_reports_devices_and_starts_what_is_unclaimed(bench, tools) -> None:
@@ -157,10 +156,10 @@ def test_the_agent_goes_on_while_the_platform_is_away(bench, tools) -> None:
 
 @pytest.fixture
 def supervisors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisors:
-    """Of a node without standbys."""
+    """Of a node without fork servers."""
     monkeypatch.setenv("OPPO_WARM", "0")
     folder = WorkerFolder(tmp_path)
-    return Supervisors(folder, WarmStarts(folder.path))
+    return Supervisors(folder)
 
 
 def no_more_processes(*_arguments: object, **_options: object) -> None:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oppo_bench.platform_stack import Running, ready_standbys, running_platform, tiny_run, wait_for
+from oppo_bench.platform_stack import Running, ready_servers, running_platform, tiny_run, wait_for
 
 if TYPE_CHECKING:
     from oppo_bench.document import Result
@@ -31,7 +31,7 @@ def submit_to_start(repetitions: int) -> list[Result]:
 
     taken, known = [], []
     with running_platform(1, {}) as running:
-        wait_for(lambda: ready_standbys(running.stack), "the worker's standbys")
+        wait_for(lambda: ready_servers(running.stack), "the worker's fork servers")
         for number in range(LEFT_OUT + repetitions):
             stations, told_after = _start_one(running, number)
             if number >= LEFT_OUT:

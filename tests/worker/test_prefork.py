@@ -1,4 +1,4 @@
-"""Warm starts: what is forked behaves like what is started, serves one attempt, leaves nothing behind; without it, cold ones."""
+"""Warm starts: a fork behaves like a cold start, serves one attempt and leaves nothing behind; without a server, cold starts."""
 
 from __future__ import annotations
 
@@ -16,24 +16,20 @@ import oppo_core
 from tests.processes import gone
 
 HERE = Path(__file__).parent
-# `oppo_core` with the small engine in the place of the real one: nothing to import, and misbehaving as told. The standby is real.
+# `oppo_core` with the small engine in the place of the real one: nothing to import. The fork server is real.
 MODULES = {
     "oppo_core/__init__.py": f"__path__.append({str(Path(oppo_core.__file__).parent)!r})",
     "oppo_core/__main__.py": f"""
+import os
 import sys
-if sys.argv[1:2] == ["--standby"]:
-    from oppo_core.standby import wait_for_an_attempt
-    wait_for_an_attempt(int(sys.argv[2]))
 sys.path.append({str(HERE)!r})
-import small_engine
-raise SystemExit(small_engine.main())
+from small_engine import main
+os.environ.setdefault("SET_BY_AN_IMPORT", "1")
+def preload():
+    pass
+if __name__ == "__main__":
+    raise SystemExit(main())
 """,
-    "torch/__init__.py": "class cuda:\n    is_initialized = staticmethod(lambda: False)",
-    "torch/_dynamo.py": "",
-    "oppo_core/cli.py": "",
-    "oppo_core/engine/build.py": "",
-    "oppo_core/engine/preflight.py": "",
-    "oppo_core/train.py": "",
 }
 
 
@@ -57,17 +53,17 @@ def children(agent: Any) -> list[tuple[psutil.Process, list[str]]]:
     return found
 
 
-def standby(agent: Any, kind: str) -> psutil.Process | None:
-    """The agent's standby `worker` or `oppo_core`, once it is ready."""
-    ready = (process for process, words in children(agent) if words[2:3] == [kind] and words[4:5] == ["ready"])
+def server(agent: Any, package: str) -> psutil.Process | None:
+    """The agent's fork server of `worker` or `oppo_core`, once it is ready."""
+    ready = (process for process, words in children(agent) if words[2:5] == ["oppo_contract.prefork", package, "ready"])
     return next(ready, None)
 
 
 @pytest.fixture
 def agent(bench: Any, tools: Any, environ: dict[str, str]) -> Any:
-    """An agent whose standbys are ready. They, and what they forked, end with it."""
+    """An agent whose fork servers are ready. They and their forks end with it."""
     agent = bench.start("agent", **environ)
-    tools.eventually(lambda: standby(agent, "worker") and standby(agent, "oppo_core"), "the standbys")
+    tools.eventually(lambda: server(agent, "worker") and server(agent, "oppo_core"), "the servers")
     return agent
 
 
@@ -141,13 +137,13 @@ def test_a_killed_guard_takes_its_engine_along(bench: Any, tools: Any, agent: An
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)])
-def test_broken_standbys_cost_no_attempt(bench: Any, tools: Any, agent: Any, number: int) -> None:
+def test_broken_servers_cost_no_attempt(bench: Any, tools: Any, agent: Any, number: int) -> None:
     """A killed one, and one that hangs, with an attempt under way that was forked from them."""
     first = run(bench, tools, 1, steps=100_000, step_s=0.02)
     tools.eventually(lambda: first.running, "the first attempt")
     [engine] = bench.engines()
     for kind in ("oppo_core", "worker"):
-        standby(agent, kind).send_signal(number)
+        server(agent, kind).send_signal(number)
     second = run(bench, tools, 2, steps=5)
     tools.eventually(lambda: second.outcome, "the second attempt")
     assert second.outcome["outcome"] == "succeeded"
@@ -156,8 +152,8 @@ def test_broken_standbys_cost_no_attempt(bench: Any, tools: Any, agent: Any, num
 
 
 @pytest.mark.full
-def test_only_the_engines_standby_is_lost(bench: Any, tools: Any, agent: Any) -> None:
-    standby(agent, "oppo_core").send_signal(signal.SIGSTOP)
+def test_only_the_engines_server_hangs(bench: Any, tools: Any, agent: Any) -> None:
+    server(agent, "oppo_core").send_signal(signal.SIGSTOP)
     attempt = run(bench, tools, 1, steps=100_000, step_s=0.02)
     tools.eventually(lambda: attempt.running, "a cold start")
     [engine] = bench.engines()
@@ -165,19 +161,19 @@ def test_only_the_engines_standby_is_lost(bench: Any, tools: Any, agent: Any) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_standbys_end_with_their_agent(bench: Any, tools: Any, agent: Any, number: int) -> None:
-    waiting = [standby(agent, kind) for kind in ("worker", "oppo_core")]
+def test_servers_end_with_their_agent(bench: Any, tools: Any, agent: Any, number: int) -> None:
+    waiting = [server(agent, kind) for kind in ("worker", "oppo_core")]
     waiting[0].send_signal(signal.SIGSTOP)  # also one that hangs
     agent.send_signal(number)
     agent.wait()
-    tools.eventually(lambda: all(gone(process) for process in waiting), "the standbys to end")
+    tools.eventually(lambda: all(gone(process) for process in waiting), "the servers to end")
 
 
 def test_stopping_the_agent_saves_what_was_forked_and_leaves_no_process(bench: Any, tools: Any, agent: Any) -> None:
     attempt = run(bench, tools, 1, steps=100_000, step_s=0.02)
     tools.eventually(lambda: attempt.running)
     below = psutil.Process(agent.pid).children(recursive=True)
-    assert len(below) >= 5  # consumer, standbys, supervisor, guard, engine; some are children of a standby
+    assert len(below) >= 5  # consumer, servers, supervisor, guard, engine; some are children of a server
     agent.terminate()
     assert agent.wait() == 0
     assert attempt.outcome["outcome"] == "preempted"
@@ -187,7 +183,7 @@ def test_stopping_the_agent_saves_what_was_forked_and_leaves_no_process(bench: A
 @pytest.mark.full
 def test_attempts_that_were_forked_may_outlive_the_agent(bench: Any, tools: Any, environ: dict[str, str]) -> None:
     agent = bench.start("agent", "--keep-attempts", **environ)
-    tools.eventually(lambda: standby(agent, "worker") and standby(agent, "oppo_core"), "the standbys")
+    tools.eventually(lambda: server(agent, "worker") and server(agent, "oppo_core"), "the servers")
     attempt = run(bench, tools, 1, steps=100_000, step_s=0.02)
     tools.eventually(lambda: attempt.running)
     agent.terminate()
@@ -203,11 +199,10 @@ def test_attempts_that_were_forked_may_outlive_the_agent(bench: Any, tools: Any,
 def test_what_keeps_an_engine_cold(bench: Any, tools: Any, environ: dict[str, str], setting: dict[str, str]) -> None:
     agent = bench.start("agent", **{**environ, **setting})
     if "OPPO_WARM" not in setting:
-        tools.eventually(lambda: standby(agent, "worker"), "the supervisor's standby")
+        tools.eventually(lambda: server(agent, "worker"), "the supervisors' server")
     tools.eventually(lambda: len(bench.platform.node_beats) > 1)
-    programs = [words[2:4] for _, words in children(agent)]
-    assert not [words for words in programs if "oppo_core" in words]
-    assert (["worker", "standby"] in programs) == ("OPPO_WARM" not in setting)
+    servers = [words[3] for _, words in children(agent) if words[2] == "oppo_contract.prefork"]
+    assert servers == (["worker"] if "OPPO_WARM" not in setting else [])
 
 
 @pytest.mark.full
