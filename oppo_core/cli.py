@@ -19,7 +19,7 @@ from oppo_contract.events import NEIGHBOUR_SUFFIX
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_contract.spec_errors import SpecError
 from oppo_core.reporting.event_log import OF_EACH_NEIGHBOUR, OF_EACH_RANK, Journal
-from oppo_core.trackers.telling import Trackers
+from oppo_core.trackers.manager import Trackers
 
 if TYPE_CHECKING:
     from oppo_core.distributed.process_group import Ranks
@@ -97,10 +97,11 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - see above
             if ranks is not None:
                 ranks.leave(f"{type(error).__name__}: {error}")
-            trackers.close("failed")
-            return _failed(error, engine.progress.step if engine is not None else 0, journal)
+            step = engine.progress.step if engine is not None else 0
+            trackers.close("failed", step)
+            return _failed(error, step, journal)
     outcome = "stopped" if reason == ASKED_TO_STOP else "succeeded"
-    trackers.close(outcome)
+    trackers.close(outcome, engine.progress.step)
     journal.write("finished", outcome=outcome, step=engine.progress.step, reason=reason, unconsumed=unconsumed)
     return OK
 

@@ -7,8 +7,8 @@ and log lines. What was left out is told at once, then every `TOLD_EVERY` steps,
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ OF_EACH_RANK = ("started", "spans", "log", "left_out", "finished")
 # And of a node's further processes: nobody ships their files, which the supervisor reads when one of them has ended the run.
 OF_EACH_NEIGHBOUR = ("started", "log", "finished")
 TOLD_EVERY = 20
-# (kind, payload, the event as a line) of what was written; it may write a `log` event itself, and must not wait.
-Hear = Callable[[str, dict[str, Any], str], None]
 
 
 class Journal:
@@ -32,12 +30,13 @@ class Journal:
 
     def __init__(self, path: Path, kinds: tuple[str, ...] | None = None) -> None:
         self._kinds = kinds
+        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._seq = _repair(path)
+        self._lock = threading.Lock()  # trackers' messages come from threads
         self._file = path.open("a", encoding="utf-8")
         self._full = path.with_name(path.name + FULL_SUFFIX)
         self._left_out = LeftOut()
-        self.hear: Hear | None = None
 
     def write(self, kind: str, at: float | None = None, **payload: Any) -> None:
         """Append an event of `kind` (a class in `oppo_contract.events`); it is on its way to disk when this returns.
@@ -45,8 +44,11 @@ class Journal:
         Raises:
             pydantic.ValidationError: the payload does not fit the kind.
         """
-        if self._kinds is not None and kind not in self._kinds:
-            return
+        if self._kinds is None or kind in self._kinds:
+            with self._lock:
+                self._write(kind, at, payload)
+
+    def _write(self, kind: str, at: float | None, payload: dict[str, Any]) -> None:
         if kind in DETAIL_KINDS and self._full.exists():
             if self._left_out.count(kind, payload) % TOLD_EVERY == 1:
                 self._tell_left_out()
@@ -68,8 +70,6 @@ class Journal:
         line = EVENT.validate_python(fields).model_dump_json()
         self._file.write(line + "\n")
         self._file.flush()
-        if self.hear is not None:
-            self.hear(kind, payload, line)
 
     def close(self) -> None:
         """Make sure that everything is on disk."""

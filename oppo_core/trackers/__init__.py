@@ -1,9 +1,9 @@
-"""Other experiment trackers (MLflow, TensorBoard, W&B) that are told what the journal is told (docs/trackers.md).
+"""Other experiment trackers (MLflow, TensorBoard, W&B) that get a run's steps (docs/trackers.md).
 
-    journal ──▶ Trackers ──▶ Feed: bounded queue ─ pipe ─▶ process: Courier ──▶ Sink: the tracker's own library
-       ▲            │                                          │
-       └── log ◀────┴────────────── what it has to say ◀───────┘
+    engine ──▶ event log ◀── EventTail, Delivery ──▶ the tracker's own library      a process for each tracker
+       ▲                          │
+       └──── messages for the run's log
 
-Law: training never waits for a tracker and never ends because of one. Each has a process of its own, so that neither a library
-that hangs nor one that dies touches the engine; what it cannot take in time is thinned out, counted and told.
+Training never waits for a tracker and never fails because of one: a tracker's process follows the event log, which is a durable
+queue, at its own pace. The engine only starts and ends these processes.
 """

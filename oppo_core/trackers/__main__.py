@@ -1,120 +1,94 @@
-"""A tracker's process: `python -m oppo_core.trackers`, lines of JSON on stdin, what it has to say on stdout.
+"""A tracker's process: `python -m oppo_core.trackers CONFIG`. What it prints are sentences for the run's log.
 
-It ends when it is told to, or when the engine is gone: then it gets a few seconds for what it has already been sent.
+It follows the event log until the engine writes the run's outcome to its stdin, sends the rest, and ends. If the engine is gone
+instead, it has a few seconds for the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import importlib
 import json
 import os
-import queue
+import select
 import signal
+import sys
 import threading
 import time
-from typing import Any
+from pathlib import Path
 
-from oppo_core.trackers.courier import Courier, held, opening_of
-from oppo_core.trackers.order import order_of
-from oppo_core.trackers.records import answers_of, step_of
+from oppo_core.trackers.config import TrackerConfig
+from oppo_core.trackers.delivery import Delivery
+from oppo_core.trackers.event_tail import EventTail
 
-MOST_AT_ONCE = 100
-GATHER_S = 1.0  # a call for several steps costs little more than one for a single step
-LOOK_EVERY_S = 0.5
+MOST_AT_ONCE = 500  # events
+LOOK_EVERY_S = 1.0  # a call for several steps costs little more than one for a single step
+PARENT_EVERY_S = 0.5
 ORPHANS_LIVE_S = 5.0
 NICER = 5  # than the engine, whose cores it shares
-
-Message = dict[str, Any]
-ENDED_UNTOLD: Message = {"kind": "end", "outcome": "failed"}
+WORD_BYTES = 64
 
 
-class Inbox:
-    """Messages of the engine, read ahead by a thread as far as its bound goes."""
+class Engine:
+    """The engine's pipes. `outcome` is how the run ended, once `ended` is set."""
 
     def __init__(self) -> None:
-        # What libraries start must not hold the engine's pipe: the engine would wait for it, whatever becomes of us.
-        self._lines = os.fdopen(os.dup(0), "rb")
+        # Libraries, and what they start, must neither hold these pipes nor print into them.
+        self._stdin, self._stdout = os.dup(0), os.dup(1)
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
-        self._waiting: queue.Queue[Message] = queue.Queue(MOST_AT_ONCE)
-        threading.Thread(target=self._read, name="inbox", daemon=True).start()
-
-    def _read(self) -> None:
-        for line in self._lines:
-            self._waiting.put(json.loads(line))
-        self._waiting.put(ENDED_UNTOLD)
-
-    def next(self) -> Message:
-        """The next message, once there is one."""
-        return self._waiting.get()
-
-    def batch(self) -> list[Message]:
-        """The next message, once there is one, and those that come within a second of it; `end` is the last of its batch."""
-        messages = [self.next()]
-        until = time.monotonic() + GATHER_S
-        with contextlib.suppress(queue.Empty):
-            while messages[-1]["kind"] != "end" and len(messages) < MOST_AT_ONCE:
-                messages.append(self._waiting.get(timeout=max(0.0, until - time.monotonic())))
-        return messages
-
-
-class Link:
-    """The way back to the engine. Nobody may be there any more."""
-
-    def __init__(self) -> None:
-        # What libraries print must not get between our lines.
-        self._fd = os.dup(1)
         os.dup2(2, 1)
-
-    def send(self, message: Message) -> None:
-        """One line; shorter than what a pipe takes whole."""
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._fd, json.dumps(message).encode() + b"\n")
+        self.outcome = "failed"
+        self.ended = threading.Event()
+        threading.Thread(target=self._wait, args=(os.getppid(),), name="engine", daemon=True).start()
 
     def say(self, words: str) -> None:
         """A sentence for the run's log."""
-        self.send({"say": words})
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._stdout, words.encode() + b"\n")
+
+    def _wait(self, parent: int) -> None:
+        ready: list[int] = []
+        while not ready and os.getppid() == parent:
+            ready, _, _ = select.select([self._stdin], [], [], PARENT_EVERY_S)
+        word = os.read(self._stdin, WORD_BYTES).decode() if ready else ""
+        self.outcome = word or self.outcome
+        self.ended.set()
+        if not word:
+            time.sleep(ORPHANS_LIVE_S)
+            os._exit(1)  # the tracker may hang
 
 
 def main() -> None:
     """Serve one engine."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the engine says when it is time
+    for number in (signal.SIGINT, signal.SIGTERM):  # the engine says when to end
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.nice(NICER)
-    threading.Thread(target=_end_with, args=(os.getppid(),), name="engine", daemon=True).start()
-    link, inbox = Link(), Inbox()
-    order = order_of(inbox.next())
-    opening, rewrites = opening_of(order.tracker)
-    first = inbox.next()
-    if first["kind"] != "started":  # the run came to nothing
-        return
-    with held(order):
-        courier = Courier(order, opening, rewrites, link.say, time.sleep)
-        courier.begin(first["start_step"])
-        courier.close(_serve(courier, inbox, link))
+    engine = Engine()
+    config = TrackerConfig(**json.loads(Path(sys.argv[1]).read_text()))
+    with config.file("lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a killed engine may still send the same run
+        tracker = importlib.import_module(f"oppo_core.trackers.{config.tracker}").TRACKER
+        delivery = Delivery(config, tracker, tracker.rewrites, engine.say, time.sleep)
+        _follow(delivery, engine)
+        delivery.close(engine.outcome)
 
 
-def _serve(courier: Courier, inbox: Inbox, link: Link) -> str:
-    """Deliver until the end; returns how the run ended."""
+def _follow(delivery: Delivery, engine: Engine) -> None:
+    tail = EventTail(Path(delivery.cursor.events), delivery.cursor.offset)
     while True:
-        messages = inbox.batch()
-        steps = [step_of(message) for message in messages if message["kind"] == "step"]
-        answers = [answers_of(message) for message in messages if message["kind"] == "samples"]
-        if steps or answers:
-            courier.deliver(steps, answers)
-        if steps:
-            link.send({"taken": len(steps)})
-        if messages[-1]["kind"] == "end":
-            return str(messages[-1]["outcome"])
-
-
-def _end_with(engine: int) -> None:
-    """A tracker that hangs would otherwise live for ever."""
-    while os.getppid() == engine:
-        time.sleep(LOOK_EVERY_S)
-    time.sleep(ORPHANS_LIVE_S)
-    os._exit(1)
+        ended = engine.ended.is_set()  # asked before reading: the engine writes its last events before it ends
+        events = tail.read(MOST_AT_ONCE)
+        if tail.skipped:
+            engine.say(f"{tail.skipped} events were deleted before they could be sent to it; they are left out.")
+            tail.skipped = 0
+        if events:
+            delivery.deliver(events, tail.offset)
+        elif ended:
+            return
+        else:
+            engine.ended.wait(LOOK_EVERY_S)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import httpx
 
 from oppo_contract.spec import RunSpec
 from oppo_core.rewards.allowed_hosts import PORTS, allowed_places, place_of
-from oppo_core.trackers.order import EXTRA, MODULES, TITLES, WANDB_KEY, WANDB_URL
+from oppo_core.trackers.config import EXTRA, MODULES, TITLES, WANDB_KEY, WANDB_URL
 
 HOSTS_VARIABLE = "OPPO_TRACKER_HOSTS"
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from oppo_core.trackers.memory import Memory
+from oppo_core.trackers.config import TrackerConfig, commit, flat
+from oppo_core.trackers.cursor import Cursor
 from oppo_core.trackers.names import LONGEST, NARROW, WIDE, allowed_name
-from oppo_core.trackers.order import Order, commit, flat
-from oppo_core.trackers.records import Answers, Step
-from oppo_core.trackers.sink import RefusedError, Say
+from oppo_core.trackers.protocol import RefusedError, Samples, Say, Step
 
 # It waits less and tries again less often than it likes to, because we do that; it stays with the server that was allowed, and
 # tells nobody else that it is used.
@@ -32,27 +31,28 @@ class Mlflow:
     """A run of an MLflow server, found again by the tag `oppo.run`.
 
     What was told cannot be taken back there, so steps that are trained again are left alone: the tag `oppo.step`, which
-    comes with the metrics of each step, says how far the server was told. A value that is told again stands beside the former.
+    comes with the metrics of each step, says how far the server has them. A value that is sent again is kept beside the former.
     """
 
     rewrites = False
 
-    def __init__(self, order: Order, memory: Memory, say: Say) -> None:
-        uri, user = order.settings["uri"], order.settings["username"]
+    def __init__(self, config: TrackerConfig, cursor: Cursor, say: Say) -> None:
+        uri, user = config.settings["uri"], config.settings["username"]
         os.environ |= VARIABLES | ({"MLFLOW_TRACKING_USERNAME": user} if user is not None else {})
         from mlflow import entities, exceptions, tracking
 
         self._entities, self._error = entities, exceptions.MlflowException
         self._client = tracking.MlflowClient(tracking_uri=uri)
-        run = self._found(order, memory) or self._made(order, memory)
+        run = self._found(config, cursor) or self._made(config, cursor)
         self._run = run.info.run_id
         told = int(run.data.tags.get(STEP_TAG, 0))
-        if told > memory.step:
-            memory.step, memory.metrics, memory.settled = told, {}, told
+        if told > cursor.step:
+            cursor.step = cursor.settled = told
         self._client.set_tag(self._run, "oppo.commit", commit() or "unknown")
         self._spelling = WIDE
+        self._last = Step(cursor.step, 0.0, {})
         try:
-            self._accepted(lambda: self._introduce(flat(order.spec), run.data.params))
+            self._accepted(lambda: self._introduce(flat(config.spec), run.data.params))
         except RefusedError as error:  # steps are worth more than settings
             say(f"it does not take all of the spec: {' '.join(str(error).split())[:SAID_LENGTH]}")
         self._shows = _artifacts_go_to_the_server(run.info.artifact_uri, uri)
@@ -63,16 +63,16 @@ class Mlflow:
         found = self._client.get_experiment_by_name(name)
         return str(found.experiment_id if found is not None else self._client.create_experiment(name))
 
-    def _found(self, order: Order, memory: Memory) -> Any:
-        experiment = self._experiment(order.settings["experiment"])
-        runs = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{memory.run}'", max_results=1)
+    def _found(self, config: TrackerConfig, cursor: Cursor) -> Any:
+        experiment = self._experiment(config.settings["experiment"])
+        runs = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{cursor.run}'", max_results=1)
         if runs:
             self._client.update_run(runs[0].info.run_id, status="RUNNING")
         return runs[0] if runs else None
 
-    def _made(self, order: Order, memory: Memory) -> Any:
-        tags = {RUN_TAG: memory.run, "mlflow.source.name": "oppo", "mlflow.source.git.commit": commit() or "unknown"}
-        return self._client.create_run(self._experiment(order.settings["experiment"]), run_name=order.name, tags=tags)
+    def _made(self, config: TrackerConfig, cursor: Cursor) -> Any:
+        tags = {RUN_TAG: cursor.run, "mlflow.source.name": "oppo", "mlflow.source.git.commit": commit() or "unknown"}
+        return self._client.create_run(self._experiment(config.settings["experiment"]), run_name=config.name, tags=tags)
 
     def _introduce(self, spec: dict[str, Any], known: dict[str, str]) -> None:
         """The spec as params. They never change there: what a resumed run has otherwise becomes a tag `changed.…`."""
@@ -84,15 +84,17 @@ class Mlflow:
         for tags_part in parts(tags, MOST_PARAMS):
             self._client.log_batch(self._run, tags=tags_part)
 
-    def tell(self, steps: list[Step]) -> None:
-        """As few calls as the server allows. Telling a point twice leaves one."""
+    def log_steps(self, steps: list[Step]) -> None:
+        """As few calls as the server allows. A point that is sent twice is there once."""
         self._accepted(lambda: self._log(steps))
+        self._last = steps[-1]
 
     def _log(self, steps: list[Step]) -> None:
         points = [
             self._entities.Metric(allowed_name(key, self._spelling), value, int(1000 * step.time), step.number)
             for step in steps
             for key, value in step.metrics.items()
+            if step.number > self._last.number or repr(value) != repr(self._last.metrics.get(key))
         ]
         for part in parts(points, MOST_METRICS):
             self._client.log_batch(self._run, metrics=part, tags=[self._entities.RunTag(STEP_TAG, str(part[-1].step))])
@@ -110,10 +112,10 @@ class Mlflow:
         self._spelling = spelling  # it was not the names
         raise RefusedError(str(refused)) from refused
 
-    def show(self, answers: Answers) -> None:
+    def log_samples(self, samples: Samples) -> None:
         """A file a step among the run's artifacts."""
         if self._shows:
-            self._client.log_dict(self._run, {answers.of: answers.rows}, f"{answers.of}/step-{answers.step:08d}.json")
+            self._client.log_dict(self._run, {samples.kind: samples.rows}, f"{samples.kind}/step-{samples.step:08d}.json")
 
     def close(self, outcome: str) -> None:
         """Its status says how it ended."""
@@ -132,4 +134,4 @@ def _artifacts_go_to_the_server(place: str, uri: str) -> bool:
     return given.scheme == "mlflow-artifacts" and given.netloc in ("", urlsplit(uri).netloc)
 
 
-SINK = Mlflow
+TRACKER = Mlflow

@@ -13,10 +13,9 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from oppo_core.trackers.memory import Memory
-from oppo_core.trackers.order import Order, commit, flat
-from oppo_core.trackers.records import Answers, Step
-from oppo_core.trackers.sink import Say
+from oppo_core.trackers.config import TrackerConfig, commit, flat
+from oppo_core.trackers.cursor import Cursor
+from oppo_core.trackers.protocol import Samples, Say, Step
 
 QUEUED_EVENTS = 1000
 FLUSHED_EVERY_S = 5
@@ -31,34 +30,36 @@ class TensorBoard:
 
     rewrites = True
 
-    def __init__(self, order: Order, memory: Memory, _say: Say) -> None:
-        folder = Path(order.out) / order.settings["folder"]
+    def __init__(self, config: TrackerConfig, cursor: Cursor, _say: Say) -> None:
+        folder = Path(config.out) / config.settings["folder"]
         _wait_for_another_second(folder)
         self._writer = EventFileWriter(str(folder), QUEUED_EVENTS, FLUSHED_EVERY_S)
-        self._forget_from(memory.step + 1)
-        if memory.step == 0:
-            self._introduce(order)
+        self._last = cursor.step
+        self._forget_from(cursor.step + 1)
+        if cursor.step == 0:
+            self._introduce(config)
         self._writer.flush()
 
-    def _introduce(self, order: Order) -> None:
+    def _introduce(self, config: TrackerConfig) -> None:
         """The spec and the tags, as hyperparameters and to read."""
-        tags = {"name": order.name, "commit": commit() or "unknown"}
-        self._add(0, time.time(), *hparams_pb(flat(order.spec) | {f"tag.{key}": value for key, value in tags.items()}).value)
-        whole = json.dumps({"tags": tags, "spec": order.spec}, indent=1, ensure_ascii=False)
+        tags = {"name": config.name, "commit": commit() or "unknown"}
+        self._add(0, time.time(), *hparams_pb(flat(config.spec) | {f"tag.{key}": value for key, value in tags.items()}).value)
+        whole = json.dumps({"tags": tags, "spec": config.spec}, indent=1, ensure_ascii=False)
         self._add(0, time.time(), _text("spec", whole))
 
-    def tell(self, steps: list[Step]) -> None:
-        """An event a step. One that is told again is written anew as a whole."""
+    def log_steps(self, steps: list[Step]) -> None:
+        """An event a step. One that comes again replaces the former."""
         for step in steps:
-            if step.before:
+            if step.number <= self._last:
                 self._forget_from(step.number)
-            values = [Summary.Value(tag=key, simple_value=value) for key, value in (step.before | step.metrics).items()]
+            values = [Summary.Value(tag=key, simple_value=value) for key, value in step.metrics.items()]
             self._add(step.number, step.time, *values)
+            self._last = step.number
         self._writer.flush()
 
-    def show(self, answers: Answers) -> None:
+    def log_samples(self, samples: Samples) -> None:
         """All answers of a step as one text."""
-        self._add(answers.step, answers.time, _text(answers.of, "\n\n".join(map(_shown, answers.rows))))
+        self._add(samples.step, samples.time, _text(samples.kind, "\n\n".join(map(_shown, samples.rows))))
         self._writer.flush()
 
     def close(self, outcome: str) -> None:
@@ -92,4 +93,4 @@ def _shown(row: dict[str, object]) -> str:
     return f"#{row['sequence_id']}  {figures}\n> {row['prompt']}\n{row['response']}"
 
 
-SINK = TensorBoard
+TRACKER = TensorBoard

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from oppo_core.trackers.memory import Memory
-from oppo_core.trackers.order import WANDB_URL, Order, commit
-from oppo_core.trackers.records import Answers, Step
-from oppo_core.trackers.sink import Say
+from oppo_core.trackers.config import WANDB_URL, TrackerConfig, commit
+from oppo_core.trackers.cursor import Cursor
+from oppo_core.trackers.protocol import Samples, Say, Step
 
 COLUMNS = ("sequence_id", "prompt", "response", "score", "kl", "length", "age", "ending")
 OPENED_WITHIN_S = 20.0
@@ -22,42 +21,43 @@ class Wandb:
 
     rewrites = False
 
-    def __init__(self, order: Order, memory: Memory, _say: Say) -> None:
+    def __init__(self, config: TrackerConfig, cursor: Cursor, _say: Say) -> None:
         import wandb
 
         self._table = wandb.Table
-        settings, online = order.settings, order.settings["mode"] == "online"
+        settings, online = config.settings, config.settings["mode"] == "online"
         for kind in ("CACHE", "CONFIG", "DATA"):
-            os.environ[f"WANDB_{kind}_DIR"] = str(order.folder / f"wandb-{kind.lower()}")
+            os.environ[f"WANDB_{kind}_DIR"] = str(config.folder / f"wandb-{kind.lower()}")
         self._run = wandb.init(
-            id=memory.run, resume="allow", project=settings["project"], entity=settings["entity"], mode=settings["mode"],
-            name=order.name, dir=Path(order.out), config=order.spec | {"commit": commit()}, allow_val_change=True, force=online,
+            id=cursor.run, resume="allow", project=settings["project"], entity=settings["entity"], mode=settings["mode"],
+            name=config.name, dir=Path(config.out), config=config.spec | {"commit": commit()}, allow_val_change=True,
+            force=online,
             settings=wandb.Settings(
                 base_url=settings["url"] or WANDB_URL, init_timeout=OPENED_WITHIN_S, console="off", silent=True, disable_git=True,
                 save_code=False, disable_job_creation=True, x_disable_stats=True, x_disable_meta=True, x_save_requirements=False,
             ),
         )  # fmt: skip
         told = self._run.starting_step - 1  # what its server knows
-        if told > memory.step:
-            memory.step, memory.metrics, memory.settled = told, {}, told
-        self._before, self._last = memory.step, memory.step
+        if told > cursor.step:
+            cursor.step = cursor.settled = told
+        self._before, self._last = cursor.step, cursor.step
 
-    def tell(self, steps: list[Step]) -> None:
+    def log_steps(self, steps: list[Step]) -> None:
         """A row of its history a step."""
         for step in steps:
             self._run.log(step.metrics, step=step.number)
             self._last = step.number
 
-    def show(self, answers: Answers) -> None:
+    def log_samples(self, samples: Samples) -> None:
         """A table, in the row of its step or, where that is written, in the newest one."""
-        if answers.step <= self._before and answers.of == "samples":
+        if samples.step <= self._before and samples.kind == "samples":
             return
-        rows = [[answers.step, *(row.get(column) for column in COLUMNS)] for row in answers.rows]
-        self._run.log({answers.of: self._table(columns=["step", *COLUMNS], data=rows)}, step=max(answers.step, self._last))
+        rows = [[samples.step, *(row.get(column) for column in COLUMNS)] for row in samples.rows]
+        self._run.log({samples.kind: self._table(columns=["step", *COLUMNS], data=rows)}, step=max(samples.step, self._last))
 
     def close(self, outcome: str) -> None:
         """Its state says whether it failed; a pause looks like an end there."""
         self._run.finish(exit_code=1 if outcome == "failed" else 0)
 
 
-SINK = Wandb
+TRACKER = Wandb

@@ -18,13 +18,12 @@ from unittest import mock
 import psutil
 import pytest
 
-from oppo_core import cli
 from oppo_core.reporting.event_log import Journal
-from oppo_core.trackers import allowed, telling
+from oppo_core.trackers import allowed, manager
 from oppo_core.trackers.allowed import HOSTS_VARIABLE, complaints_about_trackers
-from oppo_core.trackers.feed import Feed
+from oppo_core.trackers.config import TrackerConfig
+from oppo_core.trackers.manager import TrackerProcess
 from oppo_core.trackers.names import NARROW, allowed_name
-from oppo_core.trackers.order import Order
 from tests.engine.conftest import merged
 from tests.engine.test_tracker_parts import ODD_NAMES
 from tests.engine.tracker_readers import (
@@ -117,7 +116,7 @@ def test_a_resumed_run_goes_on_in_the_same_one_and_doubles_no_step(world: Any, t
     assert status == 0
     held = told_by(events)
     assert sorted(held) == [1, 2, 3, 4, 5]
-    kept = "they take the place of" if reader.rewrites else "it keeps"
+    kept = "they replace" if reader.rewrites else "it keeps"
     assert any(f"steps 3 to 4 may be trained again; {kept}" in line for line in log_of(events))
     if not reader.rewrites:
         held |= told_by(first)
@@ -142,16 +141,16 @@ def test_a_run_that_goes_on_where_it_ended_says_nothing_twice(world: Any, tmp_pa
 def test_a_run_that_is_asked_to_stop_has_told_every_step(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what resumes it goes on there, without a step too many."""
     reader = TensorBoardReader()
-    monkeypatch.setattr(telling, "WHEN_STOPPED_S", PATIENT)
+    monkeypatch.setattr(manager, "WHEN_STOPPED_S", PATIENT)
     tree = world.tree(FAST, told(reader.section), {"steps": 4})
+    write = Journal.write
 
-    class Stopping(telling.Trackers):
-        def hear(self, kind: str, payload: dict[str, Any], line: str) -> None:
-            super().hear(kind, payload, line)
-            if kind == "step" and payload["step"] == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
+    def stop_after_two(journal: Journal, kind: str, at: float | None = None, **payload: Any) -> None:
+        write(journal, kind, at, **payload)
+        if kind == "step" and payload["step"] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    with mock.patch.object(cli, "Trackers", Stopping):
+    with mock.patch.object(Journal, "write", stop_after_two):
         status, events = world.main(tree, tmp_path)
     assert (status, events[-1].outcome) == (0, "stopped")
     check_same(reader.points(tmp_path), told_by(events), reader.exact)
@@ -161,19 +160,30 @@ def test_a_run_that_is_asked_to_stop_has_told_every_step(world: Any, tmp_path: P
     check_same(reader.points(tmp_path), told_by(events), reader.exact)
 
 
+def deliver_all(config: TrackerConfig, events: list[tuple[str, dict[str, Any]]]) -> None:
+    """Send some events of a log, and nothing goes wrong."""
+    log = Journal(Path(config.events))
+    log.write("started", devices=[], lanes=[], start_step=0, total_steps=9)
+    said: list[str] = []
+    process = TrackerProcess(config, said.append)
+    for kind, payload in events:
+        log.write(kind, **payload)
+    process.end("succeeded")
+    process.wait(time.monotonic() + PATIENT, sum(kind == "step" for kind, _ in events))
+    assert said == []
+
+
+def step(number: int, metrics: dict[str, float]) -> tuple[str, dict[str, Any]]:
+    return "step", {"step": number, "elapsed_s": 1.0, "generated_tokens": 2**40, "device_seconds": 1.0, "metrics": metrics}
+
+
 def test_what_is_not_finite_is_kept_as_far_as_the_tracker_can(tmp_path: Path, reader: Reader) -> None:
     ((name, settings),) = reader.section.items()
     section = {"username": None, "entity": None, "mode": "offline", "url": None} | settings
     spec = {"name": "odd", "long": "x" * 9000, "many": {f"key-{n}": n for n in range(250)}}
-    feed = Feed(Order(name, section, spec, str(tmp_path)))
-    journal = Journal(tmp_path / "events.jsonl")
-    journal.hear = lambda kind, _payload, line: feed.put(kind, line)
-    journal.write("started", devices=[], lanes=[], start_step=0, total_steps=2)
-    for step, value in ((1, float("nan")), (2, float("inf")), (3, float("-inf")), (4, 1e-300)):
-        metrics = {"odd:metric/x.y-z": value}
-        journal.write("step", step=step, elapsed_s=1.0, generated_tokens=2**40, device_seconds=1.0, metrics=metrics)
-    feed.end("succeeded")
-    assert feed.wait(time.monotonic() + PATIENT) == []
+    values = (float("nan"), float("inf"), float("-inf"), 1e-300)
+    config = TrackerConfig(name, section, spec, str(tmp_path), str(tmp_path / "events.jsonl"))
+    deliver_all(config, [step(number, {"odd:metric/x.y-z": value}) for number, value in enumerate(values, start=1)])
     found = [value for _, value in sorted(reader.points(tmp_path)["odd:metric/x.y-z"])]
     largest = sys.float_info.max if name == "mlflow" else float("inf")  # its database has no infinity
     assert [repr(value) for value in found[:3]] == ["nan", repr(largest), repr(-largest)]
@@ -186,13 +196,8 @@ def test_mlflow_gets_every_metric_whatever_it_is_called(tmp_path: Path, mlflow: 
     told_of = ["critic/score/mean", "busy/cpu:0", *(name for name in ODD_NAMES if re.fullmatch(r"[\w./:-]{1,200}", name))]
     metrics = {name: float(number) for number, name in enumerate(told_of)}
     spec = {"name": "odd", "weights": dict.fromkeys(ODD_NAMES, 1)}
-    feed = Feed(Order("mlflow", {"username": None} | mlflow.section["mlflow"], spec, str(tmp_path)))
-    journal = Journal(tmp_path / "events.jsonl")
-    journal.hear = lambda kind, _payload, line: feed.put(kind, line)
-    journal.write("started", devices=[], lanes=[], start_step=0, total_steps=1)
-    journal.write("step", step=1, elapsed_s=1.0, generated_tokens=1, device_seconds=1.0, metrics=metrics)
-    feed.end("succeeded")
-    assert feed.wait(time.monotonic() + PATIENT) == []
+    settings = {"username": None} | mlflow.section["mlflow"]
+    deliver_all(TrackerConfig("mlflow", settings, spec, str(tmp_path), str(tmp_path / "events.jsonl")), [step(1, metrics)])
     points = mlflow.points(tmp_path)
     assert {name: points[allowed_name(name)] for name in metrics} == {name: [(1, value)] for name, value in metrics.items()}
     params = mlflow.settings(tmp_path)
@@ -203,10 +208,10 @@ def test_mlflow_gets_every_metric_whatever_it_is_called(tmp_path: Path, mlflow: 
 AT_AN_OLDER_SERVER = """
 import json, pathlib, sys
 from mlflow import MlflowClient, exceptions
-from oppo_core.trackers.memory import Memory
+from oppo_core.trackers.config import TrackerConfig
+from oppo_core.trackers.cursor import Cursor
 from oppo_core.trackers.mlflow import Mlflow
-from oppo_core.trackers.order import Order
-from oppo_core.trackers.records import Step
+from oppo_core.trackers.protocol import Step
 out, settings, log_batch, calls = sys.argv[1], json.loads(sys.argv[2]), MlflowClient.log_batch, []
 def older(client, run, metrics=(), params=(), tags=()):
     calls.append(len(metrics))
@@ -214,14 +219,14 @@ def older(client, run, metrics=(), params=(), tags=()):
         raise exceptions.MlflowException.invalid_parameter_value("Names may only contain ...")
     log_batch(client, run, metrics=metrics, params=params, tags=tags)
 MlflowClient.log_batch = older
-memory = Memory()
-sink = Mlflow(Order("mlflow", settings, {"name": "old", "device:0": "x"}, out), memory, print)
+cursor = Cursor("old")
+tracker = Mlflow(TrackerConfig("mlflow", settings, {"name": "old", "device:0": "x"}, out), cursor, print)
 pathlib.Path(out, "trackers").mkdir()
-memory.save(pathlib.Path(out, "trackers", "mlflow.json"))
+cursor.save(pathlib.Path(out, "trackers", "mlflow.json"))
 for number in (1, 2):
-    sink.tell([Step(number, 1.0, {"busy/cpu:0": 0.5, "bubble": 0.25})])
+    tracker.log_steps([Step(number, 1.0, {"busy/cpu:0": 0.5, "bubble": 0.25})])
 try:
-    sink.tell([Step(3, 1.0, {"void": 1.0})])
+    tracker.log_steps([Step(3, 1.0, {"void": 1.0})])
 except Exception as error:
     print(type(error).__name__)
 print(calls)
@@ -242,76 +247,82 @@ def test_an_older_mlflow_that_takes_no_colons_gets_the_metrics_under_other_names
     assert mlflow.settings(tmp_path)[allowed_name("device:0", NARROW)] == "x"
 
 
-class Hung(Feed):
-    """Its process is stopped as soon as it is there, and hangs for ever."""
+class Hung(TrackerProcess):
+    """It is stopped as soon as it is there, and hangs for ever."""
 
-    def __init__(self, order: Order) -> None:
-        super().__init__(order, most=2)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         os.kill(self.process.pid, signal.SIGSTOP)
 
 
-class Fast:
-    """Steps that are told without being trained: a journal, and something that hears it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.journal = Journal(folder / "events.jsonl")
-        self.journal.write("started", devices=[], lanes=[], start_step=0, total_steps=10)
-
-    def step(self, number: int, **metrics: float) -> None:
-        self.journal.write("step", step=number, elapsed_s=1.0, generated_tokens=1, device_seconds=1.0, metrics=metrics)
-
-
-def test_one_that_hangs_ends_at_the_deadline_and_what_it_missed_is_counted(
+def test_one_that_hangs_ends_at_the_deadline_and_what_it_lacks_is_told(
     world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pipe is full after some dozen steps; then every other step gives way."""
-    monkeypatch.setattr(telling, "Feed", Hung)
+    monkeypatch.setattr(manager, "TrackerProcess", Hung)
     out = tmp_path / "out"
     _, plain = world.main(world.tree(FAST, {"steps": 2}), tmp_path / "plain")
     status, events = world.main(world.tree(FAST, told({"tensorboard": {}}, flush_s=0.2), {"steps": 2}), out)
     assert (status, events[-1].outcome) == (0, "succeeded")
     assert log_of(events) == [
-        "TensorBoard: 2 of 2 steps were left out of it: it had not taken them when time was up (logging.trackers.flush_s)."
+        "TensorBoard: steps 1 to 2 were left out of it: it had not taken them when time was up (logging.trackers.flush_s)."
     ]
     scores = [[step["critic/score/mean"] for step in told_by(one).values()] for one in (plain, events)]
     assert scores[0] == scores[1]
 
 
-def test_a_full_queue_is_told_once_and_telling_never_waits(tmp_path: Path) -> None:
-    feed = Hung(Order("tensorboard", {"folder": "tensorboard"}, {"name": "x"}, str(tmp_path)))
-    fast = Fast(tmp_path)
-    fast.journal.hear = lambda kind, _payload, line: feed.put(kind, line)
-    said = []
-    for number in range(1, 401):
-        fast.step(number, **{f"metric-{n}": 0.123456789 for n in range(60)})
-        said += feed.news()
-    assert said == ["TensorBoard does not keep up: from here on some steps are left out of it. Training goes on."]
-    assert psutil.Process(feed.process.pid).status() == psutil.STATUS_STOPPED, "whoever waited for it would wait for ever"
-    feed.end("succeeded")
-    [last] = feed.wait(time.monotonic())
-    assert last.startswith("TensorBoard: 400 of 400 steps were left out of it")
+def test_what_an_attempt_could_not_send_comes_with_the_next_one(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log keeps it: step 2, whose tracker hung from step 1 on."""
+    reader = TensorBoardReader()
+    write = Journal.write
+    started: list[TrackerProcess] = []
+
+    class Seen(TrackerProcess):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            started.append(self)
+
+    def hang_after_one(journal: Journal, kind: str, at: float | None = None, **payload: Any) -> None:
+        write(journal, kind, at, **payload)
+        if kind == "step" and payload["step"] == 1:
+            cursor, until = tmp_path / "trackers" / "tensorboard.json", time.monotonic() + PATIENT
+            while not cursor.exists() or json.loads(cursor.read_text())["step"] < 1:
+                assert time.monotonic() < until
+                time.sleep(0.02)
+            started[-1].process.send_signal(signal.SIGSTOP)
+
+    tree = world.tree(FAST, told(reader.section), {"steps": 2})
+    monkeypatch.setattr(manager, "TrackerProcess", Seen)
+    with mock.patch.object(Journal, "write", hang_after_one):
+        status, events = world.main(merged(tree, told(reader.section, flush_s=0.2)), tmp_path)
+    assert (status, events[-1].outcome) == (0, "succeeded")
+    assert "steps 2 to 2 were left out of it" in log_of(events)[-1]
+    status, events = world.main(merged(tree, {"steps": 3}), tmp_path, *checkpoint(tmp_path, 2))
+    assert status == 0
+    check_same(reader.points(tmp_path), told_by(events), reader.exact)
 
 
 def test_one_that_dies_is_told_once_and_training_goes_on(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Dead(Feed):
-        def __init__(self, order: Order) -> None:
-            super().__init__(order)
+    class Dead(TrackerProcess):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             self.process.kill()
-            self.process.wait()
+            self._messages.join()
 
-    monkeypatch.setattr(telling, "Feed", Dead)
+    monkeypatch.setattr(manager, "TrackerProcess", Dead)
     status, events = world.main(world.tree(FAST, told({"tensorboard": {}}), {"steps": 3}), tmp_path)
     assert (status, events[-1].outcome) == (0, "succeeded")
     gone, lost = log_of(events)
     assert gone.startswith("TensorBoard: its process has ended with status -9")
-    assert lost.startswith("TensorBoard: 3 of 3 steps were left out of it: its process had ended")
+    assert lost.startswith("TensorBoard: steps 1 to 3 were left out of it: its process has ended")
 
 
 def test_a_folder_that_cannot_be_written_is_told_and_costs_no_step(world: Any, tmp_path: Path) -> None:
     (tmp_path / "boards").write_text("a file is in the way")
     status, events = world.main(world.tree(FAST, told(TensorBoardReader.section, flush_s=0.5), {"steps": 1}), tmp_path)
     assert (status, events[-1].outcome) == (0, "succeeded")
-    assert "1 of 1 steps were left out" in log_of(events)[-1]
+    assert "steps 1 to 1 were left out" in log_of(events)[-1]
 
 
 def test_the_death_of_the_engine_ends_its_trackers(world: Any, tmp_path: Path) -> None:
@@ -344,7 +355,7 @@ def test_a_server_that_never_answers_costs_no_time(
     assert (status, events[-1].outcome) == (0, "succeeded")
     told_of = [event.kind for event in events if event.kind in ("step", "log")]
     assert told_of == ["step", "step", "step", "log"], "a step that waits for a call would come after its failure"
-    assert "3 of 3 steps were left out" in log_of(events)[-1]
+    assert "steps 1 to 3 were left out" in log_of(events)[-1]
     listening.close()
 
 
@@ -361,9 +372,7 @@ def test_a_server_that_comes_back_gets_everything(
     tree = world.tree(FAST, told(reader.section), {"steps": 3})
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     engine = world.start(tree, out)
-    engine.wait_for(
-        lambda event: (event.kind == "log" and "What is told meanwhile waits" in event.lines[0]) or event.kind == "step"
-    )
+    engine.wait_for(lambda event: (event.kind == "log" and "It is tried again" in event.lines[0]) or event.kind == "step")
     engine.step(3)
     server = mlflow_server(with_packages, place, port)
     try:
@@ -374,7 +383,7 @@ def test_a_server_that_comes_back_gets_everything(
         server.close()
     assert ended == [0]
     said = "\n".join(log_of(engine.events))
-    assert said.count("What is told meanwhile waits") == 1
+    assert said.count("It is tried again") == 1
     assert "MLflow: it answers again." in said
 
 

@@ -144,7 +144,7 @@ class WandbReader:
         return [file.read_text() for file in (out / "wandb").glob("offline-run-*/files/media/table/*samples*")]
 
     def settings(self, out: Path) -> dict[str, str]:
-        from oppo_core.trackers.order import flat
+        from oppo_core.trackers.config import flat
 
         return {key: str(value) for key, value in flat(self._ask(out)["config"]).items()}
 

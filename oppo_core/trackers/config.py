@@ -1,4 +1,4 @@
-"""What a tracker's process is told first: which tracker, and which run. Travels as one line of JSON."""
+"""Which tracker a process serves, and for which run. Passed to the process as a JSON file in the run's folder."""
 
 from __future__ import annotations
 
@@ -18,18 +18,25 @@ GIT_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """`settings`: the tracker's section; `spec`: the whole spec as plain data; `out`: the run's folder."""
+class TrackerConfig:
+    """Paths are absolute.
+
+    Args:
+        tracker: its key in the spec.
+        settings: its section there.
+        spec: the whole spec as plain data.
+        out: the run's folder.
+        events: the event log, in which this attempt begins at byte `offset`.
+        samples_every: the samples of every so many steps are sent; 0: none.
+    """
 
     tracker: str
     settings: dict[str, Any]
     spec: dict[str, Any]
     out: str
-
-    @property
-    def title(self) -> str:
-        """The tracker's name, as people write it."""
-        return TITLES[self.tracker]
+    events: str = ""
+    offset: int = 0
+    samples_every: int = 0
 
     @property
     def name(self) -> str:
@@ -41,14 +48,15 @@ class Order:
         """What trackers keep in the run's folder."""
         return Path(self.out) / "trackers"
 
-    def line(self) -> str:
-        """As it travels."""
-        return json.dumps({"kind": "order"} | asdict(self))
+    def file(self, suffix: str) -> Path:
+        """`json`: the cursor; `log`: the process's output; `config`: this object; `lock`: held by the process."""
+        return self.folder / f"{self.tracker}.{suffix}"
 
-
-def order_of(message: dict[str, Any]) -> Order:
-    """The order of a line that was read."""
-    return Order(**{key: value for key, value in message.items() if key != "kind"})
+    def save(self) -> Path:
+        """Write it for the process. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.file("config").write_text(json.dumps(asdict(self)))
+        return self.file("config")
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -66,17 +74,13 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 
 def commit() -> str | None:
     """The git commit of the engine's own source, where it runs from a checkout."""
-    here = Path(__file__).resolve().parent
     try:
-        asked = ["git", "-C", str(here), "rev-parse", "HEAD"]
-        told = subprocess.run(asked, capture_output=True, text=True, timeout=GIT_WITHIN_S, check=False)
-        kept = subprocess.run(
-            ["git", "-C", str(here), "ls-files", "--error-unmatch", __file__],
-            capture_output=True,
-            timeout=GIT_WITHIN_S,
-            check=False,
-        )
+        _git("ls-files", "--error-unmatch", __file__)  # a checkout of something else may contain an installed engine
+        return _git("rev-parse", "HEAD")
     except (OSError, subprocess.SubprocessError):
         return None
-    # A checkout of something else may lie around an installed engine.
-    return told.stdout.strip() or None if told.returncode == 0 and kept.returncode == 0 else None
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(Path(__file__).resolve().parent), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=GIT_WITHIN_S, check=True).stdout.strip()
