@@ -16,8 +16,7 @@ import torch
 
 from oppo_bench.engine.fixed_lengths import ImposedDeviceDecoder, PaddedDeviceDecoder, impose_on_vllm
 from oppo_bench.engine.memory_options import LEVERS
-from oppo_bench.engine.models import roles
-from oppo_bench.engine.workload import spec_of, write_prompts
+from oppo_bench.engine.workload import write_prompts
 from oppo_bench.gpu import check, command, figures, random_models
 from oppo_bench.gpu.cases import ON_GPU, SHAPES, SHORT, UPDATES, VARIANTS, Cell, cells_of, planned_of
 from oppo_bench.gpu.floor import Ceilings, Work, floors, needs
@@ -28,25 +27,21 @@ from oppo_core.rollout.decoder import DecodeSettings, Decoding
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.trace.gpu_stats import NoHardware
 from oppo_core.vllm.inprocess import InProcessDecoder
+from scripts import gpu_wheels
 from tests.fakes.vllm_async_engine import streaming
 from tests.fakes.vllm_engine import FakeEngine
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--device", "cpu", "--sizes", "tiny"]
-# What a machine with torch and transformers alone does not have.
-GONE = (
-    "pydantic", "pydantic_core", "ruamel", "orjson", "structlog", "rich", "click", "psutil", "pynvml", "peft", "accelerate",
-    "django", "celery",
-)  # fmt: skip
+# What a GPU machine does not need: torch, transformers and the wheels of scripts/gpu_wheels.py are enough.
+ABSENT = ("ruamel", "orjson", "structlog", "rich", "click", "psutil", "pynvml", "peft", "accelerate", "django", "celery")
 WITHOUT = f"""
 import importlib.machinery, runpy, sys
-class Bare(importlib.machinery.PathFinder):
+class Without(importlib.machinery.PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name.split(".")[0] in {GONE}:
-            path = [place for place in (path or sys.path) if "bench/gpu/bare" in str(place)]
-        return super().find_spec(name, path, target)
-sys.meta_path[:] = [Bare if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
+        return None if name.split(".")[0] in {ABSENT} else super().find_spec(name, path, target)
+sys.meta_path[:] = [Without if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
 """
 
 
@@ -56,7 +51,7 @@ def results(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def without(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A Python that has torch and transformers and nothing else of ours."""
+    """Run a program in a Python that has none of `ABSENT`."""
     return subprocess.run(
         [sys.executable, "-c", WITHOUT + program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT
     )
@@ -141,35 +136,8 @@ def test_the_floor_is_the_larger_of_bytes_and_operations() -> None:
     assert together["step"] < apart["step"] == pytest.approx(sum(apart[stage] for stage in stages))
 
 
-def test_the_stand_in_builds_the_same_specs(tmp_path: Path) -> None:
-    def dumped() -> dict[str, Any]:
-        cells = [Cell("tiny", 4, tuple(VARIANTS), SHORT), ON_GPU[0], ON_GPU[-1]]
-        models = roles({"path": "/a"}, {"path": "/b"})
-        return {
-            f"{cell.case}/{device}/{name}": spec_of(cell.load(device), overlap, models, tmp_path / "p").model_dump()
-            for cell in cells for name, overlap in VARIANTS.items() for device in ("cpu", "cuda")
-        }  # fmt: skip
-
-    program = """
-import json
-from pathlib import Path
-import pydantic
-from oppo_bench.gpu.cases import ON_GPU, SHORT, VARIANTS, Cell
-from oppo_bench.engine.models import roles
-from oppo_bench.engine.workload import spec_of
-assert "bench/gpu/bare" in pydantic.__file__
-cells = [Cell("tiny", 4, tuple(VARIANTS), SHORT), ON_GPU[0], ON_GPU[-1]]
-models = roles({"path": "/a"}, {"path": "/b"})
-print(json.dumps({
-    f"{cell.case}/{device}/{name}": spec_of(cell.load(device), overlap, models, Path(sys.argv[1])).model_dump()
-    for cell in cells for name, overlap in VARIANTS.items() for device in ("cpu", "cuda")
-}))
-"""
-    paths = f"sys.path[:0] = [{str(ROOT / 'platform')!r}, {str(ROOT)!r}, {str(ROOT / 'bench')!r}]\n"
-    paths += f"sys.path.append({str(ROOT / 'bench/gpu/bare')!r})\n"
-    done = without(paths + program, str(tmp_path / "p"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == json.dumps(dumped()) + "\n"
+def test_the_lock_file_has_every_wheel_that_a_gpu_machine_needs() -> None:
+    assert {line.partition("==")[0] for line in gpu_wheels.locked()} == set(gpu_wheels.PACKAGES)
 
 
 def test_answers_are_as_long_as_imposed_on_every_decoder(tmp_path: Path) -> None:
@@ -214,7 +182,7 @@ def test_lengths_are_imposed_on_vllm(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_whole_command_with_torch_and_transformers_alone(tmp_path: Path) -> None:
+def test_the_whole_command_with_torch_transformers_and_pydantic_alone(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     program = "sys.argv[0] = 'bench/gpu'\nrunpy.run_path('bench/gpu', run_name='__main__')"
     done = without(program, *TINY, "--repetitions", "2", "--seconds", "120", "--json", str(file))
