@@ -105,6 +105,7 @@ REDIS_URL = environment.text("REDIS_URL", environment.DEFAULT_REDIS_URL)
 # The address workers use for the broker, when it differs from the platform's own.
 WORKER_BROKER_URL = environment.text("OPPO_WORKER_BROKER_URL", REDIS_URL)
 
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_USER_MODEL = "accounts.User"
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
 AUTH_PASSWORD_VALIDATORS = [
