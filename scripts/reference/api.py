@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from oppo_platform.accounts.models import Role
-from oppo_platform.api.openapi import KEY, SAYS, examples
+from oppo_platform.api.openapi import KEY, MEANINGS, examples
 from oppo_platform.api.v1 import described
 from oppo_platform.pages.api_page import TITLES
 from scripts.reference.markdown import WRITTEN, block, code, linked, table
@@ -30,7 +30,7 @@ Paths begin with `/api/v1/`. What holds for every call (errors, writes that are 
 
 A problem is one of these. Every call may meet 401, 429 and 500; the others are listed with the calls.
 
-{table(("status", "means"), ((code(str(status)), says) for status, says in sorted(SAYS.items())))}
+{table(("status", "means"), ((code(str(status)), says) for status, says in sorted(MEANINGS.items())))}
 """
 EVERY_TIME = {"401", "429", "500"}
 LONGEST_EXAMPLE = 30

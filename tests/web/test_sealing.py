@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from oppo_platform.api.schemas import LogLineItem
+from oppo_platform.api.logs import LogLineItem
 from oppo_platform.runs.models import Attempt, AttemptState, Run
 from oppo_platform.telemetry import blocks, compaction, metric_reader, selectors
 from oppo_platform.telemetry.logs import logs

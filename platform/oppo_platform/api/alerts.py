@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from django.http import HttpRequest
-from ninja import Router, Schema
+from ninja import Path, Query, Router, Schema
 from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
 
 from oppo_platform.accounts.access import visible_teams
 from oppo_platform.alerts import selectors, services
 from oppo_platform.alerts.models import Alert
 from oppo_platform.alerts.policy import Condition
-from oppo_platform.api.lookups import LARGEST_ID, person, run_of, summary_of
+from oppo_platform.api.lookups import LARGEST_ID, RunId, person, run_of, summary_of
 from oppo_platform.api.paging import Cursor, Limit
 from oppo_platform.api.problems import problem
 from oppo_platform.runs import selectors as runs
 
 router = Router()
+AlertId = Annotated[int, Path(description="The alert's number.")]
 
 
 class SeenBody(Schema):
@@ -25,7 +27,7 @@ class SeenBody(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
-    up_to: int = Field(ge=0, le=LARGEST_ID)
+    up_to: int = Field(ge=0, le=LARGEST_ID, description="The number of the newest alert that you have seen.")
 
 
 class SilenceBody(Schema):
@@ -33,16 +35,22 @@ class SilenceBody(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
-    silent: bool
+    silent: bool = Field(description="Whether the run opens no alerts from now on.")
+
+
+class Unread(TypedDict):
+    """How many alerts are unread; 100 stands for more than 99."""
+
+    unread: int
 
 
 @router.get("alerts", summary="Alerts of your teams' runs")
 def list_alerts(
     request: HttpRequest,
-    open: bool = False,
-    team: int | None = None,
-    run: int | None = None,
-    condition: str = "",
+    open: Annotated[bool, Query(description="Only alerts that are open.")] = False,
+    team: Annotated[int | None, Query(description="Only this team's, by number.")] = None,
+    run: Annotated[int | None, Query(description="Only this run's, by number.")] = None,
+    condition: Annotated[str, Query(description="Only alerts of this condition (docs/alerts.md).")] = "",
     limit: Limit = 50,
     cursor: Cursor = "",
 ) -> selectors.AlertList | Any:
@@ -58,20 +66,20 @@ def list_alerts(
 
 
 @router.get("alerts/unread", summary="How many alerts are news to you")
-def unread(request: HttpRequest) -> dict[str, int]:
+def count_unread_alerts(request: HttpRequest) -> Unread:
     """Alerts since you last looked that nobody has acknowledged; 100 stands for more than 99."""
     return {"unread": selectors.unread(person(request))}
 
 
 @router.post("alerts/seen", summary="You have looked at the list")
-def seen(request: HttpRequest, body: SeenBody) -> dict[str, int]:
+def mark_alerts_seen(request: HttpRequest, body: SeenBody) -> Unread:
     """Alerts up to this one are no news to you any more."""
     services.mark_seen(person(request), body.up_to)
     return {"unread": selectors.unread(person(request))}
 
 
 @router.post("alerts/{int:alert_id}/acknowledge", summary="Say that somebody takes care of it")
-def acknowledge(request: HttpRequest, alert_id: int) -> selectors.AlertSummary:
+def acknowledge_alert(request: HttpRequest, alert_id: AlertId) -> selectors.AlertSummary:
     """It is no news any more, for nobody; it stays open until its condition ends. 403 for viewers."""
     if alert_id > LARGEST_ID:
         raise Alert.DoesNotExist
@@ -81,7 +89,7 @@ def acknowledge(request: HttpRequest, alert_id: int) -> selectors.AlertSummary:
 
 
 @router.post("runs/{int:run_id}/silence", summary="Hear nothing of a run, or of it again")
-def silence(request: HttpRequest, run_id: int, body: SilenceBody) -> runs.RunSummary:
+def silence_run(request: HttpRequest, run_id: RunId, body: SilenceBody) -> runs.RunSummary:
     """What is open closes, and nothing opens until it is told again. 403 for who may not steer the run."""
     services.silence(person(request), run_of(request, run_id).pk, body.silent)
     return summary_of(request, run_id)

@@ -3,33 +3,68 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 from ninja import Router
+from typing_extensions import TypedDict
 
 from oppo_platform.accounts.access import Action, demand
-from oppo_platform.api.lookups import LARGEST_ID, person, run_of
+from oppo_platform.api.lookups import LARGEST_ID, CheckpointId, RunId, person, run_of
+from oppo_platform.api.openapi import file, problems
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
-from oppo_platform.runs.checkpoints import Archive, NotReadable, open_archive, registered, telling
+from oppo_platform.runs.checkpoints import Archive, Files, NotReadable, open_archive, registered, telling
 from oppo_platform.runs.models import Checkpoint
 
-# Who goes on with a download asks for nothing else; other ranges get the whole archive, as HTTP allows.
+# The only range that resuming a download needs; for others the whole archive is sent, as HTTP allows.
 FROM_A_BYTE = re.compile(r"bytes=([0-9]{1,18})-")
+
+ARCHIVE = file("application/x-tar")["responses"][200]
+REST = {"description": "The rest, from that byte on.", **ARCHIVE}
+RANGES = {
+    "parameters": [
+        {"in": "header", "name": "Range", "required": False, "schema": {"type": "string", "pattern": "^bytes=[0-9]+-$"},
+         "description": "The first byte to send, to resume an interrupted download."},
+        {"in": "header", "name": "If-Range", "required": False, "schema": {"type": "string"},
+         "description": "The `ETag` of the interrupted download: when it no longer matches, all of the archive is sent."},
+    ],
+    "responses": {200: ARCHIVE, 206: REST, **problems(403, 409, 416)["responses"]},
+}  # fmt: skip
 
 router = Router()
 
 
+class CheckpointItem(TypedDict):
+    """A registered checkpoint."""
+
+    id: int
+    step: int
+    name: str
+    attempt: int
+    node: str
+    bytes: int
+    manifest_sha256: str
+    registered_at: str
+    files: Files
+    resumes: bool
+
+
+class Checkpoints(TypedDict):
+    """Newest step first, a page of them."""
+
+    items: list[CheckpointItem]
+    next: str | None
+
+
 @router.get("runs/{int:run_id}/checkpoints", summary="Checkpoints of a run")
-def list_checkpoints(request: HttpRequest, run_id: int, limit: Limit = MOST, cursor: Cursor = "") -> dict[str, Any]:
+def list_checkpoints(request: HttpRequest, run_id: RunId, limit: Limit = MOST, cursor: Cursor = "") -> Checkpoints:
     """Newest step first; which one the next attempt resumes from, and which can be downloaded."""
     run = run_of(request, run_id)
-    return dict(paged(registered(run), limit, cursor, telling(run)))
+    return Checkpoints(**paged(registered(run), limit, cursor, telling(run)))
 
 
-@router.get("runs/{int:run_id}/checkpoints/{int:checkpoint_id}/download", summary="A checkpoint as a tar")
-def download(request: HttpRequest, run_id: int, checkpoint_id: int) -> HttpResponseBase:
+@router.get("runs/{int:run_id}/checkpoints/{int:checkpoint_id}/download", summary="A checkpoint as a tar", openapi_extra=RANGES)
+def download_checkpoint(request: HttpRequest, run_id: RunId, checkpoint_id: CheckpointId) -> HttpResponseBase:
     """Its folder with the manifest. 403 for viewers, 409 when the files are not on the platform's machine.
 
     `Range: bytes=N-`, with the `ETag` of the first reply as `If-Range`, yields the rest of the same archive (206).

@@ -10,7 +10,8 @@ from ninja import Router, Schema, Status
 from pydantic import ConfigDict, Field
 
 from oppo_platform.accounts.access import may_submit
-from oppo_platform.api.lookups import LARGEST_ID, person, run_of
+from oppo_platform.api.lookups import LARGEST_ID, CheckpointId, RunId, person, run_of
+from oppo_platform.api.openapi import problems
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.forks import forked_spec
 from oppo_platform.runs.models import Run
@@ -19,12 +20,13 @@ from oppo_platform.runs.spec_patch import changed
 from oppo_platform.storage.database_disk import refuse_without_room
 
 LONGEST_NAME, MOST_CHANGES = 120, 200
+CHANGES = 'Other values at dotted paths of the spec: `{"overlap.overcommit.max": 8}`; a number is an index into a list.'
 
 router = Router()
 
 
 class Submitted(Schema):
-    """A run at its birth."""
+    """A run that was just submitted."""
 
     id: int
     url: str
@@ -37,18 +39,23 @@ class CheckpointForkBody(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
-    changes: dict[str, Any] = Field(default={}, max_length=MOST_CHANGES)
-    name: str | None = Field(None, max_length=LONGEST_NAME)
+    changes: dict[str, Any] = Field(default={}, max_length=MOST_CHANGES, description=CHANGES)
+    name: str | None = Field(None, max_length=LONGEST_NAME, description="The new run's name; null: that of the other one.")
 
 
 class ForkBody(CheckpointForkBody):
     """The same, and the step whose checkpoint it begins with; without one it begins anew."""
 
-    step: int | None = Field(None, ge=0)
+    step: int | None = Field(None, ge=0, description="The step whose checkpoint it begins with; null: it begins anew.")
 
 
-@router.post("runs/{int:run_id}/fork", summary="Submit a run with another one's spec", response={201: Submitted})
-def fork_run(request: HttpRequest, run_id: int, body: ForkBody) -> Any:
+@router.post(
+    "runs/{int:run_id}/fork",
+    summary="Submit a run with another one's spec",
+    response={201: Submitted},
+    openapi_extra=problems(507),
+)
+def fork_run(request: HttpRequest, run_id: RunId, body: ForkBody) -> Any:
     """201 with the queued run, in the same project; 422 with every complaint, 403 for viewers, 507 while there is no room."""
     return _forked(request, run_of(request, run_id), body, body.step)
 
@@ -57,8 +64,9 @@ def fork_run(request: HttpRequest, run_id: int, body: ForkBody) -> Any:
     "runs/{int:run_id}/checkpoints/{int:checkpoint_id}/fork",
     summary="Submit a run that begins with a checkpoint",
     response={201: Submitted},
+    openapi_extra=problems(507),
 )
-def fork_checkpoint(request: HttpRequest, run_id: int, checkpoint_id: int, body: CheckpointForkBody) -> Any:
+def fork_checkpoint(request: HttpRequest, run_id: RunId, checkpoint_id: CheckpointId, body: CheckpointForkBody) -> Any:
     """As `fork`, from the step of this checkpoint; where attempts have saved the same step twice, from the newer one."""
     run = run_of(request, run_id)
     step: int = run.checkpoints.values_list("step", flat=True).get(pk=min(checkpoint_id, LARGEST_ID))

@@ -6,25 +6,49 @@ from typing import Annotated, Any
 
 from django.http import HttpRequest
 from ninja import Query, Router
+from typing_extensions import TypedDict
 
-from oppo_platform.api.lookups import run_of
+from oppo_platform.api.lookups import RunId, run_of
 from oppo_platform.api.paging import Cursor, Limit
 from oppo_platform.api.problems import problem
-from oppo_platform.telemetry.run_events import KINDS, history
+from oppo_platform.telemetry.run_events import KINDS, Kind, history
 
 router = Router()
+NAMES = ", ".join(f"`{kind}`" for kind in KINDS)
+WORDS = "Every word, and every phrase in double quotes, occurs, in upper or lower case, also inside a word; at most ten."
+
+
+class HistoryItem(TypedDict):
+    """Something that befell a run."""
+
+    kind: Kind
+    id: int
+    at: str | None
+    step: int | None
+    what: str
+    old: str | float | None
+    new: str | float | None
+    text: str
+    actor: str
+
+
+class History(TypedDict):
+    """One page, newest first."""
+
+    items: list[HistoryItem]
+    next: str | None
 
 
 @router.get("runs/{int:run_id}/events", summary="What befell a run")
-def show_events(
+def list_events(
     request: HttpRequest,
-    run_id: int,
-    kinds: str = "",
-    keeps: bool = False,
-    q: Annotated[str, Query(max_length=1000)] = "",
+    run_id: RunId,
+    kinds: Annotated[str, Query(description=f"Only these kinds, separated by commas: {NAMES}.")] = "",
+    keeps: Annotated[bool, Query(description="Also decisions that left the value unchanged.")] = False,
+    q: Annotated[str, Query(max_length=1000, description=WORDS)] = "",
     limit: Limit = 100,
     cursor: Cursor = "",
-) -> dict[str, Any] | Any:
+) -> History | Any:
     """States, changes, decisions and checkpoints, newest first. `kinds` separated by commas; all of them when empty."""
     run = run_of(request, run_id)
     wanted: list[Any] = [word for word in kinds.split(",") if word]

@@ -1,9 +1,12 @@
-"""Who asks, and for which run: what every call of the JSON API begins with."""
+"""Look-ups that the operations of the JSON API begin with: the caller, the run, the project."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
+from ninja import Path
 
 from oppo_platform.accounts.access import may_steer, visible_projects
 from oppo_platform.accounts.models import User
@@ -11,6 +14,9 @@ from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.models import Project, Run
 
 LARGEST_ID = 2**63 - 1
+
+RunId = Annotated[int, Path(description="The run's number.")]
+CheckpointId = Annotated[int, Path(description="The checkpoint's number, from the run's list of checkpoints.")]
 
 
 def person(request: HttpRequest) -> User:

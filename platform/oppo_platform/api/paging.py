@@ -16,8 +16,8 @@ from oppo_platform.cursors import read_cursor, write_cursor
 T = TypeVar("T")
 
 MOST = 200
-Limit = Annotated[int, Query(ge=1, le=MOST)]
-Cursor = Annotated[str, Query(max_length=500)]
+Limit = Annotated[int, Query(ge=1, le=MOST, description="The most items on a page.")]
+Cursor = Annotated[str, Query(max_length=500, description="`next` of the page before; without it the first page.")]
 
 
 class Page(TypedDict):

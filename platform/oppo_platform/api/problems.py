@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NotRequired
 
 import structlog
 from django.conf import settings
@@ -13,6 +13,7 @@ from django.db import DataError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
+from typing_extensions import TypedDict
 
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_platform.api.rate_limit import TooMany
@@ -23,6 +24,28 @@ NUL = "A text holds the character NUL, which cannot be stored or looked for. Lea
 HALVES = "A text holds half of a character (a lone surrogate), which cannot be stored or looked for. Leave it out."
 
 log = structlog.get_logger(__name__)
+
+
+class Problem(TypedDict):
+    """Why a request failed (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[SpecComplaint]
+    request_id: str | None
+    term: NotRequired[str]
+
+
+class SpecComplaint(TypedDict):
+    """One error in a spec: where (a dotted path), the given value, what is allowed, and the nearest valid key."""
+
+    path: str
+    message: str
+    value: NotRequired[str]
+    allowed: NotRequired[str]
+    suggestion: NotRequired[str]
 
 
 def problem(status: int, detail: str, errors: Sequence[SpecProblem] = (), **more: Any) -> JsonResponse:

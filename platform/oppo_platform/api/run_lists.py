@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 from ninja import Query, Router, Schema
 from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
 
 from oppo_contract.states import RunState
 from oppo_platform.accounts.access import may_submit
-from oppo_platform.api.lookups import chosen_project, person, run_of, steers, summary_of
+from oppo_platform.api.lookups import RunId, chosen_project, person, run_of, steers, summary_of
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 from oppo_platform.runs import selectors as runs
@@ -22,6 +23,7 @@ from oppo_platform.runs.pins import pin, pinned_runs, unpin
 from oppo_platform.runs.tags import MOST_TAGS, TagRefused, change_tags
 
 router = Router()
+FILTER = "A filter as in the runs table (docs/runs.md), such as `state:running reward>0.5`."
 
 
 class TagsBody(Schema):
@@ -29,16 +31,49 @@ class TagsBody(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
-    add: list[str] = Field(default=[], max_length=MOST_TAGS)
-    remove: list[str] = Field(default=[], max_length=MOST_TAGS)
+    add: list[str] = Field(default=[], max_length=MOST_TAGS, description="Tags to add.")
+    remove: list[str] = Field(default=[], max_length=MOST_TAGS, description="Tags to remove.")
+
+
+class FilterField(TypedDict):
+    """Something that a filter can ask for."""
+
+    name: str
+    kind: Literal["text", "number"]
+    says: str
+
+
+class TableColumn(TypedDict):
+    """Something that the table can show."""
+
+    name: str
+    title: str
+    says: str
+
+
+class Words(TypedDict):
+    """What a filter of runs can be made of."""
+
+    fields: list[FilterField]
+    values: dict[str, list[str]]
+    metrics: list[str]
+    settings: list[str]
+    columns: list[TableColumn]
+
+
+class Pinned(TypedDict):
+    """One run a project at most, a page of them."""
+
+    items: list[runs.RunSummary]
+    next: str | None
 
 
 def list_runs(
     request: HttpRequest,
-    state: str = "",
-    project: str = "",
-    where: Annotated[str, Query(alias="filter")] = "",
-    sort: str = "",
+    state: Annotated[str, Query(description="Only runs in these states, separated by commas.")] = "",
+    project: Annotated[str, Query(description="Only runs of this project, by name or number.")] = "",
+    where: Annotated[str, Query(alias="filter", description=FILTER)] = "",
+    sort: Annotated[str, Query(description="A column of the runs table; with a leading `-` descending, as `-reward`.")] = "",
     limit: Limit = 50,
     cursor: Cursor = "",
 ) -> runs.RunList | Any:
@@ -55,28 +90,33 @@ def list_runs(
 
 
 @router.get("runs/words", summary="What a filter of runs can be made of")
-def filter_words(request: HttpRequest) -> dict[str, Any]:
+def list_filter_words(request: HttpRequest) -> Words:
     """Fields with what they mean, values that occur, and metrics, for completion."""
     return words(person(request))
 
 
 @router.get("runs/pinned", summary="The pinned baselines")
-def pinned(request: HttpRequest, project: str = "", limit: Limit = MOST, cursor: Cursor = "") -> dict[str, Any]:
+def list_pinned_runs(
+    request: HttpRequest,
+    project: Annotated[str, Query(description="Only that of this project, by name or number.")] = "",
+    limit: Limit = MOST,
+    cursor: Cursor = "",
+) -> Pinned:
     """A run a project at most: what its other runs are measured against."""
     user = person(request)
     wanted = chosen_project(user, project).pk if project else None
-    return dict(paged(runs.runs_found(user, pinned_runs(user, wanted)), limit, cursor, runs.run_summary))
+    return Pinned(**paged(runs.runs_found(user, pinned_runs(user, wanted)), limit, cursor, runs.run_summary))
 
 
 @router.post("runs/{int:run_id}/pin", summary="Make a run its project's baseline")
-def pin_run(request: HttpRequest, run_id: int) -> runs.RunSummary:
+def pin_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """In place of the one that was. Whoever may submit to the project may do this."""
     pin(run_id, _changes(request, run_id))
     return summary_of(request, run_id)
 
 
 @router.post("runs/{int:run_id}/unpin", summary="Its project has no baseline any more")
-def unpin_run(request: HttpRequest, run_id: int) -> runs.RunSummary:
+def unpin_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """Nothing happens when it was not."""
     unpin(run_id, _changes(request, run_id))
     return summary_of(request, run_id)
@@ -90,22 +130,22 @@ def _changes(request: HttpRequest, run_id: int) -> str:
     return f"user:{user.username}"
 
 
-@router.post("runs/{int:run_id}/archive", summary="Hide a run from lists")
-def archive(request: HttpRequest, run_id: int) -> runs.RunSummary:
+@router.post("runs/{int:run_id}/archive", summary="Hide a run from lists", operation_id="archive_run")
+def archive(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """`archived:yes` finds it, and its page stays. 409 unless it has ended; 403 for who may not steer it."""
     archive_run(run_id, steers(request, run_id))
     return summary_of(request, run_id)
 
 
-@router.post("runs/{int:run_id}/unarchive", summary="Show an archived run on lists again")
-def unarchive(request: HttpRequest, run_id: int) -> runs.RunSummary:
+@router.post("runs/{int:run_id}/unarchive", summary="Show an archived run on lists again", operation_id="unarchive_run")
+def unarchive(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """Nothing happens when it was not archived. 403 for who may not steer it."""
     unarchive_run(run_id, steers(request, run_id))
     return summary_of(request, run_id)
 
 
 @router.post("runs/{int:run_id}/tags", summary="Change a run's tags")
-def tag(request: HttpRequest, run_id: int, body: TagsBody) -> runs.RunSummary | Any:
+def tag_run(request: HttpRequest, run_id: RunId, body: TagsBody) -> runs.RunSummary | Any:
     """Whoever may submit to the run's project may tag it. 422 for a tag that cannot be kept."""
     actor = _changes(request, run_id)
     try:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest
-from ninja import Query, Router, Schema
+from ninja import Path, Query, Router, Schema
 from pydantic import Field, FiniteFloat
+from typing_extensions import TypedDict
 
-from oppo_platform.api.lookups import LARGEST_ID, run_of
-from oppo_platform.api.paging import MOST
+from oppo_contract.events import Sample
+from oppo_contract.wire import Wire
+from oppo_platform.api.history import WORDS
+from oppo_platform.api.lookups import LARGEST_ID, RunId, run_of
+from oppo_platform.api.paging import Cursor, Limit
 from oppo_platform.telemetry.models import SampleRow
 from oppo_platform.telemetry.samples import Ending, SampleFilter, sample, samples
 
@@ -32,26 +36,28 @@ Sort = Literal[
 ]
 
 router = Router()
+SampleId = Annotated[int, Path(description="The answer's number, from the run's list of samples.")]
+EXCERPT = "Cuts prompt and answer to about this many characters, from shortly before the first match; 0: uncut."
 
 
 class SampleQuery(Schema):
     """Which answers and in which order; names are those of the page's address, too."""
 
-    step: int | None = Field(None, ge=0, le=LARGEST_STEP)
-    from_step: int | None = Field(None, ge=0, le=LARGEST_STEP)
-    to_step: int | None = Field(None, ge=0, le=LARGEST_STEP)
-    min_score: FiniteFloat | None = None
-    max_score: FiniteFloat | None = None
-    min_age: int | None = Field(None, ge=0, le=LARGEST_STEP)
-    max_age: int | None = Field(None, ge=0, le=LARGEST_STEP)
-    ending: Ending | None = None
-    held_out: bool | None = None
-    prompt: str = Field("", pattern="^([0-9a-f]{32})?$")
-    q: str = Field("", max_length=1000)
-    sort: Sort = "-step"
-    limit: int = Field(20, ge=1, le=MOST)
-    cursor: str = Field("", max_length=500)
-    excerpt: int = Field(0, ge=0, le=100_000)
+    step: int | None = Field(None, ge=0, le=LARGEST_STEP, description="Only answers of this PPO step.")
+    from_step: int | None = Field(None, ge=0, le=LARGEST_STEP, description="Only answers of this PPO step and later ones.")
+    to_step: int | None = Field(None, ge=0, le=LARGEST_STEP, description="Only answers of this PPO step and earlier ones.")
+    min_score: FiniteFloat | None = Field(None, description="The lowest reward.")
+    max_score: FiniteFloat | None = Field(None, description="The highest reward.")
+    min_age: int | None = Field(None, ge=0, le=LARGEST_STEP, description="The fewest PPO steps for which it was deferred.")
+    max_age: int | None = Field(None, ge=0, le=LARGEST_STEP, description="The most PPO steps for which it was deferred.")
+    ending: Ending | None = Field(None, description="Only answers with this ending.")
+    held_out: bool | None = Field(None, description="`true`: only an evaluation's answers; `false`: only trained ones.")
+    prompt: str = Field("", pattern="^([0-9a-f]{32})?$", description="A `prompt_key`: only answers to this prompt.")
+    q: str = Field("", max_length=1000, description=WORDS)
+    sort: Sort = Field("-step", description="The order; with a leading `-` descending. Unknown values rank lowest.")
+    limit: Limit = 20
+    cursor: Cursor = ""
+    excerpt: int = Field(0, ge=0, le=100_000, description=EXCERPT)
 
     def filter(self) -> SampleFilter:
         """The conditions; `step` is short for both bounds."""
@@ -69,8 +75,42 @@ class SampleQuery(Schema):
         )
 
 
+class SampleItem(Sample):
+    """A recorded answer; with `excerpt` its texts are cut, and `stale_response` is left out."""
+
+    id: int
+    step: int
+    prompt_key: str
+    stale_response: str = ""
+
+
+class SampleList(Wire):
+    """One page; `next` is the `cursor` of the following one."""
+
+    items: list[SampleItem]
+    next: str | None
+
+
+class SameSample(TypedDict):
+    """The figures of another answer to the same prompt."""
+
+    id: int
+    step: int
+    score: float | None
+    kl: float | None
+    length: int | None
+    age: int | None
+    held_out: bool
+
+
+class OneSample(SampleItem):
+    """An answer, and all answers to its prompt."""
+
+    same_prompt: list[SameSample]
+
+
 @router.get("runs/{int:run_id}/samples", summary="Recorded answers")
-def list_samples(request: HttpRequest, run_id: int, query: Query[SampleQuery]) -> Any:
+def list_samples(request: HttpRequest, run_id: RunId, query: Query[SampleQuery]) -> SampleList:
     """Newest step first unless `sort` says otherwise. Texts are what a model wrote: show them as text."""
     run = run_of(request, run_id)
     by: Any = query.sort.removeprefix("-")
@@ -86,7 +126,7 @@ def list_samples(request: HttpRequest, run_id: int, query: Query[SampleQuery]) -
 
 
 @router.get("runs/{int:run_id}/samples/{int:sample_id}", summary="One recorded answer")
-def show_sample(request: HttpRequest, run_id: int, sample_id: int) -> dict[str, Any]:
+def show_sample(request: HttpRequest, run_id: RunId, sample_id: SampleId) -> OneSample:
     """The answer, and the figures of all answers to the same prompt."""
     run = run_of(request, run_id)
     if sample_id > LARGEST_ID:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from django.http import Http404, HttpRequest
-from ninja import Router, Schema, Status
+from ninja import Path, Router, Schema, Status
 from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
 
 from oppo_platform.accounts.access import visible_teams
 from oppo_platform.api.lookups import LARGEST_ID, person
@@ -17,6 +18,9 @@ from oppo_platform.runs import saved_views as service
 from oppo_platform.runs.models import SavedView
 
 router = Router()
+ViewId = Annotated[int, Path(description="The view's number.")]
+NAME = "The view's name."
+QUERY = "What the view shows, as in the table's address: `show`, `project`, `q`, `sort` and `cols`."
 
 
 class ViewBody(Schema):
@@ -24,9 +28,9 @@ class ViewBody(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
-    query: dict[str, str] = Field(max_length=20)
-    team: int | None = None
+    name: str = Field(description=NAME)
+    query: dict[str, str] = Field(max_length=20, description=QUERY)
+    team: int | None = Field(None, description="The number of the team that shares it; null: only you see it.")
 
 
 class ChangeBody(Schema):
@@ -34,8 +38,8 @@ class ChangeBody(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str | None = None
-    query: dict[str, str] | None = Field(default=None, max_length=20)
+    name: str | None = Field(None, description=NAME)
+    query: dict[str, str] | None = Field(None, max_length=20, description=QUERY)
 
 
 class DefaultBody(Schema):
@@ -43,17 +47,36 @@ class DefaultBody(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
+    view: int | None = Field(description="The view's number; null: all runs.")
+
+
+class Views(TypedDict):
+    """Saved views by name, a page of them."""
+
+    items: list[service.ViewItem]
+    next: str | None
+
+
+class DefaultView(TypedDict):
+    """What the table begins with; null: all runs."""
+
     view: int | None
 
 
+class DeletedView(TypedDict):
+    """Which view is gone."""
+
+    id: int
+
+
 @router.get("views", summary="Saved views of the runs table")
-def views(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> dict[str, Any]:
+def list_views(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Views:
     """Your own and your teams', by name."""
-    return dict(paged(service.views_of(person(request)), limit, cursor))
+    return Views(**paged(service.views_of(person(request)), limit, cursor))
 
 
 @router.post("views", summary="Save a view", response={201: Any})
-def save(request: HttpRequest, body: ViewBody) -> Any:
+def save_view(request: HttpRequest, body: ViewBody) -> service.ViewItem | Any:
     """201; 422 for a name that is taken or a filter that is not understood."""
     user = person(request)
     team = None
@@ -66,27 +89,27 @@ def save(request: HttpRequest, body: ViewBody) -> Any:
 
 
 @router.post("views/default", summary="Choose the view that your table of runs begins with")
-def set_default(request: HttpRequest, body: DefaultBody) -> Any:
+def set_default_view(request: HttpRequest, body: DefaultBody) -> DefaultView:
     """`{"view": null}` for all runs."""
     service.set_default(person(request), body.view if body.view is None else _id(body.view))
     return {"view": body.view}
 
 
 @router.post("views/{int:view_id}", summary="Rename a view, or replace what it shows")
-def change(request: HttpRequest, view_id: int, body: ChangeBody) -> Any:
+def change_view(request: HttpRequest, view_id: ViewId, body: ChangeBody) -> service.ViewItem | Any:
     """Its owner may, and the maintainers of its team."""
     return _told(lambda: service.change_view(person(request), _id(view_id), body.name, body.query))
 
 
 @router.post("views/{int:view_id}/delete", summary="Delete a view")
-def delete_view(request: HttpRequest, view_id: int) -> Any:
+def delete_view(request: HttpRequest, view_id: ViewId) -> DeletedView:
     """`…/restore` brings it back until its owner deletes another one."""
     service.delete_view(person(request), _id(view_id))
     return {"id": view_id}
 
 
 @router.post("views/{int:view_id}/restore", summary="Bring a deleted view back")
-def restore_view(request: HttpRequest, view_id: int) -> Any:
+def restore_view(request: HttpRequest, view_id: ViewId) -> service.ViewItem | Any:
     """422 when its name is taken meanwhile."""
     return _told(lambda: service.restore_view(person(request), _id(view_id)))
 

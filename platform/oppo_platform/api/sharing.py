@@ -84,7 +84,7 @@ class Queue(TypedDict):
 
 
 @router.get("queue", summary="What waits, why, and when it is expected to start")
-def queue(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Queue:
+def show_queue(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Queue:
     """Your teams' waiting runs in their order; places count the runs of all teams."""
     line = scheduling.line(person(request))
     page = paged([{"id": run_id} for run_id in line.ids], limit, cursor, lambda row: row["id"])
@@ -93,7 +93,7 @@ def queue(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Que
 
 
 @router.get("cluster", summary="Nodes and their devices")
-def cluster(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Cluster:
+def show_cluster(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Cluster:
     """Which nodes live, and who uses what."""
     return Cluster(**paged(nodes_overview(person(request)), limit, cursor, _node))
 
@@ -104,6 +104,6 @@ def _node(node: dict[str, Any]) -> NodeItem:
 
 
 @router.get("quotas", summary="What your teams own and borrow of each pool")
-def quotas(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Quotas:
+def list_quotas(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Quotas:
     """Devices of each pool, in use and promised by all teams, and the quotas of yours."""
     return Quotas(**paged(pool_quotas(list(visible_teams(person(request)))), limit, cursor, key="pool_id"))

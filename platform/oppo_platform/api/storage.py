@@ -2,55 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.http import HttpRequest
 from ninja import Router, Status
+from typing_extensions import TypedDict
 
 from oppo_platform.accounts.access import trashed_runs, visible_teams
-from oppo_platform.api.lookups import LARGEST_ID, person, run_of, steerer, steers, summary_of
+from oppo_platform.api.lookups import LARGEST_ID, RunId, person, run_of, steerer, steers, summary_of
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.models import Run
-from oppo_platform.storage.selectors import Taken, taken_by, teams_taken
+from oppo_platform.storage.selectors import Taken, TeamTaken, taken_by, teams_taken
 from oppo_platform.storage.trash import Trashed, delete_run, in_trash, purge_now, restore_run, trashed
 
 router = Router()
 
 
-def delete(request: HttpRequest, run_id: int) -> Trashed:
+class Storage(TypedDict):
+    """What teams' runs take, a page of teams."""
+
+    items: list[TeamTaken]
+    next: str | None
+
+
+class Trash(TypedDict):
+    """Deleted runs, the newest deletion first; a page of them."""
+
+    items: list[Trashed]
+    next: str | None
+
+
+def delete(request: HttpRequest, run_id: RunId) -> Trashed:
     """Into the trash, from where it can be restored for some days. 409 unless it has ended and nobody needs its checkpoints."""
     return trashed(delete_run(run_id, steers(request, run_id)))
 
 
-@router.post("runs/{int:run_id}/restore", summary="Take a run out of the trash")
-def restore(request: HttpRequest, run_id: int) -> runs.RunSummary:
+@router.post("runs/{int:run_id}/restore", summary="Take a run out of the trash", operation_id="restore_run")
+def restore(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """It is as it was. 404 when it is not in the trash, or not any more."""
     restore_run(run_id, steerer(request, _in_trash(request, run_id)))
     return summary_of(request, run_id)
 
 
 @router.get("runs/{int:run_id}/storage", summary="What a run takes")
-def show_storage(request: HttpRequest, run_id: int) -> Taken:
+def show_storage(request: HttpRequest, run_id: RunId) -> Taken:
     """Bytes by part, as the housekeeper last counted them."""
     return taken_by(run_of(request, run_id))
 
 
 @router.get("storage", summary="What your teams' runs take")
-def list_storage(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> dict[str, Any]:
+def list_storage(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Storage:
     """Each with its quota and its largest runs."""
     page = paged(list(visible_teams(person(request))), limit, cursor)
-    return {**page, "items": teams_taken(page["items"])}
+    return Storage(items=teams_taken(page["items"]), next=page["next"])
 
 
 @router.get("trash", summary="Deleted runs that can be restored")
-def list_trash(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> dict[str, Any]:
+def list_trash(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Trash:
     """Those of your teams, the newest deletion first."""
-    return dict(paged(in_trash(person(request)), limit, cursor, trashed, key="run_id"))
+    return Trash(**paged(in_trash(person(request)), limit, cursor, trashed, key="run_id"))
 
 
 @router.post("runs/{int:run_id}/purge", summary="Delete a run in the trash for good", response={204: None})
-def purge(request: HttpRequest, run_id: int) -> Status:
+def purge_run(request: HttpRequest, run_id: RunId) -> Status:
     """With the next round of housekeeping. 404 when it is not in the trash."""
     purge_now(run_id, steerer(request, _in_trash(request, run_id)))
     return Status(204, None)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from ninja import Router, Schema, Status
+from ninja import Path, Query, Router, Schema, Status
 from pydantic import ConfigDict, Field
 
 from oppo_platform.accounts import audit
@@ -19,11 +19,15 @@ from oppo_platform.alerts import webhooks
 from oppo_platform.alerts.models import Webhook
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.api.lookups import LARGEST_ID, person
+from oppo_platform.api.openapi import problems
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 from oppo_platform.cursors import read_cursor, write_cursor
 
 router = Router()
+TeamId = Annotated[int, Path(description="The team's number.")]
+WebhookId = Annotated[int, Path(description="The webhook's number.")]
+POSTED = "Which alerts are posted to it (docs/alerts.md)."
 
 
 class TeamItem(Schema):
@@ -67,7 +71,7 @@ class ProjectBody(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(max_length=120)
+    name: str = Field(max_length=120, description="The project's name.")
 
 
 class ProjectItem(Schema):
@@ -101,8 +105,8 @@ class WebhookBody(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
-    url: str = Field(max_length=2000)
-    conditions: list[Condition]
+    url: str = Field(max_length=2000, description="An https address.")
+    conditions: list[Condition] = Field(description=POSTED)
 
 
 class ChangedWebhook(Schema):
@@ -110,8 +114,8 @@ class ChangedWebhook(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
-    on: bool
-    conditions: list[Condition]
+    on: bool = Field(description="Whether anything is posted to it.")
+    conditions: list[Condition] = Field(description=POSTED)
 
 
 class NewWebhook(WebhookItem):
@@ -148,20 +152,20 @@ def list_teams(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -
 
 
 @router.get("teams/{int:team_id}", summary="A team and its people")
-def show_team(request: HttpRequest, team_id: int) -> OneTeam:
+def show_team(request: HttpRequest, team_id: TeamId) -> OneTeam:
     """Members by name."""
     team = _mine(request, team_id)
     return OneTeam(**_team(team, roles(person(request))[team.pk]), members=[_member(each) for each in _people(team)[:MOST]])
 
 
 @router.get("teams/{int:team_id}/members", summary="Who is in a team")
-def list_members(request: HttpRequest, team_id: int, limit: Limit = MOST, cursor: Cursor = "") -> Members:
+def list_members(request: HttpRequest, team_id: TeamId, limit: Limit = MOST, cursor: Cursor = "") -> Members:
     """By name, with the role of each; accounts of services are no members."""
     return Members(**paged(list(_people(_mine(request, team_id))), limit, cursor, _member))
 
 
 @router.post("teams/{int:team_id}/projects", summary="Make a project", response={201: ProjectItem})
-def create_project(request: HttpRequest, team_id: int, body: ProjectBody) -> Any:
+def create_project(request: HttpRequest, team_id: TeamId, body: ProjectBody) -> Any:
     """201; 403 for viewers, 422 for a name that is empty or taken."""
     team = _mine(request, team_id)
     try:
@@ -171,9 +175,14 @@ def create_project(request: HttpRequest, team_id: int, body: ProjectBody) -> Any
     return Status(201, ProjectItem(id=project.pk, name=project.name, team=team.name))
 
 
-@router.get("teams/{int:team_id}/audit", summary="A team's audit log")
-def audit_log(
-    request: HttpRequest, team_id: int, actor: str = "", action: str = "", limit: Limit = 50, cursor: Cursor = ""
+@router.get("teams/{int:team_id}/audit", summary="A team's audit log", openapi_extra=problems(403))
+def list_audit_entries(
+    request: HttpRequest,
+    team_id: TeamId,
+    actor: Annotated[str, Query(description="Only actions of this actor, as `user:ada`.")] = "",
+    action: Annotated[str, Query(description="Only this action, as `run.submit`; docs/teams.md lists them.")] = "",
+    limit: Limit = 50,
+    cursor: Cursor = "",
 ) -> AuditLog:
     """Newest first, of one actor or one kind of deed if given. Owners only."""
     team, user = _mine(request, team_id), person(request)
@@ -183,8 +192,8 @@ def audit_log(
     return AuditLog(items=[_entry(entry) for entry in page.entries], next=write_cursor(page.older) if page.older else None)
 
 
-@router.get("teams/{int:team_id}/webhooks", summary="Where a team's alerts are posted")
-def list_webhooks(request: HttpRequest, team_id: int, limit: Limit = MOST, cursor: Cursor = "") -> Webhooks:
+@router.get("teams/{int:team_id}/webhooks", summary="Where a team's alerts are posted", openapi_extra=problems(403))
+def list_webhooks(request: HttpRequest, team_id: TeamId, limit: Limit = MOST, cursor: Cursor = "") -> Webhooks:
     """Owners only."""
     team = _mine(request, team_id)
     demand(person(request), Action.MANAGE_ALERTS, team.pk)
@@ -192,7 +201,7 @@ def list_webhooks(request: HttpRequest, team_id: int, limit: Limit = MOST, curso
 
 
 @router.post("teams/{int:team_id}/webhooks", summary="Post a team's alerts to an address", response={201: NewWebhook})
-def add_webhook(request: HttpRequest, response: HttpResponse, team_id: int, body: WebhookBody) -> Any:
+def add_webhook(request: HttpRequest, response: HttpResponse, team_id: TeamId, body: WebhookBody) -> Any:
     """201 with its secret, shown this once. Owners only; 422 for an address that will not do."""
     response.headers["Cache-Control"] = "no-store"  # nor is it kept for a repetition of the request
     team, user = _owned(request, team_id)
@@ -205,14 +214,14 @@ def add_webhook(request: HttpRequest, response: HttpResponse, team_id: int, body
 
 
 @router.post("teams/{int:team_id}/webhooks/{int:webhook_id}", summary="Switch a webhook, or change its conditions")
-def change_webhook(request: HttpRequest, team_id: int, webhook_id: int, body: ChangedWebhook) -> WebhookItem:
+def change_webhook(request: HttpRequest, team_id: TeamId, webhook_id: WebhookId, body: ChangedWebhook) -> WebhookItem:
     """Owners only. What waits for one that is off is not sent."""
     team, user = _owned(request, team_id)
     return _hook(webhooks.change_webhook(user, team, min(webhook_id, LARGEST_ID), on=body.on, conditions=body.conditions))
 
 
 @router.delete("teams/{int:team_id}/webhooks/{int:webhook_id}", summary="Delete a webhook", response={204: None})
-def delete_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> Status:
+def delete_webhook(request: HttpRequest, team_id: TeamId, webhook_id: WebhookId) -> Status:
     """Owners only. What waits is not sent."""
     team, user = _owned(request, team_id)
     webhooks.delete_webhook(user, team, min(webhook_id, LARGEST_ID))

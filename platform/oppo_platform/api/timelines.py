@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Router
+from ninja import Query, Router
+from typing_extensions import TypedDict
 
-from oppo_platform.api.lookups import run_of
+from oppo_platform.api.lookups import RunId, run_of
+from oppo_platform.api.openapi import file
 from oppo_platform.api.problems import problem
 from oppo_platform.telemetry.palette import ThemeName
 from oppo_platform.telemetry.timeline_plot import timeline_figure
@@ -15,24 +17,66 @@ from oppo_platform.telemetry.timelines import timeline as spans_of_run
 from oppo_platform.telemetry.traces import NothingToTrace, trace
 
 router = Router()
+FirstStep = Annotated[int | None, Query(description="The first step; by default the newest steps.")]
+LastStep = Annotated[int | None, Query(description="The last step; by default the last one there is.")]
+Theme = Annotated[ThemeName, Query(description="The figure's colours.")]
+
+
+class WorstBubble(TypedDict):
+    """One of the ten longest stretches in which a device was idle; seconds."""
+
+    device: str
+    cause: str
+    step: int
+    start_s: float
+    length_s: float
+    words: str
+
+
+class Timeline(TypedDict):
+    """Steps as spans (docs/interfaces.md); `far`: neighbouring steps are merged."""
+
+    lanes: list[list[str]]
+    devices: list[str]
+    first_step: int | None
+    last_step: int | None
+    far: bool
+    steps: list[dict[str, Any]]
+    worst: list[WorstBubble]
+
+
+class Figure(TypedDict):
+    """A Plotly figure."""
+
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
 
 
 @router.get("runs/{int:run_id}/timeline", summary="What every device did, step by step or from afar")
-def timeline(request: HttpRequest, run_id: int, from_step: int | None = None, to_step: int | None = None) -> dict[str, Any]:
+def show_timeline(request: HttpRequest, run_id: RunId, from_step: FirstStep = None, to_step: LastStep = None) -> Timeline:
     """The newest steps, or those from `from_step` on; a range of more than 50 steps is merged."""
     return spans_of_run(run_of(request, run_id), from_step, to_step)
 
 
 @router.get("runs/{int:run_id}/timeline/figure", summary="The timeline as a Plotly figure")
-def figure(
-    request: HttpRequest, run_id: int, from_step: int | None = None, to_step: int | None = None, theme: ThemeName = "light"
-) -> dict[str, Any]:
+def show_timeline_figure(
+    request: HttpRequest, run_id: RunId, from_step: FirstStep = None, to_step: LastStep = None, theme: Theme = "light"
+) -> Figure:
     """`{"data", "layout"}` of the same steps as `timeline`, for `plotly.graph_objects.Figure` and `Plotly.newPlot`."""
     return timeline_figure(spans_of_run(run_of(request, run_id), from_step, to_step), theme)
 
 
-@router.get("runs/{int:run_id}/trace.json", summary="Some steps as a Chrome trace, for ui.perfetto.dev")
-def download_trace(request: HttpRequest, run_id: int, from_step: int, to_step: int) -> HttpResponse:
+@router.get(
+    "runs/{int:run_id}/trace.json",
+    summary="Some steps as a Chrome trace, for ui.perfetto.dev",
+    openapi_extra=file("application/json"),
+)
+def download_trace(
+    request: HttpRequest,
+    run_id: RunId,
+    from_step: Annotated[int, Query(description="The first step.")],
+    to_step: Annotated[int, Query(description="The last step.")],
+) -> HttpResponse:
     """At most 50 recorded steps, drawn as by `oppo trace`."""
     run = run_of(request, run_id)
     try:

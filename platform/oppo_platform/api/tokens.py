@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Router, Schema, Status
+from ninja import Path, Query, Router, Schema, Status
 from pydantic import ConfigDict, Field
 
 from oppo_platform.accounts import api_tokens as service
@@ -18,6 +18,7 @@ from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 
 router = Router()
+TokenId = Annotated[int, Path(description="The token's number.")]
 
 
 class TokenItem(Schema):
@@ -54,11 +55,11 @@ class TokenBody(Schema):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(max_length=60)
-    team: int | None = None
-    scope: Scope = Scope.SUBMIT
-    days: float | None = Field(90, gt=0, le=service.LONGEST_DAYS)
-    service: bool = False
+    name: str = Field(max_length=60, description="The token's name.")
+    team: int | None = Field(None, description="The number of the team whose runs it is for; null: the first of your teams.")
+    scope: Scope = Field(Scope.SUBMIT, description="What it may do (docs/tokens.md).")
+    days: float | None = Field(90, gt=0, le=service.LONGEST_DAYS, description="Days until it expires; null: never.")
+    service: bool = Field(False, description="Whether it belongs to the team instead of to you.")
 
 
 class Me(Schema):
@@ -72,7 +73,7 @@ class Me(Schema):
 
 
 @router.get("me", summary="Who you are, and what you may")
-def me(request: HttpRequest) -> Me:
+def who_am_i(request: HttpRequest) -> Me:
     """Your teams with your role in each, as far as the token's scope lets you use it."""
     user = person(request)
     used = ApiToken.objects.select_related("user", "team").filter(pk=user.bound_token_id).first()
@@ -84,7 +85,12 @@ def me(request: HttpRequest) -> Me:
 
 
 @router.get("tokens", summary="API tokens")
-def list_tokens(request: HttpRequest, team: int | None = None, limit: Limit = MOST, cursor: Cursor = "") -> Tokens:
+def list_tokens(
+    request: HttpRequest,
+    team: Annotated[int | None, Query(description="Only this team's, by number.")] = None,
+    limit: Limit = MOST,
+    cursor: Cursor = "",
+) -> Tokens:
     """Yours, and all of the teams that you own; newest first, those of services last."""
     user = person(request)
     if team is not None:
@@ -110,7 +116,7 @@ def create_token(request: HttpRequest, response: HttpResponse, body: TokenBody) 
 
 
 @router.delete("tokens/{int:token_id}", summary="Revoke an API token", response={204: None})
-def revoke(request: HttpRequest, token_id: int) -> Status:
+def revoke_token(request: HttpRequest, token_id: TokenId) -> Status:
     """It is void from the next request on. 404 when it is not there any more, or neither yours nor of a team that you own."""
     if token_id > LARGEST_ID:
         raise ApiToken.DoesNotExist
