@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path, PurePath
 
 from oppo_contract.checkpoint_pins import forget_older, locked, spare
+from oppo_contract.machine import write_private
 from oppo_contract.wire import CheckpointRef
 from worker.artifacts import path_of
-from worker.folders import AttemptFolder, write_private
+from worker.folders import AttemptFolder
 
 
 class Keeper:

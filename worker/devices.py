@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import sys
@@ -38,11 +37,6 @@ def engine_environment(device_indices: list[int]) -> dict[str, str]:
     if not _nvml():
         return {}
     return {"CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in device_indices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
-def cpu_count() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def memory_bytes() -> int:

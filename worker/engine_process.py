@@ -16,10 +16,11 @@ from pathlib import Path
 import psutil
 
 from oppo_contract.lifeline import LIFELINE_FD, Lifeline, start_guarded
+from oppo_contract.machine import write_private
 from oppo_contract.wire import Claimed
 from worker.artifacts import ArtifactError, FileStore, check_manifest, path_of
 from worker.devices import engine_environment
-from worker.folders import AttemptFolder, NodeIdentity, write_private
+from worker.folders import AttemptFolder, NodeIdentity
 from worker.prefork import Fork, run_fork
 from worker.rendezvous import TORCHRUN, processes_of, threads_below, torchrun
 

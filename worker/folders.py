@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict
 
 from oppo_contract.events import FULL_SUFFIX
+from oppo_contract.machine import write_private
 from oppo_contract.wire import Claimed, RunningAttempt
 
 LOCK_WITHIN_S = 1.0
@@ -198,36 +198,6 @@ class WorkerFolder:
         if not self.attempts_folder.exists():
             return []
         return [AttemptFolder(path) for path in sorted(self.attempts_folder.iterdir()) if path.name.isdigit()]
-
-
-def write_private(file: Path, text: str, *, synced: bool = True) -> None:
-    """Write a file that only its owner can read: whole or not at all, also on a full disk or when the process is killed.
-
-    `synced`: when the power fails as well; not worth the disk's time for what is written every second and may be lost.
-    """
-    fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as out:
-            out.write(text)
-            out.flush()
-            if synced:
-                os.fsync(out.fileno())
-        fresh.replace(file)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
-    if synced:
-        _sync_folder(file.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # not every file system does that for folders
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _lock_within(descriptor: int, within_s: float) -> bool:

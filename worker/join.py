@@ -6,8 +6,9 @@ import re
 import socket
 from pathlib import Path
 
+from oppo_contract.machine import available_cores
 from oppo_contract.wire import Join
-from worker.devices import cpu_count, memory_bytes
+from worker.devices import memory_bytes
 from worker.folders import NodeIdentity, WorkerFolder
 from worker.platform_api import PlatformApi
 
@@ -23,7 +24,7 @@ def join_platform(
     host = socket.gethostname()
     chosen = name or re.sub(r"[^A-Za-z0-9._-]", "-", host).strip("-._") or "node"
     with PlatformApi(platform_url, token) as api:
-        joined = api.join(Join(name=chosen, hostname=host, cpus=cpu_count(), memory_bytes=memory_bytes()))
+        joined = api.join(Join(name=chosen, hostname=host, cpus=available_cores(), memory_bytes=memory_bytes()))
     identity = NodeIdentity(
         platform_url=platform_url.rstrip("/"),
         name=chosen,

@@ -9,7 +9,8 @@ from typing import Literal
 import structlog
 from pydantic import TypeAdapter
 
-from worker.folders import AttemptFolder, write_private
+from oppo_contract.machine import write_private
+from worker.folders import AttemptFolder
 from worker.outbox import OutboxWriter
 from worker.redaction import Redactor
 

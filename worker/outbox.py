@@ -7,24 +7,26 @@ Delivery is at least once (a batch whose answer was lost is sent again); ingest 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from pydantic import ValidationError
 
 from oppo_contract.events import MAX_EVENT_BYTES, Event, LogEvent, parse_event
 from oppo_contract.wire import MAX_BATCH_BYTES, MAX_BATCH_EVENTS
-from worker.hole_punch import first_data, punch
 from worker.redaction import Redactor
 
 Producer = Literal["engine", "supervisor"]
 ENVELOPE_BYTES = 256  # what stands around the events of a batch
 READ_AHEAD_BYTES = 2 * MAX_BATCH_BYTES
+KEEP_SIZE, PUNCH_HOLE = 0x01, 0x02  # of fallocate(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +188,29 @@ def _last_number(lines: list[bytes]) -> int:
         except (ValueError, TypeError, KeyError):
             continue
     return len(lines)
+
+
+def punch(path: os.PathLike[str], until: int) -> bool:
+    """Free the file's first `until` bytes while its producer appends: offsets stay, the bytes become a hole.
+
+    Returns whether that was possible: on Linux with ext4, xfs, btrfs or tmpfs. Elsewhere the file keeps its size.
+    """
+    if sys.platform != "linux" or until <= 0:
+        return False
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        return bool(fallocate(descriptor, KEEP_SIZE | PUNCH_HOLE, 0, until) == 0)
+    finally:
+        os.close(descriptor)
+
+
+def first_data(content: IO[bytes]) -> int:
+    """Where the file's content begins behind a hole; within the first block there may still be zeros in front of it."""
+    if sys.platform != "linux":
+        return 0
+    try:
+        return os.lseek(content.fileno(), 0, os.SEEK_DATA)
+    except OSError:  # empty, or all hole
+        return 0

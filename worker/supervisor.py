@@ -20,10 +20,11 @@ from typing import Literal
 import structlog
 
 from oppo_contract.lifeline import watch_lifeline
+from oppo_contract.machine import write_private
 from oppo_contract.wire import HEARTBEAT_S, AttemptHeartbeat, AttemptOrders, Outcome
 from worker.artifacts import ArtifactError
 from worker.engine_process import EngineProcess, engine_command, kill_leftover
-from worker.folders import AttemptFolder, EngineEnd, KeptClaim, NodeIdentity, WorkerFolder, write_private
+from worker.folders import AttemptFolder, EngineEnd, KeptClaim, NodeIdentity, WorkerFolder
 from worker.local_ranks import cause_of
 from worker.logs import last_lines
 from worker.outcomes import REFUSED, lost_others, outcome_of

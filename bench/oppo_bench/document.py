@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -72,8 +71,3 @@ def _installed() -> str:
         return version("oppo-platform")
     except PackageNotFoundError:  # copied files, as `python bench/gpu` may be run from
         return "unknown"
-
-
-def cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
 from oppo_bench.document import Result
-
-WIDTH_OF_A_FILE = 130
-
-
-def console() -> Console:
-    """The terminal; wide enough for the tables where there is none."""
-    on_screen = Console()
-    return on_screen if on_screen.is_terminal else Console(width=WIDTH_OF_A_FILE)
+from oppo_cli.simulate_tables import console
 
 
 def show(title: str, results: list[Result]) -> None:

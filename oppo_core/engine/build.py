@@ -13,12 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from oppo_contract.machine import available_cores
 from oppo_contract.spec import RunSpec
 from oppo_core.checkpointing.atomic_dir import mib
 from oppo_core.checkpointing.resume_changes import Change
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.distributed.process_group import ALONE, Meeting, Ranks, join
-from oppo_core.engine.layout import Layout, LayoutError, available_cores, device_of, lay_out, scoring_device
+from oppo_core.engine.layout import Layout, LayoutError, device_of, lay_out, scoring_device
 from oppo_core.engine.run_score import Standing
 from oppo_core.evaluation.evaluator import Evaluator, evaluator_of
 from oppo_core.models.errors import ModelFolderError

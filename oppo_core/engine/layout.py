@@ -120,8 +120,3 @@ def lay_out(spec: RunSpec, device: torch.device, threads: int, hidden: int, name
     split = max(1, threads - threads // 2)
     scorers = everything[split:] or everything[:1]
     return Layout(devices, everything[:split], scorers, split, scorers != everything[:split], scorers_of(spec))
-
-
-def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

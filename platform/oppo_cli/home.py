@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -78,6 +77,8 @@ class Home:
 
     def tell(self, running: Running) -> None:
         """Let other commands find what runs."""
+        from oppo_contract.machine import write_private  # here: commands that only need the client have no contract
+
         write_private(self._running_file, json.dumps(asdict(running)))
 
     def running(self) -> Running | None:
@@ -99,15 +100,6 @@ class Home:
             f"OPPO already runs from {self.path}{where}. Stop it with Ctrl-C where it was started, "
             "or set OPPO_HOME to another folder to run a second one."
         )
-
-
-def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
-    fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as out:
-        out.write(text)
-    fresh.replace(file)
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from oppo_cli.simulate_tables import console
+
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from oppo_platform.scheduling.cycle import CycleResult
     from oppo_platform.scheduling.explanation import Line
     from oppo_platform.scheduling.policy import Decisions
@@ -22,9 +25,7 @@ def explain(once: bool) -> None:
     from oppo_platform.scheduling.cycle import run_cycle
     from oppo_platform.scheduling.explanation import explained, present_plan
 
-    screen = Console()
-    if not screen.is_terminal:
-        screen = Console(width=WIDE)
+    screen = console(WIDE)
     result = run_cycle() if once else None
     if once and result is None:
         screen.print("Another scheduler is in the middle of a cycle; this one did nothing. What follows is what it would decide.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oppo_cli.home import Failure, Refusal
-from oppo_cli.spec_files import read_spec
+from oppo_cli.spec_commands import read_spec
 
 if TYPE_CHECKING:
     from oppo_contract import RunSpec

@@ -21,10 +21,10 @@ PLAIN_LINE_EVERY_S = 10.0
 WIDTH_OF_A_FILE = 130
 
 
-def console() -> Console:
+def console(width_of_a_file: int = WIDTH_OF_A_FILE) -> Console:
     """The terminal; wide enough for the tables where there is none."""
     on_screen = Console()
-    return on_screen if on_screen.is_terminal else Console(width=WIDTH_OF_A_FILE)
+    return on_screen if on_screen.is_terminal else Console(width=width_of_a_file)
 
 
 class Progress:

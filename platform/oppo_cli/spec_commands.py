@@ -10,7 +10,6 @@ import click
 
 from oppo_cli.examples import EXAMPLES, example_text
 from oppo_cli.home import Refusal
-from oppo_cli.spec_files import read_spec
 
 if TYPE_CHECKING:
     from oppo_contract import RunSpec
@@ -69,3 +68,23 @@ def example(name: str) -> None:
         click.echo(example_text(name), nl=False)
     except OSError as error:
         raise Refusal(f"The example {name} is not installed: {error}") from error
+
+
+def read_spec(file: Path) -> RunSpec:
+    """A checked spec. Raises Refusal (exit status 2) with one line for each problem."""
+    from oppo_contract import SpecError
+    from oppo_contract.spec import MAX_SPEC_BYTES
+    from oppo_contract.yaml_text import load_yaml
+
+    try:
+        with file.open("rb") as content:
+            text = content.read(MAX_SPEC_BYTES + 1).decode()
+        if len(text.encode()) > MAX_SPEC_BYTES:
+            raise Refusal(f"{file} is {file.stat().st_size:,} bytes long; at most {MAX_SPEC_BYTES:,} are accepted.")
+        return load_yaml(text)
+    except OSError as error:
+        raise Refusal(f"{file} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise Refusal(f"{file} is not UTF-8 text.") from error
+    except SpecError as error:
+        raise Refusal(f"{file} is refused:\n" + "\n".join(f"  {problem}" for problem in error.problems)) from error

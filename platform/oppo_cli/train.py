@@ -17,7 +17,7 @@ import psutil
 
 from oppo_cli.home import Failure, Refusal
 from oppo_cli.processes import last_lines
-from oppo_cli.spec_files import read_spec
+from oppo_cli.spec_commands import read_spec
 
 if TYPE_CHECKING:
     from oppo_contract import RunSpec

@@ -26,8 +26,7 @@ from oppo_client.run_base import REWARD, RunFacts
 from oppo_client.sans_io import Feed, Flow, asked, get, post
 from oppo_client.tables import framed
 from oppo_client.timeline import Timeline
-from oppo_client.transport import AsyncTransport
-from oppo_client.version import AGENT
+from oppo_client.transport import AGENT, AsyncTransport
 
 T = TypeVar("T")
 

@@ -14,8 +14,7 @@ from oppo_client.run import Run
 from oppo_client.run_base import RunFacts
 from oppo_client.sans_io import Feed, Flow, asked, post
 from oppo_client.tables import framed
-from oppo_client.transport import Transport
-from oppo_client.version import AGENT
+from oppo_client.transport import AGENT, Transport
 
 T = TypeVar("T")
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import aclosing, closing, contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -290,3 +291,13 @@ class AsyncTransport:
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
+
+
+def _version() -> str:
+    try:
+        return version("oppo-platform")
+    except PackageNotFoundError:  # run from a checkout
+        return "0"
+
+
+AGENT = f"oppo-client/{_version()}"

@@ -51,6 +51,11 @@ def now() -> datetime:
     return _clock.now()
 
 
+def iso(time: datetime) -> str:
+    """The time as JSON has it: ISO 8601, with Z for UTC."""
+    return time.isoformat().replace("+00:00", "Z")
+
+
 @contextmanager
 def use_clock(clock: Clock) -> Iterator[None]:
     """Let the whole process tell the time by `clock` for a while."""

@@ -137,7 +137,7 @@ STATICFILES_DIRS = [environment.resources("static")]
 STATICFILES_FINDERS = [
     "django.contrib.staticfiles.finders.FileSystemFinder",
     "django.contrib.staticfiles.finders.AppDirectoriesFinder",
-    "oppo_platform.web.finders.PlotlyFinder",
+    "oppo_platform.web.static_files.PlotlyFinder",
 ]
 # `manage.py buildstatic` (run by `oppo up` and the image's build) writes hashed, compressed files that browsers may keep for
 # ever. Without them, and while debugging, files are served from where they lie.
@@ -145,7 +145,7 @@ STATIC_BUILT = not DEBUG and (STATIC_ROOT / "staticfiles.json").is_file()
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {
-        "BACKEND": "oppo_platform.web.storage.HashedStatic"
+        "BACKEND": "oppo_platform.web.static_files.HashedStatic"
         if STATIC_BUILT
         else "django.contrib.staticfiles.storage.StaticFilesStorage"
     },

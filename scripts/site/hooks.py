@@ -12,6 +12,7 @@ outside docs/. In the site
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import sys
@@ -24,7 +25,6 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from scripts.site.notebooks import as_markdown  # noqa: E402 - mkdocs loads this file by its path
 
 # Pages outside docs/, and where they stand in the site.
 PAGES = {
@@ -40,6 +40,7 @@ LOGO = "static/img/favicon.svg"
 LINK = re.compile(r"(?P<open>!?\[(?P<text>[^\]]*)\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 # Words after a block's language are for the tests that run it (tests/docs/blocks.py).
 MARKED = re.compile(r"^( *`{3,}\w+)(?: +\w+)+(?= *(?:title=\"[^\"]+\")? *$)", re.MULTILINE)
+PICTURE, TABLE, TEXT = "image/png", "text/html", "text/plain"  # outputs of a notebook
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".js": "javascript", ".css": "css", ".sh": "sh"}
 
 
@@ -109,3 +110,25 @@ def _listing(path: str) -> str:
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`{3,}", text))])
     language = LANGUAGES.get(posixpath.splitext(path)[1], "text")
     return f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n{fence}{language}\n{text.rstrip()}\n{fence}\n"
+
+
+def as_markdown(path: Path) -> str:
+    """The page of a notebook."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    return "\n\n".join(_cell(cell) for cell in notebook["cells"]) + "\n"
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    text = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return text
+    return "\n\n".join([f"```python\n{text}\n```", *(_output(output) for output in cell["outputs"])])
+
+
+def _output(output: dict[str, Any]) -> str:
+    data = output.get("data", {TEXT: output.get("text", "")})
+    if PICTURE in data:
+        return f"![figure](data:image/png;base64,{''.join(data[PICTURE]).strip()})"
+    if TABLE in data:
+        return f'<div class="output">{"".join(data[TABLE])}</div>'
+    return f"```text\n{''.join(data[TEXT]).rstrip()}\n```"

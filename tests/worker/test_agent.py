@@ -12,13 +12,14 @@ from typing import Any
 import psutil
 import pytest
 
+from oppo_contract.machine import write_private
 from oppo_contract.wire import Claimed, LaunchOrder, RunningAttempt
 from worker import agent as node_agent
 from worker import supervisor
 from worker.agent import Supervisors
 from worker.catalogue import Catalogue
 from worker.devices import device_reports
-from worker.folders import AttemptFolder, KeptClaim, WorkerFolder, write_private
+from worker.folders import AttemptFolder, KeptClaim, WorkerFolder
 
 
 def test_it_reports_devices_and_starts_what_is_unclaimed(bench, tools) -> None:

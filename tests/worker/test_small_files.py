@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from oppo_contract.events import NEIGHBOUR_SUFFIX
+from oppo_contract.machine import write_private
 from worker import folders
 from worker.engine_process import kill_leftover
-from worker.folders import AttemptFolder, EngineEnd, WorkerFolder, write_private
+from worker.folders import AttemptFolder, EngineEnd, WorkerFolder
 from worker.local_ranks import cause_of
 from worker.logs import LogTail
 from worker.outbox import OutboxReader, OutboxWriter

@@ -12,7 +12,7 @@ import pytest
 from oppo_contract.events import FinishedEvent
 from worker.engine_process import is_for_engine
 from worker.folders import EngineEnd
-from worker.hole_punch import punch
+from worker.outbox import punch
 from worker.outcomes import outcome_of
 
 

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from oppo_bench.cluster.intervals import Span, overlap
 from oppo_bench.cluster.simulation import Outcome
+from oppo_bench.cluster.trace import Span, overlap
 
 Windows = list[dict[str, float]]  # GPU-seconds by team, window by window
 

@@ -18,9 +18,8 @@ from typing import Self
 
 from oppo_bench.cluster.fairness import fairness
 from oppo_bench.cluster.gaps import fragmented_gpu_s
-from oppo_bench.cluster.intervals import Span, overlap
 from oppo_bench.cluster.simulation import Hold, Outcome
-from oppo_bench.cluster.trace import Submission, Trace
+from oppo_bench.cluster.trace import Span, Submission, Trace, overlap
 
 SLOWDOWN_BOUND_S = 600.0
 WINDOW_S = 6 * 3600.0

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
-from oppo_bench.cluster.intervals import Span, overlap
 from oppo_bench.cluster.simulation import Outcome
+from oppo_bench.cluster.trace import Span, overlap
 
 Group = tuple[int, str]  # pool id, kind
 Change = tuple[

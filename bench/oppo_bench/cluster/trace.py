@@ -17,6 +17,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 AtLeastZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=80)]
 MOST_DEVICES = 100_000
+Span = tuple[float, float]  # from, to; seconds
 
 
 class _Line(BaseModel):
@@ -175,3 +176,8 @@ def _check_cluster(cluster: Cluster, number: int) -> None:
             raise TraceError(f"Line {number}, teams.{index}.quotas: there is no pool {unknown!r}.")
     if sum(pool.nodes * pool.gpus for pool in cluster.pools) > MOST_DEVICES:
         raise TraceError(f"Line {number}, pools: more than {MOST_DEVICES:,} devices.")
+
+
+def overlap(one: Span, other: Span) -> float:
+    """Seconds that two spans have in common."""
+    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))

@@ -56,12 +56,12 @@ def engine(
     except ImportError as error:
         raise Refusal(f"The engine is not installed here: {error}. README, “Choosing torch”, says how to install it.") from error
 
-    from oppo_bench.document import cores
+    from oppo_contract.machine import available_cores
 
     amount = QUICK if quick else AMOUNT[device]
     usual = (*VARIANTS, FLOOR) if device == "cpu" else ON_GPU
     chosen = tuple(_listed(variants, "variant", [*VARIANTS, FLOOR])) if variants else usual
-    plan = Plan(reps or amount[0], steps or amount[1], threads or cores(), chosen)
+    plan = Plan(reps or amount[0], steps or amount[1], threads or available_cores(), chosen)
     named = _listed(sizes or ("S" if quick and device == "cpu" else DEFAULT_SIZES[device]), "size", list(SIZES))
     counts = [int(text) for text in _listed(batches or DEFAULT_BATCHES[device], "batch", [str(n) for n in range(2, 257)])]
     age = max_age or MAX_AGE[device]
@@ -86,7 +86,8 @@ def _show_progress(status: Status, case: str, text: str) -> None:
 def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
     from oppo_bench.engine.race import race, results_of
     from oppo_bench.machine_load import Watch
-    from oppo_bench.tables import case_table, console, floor_line
+    from oppo_bench.tables import case_table, floor_line
+    from oppo_cli.simulate_tables import console
     from oppo_core.engine.layout import LayoutError
 
     screen, watch, results, heats = console(), Watch(), [], {}

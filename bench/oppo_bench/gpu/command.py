@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
-import os
 import shutil
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from oppo_bench.gpu.floor import Ceilings
 from oppo_bench.gpu.racing import GB, Clock, Race, Track, all_on_one_device, run
 from oppo_bench.gpu.random_models import Warehouse
 from oppo_bench.machine_load import Watch
+from oppo_contract.machine import available_cores
 from oppo_core.trace.gpu_stats import hardware_of
 
 OK, WRONG, REFUSED = 0, 1, 2
@@ -170,7 +170,7 @@ def _race(
         told.left_out.append(f"{cell.case}: no time left")
         return race
     driver = hardware_of({str(device): device})
-    threads = 1 if device.type == "cuda" else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    threads = 1 if device.type == "cuda" else available_cores()
     track = Track(house, prompts, folder, device, threads, driver, seconds, options.repetitions, _tell)
     try:
         if device.type == "cpu":

@@ -46,10 +46,10 @@ def trl(
     except ImportError as error:
         raise Refusal(f"The engine is not installed here: {error}. README, “Choosing torch”, says how to install it.") from error
 
-    from oppo_bench.document import cores
+    from oppo_contract.machine import available_cores
 
     amount = QUICK if quick else AMOUNT
-    plan = Plan(reps or amount[0], steps or amount[1], threads or cores())
+    plan = Plan(reps or amount[0], steps or amount[1], threads or available_cores())
     place = folder.resolve() if folder is not None else Home.from_environment().path / "bench" / "trl"
     _measure(Load(SIZE, SIZES[SIZE], BATCH, Lengths(seed)), plan, place, json_file)
 
@@ -57,8 +57,9 @@ def trl(
 def _measure(load: Load, plan: Plan, place: Path, json_file: Path | None) -> None:
     from oppo_bench.machine_load import Watch
     from oppo_bench.peer_environment import TRL, PeerEnvironmentError, python_of
-    from oppo_bench.tables import console, peer_table
+    from oppo_bench.tables import peer_table
     from oppo_bench.trl.race import PeerError, race
+    from oppo_cli.simulate_tables import console
 
     screen = console()
     with screen.status(load.case) as status:

@@ -20,6 +20,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
+from oppo_contract.machine import write_private
+
 VERSION = b"\x02"
 KEY_BYTES, FINGERPRINT_BYTES, NONCE_BYTES = 32, 4, 12
 KEYS_KEPT = 2  # the newest, and the one before it, under which something may be sealed while keys are changed
@@ -101,10 +103,7 @@ def add_key() -> None:
     keyring()
     file = _key_file()
     kept = [_new_key(), *file.read_text().split()][:KEYS_KEPT]
-    fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write("\n".join(kept) + "\n")
-    fresh.replace(file)
+    write_private(file, "\n".join(kept) + "\n")
 
 
 def _key_file() -> Path:

@@ -15,8 +15,7 @@ from oppo_platform import clock
 from oppo_platform.accounts import audit, one_time_links
 from oppo_platform.accounts.access import Action, demand, granting
 from oppo_platform.accounts.models import Invite, Membership, Role, Team, User
-from oppo_platform.accounts.services import AccountError
-from oppo_platform.accounts.user_lookup import register
+from oppo_platform.accounts.services import AccountError, register
 from oppo_platform.tokens import new_token
 
 INVITE_DAYS = 7

@@ -12,8 +12,7 @@ from oppo_platform import clock
 from oppo_platform.accounts import audit, one_time_links
 from oppo_platform.accounts.access import may_reset_password
 from oppo_platform.accounts.models import PasswordLink, User
-from oppo_platform.accounts.services import AccountError
-from oppo_platform.accounts.user_lookup import check_password
+from oppo_platform.accounts.services import AccountError, check_password
 from oppo_platform.tokens import new_token
 
 PASSWORD_LINK_HOURS = 24

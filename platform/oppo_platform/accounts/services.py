@@ -1,4 +1,4 @@
-"""Making users, teams and login links; using a login link."""
+"""Making users, teams and login links; registering; using a login link."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from django.conf import settings
-from django.db import transaction
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
 from django.db.models import Q
 
 from oppo_platform import clock
@@ -17,6 +19,7 @@ from oppo_platform.accounts.one_time_links import spend, wanted
 from oppo_platform.runs.models import Project
 from oppo_platform.tokens import new_token
 
+TAKEN = "There is an account with this user name or email address. If it is yours, log in and open the link again."
 LOGIN_LINK_HOURS = 24
 DEFAULT_TEAM = "Main"
 DEFAULT_PROJECT = "Default"
@@ -106,3 +109,29 @@ def use_login_link(text: str) -> User | None:
         return None
     audit.record_for_person(link.user, link.user, "login.link")
     return link.user
+
+
+def register(username: str, email: str, password: str) -> User:
+    """A new account. Raises `AccountError` for a name or an address that is malformed or taken, or a weak password."""
+    username, email = username.strip(), email.strip()
+    if User.objects.filter(Q(username__iexact=username) | Q(email__iexact=email)).exists():
+        raise AccountError(TAKEN)
+    user = User(username=username, email=email)
+    check_password(user, password)
+    user.set_password(password)
+    try:
+        user.full_clean()
+        user.save()
+    except ValidationError as error:
+        raise AccountError(" ".join(f"{field}: {' '.join(told)}" for field, told in error.message_dict.items())) from None
+    except IntegrityError:  # somebody else took the name a moment ago
+        raise AccountError(TAKEN) from None
+    return user
+
+
+def check_password(user: User, password: str) -> None:
+    """Raise `AccountError` when the password is too weak for this person."""
+    try:
+        validate_password(password, user)
+    except ValidationError as error:
+        raise AccountError(" ".join(error.messages)) from None

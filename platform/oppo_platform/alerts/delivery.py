@@ -23,9 +23,8 @@ from oppo_platform.accounts.mail import MailNotSent, send_notice
 from oppo_platform.accounts.models import Membership
 from oppo_platform.alerts import messages
 from oppo_platform.alerts.models import Delivery
-from oppo_platform.alerts.signing import signed_headers
 from oppo_platform.alerts.url_policy import NotAllowed
-from oppo_platform.alerts.webhook_http import NotPosted, post
+from oppo_platform.alerts.webhook_http import NotPosted, post, signed_headers
 from oppo_platform.alerts.webhooks import secret_of
 
 log = structlog.get_logger(__name__)

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.alerts.models import Alert
 from oppo_platform.alerts.policy import LIMITS, Condition
+from oppo_platform.clock import iso
 from oppo_platform.runs.models import Run
 
 SUBJECT, LONGEST_SUBJECT = "[OPPO] ", 200
@@ -47,15 +48,10 @@ def facts(alert: Alert) -> AlertFacts:
         threshold=alert.threshold,
         unit=LIMITS[condition].unit if condition in LIMITS else None,
         step=alert.step,
-        opened_at=written(alert.opened_at) or "",
-        closed_at=written(alert.closed_at),
+        opened_at=iso(alert.opened_at),
+        closed_at=iso(alert.closed_at) if alert.closed_at else None,
         closed_why=alert.closed_why,
     )
-
-
-def written(time: datetime | None) -> str | None:
-    """A time as ISO 8601 in UTC."""
-    return time.isoformat().replace("+00:00", "Z") if time is not None else None
 
 
 def run_address(run_id: int) -> str:
@@ -80,13 +76,13 @@ def webhook_body(alert: Alert, run: Run, about: str, at: datetime) -> str:
         "step": run.step,
         "total_steps": run.total_steps,
     }
-    return json.dumps({"type": f"alert.{about}", "timestamp": written(at), "data": {"alert": facts(alert), "run": told}})
+    return json.dumps({"type": f"alert.{about}", "timestamp": iso(at), "data": {"alert": facts(alert), "run": told}})
 
 
 def test_body(team: Team, actor: User, at: datetime) -> str:
     """A message that only shows that messages arrive."""
     data = {"team": team.name, "user": actor.username, "why": "Somebody pressed the button “Send a test”."}
-    return json.dumps({"type": "alert.test", "timestamp": written(at), "data": data})
+    return json.dumps({"type": "alert.test", "timestamp": iso(at), "data": data})
 
 
 def one_mail(bodies: Sequence[str]) -> tuple[str, str]:

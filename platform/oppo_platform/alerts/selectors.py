@@ -9,8 +9,9 @@ from typing_extensions import TypedDict
 
 from oppo_platform.accounts.access import memberships
 from oppo_platform.accounts.models import Team, User
-from oppo_platform.alerts.messages import AlertFacts, facts, written
+from oppo_platform.alerts.messages import AlertFacts, facts
 from oppo_platform.alerts.models import Alert, Delivery, SeenAlerts, Silence
+from oppo_platform.clock import iso
 from oppo_platform.cursors import read_cursor, write_cursor
 
 MOST_A_PAGE = 200
@@ -69,7 +70,7 @@ def summary(alert: Alert) -> AlertSummary:
         run_state=alert.run.state,
         team=alert.team.name,
         team_id=alert.team_id,
-        acknowledged_at=written(alert.acknowledged_at),
+        acknowledged_at=iso(alert.acknowledged_at) if alert.acknowledged_at else None,
         acknowledged_by=alert.acknowledged_by.username if alert.acknowledged_by else None,
         url=f"/runs/{alert.run_id}/events?kinds=alert,alert_closed",
     )

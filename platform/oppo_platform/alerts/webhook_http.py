@@ -3,21 +3,31 @@
 Guarantees: the name is resolved once and the connection goes to the very address that was checked, under the name's certificate,
 and its peer is looked at once more; no redirect is followed, no proxy used; the whole post ends within its time, however slowly
 the other side talks (the resolver keeps its own time); of the answer only the status is taken, and no more than its head is read.
+
+Posts are signed by the convention of standardwebhooks.com: `v1,` and base64 of HMAC-SHA256 over `id.timestamp.body`.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import http.client
+import secrets
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
 
 from oppo_platform.alerts.url_policy import NotAllowed, Target, parse_target, refuse
+
+PREFIX = "whsec_"
+SECRET_BYTES = 32
 
 
 class NotPosted(Exception):
@@ -125,3 +135,27 @@ def _check(host: str, address: str) -> None:
     why = refuse(address, private_allowed=host in settings.OPPO_WEBHOOK_PRIVATE_HOSTS)
     if why:
         raise NotAllowed(f"{host} is not allowed: {why}.")
+
+
+def new_secret() -> str:
+    """A secret as its owner keeps it: `whsec_` and base64."""
+    return PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+
+
+def signed_headers(secret: str, message_id: str, at: datetime, body: bytes) -> dict[str, str]:
+    """The headers of one try.
+
+    Args:
+        secret: as `new_secret` made it.
+        message_id: the same in every try.
+        at: when this try is made; readers refuse what is too old.
+    """
+    timestamp = str(int(at.timestamp()))
+    key = base64.b64decode(secret.removeprefix(PREFIX))
+    digest = hmac.new(key, f"{message_id}.{timestamp}.".encode() + body, hashlib.sha256).digest()
+    return {
+        "Content-Type": "application/json",
+        "webhook-id": message_id,
+        "webhook-timestamp": timestamp,
+        "webhook-signature": f"v1,{base64.b64encode(digest).decode()}",
+    }

@@ -17,8 +17,8 @@ from oppo_platform.accounts.team_secrets import Rotated
 from oppo_platform.alerts import messages
 from oppo_platform.alerts.models import Delivery, Webhook
 from oppo_platform.alerts.policy import Condition
-from oppo_platform.alerts.signing import new_secret
 from oppo_platform.alerts.url_policy import NotAllowed, parse_target
+from oppo_platform.alerts.webhook_http import new_secret
 
 MOST_WEBHOOKS = 20
 DELIVERIES_SHOWN = 10

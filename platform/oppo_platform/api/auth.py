@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import connection
 from django.http import HttpRequest
 from ninja.security import HttpBearer
 from ninja.security import SessionAuth as CookieAuth
 
-from oppo_platform.accounts.access import within
+from oppo_platform.accounts.access import visible_runs, within
 from oppo_platform.accounts.api_tokens import user_of_api_token
 from oppo_platform.accounts.models import Scope, User
 from oppo_platform.api.rate_limit import count_request
@@ -121,3 +123,23 @@ def unlocked(urls: Any) -> Any:
         if pattern.name not in NINJAS_OWN:
             pattern.callback.login_required = False
     return urls
+
+
+def may_see(request: HttpRequest, run_ids: Collection[int]) -> bool | None:
+    """Whether the asker may see all of these runs now; None when nobody is logged in any more."""
+    try:
+        user = _still_there(request)
+        if user is None:
+            return None
+        return visible_runs(user).filter(pk__in=run_ids).count() == len(set(run_ids))
+    finally:
+        connection.close()
+
+
+def _still_there(request: HttpRequest) -> User | None:
+    user: Any = person_of(request)
+    if user is None or sends_token(request):
+        return user
+    if not request.session.exists(request.session.session_key):
+        return None
+    return User.objects.filter(pk=user.pk, is_active=True).first()

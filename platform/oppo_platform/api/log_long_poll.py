@@ -16,7 +16,7 @@ from asgiref.sync import sync_to_async
 from django.db import close_old_connections, connection
 from django.http import HttpRequest, StreamingHttpResponse
 
-from oppo_platform.api.recheck_access import may_see
+from oppo_platform.api.auth import may_see
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.notifications import feed
 

@@ -20,11 +20,10 @@ from django.db import connection
 from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 from django.views.decorators.http import require_GET
 
-from oppo_platform.api.auth import person_of, sends_token
+from oppo_platform.api.auth import may_see, person_of, sends_token
 from oppo_platform.api.metrics import parse_ids
 from oppo_platform.api.problems import problem, too_many, unauthenticated
 from oppo_platform.api.rate_limit import Allowance, TooMany, count_request
-from oppo_platform.api.recheck_access import may_see
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.notifications import feed
 from oppo_platform.telemetry.summary_cache import Head

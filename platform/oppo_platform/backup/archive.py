@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from oppo_contract.machine import sync_folder
 from oppo_platform.backup import BackupError, BackupRefused
 
 FORMAT = 1
@@ -110,7 +111,7 @@ def new_archive(file: Path) -> Iterator[Writer]:
             out.flush()
             os.fsync(out.fileno())
             partial.rename(file)
-        _sync_folder(file.parent)
+        sync_folder(file.parent)
     except OSError as error:
         raise BackupError(f"The backup could not be written to {file.parent}: {error.strerror or error}.") from error
     finally:
@@ -126,14 +127,6 @@ def _clear_leftovers(file: Path) -> None:
                 left.unlink()
         except OSError:
             continue
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(slots=True)

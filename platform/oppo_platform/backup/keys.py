@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 from django.conf import settings
 
+from oppo_contract.machine import write_private
 from oppo_platform.accounts import encryption
 from oppo_platform.backup import BackupError
 
@@ -82,10 +82,5 @@ def _put(file: Path, text: str, by_variable: bool, stamp: str) -> str:
     before = file.with_name(f"{file.name}.before-{stamp}")
     if file.exists():
         os.link(file, before)
-    fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    fresh.replace(file)
+    write_private(file, text)
     return f"{file.name} is put back" + (f"; what was here is now {before.name}." if before.exists() else ".")

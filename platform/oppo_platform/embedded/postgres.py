@@ -10,9 +10,10 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
+from oppo_contract.machine import write_private
 from oppo_platform.embedded.ports import LOOPBACK
 from oppo_platform.embedded.server import EmbeddedServer, ServerError
-from oppo_platform.embedded.server_dirs import package_folder, write_private
+from oppo_platform.embedded.server_dirs import package_folder
 
 USER = DATABASE = "oppo"
 LEFTOVER_STOPS_WITHIN_S = 30

@@ -16,6 +16,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from oppo_contract.machine import write_private
+
 SYSTEM_FOLDER = Path("/var/lib/oppo")
 # Numbers that Linux distributions leave to services without an account, and that a container's small uid map still holds.
 FIRST_UID, LAST_UID = 61184, 65519
@@ -97,15 +99,6 @@ class Quarters:
         if not file.exists():
             write_private(file, secrets.token_urlsafe(24))
         return file.read_text().strip()
-
-
-def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
-    fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as out:
-        out.write(text)
-    fresh.replace(file)
 
 
 def _made(folder: Path, mode: int) -> Path:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from importlib.metadata import version
 
+from oppo_contract.machine import write_private
 from oppo_platform.embedded.ports import LOOPBACK
 from oppo_platform.embedded.server import EmbeddedServer
-from oppo_platform.embedded.server_dirs import package_folder, write_private
+from oppo_platform.embedded.server_dirs import package_folder
 
 ANSWERS_WITHIN_S = 2.0
 

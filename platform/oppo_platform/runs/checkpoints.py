@@ -25,6 +25,7 @@ from django.db import transaction
 
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
+from oppo_platform.clock import iso
 from oppo_platform.runs.attempts import artifact_url, latest_checkpoint
 from oppo_platform.runs.models import Checkpoint, Run
 from oppo_platform.runs.resume_sources import folder_name
@@ -71,7 +72,7 @@ def telling(run: Run) -> Callable[[Checkpoint], dict[str, Any]]:
             "node": row.attempt.node.name,
             "bytes": row.bytes,
             "manifest_sha256": row.manifest_sha256,
-            "registered_at": row.registered_at.isoformat().replace("+00:00", "Z"),
+            "registered_at": iso(row.registered_at),
             "files": where(row),
             "resumes": newest is not None and row.pk == newest.pk,
         }

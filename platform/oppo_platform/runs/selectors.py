@@ -23,6 +23,7 @@ from oppo_contract.yaml_text import dump_yaml
 from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
 from oppo_platform.alerts.selectors import OpenAlert, open_alerts, silent
+from oppo_platform.clock import iso
 from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
 from oppo_platform.runs.allowed_actions import Wish, wishes
 from oppo_platform.runs.filtering import listed, sorting
@@ -92,9 +93,9 @@ def run_summary(run: Run) -> RunSummary:
         team=run.project.team.name,
         state=run.state,
         reason=run.reason,
-        created_at=_iso(run.created_at) or "",
-        started_at=_iso(run.started_at),
-        ended_at=_iso(run.ended_at),
+        created_at=iso(run.created_at),
+        started_at=iso(run.started_at) if run.started_at else None,
+        ended_at=iso(run.ended_at) if run.ended_at else None,
         step=run.step,
         attempt=run.told_by,  # type: ignore[attr-defined]  # by `_joined`
         total_steps=run.total_steps,
@@ -115,7 +116,7 @@ def run_summary(run: Run) -> RunSummary:
         silent=run.is_silent,  # type: ignore[attr-defined]  # so is this
         archived=run.archived_at is not None,
         priority=run.priority,
-        queued_at=_iso(run.queued_at) or "",
+        queued_at=iso(run.queued_at),
         max_runtime_s=run.max_runtime_s,
         wishes=wishes(run.state, run.max_runtime_s is not None),
         error=run.error,
@@ -272,7 +273,3 @@ def spec_yaml(run: Run, *, only_set: bool = False) -> str:
     except SpecError:
         # Submitted under rules that have become stricter since: shown as it is stored.
         return dump_yaml(run.spec)
-
-
-def _iso(time: datetime | None) -> str | None:
-    return time.isoformat().replace("+00:00", "Z") if time is not None else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import F, QuerySet
 
 from oppo_platform import clock
@@ -21,8 +21,9 @@ from oppo_platform.runs.models import Run
 from oppo_platform.storage.artifact_deletion import ask_for_run
 from oppo_platform.storage.bulk_delete import EVERYTHING, delete_batch
 from oppo_platform.storage.models import Deletion
-from oppo_platform.storage.vacuum import vacuum
+from oppo_platform.telemetry.models import Block, Decision, HotPoints, LogLine, SampleRow, Series, SpanBatch
 
+TABLES = (HotPoints, Block, Series, SpanBatch, SampleRow, LogLine, Decision)
 MOST_BATCHES = 50  # a round: ten seconds, say; retention and folders have their turn in between
 # A run without these is a line.
 EMPTY = {"spec": {}, "latest": {}, "bubble": None, "tags": [], "error": "", "reason": "", "last_log_lines": []}
@@ -79,3 +80,13 @@ def _due() -> QuerySet[Deletion]:
 def _leave_a_line(run_id: int) -> None:
     Run.objects.filter(pk=run_id).update(**EMPTY)
     Deletion.objects.filter(pk=run_id, ended_at__isnull=True).update(ended_at=clock.now())
+
+
+def vacuum() -> None:
+    """Make the space of deleted rows usable again, but for tables that are being vacuumed already. Outside transactions only.
+
+    PostgreSQL reuses the space within its table and seldom gives it back to the disk (docs/storage.md).
+    """
+    with connection.cursor() as cursor:
+        for model in TABLES:
+            cursor.execute(f"VACUUM (SKIP_LOCKED, ANALYZE) {connection.ops.quote_name(model._meta.db_table)}")

@@ -30,9 +30,9 @@ from oppo_platform.runs.resume_sources import beginning
 from oppo_platform.storage.artifact_deletion import ask
 from oppo_platform.storage.bulk_delete import DETAIL, delete_batch
 from oppo_platform.storage.models import RunStorage, TeamStorage
+from oppo_platform.storage.purging import vacuum
 from oppo_platform.storage.trash import KEEP_TAG, RETENTION, delete_run
 from oppo_platform.storage.usage import measure
-from oppo_platform.storage.vacuum import vacuum
 
 MOST_RUNS, MOST_BATCHES = 20, 50
 LONGEST_DAYS, MOST_KEPT = 36_500, 10_000

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from oppo_platform import clock
 from oppo_platform.accounts.access import memberships
 from oppo_platform.accounts.models import Role, Team, User
+from oppo_platform.clock import iso
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.database_disk import low_database
 from oppo_platform.storage.models import PARTS, FolderDeletion, RunStorage, TeamStorage
@@ -76,8 +77,8 @@ def taken_by(run: Run) -> Taken:
     return Taken(
         bytes=row.bytes,
         parts={part: getattr(row, part) for part in PARTS},
-        measured_at=row.measured_at.isoformat().replace("+00:00", "Z"),
-        detail_deleted_at=deleted_at.isoformat().replace("+00:00", "Z") if deleted_at else None,
+        measured_at=iso(row.measured_at),
+        detail_deleted_at=iso(deleted_at) if deleted_at else None,
     )
 
 

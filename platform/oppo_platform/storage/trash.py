@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Q
 from typing_extensions import TypedDict
 
 from oppo_contract.states import ENDED
@@ -19,9 +19,10 @@ from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.access import memberships
 from oppo_platform.accounts.models import User
+from oppo_platform.clock import iso
 from oppo_platform.notify import run_changed
-from oppo_platform.runs.models import Change, Project, Run
-from oppo_platform.storage.dependents import dependents
+from oppo_platform.runs.models import Attempt, Change, Project, Run
+from oppo_platform.runs.resume_sources import waiting_for
 from oppo_platform.storage.models import Deletion
 
 NAMED = 5
@@ -132,9 +133,9 @@ def trashed(deletion: Deletion) -> Trashed:
         project=run.project.name,
         team=run.project.team.name,
         state=run.state,
-        deleted_at=deletion.at.isoformat().replace("+00:00", "Z"),
+        deleted_at=iso(deletion.at),
         by=deletion.actor.removeprefix(audit.PERSON),
-        restorable_until=deletion.due_at.isoformat().replace("+00:00", "Z"),
+        restorable_until=iso(deletion.due_at),
     )
 
 
@@ -149,3 +150,15 @@ def _hide(run: Run, since: object, what: str, said: str, actor: str) -> None:
     run.refresh_from_db(fields=["deleted_at", "cursor"])
     if since is None:
         run_changed(run.pk)
+
+
+def dependents(run: Run) -> list[Run]:
+    """Other runs, not ended, that begin with one of the run's checkpoints. The run's row is locked, so that none is added."""
+    using = Attempt.objects.filter(resume_from__run=run).exclude(run=run)
+    waiting = waiting_for(run).exclude(pk=run.pk)
+    return list(
+        Run.objects.filter(Q(pk__in=using.values("run")) | Q(pk__in=waiting.values("pk")))
+        .exclude(state__in=ENDED)
+        .defer("spec")
+        .order_by("pk")
+    )

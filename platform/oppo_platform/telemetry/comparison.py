@@ -11,10 +11,10 @@ import numpy as np
 
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import run_summary
-from oppo_platform.telemetry.axes import Axis
 from oppo_platform.telemetry.blocks import Buckets, Values, every, joined
 from oppo_platform.telemetry.grouping import Group, Ratio, Settings, differing, grouped, mean, speedup
 from oppo_platform.telemetry.metric_reader import Name, Parts, Points, Range, read_buckets, read_points, reigns_of
+from oppo_platform.telemetry.metric_writer import Axis
 from oppo_platform.telemetry.selectors import columns, matching
 
 REWARD = "critic/score/mean"

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from asgiref.sync import sync_to_async
 
 from oppo_platform.runs.models import Run
-from oppo_platform.telemetry.axes import AXIS_KEYS
 from oppo_platform.telemetry.metric_reader import Parts, Range, read_points, reigns
+from oppo_platform.telemetry.metric_writer import AXIS_KEYS
 from oppo_platform.telemetry.selectors import matching
 
 STEPS_A_READ = 5000

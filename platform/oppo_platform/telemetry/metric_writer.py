@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 from django.conf import settings
@@ -12,10 +13,12 @@ from django.db import connection
 
 from oppo_contract.events import StepEvent
 from oppo_platform.runs.models import Attempt
-from oppo_platform.telemetry.axes import AXIS_KEYS
 from oppo_platform.telemetry.blocks import pack_points
 from oppo_platform.telemetry.models import Series
 
+Axis = Literal["step", "wall", "tokens", "gpu_seconds"]
+# No metric's key can begin so (`oppo_contract.events.MetricKey`). Series → the step event's field.
+AXIS_KEYS = {"@wall": "elapsed_s", "@tokens": "generated_tokens", "@gpu_seconds": "device_seconds"}
 Column = tuple["array[int]", "array[float]"]
 COPY_HOT = "COPY telemetry_hotpoints (series_id, first_step, last_step, data) FROM STDIN (FORMAT BINARY)"
 

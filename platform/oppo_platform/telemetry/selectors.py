@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
 from oppo_platform.runs.models import Run
-from oppo_platform.telemetry.axes import Axis
 from oppo_platform.telemetry.blocks import BUCKET, Buckets
 from oppo_platform.telemetry.ingest import finite
 from oppo_platform.telemetry.metric_reader import EVERYTHING, Parts, Range, Reign, read_buckets, read_points, reigns
+from oppo_platform.telemetry.metric_writer import Axis
 from oppo_platform.telemetry.models import Decision
 
 LEAST_POINTS, MOST_POINTS = 8, 20_000

@@ -25,7 +25,7 @@ class Command(BaseCommand):
         wanted = fingerprint()
         if stamp.is_file() and stamp.read_text() == wanted:
             return
-        storages = {**settings.STORAGES, "staticfiles": {"BACKEND": "oppo_platform.web.storage.HashedStatic"}}
+        storages = {**settings.STORAGES, "staticfiles": {"BACKEND": "oppo_platform.web.static_files.HashedStatic"}}
         with override_settings(STORAGES=storages):
             call_command("collectstatic", interactive=False, clear=True, verbosity=0)
         stamp.write_text(wanted)

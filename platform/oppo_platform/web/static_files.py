@@ -1,4 +1,4 @@
-"""Serves plotly.js out of the installed plotly wheel, so that no copy of it lies in the repository."""
+"""Static files: plotly.js from the installed plotly wheel, and names that carry a hash, so that browsers may keep the files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from django.contrib.staticfiles.finders import BaseFinder
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import FileSystemStorage
+from whitenoise.compress import Compressor
+from whitenoise.storage import CompressedManifestStaticFilesStorage
 
 NAME = "plotly.min.js"
 PREFIX = "vendor"
@@ -34,3 +36,11 @@ class PlotlyFinder(BaseFinder):
         storage = FileSystemStorage(location=self.folder)
         storage.prefix = PREFIX  # type: ignore[attr-defined]  # collectstatic's protocol
         yield NAME, storage
+
+
+class HashedStatic(CompressedManifestStaticFilesStorage):
+    """Compressed with gzip only: brotli takes ten seconds over plotly.js, which the first start has not got."""
+
+    def create_compressor(self, **kwargs: Any) -> Compressor:
+        """What whitenoise compresses with."""
+        return Compressor(use_brotli=False, **kwargs)
