@@ -88,7 +88,6 @@ lock: setup ## requirements/cpu.lock.txt from what is installed
 
 docs: setup ## the generated pages of docs/ anew, and the documentation site in build/site
 	@$(BIN)/python -m scripts.reference
-	@$(BIN)/python -m scripts.pictures
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict >$(VENV)/mkdocs.log 2>&1 || { cat $(VENV)/mkdocs.log; exit 1; }
 	@echo "build/site/index.html is the documentation; to search it: $(BIN)/python -m http.server --directory build/site"
 

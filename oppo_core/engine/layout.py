@@ -13,7 +13,7 @@ import torch
 from oppo_contract.events import Role
 from oppo_contract.spec import RunSpec
 
-# Below this width a decode step's operations are too small to be worth a second thread (measured: bench/decode_threads.py).
+# Below this width a decode step's operations are too small to be worth a second thread (measured: docs/performance.md).
 DECODE_THREADS_FROM_HIDDEN = 128
 OWN_NUMBER = "LOCAL_RANK"  # torchrun tells each process which of its node's it is
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from oppo_contract.events import IdleCause, Phase, Role
 
 
-# Tuples, because they are made and sent between processes at a third of a frozen dataclass's cost (bench/tracing_cost.py).
+# Tuples, because they are made and sent between processes at a third of a frozen dataclass's cost (docs/performance.md).
 class Span(NamedTuple):
     """Work of `role` in `phase` on `devices`. Times in seconds of the recorder's clock; `chunk` counts from 1 in a step."""
 

@@ -29,7 +29,6 @@ COMMANDS = {
     "cancel": "oppo_cli.client_commands:cancel",
     "compare": "oppo_cli.client_commands:compare",
     "pull": "oppo_cli.client_commands:pull",
-    "completion": "oppo_cli.completion:completion",
     "spec": "oppo_cli.spec_commands:spec",
     "trace": "oppo_cli.trace:trace",
     "export": "oppo_cli.export:export",

@@ -122,7 +122,7 @@ def test_the_shell_completes_commands_and_options(shell, tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | environ)
         return done.stdout
 
-    assert f"_OPPO_COMPLETE={shell}_complete" in run("completion", shell)
+    assert f"_OPPO_COMPLETE={shell}_complete" in run(_OPPO_COMPLETE=f"{shell}_source")
     asked = {"_OPPO_COMPLETE": f"{shell}_complete", "COMP_CWORD": "--fol" if shell == "fish" else "2"}
     assert "--follow" in run(**asked, COMP_WORDS="oppo logs --fol")
 

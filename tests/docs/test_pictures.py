@@ -1,18 +1,73 @@
-"""The drawings are what the engine's loop does: drawn anew they are the same, and they are drawings."""
+"""The drawings of docs/pictures.md are self-contained, and the page's percentages are those of the simulation that they show."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from scripts import pictures
+from oppo_contract.spec import load_spec
+from oppo_core.simulation.assemble import assemble, steps_of
+from oppo_core.simulation.devices import Devices
+from oppo_core.simulation.schedules import SCHEDULES
+
+DOCS = Path(__file__).parents[2] / "docs"
+COSTS = {
+    "decode": {"round_us": 1000, "row_us": 60},
+    "actor": {"token_us": 40, "backward_us": 80},
+    "reward": {"token_us": 40},
+    "reference": {"token_us": 40},
+    "critic": {"token_us": 40, "backward_us": 80},
+}
+DEVICES = {
+    "name": "picture",
+    "actor": 1,
+    "groups": {"scorers": 1},
+    "place": {"reward": "scorers", "reference": "scorers", "critic": "scorers"},
+    "costs": COSTS,
+    "workload": {"lengths": {"kind": "log-normal", "median": 90, "sigma": 0.7}, "prompt_tokens": 16},
+}
 
 
-@pytest.mark.parametrize("name", pictures.DRAWINGS)
-def test_a_drawing_is_as_the_simulation_has_it(name: str) -> None:
-    text = pictures.path_of(name).read_text(encoding="utf-8")
-    assert text == pictures.drawing(name), "run `make docs`"
+@dataclass(frozen=True)
+class Simulated:
+    """The timeline and the metrics of each step of a simulated run."""
+
+    spans: list[dict[str, Any]]
+    metrics: list[dict[str, float]]
+
+    @property
+    def seconds(self) -> float:
+        """From the begin of the first step to the end of the last."""
+        return float(self.spans[-1]["window_s"][1] - self.spans[0]["window_s"][0])
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens that were trained."""
+        return int(sum(step["perf/total_num_tokens"] for step in self.metrics))
+
+
+def simulated(schedule: str) -> Simulated:
+    """The run of the drawings under a schedule of `oppo simulate`."""
+    overlap = {**SCHEDULES[schedule], "chunk": {"size": 32, "controller": "fixed"}}
+    if overlap["inter_step"] != "off":
+        overlap["overcommit"] = {"controller": "fixed", "initial": 2, "min": 0, "max": 2}
+    spec = {
+        "name": "picture", "steps": 4, "seed": 3, "models": {"actor": {"path": "a"}, "reward": {"model": {"path": "r"}}},
+        "data": {"prompts": "p"}, "ppo": {"batch_size": 6}, "rollout": {"max_new_tokens": 384}, "overlap": overlap,
+        "logging": {"samples_per_step": 0},
+    }  # fmt: skip
+    engine = assemble(load_spec(spec), Devices.model_validate(DEVICES))
+    metrics = list(steps_of(engine))
+    return Simulated([payload for kind, payload in engine.journal.events if kind == "spans"], metrics)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["schedules", "handover", "answers", "engine"])
+def test_a_drawing_has_a_title_and_loads_nothing(name: str) -> None:
+    text = (DOCS / "img" / f"{name}.svg").read_text(encoding="utf-8")
     root = ElementTree.fromstring(text)
     assert root.find("{*}title") is not None
     assert root.find("{*}desc") is not None
@@ -20,8 +75,8 @@ def test_a_drawing_is_as_the_simulation_has_it(name: str) -> None:
 
 
 def test_what_the_page_says_of_the_drawings_is_what_they_show() -> None:
-    page = (pictures.ROOT / "docs" / "pictures.md").read_text(encoding="utf-8")
-    by_name = {name: pictures.told(name) for name in ("sequential", "intra", "both")}
+    page = (DOCS / "pictures.md").read_text(encoding="utf-8")
+    by_name = {name: simulated(name) for name in ("sequential", "intra", "both")}
     for name, run in by_name.items():
         seconds = [step["window_s"][1] - step["window_s"][0] for step in run.spans]
         idle = {

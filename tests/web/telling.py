@@ -6,6 +6,13 @@ from oppo_contract.safe_delete import folder_of
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.storage.housekeeping import make_room
 from oppo_platform.telemetry import housekeeping
+from oppo_platform.telemetry.metric_reader import read_points, reigns
+
+
+def series_points(run, key):
+    """Step → value of one metric of a run in full resolution, ascending by step."""
+    steps, values = read_points({run.pk: reigns(run)}, [key]).get((run.pk, key), ([], []))
+    return {int(step): float(value) for step, value in zip(steps, values, strict=True)}
 
 
 def sample(number):

@@ -14,8 +14,8 @@ from oppo_platform.runs.models import Attempt, Run
 from oppo_platform.telemetry import selectors
 from oppo_platform.telemetry.ingest import GapFound, ingest
 from oppo_platform.telemetry.logs import logs
-from oppo_platform.telemetry.metric_reader import reigns
 from oppo_platform.telemetry.models import HotPoints, LogLine, ProducerMark, SampleRow
+from tests.web.telling import series_points
 
 SAMPLE = {"sequence_id": 1, "prompt": "<b>", "stale_response": "", "kl": 0.0, "length": 3, "age": 0, "versions": [0, 1]}
 
@@ -29,7 +29,7 @@ def running(world):
 
 def points(run, key="m"):
     run.refresh_from_db()
-    return selectors.series_points(reigns(run), key)
+    return series_points(run, key)
 
 
 def stored(key):

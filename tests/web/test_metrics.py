@@ -6,11 +6,10 @@ from oppo_platform.accounts.models import User
 from oppo_platform.pages.page_context import with_curves
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import get_runs, list_runs
-from oppo_platform.telemetry import selectors
 from oppo_platform.telemetry.comparison import View, compare
-from oppo_platform.telemetry.metric_reader import reigns
 from oppo_platform.telemetry.models import SpanBatch
 from oppo_platform.telemetry.timelines import timeline
+from tests.web.telling import series_points
 
 
 @pytest.fixture
@@ -40,14 +39,13 @@ def test_the_newer_attempt_wins_from_its_first_step_on(resumed, events):
     worker, run, first, second = resumed
     run.refresh_from_db()
     # Before it has told anything, what the older one told stays.
-    assert list(selectors.series_points(reigns(run), "m")) == [1, 2, 3, 4, 5, 6]
+    assert list(series_points(run, "m")) == [1, 2, 3, 4, 5, 6]
     worker.send_events(second, [events.started(1, 4, time=2000.0), events.step(2, 5, m=50.0), events.step(3, 6, m=60.0)])
-    parts = reigns(run)
-    assert selectors.series_points(parts, "m") == {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0, 5: 50.0, 6: 60.0}
-    assert selectors.series_points(parts, "old") == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    assert series_points(run, "m") == {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0, 5: 50.0, 6: 60.0}
+    assert series_points(run, "old") == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
     # Late history of the fenced attempt does not come back.
     worker.send_events(first, [events.step(8, 7, m=7.0)])
-    assert max(selectors.series_points(reigns(run), "m")) == 6
+    assert max(series_points(run, "m")) == 6
     assert Run.objects.get().latest["m"] == 60.0
 
 

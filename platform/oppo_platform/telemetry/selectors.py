@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.blocks import BUCKET, Buckets
 from oppo_platform.telemetry.ingest import finite
-from oppo_platform.telemetry.metric_reader import EVERYTHING, Parts, Range, Reign, read_buckets, read_points, reigns
+from oppo_platform.telemetry.metric_reader import EVERYTHING, Parts, Range, Reign, read_buckets, reigns
 from oppo_platform.telemetry.metric_writer import Axis
 from oppo_platform.telemetry.models import Decision
 
@@ -84,12 +84,6 @@ def matching(run: Run, keys: Iterable[str]) -> list[str]:
         else:
             found[key] = None
     return list(found)
-
-
-def series_points(parts: Sequence[Reign], key: str, after: int = 0) -> dict[int, float]:
-    """Step → value of one metric of one run in full resolution, ascending by step."""
-    steps, values = read_points({0: parts}, [key], Range(after)).get((0, key), NO_POINTS)
-    return dict(zip(steps.tolist(), values.tolist(), strict=True))
 
 
 def _column(buckets: Buckets, axis: Buckets | None, x: Axis) -> Column:
