@@ -43,7 +43,6 @@ from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rewards.composite import Rewards
 from oppo_core.rollout.decoder import DecodeSettings, Decoding
 from oppo_core.rollout.device_decoder import decoder_of
-from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompt_sharding import Turns
 from oppo_core.rollout.prompts import PromptStream, read_prompts
@@ -218,7 +217,7 @@ def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | N
     """Our own decoder for the device, or vLLM. Raises LayoutError when that is asked for where there is no GPU."""
     settings, stops = decode_settings(spec, codec), stops_of(spec, codec)
     if spec.rollout.backend == "torch":
-        return decoder_of(network, settings, slots(spec), drafter_of(spec), stops)
+        return decoder_of(network, settings, slots(spec), stops)
     from oppo_core.vllm import build
 
     if device.type != "cuda":
@@ -281,12 +280,6 @@ def stops_of(spec: RunSpec, codec: TextCodec) -> StopConditions | None:
         raise ModelFolderError(f"rollout.stop_tokens: {beyond} are outside the actor's vocabulary, 0 to {codec.vocab - 1}")
     tokens = [*r.stop_tokens, *codec.also_end]
     return StopConditions(tokens, r.stop_texts, codec) if tokens or r.stop_texts else None
-
-
-def drafter_of(spec: RunSpec) -> Drafter | None:
-    """What speeds up the tail, when it is switched on."""
-    drafter = spec.overlap.drafter
-    return Drafter(drafter.max_rows, drafter.tokens, drafter.match) if drafter.max_rows else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ def evaluator_of(
     given = replace(settings, use=Use.EVALUATION, rates_stale=False, keeps_cache=False)
     if asked.greedy:
         given = replace(given, filters=Filters(top_k=1, top_p=None, min_p=None))
-    return Evaluator(prompts, rows, lambda: decoder_of(network, given, rows, stops=stops()), rank=ranks.rank, world=ranks.world)
+    return Evaluator(prompts, rows, lambda: decoder_of(network, given, rows, stops()), rank=ranks.rank, world=ranks.world)
 
 
 def evaluate_when_due(engine: Engine, should_stop: Callable[[], bool]) -> None:

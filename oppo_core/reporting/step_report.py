@@ -138,8 +138,6 @@ def _step_metrics(engine: Engine, experience: Experience) -> dict[str, float]:
         metrics |= dict(zip(told, engine.ranks.total(told.values()), strict=True))
     if engine.decoder.rounds:
         metrics["decode_occupancy"] = engine.decoder.decoded / (engine.decoder.rounds * engine.pool.places)
-    if engine.decoder.guessed:
-        metrics["oppo/draft_acceptance"] = engine.decoder.confirmed / engine.decoder.guessed
     return metrics | {"oppo/nonfinite_steps": float(progress.nonfinite_steps)}
 
 

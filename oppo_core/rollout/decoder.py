@@ -25,10 +25,9 @@ from oppo_core.models.upcast import precise
 from oppo_core.ppo.microbatching import pass_costs, ragged_batches, right_padded
 from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rng import Use
-from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.ends import ends
 from oppo_core.rollout.sampling import Filters, sample, sample_among, uniforms
-from oppo_core.rollout.sampling_support import from_plain, plain, recorded, restricted
+from oppo_core.rollout.sampling_support import recorded, restricted
 from oppo_core.rollout.sequence import Sequence, Support
 from oppo_core.rollout.stop_conditions import StopConditions
 
@@ -36,7 +35,7 @@ from oppo_core.rollout.stop_conditions import StopConditions
 BAND_PAYS_CELLS = 600
 KEPT, LIVE = "kept-cache.safetensors", "live"
 # What a decoder remembers from round to round, besides tokens, keys and values.
-SUSPENDED = ("rounds", "decoded", "guessed", "confirmed", "_filled", "_stops")
+SUSPENDED = ("rounds", "decoded", "_filled", "_stops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,6 @@ class Decoding(Protocol):
     live: list[Sequence]
     rounds: int
     decoded: int
-    guessed: int
-    confirmed: int
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
         """A step begins: take over `sequences` under the weights of `version`; returns the tokens prefilled."""
@@ -109,12 +106,10 @@ class Decoder:
         actor: Network,
         settings: DecodeSettings,
         slots: int,
-        drafter: Drafter | None = None,
         stops: StopConditions | None = None,
     ) -> None:
         self.actor = actor
         self.settings = settings
-        self.drafter = drafter
         self.stops = stops
         self.budget = PassBudget(settings.micro_batch_tokens, name="prefill")
         weight = next(actor.parameters())
@@ -122,7 +117,6 @@ class Decoder:
         self.live: list[Sequence] = []
         self.rounds = 0  # since `begin`
         self.decoded = 0  # tokens since `begin`
-        self.guessed = self.confirmed = 0  # tokens that the drafter guessed since `begin`, and those that came true
         self._filled: list[int] = []  # tokens of each live row whose keys and values are cached
         self._device = weight.device
         self._costs = pass_costs(actor)
@@ -130,7 +124,6 @@ class Decoder:
         self._uniform = torch.empty(slots, settings.max_new, dtype=torch.float64, device=self._device)
         self._rows = torch.arange(slots, device=self._device)
         self._stops: list[int] = []  # where bands of rows of like length end
-        self._ahead: list[list[Choice]] = []  # what a row has drawn ahead of the others
 
     @torch.no_grad()
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
@@ -143,13 +136,10 @@ class Decoder:
         sequences = sorted(sequences, key=lambda s: -len(s.prompt) - s.length)
         kept = self._keep(sequences, version) if self.settings.keeps_cache else self._recompute(sequences)
         self.live = sequences
-        self.rounds = self.decoded = self.guessed = self.confirmed = 0
+        self.rounds = self.decoded = 0
         tokens = [s.tokens() for s in sequences]
         self._filled = [len(t) - 1 for t in tokens]
         self._stops = self._bands()
-        self._ahead = [[] for _ in sequences]
-        if self.drafter is not None:
-            self.drafter.forget()
         if self.stops is not None:
             self.stops.keep(s.sequence_id for s in sequences)
         self._last = torch.tensor([int(t[-1]) for t in tokens], device=self._device)
@@ -213,17 +203,15 @@ class Decoder:
 
     def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """See `Decoding.suspend`. The keys and values too: computed again in one pass they would round otherwise."""
-        columns = max((n + len(ahead) for n, ahead in zip(self._filled, self._ahead, strict=True)), default=0)
+        columns = max(self._filled, default=0)
         state = {name: getattr(self, name) for name in SUSPENDED}
-        ahead = [[[token, logprob, plain(among)] for token, logprob, among in row] for row in self._ahead]
-        state |= {"live": [s.sequence_id for s in self.live], "last": self._last.tolist(), "ahead": ahead}
+        state |= {"live": [s.sequence_id for s in self.live], "last": self._last.tolist()}
         return state, self.cache.copied(list(range(len(self.live))), columns)
 
     def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
         """See `Decoding.resume`."""
         for name in SUSPENDED:
             setattr(self, name, state[name])
-        self._ahead = [[Choice(token, logprob, from_plain(among)) for token, logprob, among in row] for row in state["ahead"]]
         self.live = [sequences[i] for i in state["live"]]
         self._last = torch.tensor(state["last"], dtype=torch.long, device=self._device)
         self._draw_numbers()
@@ -259,8 +247,6 @@ class Decoder:
         """Decode one token for every live sequence; returns those that finished, in sequence_id order."""
         self.rounds += 1
         self.decoded += len(self.live)
-        if self.drafter is not None and len(self.live) <= self.drafter.max_rows:
-            return self._record(self._speculate(self.drafter), version)
         return self._record(self._sample(), version)
 
     def _sample(self) -> list[Choice]:
@@ -285,42 +271,6 @@ class Decoder:
             tokens_N, logp_N, allowed_NV = sample_among(logits_NV, uniform_N, self.settings.temperature, self.settings.filters)
             support = [[left] for left in recorded(allowed_NV)]
         return tokens_N, list(map(Choice, tokens_N.tolist(), logp_N.tolist(), support))
-
-    def _speculate(self, drafter: Drafter) -> list[Choice]:
-        """The same as `_sample`; rows whose guesses came true draw several tokens in one pass and wait for the others."""
-        due = [row for row, ahead in enumerate(self._ahead) if not ahead]
-        if due:
-            drafts = [drafter.guess(self.live[row], self.settings.max_new - self.live[row].length - 1) for row in due]
-            for row, draft, drawn in zip(due, drafts, self._draw(due, drafts), strict=True):
-                true = next((n for n, guess in enumerate(draft) if drawn[n].token != guess), len(draft))
-                self.guessed += len(draft)
-                self.confirmed += true
-                self._ahead[row] = drawn[: true + 1]
-        choices = [ahead.pop(0) for ahead in self._ahead]
-        self._last = torch.tensor([choice.token for choice in choices], device=self._device)
-        return choices
-
-    def _draw(self, rows: list[int], drafts: list[list[int]]) -> list[list[Choice]]:
-        """What [row][t] is drawn after the last token of each row and after each token of its draft.
-
-        Keys and values of drafts that do not come true are overwritten before anyone looks; padding writes into the last
-        column, which no token ever needs.
-        """
-        width = 1 + max(len(draft) for draft in drafts)
-        given = [np.asarray([int(self._last[row]), *draft]) for row, draft in zip(rows, drafts, strict=True)]
-        steps = self._arange(width)
-        positions_NT = torch.tensor([self._filled[row] for row in rows], device=self._device)[:, None] + steps
-        positions_NT = positions_NT.clamp_max(self.cache.columns - 1)
-        slots = slice(0, len(rows)) if len(rows) == len(self.live) else self._rows[rows]
-        window = self.cache.window(slots, positions_NT, int(positions_NT.max()) + 1)
-        hidden_NTH = self.actor.hidden(right_padded(given).to(self._device), positions_NT, window)
-        offsets = torch.tensor([self.live[row].length for row in rows], device=self._device)[:, None] + steps
-        uniform_NT = self._uniform[self._rows[rows][:, None], offsets.clamp_max(self.settings.max_new - 1)]
-        _, choices = self._choose(self.actor.logits(hidden_NTH.flatten(0, 1)), uniform_NT.flatten())
-        return [choices[first : first + width] for first in range(0, len(choices), width)]
-
-    def _arange(self, count: int) -> Tensor:
-        return torch.arange(count, device=self._device)
 
     def _record(self, choices: list[Choice], version: int) -> list[Sequence]:
         done_rows = []
@@ -360,16 +310,14 @@ class Decoder:
             self._stops[number] -= 1
         self.live.pop()
         self._filled.pop()
-        self._ahead.pop()
         self._last = self._last[: len(self.live)]
 
     def _move(self, source: int, target: int) -> None:
-        self.cache.move(source, target, self._filled[source] + len(self._ahead[source]))
+        self.cache.move(source, target, self._filled[source])
         self._uniform[target] = self._uniform[source]
         self._last[target] = self._last[source]
         self.live[target] = self.live[source]
         self._filled[target] = self._filled[source]
-        self._ahead[target] = self._ahead[source]
 
     def _bands(self) -> list[int]:
         """Where to cut the rows, longest first, so that attention over the cells saved pays for another call."""

@@ -22,7 +22,6 @@ from oppo_core.models.host_device import to_device
 from oppo_core.models.protocol import Network
 from oppo_core.rollout.cuda_graphs import Graphs, round_of
 from oppo_core.rollout.decoder import Choice, Decoder, DecodeSettings
-from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.sampling import sample
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stop_conditions import StopConditions
@@ -36,15 +35,10 @@ TOKEN, LOGPROB = 0, 1
 LAST, FILLED, LENGTH = 0, 1, 2
 
 
-def decoder_of(
-    actor: Network, settings: DecodeSettings, slots: int, drafter: Drafter | None = None, stops: StopConditions | None = None
-) -> Decoder:
-    """A `DeviceDecoder` on a GPU; `Decoder` on a CPU, and where a token must be known before the next round is computed.
-
-    That is so with a drafter, and with sampling filters, whose choice is recorded a token.
-    """
-    on_host = drafter is not None or settings.filters is not None or next(actor.parameters()).device.type != "cuda"
-    return (Decoder if on_host else DeviceDecoder)(actor, settings, slots, drafter, stops)
+def decoder_of(actor: Network, settings: DecodeSettings, slots: int, stops: StopConditions | None = None) -> Decoder:
+    """A `DeviceDecoder` on a GPU; a `Decoder` on a CPU, and with sampling filters, whose choice the host records each token."""
+    on_host = settings.filters is not None or next(actor.parameters()).device.type != "cuda"
+    return (Decoder if on_host else DeviceDecoder)(actor, settings, slots, stops)
 
 
 class Landing:
@@ -80,7 +74,7 @@ class Flight:
 class DeviceDecoder(Decoder):
     """A `Decoder` of one launch a round. Rows that have ended idle until enough have for a smaller round.
 
-    Raises ValueError for a drafter or filters, which need the host before each round.
+    Raises ValueError for filters, which need the host before each round.
     """
 
     def __init__(
@@ -88,12 +82,11 @@ class DeviceDecoder(Decoder):
         actor: Network,
         settings: DecodeSettings,
         slots: int,
-        drafter: Drafter | None = None,
         stops: StopConditions | None = None,
     ) -> None:
-        if drafter is not None or settings.filters is not None:
-            raise ValueError("a drafter and sampling filters need the host before each round; take a Decoder")
-        super().__init__(actor, settings, slots, None, stops)
+        if settings.filters is not None:
+            raise ValueError("sampling filters need the host before each round; take a Decoder")
+        super().__init__(actor, settings, slots, stops)
         self._state = torch.zeros(3, slots, dtype=torch.long, device=self._device)
         self._drawn = torch.zeros(2, slots, dtype=torch.float64, device=self._device)
         self._launch_round = round_of(self._advance_rows, self._state)
@@ -130,7 +123,7 @@ class DeviceDecoder(Decoder):
         with self._aside():
             self._close_holes()
             self._last = torch.tensor([_last_token(s) for s in self.live], dtype=torch.long)
-            self._ahead, self._stops = [[] for _ in self.live], [len(self.live)]
+            self._stops = [len(self.live)]
             return super().suspend()
 
     def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:

@@ -23,7 +23,6 @@ class SimulatedDecoder:
         self.live: list[Sequence] = []
         self.rounds = 0
         self.decoded = 0
-        self.guessed = self.confirmed = 0  # nothing is drafted
         self._machine = machine
         self._length = length
         self._most = most

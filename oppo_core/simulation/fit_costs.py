@@ -167,7 +167,6 @@ def _refuse(recording: Recording) -> None:
     spec = recording.spec
     reasons = {
         "overlap.update_overlap (who trained what, and when, is not recorded)": spec.overlap.update_overlap,
-        "overlap.drafter (how many guesses were right is not recorded)": spec.overlap.drafter.max_rows > 0,
         "overlap.inter_step tail_batch (how long discarded answers would have become is not recorded)": (
             spec.overlap.inter_step == "tail_batch"
         ),

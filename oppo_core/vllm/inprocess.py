@@ -88,7 +88,6 @@ class InProcessDecoder:
         self.settings = settings
         self.live: list[Sequence] = []
         self.rounds = self.decoded = 0  # since `begin`
-        self.guessed = self.confirmed = 0  # nothing is drafted
         self._weights = weights
         self._stops = stops
         self._parameters = parameters

@@ -88,7 +88,6 @@ class StreamingDecoder:
         self.settings = settings
         self.live: list[Sequence] = []
         self.rounds = self.decoded = 0  # since `begin`
-        self.guessed = self.confirmed = 0  # nothing is drafted
         self._loop, self._hand_over, self._stops, self._parameters = loop, hand_over, stops, parameters
         self._interval, self._sleeps = interval, sleeps
         self._paused = self._asleep = False

@@ -1,44 +1,85 @@
-"""Values of settings that older versions knew: what to say to a spec that still has one, and how a stored spec is read."""
+"""Settings and values of earlier versions. A new spec that uses one is refused with a message; a stored spec is still read."""
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """`message`: why the value is gone; `allowed`: what to choose; `read_as`: the value that replaces it in a stored spec."""
+    """A setting, or some values of it, that this version no longer has.
+
+    Attributes:
+        message, allowed: what a new spec is told, and what to choose instead.
+        applies: which values are refused. Any other value of a removed setting had no effect and is ignored.
+        read_as: the value that replaces a retired one in a stored spec; None where the whole setting is removed.
+    """
 
     message: str
-    allowed: str
-    read_as: Any
+    applies: Callable[[Any], bool]
+    allowed: str | None = None
+    read_as: Any = None
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the whole setting is gone, not only a value of it."""
+        return self.read_as is None
 
 
-# By the setting's path and its retired value.
-RETIRED: dict[tuple[str, Any], Retired] = {
-    ("ppo.on_nonfinite", "rollback"): Retired(
-        "is gone: a run no longer returns to a checkpoint by itself",
-        "skip, which leaves out the step that is not finite, or raise, which ends the run so that it can be resumed",
+def _drafts_rows(drafter: Any) -> bool:
+    return not isinstance(drafter, dict) or drafter.get("max_rows", 0) != 0
+
+
+# By dotted path.
+RETIRED = {
+    "overlap.drafter": Retired(
+        "was removed: speculative decoding of the tail never ran where answers are deferred, and kept a GPU from using CUDA"
+        " graphs. It changed no result: delete the section",
+        applies=_drafts_rows,
+    ),
+    "ppo.on_nonfinite": Retired(
+        "rollback was removed: a run no longer returns to a checkpoint by itself",
+        applies=lambda value: bool(value == "rollback"),
+        allowed="skip, which leaves out the step that is not finite, or raise, which ends the run so that it can be resumed",
         read_as="skip",
     ),
 }
 
 
 def retired(path: str, value: object) -> Retired | None:
-    """What is known of a value that a setting no longer takes."""
-    return RETIRED.get((path, value)) if isinstance(value, str) else None
+    """The entry for a setting if `value` is one that it no longer takes."""
+    entry = RETIRED.get(path)
+    return entry if entry is not None and entry.applies(value) else None
+
+
+def without_unused(data: Any) -> Any:
+    """A copy of a spec's plain data without removed settings that had no effect."""
+    return _changed(data, lambda entry, value: entry.is_removed and not entry.applies(value))
 
 
 def without_retired(data: Any) -> Any:
-    """A copy of a stored spec as plain data, each retired value replaced by the one that it is read as."""
-    data = copy.deepcopy(data)
-    for (path, value), entry in RETIRED.items():
-        *above, name = path.split(".")
+    """A copy of a stored spec's plain data: removed settings are left out, retired values are replaced."""
+    return _changed(data, lambda entry, value: entry.is_removed or entry.applies(value))
+
+
+def _changed(data: Any, chosen: Callable[[Retired, Any], bool]) -> Any:
+    for path, entry in RETIRED.items():
+        *sections, key = path.split(".")
         section = data
-        for part in above:
-            section = section.get(part) if isinstance(section, dict) else None
-        if isinstance(section, dict) and section.get(name) == value:
-            section[name] = entry.read_as
+        for name in sections:
+            section = section.get(name) if isinstance(section, dict) else None
+        if isinstance(section, dict) and key in section and chosen(entry, section[key]):
+            data = _replaced(data, [*sections, key], entry)
     return data
+
+
+def _replaced(data: dict[str, Any], path: list[str], entry: Retired) -> dict[str, Any]:
+    """A copy of `data` without the value at `path`, or with the value that it is read as."""
+    first, *rest = path
+    if rest:
+        return data | {first: _replaced(data[first], rest, entry)}
+    if entry.is_removed:
+        return {name: value for name, value in data.items() if name != first}
+    return data | {first: entry.read_as}

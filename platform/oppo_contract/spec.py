@@ -10,18 +10,18 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from oppo_contract.retired import without_retired
+from oppo_contract.retired import without_retired, without_unused
 from oppo_contract.sections.base import Name, Section
 from oppo_contract.sections.models import HttpReward, Lora, Models, ModelSpec, RewardPart, RewardSpec, TinyArchitecture
 from oppo_contract.sections.ppo import Kl, Ppo, Pretraining
-from oppo_contract.sections.rollout import Chunk, Drafter, Overcommit, Overlap, Rollout
+from oppo_contract.sections.rollout import Chunk, Overcommit, Overlap, Rollout
 from oppo_contract.sections.run import Budget, Checkpoints, Data, Evaluation, Fork, Logging, LogRule, Queue, Resources, Retries
 from oppo_contract.sections.secrets import SecretRefs, check_references
 from oppo_contract.sections.training import Training
 from oppo_contract.spec_errors import Impossible, SpecError, problems_of
 
 __all__ = [
-    "MAX_SPEC_BYTES", "PLATFORM_SECTIONS", "SPEC_VERSION", "Budget", "Checkpoints", "Chunk", "Data", "Drafter", "Evaluation",
+    "MAX_SPEC_BYTES", "PLATFORM_SECTIONS", "SPEC_VERSION", "Budget", "Checkpoints", "Chunk", "Data", "Evaluation",
     "Fork", "HttpReward", "Kl", "LogRule", "Logging", "Lora", "ModelSpec", "Models", "Overcommit", "Overlap", "Ppo",
     "Pretraining", "Queue", "Resources", "Retries", "RewardPart",
     "RewardSpec", "Rollout", "RunSpec", "Section", "TinyArchitecture", "Training", "load_spec", "load_stored_spec",
@@ -159,13 +159,11 @@ class RunSpec(Section):
         if self.rollout.backend != "vllm":
             _refuse_with("rollout.backend torch", [(bool(own), "resources.decoding_devices", own, "0, or rollout.backend vllm")])
             return self
-        drafted = self.overlap.drafter.max_rows
         reasons = [
             (self.resources.kind == "cpu", "resources.kind", "cpu", "cuda or any: vLLM decodes on a GPU"),
             (self.resources.dtype == "float64", "resources.dtype", "float64", "float32 or bfloat16"),
             (self.models.actor.tiny is not None, "models.actor", "tiny", "path: a folder of an architecture that vLLM knows"),
             (self.ppo.tis != "all", "ppo.tis", self.ppo.tis, "all: its log-probs differ from the trainer's by rounding"),
-            (bool(drafted), "overlap.drafter.max_rows", drafted, "0: what is drafted ahead is our own decoder's"),
             (self.overlap.update_overlap, "overlap.update_overlap", True, "false: it trains on CPUs"),
             (
                 self.rollout.vllm_sleep and self.overlap.kv_after_update == "keep",
@@ -322,12 +320,13 @@ class RunSpec(Section):
 
 
 def load_spec(data: Any) -> RunSpec:
-    """Check plain data (from YAML, JSON or a form) and return the spec.
+    """Check plain data (from YAML, JSON or a form) and return the spec. Retired settings that are off are left out.
 
     Raises:
         SpecError: with one `SpecProblem` for every complaint, each naming the field's path, the value, what is allowed
             and, for an unknown key, the nearest valid one.
     """
+    data = without_unused(data)
     try:
         return RunSpec.model_validate(data)
     except ValidationError as error:

@@ -129,11 +129,11 @@ def _problem(detail: ErrorDetails, place: Place, schema: SpecSchema) -> SpecProb
     path = ".".join(str(part) for part in place.path)
     if kind == "value_error":
         return _impossible(path, detail["ctx"]["error"])
+    if (entry := retired(path, given)) is not None:
+        return SpecProblem(path, entry.message, _shown(given), entry.allowed)
     if kind == "extra_forbidden":
         keys = schema.keys(schema.place(place.path[:-1]).schema)
         return SpecProblem(path, MESSAGES[kind], _shown(given), "one of " + ", ".join(keys), nearest(str(place.path[-1]), keys))
-    if kind == "literal_error" and (gone := retired(path, given)) is not None:
-        return SpecProblem(path, gone.message, _shown(given), gone.allowed)
     at = schema.place(place.path[: place.branch[0]]).schema if place.branch and kind == "literal_error" else place.schema
     near = nearest(given, schema.words(at)) if kind == "literal_error" and isinstance(given, str) else None
     value = None if kind == "missing" else _shown(given)

@@ -13,7 +13,7 @@
   /* What to do about a cause, for the one that costs most. */
   const REMEDY = {
     decode: "the scorers have read everything there is and wait for the actor. Put them together on fewer devices, or give the actor more.",
-    tail: "only the last few answers are still being written. A larger Δ keeps more rows on the device; a drafter shortens the tail.",
+    tail: "only the last few answers are still being written. A larger Δ keeps more rows on the device.",
     score: "scores are completed after decoding has ended. Chunk-wise streaming hides most of it; a smaller C leaves less for the end.",
     update: "a device waits while weights are updated elsewhere. Balance the models: the shorter update waits for the longer one.",
     weights: "weights are handed over or caches rebuilt. Fewer, larger steps make it rarer.",

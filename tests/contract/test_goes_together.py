@@ -60,7 +60,7 @@ def test_what_is_computed_again_must_be_possible(minimal: dict[str, Any]) -> Non
 
 
 WITHOUT_VLLM = [
-    ("resources.kind", "cpu"), ("resources.dtype", "float64"), ("ppo.tis", "stale"), ("overlap.drafter.max_rows", 2),
+    ("resources.kind", "cpu"), ("resources.dtype", "float64"), ("ppo.tis", "stale"),
     ("training.backend", "deepspeed"), ("models.actor", {"tiny": {"context": 1024}}),
 ]  # fmt: skip
 

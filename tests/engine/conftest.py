@@ -350,7 +350,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         for number in range(7):
             ids = torch.randint(3, VOCAB, (1 if number == 3 else 4 + 3 * number,), generator=generator).tolist()
             texts.write(json.dumps({"text": ids}) + "\n")
-    with (folder / "echo.jsonl").open("w") as prompts:  # the same words again and again, which a drafter can guess
+    with (folder / "echo.jsonl").open("w") as prompts:  # other prompts than those that are trained
         for number in range(5):
             ids = torch.randint(3, VOCAB, (3,), generator=generator).tolist()
             prompts.write(json.dumps({"prompt": (ids * 4)[: 8 + number]}) + "\n")

@@ -21,7 +21,6 @@ from oppo_core.rollout import device_decoder
 from oppo_core.rollout.cuda_graphs import Graphs, round_of
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.device_decoder import DeviceDecoder, decoder_of
-from oppo_core.rollout.drafter import Drafter
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stop_conditions import StopConditions
@@ -164,8 +163,6 @@ def test_what_needs_the_host_each_token_gets_the_other_decoder(actor: Any) -> No
     assert type(decoder_of(actor, SETTINGS, SLOTS)) is Decoder, "on a CPU"
     with pytest.raises(ValueError, match="filters"):
         DeviceDecoder(actor, replace(SETTINGS, filters=Filters(5, None, None)), SLOTS)
-    with pytest.raises(ValueError, match="drafter"):
-        DeviceDecoder(actor, SETTINGS, SLOTS, Drafter(2, 2, 1))
 
 
 def test_without_a_gpu_a_round_is_run_as_it_is() -> None:

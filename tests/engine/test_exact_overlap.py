@@ -20,7 +20,6 @@ INTER = {
     "defer": {"overlap": {"inter_step": "defer"}, "rollout": {"temperature": 0.8}},
 }
 UPDATE = {"overlap": {"update_overlap": True}}
-DRAFT = {"overlap": {"drafter": {"max_rows": 5, "tokens": 4, "match": 1}}}
 FILTERED = {"top_k": 35, "top_p": 0.97, "min_p": 0.001}
 KEPT = {"kv_after_update": "keep"}
 FREE: dict[str, Any] = {  # of a critic
@@ -50,24 +49,20 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "update-unwhitened-in-small-passes": ({"ppo": {"whiten_advantages": False, "micro_batch_tokens": 60}}, UPDATE),
     "filtered-streamed": ({"rollout": FILTERED}, {}),
     "filtered-update": ({"rollout": FILTERED, "ppo": {"entropy_coefficient": 0.01}}, UPDATE),
-    "filtered-drafted": ({"rollout": FILTERED, "data": {"prompts": "echo.jsonl"}}, DRAFT),
     "kept-streamed": ({"overlap": KEPT}, {}),
     "kept-update": ({"overlap": KEPT, "rollout": FILTERED}, UPDATE),
-    "kept-drafted": ({"overlap": KEPT, "data": {"prompts": "echo.jsonl"}}, DRAFT),
     "update-scheduled-critic-first": (SHAPED, UPDATE),
-    "drafted-tail": ({"overlap": {"inter_step": "off"}, "data": {"prompts": "echo.jsonl"}}, DRAFT),
     "grpo": (GRPO, {}),
     "rloo": (RLOO | {"overlap": {"inter_step": "off"}}, {}),
     "tail-batch": ({"overlap": {"inter_step": "tail_batch"}}, {}),
     "tail-batch-update": ({"overlap": {"inter_step": "tail_batch"}}, UPDATE),
-    "drafted-defer": ({"data": {"prompts": "echo.jsonl"}}, DRAFT),
 }
 QUICK = (
     "streamed-defer",
     "update-defer",
     "update-everything-in-the-loss",
     "update-scheduled-critic-first",
-    "kept-drafted",
+    "kept-streamed",
     "grpo",
 )
 ROLES = ("actor", "critic")
@@ -135,12 +130,6 @@ def test_update_overlap_trains_before_decoding_ends(pair: Pair) -> None:
                 early[phase].add(event.step)
     assert len(early["update-critic"]) >= STEPS // 2
     assert early["update-actor"]
-
-
-def test_the_drafter_guesses_right_now_and_then(pair: Pair) -> None:
-    if pair.on.engine.spec.overlap.drafter.max_rows:
-        shares = [event.metrics.get("oppo/draft_acceptance", 0.0) for event in pair.on.events if event.kind == "step"]
-        assert 0 < max(shares) < 1
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -53,15 +53,14 @@ def expanded(name: str) -> list[str]:
 @pytest.fixture(scope="module")
 def emitted(world: Any, sequential_run: Any, oppo_run: Any, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     changes = {
-        "steps": 2, "data": {"prompts": "echo.jsonl"}, "overlap": {"drafter": {"max_rows": 4, "match": 1}},
-        "ppo": {"pretraining": {"data": "texts.jsonl", "sequences": 2}},
+        "steps": 2, "ppo": {"pretraining": {"data": "texts.jsonl", "sequences": 2}},
     }  # fmt: skip
     tree = world.tree(changes, {"models": {"critic": "actor"}})
     tree["models"]["reward"] = {"parts": [{"model": {"path": "reward"}, "weight": weight} for weight in (1.0, 0.5)]}
-    drafted = world.run(load_spec(tree), tmp_path_factory.mktemp("drafted"), threads=1)
+    mixed = world.run(load_spec(tree), tmp_path_factory.mktemp("mixed"), threads=1)
     held_out = {"evaluation": {"prompts": "prompts.jsonl", "count": 3}}
     tail = world.run(world.spec({"steps": 2, "overlap": {"inter_step": "tail_batch"}}, held_out), tmp_path_factory.mktemp("tail"))
-    runs = (sequential_run, oppo_run, drafted, tail)
+    runs = (sequential_run, oppo_run, mixed, tail)
     return {name for run in runs for e in run.events if e.kind == "step" for name in e.metrics}
 
 

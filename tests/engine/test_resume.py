@@ -175,16 +175,13 @@ INTERRUPTED: dict[str, dict[str, Any]] = {
         "overlap": {"intra_step": "off", "inter_step": "off"},
         "evaluation": {"prompts": "prompts.jsonl", "every_steps": 3},
     },
-    "drafted": {"overlap": {"drafter": {"max_rows": 5, "tokens": 4, "match": 1}}, "data": {"prompts": "echo.jsonl"}},
     "filtered-tail-batch": {
-        "overlap": {"inter_step": "tail_batch", "drafter": {"max_rows": 5, "tokens": 4, "match": 1}},
+        "overlap": {"inter_step": "tail_batch"},
         "rollout": {"top_p": 0.9},
-        "data": {"prompts": "echo.jsonl"},
     },
     "kept": {
-        "overlap": {"kv_after_update": "keep", "drafter": {"max_rows": 5, "tokens": 4, "match": 1}},
+        "overlap": {"kv_after_update": "keep"},
         "rollout": {"top_k": 35, "stop_texts": ["w11 w2"]},
-        "data": {"prompts": "echo.jsonl"},
     },
     "kept-update": {"overlap": {"kv_after_update": "keep", "update_overlap": True}, "rollout": {"min_p": 0.001}},
     "rloo": {

@@ -222,12 +222,12 @@ def test_an_answer_is_its_former_self_cut_at_the_stop(world: Any, plain: dict[in
     assert any(result.stopped and len(result.response) > 1 for result in results[0].values())
 
 
-def test_a_run_with_stops_streamed_and_drafted_or_not(world: Any, tmp_path: Path) -> None:
+def test_a_run_with_stops_streamed_or_not(world: Any, tmp_path: Path) -> None:
     """Identical tokens; a stop counts as ended for the penalty, and the step tells how its answers ended."""
     rollout = {"stop_tokens": [9], "stop_texts": ["w11 w", "w20"], "max_new_tokens": 40}
-    common = {"steps": 6, "rollout": rollout, "data": {"prompts": "echo.jsonl"}, "ppo": {"missing_eos_penalty": 1000.0}}
+    common = {"steps": 6, "rollout": rollout, "ppo": {"missing_eos_penalty": 1000.0}}
     off = world.run(world.spec(common, {"overlap": {"intra_step": "off"}}), tmp_path / "off")
-    on = world.run(world.spec(common, {"overlap": {"drafter": {"max_rows": 5, "match": 1}}}), tmp_path / "on", inline=True)
+    on = world.run(world.spec(common), tmp_path / "on", inline=True)
     assert [step.tokens for step in off.steps] == [step.tokens for step in on.steps]
     stopped = [s for step in on.steps for s in step.experience.sequences if s.ending == "stop"]
     assert len(stopped) > 5

@@ -31,12 +31,12 @@ ENDED = "VllmError: vLLM failed at beginning to take weights: EngineDead: the en
 SMALL = {"steps": STEPS, "ppo": {"tis": "all"}, "rollout": {"max_new_tokens": 40}, "overlap": {"intra_step": "off"}}
 
 
-def in_process(network: nn.Module, settings: Any, slots: int, drafter: Any, stops: Any) -> Decoding:
+def in_process(network: nn.Module, settings: Any, slots: int, stops: Any) -> Decoding:
     engine = FakeEngine(network)  # type: ignore[arg-type]
     return InProcessDecoder(engine, settings, lambda: merged_weights(network).items(), stops, parameters=dict, sleeps=True)
 
 
-def apart(made: list[Decoding], network: Any, settings: Any, slots: int, drafter: Any, stops: Any) -> Decoding:
+def apart(made: list[Decoding], network: Any, settings: Any, slots: int, stops: Any) -> Decoding:
     made.append(streaming(network, settings, stops, interval=4, handles=False, sleeps=False))
     return made[-1]
 

@@ -83,7 +83,7 @@ def impose(engine: Engine, lengths: Lengths, kind: type[ImposedDecoder] = Impose
     """
     own = engine.decoder
     assert isinstance(own, Decoder)
-    decoder = _imposed(kind, type(own))(own.actor, own.settings, slots(engine.spec), own.drafter)
+    decoder = _imposed(kind, type(own))(own.actor, own.settings, slots(engine.spec))
     decoder.lengths, decoder.ends = lengths, {}
     engine.decoder = decoder
     return decoder

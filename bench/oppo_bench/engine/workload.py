@@ -15,7 +15,6 @@ VOCAB, PROMPT_TOKENS, PROMPTS, LONGEST = 2048, 8, 64, 512
 CONTEXT = LONGEST + 2 * PROMPT_TOKENS
 # A whole padded batch of 16 is one pass.
 MICRO_BATCH_TOKENS = 16 * CONTEXT
-DRAFT_ROWS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +64,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "intra": {"intra_step": "per_chunk", "inter_step": "off"},
     "inter": {"intra_step": "off", "inter_step": "defer"},
     "both": BOTH,
-    "both_update": BOTH | {"update_overlap": True},
-    "all": BOTH | {"update_overlap": True, "drafter": {"max_rows": DRAFT_ROWS}},
+    "all": BOTH | {"update_overlap": True},
 }
 FLOOR = "floor"
 # What a GPU's six minutes are enough for.
-ON_GPU = ("sequential", "intra", "inter", "both", "all", FLOOR)
+ON_GPU = ("sequential", "intra", "inter", "both", FLOOR)
 # The update is shared between processes, which a GPU's one process has not.
-CPU_ONLY = ("both_update",)
+CPU_ONLY = ("all",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,9 @@ def all_on_one_device() -> Iterator[None]:
     def in_this_process(build: Any, devices: Any, threads: int, trace: Recorder, silence: float) -> ThreadedScorers:
         return ThreadedScorers(build, Recorder(devices), torch.device("cpu"), trace, silence)
 
-    def on_the_device(actor: Any, settings: Any, slots: int, drafter: Any = None, stops: Any = None) -> Decoder:
-        kind = DeviceDecoder if drafter is None and settings.filters is None else Decoder
-        return kind(actor, settings, slots, drafter, stops)
+    def on_the_device(actor: Any, settings: Any, slots: int, stops: Any = None) -> Decoder:
+        kind = DeviceDecoder if settings.filters is None else Decoder
+        return kind(actor, settings, slots, stops)
 
     engines.lay_out, engines.RemoteScorers, engines.decoder_of = as_on_a_gpu, in_this_process, on_the_device
     try:

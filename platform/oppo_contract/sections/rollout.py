@@ -113,14 +113,6 @@ class Chunk(Section):
     explore_every: int = Field(50, ge=1, description="Steps between two explorations.")
 
 
-class Drafter(Section):
-    """Guesses the next tokens of the last few rows by looking up what followed the same tokens before. Changes no token."""
-
-    max_rows: int = Field(0, ge=0, le=1024, description="Draft when at most this many rows are left; 0 is off.")
-    tokens: int = Field(4, ge=1, le=32, description="Tokens guessed at a time.")
-    match: int = Field(2, ge=1, le=16, description="Last tokens that must match for a guess.")
-
-
 class Overlap(Section):
     """What runs at the same time. Everything off is plain sequential PPO."""
 
@@ -145,7 +137,6 @@ class Overlap(Section):
     update_overlap: bool = Field(
         False, description="Start the update of finished answers while the tail decodes. Exact; needs one optimizer step a batch."
     )
-    drafter: Drafter = Field(default_factory=Drafter, description="Speculative decoding of the tail.")
 
     @model_validator(mode="after")
     def a_cache_is_kept_of_deferred_answers(self) -> Self:

@@ -14,6 +14,7 @@ from typing import Any
 from django.db import transaction
 
 from oppo_contract.resume_rules import REFUSED, between, least_overcommit, most_in_flight, refusing_rule, room
+from oppo_contract.retired import without_retired
 from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_contract.states import ENDED, RunState
@@ -92,7 +93,7 @@ def _said(value: object) -> str:
 
 def forked_spec(spec: dict[str, Any], run_id: int, step: int | None = None) -> dict[str, Any]:
     """The same spec under a name of its own; with a step, to begin with the run's checkpoint of that step."""
-    fork = deepcopy(spec)
+    fork = deepcopy(without_retired(spec))
     fork["name"] = f"{spec['name'][:110]} fork"
     if step is not None:
         fork["fork"] = {"run": run_id, "step": step}
