@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from oppo_core.ppo.early_gradients import EarlyGradients
 from oppo_core.ppo.experience import Experience
@@ -36,7 +36,7 @@ class OverlappedUpdate(PlainUpdate):
     tokens: int = 0  # in these orders
 
     def begin(self, engine: Engine) -> None:
-        """See `Updating.begin`."""
+        """Nothing is trained early yet, also in a step that is resumed: what was accumulated before the stop is lost."""
         self.orders, self.tokens = [], 0
 
     def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
@@ -55,17 +55,6 @@ class OverlappedUpdate(PlainUpdate):
         cast(EarlyTraining, engine.scorers).train_early(order)
         self.orders.append([s.sequence_id for s in sequences])
         self.tokens += sum(s.length for s in sequences)
-
-    def suspend(self) -> dict[str, Any]:
-        """Which answers were trained early, in which passes. Gradients are not saved: the same passes give the same bits."""
-        return {"early": self.orders}
-
-    def resume(self, engine: Engine, state: dict[str, Any]) -> None:
-        """Order the same passes again; a checkpoint of an older version names none, and everything is trained at the end."""
-        self.begin(engine)
-        sequences = {s.sequence_id: s for s in engine.pool.sequences}
-        for ids in state.get("early", []):
-            self._order(engine, [sequences[i] for i in ids])
 
     @property
     def early(self) -> Set[int]:

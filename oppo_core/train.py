@@ -35,7 +35,7 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
             reason = ASKED_TO_STOP
             break
     reason = evaluate_last(engine, reason, should_stop)
-    save_at_the_end(engine, reason, window_start)
+    save_at_the_end(engine, window_start)
     return reason
 
 
@@ -45,7 +45,11 @@ def train_step(engine: Engine, window_start: float, should_stop: Callable[[], bo
     A step that is stopped half-way stays in `engine.batch`, where the next call, in this process or in another, goes on.
     """
     version = engine.progress.step
-    batch = engine.batch = engine.batch or begin_step(engine, version)
+    if engine.batch is None:
+        engine.batch = begin_step(engine, version)
+    elif engine.batch.interrupted:
+        resume_step(engine, engine.batch, version)
+    batch = engine.batch
     if not decode_batch(engine, batch, version, should_stop):
         return window_start
     engine.batch = None
@@ -61,18 +65,31 @@ def train_step(engine: Engine, window_start: float, should_stop: Callable[[], bo
 
 
 def begin_step(engine: Engine, version: int) -> Batch:
-    """Top up the pool, and bring every cache to the present weights; with streaming, the scorers do theirs meanwhile."""
+    """Top up the pool, and fill every cache."""
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))
         fresh = engine.pool.top_up(engine.ranks.part(engine.overcommit.overcommit), version, engine.new_group)
         engine.cohorts.begin(version, len(fresh))
-        if engine.layout.remote:
+    fill_caches(engine, version)
+    return Batch()
+
+
+def resume_step(engine: Engine, batch: Batch, version: int) -> None:
+    """Go on with a step that a stop has cut: all tokens are read again, under the same weights."""
+    fill_caches(engine, version)
+    engine.decoder.rounds, engine.decoder.decoded = batch.rounds, batch.decoded
+    batch.interrupted = False
+
+
+def fill_caches(engine: Engine, version: int) -> None:
+    """Bring every cache to the present weights; with streaming, the scorers do theirs meanwhile."""
+    if engine.layout.remote:
+        with engine.trace.span("actor", "data"):
             # New prompts are read together with their first chunk: a pass over a few tokens costs as much as over many.
             engine.scorers.begin(engine.handover.news(engine.readable(engine.pool.sequences)))
     with engine.trace.span("actor", "actor-prefill", rows=len(engine.pool.sequences)):
         engine.decoder.begin(engine.pool.unfinished(), version)
     engine.update.begin(engine)
-    return Batch()
 
 
 def decode_batch(engine: Engine, batch: Batch, version: int, should_stop: Callable[[], bool]) -> bool:

@@ -12,10 +12,7 @@ from oppo_core.control.controllers import ChunkState
 if TYPE_CHECKING:
     from oppo_core.engine.build import Engine
 
-__all__ = ["ALLOWED", "REFUSED", "Change", "apply", "below", "between", "disturbs", "refusals", "refusing_rule"]
-
-# Under these the run computes on from other caches or in other pieces: what is in flight is read anew, equal up to rounding.
-DISTURBING = ("overlap", "resources")
+__all__ = ["ALLOWED", "REFUSED", "Change", "apply", "below", "between", "refusals", "refusing_rule"]
 
 
 def refusals(changed: Iterable[Change], in_flight: int, spec: RunSpec) -> list[str]:
@@ -36,11 +33,6 @@ def refusals(changed: Iterable[Change], in_flight: int, spec: RunSpec) -> list[s
             f" {least_overcommit(in_flight, spec)} or more, and lower it once the pool has shrunk (a lower Δ evicts nothing)"
         )
     return said
-
-
-def disturbs(changed: Iterable[Change]) -> bool:
-    """Whether what is in flight must be read anew."""
-    return any(below(change.path, rule) for change in changed for rule in DISTURBING)
 
 
 def apply(changed: Iterable[Change], engine: Engine) -> None:

@@ -1,9 +1,9 @@
-"""Checkpoints: a folder that is complete or not there, from which a run goes on exactly as if it had never stopped.
+"""Checkpoints: a folder that is complete or not there, from which a run goes on as if it had never stopped.
 
-Weights and optimizer states are safetensors, the rest is JSON. Those written on schedule hold no caches: after each of them the
-scorers are told everything again, in interrupted and uninterrupted runs alike, so that both compute the same from there on. A
-run that is stopped elsewhere, be it in the middle of a step, is *suspended*: keys and values and what the scorers hold are
-written too, and it goes on with the very same bits.
+Weights and optimizer states are safetensors, the rest is JSON. No checkpoint holds the scorers' caches: after each one they are
+handed every sequence again, from its first token. A checkpoint on schedule does so in uninterrupted runs too, so both compute the
+same bits from there on. A run that is stopped elsewhere, also in the middle of a step, keeps tokens, log-probs and versions. When
+it goes on it reads the tokens again, and it ends with results that are equal up to rounding.
 
 Several ranks write one checkpoint together, in a folder that all of them see: the first rank what is the same on all, and each
 what is its own (`Ranks.home`). The first publishes it when all have written. Another number of ranks deals that out anew
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import load_file
 
 from oppo_contract.checkpoint_pins import is_told, locked, spared
 from oppo_contract.spec import RunSpec, load_stored_spec
@@ -31,8 +30,7 @@ from oppo_core.checkpointing.reshard import STATE, cohorts_of, homes_in, own_of,
 from oppo_core.checkpointing.resume_changes import Change
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.engine.build import Engine, Progress
-from oppo_core.engine.run_score import ALL_DONE, Standing, best_rule, superfluous
-from oppo_core.models.model_io import save_weights
+from oppo_core.engine.run_score import Standing, best_rule, superfluous
 from oppo_core.ppo.oom_retry import limit
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.reporting.step_report import note_shrunk
@@ -41,11 +39,11 @@ from oppo_core.rollout.sampling_support import load_supports, save_supports
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.step_state import Batch
 
-FORMAT, READS = 5, (4, 5)
+# Formats 4 and 5 held caches of a step that was cut, too. They are not looked at: a resumed step reads its tokens anew.
+FORMAT, READS = 6, (4, 5, 6)
 # A shared folder that one node makes is seen by the others a little later.
 SEEN_WITHIN_S, LOOKS_EVERY_S = 10.0, 0.02
 MICRO_BATCH = "ppo.micro_batch_tokens"
-DECODER, EVALUATION = "decoder.safetensors", "evaluation.safetensors"
 SEQUENCE_FIELDS = (
     "sequence_id",
     "prompt_index",
@@ -76,20 +74,18 @@ def save_when_due(engine: Engine) -> None:
         save(engine)
 
 
-def save_at_the_end(engine: Engine, reason: str, window_start: float) -> None:
+def save_at_the_end(engine: Engine, window_start: float) -> None:
     """Write the run's last checkpoint, unless this state is saved; `window_start`: of the step under way."""
     if engine.batch is not None:
         engine.progress.elapsed_s += engine.clock() - window_start
-    if not engine.ranks.any(engine.saved != name_of(engine)):
-        return
-    if reason == ALL_DONE:
+    if engine.ranks.any(engine.saved != name_of(engine)):
         save(engine)
-    else:
-        suspend(engine)
 
 
 def save(engine: Engine) -> None:
-    """Write `checkpoints/step-…` between two steps; every cache is dropped, here and in a run that resumes.
+    """Write `checkpoints/step-…`. The scorers' caches are dropped, here and in a run that resumes.
+
+    In the middle of a step, or of an evaluation, the engine ends after it.
 
     Raises:
         DiskFullError: there is no room for it; the checkpoints before are untouched.
@@ -97,25 +93,9 @@ def save(engine: Engine) -> None:
 
     def fill(draft: Path) -> None:
         engine.scorers.start_save(str(draft))
-        _write(engine, draft, {})
+        _write(engine, draft)
         engine.scorers.wait_save()
         engine.handover.forget_all()
-
-    _keep(engine, fill)
-
-
-def suspend(engine: Engine) -> None:
-    """Write a checkpoint wherever the run is, with everything that is in flight. The engine ends after it.
-
-    Raises:
-        DiskFullError: there is no room for it; the checkpoints before are untouched.
-    """
-
-    def fill(draft: Path) -> None:
-        engine.scorers.start_suspend(str(draft))
-        half = {"batch": _half_step(engine, draft), "evaluation": _half_evaluation(engine, draft)}
-        _write(engine, draft, {"remote": engine.layout.remote, "told": engine.handover.told} | half)
-        engine.scorers.wait_suspend()
 
     _keep(engine, fill)
 
@@ -146,7 +126,7 @@ def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
     engine.changes = list(changed)
     resume_changes.apply(changed, engine)
     if state["suspended"] is not None:
-        _go_on(engine, own.homes[0], state["suspended"], exact=not resume_changes.disturbs(changed))
+        _take_back(engine, state["suspended"])
     engine.saved = name_of(engine)
 
 
@@ -161,24 +141,20 @@ def _limit_passes(engine: Engine, passes: dict[str, int], changed: Rows[Change])
     engine.scorers.limit(engine.progress.passes)
 
 
-def _go_on(engine: Engine, folder: Path, suspended: dict[str, Any], exact: bool) -> None:
-    """Take back what was in flight. When the run computes otherwise now, caches are built anew and the step begins again."""
-    sequences = {s.sequence_id: s for s in engine.pool.sequences}
-    half = suspended["batch"]
-    finishers = [sequences[i] for i in half["finishers"]] if half is not None else []
-    if not exact or suspended["remote"] != engine.layout.remote:
-        engine.cohorts.finish(engine.pool.settled(finishers, []))
-        return
-    engine.scorers.resume(str(folder))
-    engine.handover.resume({int(i): (count, ended) for i, (count, ended) in suspended["told"].items()})
+def _take_back(engine: Engine, suspended: dict[str, Any]) -> None:
+    """Take back the step and the evaluation that a stop has cut off. Their caches are filled when they go on."""
+    half, evaluation = suspended["batch"], suspended.get("evaluation")
     if half is not None:
-        engine.decoder.resume(half["decoder"], load_file(folder / DECODER), sequences)
-        engine.update.resume(engine, half["update"])
+        sequences = {s.sequence_id: s for s in engine.pool.sequences}
+        counts = half.get("decoder", half)  # where formats 4 and 5 have them
         engine.pool.overcommit = half["overcommit"]
-        engine.batch = Batch(finishers, half["chunk"])
+        engine.batch = Batch(
+            [sequences[i] for i in half["finishers"]], half["chunk"],
+            interrupted=True, rounds=counts["rounds"], decoded=counts["decoded"],
+        )  # fmt: skip
     same = not any(resume_changes.below(change.path, "evaluation") for change in engine.changes)
-    if suspended.get("evaluation") is not None and engine.evaluator is not None and same:
-        engine.evaluator.resume(suspended["evaluation"], load_file(folder / EVALUATION))
+    if evaluation is not None and engine.evaluator is not None and same:
+        engine.evaluator.resume(evaluation["answers"])
 
 
 def verify(folder: Path, spec: RunSpec) -> list[Change]:
@@ -289,36 +265,27 @@ def name_of(engine: Engine) -> str:
     return f"step-{engine.progress.step:08d}{half}"
 
 
-def _write(engine: Engine, draft: Path, suspended: dict[str, Any]) -> None:
+def _write(engine: Engine, draft: Path) -> None:
     engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
     note_shrunk(engine)
     save_supports(engine.pool.sequences, draft)
     engine.decoder.save(draft)
-    state = _state(engine) | {"suspended": suspended or None}
+    state = _state(engine) | {"suspended": _suspended(engine)}
     (draft / STATE).write_text(json.dumps(state))
 
 
-def _half_step(engine: Engine, draft: Path) -> dict[str, Any] | None:
-    """The step under way, its keys and values in a file of their own; None between two steps."""
-    if engine.batch is None:
+def _suspended(engine: Engine) -> dict[str, Any] | None:
+    """The step and the evaluation under way, besides the sequences themselves; None where there is neither."""
+    half, answers = None, engine.evaluator.saved() if engine.evaluator is not None else None
+    if (batch := engine.batch) is not None:
+        counts = batch if batch.interrupted else engine.decoder
+        half = {
+            "finishers": [s.sequence_id for s in batch.finishers], "chunk": batch.chunk, "overcommit": engine.pool.overcommit,
+            "rounds": counts.rounds, "decoded": counts.decoded,
+        }  # fmt: skip
+    if half is None and answers is None:
         return None
-    state, tensors = engine.decoder.suspend()
-    save_weights(tensors, draft / DECODER)
-    finishers = [s.sequence_id for s in engine.batch.finishers]
-    return {
-        "finishers": finishers, "chunk": engine.batch.chunk, "overcommit": engine.pool.overcommit,
-        "decoder": state, "update": engine.update.suspend(),
-    }  # fmt: skip
-
-
-def _half_evaluation(engine: Engine, draft: Path) -> dict[str, Any] | None:
-    """The evaluation that a stop has cut off, likewise."""
-    evaluator = engine.evaluator
-    if evaluator is None or evaluator.under_way is None:
-        return None
-    state, tensors = evaluator.suspend(evaluator.under_way)
-    save_weights(tensors, draft / EVALUATION)
-    return state
+    return {"batch": half, "evaluation": {"answers": answers} if answers is not None else None}
 
 
 def _state(engine: Engine) -> dict[str, Any]:

@@ -53,11 +53,10 @@ def never() -> bool:
 
 @dataclass(slots=True)
 class Answering:
-    """Answers in the making: the first `begun` of them are or were with the `decoder`, the others are to come."""
+    """Answers in the making, and the decoder that writes some of them."""
 
     answers: list[Sequence]
     decoder: Decoder
-    begun: int = 0
 
 
 @dataclass(slots=True)
@@ -88,29 +87,25 @@ class Evaluator:
 
     def _chunk(self, now: Answering, rounds: int, version: int) -> bool:
         """Decode so many rounds at most; returns whether all is answered."""
-        if not now.decoder.live and now.begun < len(now.answers):
-            now.decoder.begin(now.answers[now.begun : now.begun + self.rows], version)
-            now.begun += self.rows
+        if not now.decoder.live and (due := [answer for answer in now.answers if not answer.finished]):
+            now.decoder.begin(due[: self.rows], version)
         while rounds and now.decoder.live:
             now.decoder.round(version)
             rounds -= 1
-        return not now.decoder.live and now.begun >= len(now.answers)
+        return all(answer.finished for answer in now.answers)
 
     def _blank(self) -> list[Sequence]:
         numbers = range(self.rank, len(self.prompts), self.world)
         return [Sequence(number, number, self.prompts[number]) for number in numbers]
 
-    def suspend(self, now: Answering) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The answers in the making, as plain data and tensors."""
-        decoder, tensors = now.decoder.suspend()
-        rows = [{name: getattr(answer, name) for name in KEPT_FIELDS} for answer in now.answers]
-        return {"answers": rows, "begun": now.begun, "decoder": decoder}, tensors
+    def saved(self) -> list[dict[str, Any]] | None:
+        """The answers in the making, as plain data; None where no evaluation is under way."""
+        return [_kept(answer) for answer in self.under_way.answers] if self.under_way is not None else None
 
-    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Take back what `suspend` gave; `answers` goes on there."""
-        answers = [replace(blank, **row) for blank, row in zip(self._blank(), state["answers"], strict=True)]
-        self.under_way = Answering(answers, self.decoder(), state["begun"])
-        self.under_way.decoder.resume(state["decoder"], tensors, {answer.sequence_id: answer for answer in answers})
+    def resume(self, saved: list[dict[str, Any]]) -> None:
+        """Take back what `saved` gave; `answers` goes on with these, read anew."""
+        answers = [replace(blank, **row) for blank, row in zip(self._blank(), saved, strict=True)]
+        self.under_way = Answering(answers, self.decoder())
 
 
 def evaluator_of(
@@ -240,8 +235,7 @@ def evaluate(
 def _of_all_ranks(engine: Engine, answers: list[Sequence], scores: list[float]) -> tuple[list[Sequence], Tensor]:
     """The answers of all ranks, numbered as the prompts are, and their raw scores [N] float64."""
     if engine.ranks.world > 1:
-        kept = [{name: getattr(answer, name) for name in KEPT_FIELDS} for answer in answers]
-        own = [(answer.sequence_id, score, row) for answer, score, row in zip(answers, scores, kept, strict=True)]
+        own = [(answer.sequence_id, score, _kept(answer)) for answer, score in zip(answers, scores, strict=True)]
         with engine.trace.wait("tail"):
             told = engine.ranks.gather(json.dumps(own).encode())
         assert engine.evaluator is not None
@@ -249,6 +243,11 @@ def _of_all_ranks(engine: Engine, answers: list[Sequence], scores: list[float]) 
         rows: list[Any] = sorted((row for text in told for row in json.loads(text)), key=lambda row: int(row[0]))
         answers, scores = [Sequence(n, n, prompts[n], **row) for n, _, row in rows], [score for _, score, _ in rows]
     return answers, torch.tensor(scores, dtype=torch.float64)
+
+
+def _kept(answer: Sequence) -> dict[str, Any]:
+    """What an answer's score and its samples depend on."""
+    return {name: getattr(answer, name) for name in KEPT_FIELDS}
 
 
 def evaluation_metrics(name: str, answers: list[Sequence], scores: NDArray[np.float64], spec: RunSpec) -> dict[str, float]:

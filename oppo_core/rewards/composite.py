@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from oppo_core.models.protocol import Network
 from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rewards.protocol import Answer, FinishedReward, GrowingReward
 from oppo_core.rollout.tokenizer import TextCodec
-from oppo_core.scoring.incremental_prefill import Stream, below
+from oppo_core.scoring.incremental_prefill import Stream
 
 # So often whoever waits for a service says that it is alive, seconds.
 SIGN_OF_LIFE_S = 0.5
@@ -163,41 +162,6 @@ class RewardReader:
             self._streamed.pop((number, sequence_id), None)
         for part in self.finished.values():
             part.forget(sequence_id)
-
-    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Everything that further scoring depends on: plain data and tensors. What services still owe is left out."""
-        state: dict[str, Any] = {"streams": {}, "scores": {}}
-        tensors = {f"streamed.{number}.{i}": score for (number, i), score in self._streamed.items()}
-        for number, stream in self.streams.items():
-            state["streams"][number], held = stream.suspend()
-            tensors |= {f"{number}.{name}": tensor for name, tensor in held.items()}
-        for number, part in self.finished.items():
-            state["scores"][number] = {i: part.score(i) for i in sorted(self._started) if part.has(i)}
-        return state, tensors
-
-    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Take back what `suspend` gave."""
-        for name, score in below("streamed.", tensors).items():
-            number, i = map(int, name.split("."))
-            self._streamed[number, i] = score.to(self.streams[number].device)
-        for key, held in state["streams"].items():
-            self.streams[int(key)].resume(held, below(f"{key}.", tensors))
-        for key, scores in state["scores"].items():
-            for i, score in scores.items():
-                self.finished[int(key)].remember(int(i), score)
-
-    def start_missing(
-        self,
-        tokens: dict[int, NDArray[np.int64]],
-        prompt_lengths: dict[int, int],
-        stopped: set[int],
-        alive: Callable[[], None],
-    ) -> None:
-        """After `resume`: these are finished; parts that have not scored some of them are asked again."""
-        self._started = set(tokens)
-        for part in self.finished.values():
-            missing = [i for i in sorted(tokens) if not part.has(i)]
-            part.start(self._answers(missing, tokens, prompt_lengths, stopped), alive)
 
     def close(self) -> None:
         """Let go of everything."""

@@ -57,14 +57,8 @@ class FinishedReward(Protocol):
     def wait(self, sequence_ids: list[int], timeout_s: float) -> bool:
         """Returns whether all of these have a score, after so many seconds at most. Raises RewardError when the reward failed."""
 
-    def has(self, sequence_id: int) -> bool:
-        """Whether this answer has a score by now."""
-
     def score(self, sequence_id: int) -> float:
         """The score of an answer that has one."""
-
-    def remember(self, sequence_id: int, score: float) -> None:
-        """Take back a score that was given before the run was suspended."""
 
     def forget(self, sequence_id: int) -> None:
         """The answer is trained, or its scores are dropped; it may be started again."""
@@ -95,17 +89,9 @@ class ScoredAtOnce:
         """True: they were scored when they were started."""
         return True
 
-    def has(self, sequence_id: int) -> bool:
-        """See `FinishedReward.has`."""
-        return sequence_id in self._scores
-
     def score(self, sequence_id: int) -> float:
         """See `FinishedReward.score`."""
         return self._scores[sequence_id]
-
-    def remember(self, sequence_id: int, score: float) -> None:
-        """See `FinishedReward.remember`."""
-        self._scores[sequence_id] = score
 
     def forget(self, sequence_id: int) -> None:
         """See `FinishedReward.forget`."""

@@ -71,19 +71,9 @@ class ServiceReward:
             raise RewardError(f"the thread that asks the reward service {self._place} has ended; its traceback stands in the log")
         return answered
 
-    def has(self, sequence_id: int) -> bool:
-        """See `FinishedReward.has`."""
-        with self._news:
-            return self._has([sequence_id])
-
     def score(self, sequence_id: int) -> float:
         """See `FinishedReward.score`."""
         return self._scores[sequence_id]
-
-    def remember(self, sequence_id: int, score: float) -> None:
-        """See `FinishedReward.remember`."""
-        with self._news:
-            self._scores[sequence_id] = score
 
     def forget(self, sequence_id: int) -> None:
         """See `FinishedReward.forget`. A reply that is still on its way is not looked at."""

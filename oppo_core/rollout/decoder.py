@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -34,8 +34,6 @@ from oppo_core.rollout.stop_conditions import StopConditions
 # One more attention call a layer costs about as much as looking at this many cached tokens (measured: hidden 128 and 256).
 BAND_PAYS_CELLS = 600
 KEPT, LIVE = "kept-cache.safetensors", "live"
-# What a decoder remembers from round to round, besides tokens, keys and values.
-SUSPENDED = ("rounds", "decoded", "_filled", "_stops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +81,10 @@ class Decoding(Protocol):
         """The batch is complete: nothing is decoded before the next `begin`."""
 
     def save(self, folder: Path) -> None:
-        """Write what must outlive an interruption between two steps: keys and values, where they outlive an update."""
+        """Write what an interruption must not lose besides the sequences: keys and values, where they outlive an update."""
 
     def load(self, folder: Path, sequences: list[Sequence]) -> None:
         """Take back what `save` wrote of `sequences`; `begin` comes next."""
-
-    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What the rest of the step depends on besides the sequences themselves: plain data and tensors."""
-
-    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
-        """Go on, in place of `begin`, with what `suspend` gave; `sequences` by sequence_id."""
 
     def close(self) -> None:
         """The run ends: let go of processes, where there are any."""
@@ -200,22 +192,6 @@ class Decoder:
         numbers = [uniforms(settings.seed, s.sequence_id, settings.max_new, settings.use) for s in self.live]
         if numbers:
             self._uniform[: len(numbers)] = to_device(torch.from_numpy(np.stack(numbers)), self._device)
-
-    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """See `Decoding.suspend`. The keys and values too: computed again in one pass they would round otherwise."""
-        columns = max(self._filled, default=0)
-        state = {name: getattr(self, name) for name in SUSPENDED}
-        state |= {"live": [s.sequence_id for s in self.live], "last": self._last.tolist()}
-        return state, self.cache.copied(list(range(len(self.live))), columns)
-
-    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
-        """See `Decoding.resume`."""
-        for name in SUSPENDED:
-            setattr(self, name, state[name])
-        self.live = [sequences[i] for i in state["live"]]
-        self._last = torch.tensor(state["last"], dtype=torch.long, device=self._device)
-        self._draw_numbers()
-        self.cache.put_back(list(range(len(self.live))), tensors)
 
     def _rate(self, sequences: list[Sequence], hidden_NTH: Tensor) -> None:
         """Note the log-probs that the present weights give to the response tokens so far."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -117,20 +116,6 @@ class DeviceDecoder(Decoder):
         with self._aside():
             self._close_holes()
             super().save(folder)
-
-    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """See `Decoder.suspend`; a `Decoder` could go on from there, and the other way round."""
-        with self._aside():
-            self._close_holes()
-            self._last = torch.tensor([_last_token(s) for s in self.live], dtype=torch.long)
-            self._stops = [len(self.live)]
-            return super().suspend()
-
-    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
-        """See `Decoding.resume`."""
-        with self._aside():
-            super().resume(state, tensors, sequences)
-            self._take_places()
 
     @torch.no_grad()
     def round(self, version: int) -> list[Sequence]:

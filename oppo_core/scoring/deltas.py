@@ -29,15 +29,6 @@ class Handover:
                 self._told[sequence.sequence_id] = (total, sequence.finished)
         return growths
 
-    @property
-    def told(self) -> dict[int, tuple[int, bool]]:
-        """By sequence_id: tokens told, prompt included, and whether its end was told."""
-        return self._told
-
-    def resume(self, told: dict[int, tuple[int, bool]]) -> None:
-        """Go on with scorers who know this much."""
-        self._told = dict(told)
-
     def forget(self, sequence_ids: Iterable[int]) -> list[int]:
         """The scorers let go of these; returns those that they had been told of."""
         return [sequence_id for sequence_id in sequence_ids if self._told.pop(sequence_id, None) is not None]

@@ -7,7 +7,6 @@ values stay. Batches depend on the sequences given and their lengths alone, neve
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -55,21 +54,6 @@ class Stream:
         """Drop a sequence's keys and values; reading it again starts at its first token."""
         self._read.pop(sequence_id, None)
         self._release(sequence_id)
-
-    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Everything that further reading depends on: plain data and tensors."""
-        slots = list(self._slot.values())
-        columns = max((self._read[i] for i in self._slot), default=0)
-        state = {"slot": self._slot, "read": self._read, "free": self._free}
-        return state, self._cache.copied(slots, columns) | {f"last.{i}": states for i, states in self._last.items()}
-
-    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Take back what `suspend` gave."""
-        self._slot = {int(i): slot for i, slot in state["slot"].items()}
-        self._read = {int(i): count for i, count in state["read"].items()}
-        self._free = list(state["free"])
-        self._last = {int(i): states.to(self.device) for i, states in below("last.", tensors).items()}
-        self._cache.put_back(list(self._slot.values()), {k: v for k, v in tensors.items() if not k.startswith("last.")})
 
     def _release(self, sequence_id: int) -> None:
         self._last.pop(sequence_id, None)
@@ -146,8 +130,3 @@ class Stream:
         if sequence_id not in self._slot:
             self._slot[sequence_id] = self._free.pop()
         return self._slot[sequence_id]
-
-
-def below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those whose names begin so, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

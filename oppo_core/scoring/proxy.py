@@ -84,14 +84,6 @@ class OrderedScorers(Scoring):
         """See `Scoring.start_save`."""
         self._send("start_save", folder)
 
-    def start_suspend(self, folder: str) -> None:
-        """See `Scoring.start_suspend`."""
-        self._send("start_suspend", folder)
-
-    def resume(self, folder: str) -> None:
-        """See `Scoring.resume`; returns at once."""
-        self._send("resume", folder)
-
     def wait_collect(self) -> dict[int, Scored]:
         """See `Scoring.wait_collect`."""
         return cast(dict[int, Scored], self._receive())
@@ -102,8 +94,4 @@ class OrderedScorers(Scoring):
 
     def wait_save(self) -> None:
         """See `Scoring.wait_save`."""
-        self._receive()
-
-    def wait_suspend(self) -> None:
-        """See `Scoring.wait_suspend`."""
         self._receive()

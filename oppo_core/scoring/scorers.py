@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +21,6 @@ from oppo_core.ppo.stepwise import Pause, Stepwise
 from oppo_core.rewards.composite import RewardReader, Rewards
 from oppo_core.rollout.sampling_support import restricted
 from oppo_core.rollout.sequence import Support
-from oppo_core.scoring import suspended
 from oppo_core.scoring.incremental_prefill import Reading, Stream
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scored_sequence import Track
@@ -101,15 +99,6 @@ class Scoring(Protocol):
 
     def wait_save(self) -> None:
         """Returns when everything is written."""
-
-    def start_suspend(self, folder: str) -> None:
-        """Write the critic, and besides everything that is held of every sequence, so that nothing need be told again."""
-
-    def wait_suspend(self) -> None:
-        """Returns when everything is written."""
-
-    def resume(self, folder: str) -> None:
-        """Take back what `start_suspend` has written of every sequence; the critic was loaded before."""
 
     def limit(self, passes: dict[str, int]) -> None:
         """Passes have at most so many padded tokens from now on, by the name that goes with them (`PassBudget`)."""
@@ -264,25 +253,7 @@ class ScorerSet:
         """The critic's metrics."""
         return self._metrics
 
-    def start_suspend(self, folder: str) -> None:
-        """See `Scoring.start_suspend`."""
-        with self.trace.span("reference", "checkpoint"):
-            if self.trainer is not None:
-                self.trainer.save(folder)
-            suspended.write(Path(folder), self.tracks, self._readers())
-
-    def resume(self, folder: str) -> None:
-        """See `Scoring.resume`."""
-        self.tracks = suspended.read(Path(folder), self._readers(), next(self.reference.network.parameters()).device)
-        finished = {i: track for i, track in self.tracks.items() if track.finished}
-        prompts = {i: track.prompt_length for i, track in finished.items()}
-        stopped = {i for i, track in finished.items() if track.stopped}
-        self.reward.start_missing({i: track.tokens for i, track in finished.items()}, prompts, stopped, self.alive)
-
     def wait_save(self) -> None:
-        """Everything is written."""
-
-    def wait_suspend(self) -> None:
         """Everything is written."""
 
     def limit(self, passes: dict[str, int]) -> None:
@@ -293,16 +264,12 @@ class ScorerSet:
         """The reward's services are let go."""
         self.reward.close()
 
-    def _readers(self) -> suspended.Readers:
-        streams = (
-            {"reference": self.reference, "critic": self.critic} if self.critic is not None else {"reference": self.reference}
-        )
-        return {**streams, "reward": self.reward}
-
     def _drop(self, sequence_id: int) -> None:
         del self.tracks[sequence_id]
-        for reader in self._readers().values():
-            reader.forget(sequence_id)
+        self.reward.forget(sequence_id)
+        self.reference.forget(sequence_id)
+        if self.critic is not None:
+            self.critic.forget(sequence_id)
 
     @torch.no_grad()
     def _advance(self, sequence_ids: set[int], chunk: int) -> None:

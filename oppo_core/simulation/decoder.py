@@ -6,9 +6,6 @@ A placeholder token is the policy version it was "sampled" under: enough for the
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.simulation.lengths import Length
@@ -78,16 +75,3 @@ class SimulatedDecoder:
         if done:
             self.live = [s for s in self.live if not s.finished]
         return sorted(done, key=lambda s: s.sequence_id), used
-
-    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """See `Decoding.suspend`."""
-        live = [s.sequence_id for s in self.live]
-        state = {"live": live, "rounds": self.rounds, "decoded": self.decoded, "width": self._width}
-        return state | {"cached": sorted(self._cached)}, {}
-
-    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
-        """See `Decoding.resume`."""
-        self.live = [sequences[i] for i in state["live"]]
-        self.rounds, self.decoded, self._width = state["rounds"], state["decoded"], state["width"]
-        self._cached = set(state["cached"])
-        self._ends = {s.sequence_id: self._length(s.sequence_id) for s in self.live}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -137,22 +135,6 @@ class SimulatedScorers:
     def wait_save(self) -> None:
         """See `Scoring.wait_save`."""
         self._machine.timeline.wait()
-
-    def start_suspend(self, folder: str) -> None:
-        """See `Scoring.start_suspend`."""
-        us = self._machine.devices.overheads.checkpoint_us
-        self._machine.order(self._machine.beside("critic"), "critic", "checkpoint", us)
-        tracks = {sequence_id: asdict(track) for sequence_id, track in self.tracks.items()}
-        (Path(folder) / "scorers.json").write_text(json.dumps(tracks))
-
-    def wait_suspend(self) -> None:
-        """See `Scoring.wait_suspend`."""
-        self._machine.timeline.wait()
-
-    def resume(self, folder: str) -> None:
-        """See `Scoring.resume`."""
-        tracks = json.loads((Path(folder) / "scorers.json").read_text())
-        self.tracks = {int(sequence_id): Track(**track) for sequence_id, track in tracks.items()}
 
     def close(self) -> None:
         """Nothing to end."""

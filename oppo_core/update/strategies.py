@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
@@ -29,16 +29,10 @@ class Updating(Protocol):
     """What the training loop asks."""
 
     def begin(self, engine: Engine) -> None:
-        """The pool is topped up, decoding is about to begin."""
+        """Decoding is about to begin: the step's first chunk, or the next one of a step that was interrupted."""
 
     def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
         """A chunk was handed over and the batch is not complete; `finishers` are those of this step so far."""
-
-    def suspend(self) -> dict[str, Any]:
-        """What was done in the step so far, as plain data."""
-
-    def resume(self, engine: Engine, state: dict[str, Any]) -> None:
-        """Go on, in place of `begin`, where `suspend` left off; `engine` has everything else back."""
 
     def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         """Train on the complete batch; returns it with everything the loss needed, and `actor/*` and `critic/*` metrics."""
@@ -52,13 +46,6 @@ class PlainUpdate:
 
     def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
         """Nothing is trained early."""
-
-    def suspend(self) -> dict[str, Any]:
-        """Nothing was done."""
-        return {}
-
-    def resume(self, engine: Engine, state: dict[str, Any]) -> None:
-        """Nothing was done."""
 
     def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         """See `Updating.learn`."""

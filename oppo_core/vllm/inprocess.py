@@ -207,18 +207,5 @@ class InProcessDecoder:
     def load(self, folder: Path, sequences: list[Sequence]) -> None:
         """See `Decoding.load`: `begin` has them read anew."""
 
-    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """See `Decoding.suspend`."""
-        live = [s.sequence_id for s in self.live]
-        return {"live": live, "rounds": self.rounds, "decoded": self.decoded, "version": self._version}, {}
-
-    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
-        """See `Decoding.resume`. What was cached is read anew, so it is of the present weights."""
-        self._take_weights(state["version"])
-        self._ask([sequences[i] for i in state["live"]])
-        for sequence in self.live:
-            sequence.kept_version = state["version"] if self.settings.keeps_cache else None
-        self.rounds, self.decoded = state["rounds"], state["decoded"]
-
     def close(self) -> None:
         """See `Decoding.close`: the engine is this process's, and ends with it."""

@@ -160,10 +160,6 @@ class PrefixReward:
     def _have(self, sequence_ids: list[int]) -> bool:
         return all(i in self._scores for i in sequence_ids)
 
-    def has(self, sequence_id: int) -> bool:
-        """See `FinishedReward.has`."""
-        return sequence_id in self._scores
-
     def score(self, sequence_id: int) -> float:
         """See `FinishedReward.score`."""
         return self._scores[sequence_id]
@@ -172,10 +168,6 @@ class PrefixReward:
         """See `GrowingReward.cached`."""
         reading = self._readings.get(sequence_id)
         return (reading.known, reading.found) if reading is not None else (0, 0)
-
-    def remember(self, sequence_id: int, score: float) -> None:
-        """See `FinishedReward.remember`."""
-        self._scores[sequence_id] = score
 
     def forget(self, sequence_id: int) -> None:
         """See `FinishedReward.forget`. A request that is under way ends by itself, and nobody looks at it."""

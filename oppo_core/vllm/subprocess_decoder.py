@@ -20,8 +20,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.ends import ends
 from oppo_core.rollout.sampling_support import from_plain, plain
@@ -280,24 +278,6 @@ class StreamingDecoder:
         """See `Decoding.load`."""
         if (folder / AHEAD).exists():
             self._take_back(json.loads((folder / AHEAD).read_text()), {s.sequence_id: s for s in sequences})
-
-    def suspend(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """See `Decoding.suspend`. Ends all requests."""
-        self._abort(list(self._rows.values()))
-        live = [s.sequence_id for s in self.live]
-        state = {"live": live, "rounds": self.rounds, "decoded": self.decoded, "version": self._version}
-        return state | {"ahead": self._waiting()}, {}
-
-    def resume(self, state: dict[str, Any], tensors: dict[str, Tensor], sequences: dict[int, Sequence]) -> None:
-        """See `Decoding.resume`. What was cached is read anew, so it is of the present weights."""
-        self._take_weights(state["version"])
-        self.live = [sequences[i] for i in state["live"]]
-        self._rows = {s.sequence_id: Row(s) for s in self.live}
-        self._take_back(state["ahead"], sequences)
-        for sequence in self.live:
-            sequence.kept_version = state["version"] if self.settings.keeps_cache else None
-        self.rounds, self.decoded = state["rounds"], state["decoded"]
-        self._ask()
 
     def _waiting(self) -> dict[str, list[dict[str, Any]]]:
         """Tokens before their turn by sequence_id, as plain data."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -78,14 +79,17 @@ def run(kind: type[Decoder], actor: Any, plan: Plan, given: DecodeSettings = SET
             done, used = decoder.advance(rounds, version)
             told.append(([s.sequence_id for s in done], used, decoder.rounds, decoder.decoded, len(decoder.live)))
             if number in plan.interrupted:
-                decoder = moved(decoder, kind(actor, given, SLOTS, stops=stops))
+                decoder = moved(decoder, kind(actor, given, SLOTS, stops=stops), version)
     return [told, [replace(s, behaviour_logprobs=[]) for s in some], [s.behaviour_logprobs for s in some]]
 
 
-def moved(decoder: Decoder, other: Decoder) -> Decoder:
-    """`other`, gone on from where `decoder` is."""
-    state, tensors = decoder.suspend()
-    other.resume(state, {name: tensor.clone() for name, tensor in tensors.items()}, {s.sequence_id: s for s in decoder.live})
+def moved(decoder: Decoder, other: Decoder, version: int) -> Decoder:
+    """`other`, gone on from where `decoder` is, as after an interruption."""
+    with TemporaryDirectory() as folder:
+        decoder.save(Path(folder))
+        other.load(Path(folder), decoder.live)
+    other.begin(decoder.live, version)
+    other.rounds, other.decoded = decoder.rounds, decoder.decoded
     return other
 
 
@@ -112,7 +116,7 @@ def test_the_same_with_a_kept_cache_and_with_stop_conditions(world: Any, actor: 
 
 
 @pytest.mark.parametrize(("first", "second"), [(Decoder, DeviceDecoder), (DeviceDecoder, Decoder)])
-def test_one_goes_on_where_the_other_was_suspended(actor: Any, first: type[Decoder], second: type[Decoder]) -> None:
+def test_one_goes_on_where_the_other_was_interrupted(actor: Any, first: type[Decoder], second: type[Decoder]) -> None:
     ends = []
     for kinds in ((first, first), (first, second)):
         some = [Sequence(n, 0, prompt(n)) for n in range(7)]
@@ -121,23 +125,23 @@ def test_one_goes_on_where_the_other_was_suspended(actor: Any, first: type[Decod
         for _ in range(9):
             decoder.round(0)
         assert 0 < len(decoder.live) < 7, "some should have left"
-        other = moved(decoder, kinds[1](actor, SETTINGS, SLOTS))
+        other = moved(decoder, kinds[1](actor, SETTINGS, SLOTS), 0)
         while other.live:
             other.round(1)
         ends.append([(s.response, s.token_versions, s.ending) for s in some])
     assert ends[0] == ends[1]
 
 
-def test_a_suspended_decoder_may_itself_go_on(actor: Any) -> None:
+def test_a_decoder_that_was_saved_may_itself_go_on(actor: Any, tmp_path: Path) -> None:
     responses = []
-    for suspends in (False, True):
+    for saves in (False, True):
         some = [Sequence(n, 0, prompt(n)) for n in range(6)]
-        decoder = DeviceDecoder(actor, SETTINGS, SLOTS)
+        decoder = DeviceDecoder(actor, replace(SETTINGS, keeps_cache=True), SLOTS)
         decoder.begin(some)
         while decoder.live:
             decoder.round(0)
-            if suspends and decoder.live:
-                decoder.suspend()
+            if saves and decoder.live:
+                decoder.save(tmp_path)
         responses.append([s.response for s in some])
     assert responses[0] == responses[1]
 

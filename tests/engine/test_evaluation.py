@@ -228,9 +228,11 @@ def test_a_stop_cuts_an_evaluation_off_at_its_next_chunk(world: Any, tmp_path: P
     events = [parse_event(line) for line in (out / "events.jsonl").read_bytes().splitlines()]
     run.events[:] = events
     wanted, ours = told(plain), told(run)
-    assert ours == wanted
+    assert ours.keys() == wanted.keys()
+    for step in wanted:
+        assert ours[step] == pytest.approx(wanted[step], rel=1e-9, nan_ok=True)
     scores = {e.step: e.score for e in plain.events if e.kind == "checkpoint"}
-    assert {e.step: e.score for e in events if e.kind == "checkpoint" and e.step} == scores
+    assert {e.step: e.score for e in events if e.kind == "checkpoint" and e.step} == pytest.approx(scores, rel=1e-9)
     for role in ("actor", "critic"):
         one, other = plain.weights(role), run.weights(role)
         assert all(torch.equal(one[name], other[name]) for name in one)

@@ -215,7 +215,7 @@ def test_no_sequence_is_lost_or_trained_twice_in_thousands_of_cases(case: Case) 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases(), others=st.lists(st.tuples(st.sampled_from(["off", "per_chunk"]), st.integers(1, LONGEST)), min_size=1))
 def test_resumed_half_way_with_other_settings_nothing_is_lost_either(case: Case, others: list[tuple[str, int]]) -> None:
-    """Every attempt has another C and another intra-step overlap: caches are built anew, and a half-done step begins again."""
+    """Every attempt has another C and another intra-step overlap, and all of them train what one run without a stop trains."""
     tree = case.spec.model_dump(mode="json")
     tree["overlap"] |= {"update_overlap": False}
     history, attempts = History(), [*others, *others[:1]] * 4
@@ -230,7 +230,10 @@ def test_resumed_half_way_with_other_settings_nothing_is_lost_either(case: Case,
             chunks = iter([False] * len(attempts))
             with watched(engine, history):
                 train(engine, lambda chunks=chunks, more=bool(attempts): next(chunks, more))
+        plain = run(Case(load_spec(tree), case.devices, case.lengths, ()), Path(folder) / "plain")
     assert_conserved(case, history)
+    assert history.repeated
+    assert history.trained == plain.trained
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
