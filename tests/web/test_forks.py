@@ -76,6 +76,21 @@ def test_a_fork_by_one_call(parent):
     assert made[begun["id"]].name == "demo fork"
 
 
+def test_a_stored_run_with_a_retired_setting_is_shown_delivered_and_forked(parent):
+    """Stored before the drafter was removed. Its page shows the spec as it was; an engine and a fork get it without."""
+    world, worker, run, _ = parent
+    run.spec["overlap"]["drafter"] = {"max_rows": 2, "tokens": 4, "match": 2}
+    run.save(update_fields=["spec"])
+    ben = world.login("ben")
+    assert "max_rows: 2" in ben.get(f"/api/v1/runs/{run.pk}/spec.yaml").content.decode()
+    begun = Run.objects.get(pk=fork(ben, run, step=20).json()["id"])
+    assert "drafter" not in begun.spec["overlap"]
+    begun.spec["overlap"]["drafter"] = run.spec["overlap"]["drafter"]
+    begun.save(update_fields=["spec"])
+    world.cycle()
+    assert "drafter" not in worker.claim(begun.attempts.get().pk).json()["spec"]["overlap"]
+
+
 def test_a_fork_that_cannot_be_is_refused_field_by_field(parent):
     world, _, run, _ = parent
     ben = world.login("ben")
