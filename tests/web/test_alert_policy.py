@@ -6,7 +6,7 @@ import math
 from statistics import fmean
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oppo_platform.alerts import policy
@@ -108,6 +108,7 @@ def test_the_memory_equals_the_oracle_however_it_is_cut(values, window, cut):
 
 
 @given(values=st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=30), window=WINDOWS)
+@example(values=[0.0, -1.1125369292536007e-308, 0.0, 2.0], window=2)
 def test_whatever_a_worker_tells_the_memory_can_be_stored(values, window):
     memory = folded(values, window)
     stored = [memory.level, memory.noise, memory.start or 0.0, memory.best or 0.0, policy.fall_of(memory, window).share or 0.0]

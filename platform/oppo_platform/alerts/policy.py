@@ -179,7 +179,8 @@ def fall_of(memory: RewardMemory, window: int) -> Fall:
     error = memory.error(window)
     if gain <= 0.0:
         return Fall(None, False)
-    return Fall(min(drop / gain, LARGEST), gain > SURE * error and drop > SURE * error)
+    share = max(-LARGEST, min(drop / gain, LARGEST))  # a tiny gain divides to infinity
+    return Fall(share, gain > SURE * error and drop > SURE * error)
 
 
 def collapsed(is_open: bool, memory: RewardMemory, rule: Rule) -> Verdict:
