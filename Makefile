@@ -32,6 +32,8 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 # Tests share the cores with browsers and databases, so threads that wait sleep (docs/performance.md).
 test test-full test-documents test-backends test-trl: export OMP_WAIT_POLICY ?= passive
+# The same answer every time: property tests draw the same there too (tests/conftest.py).
+test: export PYTHONHASHSEED ?= 0
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'

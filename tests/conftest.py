@@ -6,12 +6,44 @@ They come from the wheels (`oppo_platform.embedded`) and die with this process. 
 from __future__ import annotations
 
 import os
+import random
+import sys
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 # Where DeepSpeed is installed, whatever saves a model imports it, and it says on stdout that it sees no GPU, unless it is told.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+# A number: property tests draw from this seed. Empty: from a fixed one of each test, so that every run tests the same.
+SEED = os.environ.get("OPPO_TEST_SEED", "")
+hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+hypothesis.settings.register_profile("new", derandomize=False, database=None, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("new" if SEED else "fixed")
+if SEED:
+    hypothesis.core.global_force_seed = int(SEED)  # as --hypothesis-seed does, in every process of pytest-xdist
+
+
+def pytest_report_header() -> str:
+    """How to draw the same again."""
+    return f"property tests: OPPO_TEST_SEED={SEED} draws the same again" if SEED else "property tests: a fixed seed"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The seed once more, where somebody looks for it."""
+    if SEED and terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"to replay: OPPO_TEST_SEED={SEED} PYTHONHASHSEED={os.environ.get('PYTHONHASHSEED', '')}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Whatever draws without a generator of its own draws the same in every run."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
