@@ -71,7 +71,7 @@ def _nvml() -> Any:
 def _gpus(held: Container[int], clocks: ClockWatch | None) -> list[DeviceReport]:
     nvml = _nvml()
     if nvml is None:
-        return [_lost(index, "it does not answer") for index in range(_driver.gpus)]
+        return [_lost(index, "device does not respond") for index in range(_driver.gpus)]
     try:
         _driver.gpus = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:  # the driver is being exchanged, say: it is begun with anew at the next call
@@ -89,7 +89,9 @@ def _gpu_or_lost(nvml: Any, index: int, held: bool, clocks: ClockWatch | None) -
 
 
 def _lost(index: int, why: object) -> DeviceReport:
-    return DeviceReport(index=index, kind="cuda", model="", memory_bytes=0, health=f"the driver does not reach it: {why}"[:500])
+    return DeviceReport(
+        index=index, kind="cuda", model="", memory_bytes=0, health=f"the driver cannot access the device: {why}"[:500]
+    )
 
 
 def _gpu(nvml: Any, index: int, held: bool, clocks: ClockWatch | None) -> DeviceReport:
@@ -113,13 +115,13 @@ def _memory_errors(nvml: Any, handle: Any) -> str:
     errors = _asked(nvml, "nvmlDeviceGetTotalEccErrors", handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     _, _, waiting, failed = _asked(nvml, "nvmlDeviceGetRemappedRows", handle) or (0, 0, 0, 0)
     if failed:
-        return "a faulty row of its memory could not be remapped: the card should be exchanged"
+        return "memory row remapping failed: replace the card"
     if errors:
-        return "its memory has had uncorrectable ECC errors since the last reset"
+        return "uncorrectable ECC memory errors since the last reset"
     if waiting:
-        return "faulty rows of its memory are to be remapped: it needs a reset"
+        return "memory row remapping pending: needs a reset"
     if _asked(nvml, "nvmlDeviceGetRetiredPagesPendingStatus", handle):
-        return "faulty pages of its memory are to be retired: it needs a reset"
+        return "memory page retirement pending: needs a reset"
     return ""
 
 
@@ -137,7 +139,7 @@ def _left_on(nvml: Any, handle: Any) -> str:
         numbers = sorted(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     except nvml.NVMLError:
         return ""
-    return f"processes are left on it: {', '.join(map(_named, numbers[:8]))}" if numbers else ""
+    return f"leftover processes: {', '.join(map(_named, numbers[:8]))}" if numbers else ""
 
 
 def _named(pid: int) -> str:

@@ -51,18 +51,18 @@ def slowed(nvml: Any, handle: Any, busy_share: float | None) -> str:
     try:
         reasons = int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
         if _any(nvml, reasons, HOT):
-            return "its clocks are lowered because it is too hot"
+            return "clocks are throttled: temperature limit"
         if _any(nvml, reasons, POWER):
-            return "its clocks are lowered because its power supply asks for it"
+            return "clocks are throttled: external power brake"
         if _any(nvml, reasons, OTHERWISE):
-            return "its hardware has lowered its clocks"
+            return "clocks are throttled: hardware slowdown"
         if busy_share is None or busy_share < LOADED or _any(nvml, reasons, INTENDED):
             return ""
         clock = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
         highest = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
     except nvml.NVMLError:
         return ""
-    return "its clocks stay low under load, and the driver does not say why" if clock < LOW * highest else ""
+    return "clocks stay low under load; the driver reports no reason" if clock < LOW * highest else ""
 
 
 def _any(nvml: Any, reasons: int, names: tuple[str, ...]) -> bool:

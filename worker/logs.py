@@ -58,7 +58,7 @@ class LogTail:
     def _tell_left_out(self) -> bool:
         count = self._offsets.pop(LEFT_OUT, 0)
         if count:
-            self._outbox.log("supervisor", [f"… {count} lines were left out, because the outbox was full"])
+            self._outbox.log("supervisor", [f"… {count} lines were dropped because the outbox was full"])
         return count > 0
 
 
@@ -104,7 +104,7 @@ def _new_lines(file: Path, offset: int, ended: bool, redactor: Redactor) -> tupl
 
 def _bounded(lines: list[str]) -> list[str]:
     left_out = len(lines) - MAX_LINES_A_ROUND
-    return [f"… {left_out} lines were left out", *lines[-MAX_LINES_A_ROUND:]] if left_out > 0 else lines
+    return [f"… {left_out} lines were dropped", *lines[-MAX_LINES_A_ROUND:]] if left_out > 0 else lines
 
 
 def _clean(line: str) -> str:

@@ -103,16 +103,18 @@ class OutboxReader:
         self._read_on(until_seq=expected_seq)
         self.acknowledge(expected_seq - 1)
         if not self._waiting or self._waiting[0].event.seq != expected_seq:
-            there = f"the first that it has is {self._waiting[0].event.seq}" if self._waiting else "nor any after it"
+            there = (
+                f"the first stored event is {self._waiting[0].event.seq}" if self._waiting else "no later event is there either"
+            )
             raise LookupError(
-                f"the platform asks for event {expected_seq} of the {self.producer}, which the node's disk has no more; {there}"
+                f"the platform asks for event {expected_seq} of the {self.producer}, which is not on the node's disk; {there}"
             )
 
     def replace_first(self, why: str) -> None:
         """Put a log line in the place of the oldest event, which the platform does not take: numbers must stay without gaps."""
         line = self._waiting[0]
         self._waiting[0] = _stand_in(
-            self.producer, line.event.seq, f"event {line.event.seq} ({line.event.kind}) was left out: {why}"
+            self.producer, line.event.seq, f"event {line.event.seq} ({line.event.kind}) was dropped: {why}"
         )
 
     def _read_on(self, until_seq: int = 0) -> None:
@@ -155,12 +157,12 @@ class OutboxWriter:
 
 def _read(producer: Producer, expected_seq: int, text: bytes) -> Line:
     if len(text) > MAX_EVENT_BYTES:
-        return _stand_in(producer, expected_seq, f"event {expected_seq} was left out: it is {len(text):,} bytes long")
+        return _stand_in(producer, expected_seq, f"event {expected_seq} was dropped: it is {len(text):,} bytes long")
     try:
         return Line(parse_event(text), text)
     except ValidationError as error:
         reason = error.errors(include_url=False, include_input=False)[0]
-        said = f"event {expected_seq} was left out: {reason['msg']} at {'.'.join(str(part) for part in reason['loc'])}"
+        said = f"event {expected_seq} was dropped: {reason['msg']} at {'.'.join(str(part) for part in reason['loc'])}"
         return _stand_in(producer, expected_seq, said)
 
 

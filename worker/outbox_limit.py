@@ -33,10 +33,10 @@ class OutboxLimit:
         self.full = full
         if not full:
             self._file.unlink(missing_ok=True)
-            return "the outbox has room again: nothing is left out any more"
+            return "the outbox has space again: all events are recorded"
         self._file.touch()
         why = f"{free:,} bytes are free on its disk" if self.disk_low else f"{waiting:,} bytes wait for the platform"
-        return f"the outbox is full, {why}: timelines, answers and log lines are left out"
+        return f"the outbox is full, {why}: timelines, samples and log lines are dropped"
 
 
 def _number(name: str, default: float) -> float:

@@ -43,8 +43,8 @@ def _word_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last
         return finished.outcome, finished.reason
     if end is None:
         # Also when the engine was quick enough to save: a death counts, or a node that kills supervisors would go on for ever.
-        saved = f"; it saved at step {finished.step} on the way" if finished is not None else ""
-        return "engine_died", f"its supervisor was killed, and the engine ended with it{saved}"
+        saved = f"; it saved a checkpoint at step {finished.step}" if finished is not None else ""
+        return "engine_died", f"the supervisor was killed, and the engine ended with it{saved}"
     if end.signal is not None:
         return STOPPED_FOR[end.signal], end.reason or (finished.reason if finished else f"ended on request to {end.signal}")
     if finished is not None and lost_others(finished):  # a death like any other, which need not be the end of the run
@@ -52,7 +52,7 @@ def _word_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last
     if finished is not None and end.reason is None:  # one that was killed for a reason may have been quick enough to save
         return "preempted", f"the engine stopped at step {finished.step}: {finished.reason}"
     if end.exit_code == REFUSED:
-        return "failed", end.reason or "the engine refused the spec: " + " ".join(last_lines[-5:])
+        return "failed", end.reason or "the engine rejected the spec: " + " ".join(last_lines[-5:])
     return "engine_died", end.reason or _death(end.exit_code, last_lines)
 
 
@@ -62,6 +62,6 @@ def _stopped(end: EngineEnd | None) -> Word:
 
 
 def _death(exit_code: int, last_lines: list[str]) -> str:
-    how = f"was ended by signal {exit_code - 128}" if exit_code > 128 else f"ended with status {exit_code}"
-    said = f"; it last said: {last_lines[-1]}" if last_lines else ""
+    how = f"was killed by signal {exit_code - 128}" if exit_code > 128 else f"exited with status {exit_code}"
+    said = f"; last log line: {last_lines[-1]}" if last_lines else ""
     return f"the engine {how} without finishing{said}"

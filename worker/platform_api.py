@@ -141,7 +141,7 @@ def _read(response: httpx.Response, reply: type[Reply]) -> Reply:
         try:
             return reply.model_validate_json(response.content)
         except ValidationError as error:
-            raise Unreachable(f"the platform's answer is not understood: {error.errors(include_url=False)[:3]}") from error
+            raise Unreachable(f"the platform's response is invalid: {error.errors(include_url=False)[:3]}") from error
     said = f"{status} {response.text[:500]}"
     if status == httpx.codes.REQUEST_ENTITY_TOO_LARGE:  # whoever sets the limit
         raise UnacceptableError(said)

@@ -55,7 +55,9 @@ def check_address() -> None:
     try:
         Address(host=host or THIS_MACHINE, port=1)
     except ValidationError:
-        raise ValueError(f"{HOST} is {host!r}; it wants a name or an address, as gpu1.example.org or 10.0.0.7") from None
+        raise ValueError(
+            f"{HOST} is {host!r}; it must be a host name or an IP address, such as gpu1.example.org or 10.0.0.7"
+        ) from None
 
 
 def _free_port() -> int | None:
@@ -72,7 +74,7 @@ def _ports() -> list[int]:
     first, _, last = (part.strip() for part in said.partition("-"))
     numbers = [int(part) for part in (first, last or first) if part.isascii() and part.isdigit()]
     if len(numbers) < 2 or not 1 <= numbers[0] <= numbers[1] <= MAX_PORT:
-        raise ValueError(f"{PORTS} is {said!r}; it wants one port or one range, 1 to {MAX_PORT}, as 29500-29599")
+        raise ValueError(f"{PORTS} is {said!r}; it must be one port or one range, 1 to {MAX_PORT}, such as 29500-29599")
     return list(range(numbers[0], numbers[1] + 1))
 
 

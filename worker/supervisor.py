@@ -98,7 +98,7 @@ class Supervisor:
             self._keep_end(EngineEnd(exit_code=REFUSED, reason=str(error)))
             return
         except OSError as error:  # of a disk or a machine; the next attempt, here or elsewhere, may find it well
-            self._keep_end(EngineEnd(exit_code=os.EX_IOERR, reason=f"it could not be started: {error}"))
+            self._keep_end(EngineEnd(exit_code=os.EX_IOERR, reason=f"the engine could not be started: {error}"))
             return
         log.info("engine_started", attempt=self.folder.attempt_id, run=self.claim.claimed.run_id)
 
@@ -127,7 +127,7 @@ class Supervisor:
         except (RefusedError, UnacceptableError) as error:
             log.warning("fenced", attempt=self.folder.attempt_id, detail=str(error))
             self.fenced = True
-            self.reason = f"the platform no longer owns up to this attempt: {error}"
+            self.reason = f"the platform no longer accepts this attempt: {error}"
             return
         self.lease_ends = sent_at + orders.lease_s
         self.told_running = running
@@ -144,7 +144,7 @@ class Supervisor:
         if first:
             self.engine.ask_to_stop()
         try:
-            self.shipping.note(f"asked to {orders.signal}")
+            self.shipping.note(f"{orders.signal} requested")
         except OSError as error:  # a full disk is no reason not to stop in order
             log.warning("disk", attempt=self.folder.attempt_id, detail=str(error))
 
@@ -161,9 +161,9 @@ class Supervisor:
             self.fenced = True
             # No death: an outage that the platform does not hold against a lease must not use up a run's attempts either.
             self.signal = self.signal or "preempt"
-            self.reason = "the platform could not be reached and the lease was about to end"
+            self.reason = "the platform could not be reached and the lease was about to expire"
         if now >= self.kill_at:
-            self.reason = self.reason or "it did not stop by its deadline and was killed"
+            self.reason = self.reason or "the engine did not stop before the deadline and was killed"
         if self.fenced or now >= self.kill_at:
             engine.kill()
             self._wake.wait(HEARTBEAT_S)  # the end is noticed by another thread
@@ -269,6 +269,6 @@ def supervise(attempt_id: int, epoch: int) -> int:
         except TimeoutError as error:
             # It hangs in the kernel. No outcome is sent while it is there; the agent says so of its devices, and tries again.
             log.error("engine_does_not_end", attempt=attempt_id, detail=str(error))
-            write_private(folder.stuck_file, f"attempt {attempt_id} could not be cleared away: {error}")
+            write_private(folder.stuck_file, f"attempt {attempt_id} could not be cleaned up: {error}")
             return 1
     return 0

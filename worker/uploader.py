@@ -113,7 +113,7 @@ class Shipping:
             except Exception as error:  # what is not sent, or not written, is so with the next turn
                 if closing and self._is_hopeless(error):
                     log.exception("shipping_given_up", attempt=self.attempt_id)
-                    self.lost = self.lost or f"what is left cannot be sent to the platform: {type(error).__name__}: {error}"
+                    self.lost = self.lost or f"remaining events cannot be sent to the platform: {type(error).__name__}: {error}"
                     break
                 self._wait_out(error, wait_s, closing)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)

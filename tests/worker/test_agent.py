@@ -104,7 +104,7 @@ def test_what_a_supervisor_could_not_clear_away_is_told_of_its_devices(bench, to
     )
     write_private(folder.claim_file, KeptClaim(epoch=1, claimed=claimed).model_dump_json())
     folder.session_file.write_text(str(2**22 + 1))  # above every process id
-    write_private(folder.stuck_file, "attempt 1 could not be cleared away: processes [12] of the engine do not end")
+    write_private(folder.stuck_file, "attempt 1 could not be cleaned up: processes [12] of the engine do not end")
     attempt.claimed = True
     bench.start("agent")
     tools.eventually(lambda: attempt.outcome, "the next supervisor to find nothing left, and to report")
@@ -238,7 +238,7 @@ def test_an_agent_that_has_not_joined_says_how(bench, tmp_path: Path, capfd: pyt
 
 def test_an_agent_that_could_claim_nothing_says_why(bench, capfd: pytest.CaptureFixture[str]) -> None:
     assert bench.start("agent", OPPO_RENDEZVOUS_PORTS="29500-29599,30000").wait() == 2
-    assert "OPPO_RENDEZVOUS_PORTS is '29500-29599,30000'; it wants one port or one range" in capfd.readouterr().err
+    assert "OPPO_RENDEZVOUS_PORTS is '29500-29599,30000'; it must be one port or one range" in capfd.readouterr().err
 
 
 def test_a_node_without_gpus_is_one_cpu_device() -> None:

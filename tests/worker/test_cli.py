@@ -156,7 +156,7 @@ def test_a_worker_that_has_not_joined_is_told_how(tmp_path: Path, monkeypatch: p
     assert "oppo worker join" in oppo("worker", "run").output
     refused = oppo("worker", "join", "http://127.0.0.1:1", "token")
     assert refused.exit_code == 1
-    assert "does not answer" in refused.output
+    assert "does not respond" in refused.output
 
 
 def test_figures_leave_out_the_first_steps() -> None:

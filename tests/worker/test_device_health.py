@@ -129,7 +129,7 @@ def test_a_card_that_the_driver_has_lost_does_not_take_the_others_with_it(monkey
     well, lost = device_reports(clocks=ClockWatch())
     assert (well.model, well.health) == ("H100", "")
     assert (lost.index, lost.kind, lost.model, lost.memory_bytes) == (1, "cuda", "", 0)
-    assert lost.health == "the driver does not reach it: GPU is lost"
+    assert lost.health == "the driver cannot access the device: GPU is lost"
 
 
 def test_a_node_may_be_up_before_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +160,9 @@ def test_cards_whose_driver_is_exchanged_are_lost_for_the_moment_and_not_gone(
     for found in (Two(), Exchanged(), None, Nvml()):
         monkeypatch.setattr(devices, "_nvml", lambda found=found: found)
         said.append([(report.kind, report.health) for report in device_reports()])
-    unreachable = "the driver does not reach it: "
+    unreachable = "the driver cannot access the device: "
     assert said[1] == [("cuda", f"{unreachable}Driver/library version mismatch")] * 2
-    assert said[2] == [("cuda", f"{unreachable}it does not answer")] * 2
+    assert said[2] == [("cuda", f"{unreachable}device does not respond")] * 2
     assert said[3] == [("cuda", "")]
     assert not driver.started, "the library is started anew"
 
@@ -179,7 +179,7 @@ def test_processes_count_unless_an_attempt_of_this_node_holds_the_card(card: Any
     gone = 2**22 + 1  # above every process id
     card(pids=(gone, os.getpid()))
     said = device_reports()[0].health
-    assert said.startswith(f"processes are left on it: {os.getpid()} (")
+    assert said.startswith(f"leftover processes: {os.getpid()} (")
     assert said.endswith(f"), {gone}")
     assert device_reports(held={0})[0].health == ""
 
@@ -195,12 +195,12 @@ def test_memory_errors_count_also_under_a_run(card: Any) -> None:
     ("facts", "said"),
     [
         ({"rows": (2, 1, 0, 0)}, ""),  # remapped long ago
-        ({"rows": (0, 1, 1, 0)}, "faulty rows of its memory are to be remapped: it needs a reset"),
-        ({"rows": (0, 8, 1, 1)}, "a faulty row of its memory could not be remapped: the card should be exchanged"),
+        ({"rows": (0, 1, 1, 0)}, "memory row remapping pending: needs a reset"),
+        ({"rows": (0, 8, 1, 1)}, "memory row remapping failed: replace the card"),
         ({"rows": None, "pages_wait": 0}, ""),
-        ({"rows": None, "pages_wait": 1}, "faulty pages of its memory are to be retired: it needs a reset"),
-        ({"rows": (0, 1, 1, 0), "errors": 1}, "its memory has had uncorrectable ECC errors since the last reset"),
-        ({"rows": (0, 1, 0, 1), "errors": 1}, "a faulty row of its memory could not be remapped: the card should be exchanged"),
+        ({"rows": None, "pages_wait": 1}, "memory page retirement pending: needs a reset"),
+        ({"rows": (0, 1, 1, 0), "errors": 1}, "uncorrectable ECC memory errors since the last reset"),
+        ({"rows": (0, 1, 0, 1), "errors": 1}, "memory row remapping failed: replace the card"),
     ],
 )
 def test_faulty_memory_that_waits_for_a_reset_or_for_another_card(card: Any, facts: dict[str, Any], said: str) -> None:
@@ -210,7 +210,7 @@ def test_faulty_memory_that_waits_for_a_reset_or_for_another_card(card: Any, fac
 
 def test_what_a_supervisor_could_not_clear_goes_first(card: Any) -> None:
     card()
-    assert device_reports(stuck={0: "attempt 1 could not be cleared away"})[0].health == "attempt 1 could not be cleared away"
+    assert device_reports(stuck={0: "attempt 1 could not be cleaned up"})[0].health == "attempt 1 could not be cleaned up"
 
 
 def health_after(beats: int, clocks: ClockWatch, held: tuple[int, ...] = ()) -> str:
@@ -223,7 +223,7 @@ def test_a_card_that_stays_too_hot_is_told_until_it_has_been_well_for_long(card:
     card(reasons=pynvml.nvmlClocksEventReasonHwThermalSlowdown)
     assert health_after(SLOW_BEATS - 1, clocks) == ""
     hot = health_after(1, clocks, held=(0,))
-    assert hot == "its clocks are lowered because it is too hot"
+    assert hot == "clocks are throttled: temperature limit"
     card(reasons=pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown)
     assert health_after(SLOW_BEATS, clocks) == hot, "the sentence stays the same, so that a card that was put back stays there"
     card()
@@ -243,13 +243,13 @@ def test_a_moment_of_heat_is_nothing(card: Any) -> None:
 @pytest.mark.parametrize(
     ("facts", "busy", "said"),
     [
-        ({"clock": 900}, 1.0, "its clocks stay low under load, and the driver does not say why"),
+        ({"clock": 900}, 1.0, "clocks stay low under load; the driver reports no reason"),
         ({"clock": 900}, 0.5, ""),  # an idle card saves power
         ({"clock": 900}, None, ""),
         ({"clock": 1300}, 1.0, ""),
         ({"clock": 900, "reasons": pynvml.nvmlClocksEventReasonSwPowerCap}, 1.0, ""),  # its power limit is meant
         ({"clock": 900, "reasons": pynvml.nvmlClocksEventReasonApplicationsClocksSetting}, 1.0, ""),
-        ({"reasons": pynvml.nvmlClocksEventReasonHwSlowdown}, 0.0, "its hardware has lowered its clocks"),
+        ({"reasons": pynvml.nvmlClocksEventReasonHwSlowdown}, 0.0, "clocks are throttled: hardware slowdown"),
         ({"reasons": pynvml.nvmlClocksEventReasonGpuIdle}, 0.0, ""),
         ({"reasons": None, "clock": 900}, 1.0, ""),
     ],

@@ -80,7 +80,7 @@ def test_what_cannot_be_sent_leaves_its_number_to_a_log_line(tmp_path: Path, bad
     reader = OutboxReader(file, "engine", NOTHING_SECRET)
     lines = reader.batch()
     assert [line.event.seq for line in lines] == [1, 2, 3]
-    assert "was left out" in lines[1].event.lines[0]
+    assert "was dropped" in lines[1].event.lines[0]
     EventBatch.model_validate_json(reader.body(lines))
 
 
@@ -110,7 +110,7 @@ def test_log_lines_are_followed_across_a_restart_and_bounded(tmp_path: Path) -> 
         for line in entry.event.lines
     ]
     assert told[:2] == ["first", "progress 2"]
-    assert told[2].endswith("lines were left out")
+    assert told[2].endswith("lines were dropped")
     assert len(told) == 2 + 1 + MAX_LINES_A_ROUND
     assert told[-1] == "last without a break"
     assert last_lines(folder, NOTHING_SECRET)[-1] == "last without a break"

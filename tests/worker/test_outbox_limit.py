@@ -88,7 +88,7 @@ def test_what_is_left_out_is_told_at_once_and_then_now_and_then(tmp_path: Path) 
     assert (told[0].from_step, told[0].to_step, told[0].timelines) == (1, 1, 1)
     assert len(told) == 5
     assert told[-1].to_step > steps - TOLD_EVERY
-    assert told[1].words().endswith("20 log lines left out. Metrics, decisions and checkpoints are whole.")
+    assert told[1].words().endswith("20 log lines were dropped. Metrics, decisions and checkpoints are complete.")
 
 
 class Platform:
@@ -153,8 +153,8 @@ def test_a_long_outage_loses_detail_only_and_says_which(outage: tuple[Platform, 
     assert {event.step for event in platform.events["engine"] if event.kind == "spans"} >= set(range(step - 4, step + 1))
     assert platform.events["engine"][-1].kind == "finished"
     said = [line for event in platform.events["supervisor"] for line in event.lines]  # type: ignore[union-attr]
-    assert sum("the outbox is full" in line for line in said) == sum("has room again" in line for line in said) == 1
-    assert "… 50 lines were left out, because the outbox was full" in said
+    assert sum("the outbox is full" in line for line in said) == sum("has space again" in line for line in said) == 1
+    assert "… 50 lines were dropped because the outbox was full" in said
 
 
 def test_a_supervisor_that_comes_back_knows_that_the_outbox_is_full(outage: tuple[Platform, Shipping, AttemptFolder]) -> None:
@@ -217,7 +217,7 @@ def test_an_end_while_the_outbox_is_full_tells_what_was_left_out(tmp_path: Path)
     folder.log_file("stdout").open("a").write("three")
     LogTail(folder, OutboxWriter(folder.supervisor_events), Redactor({})).follow(ended=True, full=True)
     events = [EVENT.validate_json(line) for line in folder.supervisor_events.read_bytes().splitlines()]
-    assert [event.lines for event in events] == [["… 3 lines were left out, because the outbox was full"]]  # type: ignore[union-attr]
+    assert [event.lines for event in events] == [["… 3 lines were dropped because the outbox was full"]]  # type: ignore[union-attr]
 
 
 def test_a_disk_that_is_about_to_be_full_is_left_to_metrics_and_checkpoints(
@@ -229,6 +229,6 @@ def test_a_disk_that_is_about_to_be_full_is_left_to_metrics_and_checkpoints(
     flag = tmp_path / "engine.jsonl.full"
     watched = OutboxLimit(flag)
     said = [(watched.look(0), flag.exists()) for _ in range(5)]
-    assert said[1] == ("the outbox is full, 999 bytes are free on its disk: timelines, answers and log lines are left out", True)
-    assert said[4] == ("the outbox has room again: nothing is left out any more", False)
+    assert said[1] == ("the outbox is full, 999 bytes are free on its disk: timelines, samples and log lines are dropped", True)
+    assert said[4] == ("the outbox has space again: all events are recorded", False)
     assert [each for each in said if each[0]] == [said[1], said[4]]

@@ -74,7 +74,7 @@ def test_after_the_engines_end_it_is_given_up_and_said(carry: Any) -> None:
     carries = carry(platform)
     carries.close()
     assert carries.complete.wait(60)
-    assert carries.lost.startswith("what is left cannot be sent to the platform: JSONDecodeError: Expecting value")
+    assert carries.lost.startswith("remaining events cannot be sent to the platform: JSONDecodeError: Expecting value")
 
 
 def test_a_disk_that_stays_away_is_given_up_after_the_end(carry: Any, monkeypatch: pytest.MonkeyPatch, tools: Any) -> None:
@@ -88,7 +88,7 @@ def test_a_disk_that_stays_away_is_given_up_after_the_end(carry: Any, monkeypatc
     assert not carries.complete.is_set(), "it may come back"
     monkeypatch.setattr(uploader, "LONGEST_DISK_S", 0.0)
     assert carries.complete.wait(60)
-    assert carries.lost == "what is left cannot be sent to the platform: OSError: stale file handle"
+    assert carries.lost == "remaining events cannot be sent to the platform: OSError: stale file handle"
 
 
 def test_a_mistake_of_ours_ends_no_thread_in_silence(carry: Any, monkeypatch: pytest.MonkeyPatch) -> None:

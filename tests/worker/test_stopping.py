@@ -134,7 +134,7 @@ def test_a_mount_that_fails_costs_one_attempt_and_not_the_run(supervisor: Superv
     assert supervisor.engine is None
     told = outcome_of(1, supervisor.folder.engine_end(), None, [])
     assert told.outcome == "engine_died"
-    assert told.reason.startswith("it could not be started: [Errno 20] Not a directory")
+    assert told.reason.startswith("the engine could not be started: [Errno 20] Not a directory")
 
 
 def test_an_engine_that_nobody_would_find_again_is_not_left_running(folder: AttemptFolder) -> None:

@@ -122,7 +122,7 @@ def lose(attempt: Any, events: Path) -> None:
     del attempt.events["engine"][4:]
 
 
-LOST = "the platform asks for event 5 of the engine, which the node's disk has no more; the first that it has is 7"
+LOST = "the platform asks for event 5 of the engine, which is not on the node's disk; the first stored event is 7"
 
 
 def test_an_attempt_that_cannot_tell_what_is_asked_for_ends_and_says_so(bench, tools) -> None:
@@ -169,7 +169,7 @@ def test_an_event_that_is_not_taken_is_replaced_and_the_rest_arrives(bench, tool
     bench.platform.before = refuse_step_7
     assert bench.supervise().wait() == 0
     assert steps_of(attempt) == [step for step in range(1, 21) if step != 7]
-    assert any("was left out" in line for event in attempt.kinds("log") for line in event["lines"])
+    assert any("was dropped" in line for event in attempt.kinds("log") for line in event["lines"])
     assert attempt.outcome["outcome"] == "succeeded"
 
 
@@ -232,7 +232,7 @@ def test_a_stubborn_engine_is_killed_with_its_children_at_the_deadline(bench, to
     attempt.signal, attempt.deadline_s = wish, 1.0
     assert process.wait() == 0
     assert attempt.outcome["outcome"] == outcome
-    assert attempt.outcome["reason"] == "it did not stop by its deadline and was killed"
+    assert attempt.outcome["reason"] == "the engine did not stop before the deadline and was killed"
     assert attempt.device_was_free
 
 
@@ -241,7 +241,7 @@ def test_a_cancel_ends_what_a_pause_gave_time_to(bench, tools) -> None:
     process = bench.supervise()
     tools.eventually(lambda: attempt.running)
     attempt.signal, attempt.deadline_s = "pause", 3600.0
-    asked = "asked to pause"
+    asked = "pause requested"
     tools.eventually(lambda: any(asked in line for event in attempt.kinds("log", "supervisor") for line in event["lines"]))
     attempt.signal, attempt.deadline_s = "cancel", 1.0
     assert process.wait() == 0
@@ -263,7 +263,7 @@ def test_the_engine_is_stopped_before_its_lease_can_end(bench, tools) -> None:
     bench.away(until=lambda: not bench.engines())
     assert process.wait() == 0
     assert attempt.outcome["outcome"] == "preempted"  # no death: an outage uses up no attempt
-    assert attempt.outcome["reason"] == "the platform could not be reached and the lease was about to end"
+    assert attempt.outcome["reason"] == "the platform could not be reached and the lease was about to expire"
 
 
 def test_a_fenced_engine_stops_and_its_history_still_arrives(bench, tools) -> None:
