@@ -85,7 +85,7 @@ def chrome_trace(events: Iterable[Event]) -> Json:
         events: as an outbox file holds them; attempts that were appended to it after a resume follow each other.
 
     Raises:
-        ValueError: there is no `started` event: the run never began to train.
+        ValueError: there is no `started` event: the run never started to train.
     """
     drawing = Drawing()
     attempt: Attempt | None = None
@@ -101,7 +101,7 @@ def chrome_trace(events: Iterable[Event]) -> Json:
         elif attempt is not None:
             _draw(drawing, attempt, event)
     if attempt is None:
-        raise ValueError("there is no `started` event: the run never began to train")
+        raise ValueError("there is no `started` event: the run never started to train")
     return {"traceEvents": _placed(drawing), "displayTimeUnit": "ms"}
 
 

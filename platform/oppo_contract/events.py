@@ -55,7 +55,7 @@ class Envelope(Wire):
     """Who said it, as which number, and when."""
 
     producer: Literal["engine", "supervisor"] = Field(
-        description="Who tells it; with several nodes each node's engine and supervisor count for themselves."
+        description="The producer; with several nodes, each node's engine and supervisor is a producer of its own."
     )
     seq: int = Field(ge=1, description="1, 2, 3, … of this producer in this attempt.")
     time: float = Field(ge=0, le=LAST_TIME, allow_inf_nan=False, description="Seconds since 1970.")
@@ -65,10 +65,10 @@ class StartedEvent(Envelope):
     """The engine has loaded everything and is about to take its first step."""
 
     kind: Literal["started"] = "started"
-    devices: list[str] = Field(description="Names of the devices held, as `cpu:0`.")
+    devices: list[str] = Field(description="Names of the allocated devices, such as `cpu:0`.")
     lanes: list[tuple[str, Role]] = Field(description="(device, role) pairs, in the order they are drawn.")
     start_step: int = Field(ge=0, le=LAST_STEP, description="Steps already trained: 0, or the checkpoint's.")
-    total_steps: int = Field(ge=1, le=LAST_STEP, description="Steps when all is done.")
+    total_steps: int = Field(ge=1, le=LAST_STEP, description="Total steps.")
 
 
 class StepEvent(Envelope):
@@ -91,41 +91,39 @@ class SpansEvent(Envelope):
     step: int = Field(ge=1, le=LAST_STEP, description="The step, counted from 1.")
     window_s: tuple[float, float] = Field(description="End of the last update to end of this one.")
     device: list[str] = Field(description="Where.")
-    role: list[Role] = Field(description="Whose work it was.")
-    phase: list[Phase] = Field(description="What kind of work it was; docs/metrics.md explains each.")
+    role: list[Role] = Field(description="Model role of the work.")
+    phase: list[Phase] = Field(description="Kind of work; docs/metrics.md explains each.")
     start_s: list[float] = Field(description="When it began.")
     end_s: list[float] = Field(description="When it ended.")
-    chunk: list[int] = Field(description="Chunk number within the step from 1; 0 where it means nothing.")
+    chunk: list[int] = Field(description="Chunk number within the step, from 1; 0 where not applicable.")
     rows: list[int] = Field(description="Sequences worked on.")
     idle: list[tuple[str, IdleCause, float, float]] = Field(description="(device, cause, start_s, end_s) of every bubble.")
     deferred: list[DeferredSequence] = Field(description="Sequences carried into or out of this step.")
-    flows: list[tuple[int, int]] = Field(
-        default_factory=list, description="(i, j): what span i decoded was handed over and read by span j."
-    )
+    flows: list[tuple[int, int]] = Field(default_factory=list, description="(i, j): span j processed tokens that span i decoded.")
     counters: dict[Counter, list[tuple[float, float]]] = Field(
         default_factory=dict, description="(time, value) pairs in order; a value holds until the next one."
     )
     trained: list[tuple[int, int, int]] = Field(
-        default_factory=list, description="(sequence_id, prompt tokens, response tokens) of every answer trained in this step."
+        default_factory=list, description="(sequence_id, prompt tokens, response tokens) of every response trained in this step."
     )
 
 
 class DeferredSequence(Wire):
     """A sequence that crossed a step's end: it was decoded here from `start_s` to `end_s`, and trained here or not yet."""
 
-    sequence_id: int = Field(description="Its number in the run, which no other submission gets.")
-    age: int = Field(ge=0, description="Steps for which it has been deferred so far.")
+    sequence_id: int = Field(description="Its number, unique within the run.")
+    age: int = Field(ge=0, description="Staleness so far, steps.")
     tokens: int = Field(ge=0, description="Response tokens so far.")
     start_s: float = Field(description="When decoding began in this step.")
-    end_s: float = Field(description="When this answer ended in this step, or decoding did.")
-    trained: bool = Field(description="Whether this step trained it; otherwise it goes on in the next one.")
+    end_s: float = Field(description="When this response or decoding ended in this step.")
+    trained: bool = Field(description="Whether this step trained it; otherwise it continues in the next one.")
 
 
 class DecisionEvent(Envelope):
     """A controller changed or kept its value, and why."""
 
     kind: Literal["decision"] = "decision"
-    step: int = Field(ge=0, le=LAST_STEP, description="The step after which it was decided.")
+    step: int = Field(ge=0, le=LAST_STEP, description="The step after which the decision was made.")
     controller: Literal["overcommit", "chunk", "kl", "nonfinite", "memory"] = Field(
         description="`overcommit`: of Δ; `chunk`: of C; `nonfinite`: what was done about a value that is not finite."
         " `memory`: of the padded tokens of a pass, because memory ran out."
@@ -133,24 +131,24 @@ class DecisionEvent(Envelope):
     )
     old: float = Field(description="The value before; with `nonfinite` the step that failed.")
     new: float = Field(description="The value from now on, the same when it was kept; with `nonfinite` the step that comes next.")
-    reason: str = Field(description="Why, a sentence.")
+    reason: str = Field(description="The reason, a sentence.")
 
 
 class Sample(Wire):
     """One trained answer. Its text is untrusted."""
 
     sequence_id: int = Field(description="Its number in the run.")
-    prompt: str = Field(description="What was asked.")
-    response: str = Field(description="What was answered.")
-    stale_response: str = Field(description="The head of the response that was sampled under older weights.")
+    prompt: str = Field(description="The prompt.")
+    response: str = Field(description="The response.")
+    stale_response: str = Field(description="The first part of the response, sampled under older policy versions.")
     score: float = Field(description="Its score, after normalisation, penalties and clipping.")
-    kl: float = Field(description="KL to the reference, summed over the answer, nats; 0 for a held-out one.")
+    kl: float = Field(description="KL to the reference, summed over the response, nats; 0 for an eval sample.")
     length: int = Field(description="Response tokens.")
-    age: int = Field(description="Steps for which it was deferred.")
+    age: int = Field(description="Staleness: steps for which it was deferred.")
     versions: tuple[int, int] = Field(description="Oldest and newest policy version of its tokens.")
-    held_out: bool = Field(False, description="An evaluation's answer: `sequence_id` is the held-out prompt's number.")
+    held_out: bool = Field(False, description="An eval sample: `sequence_id` is the held-out prompt's number.")
     ending: Literal["eos", "stop", "length"] | None = Field(
-        None, description="What ended it: end-of-sequence, a stop condition, or the length limit; unknown in older runs."
+        None, description="Finish reason: end-of-sequence, a stop condition, or the length limit; unknown in older runs."
     )
 
 
@@ -158,8 +156,8 @@ class SamplesEvent(Envelope):
     """Some answers of a step."""
 
     kind: Literal["samples"] = "samples"
-    step: int = Field(ge=0, le=LAST_STEP, description="The step that trained them, or after which they were held out.")
-    samples: list[Sample] = Field(description="The answers.")
+    step: int = Field(ge=0, le=LAST_STEP, description="The step that trained them, or after which they were evaluated.")
+    samples: list[Sample] = Field(description="The samples.")
 
 
 class CheckpointEvent(Envelope):
@@ -167,11 +165,11 @@ class CheckpointEvent(Envelope):
 
     kind: Literal["checkpoint"] = "checkpoint"
     step: int = Field(ge=0, le=LAST_STEP, description="Steps done.")
-    folder: str = Field(description="Where it is, relative to the run's artifact folder.")
-    manifest_sha256: str = Field(description="SHA-256 of its `manifest.json`, which has those of the files.")
+    folder: str = Field(description="Path relative to the run's artifact folder.")
+    manifest_sha256: str = Field(description="SHA-256 of its `manifest.json`, which has the checksums of the files.")
     bytes: int = Field(ge=0, description="Size of all its files.")
     score: float | None = Field(
-        None, description="What it is compared by when the best are kept: of the evaluation at `step`, or else the mean score."
+        None, description="Score for keeping the best checkpoints: of the evaluation at `step`, otherwise the mean score."
     )
     chunk: int = Field(0, ge=0, description="Chunks already decoded of the step after `step`; 0 between two steps.")
 
@@ -180,35 +178,35 @@ class LogEvent(Envelope):
     """Lines that the engine or its supervisor wrote."""
 
     kind: Literal["log"] = "log"
-    stream: Literal["stdout", "stderr", "supervisor"] = Field(description="Where it was written.")
-    lines: list[str] = Field(description="The lines, without their ends.")
+    stream: Literal["stdout", "stderr", "supervisor"] = Field(description="The stream.")
+    lines: list[str] = Field(description="The lines, without line ends.")
 
 
 class LeftOutEvent(Envelope):
     """The outbox was full: so much detail of these steps was not written, so that metrics and checkpoints always are."""
 
     kind: Literal["left_out"] = "left_out"
-    from_step: int = Field(ge=0, description="First step of which something is missing.")
-    to_step: int = Field(ge=0, description="Last step of which something is missing.")
-    timelines: int = Field(ge=0, description="`spans` events not written.")
-    answers: int = Field(ge=0, description="Samples not written.")
-    lines: int = Field(ge=0, description="Lines of the log not written.")
+    from_step: int = Field(ge=0, description="First step with dropped data.")
+    to_step: int = Field(ge=0, description="Last step with dropped data.")
+    timelines: int = Field(ge=0, description="`spans` events dropped.")
+    answers: int = Field(ge=0, description="Samples dropped.")
+    lines: int = Field(ge=0, description="Log lines dropped.")
 
     def words(self) -> str:
         """What was left out, a sentence."""
         steps = f"step {self.to_step}" if self.from_step == self.to_step else f"steps {self.from_step} to {self.to_step}"
-        counts = ((self.timelines, "timeline"), (self.answers, "answer"), (self.lines, "log line"))
+        counts = ((self.timelines, "timeline"), (self.answers, "sample"), (self.lines, "log line"))
         things = ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count) or "nothing"
-        return f"The outbox was full: of {steps}, {things} left out. Metrics, decisions and checkpoints are whole."
+        return f"The outbox was full: of {steps}, {things} were dropped. Metrics, decisions and checkpoints are complete."
 
 
 class FinishedEvent(Envelope):
     """The engine ended by itself: all steps done, budget reached, asked to stop, or an error it could name."""
 
     kind: Literal["finished"] = "finished"
-    outcome: Literal["succeeded", "stopped", "failed"] = Field(description="`stopped`: it was asked to.")
+    outcome: Literal["succeeded", "stopped", "failed"] = Field(description="`stopped`: on request.")
     step: int = Field(description="Steps done.")
-    reason: str = Field(description="Why it ended, a sentence.")
+    reason: str = Field(description="Why the run ended, a sentence.")
     unconsumed: int = Field(0, ge=0, description="Sequences still in flight, kept in the final checkpoint.")
 
 

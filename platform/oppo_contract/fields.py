@@ -103,7 +103,7 @@ class SpecSchema:
             case "boolean":
                 return "true or false"
             case "integer":
-                return "a whole number" + _range(schema)
+                return "an integer" + _range(schema)
             case "number":
                 return "a number" + _range(schema)
             case "array":

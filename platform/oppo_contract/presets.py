@@ -20,13 +20,13 @@ PRESETS = (
     Preset(
         "sequential",
         "Sequential",
-        "Plain PPO, one stage after the other. The baseline others are measured against.",
+        "Plain PPO, one stage after another. The baseline for comparisons.",
         {"intra_step": "off", "inter_step": "off"},
     ),
     Preset(
         "oppo",
         "OPPO",
-        "Answers are scored while they are written, and the longest roll over into the next step.",
+        "Responses are scored while they are decoded, and the longest ones are deferred to the next step.",
         {"intra_step": "per_chunk", "inter_step": "defer"},
     ),
 )

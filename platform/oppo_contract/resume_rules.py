@@ -23,19 +23,19 @@ ALLOWED = (
     "checkpoints", "logging", "models.reward.http",
 )  # fmt: skip
 REFUSED = {
-    "version": ("the state is another schema's", NEW_RUN),
-    "seed": ("numbers of half-written answers are drawn from it", NEW_RUN),
+    "version": ("the state has another spec version", NEW_RUN),
+    "seed": ("the sampling of unfinished responses depends on it", NEW_RUN),
     "models": ("weights and optimizer state belong to these models", NEW_RUN),
-    "data": ("the cursor counts in the order of these prompts", "put the same prompts there, or " + NEW_RUN),
-    "rollout": ("half-written answers were begun with it", NEW_RUN),
+    "data": ("the prompt position depends on the order of these prompts", "use the same prompts, or " + NEW_RUN),
+    "rollout": ("unfinished responses were started with it", NEW_RUN),
     "resources.dtype": ("weights and optimizer state were saved in it", NEW_RUN),
-    "ppo.algorithm": ("answers in flight and the critic's state are another algorithm's", NEW_RUN),
-    "ppo.group_size": ("answers in flight belong to groups of that size", NEW_RUN),
-    "ppo.batch_size": ("the answers in flight were begun for batches of that size", NEW_RUN),
+    "ppo.algorithm": ("responses in flight and the critic's state belong to the other algorithm", NEW_RUN),
+    "ppo.group_size": ("responses in flight belong to groups of that size", NEW_RUN),
+    "ppo.batch_size": ("the responses in flight were started for batches of that size", NEW_RUN),
     "ppo.normalize_scores": ("the running statistics belong to the whole run", NEW_RUN),
     "ppo.ema_decay": ("the moving average belongs to the whole run", NEW_RUN),
-    "ppo.pretraining": ("the cursor counts in these texts", "only its coefficient may change; else " + NEW_RUN),
-    "overlap.inter_step": ("the answers in flight were begun under that rule", NEW_RUN),
+    "ppo.pretraining": ("the text position depends on these texts", "only its coefficient may change; otherwise " + NEW_RUN),
+    "overlap.inter_step": ("the responses in flight were started in that mode", NEW_RUN),
 }
 ALLOWED_BELOW_REFUSED = (
     "ppo.pretraining.coefficient",

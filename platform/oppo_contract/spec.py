@@ -37,38 +37,34 @@ def _refuse_with(setting: str, reasons: list[tuple[bool, str, Any, str]]) -> Non
     """Raises Impossible for the first of (applies, path, value, what is allowed) that applies."""
     for applies, path, value, allowed in reasons:
         if applies:
-            raise Impossible(path, f"does not go with {setting}", value=value, allowed=allowed)
+            raise Impossible(path, f"cannot be combined with {setting}", value=value, allowed=allowed)
 
 
 class RunSpec(Section):
     """One PPO-RLHF run, whole."""
 
     version: Literal[1] = Field(SPEC_VERSION, description="Version of this schema.")
-    name: Name = Field(description="The run's name, as it is shown.")
+    name: Name = Field(description="Display name of the run.")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Seed of sampling, shuffling and initialisation.")
     steps: int = Field(ge=1, le=10_000_000, description="PPO steps to train.")
     models: Models = Field(description="The four roles.")
     data: Data = Field(description="The prompts.")
-    fork: Fork | None = Field(
-        None, description="A checkpoint to begin with, of another run; off when empty. On the platform only."
-    )
+    fork: Fork | None = Field(None, description="Start from a checkpoint of another run; off when empty. Platform only.")
     ppo: Ppo = Field(default_factory=Ppo, description="The PPO step.")
-    rollout: Rollout = Field(default_factory=Rollout, description="How the actor answers.")
-    overlap: Overlap = Field(default_factory=Overlap, description="What runs at the same time.")
-    training: Training = Field(default_factory=Training, description="Who takes the optimizer's steps.")
-    evaluation: Evaluation | None = Field(
-        None, description="Held-out prompts answered and scored during training; off when empty."
-    )
-    resources: Resources = Field(default_factory=Resources, description="What the run needs from its nodes.")
-    queue: Queue = Field(default_factory=Queue, description="How it waits for its turn.")
-    retries: Retries = Field(default_factory=Retries, description="What happens after a death.")
+    rollout: Rollout = Field(default_factory=Rollout, description="How the actor samples responses.")
+    overlap: Overlap = Field(default_factory=Overlap, description="Which stages overlap.")
+    training: Training = Field(default_factory=Training, description="Training backend and optimizer sharding.")
+    evaluation: Evaluation | None = Field(None, description="Evaluation on held-out prompts during training; off when empty.")
+    resources: Resources = Field(default_factory=Resources, description="Devices and cores of the run.")
+    queue: Queue = Field(default_factory=Queue, description="Priority and limits in the queue.")
+    retries: Retries = Field(default_factory=Retries, description="Retries after a failure of the engine or a node.")
     secrets: SecretRefs | None = Field(
         None,
         description="Secrets of the team that the engine finds in its environment: VARIABLE: secret:NAME. On the platform only.",
     )
-    budget: Budget = Field(default_factory=Budget, description="When to stop.")
-    checkpoints: Checkpoints = Field(default_factory=Checkpoints, description="When the state is saved.")
-    logging: Logging = Field(default_factory=Logging, description="What a run tells besides its metrics.")
+    budget: Budget = Field(default_factory=Budget, description="Stopping conditions.")
+    checkpoints: Checkpoints = Field(default_factory=Checkpoints, description="When checkpoints are saved.")
+    logging: Logging = Field(default_factory=Logging, description="What is recorded besides metrics.")
 
     @model_validator(mode="after")
     def secrets_are_named(self) -> Self:
@@ -78,8 +74,8 @@ class RunSpec(Section):
     @model_validator(mode="after")
     def a_fork_goes_on(self) -> Self:
         if self.fork is not None and self.steps <= self.fork.step:
-            allowed = f"above {self.fork.step}, the step that it begins with (fork.step)"
-            raise Impossible("steps", "leaves nothing to train", value=self.steps, allowed=allowed)
+            allowed = f"above {self.fork.step}, the step it starts from (fork.step)"
+            raise Impossible("steps", "leaves no steps to train", value=self.steps, allowed=allowed)
         return self
 
     @model_validator(mode="after")
@@ -102,7 +98,7 @@ class RunSpec(Section):
             (self.ppo.epochs > 1, "ppo.epochs", self.ppo.epochs, "1"),
             (self.ppo.mini_batches > 1, "ppo.mini_batches", self.ppo.mini_batches, "1"),
             (self.ppo.whiten_rewards, "ppo.whiten_rewards", True, "false: they need the whole batch before a gradient"),
-            (self.ppo.normalize_scores != "off", "ppo.normalize_scores", "running", "off: it needs the whole batch as well"),
+            (self.ppo.normalize_scores != "off", "ppo.normalize_scores", "running", "off: it needs the whole batch"),
             (self.ppo.on_nonfinite != "raise", "ppo.on_nonfinite", self.ppo.on_nonfinite, "raise"),
             (self.ppo.algorithm != "ppo", "ppo.algorithm", self.ppo.algorithm, "ppo"),
             (self.overlap.intra_step == "off", "overlap.intra_step", "off", "per_sequence or per_chunk"),
@@ -128,7 +124,7 @@ class RunSpec(Section):
                 self.resources.dtype == "float64" and self.training.backend == "deepspeed",
                 "resources.dtype",
                 "float64",
-                "float32 or bfloat16: it steps on float32 weights",
+                "float32 or bfloat16: it updates float32 weights",
             ),
             (self.overlap.update_overlap, "overlap.update_overlap", True, "false: it needs the whole gradient in one process"),
             (
@@ -141,7 +137,7 @@ class RunSpec(Section):
                 self.ppo.ema_decay is not None,
                 "ppo.ema_decay",
                 self.ppo.ema_decay,
-                "empty: the average follows weights that no rank has whole",
+                "empty: no rank has the full weights to average",
             ),
             (
                 self.training.zero_stage == 3 and self.training.recompute != "off",
@@ -162,14 +158,14 @@ class RunSpec(Section):
         reasons = [
             (self.resources.kind == "cpu", "resources.kind", "cpu", "cuda or any: vLLM decodes on a GPU"),
             (self.resources.dtype == "float64", "resources.dtype", "float64", "float32 or bfloat16"),
-            (self.models.actor.tiny is not None, "models.actor", "tiny", "path: a folder of an architecture that vLLM knows"),
+            (self.models.actor.tiny is not None, "models.actor", "tiny", "path: a model of an architecture that vLLM supports"),
             (self.ppo.tis != "all", "ppo.tis", self.ppo.tis, "all: its log-probs differ from the trainer's by rounding"),
             (self.overlap.update_overlap, "overlap.update_overlap", True, "false: it trains on CPUs"),
             (
                 self.rollout.vllm_sleep and self.overlap.kv_after_update == "keep",
                 "rollout.vllm_sleep",
                 True,
-                "false, or overlap.kv_after_update recompute: who sleeps keeps no keys and values",
+                "false, or overlap.kv_after_update recompute: a sleeping decoder keeps no KV cache",
             ),
         ]
         _refuse_with("rollout.backend vllm", reasons)
@@ -186,25 +182,25 @@ class RunSpec(Section):
                 self.training.backend != "plain" and self.rollout.vllm_process == "engine",
                 "training.backend",
                 self.training.backend,
-                "plain, or rollout.vllm_process own: in one process both want the default group",
+                "plain, or rollout.vllm_process own: in one process both need the default process group",
             ),
             (
                 self.training.backend != "plain" and self.resources.ranks > 1 and not own,
                 "training.backend",
                 self.training.backend,
-                "plain, or GPUs for vLLM alone (resources.decoding_devices): on theirs all ranks wait for one whose vLLM died",
+                "plain, or separate GPUs for vLLM (resources.decoding_devices): otherwise all ranks wait when one vLLM dies",
             ),
             (
                 bool(own) and self.rollout.vllm_process == "engine",
                 "resources.decoding_devices",
                 own,
-                "0, or rollout.vllm_process own: the engine's process works on the GPU that trains",
+                "0, or rollout.vllm_process own: the engine's process uses the training GPU",
             ),
             (
                 bool(own) and self.rollout.vllm_sleep,
                 "rollout.vllm_sleep",
                 True,
-                "false: nobody else needs the memory of GPUs of its own (resources.decoding_devices)",
+                "false: vLLM has GPUs of its own (resources.decoding_devices)",
             ),
         ]
         _refuse_with("rollout.backend vllm", reasons)
@@ -219,7 +215,7 @@ class RunSpec(Section):
                 self.training.backend != "plain",
                 "training.backend",
                 self.training.backend,
-                "plain: two threads of a process would meet the other ranks for actor and critic, in no certain order",
+                "plain: two threads of a process would call collectives for actor and critic in no fixed order",
             ),
             (self.overlap.update_overlap, "overlap.update_overlap", True, "false: it trains on CPUs"),
         ]
@@ -257,9 +253,9 @@ class RunSpec(Section):
             critic = self.models.critic
             raise Impossible(
                 "models.critic",
-                f"means nothing to ppo.algorithm {self.ppo.algorithm}, which has no critic",
+                f"has no effect with ppo.algorithm {self.ppo.algorithm}, which has no critic",
                 value=critic if isinstance(critic, str) else critic.model_dump(exclude_none=True),
-                allowed="actor, its default",
+                allowed="actor (the default)",
             )
         return self
 

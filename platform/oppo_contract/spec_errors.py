@@ -24,12 +24,12 @@ MAX_PROBLEMS = 50
 MESSAGES = {
     "missing": "is required",
     "extra_forbidden": "unknown key",
-    "invalid_key": "a key must be text",
+    "invalid_key": "keys must be text",
     "literal_error": "is not one of the choices",
     "model_type": "is not a mapping",
     "list_type": "is not a list",
-    "int_type": "is not a whole number",
-    "int_from_float": "is not a whole number",
+    "int_type": "is not an integer",
+    "int_from_float": "is not an integer",
     "float_type": "is not a number",
     "string_type": "is not text",
     "bool_type": "is not true or false",
@@ -38,10 +38,10 @@ MESSAGES = {
     "greater_than_equal": "is too small",
     "less_than": "is too large",
     "less_than_equal": "is too large",
-    "multiple_of": "does not divide evenly",
+    "multiple_of": "is not a valid multiple",
     "string_too_short": "is too short",
     "string_too_long": "is too long",
-    "string_pattern_mismatch": "holds characters that are not allowed there",
+    "string_pattern_mismatch": "contains characters that are not allowed",
     "too_short": "has too few items",
     "too_long": "has too many items",
 }
@@ -152,5 +152,5 @@ def _shown(value: object) -> str:
         text = json.dumps(value, default=str, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         # Python refuses to print a number of more than 4,300 digits, and JSON has no mappings as keys.
-        return "a value that cannot be shown"
+        return "a value that cannot be displayed"
     return text if len(text) <= SHOWN_VALUE_LENGTH else text[: SHOWN_VALUE_LENGTH - 1] + "…"

@@ -27,17 +27,17 @@ class RunState(StrEnum):
 S = RunState
 # What each means, for people: docs/reference/states.md is written from it.
 MEANINGS: dict[RunState, str] = {
-    S.QUEUED: "waits for devices",
-    S.ALLOCATED: "has devices; its node has not claimed it yet",
-    S.STARTING: "is claimed; the engine loads",
+    S.QUEUED: "waiting for devices",
+    S.ALLOCATED: "devices are allocated; the node has not claimed it yet",
+    S.STARTING: "claimed; the engine is loading",
     S.RUNNING: "trains",
-    S.PAUSING: "was asked to pause; the engine finishes its chunk and writes a checkpoint, half-done step included",
-    S.PAUSED: "holds no device; waits until somebody resumes or cancels it",
-    S.PREEMPTING: "must make room; goes back to the queue with a checkpoint",
-    S.CANCELLING: "was asked to stop for good",
-    S.SUCCEEDED: "has done all its steps, or used up its budget",
-    S.FAILED: "ended with an error, or died more often than is allowed",
-    S.CANCELLED: "was stopped by somebody",
+    S.PAUSING: "pause requested; the engine finishes its chunk and saves a checkpoint, including the unfinished step",
+    S.PAUSED: "no devices; waits until it is resumed or cancelled",
+    S.PREEMPTING: "being preempted; returns to the queue with a checkpoint",
+    S.CANCELLING: "cancel requested",
+    S.SUCCEEDED: "all steps done, or a budget limit reached",
+    S.FAILED: "ended with an error, or failed more often than allowed",
+    S.CANCELLED: "cancelled by a user",
 }
 ENDED = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED})
 # The states in which devices are held, and so in which exactly one attempt is live.

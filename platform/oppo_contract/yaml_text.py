@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 20
 MAX_VALUES = 10_000
 TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
-TOO_MANY = f"holds more than {MAX_VALUES:,} keys and values"
+TOO_MANY = f"contains more than {MAX_VALUES:,} keys and values"
 
 
 def parse_yaml(text: str) -> Any:
@@ -77,9 +77,9 @@ def _check_events(events: Iterable[Event]) -> None:
         name = type(event).__name__
         depth += name.endswith("StartEvent") - name.endswith("EndEvent")
         if name == "AliasEvent":
-            raise _refused(f"uses an alias (*) at line {event.start_mark.line + 1}; write the value out")
+            raise _refused(f"uses an alias (*) at line {event.start_mark.line + 1}; repeat the value instead")
         if getattr(event, "tag", None) is not None:
-            raise _refused(f"uses a tag (!) at line {event.start_mark.line + 1}; write the plain value")
+            raise _refused(f"uses a tag (!) at line {event.start_mark.line + 1}; use the plain value")
         if depth > MAX_DEPTH:
             raise _refused(TOO_DEEP)
         if number > MAX_VALUES:

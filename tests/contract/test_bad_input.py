@@ -17,7 +17,7 @@ from oppo_contract.spec_errors import MAX_PROBLEMS
 from oppo_contract.yaml_text import load_yaml, parse_yaml
 
 CHOICE = "is not one of the choices"
-WHOLE = "is not a whole number"
+WHOLE = "is not an integer"
 
 GRPO, RLOO = ({"algorithm": name, "group_size": 4} for name in ("grpo", "rloo"))
 # (path of the change, the value put there, complaint's path, message, shown value, allowed (a part of it), suggestion)
@@ -32,19 +32,19 @@ CASES = [
     ("models.actor.pth", "x", "models.actor.pth", "unknown key", '"x"', "one of path, tiny", "path"),
     ("models.reward.model.Path", "x", "models.reward.model.Path", "unknown key", '"x"', "one of path, tiny", "path"),
     # Kinds: nothing is coerced.
-    ("seed", "1", "seed", WHOLE, '"1"', "a whole number, 0 to 2147483647", None),
-    ("seed", 1.5, "seed", WHOLE, "1.5", "a whole number", None),
-    ("seed", True, "seed", WHOLE, "true", "a whole number", None),
-    ("seed", None, "seed", WHOLE, "null", "a whole number", None),
+    ("seed", "1", "seed", WHOLE, '"1"', "an integer, 0 to 2147483647", None),
+    ("seed", 1.5, "seed", WHOLE, "1.5", "an integer", None),
+    ("seed", True, "seed", WHOLE, "true", "an integer", None),
+    ("seed", None, "seed", WHOLE, "null", "an integer", None),
     ("ppo.gamma", "high", "ppo.gamma", "is not a number", '"high"', "a number, 0 to 1", None),
     ("name", 7, "name", "is not text", "7", "letters", None),
     ("data.shuffle", "yes", "data.shuffle", "is not true or false", '"yes"', "true or false", None),
     ("ppo", 3, "ppo", "is not a mapping", "3", "a mapping with algorithm, batch_size", None),
     ("models.actor", "gpt", "models.actor", "is not a mapping", '"gpt"', "a mapping with path, tiny", None),
     ("overlap.chunk.candidates", 8, "overlap.chunk.candidates", "is not a list", "8", "a list of 2 to 5 items", None),
-    ("overlap.chunk.candidates", [8, "x"], "overlap.chunk.candidates.1", WHOLE, '"x"', "a whole number, 1 or more", None),
+    ("overlap.chunk.candidates", [8, "x"], "overlap.chunk.candidates.1", WHOLE, '"x"', "an integer, 1 or more", None),
     # Ranges.
-    ("steps", 0, "steps", "is too small", "0", "a whole number, 1 to 10000000", None),
+    ("steps", 0, "steps", "is too small", "0", "an integer, 1 to 10000000", None),
     ("ppo.learning_rate", 0, "ppo.learning_rate", "is too small", "0", "above 0", None),
     ("ppo.learning_rate", 2.0, "ppo.learning_rate", "is too large", "2.0", "at most 1", None),
     ("ppo.gamma", float("nan"), "ppo.gamma", "is not finite", "NaN", "a number, 0 to 1", None),
@@ -53,7 +53,7 @@ CASES = [
     ("overlap.chunk.candidates", [8] * 6, "overlap.chunk.candidates", "has too many items", None, "2 to 5 items", None),
     ("name", "", "name", "is too short", '""', "1 to 120", None),
     ("name", "x" * 121, "name", "is too long", None, "1 to 120", None),
-    ("name", "né", "name", "holds characters that are not allowed there", '"né"', "letters, digits", None),
+    ("name", "né", "name", "contains characters that are not allowed", '"né"', "letters, digits", None),
     ("models.reward.rule", "Rule", "models.reward.rule", None, '"Rule"', "a registered rule", None),
     ("models.actor", {"tiny": {"hidden": 65}}, "models.actor.tiny.hidden", None, "65", "8 to 2048, a multiple of 8", None),
     # Choices, also where a word or a mapping is allowed: one complaint, for what was meant.
@@ -76,12 +76,12 @@ CASES = [
     ("ppo.mini_batches", 5, "ppo.mini_batches", None, "5", "a divisor of 16, the nearest is 4", None),
     ("ppo.algorithm", "grpo", "ppo.group_size", "does not fit algorithm grpo", "1", "2 or more", None),
     ("ppo.group_size", 4, "ppo.group_size", "does not fit algorithm ppo", "4", "1", None),
-    ("ppo.normalize_advantages_by_std", False, "ppo.normalize_advantages_by_std", None, "false", "true, its", None),
-    ("ppo", {**GRPO, "critic_learning_rate": 1e-3}, "ppo.critic_learning_rate", None, "0.001", "1e-05, its", None),
-    ("ppo", {**GRPO, "gamma": 0.9}, "ppo.gamma", "means nothing to algorithm grpo", "0.9", "1.0, its default", None),
-    ("ppo", {**GRPO, "value_clip_range": None}, "ppo.value_clip_range", None, "null", "0.2, its default", None),
-    ("ppo", {**GRPO, "whiten_rewards": True}, "ppo.whiten_rewards", None, "true", "false, its default", None),
-    ("ppo", {**RLOO, "normalize_advantages_by_std": False}, "ppo.normalize_advantages_by_std", None, "false", "true, its", None),
+    ("ppo.normalize_advantages_by_std", False, "ppo.normalize_advantages_by_std", None, "false", "true (the default)", None),
+    ("ppo", {**GRPO, "critic_learning_rate": 1e-3}, "ppo.critic_learning_rate", None, "0.001", "1e-05 (the default)", None),
+    ("ppo", {**GRPO, "gamma": 0.9}, "ppo.gamma", "has no effect with algorithm grpo", "0.9", "1.0 (the default)", None),
+    ("ppo", {**GRPO, "value_clip_range": None}, "ppo.value_clip_range", None, "null", "0.2 (the default)", None),
+    ("ppo", {**GRPO, "whiten_rewards": True}, "ppo.whiten_rewards", None, "true", "false (the default)", None),
+    ("ppo", {**RLOO, "normalize_advantages_by_std": False}, "ppo.normalize_advantages_by_std", None, "false", "true (the", None),
     ("ppo", {**GRPO, "batch_size": 6, "mini_batches": 4}, "ppo.mini_batches", None, "4", "a divisor of 6", None),
     ("resources.nodes", 2, "resources.devices", None, "1", "2, or another multiple of it", None),
     ("resources", {"nodes": 3, "devices": 3}, "ppo.batch_size", None, "16", "a multiple of 3", None),
@@ -182,7 +182,7 @@ def test_a_setting_without_effect_is_refused_with_what_gives_it_one(
 
     (problem,) = refused(changed(idle, {path: value}))
     assert problem.path == path
-    assert re.match("means nothing|leaves none", problem.message)
+    assert re.match("has no effect|leaves none", problem.message)
     assert problem.allowed
     load_spec(changed({path: value}, used))
     load_spec(changed(idle))
@@ -220,7 +220,7 @@ def test_a_critic_cannot_start_from_a_rule(minimal: dict[str, Any]) -> None:
 
 def test_a_number_that_python_will_not_print(minimal: dict[str, Any]) -> None:
     (problem,) = refused(change(minimal, "seed", 16**5000))
-    assert (problem.message, problem.value) == ("is too large", "a value that cannot be shown")
+    assert (problem.message, problem.value) == ("is too large", "a value that cannot be displayed")
 
 
 def test_a_long_value_is_shortened(minimal: dict[str, Any]) -> None:
@@ -250,7 +250,7 @@ TEXTS = {
     "impossible date": ("name: 2020-13-45", "is not valid YAML"),
     "digits": ("seed: " + "1" * 5000, "is not valid YAML"),
     "mapping as a key": ("? {a: b}\n: 2", "found unhashable key"),
-    "many values": ("a: [" + "1," * 20_000 + "]", "holds more than 10,000 keys and values"),
+    "many values": ("a: [" + "1," * 20_000 + "]", "contains more than 10,000 keys and values"),
     "empty": ("", "is empty"),
     "only a comment": ("# nothing", "is empty"),
     "too long": ("# " + "x" * MAX_SPEC_BYTES, "is 262,146 bytes long; at most 262,144 are accepted"),

@@ -19,7 +19,7 @@ INEXACT = [
 @pytest.mark.parametrize(("path", "value"), INEXACT)
 def test_update_overlap_is_refused_where_it_would_not_be_exact(minimal: dict[str, Any], path: str, value: Any) -> None:
     (problem,) = refused(change(change(minimal, "overlap.update_overlap", True), path, value))
-    assert (problem.path, problem.message) == (path, "does not go with overlap.update_overlap")
+    assert (problem.path, problem.message) == (path, "cannot be combined with overlap.update_overlap")
     assert problem.allowed
     load_spec(change(minimal, path, value))
 
@@ -40,7 +40,7 @@ def test_sharding_is_refused_where_a_rank_needs_the_whole_optimizer(
         load_spec(sharded)
         return
     (problem,) = refused(sharded)
-    assert (problem.path, problem.message) == (path, f"does not go with training.backend {backend}")
+    assert (problem.path, problem.message) == (path, f"cannot be combined with training.backend {backend}")
     assert problem.allowed
     load_spec(change(minimal, path, value))
     load_spec(change(change(minimal, "training.backend", backend), "resources.dtype", "bfloat16"))
@@ -50,9 +50,9 @@ def test_what_is_computed_again_must_be_possible(minimal: dict[str, Any]) -> Non
     sharded = change(change(minimal, "training.backend", "deepspeed"), "training.zero_stage", 3)
     together = change(change(minimal, "training.recompute", "selective"), "overlap.update_overlap", True)
     (at_stage_3,), (twice,) = refused(change(sharded, "training.recompute", "head")), refused(together)
-    assert (at_stage_3.path, at_stage_3.message) == ("training.recompute", "does not go with training.backend deepspeed")
+    assert (at_stage_3.path, at_stage_3.message) == ("training.recompute", "cannot be combined with training.backend deepspeed")
     assert "zero_stage 1 or 2" in at_stage_3.allowed
-    assert (twice.path, twice.message) == ("training.recompute", "does not go with overlap.update_overlap")
+    assert (twice.path, twice.message) == ("training.recompute", "cannot be combined with overlap.update_overlap")
     for recompute in ("head", "full"):
         load_spec(change(together, "training.recompute", recompute))
         load_spec(change(change(sharded, "training.zero_stage", 2), "training.recompute", recompute))
@@ -70,7 +70,7 @@ def test_vllm_is_refused_where_it_cannot_decode(minimal: dict[str, Any], path: s
     decoded = change(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm"), "ppo.tis", "all")
     load_spec(decoded)
     (problem,) = refused(change(decoded, path, value))
-    assert (problem.path, problem.message) == (path, "does not go with rollout.backend vllm")
+    assert (problem.path, problem.message) == (path, "cannot be combined with rollout.backend vllm")
     assert problem.allowed
     load_spec(change(minimal, path, value))
 
@@ -174,7 +174,7 @@ def test_ranks_that_share_weights_out_do_not_hand_them_over_together(minimal: di
     """By CUDA IPC they would, and one whose vLLM has died would hold up the others."""
     on_our_gpus = APART | {"training.backend": backend, "resources.devices": 2, "resources.decoding_devices": 0}
     (problem,) = refused(changed_by(minimal, on_our_gpus))
-    assert (problem.path, problem.message) == ("training.backend", "does not go with rollout.backend vllm")
+    assert (problem.path, problem.message) == ("training.backend", "cannot be combined with rollout.backend vllm")
     assert problem.allowed.startswith("plain, or GPUs for vLLM alone (resources.decoding_devices)")
     apart = {"resources.devices": 4, "resources.decoding_devices": 2}
     for instead in ({"training.backend": "plain"}, apart, {"resources.devices": 1}):

@@ -33,5 +33,5 @@ class Section(BaseModel):
         """
         value, default = getattr(self, name), type(self).model_fields[name].default
         if value != default:
-            allowed = f"{json.dumps(default)}, its default"
-            raise Impossible(name, f"means nothing {why}", value=value, allowed=f"{allowed}, or {remedy}" if remedy else allowed)
+            allowed = f"{json.dumps(default)} (the default)"
+            raise Impossible(name, f"has no effect {why}", value=value, allowed=f"{allowed}, or {remedy}" if remedy else allowed)

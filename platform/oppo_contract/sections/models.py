@@ -20,7 +20,7 @@ def hub_advice(path: str) -> str:
     owner, slash, name = path.partition("/")
     if not (owner and slash and name) or "/" in name or path.startswith((".", "~")):
         return ""
-    return f"; a model of a hub must be downloaded first: hf download {path} --local-dir MODELS_ROOT/{name}"
+    return f"; download a hub model first: hf download {path} --local-dir MODELS_ROOT/{name}"
 
 
 class TinyArchitecture(Section):
@@ -29,7 +29,7 @@ class TinyArchitecture(Section):
     hidden: int = Field(64, ge=8, le=2048, multiple_of=8, description="Width of the residual stream, units.")
     layers: int = Field(2, ge=1, le=64, description="Transformer blocks.")
     heads: int = Field(4, ge=1, le=64, description="Attention heads; must divide `hidden`.")
-    context: int = Field(512, ge=8, le=131072, description="Longest prompt plus response, tokens.")
+    context: int = Field(512, ge=8, le=131072, description="Context length (prompt plus response), tokens.")
     vocab: int = Field(64, ge=4, le=262144, description="Size of the vocabulary, tokens.")
 
     @model_validator(mode="after")
@@ -49,7 +49,7 @@ class ModelSpec(Section):
 
     path: Path | None = Field(
         None,
-        description="On the platform an id in a worker's catalogue. With `oppo train` also a local folder with config.json and"
+        description="On the platform: an id from a worker's catalogue. With `oppo train` also a local folder with config.json and"
         " safetensors. A hub's model is downloaded first.",
     )
     tiny: TinyArchitecture | None = Field(None, description="A randomly initialised small model instead of a folder.")
@@ -69,13 +69,13 @@ class HttpReward(Section):
         pattern=r"^https?://[^\s]+$",
         max_length=1024,
         json_schema_extra={ALLOWED: URL_WORDS},
-        description="Where answers are posted; the worker must allow its host (OPPO_REWARD_HOSTS).",
+        description="URL that responses are posted to; the worker must allow its host (OPPO_REWARD_HOSTS).",
     )
-    timeout_s: Positive = Field(10.0, le=600, description="Longest wait for one reply, seconds.")
-    attempts: int = Field(3, ge=1, le=10, description="Tries a request, with growing pauses between them.")
-    requests_at_once: int = Field(4, ge=1, le=64, description="Requests under way at the same time.")
-    answers_a_request: int = Field(8, ge=1, le=256, description="Answers sent in one request.")
-    break_after: int = Field(5, ge=1, le=100, description="Failed requests in a row after which the run ends with an error.")
+    timeout_s: Positive = Field(10.0, le=600, description="Timeout of one request, seconds.")
+    attempts: int = Field(3, ge=1, le=10, description="Attempts per request, with exponential backoff.")
+    requests_at_once: int = Field(4, ge=1, le=64, description="Maximum concurrent requests.")
+    answers_a_request: int = Field(8, ge=1, le=256, description="Responses per request.")
+    break_after: int = Field(5, ge=1, le=100, description="Consecutive failed requests after which the run fails.")
     token_variable: str | None = Field(
         None,
         pattern=r"^OPPO_REWARD_[A-Z0-9_]+$",
@@ -83,7 +83,7 @@ class HttpReward(Section):
         json_schema_extra={ALLOWED: ENV_WORDS},
         description="Worker's environment variable with the service's bearer token.",
     )
-    send_line: bool = Field(False, description="Send the prompt's whole line along, with a right answer, say.")
+    send_line: bool = Field(False, description="Send the prompt's whole JSON line, for example with a reference answer.")
 
 
 class RewardSource(Section):
@@ -92,8 +92,8 @@ class RewardSource(Section):
     model: ModelSpec | None = Field(None, description="A sequence-classification model with one label.")
     reads: Literal["tokens", "text", "chat"] = Field(
         "tokens",
-        description="What the model is given: the actor's tokens as they stream; or, where its tokenizer is another, the answer's"
-        " text, tokenised anew when it is finished; or prompt and answer in the model's own chat template.",
+        description="Input: the actor's tokens as they stream; or, for a model with another tokenizer, the response's"
+        " text, tokenized again when it is finished; or prompt and response in the model's chat template.",
     )
     rule: str | None = Field(
         None,
@@ -105,23 +105,23 @@ class RewardSource(Section):
     http: HttpReward | None = Field(None, description="A reward service.")
     served_by: Literal["torch", "vllm"] = Field(
         "torch",
-        description="What runs a model that reads tokens: our own code; or vLLM, in a process of its own on the run's GPU, whose"
-        " prefix cache lets an answer that has grown cost its new blocks only (`pip install '.[gpu]'`).",
+        description="Engine of a model that reads tokens: torch; or vLLM, in a separate process on the run's GPU, whose"
+        " prefix cache computes only the new blocks of a growing response (`pip install '.[gpu]'`).",
     )
     memory_share: float = Field(
-        0.15, gt=0, lt=1, description="With `served_by: vllm`: the part of the GPU's memory for its weights, keys and values."
+        0.15, gt=0, lt=1, description="With `served_by: vllm`: fraction of the GPU's memory for its weights and KV cache."
     )
 
     @model_validator(mode="after")
     def vllm_serves_models(self) -> Self:
         if self.served_by == "torch":
-            self.refuse_idle("memory_share", "to served_by torch", "served_by vllm")
+            self.refuse_idle("memory_share", "with served_by torch", "served_by vllm")
             return self
         if self.model is None or self.model.path is None:
-            allowed = "torch, or a model with a path of an architecture that vLLM knows"
-            raise Impossible("served_by", "is for models in folders", value="vllm", allowed=allowed)
+            allowed = "torch, or a model with a path and an architecture that vLLM supports"
+            raise Impossible("served_by", "requires a model with a path", value="vllm", allowed=allowed)
         if self.reads != "tokens":
-            raise Impossible("served_by", "is for models that read tokens", value="vllm", allowed="torch, or reads: tokens")
+            raise Impossible("served_by", "requires reads: tokens", value="vllm", allowed="torch, or reads: tokens")
         return self
 
     def given(self) -> list[str]:
@@ -132,7 +132,7 @@ class RewardSource(Section):
 class RewardPart(RewardSource):
     """One of several weighted sources."""
 
-    weight: float = Field(1.0, ge=-1000, le=1000, description="Factor of this part's score in the sum.")
+    weight: float = Field(1.0, ge=-1000, le=1000, description="Weight of this source in the sum.")
 
     @model_validator(mode="after")
     def one_source(self) -> Self:
@@ -178,21 +178,19 @@ class Lora(Section):
         None,
         min_length=1,
         max_length=32,
-        description="Names of the linear layers to adapt; default: all of a block.",
+        description="Names of the linear layers to adapt; default: all linear layers of a block.",
     )
-    critic: bool = Field(True, description="Adapt the critic too, or train it whole.")
+    critic: bool = Field(True, description="Use adapters for the critic too; otherwise train all its weights.")
 
 
 class Models(Section):
     """The four roles. The reference and the critic default to copies, so that two paths make a run."""
 
-    actor: ModelSpec = Field(description="The policy that is trained: a causal language model.")
-    reward: RewardSpec = Field(description="What scores an answer.")
-    reference: ModelSpec | None = Field(
-        None, description="The frozen policy that KL is measured against; default: the actor at step 0."
-    )
+    actor: ModelSpec = Field(description="The policy to train: a causal language model.")
+    reward: RewardSpec = Field(description="Source of the reward.")
+    reference: ModelSpec | None = Field(None, description="Frozen reference policy of the KL; default: the actor at step 0.")
     critic: Literal["reward", "actor"] | ModelSpec = Field(
-        "actor", description="Where the value model starts: the reward model's or the actor's backbone, or a folder."
+        "actor", description="Initial weights of the value model: the reward model's backbone, the actor's backbone, or a model."
     )
 
     lora: Lora | None = Field(None, description="Train low-rank adapters instead of all weights; off when empty.")
@@ -207,14 +205,14 @@ class Models(Section):
         if self.critic == "reward" and self.reward.model is None:
             raise Impossible(
                 "critic",
-                "starts from the reward model, but the reward is no single model",
+                "starts from the reward model, but the reward is not a single model",
                 value="reward",
                 allowed="actor, or a mapping with path or tiny",
             )
         if self.critic == "reward" and self.reward.reads != "tokens":
             raise Impossible(
                 "critic",
-                "starts from the reward model, but that reads other tokens than the actor's",
+                "starts from the reward model, but that model has another tokenizer than the actor",
                 value="reward",
                 allowed="actor, or a mapping with path or tiny",
             )

@@ -18,7 +18,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 class Kl(Section):
-    """The penalty for leaving the reference policy."""
+    """KL penalty to the reference policy."""
 
     coefficient: float = Field(0.05, ge=0, le=100, description="Weight of the KL term; the start value when adaptive.")
     estimator: Literal["k1", "k2", "k3"] = Field(
@@ -27,9 +27,11 @@ class Kl(Section):
     placement: Literal["reward", "loss"] = Field(
         "reward", description="Subtract it from the per-token reward, or add it to the policy loss."
     )
-    controller: Literal["fixed", "adaptive"] = Field("fixed", description="Keep the coefficient, or steer it towards `target`.")
-    target: Positive = Field(0.1, description="Wanted mean KL per token for the adaptive controller, nats.")
-    horizon: int = Field(10_000, ge=1, description="Sequences over which the adaptive controller corrects.")
+    controller: Literal["fixed", "adaptive"] = Field(
+        "fixed", description="Fixed coefficient, or adapted towards the KL `target`."
+    )
+    target: Positive = Field(0.1, description="Target mean KL per token of the adaptive controller, nats.")
+    horizon: int = Field(10_000, ge=1, description="Horizon of the adaptive controller, sequences.")
 
     @model_validator(mode="after")
     def settings_have_a_meaning(self) -> Self:
@@ -38,54 +40,62 @@ class Kl(Section):
             for name in ("target", "horizon"):
                 self.refuse_idle(name, "while the coefficient is fixed", "controller adaptive")
         if self.coefficient == 0:
-            self.refuse_idle("controller", "to a coefficient of 0, which it multiplies", "a coefficient above 0")
+            self.refuse_idle("controller", "with a coefficient of 0, which it multiplies", "a coefficient above 0")
         return self
 
 
 class Pretraining(Section):
     """Text mixed into the actor's update, against forgetting (PPO-ptx, arXiv 2203.02155 §3.5)."""
 
-    data: Path = Field(description="Id in a worker's catalogue or a local JSON Lines file of texts.")
-    field: str = Field("text", min_length=1, max_length=120, description="Key of the text in a line.")
+    data: Path = Field(description="Id from a worker's catalogue or a local JSON Lines file of texts.")
+    field: str = Field("text", min_length=1, max_length=120, description="Key of the text in each line.")
     coefficient: Positive = Field(1.0, le=1000, description="Weight of the mean next-token loss.")
-    sequences: int = Field(8, ge=1, le=65536, description="Texts a PPO step, a multiple of the mini-batches.")
-    max_tokens: int = Field(256, ge=2, le=131072, description="Longest text, tokens; the rest is cut off.")
+    sequences: int = Field(8, ge=1, le=65536, description="Texts per PPO step, a multiple of the mini-batches.")
+    max_tokens: int = Field(256, ge=2, le=131072, description="Max text length, tokens; longer texts are truncated.")
 
 
 class Ppo(Section):
     """The PPO step."""
 
     algorithm: Literal["ppo", "grpo", "rloo"] = Field(
-        "ppo", description="Advantages from a critic (GAE), or from the other answers of the same group, without one."
+        "ppo", description="Advantages from a critic (GAE), or without a critic from the other responses of the same group."
     )
     group_size: int = Field(
-        1, ge=1, le=256, description="G: answers a prompt. GRPO and RLOO need 2 or more; B, Δ and ages then count groups."
+        1,
+        ge=1,
+        le=256,
+        description="G: responses per prompt. GRPO and RLOO need 2 or more; B, Δ and staleness then count groups.",
     )
-    batch_size: int = Field(16, ge=1, le=65536, description="B: sequences (with groups: groups) consumed by one step.")
-    epochs: int = Field(1, ge=1, le=64, description="Passes over the batch in one step.")
+    batch_size: int = Field(16, ge=1, le=65536, description="B: prompts per step; rollouts per step = B × `group_size`.")
+    epochs: int = Field(1, ge=1, le=64, description="Epochs over the batch per step.")
     mini_batches: int = Field(
-        1, ge=1, le=1024, description="Optimizer steps a pass; must divide the batch size. A group is never split."
+        1,
+        ge=1,
+        le=1024,
+        description="Mini-batches (optimizer steps) per epoch; must divide the batch size. A group is never split.",
     )
-    micro_batch_tokens: int = Field(8192, ge=16, description="Most padded tokens in one forward and backward pass.")
+    micro_batch_tokens: int = Field(8192, ge=16, description="Max padded tokens per forward and backward pass.")
     learning_rate: Positive = Field(1e-6, le=1, description="Actor's learning rate (AdamW).")
     critic_learning_rate: Positive = Field(1e-5, le=1, description="Critic's learning rate (AdamW).")
-    warmup_steps: int = Field(0, ge=0, description="Steps over which both learning rates rise linearly.")
-    critic_warmup_steps: int | None = Field(None, ge=0, description="The critic's own warm-up; empty: as `warmup_steps`.")
-    schedule: Schedule = Field("constant", description="The actor's learning rate after its warm-up.")
-    critic_schedule: Schedule = Field("constant", description="The critic's learning rate after its warm-up.")
-    final_rate: Share = Field(0.1, description="Share of the learning rate that is left at the last step of a falling schedule.")
+    warmup_steps: int = Field(0, ge=0, description="Linear warm-up of both learning rates, steps.")
+    critic_warmup_steps: int | None = Field(
+        None, ge=0, description="Warm-up of the critic, steps; empty: same as `warmup_steps`."
+    )
+    schedule: Schedule = Field("constant", description="Learning rate schedule of the actor after its warm-up.")
+    critic_schedule: Schedule = Field("constant", description="Learning rate schedule of the critic after its warm-up.")
+    final_rate: Share = Field(0.1, description="Final learning rate of a decaying schedule, as a share of the peak.")
     value_warmup_steps: int = Field(
-        0, ge=0, description="First steps in which only the critic is trained; the actor's schedule begins after them."
+        0, ge=0, description="Initial steps that train only the critic; the actor's schedule starts after them."
     )
     weight_decay: float = Field(0.0, ge=0, le=1, description="AdamW's decoupled weight decay.")
     clip_range: Positive = Field(0.2, le=10, description="ε of the clipped policy ratio.")
     dual_clip: float | None = Field(None, gt=1, description="Upper bound of the loss for negative advantages; off when empty.")
     value_clip_range: float | None = Field(0.2, gt=0, description="Clip range of the value loss; off when empty.")
-    gamma: Share = Field(1.0, description="Discount a token.")
+    gamma: Share = Field(1.0, description="Discount factor per token.")
     gae_lambda: Share = Field(0.95, description="λ of generalised advantage estimation.")
     whiten_advantages: bool = Field(
         True,
-        description="PPO: normalise advantages over the response tokens of the whole batch. Those of GRPO and RLOO never are.",
+        description="PPO: whiten advantages over the response tokens of the whole batch. Not applied to GRPO and RLOO.",
     )
     entropy_coefficient: float = Field(0.0, ge=0, le=10, description="Weight of the entropy bonus.")
     max_grad_norm: Positive = Field(1.0, description="Gradient clipping, L2 norm.")
@@ -93,29 +103,34 @@ class Ppo(Section):
         True, description="GRPO: divide by the group's standard deviation (off: Dr. GRPO, arXiv 2503.20783)."
     )
     missing_eos_penalty: float = Field(
-        0.0, ge=0, description="Subtracted from the score of an answer cut off at the length limit."
+        0.0, ge=0, description="Subtracted from the score of a response truncated at the length limit."
     )
     length_penalty: float = Field(
         0.0, ge=0, le=1000, description="Subtracted from the score for each token beyond `length_penalty_from`."
     )
-    length_penalty_from: int = Field(0, ge=0, description="Response tokens that are free of the length penalty.")
+    length_penalty_from: int = Field(0, ge=0, description="Response tokens without length penalty.")
     score_scale: float = Field(1.0, gt=0, le=1000, description="Factor of the (normalised) score, before penalties and clipping.")
     normalize_scores: Literal["off", "running"] = Field(
-        "off", description="Subtract the running mean of raw scores, this batch included, and divide by their standard deviation."
+        "off", description="Normalize scores by the running mean and standard deviation of raw scores, including this batch."
     )
-    whiten_rewards: bool = Field(False, description="Scale per-token rewards to unit variance over the batch, mean kept.")
+    whiten_rewards: bool = Field(False, description="Scale per-token rewards to unit variance over the batch, keeping the mean.")
     score_clip: float | None = Field(None, gt=0, description="Scores are clipped to ± this; off when empty.")
-    kl: Kl = Field(default_factory=Kl, description="The penalty for leaving the reference policy.")
-    tis: Literal["off", "stale", "all"] = Field("stale", description="Which tokens carry a truncated importance weight.")
+    kl: Kl = Field(default_factory=Kl, description="KL penalty to the reference policy.")
+    tis: Literal["off", "stale", "all"] = Field("stale", description="Tokens with a truncated importance weight (TIS).")
     ema_decay: float | None = Field(
-        None, gt=0, lt=1, description="Keep a moving average of the actor's weights with this decay a step; off when empty."
+        None,
+        gt=0,
+        lt=1,
+        description="Exponential moving average of the actor's weights with this decay per step; off when empty.",
     )
     on_nonfinite: Literal["raise", "skip"] = Field(
         "raise", description="A score, loss or gradient that is not finite ends the run, or skips the step."
     )
-    nonfinite_limit: int = Field(3, ge=1, le=1000, description="Such steps in a row before the run ends all the same.")
-    pretraining: Pretraining | None = Field(None, description="Text mixed into the actor's update; off when empty.")
-    tis_cap: float = Field(2.0, ge=1, le=100, description="Upper bound of that weight.")
+    nonfinite_limit: int = Field(3, ge=1, le=1000, description="Consecutive such steps after which the run fails.")
+    pretraining: Pretraining | None = Field(
+        None, description="Pretraining text mixed into the actor's update (PPO-ptx); off when empty."
+    )
+    tis_cap: float = Field(2.0, ge=1, le=100, description="Upper bound of the importance weight.")
 
     @property
     def rows(self) -> int:
@@ -160,11 +175,11 @@ class Ppo(Section):
         """What would change nothing is refused, so that nobody waits for its effect."""
         without = () if self.has_critic else CRITIC_SETTINGS
         for name in (*without, *(() if self.algorithm == "grpo" else ("normalize_advantages_by_std",))):
-            self.refuse_idle(name, f"to algorithm {self.algorithm}")
+            self.refuse_idle(name, f"with algorithm {self.algorithm}")
         if self.tis == "off":
-            self.refuse_idle("tis_cap", "while no token carries a weight", "tis stale or all")
+            self.refuse_idle("tis_cap", "when no token has a weight", "tis stale or all")
         if self.schedule == self.critic_schedule == "constant":
-            self.refuse_idle("final_rate", "while no learning rate falls", "another schedule or critic_schedule than constant")
+            self.refuse_idle("final_rate", "when no learning rate decays", "another schedule or critic_schedule than constant")
         if not self.length_penalty:
             self.refuse_idle("length_penalty_from", "without a length penalty", "a length_penalty above 0")
         if self.on_nonfinite == "raise":

@@ -17,32 +17,32 @@ class Data(Section):
     """The prompts."""
 
     prompts: Path = Field(
-        description="Id in a worker's catalogue or a local JSON Lines file; each line an object with a prompt.",
+        description="Id from a worker's catalogue or a local JSON Lines file; each line is an object with a prompt.",
     )
     prompt_field: str = Field(
         "prompt",
         min_length=1,
         max_length=120,
-        description="Key of the prompt in a line: text, or a list of {role, content} messages for the actor's chat template.",
+        description="Key of the prompt in each line: text, or a list of {role, content} messages for the actor's chat template.",
     )
-    shuffle: bool = Field(True, description="Draw the prompts in a new order each epoch, from `seed`.")
+    shuffle: bool = Field(True, description="Shuffle the prompts every epoch, seeded by `seed`.")
 
 
 class Evaluation(Section):
     """Held-out prompts answered and scored during training."""
 
-    prompts: Path = Field(description="Id in a worker's catalogue or a local JSON Lines file, as `data.prompts`.")
-    prompt_field: str = Field("prompt", min_length=1, max_length=120, description="Key of the prompt's text in a line.")
+    prompts: Path = Field(description="Id from a worker's catalogue or a local JSON Lines file, as `data.prompts`.")
+    prompt_field: str = Field("prompt", min_length=1, max_length=120, description="Key of the prompt in each line.")
     every_steps: int = Field(50, ge=1, description="Steps between two evaluations; the first is before step 1.")
-    count: int = Field(64, ge=1, le=65536, description="Prompts answered each time, from the file's beginning.")
-    greedy: bool = Field(False, description="Take the likeliest token, or sample as in training with numbers of their own.")
+    count: int = Field(64, ge=1, le=65536, description="Prompts per evaluation, from the start of the file.")
+    greedy: bool = Field(False, description="Greedy decoding, or sampling as in training with separate random numbers.")
 
 
 class Fork(Section):
     """The checkpoint of another run that this one begins with. The platform's business: the engine is given the checkpoint."""
 
-    run: int = Field(ge=1, le=2**63 - 1, description="Number of a run of the same team.")
-    step: int = Field(ge=0, le=2**31 - 1, description="Step of its checkpoint; steps are counted on from there.")
+    run: int = Field(ge=1, le=2**63 - 1, description="Id of a run of the same team.")
+    step: int = Field(ge=0, le=2**31 - 1, description="Step of its checkpoint; step numbers continue from there.")
 
 
 class Resources(Section):
@@ -52,38 +52,38 @@ class Resources(Section):
         1,
         ge=1,
         le=4096,
-        description="Devices of the whole run: GPUs, or one cpu device a node, which is all of its cores.",
+        description="Total devices of the run: GPUs, or one cpu device per node with all of its cores.",
     )
-    nodes: int = Field(1, ge=1, le=512, description="Nodes the run is spread over. Its devices are divided evenly among them.")
+    nodes: int = Field(1, ge=1, le=512, description="Number of nodes. Devices are divided evenly among them.")
     processes: int | None = Field(
         None,
         ge=1,
         le=256,
-        description="Ranks of data-parallel training on each node, a process each; empty: one a device. A GPU takes one, so"
-        " another number is for `kind` cpu, where they share the node's cores.",
+        description="Data-parallel ranks (processes) per node; empty: one per device. A GPU has exactly one rank, so"
+        " other numbers need `kind` cpu, where ranks share the node's cores.",
     )
     decoding_devices: int = Field(
         0,
         ge=0,
         le=4096,
-        description="Of each node's devices those on which vLLM alone decodes (`rollout.vllm_process: own`), as many for each"
-        " rank; the others train.",
+        description="Devices per node reserved for vLLM decoding (`rollout.vllm_process: own`), the same number for each"
+        " rank; the other devices train.",
     )
     scoring_devices: int = Field(
         0,
         ge=0,
         le=4096,
-        description="Of each node's devices those that hold reward models, reference and critic, one for each rank; 0: they are"
-        " on the actor's.",
+        description="Devices per node for reward models, reference and critic, one for each rank; 0: they share"
+        " the actor's devices.",
     )
-    kind: Literal["any", "cpu", "cuda"] = Field("any", description="Which devices will do.")
+    kind: Literal["any", "cpu", "cuda"] = Field("any", description="Device kind.")
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
-        "float32", description="Precision of weights and arithmetic. With bfloat16 the optimizer steps on float32 copies."
+        "float32", description="Precision of weights and computation. With bfloat16 the optimizer updates float32 copies."
     )
     longest_silence_s: float = Field(
-        600.0, ge=1, le=86400, description="A process of the run that gives no sign of life for so long counts as hung, seconds."
+        600.0, ge=1, le=86400, description="Seconds without a heartbeat after which a process of the run counts as hung."
     )
-    cpu_threads: int | None = Field(None, ge=1, le=1024, description="Cores the engine may use; empty: all of the node's.")
+    cpu_threads: int | None = Field(None, ge=1, le=1024, description="CPU cores for the engine; empty: all cores of the node.")
 
     @model_validator(mode="after")
     def devices_are_divided_evenly(self) -> Self:
@@ -137,7 +137,7 @@ class Resources(Section):
         if self.kind != "cpu" and self.processes not in (None, each):
             raise Impossible(
                 "processes",
-                f"is not the {each} that resources.devices gives each node, and a GPU takes one",
+                f"is not the {each} that resources.devices gives each node, and a GPU has exactly one rank",
                 value=self.processes,
                 allowed=f"{each}, or empty, or kind cpu",
             )
@@ -162,13 +162,13 @@ class Resources(Section):
 class Queue(Section):
     """How the run waits and for how long it may hold devices. The platform's business: the engine never sees it."""
 
-    priority: int = Field(DEFAULT_PRIORITY, ge=1, le=99, description="Within the team, higher goes first.")
-    preemptible: bool = Field(True, description="May be asked to save and make room for others; it keeps its place.")
+    priority: int = Field(DEFAULT_PRIORITY, ge=1, le=99, description="Priority within the team; higher runs first.")
+    preemptible: bool = Field(True, description="May be preempted with a checkpoint; keeps its place in the queue.")
     max_runtime_hours: float | None = Field(
         None,
         gt=0,
         le=87600,
-        description="Time on devices after which the run is paused with a checkpoint; can be extended. Lets it fill gaps.",
+        description="Max runtime on devices, after which the run is paused with a checkpoint; can be extended. Enables backfill.",
     )
 
 
@@ -181,10 +181,10 @@ class LogRule(Section):
     match: str = Field(
         min_length=1,
         max_length=200,
-        description="Words in one of the engine's last lines or its reason, in any case; * stands for anything between.",
+        description="Text in the engine's last log lines or its error; case is ignored, * matches anything.",
     )
     action: Literal["fail", "exclude_node", "retry"] = Field(
-        description="Fail at once; try again, but never on that node; or try again, even if the engine calls it final."
+        description="Fail immediately; retry on other nodes only; or retry even if the engine reports a final error."
     )
 
 
@@ -192,13 +192,13 @@ class Retries(Section):
     """What happens after a death. Preemption, pauses and shut-downs of a worker are none."""
 
     attempts: int | None = Field(
-        None, ge=1, le=100, description="Attempts that may die before the run fails; empty: as many as the platform allows."
+        None, ge=1, le=100, description="Failed attempts after which the run fails; empty: the platform's limit."
     )
     backoff_s: float = Field(
         5.0,
         ge=0,
         le=86400,
-        description="Wait after the engine's first death, seconds; doubles with each further one, to an hour.",
+        description="Wait after the engine's first failure, seconds; doubles after each further one, up to an hour.",
     )
     rules: list[LogRule] = Field(
         default_factory=lambda: [
@@ -206,22 +206,22 @@ class Retries(Section):
             LogRule(match="ECC", action="exclude_node"),
         ],
         max_length=20,
-        description="Rules on the engine's last words; the first that matches decides.",
+        description="Rules on the engine's last log lines; the first match decides.",
     )
 
 
 class Budget(Section):
     """When to stop, and what to aim for."""
 
-    max_hours: float | None = Field(None, gt=0, description="The run ends with a checkpoint after this many hours of training.")
-    target_reward: float | None = Field(None, description="Drawn into the charts and used for time-to-target.")
+    max_hours: float | None = Field(None, gt=0, description="End the run with a checkpoint after this many hours of training.")
+    target_reward: float | None = Field(None, description="Target reward, shown in charts and used for time-to-target.")
     stop_at_target: bool = Field(
         False, description="End the run when the mean score (of the evaluation, where there is one) reaches `target_reward`."
     )
     max_kl: float | None = Field(
         None,
         gt=0,
-        description="End the run when a step's mean KL to the reference exceeds this, nats a sequence.",
+        description="End the run when a step's mean KL to the reference exceeds this, nats per sequence.",
     )
 
 
@@ -229,18 +229,18 @@ class Checkpoints(Section):
     """When the state is saved."""
 
     every_steps: int = Field(100, ge=1, description="Steps between two checkpoints; the last step always writes one.")
-    keep: int = Field(2, ge=1, description="Newest checkpoints to keep.")
+    keep: int = Field(2, ge=1, description="Latest checkpoints to keep.")
     keep_best: int = Field(
         0,
         ge=0,
         le=100,
-        description="Best checkpoints to keep besides, by evaluation score, or else by mean score.",
+        description="Best checkpoints to keep in addition, by evaluation score, otherwise by mean score.",
     )
 
 
 class Logging(Section):
     """What a run tells besides its metrics."""
 
-    samples_per_step: int = Field(2, ge=0, le=64, description="Answers recorded a step, as text.")
-    spans_every: int = Field(1, ge=1, description="Record the timeline of every n-th step.")
-    trackers: Trackers = Field(default_factory=Trackers, description="Other experiment trackers that are told the same.")
+    samples_per_step: int = Field(2, ge=0, le=64, description="Responses recorded as text per step.")
+    spans_every: int = Field(1, ge=1, description="Record the timeline every n steps.")
+    trackers: Trackers = Field(default_factory=Trackers, description="External experiment trackers.")

@@ -28,12 +28,12 @@ def check_references(references: Mapping[str, str]) -> None:
     """Raise `Impossible` for a variable that may not be set, or for what is not `secret:NAME`."""
     for variable, reference in references.items():
         if not VARIABLE.fullmatch(variable):
-            raise Impossible("secrets", "names a variable that no secret may be put into", value=variable, allowed=VARIABLE_WORDS)
+            raise Impossible("secrets", "is a variable name that secrets cannot use", value=variable, allowed=VARIABLE_WORDS)
         if not reference.startswith(PREFIX) or not NAME.fullmatch(reference.removeprefix(PREFIX)):
             # What stands there may be the secret itself: it is not repeated.
             raise Impossible(
                 f"secrets.{variable}",
-                "is not the name of a secret; a value does not belong into a spec",
+                "is not a secret reference; specs must not contain secret values",
                 value="…",
                 allowed=f"{PREFIX}NAME, with {NAME_WORDS}",
             )

@@ -38,13 +38,13 @@ TAKEN = ("checkpoints", "spared", "trackers")
 class TensorBoardTracker(Section):
     """Event files for TensorBoard."""
 
-    folder: RunFolder = Field("tensorboard", description="Where they are written, below the run's folder.")
+    folder: RunFolder = Field("tensorboard", description="Output folder, inside the run's folder.")
 
     @model_validator(mode="after")
     def not_the_engines_own(self) -> Self:
         if self.folder.split("/")[0] in TAKEN:
             allowed = "another folder than " + ", ".join(TAKEN)
-            raise Impossible("folder", "is a folder that the engine writes itself", value=self.folder, allowed=allowed)
+            raise Impossible("folder", "is a folder reserved for the engine", value=self.folder, allowed=allowed)
         return self
 
 
@@ -52,7 +52,7 @@ class MlflowTracker(Section):
     """A run on an MLflow server."""
 
     uri: Address = Field(description="The server; the worker must allow its host (OPPO_TRACKER_HOSTS).")
-    experiment: Label = Field("oppo", description="Experiment that the run is put into; it is made when it is missing.")
+    experiment: Label = Field("oppo", description="Experiment of the run; created if it does not exist.")
     username: User | None = Field(
         None,
         description="User for a server that asks; the password comes as MLFLOW_TRACKING_PASSWORD, a token instead of both as"
@@ -68,15 +68,15 @@ class MlflowTracker(Section):
 class WandbTracker(Section):
     """A run of Weights & Biases."""
 
-    project: Label = Field("oppo", description="Project that the run is put into.")
-    entity: Label | None = Field(None, description="Team or user that owns the project; empty: the key's own.")
+    project: Label = Field("oppo", description="Project of the run.")
+    entity: Label | None = Field(None, description="Team or user that owns the project; empty: the API key's default.")
     mode: Literal["offline", "online"] = Field(
         "offline",
         description="Write the run below the run's folder, for `wandb sync`; or send it with the key WANDB_API_KEY, from"
         " `secrets` or the engine's environment.",
     )
     url: Address | None = Field(
-        None, description="A server of your own; empty: api.wandb.ai. The worker must allow its host (OPPO_TRACKER_HOSTS)."
+        None, description="Self-hosted server; empty: api.wandb.ai. The worker must allow its host (OPPO_TRACKER_HOSTS)."
     )
 
     @model_validator(mode="after")
@@ -95,14 +95,13 @@ class Trackers(Section):
     mlflow: MlflowTracker | None = Field(None, description="MLflow; off when empty.")
     wandb: WandbTracker | None = Field(None, description="Weights & Biases; off when empty, on with `{}`.")
     samples_every: int = Field(
-        10, ge=0, description="Steps between two whose recorded answers (`logging.samples_per_step`) are told as text; 0: none."
+        10, ge=0, description="Send recorded samples (`logging.samples_per_step`) every n steps; 0: never."
     )
     flush_s: float = Field(
         30.0,
         ge=0,
         le=600,
-        description="So long the engine's end waits for trackers to take what is left, seconds; 5 at most when the run is asked"
-        " to stop.",
+        description="Max seconds to flush trackers at the end of the run; at most 5 when the run is paused or cancelled.",
     )
 
     @property
@@ -126,7 +125,9 @@ def _check_address(field: str, address: str) -> None:
     except ValueError:
         good = False
     if not good:
-        raise Impossible(field, "is no address of a server", value=address, allowed=ADDRESS_WORDS)
+        raise Impossible(field, "is not a server URL", value=address, allowed=ADDRESS_WORDS)
     if "@" in parts.netloc:
         # It may be a password: it is not repeated.
-        raise Impossible(field, "holds a user or password; a spec is for everybody to read", value="…", allowed=ADDRESS_WORDS)
+        raise Impossible(
+            field, "contains a user or password; specs are readable by the whole team", value="…", allowed=ADDRESS_WORDS
+        )

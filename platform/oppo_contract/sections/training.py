@@ -15,36 +15,36 @@ class Training(Section):
 
     backend: Literal["plain", "deepspeed", "fsdp2"] = Field(
         "plain",
-        description="Every rank keeps the whole optimizer, or it is cut up among them: by DeepSpeed's ZeRO (`make deepspeed`), or"
-        " by torch's own FSDP2, the weights that are trained too, of which each rank then keeps a whole copy to decode with.",
+        description="Full optimizer on every rank (plain), or sharded over the ranks by DeepSpeed's ZeRO (`make deepspeed`) or"
+        " torch FSDP2, which also shards the trained weights; each rank then keeps a full copy for decoding.",
     )
     zero_stage: Literal[1, 2, 3] = Field(
         2,
-        description="What deepspeed cuts up: 1 moments and precise weights, 2 gradients too, 3 the weights that are trained too,"
-        " of which each rank then keeps a whole copy to decode with.",
+        description="What DeepSpeed shards: 1 optimizer state, 2 also gradients, 3 also the trained weights,"
+        " where each rank keeps a full copy for decoding.",
     )
     offload: Literal["off", "optimizer"] = Field(
         "off",
-        description="With deepspeed: where the optimizer's state lies and steps are taken: on the device, or in main memory.",
+        description="With deepspeed: keep the optimizer state and its step on the device, or in CPU memory.",
     )
 
     recompute: Literal["off", "head", "selective", "full"] = Field(
         "off",
-        description="What an update does not keep for its backward pass but computes again: nothing; the logits, of which those"
-        " of 512 tokens live at a time (head); these, and of each block all but matrix products and attention (selective), or all"
+        description="Activation checkpointing: what the backward pass recomputes: nothing (off); the logits, 512 tokens at a"
+        " time (head); these and in each block all but matrix products and attention (selective); or everything"
         " (full).",
     )
     packing: Literal["off", "on"] = Field(
         "off",
-        description="Lay the answers of an update's pass behind each other, without padding (on), or side by side, padded to the"
-        " longest of them (off).",
+        description="Sequence packing in the update: concatenate responses without padding (on), or pad them to the"
+        " longest in the pass (off).",
     )
 
     @model_validator(mode="after")
     def means_something(self) -> Self:
         for path, given, default in (("zero_stage", self.zero_stage, 2), ("offload", self.offload, "off")):
             if self.backend != "deepspeed" and given != default:
-                said = f"means nothing to training.backend {self.backend}"
+                said = f"has no effect with training.backend {self.backend}"
                 raise Impossible(path, said, value=given, allowed=f"{default}, or with backend deepspeed")
         return self
 
