@@ -39,9 +39,11 @@ def _in_words() -> Iterator[None]:
 @click.command()
 @click.argument("file_or_folder", type=click.Path(path_type=Path))
 @click.option(
-    "--with-keys", is_flag=True, help="Put the secret key and the keys of team secrets into it: then guard it like them."
+    "--with-keys",
+    is_flag=True,
+    help="Include the secret key and the keys of team secrets; store the backup as safely as these keys.",
 )
-@click.option("--with-checkpoints", is_flag=True, help="Put in the files of checkpoints that lie on this machine.")
+@click.option("--with-checkpoints", is_flag=True, help="Include checkpoint files that are on this machine.")
 def backup(file_or_folder: Path, with_keys: bool, with_checkpoints: bool) -> None:
     """Write a backup of the platform, while it runs or not, to a file, or into a folder under a name with the time.
 
@@ -66,24 +68,24 @@ def not_in_it(manifest: dict[str, Any]) -> list[str]:
     told, lines = manifest["checkpoints"], []
     if not manifest["keys"]["included"]:
         lines += [
-            "NOT IN IT: the keys. Without them no team secret can ever be opened again, and every token is void.",
-            "  Keep secret_key and secrets_keys of OPPO_HOME (or OPPO_SECRET_KEY and OPPO_SECRETS_KEYS) apart, or: --with-keys.",
+            "NOT INCLUDED: the keys. Without them team secrets cannot be decrypted, and all tokens become invalid.",
+            "  Save secret_key and secrets_keys of OPPO_HOME (or OPPO_SECRET_KEY, OPPO_SECRETS_KEYS) separately, or --with-keys.",
         ]
     if left := told["registered"] - told["included"]:
         lines.append(
-            f"NOT IN IT: files of {left} of {told['registered']} checkpoints. Copy the artifact root, or: --with-checkpoints."
+            f"NOT INCLUDED: files of {left} of {told['registered']} checkpoints. Copy the artifact root, or --with-checkpoints."
         )
     return lines
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--check", is_flag=True, help="Only verify the backup and say what is in it.")
-@click.option("--replace", is_flag=True, help="Also when the database has runs; it is kept under another name.")
+@click.option("--check", is_flag=True, help="Only verify the backup and list its content.")
+@click.option("--replace", is_flag=True, help="Replace a database that has runs; the old one is kept under another name.")
 @click.option(
     "--nothing-since",
     is_flag=True,
-    help="Nothing has happened since the backup (a move, an upgrade): what ran goes on, links stay good, numbers continue.",
+    help="Nothing has changed since the backup (a move, an upgrade): running runs continue, links stay valid, ids continue.",
 )
 def restore(file: Path, check: bool, replace: bool, nothing_since: bool) -> None:
     """Put a backup in the place of the platform's database, once all of it has been verified. The platform must stand still.
@@ -105,7 +107,7 @@ def _check(file: Path) -> None:
         refuse_incomplete(archive)
         told = archive.manifest
     click.echo(
-        f"{file} is whole: OPPO {told['platform_version']}, PostgreSQL {told['postgres']}, made {told['made_at'][:19]} UTC."
+        f"{file} is intact: OPPO {told['platform_version']}, PostgreSQL {told['postgres']}, made {told['made_at'][:19]} UTC."
     )
     click.echo(f"{told['rows'].get('public.runs_run', 0)} runs, {sum(told['rows'].values())} rows in {len(told['rows'])} tables.")
     click.echo("\n".join(not_in_it(told)))
@@ -120,7 +122,7 @@ def _restore(file: Path, replace: bool, nothing_since: bool) -> None:
         from oppo_platform.backup.restore import restore as put_back
 
         done = put_back(archive, server, home.path, file.name, _tell, replace=replace, nothing_since=nothing_since)
-    click.echo(f"The platform is as it was at {archive.manifest['made_at'][:19]} UTC, with {done.runs} runs.")
+    click.echo(f"Restored the platform as of {archive.manifest['made_at'][:19]} UTC, with {done.runs} runs.")
     click.echo("\n".join(_report(done, nothing_since)))
 
 
@@ -135,33 +137,33 @@ def _standing_still() -> Iterator[Home]:
 def _report(done: Any, nothing_since: bool) -> list[str]:
     lines = []
     if done.kept:
-        lines.append(f"What was there before is the database {done.kept}. Delete it: oppo kept-databases --drop {done.kept}")
+        lines.append(f"The previous database is kept as {done.kept}. To delete it: oppo kept-databases --drop {done.kept}")
     if done.migrated:
-        lines.append(f"Brought up to date: {', '.join(done.migrated)}.")
+        lines.append(f"Migrated: {', '.join(done.migrated)}.")
     lines += done.keys
-    lines += [f"CANNOT BE OPENED with the keys here, set it again: {what}" for what in done.sealed_for_ever]
+    lines += [f"CANNOT BE DECRYPTED with the keys here, set it again: {what}" for what in done.sealed_for_ever]
     lines += [f"MISSING checkpoint: {what}" for what in done.missing.lost]
     if done.missing.gone_before:
         lines.append(
-            f"{done.missing.gone_before} checkpoints had been deleted before the backup: runs keep their newest and best."
+            f"{done.missing.gone_before} checkpoints had been deleted before the backup: runs keep their latest and best."
         )
     if done.missing.elsewhere:
         lines.append(
-            f"{done.missing.elsewhere} checkpoints lie where this machine cannot look: on nodes' own disks, or another store."
+            f"{done.missing.elsewhere} checkpoints are not accessible here: they are on nodes' disks or in another store."
         )
     if not nothing_since:
         lines.append(
-            f"{done.attempts_ended} attempts were running then; they are ended, and their runs wait with their checkpoints."
+            f"{done.attempts_ended} attempts were running then; they were ended, their runs are queued with checkpoints."
         )
         lines.append(
-            "Links, invites, join tokens and sessions of then are void. TOKENS REVOKED SINCE ARE GOOD AGAIN: look through them."
+            "Links, invites, join tokens and sessions of then are invalid. TOKENS REVOKED SINCE ARE VALID AGAIN: review them."
         )
     return lines
 
 
 @click.command("kept-databases")
-@click.option("--drop", metavar="NAME", help="Delete this one for good.")
-@click.option("--put-back", metavar="NAME", help="Let this one be the platform's again; the present one is put aside.")
+@click.option("--drop", metavar="NAME", help="Delete this one permanently.")
+@click.option("--put-back", metavar="NAME", help="Make this one the platform's database again; the current one is set aside.")
 def kept_databases(drop: str | None, put_back: str | None) -> None:
     """List the databases that `oppo restore` has put aside, delete one, or undo a restore. The platform must stand still."""
     from oppo_platform.backup.databases import server_of
@@ -171,5 +173,5 @@ def kept_databases(drop: str | None, put_back: str | None) -> None:
             server.drop_kept(drop)
         if put_back is not None:
             aside = server.put_back(put_back, datetime.now(UTC))
-            click.echo(f"{put_back} is the platform's again; the one before it is {aside} now.")
-        click.echo("\n".join(server.kept()) or "None is put aside.")
+            click.echo(f"{put_back} is the platform's database again; the previous one is now {aside}.")
+        click.echo("\n".join(server.kept()) or "No database is set aside.")

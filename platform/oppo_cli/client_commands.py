@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 HERE = "http://127.0.0.1:8000"
-as_json = click.option("--json", "as_json", is_flag=True, help="JSON for scripts instead of text for people.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @contextmanager
@@ -79,14 +79,14 @@ def login(url: str | None) -> None:
             me = client.me()
         place = save_config(config)
     teams = ", ".join(f"{team['name']} ({team['role']})" for team in me["teams"]) or "no team"
-    click.echo(_plain(f"You are {me['user']} in {teams}. Kept in {place}."))
+    click.echo(_plain(f"You are {me['user']} in {teams}. Saved to {place}."))
 
 
 @click.command()
 @click.argument("spec", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--project", help="Name or number; by default the first one of the token's team.")
-@click.option("--set", "changes", multiple=True, metavar="PATH=VALUE", help="Another value, e.g. overlap.overcommit.max=8.")
-@click.option("--watch", "follow", is_flag=True, help="Show its progress; exit 1 unless it succeeds.")
+@click.option("--project", help="Name or number; default: the first project of the token's team.")
+@click.option("--set", "changes", multiple=True, metavar="PATH=VALUE", help="Override a setting, e.g. overlap.overcommit.max=8.")
+@click.option("--watch", "follow", is_flag=True, help="Show progress; exit 1 unless the run succeeds.")
 @as_json
 @_connected
 def submit(client: Client, spec: Path, project: str | None, changes: tuple[str, ...], follow: bool, as_json: bool) -> None:
@@ -121,10 +121,10 @@ def _finite(text: str) -> float:
 
 @click.command()
 @click.argument("filter", required=False, default="")
-@click.option("--sort", default="", help="A column; with - before it downwards, e.g. -reward.")
+@click.option("--sort", default="", help="Sort by a column; with - in front for descending order, e.g. -reward.")
 @click.option("--project", default="", help="Name or number.")
-@click.option("--state", "states", multiple=True, help="Only these. Repeatable.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="At most so many.")
+@click.option("--state", "states", multiple=True, help="Only these states. Repeatable.")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="Maximum number of runs.")
 @as_json
 @_connected
 def runs(client: Client, filter: str, sort: str, project: str, states: tuple[str, ...], limit: int, as_json: bool) -> None:
@@ -170,11 +170,11 @@ def _watch(run: Run, as_json: bool) -> None:
 
 @click.command()
 @click.argument("run_id", metavar="RUN", type=int)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
-@click.option("-n", "--lines", type=click.IntRange(0), default=1000, show_default=True, help="So many of the last lines.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the run ends.")
+@click.option("-n", "--lines", type=click.IntRange(0), default=1000, show_default=True, help="Number of last lines.")
 @click.option("--all", "whole", is_flag=True, help="All lines.")
-@click.option("--stream", type=click.Choice(["stdout", "stderr", "supervisor", "platform"]), help="Only this one.")
-@click.option("--search", default="", help="Only lines with each of these words.")
+@click.option("--stream", type=click.Choice(["stdout", "stderr", "supervisor", "platform"]), help="Only this stream.")
+@click.option("--search", default="", help="Only lines that contain all these words.")
 @as_json
 @_connected
 def logs(client: Client, run_id: int, lines: int, whole: bool, search: str, as_json: bool, **wanted: Any) -> None:
@@ -223,8 +223,8 @@ def _cancel_each(found: list[Run], done: Callable[[Run], None]) -> dict[int, Opp
 
 @click.command()
 @click.argument("run_ids", metavar="RUN…", type=int, nargs=-1, required=True)
-@click.option("--target", type=float, help="The reward to reach; by default the first budget.target_reward.")
-@click.option("--baseline", type=int, help="One of the runs; by default the pinned one, or else the first.")
+@click.option("--target", type=float, help="Target reward; default: the first budget.target_reward.")
+@click.option("--baseline", type=int, help="Baseline run; default: the pinned run, otherwise the first.")
 @as_json
 @_connected
 def compare(client: Client, run_ids: tuple[int, ...], target: float | None, baseline: int | None, as_json: bool) -> None:
@@ -243,8 +243,8 @@ def compare(client: Client, run_ids: tuple[int, ...], target: float | None, base
 
 @click.command()
 @click.argument("run_id", metavar="RUN", type=int)
-@click.option("--checkpoint", default="latest", show_default=True, help="A step or a name.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path(), help="Where its folder goes.")
+@click.option("--checkpoint", default="latest", show_default=True, help="Step or name of the checkpoint.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path(), help="Parent folder for the download.")
 @as_json
 @_connected
 def pull(client: Client, run_id: int, checkpoint: str, out: Path, as_json: bool) -> None:

@@ -37,10 +37,10 @@ class Interrupted(Exception):
 
 
 @click.command()
-@click.option("--exit", "leave", is_flag=True, help="End when both runs have ended: status 0 only if both succeeded.")
+@click.option("--exit", "leave", is_flag=True, help="Exit when both runs have ended: status 0 only if both succeeded.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures to this file.")
-@click.option("--fresh", is_flag=True, help="Train the two runs again, though a pair has been trained already.")
-@click.option("--port", type=click.IntRange(1, 65535), help="Port of the pages.")
+@click.option("--fresh", is_flag=True, help="Train the two runs again even if a trained pair exists.")
+@click.option("--port", type=click.IntRange(1, 65535), help="HTTP port.")
 def demo(leave: bool, json_file: Path | None, fresh: bool, port: int | None) -> None:
     """Train two real PPO-RLHF runs on this machine, sequential PPO and OPPO, and compare them.
 
@@ -95,7 +95,7 @@ class _Demo:
         if pair is None:
             pair = self._submit_pair()
         else:
-            self.console.print("Showing the pair that was trained before; `--fresh` trains another.")
+            self.console.print("Showing the existing pair; `--fresh` trains a new one.")
         runs = self._watch(pair)
         good = all(run["state"] == "succeeded" for run in runs)
         if good:
@@ -138,7 +138,7 @@ class _Demo:
             if run_id is not None:
                 return run_id
             if time.monotonic() > deadline:
-                raise Failure("The platform refused the demo's run:\n" + "\n".join(complaints))
+                raise Failure("The platform rejected the demo's run:\n" + "\n".join(complaints))
             self._pause()
 
     def _watch(self, pair: list[int]) -> list[dict[str, Any]]:

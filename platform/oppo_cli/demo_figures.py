@@ -79,13 +79,13 @@ def table_rows(sequential: RunFigures, oppo: RunFigures) -> list[Row]:
         _row("time to the target reward", sequential.time_to_target_s, oppo.time_to_target_s, "{:.1f} s"),
         _row("bubble share", _percent(sequential.bubble), _percent(oppo.bubble), "{:.0f} %", compare=False),
         _row(
-            "rows that decode, of all in flight",
+            "decode batch occupancy",
             _percent(sequential.occupancy),
             _percent(oppo.occupancy),
             "{:.0f} %",
             compare=False,
         ),
-        _row("mean reward, last tenth", sequential.reward, oppo.reward, "{:.3f}", compare=False),
+        _row("final reward (last 10 %)", sequential.reward, oppo.reward, "{:.3f}", compare=False),
         _row("deferred tokens", _percent(sequential.deferred_share), _percent(oppo.deferred_share), "{:.0f} %", compare=False),
     ]
 

@@ -88,7 +88,7 @@ def print_table(console: Console, rows: list[Row], left_out: int) -> None:
         table.add_row(row.label, row.sequential, row.oppo, f"{row.ratio:.2f} ×" if row.ratio else "")
     console.print(table)
     console.print(
-        f"Ratio: how many times less OPPO needs. Time per step and per token leave out the first {left_out} steps of both runs, "
+        f"Ratio: sequential ÷ OPPO. Time per step and per token leave out the first {left_out} steps of both runs, "
         "while OPPO's pool fills.",
         style="dim",
     )

@@ -12,9 +12,9 @@ FAILED = 1
 REFUSED = 2
 # Every command's; docs/reference/commands.md is written from it.
 EXIT_STATUSES = {
-    0: "It worked.",
-    FAILED: "It failed: something did not answer, broke, or ended otherwise than it should, a run that was waited for included.",
-    REFUSED: "It was refused: the command line, the configuration, the spec, the token, or something that is not there.",
+    0: "Success.",
+    FAILED: "Failure: an error, a timeout, or a run that was waited for and did not succeed.",
+    REFUSED: "Rejected: invalid command line, configuration, spec or token, or something was not found.",
 }
 
 COMMANDS = {

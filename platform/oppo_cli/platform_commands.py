@@ -88,10 +88,10 @@ def admin_create(username: str, email: str | None) -> None:
 
 @admin.command("token")
 @click.argument("user")
-@click.option("--name", default="terminal", show_default=True, help="What it is for.")
-@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="Validity. Default: for ever.")
+@click.option("--name", default="terminal", show_default=True, help="Name of the token.")
+@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="Validity. Default: never expires.")
 @click.option(
-    "--scope", type=click.Choice(["read", "submit", "admin"]), default="submit", show_default=True, help="What it may do."
+    "--scope", type=click.Choice(["read", "submit", "admin"]), default="submit", show_default=True, help="Scope of the token."
 )
 def admin_token(user: str, name: str, days: float | None, scope: str) -> None:
     """Print an API token of USER (name or email) for their first team; it is shown once."""
@@ -105,7 +105,7 @@ def admin_token(user: str, name: str, days: float | None, scope: str) -> None:
             found = find_user(user)
             team = Team.objects.filter(memberships__user=found).order_by("id").first()
             if team is None:
-                raise Refusal(f"{user} is in no team, and a token stands for a team's member.")
+                raise Refusal(f"{user} is not in a team, and a token belongs to a team member.")
             click.echo(create_api_token(found, team, name, days, scope).text)
         except AccountError as error:
             raise Refusal(str(error)) from error
@@ -132,7 +132,7 @@ def admin_team(name: str, owner: str) -> None:
         from oppo_platform.accounts.services import AccountError, create_team, find_user
 
         try:
-            click.echo(f"{create_team(name, find_user(owner)).name} is there; {owner} owns it.")
+            click.echo(f"{create_team(name, find_user(owner)).name} was created; its owner is {owner}.")
         except AccountError as error:
             raise Refusal(str(error)) from error
 
@@ -154,9 +154,9 @@ def admin_rotate_secrets() -> None:
         if not settings.OPPO_SECRETS_KEYS:
             add_key()
         done, hooks = seal_anew(), seal_secrets_anew()
-        click.echo(f"{done['sealed'] + hooks['sealed']} secrets are sealed with the newest key.")
+        click.echo(f"{done['sealed'] + hooks['sealed']} secrets are encrypted with the newest key.")
         if lost := done["lost"] + hooks["lost"]:
-            raise Failure("No key opens these; an owner must set them again: " + ", ".join(lost))
+            raise Failure("No key decrypts these; an owner must set them again: " + ", ".join(lost))
 
 
 @admin.command("password-link")
@@ -224,10 +224,10 @@ def web(host: str, port: int) -> None:
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Only say whether one works: status 0 when its last cycle is recent, else 1.")
-@click.option("--once", is_flag=True, help="Carry out one cycle and leave.")
+@click.option("--check", is_flag=True, help="Only check the health: exit 0 when the last cycle is recent, otherwise 1.")
+@click.option("--once", is_flag=True, help="Run one cycle and exit.")
 @click.option(
-    "--explain", "explained", is_flag=True, help="Print the plan as a table and leave; without --once nothing is changed."
+    "--explain", "explained", is_flag=True, help="Print the plan as a table and exit; without --once nothing is changed."
 )
 def scheduler(check: bool, once: bool, explained: bool) -> None:
     """Allocate devices to waiting runs."""
@@ -253,7 +253,7 @@ def _check_scheduler() -> None:
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Only say whether one works: status 0 when its last round is recent, else 1.")
+@click.option("--check", is_flag=True, help="Only check the health: exit 0 when the last round is recent, otherwise 1.")
 def housekeeper(check: bool) -> None:
     """Seal the series of runs into blocks, round after round."""
     _serve_part()
@@ -288,5 +288,5 @@ def _serve_part() -> None:
     if running is not None:
         os.environ.update({key: value for key, value in running.environ().items() if not os.environ.get(key)})
     if not os.environ.get("DATABASE_URL"):
-        raise Refusal("DATABASE_URL is not set. Set it to a PostgreSQL URL, or run `oppo up`, which brings its own.")
+        raise Refusal("DATABASE_URL is not set. Set it to a PostgreSQL URL, or run `oppo up`, which starts its own.")
     sys.argv = ["oppo"]

@@ -45,7 +45,7 @@ class Child:
         if self.process is not None:
             steady = now - self.started_at > STEADY_AFTER_S
             self.wait_s = FIRST_WAIT_S if steady else min(2 * self.wait_s, LONGEST_WAIT_S)
-            sys.stderr.write(f"{self.name} ended with status {self.process.returncode}; starting it again ({self.log})\n")
+            sys.stderr.write(f"{self.name} ended with status {self.process.returncode}; restarting it ({self.log})\n")
             self.process = None
             self.start_at = now + self.wait_s
         if now < self.start_at:

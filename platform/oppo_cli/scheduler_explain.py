@@ -28,7 +28,7 @@ def explain(once: bool) -> None:
     screen = console(WIDE)
     result = run_cycle() if once else None
     if once and result is None:
-        screen.print("Another scheduler is in the middle of a cycle; this one did nothing. What follows is what it would decide.")
+        screen.print("Another scheduler is running a cycle, so nothing was done. The plan below is what this one would decide.")
     decisions = present_plan() if result is None else result.decisions
     print_plan(screen, explained(decisions), decisions, result)
 
@@ -40,7 +40,7 @@ def print_plan(screen: Console, lines: list[Line], decisions: Decisions, result:
         table.add_column(heading, no_wrap=True)
     for heading in ("priority", "devices"):
         table.add_column(heading, justify="right")
-    for heading in ("in words", "expected start"):
+    for heading in ("reason", "expected start"):
         table.add_column(heading)
     for line in lines[:MOST_LINES]:
         each = line.decided
@@ -54,7 +54,7 @@ def print_plan(screen: Console, lines: list[Line], decisions: Decisions, result:
         screen.print(f"… and {len(lines) - MOST_LINES} more", highlight=False)
     counts = f"{len(decisions.placements)} to start, {len(decisions.preemptions)} to stop, {len(decisions.reasons)} to wait"
     if result is None:
-        screen.print(f"Plan: {counts}. Nothing was changed; --once carries a cycle out.", highlight=False)
+        screen.print(f"Plan: {counts}. Nothing was changed; --once runs the cycle.", highlight=False)
     else:
-        done = f"{result.placed} started, {result.preempted} asked to stop, {result.fenced} fenced, {result.sent} orders sent"
+        done = f"{result.placed} started, {result.preempted} preempted, {result.fenced} fenced, {result.sent} orders sent"
         screen.print(f"Plan: {counts}. Done: {done}.", highlight=False)

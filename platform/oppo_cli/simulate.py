@@ -21,23 +21,23 @@ STEPS = 60
 @click.command()
 @click.argument("spec_file", metavar="[SPEC.yaml]", required=False, type=click.Path(path_type=Path))
 @click.option("--devices", "devices_name", metavar="NAME|FILE", help="Virtual devices: a built-in name or a YAML or JSON file.")
-@click.option("--list", "list_devices", is_flag=True, help="List the built-in devices and end.")
+@click.option("--list", "list_devices", is_flag=True, help="List the built-in devices and exit.")
 @click.option("--steps", type=click.IntRange(3, 100_000), help=f"Steps to simulate a schedule. Default: {STEPS}, or as recorded.")
 @click.option("--target-steps", type=click.IntRange(min=1), help="Sequential steps to the target. Default: the spec's steps.")
 @click.option(
     "--staleness-cost", type=click.FloatRange(min=0), default=0.0, show_default=True,
-    help="Further share of the steps when every token is stale; 0: a stale token teaches as much as a fresh one.",
+    help="Extra share of steps when every token is stale; 0: stale tokens are as useful as fresh ones.",
 )  # fmt: skip
 @click.option(
     "--overcommit",
     "overcommits",
     type=click.IntRange(min=0),
     multiple=True,
-    help="Both overlaps with this Δ as well; may be repeated.",
+    help="Also simulate both overlaps with this Δ. Repeatable.",
 )
 @click.option("--from-events", "events_file", type=click.Path(path_type=Path), help="Replay a run: its events.jsonl.")
-@click.option("--paper", is_flag=True, help="The lay-outs of the OPPO paper, and how they depend on each assumption.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write everything as JSON as well.")
+@click.option("--paper", is_flag=True, help="The placements of the OPPO paper, and their sensitivity to each assumption.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the results as JSON.")
 def simulate(
     spec_file: Path | None,
     devices_name: str | None,

@@ -22,10 +22,10 @@ def spec() -> None:
 
 @spec.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--deep", is_flag=True, help="Look at models, prompts, reward, memory and disk of this machine too.")
+@click.option("--deep", is_flag=True, help="Also check models, prompts, reward, memory and disk on this machine.")
 @click.option(
     "--root", "roots", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder below which model and prompt ids are looked up, with --deep; may be given several times.",
+    help="Root folder of model and prompt ids, for --deep. Repeatable.",
 )  # fmt: skip
 def check(file: Path, deep: bool, roots: tuple[Path, ...]) -> None:
     """Check a spec FILE. Without --deep models and prompts are not looked at; they are at submit."""
@@ -44,12 +44,12 @@ def _look_deep(checked: RunSpec, roots: list[Path]) -> None:
     for holding in findings.holdings:
         for item in holding.memory:
             click.echo(f"{item.name:32} {mib(item.size):>14}  = {item.arithmetic}")
-        total = "memory in all" + (f", {holding.device}" if len(findings.holdings) > 1 else "")
-        click.echo(f"{total:32} {mib(holding.needed):>14}  of {mib(holding.available)} that are free")
+        total = "total memory" + (f", {holding.device}" if len(findings.holdings) > 1 else "")
+        click.echo(f"{total:32} {mib(holding.needed):>14}  of {mib(holding.available)} free")
     if findings.holdings:
         click.echo(f"{'a checkpoint':32} {mib(findings.checkpoint):>14}  on disk")
     if findings.errors:
-        raise Refusal("This run could not take its first step here:\n" + "\n".join(f"- {said(e)}" for e in findings.errors))
+        raise Refusal("This run could not train its first step here:\n" + "\n".join(f"- {said(e)}" for e in findings.errors))
 
 
 @spec.command()
@@ -80,11 +80,11 @@ def read_spec(file: Path) -> RunSpec:
         with file.open("rb") as content:
             text = content.read(MAX_SPEC_BYTES + 1).decode()
         if len(text.encode()) > MAX_SPEC_BYTES:
-            raise Refusal(f"{file} is {file.stat().st_size:,} bytes long; at most {MAX_SPEC_BYTES:,} are accepted.")
+            raise Refusal(f"{file} is {file.stat().st_size:,} bytes long; the limit is {MAX_SPEC_BYTES:,}.")
         return load_yaml(text)
     except OSError as error:
         raise Refusal(f"{file} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise Refusal(f"{file} is not UTF-8 text.") from error
     except SpecError as error:
-        raise Refusal(f"{file} is refused:\n" + "\n".join(f"  {problem}" for problem in error.problems)) from error
+        raise Refusal(f"{file} is invalid:\n" + "\n".join(f"  {problem}" for problem in error.problems)) from error

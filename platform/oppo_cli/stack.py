@@ -156,9 +156,7 @@ class Stack:
         except Failure as failed:
             if is_free(port):
                 raise
-            said = (
-                f"Port {port} of this machine is taken by another program. Start again without --port, and a free one is found."
-            )
+            said = f"Port {port} is used by another program. Start without --port to use a free one."
             raise Failure(said) from failed
 
     def _web_answers(self) -> bool:

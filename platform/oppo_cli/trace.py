@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("events", metavar="EVENTS.jsonl", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
-@click.option("--from-step", type=click.IntRange(min=1), help="First step drawn. Default: the run's first.")
-@click.option("--to-step", type=click.IntRange(min=1), help="Last step drawn. Default: the run's last.")
+@click.option("--from-step", type=click.IntRange(min=1), help="First step. Default: the run's first step.")
+@click.option("--to-step", type=click.IntRange(min=1), help="Last step. Default: the run's last step.")
 def trace(events: Path, out: Path, from_step: int | None, to_step: int | None) -> None:
     """Write a run's timeline as Chrome trace JSON; open it at ui.perfetto.dev or chrome://tracing.
 

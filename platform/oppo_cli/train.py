@@ -33,10 +33,10 @@ REFUSED_BY_ENGINE = 2
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder for events and checkpoints.")
 @click.option(
     "--root", "roots", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder below which model and prompt ids are looked up; may be given several times.",
+    help="Root folder of model and prompt ids. Repeatable.",
 )  # fmt: skip
-@click.option("--resume-from", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A checkpoint to go on from.")
-@click.option("--threads", type=click.IntRange(min=1), help="Cores the engine may use. Default: all.")
+@click.option("--resume-from", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Checkpoint to resume from.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU cores for the engine. Default: all.")
 def train(spec_file: Path, out: Path, roots: tuple[Path, ...], resume_from: Path | None, threads: int | None) -> None:
     """Train one run here and now: progress on the terminal, events in DIR/events.jsonl, checkpoints in DIR/checkpoints.
 
@@ -46,7 +46,7 @@ def train(spec_file: Path, out: Path, roots: tuple[Path, ...], resume_from: Path
     events = out / "events.jsonl"
     if resume_from is None:
         if any((out / "checkpoints").glob("step-*")):
-            raise Refusal(f"{out} already holds a run. Give --resume-from {out}/checkpoints/… to go on, or another --out.")
+            raise Refusal(f"{out} already contains a run. Use --resume-from {out}/checkpoints/… to resume it, or another --out.")
         events.unlink(missing_ok=True)  # of a start that came to nothing
     out.mkdir(parents=True, exist_ok=True)
     (out / "spec.json").write_text(spec.model_dump_json(indent=1))
@@ -68,7 +68,7 @@ def _below_torchrun(command: list[str], spec: RunSpec) -> list[str]:
     from worker.rendezvous import torchrun
 
     if spec.resources.nodes > 1:
-        raise Refusal("Several nodes are brought together by the platform, or by torchrun on each (docs/interfaces.md).")
+        raise Refusal("Runs on several nodes need the platform, or torchrun on each node (docs/interfaces.md).")
     return torchrun(command, spec.resources.ranks_a_node, None)
 
 
@@ -119,7 +119,7 @@ def _pass_interrupts_on(engine: subprocess.Popen[bytes], alone: bool) -> Any:
     def stop(_number: int, _frame: object) -> None:
         asked.append(time.monotonic())
         if len(asked) == 1:
-            click.echo("Stopping after this chunk; a checkpoint is written. Ctrl-C again ends at once.", err=True)
+            click.echo("Stopping after this chunk with a checkpoint. Press Ctrl-C again to end immediately.", err=True)
         # torchrun would wait for its engines half a minute at most, and end with an error.
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in [engine] if alone else _ranks_below(engine) or [engine]:
@@ -138,7 +138,7 @@ def _ranks_below(engine: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 def _tell_end(code: int, finished: dict[str, Any] | None, out: Path) -> None:
     if code == REFUSED_BY_ENGINE:
-        raise Refusal(f"The engine refused the spec.\n{last_lines(out / 'engine.log')}")
+        raise Refusal(f"The engine rejected the spec.\n{last_lines(out / 'engine.log')}")
     if finished is None or code != 0:
         reason = finished["reason"] if finished else f"The engine ended with status {code} without finishing."
         raise Failure(f"{reason}\n{last_lines(out / 'engine.log')}")

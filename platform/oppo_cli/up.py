@@ -9,7 +9,7 @@ from oppo_cli.stack import Prepared, Stack
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(1, 65535), help="Port of the pages. Default: 8000 or a free one; it is remembered.")
+@click.option("--port", type=click.IntRange(1, 65535), help="HTTP port. Default: 8000 or a free port; the choice is saved.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 def up(port: int | None, host: str) -> None:
     """Start the platform: database, broker, web, scheduler and one worker.
@@ -30,5 +30,5 @@ def print_welcome(prepared: Prepared, base_url: str) -> None:
     click.echo(f"\nOPPO runs at {base_url}")
     if prepared.password is not None:
         click.echo(f"First user: {prepared.username}, password: {prepared.password}  (shown once)")
-    click.echo(f"Log in with one click, valid once: {prepared.login_link}")
-    click.echo(f"From a terminal here: oppo admin token {prepared.username} | oppo login {base_url}\n")
+    click.echo(f"One-time login link: {prepared.login_link}")
+    click.echo(f"From a terminal on this machine: oppo admin token {prepared.username} | oppo login {base_url}\n")

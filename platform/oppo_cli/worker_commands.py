@@ -21,7 +21,7 @@ MODELS_ROOT = click.option(
     "models_roots",
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with models and prompts to offer; may be given several times.",
+    help="Folder with models and prompts to offer. Repeatable.",
 )
 
 
@@ -40,10 +40,10 @@ def join(url: str, token: str, name: str | None, models_roots: tuple[Path, ...])
 
 
 @worker.command()
-@click.option("--keep-attempts", is_flag=True, help="Let running attempts go on when this process is stopped (service restarts).")
-@click.option("--url", envvar="OPPO_PLATFORM_URL", help="Join this platform first, unless this machine has joined one.")
-@click.option("--token", envvar="OPPO_JOIN_TOKEN", help="The join token for that; better given as OPPO_JOIN_TOKEN.")
-@click.option("--name", envvar="OPPO_NODE_NAME", help="The node's name for that. Default: the host name.")
+@click.option("--keep-attempts", is_flag=True, help="Keep running attempts alive when this process stops (service restarts).")
+@click.option("--url", envvar="OPPO_PLATFORM_URL", help="Join this platform first, unless this machine has already joined one.")
+@click.option("--token", envvar="OPPO_JOIN_TOKEN", help="Join token for --join; preferably set as OPPO_JOIN_TOKEN.")
+@click.option("--name", envvar="OPPO_NODE_NAME", help="Node name for --join. Default: the host name.")
 @MODELS_ROOT
 def run(keep_attempts: bool, url: str | None, token: str | None, name: str | None, models_roots: tuple[Path, ...]) -> None:
     """Work for the platform that this machine has joined."""
@@ -53,7 +53,7 @@ def run(keep_attempts: bool, url: str | None, token: str | None, name: str | Non
     identity = folder.identity()
     if identity is None:
         if not url or not token:
-            raise Refusal("This machine has joined no platform yet. Run: oppo worker join URL TOKEN")
+            raise Refusal("This machine has not joined a platform yet. Run: oppo worker join URL TOKEN")
         _join(url, token, name, models_roots)
     elif models_roots:
         folder.keep_identity(identity.model_copy(update={"models_roots": [root.resolve() for root in models_roots]}))
@@ -70,8 +70,8 @@ def _join(url: str, token: str, name: str | None, models_roots: tuple[Path, ...]
     try:
         return join_platform(WorkerFolder.from_environment(), url, token, list(models_roots), name).name
     except Unreachable as error:
-        raise Failure(f"The platform at {url} does not answer: {error}") from error
+        raise Failure(f"The platform at {url} does not respond: {error}") from error
     except RefusedError as error:
-        raise Failure(f"The platform refused the token: {error}. Ask for a new one; it is valid for a limited time.") from error
+        raise Failure(f"The platform rejected the token: {error}. Request a new one; join tokens expire.") from error
     except UnacceptableError as error:
-        raise Failure(f"The platform does not understand this worker: {error}") from error
+        raise Failure(f"The platform and this worker are not compatible: {error}") from error

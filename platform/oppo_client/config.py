@@ -82,9 +82,9 @@ def save_config(config: Config, path: Path | None = None) -> Path:
 def checked_url(url: str, place: Path) -> str:
     """An http(s) address without what does not belong there. Raises `ConfigError`."""
     if not url:
-        raise ConfigError(f"No address of a platform is known ({place} has none). {HOW}.")
+        raise ConfigError(f"No platform URL is configured ({place} has none). {HOW}.")
     if not _is_address(url):
-        raise ConfigError(f"{url!r} is no address of a platform; it looks like https://oppo.example.org.")
+        raise ConfigError(f"{url!r} is not a platform URL; example: https://oppo.example.org.")
     return url.rstrip("/")
 
 
@@ -100,9 +100,9 @@ def _is_address(url: str) -> bool:
 def checked_token(token: str, place: Path) -> str:
     """A token that fits into a header. Raises `ConfigError`."""
     if not token:
-        raise ConfigError(f"No token is known ({place} has none). {HOW}.")
+        raise ConfigError(f"No token is configured ({place} has none). {HOW}.")
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError("The token holds characters that no token has. Copy it again.")
+        raise ConfigError("The token contains invalid characters. Copy it again.")
     return token
 
 
@@ -112,7 +112,7 @@ def _read(place: Path) -> dict[str, str]:
         with place.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if os.name == "posix" and mode & 0o077:
-                raise ConfigError(f"{place} may be read by others (mode {mode:04o}), and it is for a token: chmod 600 {place}")
+                raise ConfigError(f"{place} is readable by others (mode {mode:04o}), but contains a token: chmod 600 {place}")
             kept = tomllib.loads(file.read().decode())
     except FileNotFoundError:
         return {}
@@ -122,7 +122,7 @@ def _read(place: Path) -> dict[str, str]:
         raise ConfigError(f"{place} is not TOML: {error}.") from error
     unknown = [name for name in kept if name not in ("url", "token")]
     if unknown or not all(isinstance(value, str) for value in kept.values()):
-        raise ConfigError(f'{place} may hold url = "…" and token = "…", and nothing else{_which(unknown)}.')
+        raise ConfigError(f'{place} may only contain url = "…" and token = "…"{_which(unknown)}.')
     return {name: str(value) for name, value in kept.items()}
 
 

@@ -38,7 +38,7 @@ class Target:
 def target_of(name: str, run_id: int, checkpoint_id: int, out: str | os.PathLike[str]) -> Target:
     """The folder `out/NAME`. Raises `DownloadError` for a name that would lead elsewhere, `OSError` when `out` cannot be made."""
     if not name or not name.isprintable() or name.startswith(".") or any(c in name for c in "/\\:"):
-        raise DownloadError(f"The checkpoint is called {name!r}, which is no name for a folder.")
+        raise DownloadError(f"The checkpoint is called {name!r}, which is not a valid folder name.")
     base = Path(out).expanduser()
     base.mkdir(parents=True, exist_ok=True)
     # The numbers keep the rest of another run's checkpoint of the same name from being taken for this one's.
@@ -96,7 +96,7 @@ def unpack(target: Target, told: Mapping[str, Any]) -> Path:
         _sync(target.folder.parent)
     except (tarfile.TarError, DownloadError) as error:
         target.part.unlink(missing_ok=True)
-        raise DownloadError(f"What was downloaded is not the checkpoint that was registered: {error}") from error
+        raise DownloadError(f"The downloaded files differ from the registered checkpoint: {error}") from error
     except OSError as error:
         raise DownloadError(f"{error.filename or target.folder} cannot be written: {error.strerror}.") from error
     finally:
@@ -110,17 +110,17 @@ def _unpack_all(archive: tarfile.TarFile, folder: Path, digest: str) -> None:
     members = iter(archive)
     first = next(members, None)
     if first is None or not first.isreg() or _below(first.name) != MANIFEST or first.size > LARGEST_MANIFEST:
-        raise DownloadError("it does not begin with a manifest")
+        raise DownloadError("it does not start with a manifest")
     content = _open(archive, first).read()
     if hashlib.sha256(content).hexdigest() != digest:
-        raise DownloadError("its manifest is another one")
+        raise DownloadError("its manifest differs")
     (folder / MANIFEST).write_bytes(content)
     wanted = _files_of(content)
     for member in members:
         expected = wanted.pop(_below(member.name), None)
         # Links, devices and folders are not written, nor is anything outside: only plain files that the manifest lists.
         if expected is None or not member.isreg():
-            raise DownloadError(f"{member.name!r} is no file of its manifest")
+            raise DownloadError(f"{member.name!r} is not in its manifest")
         _write(archive, member, folder / _below(member.name), expected)
     if wanted:
         raise DownloadError(f"{next(iter(wanted))!r} and {len(wanted) - 1} others are missing")
@@ -131,11 +131,11 @@ def _files_of(manifest: bytes) -> dict[str, tuple[str, int]]:
     try:
         listed = {str(path): (str(entry["sha256"]), int(entry["bytes"])) for path, entry in json.loads(manifest).items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DownloadError("its manifest is in another form") from error
+        raise DownloadError("its manifest has an unknown format") from error
     for path in listed:
         pure = PurePosixPath(path)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts or set("\\\0:") & set(path) or str(pure) != path:
-            raise DownloadError(f"its manifest names {path!r}, which is no file of a checkpoint")
+            raise DownloadError(f"its manifest names {path!r}, which is not a checkpoint file")
     return listed
 
 
@@ -147,7 +147,7 @@ def _below(name: str) -> str:
 def _open(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Any:
     content = archive.extractfile(member)
     if content is None:
-        raise DownloadError(f"{member.name!r} is no plain file")
+        raise DownloadError(f"{member.name!r} is not a regular file")
     return content
 
 
@@ -157,7 +157,7 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path, expect
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("xb")
     except (FileExistsError, NotADirectoryError):  # the folder was empty: the archive contradicts itself
-        raise DownloadError(f"{member.name!r} is there twice") from None
+        raise DownloadError(f"{member.name!r} occurs twice") from None
     with file, _open(archive, member) as content:
         while piece := content.read(PIECE):
             digest.update(piece)
@@ -176,7 +176,7 @@ def there_already(target: Target, told: Mapping[str, Any]) -> bool:
     manifest = target.folder / MANIFEST
     if manifest.is_file() and hashlib.sha256(manifest.read_bytes()).hexdigest() == told["manifest_sha256"]:
         return True
-    raise DownloadError(f"{target.folder} is there already, and is not this checkpoint. Give another folder.")
+    raise DownloadError(f"{target.folder} already exists and is not this checkpoint. Use another folder.")
 
 
 def _sync(folder: Path) -> None:

@@ -149,7 +149,7 @@ KINDS: dict[int, type[ApiError]] = {
 def error_of(status: int, headers: Mapping[str, str], content: bytes, retry_after_s: float | None = None) -> ApiError:
     """The exception for a reply that is no success. `headers` are looked up in any case (httpx.Headers)."""
     if 300 <= status < 400:
-        return NotThePlatform(status, phrase(status), f"it points to {headers.get('Location', 'nowhere')}; is the address right?")
+        return NotThePlatform(status, phrase(status), f"it points to {headers.get('Location', 'nowhere')}; check the URL")
     told = _problem(content)
     if told is None:
         text = content[: 4 * LONGEST_SHOWN].decode("utf-8", "replace").strip()

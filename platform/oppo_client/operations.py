@@ -55,14 +55,14 @@ def samples(run_id: int, wanted: Mapping[str, Any], retries: Retries) -> Feed[Sa
     """Recorded answers, page by page. Raises `TypeError` for a condition that there is not."""
     unknown = set(wanted) - SAMPLE_FILTERS
     if unknown:
-        raise TypeError(f"samples() knows no {', '.join(sorted(unknown))}; it knows {', '.join(sorted(SAMPLE_FILTERS))}")
+        raise TypeError(f"samples() has no filter {', '.join(sorted(unknown))}; filters are {', '.join(sorted(SAMPLE_FILTERS))}")
     return pages(f"runs/{int(run_id)}/samples", wanted, SAMPLE, sample_of, retries)
 
 
 def logs(run_id: int, tail: int | None, follow: bool, stream: str | None, q: str, retries: Retries) -> Feed[LogLine]:
     """Log lines. Raises `ValueError` for a stream that there is not."""
     if stream is not None and stream not in STREAMS:
-        raise ValueError(f"stream is {stream!r}; it may be one of {', '.join(STREAMS)}")
+        raise ValueError(f"stream is {stream!r}; must be one of {', '.join(STREAMS)}")
     wanted = {name: value for name, value in (("stream", stream), ("q", q)) if value}
     return log_lines(run_id, tail, follow, wanted, retries)
 
@@ -163,7 +163,7 @@ def compare(
 ) -> Flow[Comparison]:
     """Runs side by side. Raises `ValueError` for another axis."""
     if x not in AXES:
-        raise ValueError(f"x is {x!r}; it may be one of {', '.join(AXES)}")
+        raise ValueError(f"x is {x!r}; must be one of {', '.join(AXES)}")
     told = yield from asked(
         get(
             "compare",
@@ -195,5 +195,5 @@ def checkpoint(run_id: int, which: str | int, retries: Retries) -> Flow[dict[str
         chosen = next((told for told in found if which in (told["step"], told["name"])), None)
     if chosen is None:
         there = ", ".join(str(told["step"]) for told in found) or "none"
-        raise NoCheckpoint(f"Run {run_id} has no checkpoint {which}; steps of those that it has: {there}.")
+        raise NoCheckpoint(f"Run {run_id} has no checkpoint {which}; available steps: {there}.")
     return chosen

@@ -148,7 +148,7 @@ class _Watch:
         """Raise `WaitTimeout` when the time is up and a run has not ended."""
         if self.pending and self.left_s <= 0:
             named = ", ".join(map(str, self.pending))
-            raise WaitTimeout(f"Run {named} has not ended within {self._within_s:g} s; it goes on.")
+            raise WaitTimeout(f"Run {named} has not ended within {self._within_s:g} s; it continues.")
 
     def heard(self) -> None:
         """The platform has given a sign of life."""

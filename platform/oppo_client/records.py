@@ -63,8 +63,8 @@ class Sample:
         fresh = escaped(self.response[len(self.stale_response) :] if stale else self.response)
         head = f"step {self.step} · score {cell(self.score)} · KL {cell(self.kl)} · {self.length} tokens"
         if self.age:
-            head += f" · deferred for {self.age} step{'s' if self.age > 1 else ''}"
-        older = f'<span style="opacity:.55" title="sampled under older weights">{stale}</span>' if stale else ""
+            head += f" · staleness {self.age} step{'s' if self.age > 1 else ''}"
+        older = f'<span style="opacity:.55" title="sampled under an older policy version">{stale}</span>' if stale else ""
         text = '<div style="white-space:pre-wrap;margin-top:.3em">'
         return (
             f'<div style="border-left:3px solid #888;padding-left:.7em;margin:.5em 0"><small>{escaped(head)}</small>'

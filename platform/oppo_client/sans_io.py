@@ -182,7 +182,7 @@ def told(reply: Reply, text: bytes | str, shape: Shape) -> Any:
 
 def not_the_platform(reply: Reply, wrong: str) -> NotThePlatform:
     """The exception for a success that is not what the platform answers."""
-    text = f"{reply.url} answers otherwise than the platform does ({wrong}); is the address right?"
+    text = f"{reply.url} does not respond like the platform ({wrong}); check the URL"
     return NotThePlatform(reply.status, "Not the platform", text)
 
 

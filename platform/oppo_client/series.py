@@ -28,7 +28,7 @@ def metrics(run_id: int, keys: str | Iterable[str], x: str, max_points: int | No
     """
     names = [keys] if isinstance(keys, str) else list(keys)
     if x not in AXES:
-        raise ValueError(f"x is {x!r}; it may be one of {', '.join(AXES)}")
+        raise ValueError(f"x is {x!r}; must be one of {', '.join(AXES)}")
     if not names or any(not name or "," in name for name in names):
         raise ValueError("give the names of metrics, each without commas")
     if max_points is None:
@@ -68,10 +68,10 @@ def _refuse(run_id: int, missing: list[str], retries: Retries) -> Flow[None]:
     if not unknown:
         return
     if not latest:
-        raise UnknownMetric(f"Run {run_id} has told no metrics yet.")
+        raise UnknownMetric(f"Run {run_id} has no metrics yet.")
     near = difflib.get_close_matches(unknown[0], latest, n=3, cutoff=0.4)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    raise UnknownMetric(f"Run {run_id} has no metric {unknown[0]}.{hint} `run.latest` has them all.")
+    raise UnknownMetric(f"Run {run_id} has no metric {unknown[0]}.{hint} `run.latest` lists all metrics.")
 
 
 def joined(series: Mapping[str, Mapping[str, list[Any]]], x: str) -> Table:

@@ -33,12 +33,12 @@ def body_of(source: Source | None, yaml: str | None, project: str | int | None) 
         return {"spec": dict(source), **more}
     assert source is not None
     if isinstance(source, str) and "\n" in source:
-        raise TypeError("a text is taken for the name of a file; give YAML as yaml=…")
+        raise TypeError("text is used as a file name; pass YAML as yaml=…")
     try:
         return {"yaml": Path(source).read_text(encoding="utf-8"), **more}
     except UnicodeDecodeError as error:
         raise Refused(
-            422, "Unprocessable Content", f"{source} is no text in UTF-8: {error.reason} at byte {error.start}."
+            422, "Unprocessable Content", f"{source} is not UTF-8 text: {error.reason} at byte {error.start}."
         ) from None
 
 

@@ -45,5 +45,5 @@ class Timeline:
         return f"<Timeline of run {self.run_id}: {told}, {len(self.told['lanes'])} lanes>"
 
     def _repr_html_(self) -> str:
-        head = f"Timeline of run {int(self.run_id)}; <code>.show()</code> draws it. Longest bubbles:"
+        head = f"Timeline of run {int(self.run_id)}; <code>.show()</code> draws it. Longest gaps:"
         return f"<p>{head}</p>{self.worst._repr_html_()}"

@@ -61,7 +61,7 @@ def _told(url: httpx.URL) -> Iterator[None]:
         said = str(error) or type(error).__name__
         raise Unreachable(f"{url.scheme}://{url.netloc.decode()} cannot be reached: {said}") from error
     except (httpx.DecodingError, httpx.StreamError) as error:
-        raise Unreachable(f"{url.scheme}://{url.netloc.decode()} broke off: {error}") from error
+        raise Unreachable(f"{url.scheme}://{url.netloc.decode()} closed the connection: {error}") from error
     except UnicodeError as error:  # a name that no name server can be asked for
         raise Unreachable(f"{url.scheme}://{url.netloc.decode()} cannot be reached: {error}") from error
     except OSError as error:  # the network's are httpx's; this one is a file's

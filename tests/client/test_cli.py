@@ -112,7 +112,7 @@ def test_a_checkpoint_is_pulled(oppo, live, client, spec, save, tmp_path):
     folder = Path(oppo("pull", run.id, "--out", tmp_path).strip())
     assert {name: (folder / name).read_bytes() for name in FILES} == FILES
     assert json.loads(oppo("pull", run.id, "--checkpoint", 2, "--out", tmp_path, "--json"))["folder"] == str(folder)
-    assert "those that it has: 2" in oppo("pull", run.id, "--checkpoint", 3, "--out", tmp_path, status=2)
+    assert "available steps: 2" in oppo("pull", run.id, "--checkpoint", 3, "--out", tmp_path, status=2)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -52,7 +52,7 @@ def test_a_spec_that_is_no_text_is_refused_in_words(oppo, tmp_path):
     place.write_bytes("name: é".encode("latin-1"))
     with misbehaving(said({})) as server:
         printed, words = oppo(server.url, "submit", place, "--json", status=2)
-    assert (printed, "latin.yaml is no text in UTF-8" in words, server.asked) == ("", True, [])
+    assert (printed, "latin.yaml is not UTF-8 text" in words, server.asked) == ("", True, [])
 
 
 def test_logging_in_tells_a_refusal_from_a_platform_that_is_not_there(oppo):
@@ -80,7 +80,7 @@ def test_logging_in_tells_a_refusal_from_a_platform_that_is_not_there(oppo):
 def test_what_answers_otherwise_than_the_platform_is_told(oppo, answer, words):
     with misbehaving(answer) as server:
         printed, told = oppo(server.url, *words, status=2, typed="tok\n")
-    assert (printed, "is the address right?" in told) == ("", True)
+    assert (printed, "check the URL" in told) == ("", True)
 
 
 def test_nothing_is_cancelled_when_one_of_the_numbers_is_none(oppo):

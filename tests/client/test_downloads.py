@@ -89,7 +89,7 @@ def test_who_may_not_and_what_is_not_there(saved, live, client, tmp_path):
     from oppo_platform.accounts.models import Membership
 
     run, folder, _ = saved
-    with pytest.raises(NoCheckpoint, match="those that it has: 3"):
+    with pytest.raises(NoCheckpoint, match="available steps: 3"):
         run.checkpoint(4)
     one = run.checkpoint()
     Membership.objects.filter(user=live.user).update(role="viewer")

@@ -54,9 +54,7 @@ ODD = [PAGE, said({"ok": True}), said([]), said({"items": "none", "next": None})
 def test_every_call_names_the_address_and_what_is_wrong(call, answer):
     with misbehaving(said(summary()), answer) as server, Client(server.url, "t", retries=QUICK) as c:
         run = c.get(7)
-        with pytest.raises(
-            NotThePlatform, match=r"answers otherwise than the platform does \(.+\); is the address right\?"
-        ) as told:
+        with pytest.raises(NotThePlatform, match=r"does not respond like the platform \(.+\); check the URL") as told:
             CALLS[call](c, run)
         assert f"{server.url}/api/v1/" in str(told.value)
         assert run.state == "queued", "what was known before stays"

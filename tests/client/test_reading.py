@@ -84,7 +84,7 @@ def test_answers_page_by_page(trained, monkeypatch):
     assert "<img" not in one._repr_html_()
     assert {sample.step % 2 for sample in trained[1].samples(q="harbour")} == {0}
     deferred = next(trained[1].samples(min_age=1))
-    assert "deferred for" in deferred._repr_html_()
+    assert "staleness" in deferred._repr_html_()
     with pytest.raises(TypeError, match="min_score"):
         trained[1].samples(minscore=3)
     with pytest.raises(Refused):

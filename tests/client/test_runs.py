@@ -52,7 +52,7 @@ def test_every_complaint_comes_with_its_path(client, spec):
     assert refused.value.request_id in str(refused.value)
     with pytest.raises(Refused, match="not valid YAML"):
         client.submit(yaml="a: [", overrides={"steps": 3})
-    with pytest.raises(Refused, match=r"name is no section"):
+    with pytest.raises(Refused, match=r"name is not a section"):
         client.submit(spec(), overrides={"name.first": 3})
     assert [problem["path"] for problem in client.validate(spec(steps=-1))["problems"]] == ["steps"]
 

@@ -31,7 +31,7 @@ def test_a_platform_is_put_back_and_its_run_goes_on(home: Path, tmp_path: Path, 
         platform.wait_for_step(run_id, 8)
         made = tools.oppo(home, "backup", str(tmp_path), "--with-checkpoints")
         assert made.returncode == 0, made.stderr
-        assert "NOT IN IT: the keys" in made.stdout
+        assert "NOT INCLUDED: the keys" in made.stdout
         [file] = tmp_path.glob("oppo-backup-*.tar")
         refused = tools.oppo(home, "restore", "--replace", str(file))
         assert refused.returncode == 1
@@ -59,7 +59,7 @@ def test_a_platform_is_put_back_and_its_run_goes_on(home: Path, tmp_path: Path, 
     listed = tools.oppo(home, "kept-databases")
     aside = listed.stdout.split()
     assert len(aside) == 1, listed
-    assert tools.oppo(home, "kept-databases", "--drop", aside[0]).stdout.strip() == "None is put aside."
+    assert tools.oppo(home, "kept-databases", "--drop", aside[0]).stdout.strip() == "No database is set aside."
 
 
 def test_a_platform_moves_to_another_home_with_its_keys(home: Path, tmp_path: Path, tools) -> None:

@@ -47,7 +47,7 @@ def test_a_port_that_another_platform_holds_is_named_and_nobody_joins_there(plat
     with tools.cleared(tmp_path / "second") as second_home:
         second = tools.oppo(second_home, "up", "--port", platform.base_url.rpartition(":")[2])
     assert second.returncode == 1
-    assert "is taken by another program" in second.stderr
+    assert "is used by another program" in second.stderr
     assert "join" not in second.stderr
 
 

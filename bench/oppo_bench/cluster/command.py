@@ -30,10 +30,10 @@ def cluster() -> None:
 @click.option(
     "--measured", type=click.FloatRange(min=0), default=300.0, show_default=True, help="Work after which an end is known."
 )
-@click.option("--min-runtime", type=click.FloatRange(min=0), default=600.0, show_default=True, help="As OPPO_MIN_RUNTIME_S.")
-@click.option("--half-life", type=POSITIVE, default=7 * 24 * 3600.0, show_default=True, help="As OPPO_USAGE_HALF_LIFE_S.")
+@click.option("--min-runtime", type=click.FloatRange(min=0), default=600.0, show_default=True, help="Same as OPPO_MIN_RUNTIME_S.")
+@click.option("--half-life", type=POSITIVE, default=7 * 24 * 3600.0, show_default=True, help="Same as OPPO_USAGE_HALF_LIFE_S.")
 @click.option("--window", type=POSITIVE, default=6 * 3600.0, show_default=True, help="Seconds over which shares are compared.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write everything as JSON as well.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the results as JSON.")
 def simulate(
     trace_file: IO[str],
     cycle: float,
@@ -81,13 +81,13 @@ def _report(trace: Trace, conduct: Conduct, window_s: float, json_file: Path | N
 
 
 @cluster.command()
-@click.option("--shape", type=click.Choice(SHAPES), default="steady", show_default=True, help="What kind of trace; see below.")
+@click.option("--shape", type=click.Choice(SHAPES), default="steady", show_default=True, help="Kind of trace; see below.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The same seed, the same trace.")
 @click.option("--runs", type=click.IntRange(1, 1_000_000), default=2000, show_default=True, help="Submissions.")
-@click.option("--gpus", type=click.IntRange(1, 100_000), default=256, show_default=True, help="GPUs in all.")
-@click.option("--gpus-a-node", type=click.IntRange(1, 1024), default=8, show_default=True, help="GPUs a node.")
+@click.option("--gpus", type=click.IntRange(1, 100_000), default=256, show_default=True, help="Total GPUs.")
+@click.option("--gpus-a-node", type=click.IntRange(1, 1024), default=8, show_default=True, help="GPUs per node.")
 @click.option(
-    "--teams", type=click.IntRange(1, 1000), default=5, show_default=True, help="Teams: equal quotas, unequal appetites."
+    "--teams", type=click.IntRange(1, 1000), default=5, show_default=True, help="Teams, with equal quotas and unequal demand."
 )
 @click.option("--load", type=POSITIVE, default=0.9, show_default=True, help="GPU-seconds asked for ÷ available, while runs come.")
 @click.option("--median", type=POSITIVE, default=1800.0, show_default=True, help="Median duration in seconds.")
@@ -95,7 +95,7 @@ def _report(trace: Trace, conduct: Conduct, window_s: float, json_file: Path | N
 @click.option("--estimate-sigma", type=click.FloatRange(0, 4), default=0.5, show_default=True, help="σ of estimate ÷ duration.")
 @click.option("--estimate-missing", type=SHARE, default=0.2, show_default=True, help="Share of the runs without an estimate.")
 @click.option("--bounded", type=SHARE, default=0.3, show_default=True, help="Share of the runs with a max_runtime.")
-@click.option("--preemptible", type=SHARE, default=0.85, show_default=True, help="Share of the runs that may be preempted.")
+@click.option("--preemptible", type=SHARE, default=0.85, show_default=True, help="Share of preemptible runs.")
 def synthesize(median: float, **recipe: object) -> None:
     """Print a synthetic trace as JSON Lines.
 
