@@ -25,7 +25,7 @@ def why(decisions, run_id):
 def test_within_a_team_priority_goes_first_then_age():
     made = plan(cluster([node(1, 2)], [waiting(1), waiting(2), waiting(3, priority=60)]), 0)
     assert placed(made) == [3, 1]
-    assert why(made, 2) == ("devices", "Waits for 1 device: all 2 that would do are in use.")
+    assert why(made, 2) == ("devices", "Waits for 1 device: all 2 suitable ones are in use.")
 
 
 def test_a_run_that_came_back_keeps_its_place():
@@ -59,7 +59,7 @@ def test_a_run_that_asks_for_nodes_gets_exactly_so_many_with_an_equal_part_on_ea
     assert not plan(cluster([node(1, 8)], [waiting(1, devices=2, nodes=2)]), 0).placements
     mixed = [node(1, 1, kind="cpu"), node(2, 1, kind="cuda")]
     told = why(plan(cluster(mixed, [waiting(1, devices=2, nodes=2)]), 0), 1)
-    assert told == ("too_large", "Needs 2 nodes with 1 device each; 1 connected one would do.")
+    assert told == ("too_large", "Needs 2 nodes with 1 device each; 1 connected node is suitable.")
 
 
 def test_room_is_made_on_every_node_of_a_run_that_asks_for_nodes():
@@ -78,7 +78,7 @@ def test_a_reservation_of_a_run_that_asks_for_nodes_is_where_they_open_first():
 
 def test_a_run_on_several_nodes_is_told_which_of_them_its_retry_rules_exclude():
     gone = waiting(1, devices=2, nodes=2, excluded_nodes=frozenset([1]))
-    text = "Needs 2 nodes; its retry rules exclude n1, and too few others would do."
+    text = "Needs 2 nodes; its retry rules exclude n1, and too few other nodes are suitable."
     assert why(plan(cluster([node(1, 1), node(2, 1)], [gone]), 0), 1) == ("excluded", text)
 
 
@@ -99,7 +99,7 @@ def test_who_was_preempted_is_left_alone_for_longer_and_who_waits_for_that_is_to
     made = plan(cluster([node(1)], queue, busy, quotas={1: Quota(4)}), 0)
     assert [(p.run_id, p.for_run_id) for p in made.preemptions] == [(10, 1)]
     assert why(made, 2) == (
-        "protected", "1 run of another team can be asked to make room for it once it has had the minimum time on its devices.",
+        "protected", "1 run of another team can be preempted once it has had its minimum runtime.",
     )  # fmt: skip
     assert made.reasons[2].estimated_start == 4 * 600 - 1500 + 60
     made = plan(cluster([node(1)], queue, busy, quotas={1: Quota(4)}), 900)
@@ -122,9 +122,9 @@ def test_a_burst_does_not_win():
 def test_a_team_at_its_quota_is_told_so():
     busy = [running(10, 1, [100, 101])]
     made = plan(cluster([node(1)], [waiting(1, 1)], busy, quotas={1: Quota(2, 0)}), 0)
-    assert why(made, 1) == ("quota", "Team alpha is at its quota of 2 on pool h100; it may not borrow.")
+    assert why(made, 1) == ("quota", "Team alpha is at its quota of 2 on pool h100; it cannot borrow.")
     made = plan(cluster([node(1)], [waiting(1, 1, 3)], busy, quotas={1: Quota(1, 2)}), 0)
-    assert why(made, 1) == ("quota", "Team alpha uses 2 on pool h100; its quota is 1, and borrowing is capped at 2.")
+    assert why(made, 1) == ("quota", "Team alpha uses 2 on pool h100; its quota is 1, and its borrow limit is 2.")
     made = plan(cluster([node(1)], [waiting(1, 1, 4)], busy, quotas={1: Quota(1, 2)}), 0)
     assert why(made, 1)[0] == "quota_never"
 
@@ -133,7 +133,7 @@ def test_borrowed_devices_are_reclaimed_by_their_owner():
     busy = [running(10, 2, [100, 101]), running(11, 2, [102, 103], started_at=-5e4)]
     made = plan(cluster([node(1)], [waiting(1, 1, 2)], busy, quotas={1: Quota(2)}), 0)
     assert [(p.run_id, p.for_run_id, p.code) for p in made.preemptions] == [(11, 1, "reclaim")]
-    assert why(made, 1) == ("preempting", "1 run of another team was asked to make room for it.")
+    assert why(made, 1) == ("preempting", "1 run of another team is being preempted for this run.")
     assert made.reservations == (Reservation(1, 1, {1: (102, 103)}, 60.0, cleared=True),)
 
 
@@ -141,7 +141,7 @@ def test_what_is_being_vacated_is_waited_for_and_nobody_else_is_stopped():
     busy = [running(10, 2, [100, 101]), running(11, 2, [102, 103], stopping=True)]
     made = plan(cluster([node(1)], [waiting(1, 1, 2)], busy, quotas={1: Quota(2)}), 0)
     assert made.preemptions == ()
-    assert why(made, 1) == ("preempting", "Waits for runs that are being stopped to leave their devices.")
+    assert why(made, 1) == ("preempting", "Waits for stopping runs to release their devices.")
 
 
 def test_a_lower_priority_of_the_own_team_makes_room_but_not_of_another():
@@ -177,15 +177,18 @@ def test_only_runs_that_end_in_time_start_in_front_of_the_head():
     made = plan(cluster([node(1)], queue, busy), 0)
     assert {p.run_id: p.backfill for p in made.placements} == {4: Backfill(1, 3600.0), 5: Backfill(1, 3600.0)}
     assert (made.reasons[1].code, made.reasons[1].estimated_start) == ("devices", 3600.0)
-    assert why(made, 2) == ("reserved", "Waits for 1 device: enough are free, but kept for run 1 in front of it.")
-    assert made.reasons[2].sooner.startswith("A max_runtime")
-    assert made.reasons[3].sooner.startswith("A shorter max_runtime")
+    assert why(made, 2) == ("reserved", "Waits for 1 device: enough are free, but reserved for run 1 ahead of it.")
+    assert made.reasons[2].sooner.startswith("Set a max runtime")
+    assert made.reasons[3].sooner.startswith("Set a shorter max runtime")
 
 
 def test_a_reservation_of_another_team_is_not_named():
     busy = [running(10, 2, [103], preemptible=False)]
     made = plan(cluster([node(1)], [waiting(1, 1, 4), waiting(2, 2)], busy), 0)
-    assert why(made, 2) == ("reserved", "Waits for 1 device: enough are free, but kept for a run of another team in front of it.")
+    assert why(made, 2) == (
+        "reserved",
+        "Waits for 1 device: enough are free, but reserved for a run of another team ahead of it.",
+    )
 
 
 def test_who_outstays_a_reservation_is_preempted_for_it():
@@ -211,24 +214,24 @@ def test_reasons_for_what_cannot_start_now():
     text = "No single connected worker has all the models and prompts it needs."
     assert why(plan(cluster(apart, [needy]), 0), 1) == ("apart", text)
     large = waiting(1, devices=9, kind="cuda")
-    text = "Needs 9 cuda devices on one node; the largest connected one that would do has 8."
+    text = "Needs 9 cuda devices on one node; the largest suitable connected node has 8."
     assert why(plan(cluster([node(1, 8)], [large]), 0), 1) == ("too_large", text)
     away = waiting(1, home=(7, "n7"))
-    text = "Its checkpoint lies on node n7, which is not connected; storage is not shared."
+    text = "Its checkpoint is on node n7, which is not connected; storage is not shared."
     assert why(plan(cluster([node(1)], [away]), 0), 1) == ("home_away", text)
-    text = "Every connected node is being drained."
+    text = "All connected nodes are draining."
     assert why(plan(cluster([node(1, draining=True)], [waiting(1)]), 0), 1) == ("draining", text)
-    text = "Node n1 would do, but is low on disk."
+    text = "Node n1 is suitable, but low on disk."
     assert why(plan(cluster([node(1, low_disk=True)], [waiting(1)]), 0), 1) == ("disk", text)
     assert why(plan(cluster([node(1, low_disk=True), node(2)], [waiting(1, home=(1, "n1"))]), 0), 1) == ("disk", text)
-    text = "the only one that would do is in use. Node n2 gets nothing new, being low on disk."
+    text = "the only suitable one is in use. Node n2 accepts no new runs: low on disk."
     code, said = why(plan(cluster([node(1, 1), node(2, 1, low_disk=True)], [waiting(1), waiting(2, submitted_at=1.0)]), 0), 2)
     assert (code, said[-len(text) :]) == ("devices", text)
-    text = "Its retry rules exclude every node that would do: n1."
+    text = "Its retry rules exclude all suitable nodes: n1."
     assert why(plan(cluster([node(1)], [waiting(1, excluded_nodes=frozenset([1]))]), 0), 1) == ("excluded", text)
-    text = "Needs 4 devices on one node, and too many devices are out of order."
+    text = "Needs 4 devices on one node, and too many devices are quarantined."
     assert why(plan(cluster([node(1, states={0: "quarantined"})], [waiting(1, devices=4)]), 0), 1) == ("unhealthy", text)
-    text = "No connected node that would do has a cuda device."
+    text = "No suitable connected node has a cuda device."
     assert why(plan(cluster([node(1, kind="cpu")], [waiting(1, kind="cuda")]), 0), 1) == ("kind", text)
 
 
@@ -267,20 +270,20 @@ def test_whom_others_made_room_for_starts_first():
 def test_a_reason_names_no_run_of_another_team():
     busy = [running(10, 2, [100, 101]), running(11, 1, [102, 103], priority=10)]
     made = plan(cluster([node(1)], [waiting(1, 1, 4)], busy, quotas={1: Quota(4)}), 0)
-    assert why(made, 1) == ("preempting", "Run 11 and 1 run of another team were asked to make room for it.")
+    assert why(made, 1) == ("preempting", "Run 11 and 1 run of another team are being preempted for this run.")
     owns = [running(11, 1, [102, 103], priority=10), running(12, 1, [100, 101], priority=20)]
     made = plan(cluster([node(1)], [waiting(1, 1, 4)], owns), 0)
-    assert why(made, 1) == ("preempting", "Runs 11 and 12 were asked to make room for it.")
+    assert why(made, 1) == ("preempting", "Runs 11 and 12 are being preempted for this run.")
 
 
 def test_what_would_start_it_sooner():
     busy = [running(10, 2, [100], preemptible=False)]
     made = plan(cluster([node(1, 8)], [waiting(1, 1, 8)], busy), 0)
-    assert made.reasons[1].sooner == "With 7 devices it would start now."
+    assert made.reasons[1].sooner == "Could start now with 7 devices."
     made = plan(cluster([node(1, 8), node(2), node(3)], [waiting(1, 1, 8)], busy), 0)
-    assert made.reasons[1].sooner == "It would start now if it could span 2 nodes."
+    assert made.reasons[1].sooner == "Could start now on 2 nodes."
     made = plan(cluster([node(1, 1)], [waiting(1, 1)], busy), 0)
-    assert made.reasons[1].sooner == "Runs that end, or more nodes."
+    assert made.reasons[1].sooner == "Frees up when running jobs end or nodes are added."
 
 
 def test_the_worked_example_of_the_documentation():
@@ -303,7 +306,7 @@ def test_the_worked_example_of_the_documentation():
         (12, [2], hour / 2, False),
     ]
     assert why(made, 11)[0] == "preempting"
-    assert why(made, 12) == ("reserved", "Waits for 2 devices: enough are free, but kept for run 11 in front of it.")
+    assert why(made, 12) == ("reserved", "Waits for 2 devices: enough are free, but reserved for run 11 ahead of it.")
 
 
 def test_every_code_is_documented():

@@ -62,7 +62,7 @@ def _starts(decisions: Decisions, devices: Mapping[int, Device]) -> Iterator[Dec
             yield Decided("start", placement.run_id, "free", text)
         else:
             until = datetime.fromtimestamp(placement.backfill.until, UTC)
-            text += f", in front of run {placement.backfill.for_run_id}, for which it makes way at {until:%H:%M:%S} UTC"
+            text += f", backfilled ahead of run {placement.backfill.for_run_id}, which starts by {until:%H:%M:%S} UTC"
             yield Decided("start", placement.run_id, "backfill", text)
 
 

@@ -20,8 +20,8 @@ from oppo_platform.scheduling.models import SchedulerBeat
 
 log = structlog.get_logger(__name__)
 
-SILENT = "Nothing was heard of it on node {} until its lease ran out"
-FELL_SILENT = "Node {} fell silent before it began"
+SILENT = "The worker on node {} sent no heartbeat until the lease expired"
+FELL_SILENT = "Node {} stopped sending heartbeats before the run started"
 
 
 def credit_downtime(now: datetime) -> None:
@@ -75,8 +75,8 @@ def give_up_absent(now: datetime) -> int:
 
 def _absence(node: str, due: datetime, now: datetime) -> str:
     if due > now:
-        return f"Node {node} fell silent before it joined the others"
-    return f"Node {node} did not join the others within {settings.OPPO_RENDEZVOUS_S:g} s"
+        return f"Node {node} stopped sending heartbeats before it joined the other nodes"
+    return f"Node {node} did not join the other nodes within {settings.OPPO_RENDEZVOUS_S:g} s"
 
 
 def _lost(now: datetime) -> Q:

@@ -53,9 +53,9 @@ def set_quota(team_id: int, pool_id: int, nominal: int, borrow_cap: int | None, 
     Raises:
         QuotaError: a number is negative or absurd.
     """
-    for what, number in (("own devices", nominal), ("borrowed devices", borrow_cap or 0)):
+    for what, number in (("guaranteed devices", nominal), ("borrowed devices", borrow_cap or 0)):
         if not 0 <= number <= MOST_DEVICES:
-            raise QuotaError(f"A team has 0 to {MOST_DEVICES:,} {what}, not {number:,}.")
+            raise QuotaError(f"A team can have 0 to {MOST_DEVICES:,} {what}, not {number:,}.")
     quota, _ = TeamQuota.objects.update_or_create(
         team_id=team_id, pool_id=pool_id, defaults={"nominal": nominal, "borrow_cap": borrow_cap}
     )
@@ -68,7 +68,7 @@ def set_quota(team_id: int, pool_id: int, nominal: int, borrow_cap: int | None, 
 def set_weight(team_id: int, weight: float, actor: User | str = audit.SHELL) -> TeamShare:
     """How much a team weighs when idle devices are shared out; 2 gets twice what 1 gets. Raises `QuotaError`."""
     if not math.isfinite(weight) or not 0 < weight <= HEAVIEST:
-        raise QuotaError(f"A weight is above 0 and at most {HEAVIEST:,.0f}.")
+        raise QuotaError(f"A fair-share weight must be above 0 and at most {HEAVIEST:,.0f}.")
     share, _ = TeamShare.objects.update_or_create(team_id=team_id, defaults={"weight": weight})
     audit.record(team_id, actor, "quota.weight", "the team", weight=weight)
     wake_scheduler()

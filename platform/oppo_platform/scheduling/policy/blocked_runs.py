@@ -9,8 +9,8 @@ from oppo_platform.scheduling.policy.preemption import Cause, Cleared, make_room
 from oppo_platform.scheduling.policy.snapshot import WaitingRun
 
 STOP_TEXT = {
-    Cause.BACKFILL: "It was let in front of a blocked run until now, and that run can start.",
-    Cause.RECLAIM: "Its team uses devices beyond its quota, and another team is entitled to them.",
+    Cause.BACKFILL: "It was backfilled ahead of a blocked run, and that run can start now.",
+    Cause.RECLAIM: "Its team borrows devices beyond its quota, and another team reclaims them.",
     Cause.PRIORITY: "A run of the team with a higher priority needs its devices.",
 }
 

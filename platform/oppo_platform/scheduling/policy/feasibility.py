@@ -62,7 +62,7 @@ def _may_read(run: WaitingRun, node: Node) -> bool:
 
 
 def _pausing(run: WaitingRun) -> Reason:
-    text = "It is tried again after a pause, because its last attempt failed."
+    text = "Waits before the next attempt, because the last one failed."
     return Reason("backoff", text, {"not_before": run.not_before}, run.not_before)
 
 
@@ -72,11 +72,11 @@ def _over_every_quota(run: WaitingRun, team: Team | None, pools: Sequence[int], 
         return None
     pool_id, quota = max(quotas.items(), key=lambda item: (item[1].limit or 0, -item[0]))
     text = (
-        f"Asks for {asked(run)}, but team {team.name} may hold {quota.limit} at most on pool {room.pool_name(pool_id)}: "
-        f"its quota is {quota.nominal}, and borrowing is capped at {quota.borrow_cap}."
+        f"Asks for {asked(run)}, but team {team.name} may use at most {quota.limit} on pool {room.pool_name(pool_id)}: "
+        f"its quota is {quota.nominal}, and its borrow limit is {quota.borrow_cap}."
     )
     detail = {"pool": pool_id, "quota": quota.nominal, "borrow_cap": quota.borrow_cap, "devices": run.devices}
-    return Reason("quota_never", text, detail, None, "A larger quota or borrow cap, or a run with fewer devices.")
+    return Reason("quota_never", text, detail, None, "Increase the quota or borrow limit, or request fewer devices.")
 
 
 def _not_now(run: WaitingRun, room: Room) -> Reason:
@@ -84,12 +84,12 @@ def _not_now(run: WaitingRun, room: Room) -> Reason:
     nodes = [node for node in room.nodes if node.schedulable]
     full = low_on_disk(run, room)
     if full and _would_do(run, [*nodes, *full], room) and not _would_do(run, nodes, room):
-        text = f"{names_of(full)} would do, but {'is' if len(full) == 1 else 'are'} low on disk."
-        return Reason("disk", text, {"nodes": [node.node_id for node in full]}, None, "Room on the disk there.")
+        text = f"{names_of(full)} {'is' if len(full) == 1 else 'are'} suitable, but low on disk."
+        return Reason("disk", text, {"nodes": [node.node_id for node in full]}, None, "Free disk space there.")
     if not nodes and any(node.connected for node in room.nodes):
-        return Reason("draining", "Every connected node is being drained.", {}, None, "A node that is undrained.")
+        return Reason("draining", "All connected nodes are draining.", {}, None, "Undrain a node.")
     if not nodes:
-        return Reason("no_node", "No worker is connected.", {}, None, "A worker that connects.")
+        return Reason("no_node", "No worker is connected.", {}, None, "Connect a worker.")
     if run.home is not None and all(node.node_id != run.home[0] for node in nodes):
         return _home_away(run.home, room)
     return _why(run, nodes, [b for b in room.bins.values() if b.node.schedulable], "connected")
@@ -121,9 +121,9 @@ def names_of(nodes: Sequence[Node]) -> str:
 def _home_away(home: tuple[int, str], room: Room) -> Reason:
     node_id, name = home
     connected = any(node.node_id == node_id and node.connected for node in room.nodes)
-    why = "is being drained" if connected else "is not connected"
-    text = f"Its checkpoint lies on node {name}, which {why}; storage is not shared."
-    return Reason("home_away", text, {"node": node_id}, None, "That node back, or shared storage.")
+    why = "is draining" if connected else "is not connected"
+    text = f"Its checkpoint is on node {name}, which {why}; storage is not shared."
+    return Reason("home_away", text, {"node": node_id}, None, "Bring that node back, or use shared storage.")
 
 
 def _why(run: WaitingRun, nodes: Sequence[Node], bins: Sequence[Bin], word: str) -> Reason:
@@ -131,18 +131,18 @@ def _why(run: WaitingRun, nodes: Sequence[Node], bins: Sequence[Bin], word: str)
     for need in sorted(run.needs):
         if all(need not in node.offers for node in nodes):
             text = f"No {word} worker has {KINDS_OF_NEED.get(need[0], need[0])} {need[1]}."
-            return Reason("missing", text, {"kind": need[0], "id": need[1]}, None, "A worker that has it.")
+            return Reason("missing", text, {"kind": need[0], "id": need[1]}, None, "Connect a worker that has it.")
     bins = [b for b in bins if _may_read(run, b.node) and (run.home is None or run.home[0] == b.node.node_id)]
     if not bins:
         text = f"No single {word} worker has all the models and prompts it needs."
-        return Reason("apart", text, {}, None, "A worker that has all of them.")
+        return Reason("apart", text, {}, None, "Connect a worker that has all of them.")
     allowed = [b for b in bins if b.node.node_id not in run.excluded_nodes]
     names = ", ".join(sorted({b.node.name for b in bins if b not in allowed}))
     if not allowed:
-        return Reason("excluded", f"Its retry rules exclude every node that would do: {names}.", {}, None, "Another node.")
+        return Reason("excluded", f"Its retry rules exclude all suitable nodes: {names}.", {}, None, "Add another suitable node.")
     if run.nodes is not None and _fits_into(run, bins) and not _fits_into(run, allowed):
-        text = f"Needs {run.nodes} nodes; its retry rules exclude {names}, and too few others would do."
-        return Reason("excluded", text, {}, None, "Another node.")
+        text = f"Needs {run.nodes} nodes; its retry rules exclude {names}, and too few other nodes are suitable."
+        return Reason("excluded", text, {}, None, "Add another suitable node.")
     return _too_large(run, allowed, word)
 
 
@@ -158,17 +158,17 @@ def _fits_into(run: WaitingRun, bins: Sequence[Bin]) -> bool:
 def _too_large(run: WaitingRun, bins: Sequence[Bin], word: str) -> Reason:
     fitting = [b for b in bins if run.kind in ("any", b.kind) and (run.pools is None or b.node.pool_id in run.pools)]
     if not fitting:
-        text = f"No {word} node that would do has {'a ' + run.kind + ' device' if run.kind != 'any' else 'devices in its pools'}."
-        return Reason("kind", text, {"kind": run.kind}, None, "A node that has some.")
+        text = f"No suitable {word} node has {'a ' + run.kind + ' device' if run.kind != 'any' else 'devices in its pools'}."
+        return Reason("kind", text, {"kind": run.kind}, None, "Connect a node that has them.")
     most = max(b.registered for b in fitting)
     detail = {"devices": run.devices, "nodes_max": run.nodes_max, "largest": most}
     if _fits_into(run, fitting):
-        text = f"Needs {asked(run)} on {nodes_allowed(run)}, and too many devices are out of order."
-        return Reason("unhealthy", text, detail, None, "Devices that are put in order.")
+        text = f"Needs {asked(run)} on {nodes_allowed(run)}, and too many devices are quarantined."
+        return Reason("unhealthy", text, detail, None, "Return devices to service.")
     if run.nodes is not None:
         return _too_few(run, fitting, word)
-    text = f"Needs {asked(run)} on {nodes_allowed(run)}; the largest {word} one that would do has {most}."
-    sooner = "A run with fewer devices" + ("." if run.nodes_max > 1 else ", or one that may span several nodes.")
+    text = f"Needs {asked(run)} on {nodes_allowed(run)}; the largest suitable {word} node has {most}."
+    sooner = "Request fewer devices" + ("." if run.nodes_max > 1 else ", or allow several nodes.")
     return Reason("too_large", text, detail, None, sooner)
 
 
@@ -177,8 +177,8 @@ def _too_few(run: WaitingRun, bins: Sequence[Bin], word: str) -> Reason:
     part = run.devices // (run.nodes or 1)
     by_kind = Counter((b.node.pool_id, b.kind) for b in bins if b.registered >= part)
     enough = max(by_kind.values(), default=0)
-    each, ones = "device" + "s" * (part > 1), "one" + "s" * (enough != 1)
-    text = f"Needs {nodes_allowed(run)} with {part} {each} each; {enough} {word} {ones} would do."
+    each, ones = "device" + "s" * (part > 1), "node is" if enough == 1 else "nodes are"
+    text = f"Needs {nodes_allowed(run)} with {part} {each} each; {enough} {word} {ones} suitable."
     return Reason(
-        "too_large", text, {"devices": run.devices, "nodes": run.nodes, "would_do": enough}, None, "A run on fewer nodes."
+        "too_large", text, {"devices": run.devices, "nodes": run.nodes, "would_do": enough}, None, "Request fewer nodes."
     )

@@ -52,8 +52,8 @@ def _preempting(blocked: Blocked) -> Reason:
 
 def _victims(team_id: int, victims: Sequence[RunningRun]) -> str:
     if not victims:
-        return "Waits for runs that are being stopped to leave their devices."
-    return f"{_named(team_id, victims)} {'was' if len(victims) == 1 else 'were'} asked to make room for it."
+        return "Waits for stopping runs to release their devices."
+    return f"{_named(team_id, victims)} {'is' if len(victims) == 1 else 'are'} being preempted for this run."
 
 
 def _named(team_id: int, victims: Sequence[RunningRun]) -> str:
@@ -65,9 +65,9 @@ def _named(team_id: int, victims: Sequence[RunningRun]) -> str:
 
 
 def _protected(run: WaitingRun, victims: Sequence[RunningRun], start: float) -> Reason:
-    they, devices = ("it has", "its devices") if len(victims) == 1 else ("they have", "their devices")
-    text = f"{_named(run.team_id, victims)} can be asked to make room for it once {they} had the minimum time on {devices}."
-    return Reason("protected", text, {"protected": len(victims)}, start, "Runs that end.")
+    they, devices = ("it has", "its") if len(victims) == 1 else ("they have", "their")
+    text = f"{_named(run.team_id, victims)} can be preempted once {they} had {devices} minimum runtime."
+    return Reason("protected", text, {"protected": len(victims)}, start, "Frees up when running jobs end.")
 
 
 def _quota(blocked: Blocked, board: Board) -> Reason:
@@ -75,15 +75,17 @@ def _quota(blocked: Blocked, board: Board) -> Reason:
     account = (run.team_id, place.pool_id)
     quota, used = board.ledger.quota(account), board.ledger.used[account]
     team, pool = board.team_name(run.team_id), board.room.pool_name(place.pool_id)
-    cap = "it may not borrow" if quota.borrow_cap == 0 else f"borrowing is capped at {quota.borrow_cap}"
+    cap = "it cannot borrow" if quota.borrow_cap == 0 else f"its borrow limit is {quota.borrow_cap}"
     if quota.limit is not None and used + run.devices <= quota.limit:
-        text = f"What is left of the quota of team {team} on pool {pool} is kept for a run of the team in front of it."
+        text = f"The rest of team {team}'s quota on pool {pool} is reserved for a run of the team ahead of it."
     elif used == quota.nominal:
         text = f"Team {team} is at its quota of {quota.nominal} on pool {pool}; {cap}."
     else:
         text = f"Team {team} uses {used} on pool {pool}; its quota is {quota.nominal}, and {cap}."
     detail = {"pool": place.pool_id, "used": used, "quota": quota.nominal, "borrow_cap": quota.borrow_cap, "devices": run.devices}
-    return Reason("quota", text, detail, _start(blocked), "A run of the team that ends, or a larger quota or borrow cap.")
+    return Reason(
+        "quota", text, detail, _start(blocked), "Frees up when runs of the team end, or with a larger quota or borrow limit."
+    )
 
 
 def _devices(blocked: Blocked, board: Board) -> Reason:
@@ -100,7 +102,7 @@ def _devices(blocked: Blocked, board: Board) -> Reason:
     if keepers and any(cut(place.bins, run, lambda b: len(b.free) + len(b.kept)) for place in short):
         own = [run_id for run_id in keepers if board.team_of.get(run_id) == run.team_id]
         keeper = f"run {own[0]}" if own else "a run of another team"
-        text = f"Waits for {wanted}: enough are free, but kept for {keeper} in front of it."
+        text = f"Waits for {wanted}: enough are free, but reserved for {keeper} ahead of it."
         return Reason("reserved", text, detail, _start(blocked), _shorter(blocked))
     text = _scarce(run, bins, free, wanted) + _full_too(run, board)
     return Reason("devices", text, detail, _start(blocked), _fewer(run, short))
@@ -109,7 +111,7 @@ def _devices(blocked: Blocked, board: Board) -> Reason:
 def _full_too(run: WaitingRun, board: Board) -> str:
     """Nodes that are left out for want of disk."""
     full = low_on_disk(run, board.room)
-    return f" {names_of(full)} get{'s' * (len(full) == 1)} nothing new, being low on disk." if full else ""
+    return f" {names_of(full)} accept{'s' * (len(full) == 1)} no new runs: low on disk." if full else ""
 
 
 def _model(bins: Sequence[Bin]) -> str:
@@ -121,7 +123,7 @@ def _model(bins: Sequence[Bin]) -> str:
 def _scarce(run: WaitingRun, bins: Sequence[Bin], free: int, wanted: str) -> str:
     if free == 0:
         usable = sum(each.size for each in bins)
-        used = "the only one that would do is" if usable == 1 else f"all {usable} that would do are"
+        used = "the only suitable one is" if usable == 1 else f"all {usable} suitable ones are"
         return f"Waits for {wanted}: {used} in use."
     nodes = sum(bool(each.free or each.kept) for each in bins)
     spread = f", spread over {nodes} nodes" if nodes > 1 else ""
@@ -135,18 +137,18 @@ def _fewer(run: WaitingRun, places: Sequence[Place]) -> str:
         return len(each.free) + sum(kept.run_id == run.run_id for kept in each.kept.values())
 
     if run.nodes is not None:
-        return "Runs that end, or more nodes."
+        return "Frees up when running jobs end or nodes are added."
     for place in places:
         chosen = whole_cut(place.bins, run.devices, len(place.bins), open_to_it)
         if chosen and len(chosen) > run.nodes_max:
-            return f"It would start now if it could span {len(chosen)} nodes."
+            return f"Could start now on {len(chosen)} nodes."
     most = max((open_to_it(each) for place in places for each in place.bins), default=0)
     if most:
-        return f"With {most} device{'s' if most > 1 else ''} it would start now."
-    return "Runs that end, or more nodes."
+        return f"Could start now with {most} device{'s' if most > 1 else ''}."
+    return "Frees up when running jobs end or nodes are added."
 
 
 def _shorter(blocked: Blocked) -> str:
     if blocked.run.estimate_s is None:
-        return "A max_runtime: it may run in front when it is sure to end in time."
-    return "A shorter max_runtime: it may run in front when it is sure to end in time."
+        return "Set a max runtime so that it can be backfilled."
+    return "Set a shorter max runtime so that it can be backfilled."
