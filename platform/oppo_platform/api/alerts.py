@@ -56,7 +56,7 @@ def list_alerts(
 ) -> selectors.AlertList | Any:
     """Newest first; `open` leaves out those that are over."""
     if condition and condition not in set(Condition):
-        return problem(422, f"There is no condition {condition[:40]}; conditions are {', '.join(Condition)}.")
+        return problem(422, f"Unknown condition {condition[:40]}; conditions are {', '.join(Condition)}.")
     if run is not None:
         run_of(request, run)
     user = person(request)
@@ -65,20 +65,20 @@ def list_alerts(
     return selectors.list_alerts(user, only_open=open, team_id=team, run_id=run, condition=condition, limit=limit, cursor=cursor)
 
 
-@router.get("alerts/unread", summary="How many alerts are news to you")
+@router.get("alerts/unread", summary="Number of unread alerts")
 def count_unread_alerts(request: HttpRequest) -> Unread:
     """Alerts since you last looked that nobody has acknowledged; 100 stands for more than 99."""
     return {"unread": selectors.unread(person(request))}
 
 
-@router.post("alerts/seen", summary="You have looked at the list")
+@router.post("alerts/seen", summary="Mark alerts as read")
 def mark_alerts_seen(request: HttpRequest, body: SeenBody) -> Unread:
     """Alerts up to this one are no news to you any more."""
     services.mark_seen(person(request), body.up_to)
     return {"unread": selectors.unread(person(request))}
 
 
-@router.post("alerts/{int:alert_id}/acknowledge", summary="Say that somebody takes care of it")
+@router.post("alerts/{int:alert_id}/acknowledge", summary="Acknowledge an alert")
 def acknowledge_alert(request: HttpRequest, alert_id: AlertId) -> selectors.AlertSummary:
     """It is no news any more, for nobody; it stays open until its condition ends. 403 for viewers."""
     if alert_id > LARGEST_ID:
@@ -88,7 +88,7 @@ def acknowledge_alert(request: HttpRequest, alert_id: AlertId) -> selectors.Aler
     return selectors.summary(selectors.get_alert(user, alert_id))
 
 
-@router.post("runs/{int:run_id}/silence", summary="Hear nothing of a run, or of it again")
+@router.post("runs/{int:run_id}/silence", summary="Silence or unsilence the alerts of a run")
 def silence_run(request: HttpRequest, run_id: RunId, body: SilenceBody) -> runs.RunSummary:
     """What is open closes, and nothing opens until it is told again. 403 for who may not steer the run."""
     services.silence(person(request), run_of(request, run_id).pk, body.silent)

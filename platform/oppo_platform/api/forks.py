@@ -51,7 +51,7 @@ class ForkBody(CheckpointForkBody):
 
 @router.post(
     "runs/{int:run_id}/fork",
-    summary="Submit a run with another one's spec",
+    summary="Submit a run with another run's spec",
     response={201: Submitted},
     openapi_extra=problems(507),
 )
@@ -62,7 +62,7 @@ def fork_run(request: HttpRequest, run_id: RunId, body: ForkBody) -> Any:
 
 @router.post(
     "runs/{int:run_id}/checkpoints/{int:checkpoint_id}/fork",
-    summary="Submit a run that begins with a checkpoint",
+    summary="Submit a run that starts from a checkpoint",
     response={201: Submitted},
     openapi_extra=problems(507),
 )
@@ -76,7 +76,7 @@ def fork_checkpoint(request: HttpRequest, run_id: RunId, checkpoint_id: Checkpoi
 def _forked(request: HttpRequest, run: Run, body: CheckpointForkBody, step: int | None) -> Status:
     user = person(request)
     if not may_submit(user, run.project):
-        raise PermissionDenied(f"You may look at {run.project.team.name}'s runs, but not submit any.")
+        raise PermissionDenied(f"Your role in {run.project.team.name} can view runs but not submit them.")
     refuse_without_room()
     spec = forked_spec(run.spec, run.pk, step)
     spec["name"] = body.name or spec["name"]

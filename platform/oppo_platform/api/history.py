@@ -39,7 +39,7 @@ class History(TypedDict):
     next: str | None
 
 
-@router.get("runs/{int:run_id}/events", summary="What befell a run")
+@router.get("runs/{int:run_id}/events", summary="Events of a run")
 def list_events(
     request: HttpRequest,
     run_id: RunId,
@@ -54,5 +54,5 @@ def list_events(
     wanted: list[Any] = [word for word in kinds.split(",") if word]
     unknown = [word for word in wanted if word not in KINDS]
     if unknown:
-        return problem(422, f"There is no kind {unknown[0]}; kinds are {', '.join(KINDS)}.")
+        return problem(422, f"Unknown kind {unknown[0]}; kinds are {', '.join(KINDS)}.")
     return history(run, wanted or KINDS, keeps=keeps, words=q, limit=limit, cursor=cursor)

@@ -31,7 +31,7 @@ def once(run: Callable[[], HttpResponse], request: HttpRequest, user: User) -> H
     """The reply of `run`, which was called now or on an earlier request of `user`'s with the same key. Raises `TooMany`."""
     key = request.headers[HEADER]
     if not 0 < len(key) <= LONGEST_KEY or not key.isascii() or not key.isprintable():
-        return problem(422, f"An {HEADER} has 1 to {LONGEST_KEY} printable ASCII characters: a random UUID will do.")
+        return problem(422, f"An {HEADER} has 1 to {LONGEST_KEY} printable ASCII characters, for example a random UUID.")
     try:
         wanted = _digest(request)
     except RequestDataTooBig:
@@ -52,7 +52,7 @@ def once(run: Callable[[], HttpResponse], request: HttpRequest, user: User) -> H
     except OperationalError as error:
         if getattr(error.__cause__, "sqlstate", None) != "55P03":  # lock_not_available
             raise
-        answer = problem(409, f"A request with this {HEADER} is still under way. Try again in a moment.")
+        answer = problem(409, f"A request with this {HEADER} is still being processed. Try again.")
         answer.headers["Retry-After"] = "5"
         return answer
 
@@ -87,9 +87,9 @@ def _keep(kept: IdempotentReply, response: HttpResponse) -> None:
 
 def _again(kept: IdempotentReply, digest: str) -> HttpResponse:
     if kept.digest != digest:
-        return problem(422, f"This {HEADER} was sent with another request. A new request takes a new key.")
+        return problem(422, f"This {HEADER} was used for a different request. Use a new key.")
     if kept.is_secret:
-        return problem(409, "This was done already, and its answer held a secret that is shown once and not kept.")
+        return problem(409, "This request was already executed. Its response contained a secret, which is not stored.")
     answer = HttpResponse(bytes(kept.body), status=kept.status, content_type=kept.content_type)
     answer.headers["Idempotency-Replayed"] = "true"
     return answer

@@ -56,7 +56,7 @@ def show_logs(
     With `wait` the next ones as soon as there are any. Lines are untrusted: show them as text.
     """
     if wait and after is None:
-        return problem(422, "`wait` waits for the lines after one: give `after` as well.")
+        return problem(422, "`wait` requires `after`.")
     read = partial(logs, after=after, before=before, stream=stream, words=q, limit=limit)
     told = read(run_of(request, run_id))
     if told["lines"] or told["ended"] or not wait:
@@ -64,7 +64,7 @@ def show_logs(
     return when_there_is_more(request, run_id, told, wait, read)
 
 
-@router.get("runs/{int:run_id}/logs.txt", summary="The whole log as text", openapi_extra=file("text/plain"))
+@router.get("runs/{int:run_id}/logs.txt", summary="Download the log as text", openapi_extra=file("text/plain"))
 def download_logs(request: HttpRequest, run_id: RunId) -> StreamingHttpResponse:
     """Every line of all attempts as `time attempt stream text`."""
     run = run_of(request, run_id)

@@ -43,7 +43,7 @@ def steerer(request: HttpRequest, run: Run) -> str:
     """The same of a run in hand, which may be in the trash. Raises `PermissionDenied`."""
     user = person(request)
     if not may_steer(user, run):
-        raise PermissionDenied("Only maintainers steer, archive, delete and restore other people's runs.")
+        raise PermissionDenied("Only maintainers can control, archive, delete and restore other users' runs.")
     return f"user:{user.username}"
 
 

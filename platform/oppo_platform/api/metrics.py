@@ -96,7 +96,7 @@ def show_metrics(
 
 @router.get(
     "runs/{int:run_id}/metrics.ndjson",
-    summary="Metrics in full resolution, a step a line",
+    summary="Metrics in full resolution, one step per line",
     openapi_extra=file("application/x-ndjson"),
 )
 def download_metrics(
@@ -120,13 +120,13 @@ def show_usage(request: HttpRequest, run_id: RunId) -> Held:
     return held_by(run_of(request, run_id), clock.now())
 
 
-@router.get("runs/{int:run_id}/saving", summary="What overlap has saved so far")
+@router.get("runs/{int:run_id}/saving", summary="Estimated saving vs sequential PPO")
 def show_saving(request: HttpRequest, run_id: RunId) -> Saving:
     """The run's own spans, one stage after another, against the measured time; seconds."""
     return saving(run_of(request, run_id))
 
 
-@router.get("runs/{int:run_id}/decisions", summary="What the controllers decided, and why")
+@router.get("runs/{int:run_id}/decisions", summary="Controller decisions with reasons")
 def list_decisions(
     request: HttpRequest,
     run_id: RunId,
@@ -139,7 +139,7 @@ def list_decisions(
     return Decisions(**paged(decisions, limit, cursor))
 
 
-@router.get("compare", summary="Runs side by side, against a baseline")
+@router.get("compare", summary="Compare runs with a baseline")
 def compare_runs(
     request: HttpRequest,
     run_ids: Annotated[str, Query(alias="runs", description="Numbers of runs, separated by commas.")],
@@ -154,9 +154,9 @@ def compare_runs(
     """Curves, time to the target, speed-up by run and group, differing configuration and figures."""
     ids = parse_ids(run_ids)
     if not ids or len(ids) > MOST_COMPARED:
-        return problem(422, f"Give 1 to {MOST_COMPARED} run ids, separated by commas.")
+        return problem(422, f"`runs` must be 1 to {MOST_COMPARED} run ids, separated by commas.")
     if baseline is not None and baseline not in ids:
-        return problem(422, "The baseline must be one of the runs.")
+        return problem(422, "The baseline must be one of the compared runs.")
     view = View(target, baseline, group, counted)
     return compare(runs.get_runs(person(request), ids), _keys(names), x, max_points, view)
 

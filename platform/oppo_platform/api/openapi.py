@@ -29,20 +29,20 @@ REFERENCE = "#/components/schemas/{model}"
 PROBLEM = {"application/problem+json": {"schema": {"$ref": REFERENCE.format(model="Problem")}}}
 MEANINGS = {
     400: "The body is not JSON.",
-    401: "No login, or a token that is not or no longer valid.",
-    403: "Your role, or the token's scope, does not allow it.",
-    404: "It does not exist, or belongs to another team.",
-    409: "Not possible in the present state; `detail` says why.",
+    401: "Not logged in, or the token is invalid or expired.",
+    403: "Your role or the token's scope does not allow this.",
+    404: "Not found, or it belongs to another team.",
+    409: "Not possible in the current state; `detail` says why.",
     413: "The body is too large.",
-    416: "The requested range begins behind the end.",
-    422: "The request is not valid; `errors` says what is wrong, and where.",
-    429: "The token has used up this minute's requests; `Retry-After` says when to try again.",
-    500: "An unexpected error; the server's log has it under `request_id`.",
-    507: "The database has no room for new runs.",
+    416: "The range is beyond the end of the file.",
+    422: "The request is invalid; `errors` lists each problem and its place.",
+    429: "The token's request limit per minute is reached; `Retry-After` says when to retry.",
+    500: "Internal error; the server's log has the details under `request_id`.",
+    507: "The database has no space for new runs.",
 }
 KEY = {
     "in": "header", "name": "Idempotency-Key", "required": False, "schema": {"type": "string", "minLength": 1, "maxLength": 200},
-    "description": "A random text: within a day, repeated requests with the same key take effect once.",
+    "description": "A random key: requests with the same key within a day are executed once.",
 }  # fmt: skip
 
 

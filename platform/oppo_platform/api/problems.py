@@ -19,9 +19,9 @@ from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_platform.api.rate_limit import TooMany
 from oppo_platform.web.request_id import current_request_id
 
-UNFORESEEN = "Something went wrong on the server. Its log tells what, under this request's id."
-NUL = "A text holds the character NUL, which cannot be stored or looked for. Leave it out."
-HALVES = "A text holds half of a character (a lone surrogate), which cannot be stored or looked for. Leave it out."
+UNFORESEEN = "Internal server error. The server's log has the details under this request id."
+NUL = "A text contains the character NUL, which cannot be stored or searched. Remove it."
+HALVES = "A text contains a lone surrogate (half of a character), which cannot be stored or searched. Remove it."
 
 log = structlog.get_logger(__name__)
 
@@ -88,10 +88,10 @@ def install(api: NinjaAPI) -> None:
 
     def invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
         told = [SpecProblem(".".join(map(str, e["loc"][1:])), e["msg"]) for e in error.errors]
-        return problem(422, "The request could not be understood.", told)
+        return problem(422, "The request could not be parsed.", told)
 
     def gone(request: HttpRequest, error: Exception) -> HttpResponse:
-        return problem(404, "There is no such thing, or it is not yours to see.")
+        return problem(404, "Not found, or you do not have access.")
 
     def unforeseen(request: HttpRequest, error: Exception) -> HttpResponse:
         log.error("request failed", path=request.path, exc_info=error)
@@ -115,7 +115,9 @@ def install(api: NinjaAPI) -> None:
     api.add_exception_handler(SpecError, lambda request, error: spec_refused(error))
     api.add_exception_handler(ObjectDoesNotExist, gone)
     api.add_exception_handler(Http404, gone)
-    api.add_exception_handler(PermissionDenied, lambda request, error: problem(403, str(error) or "You may not do this."))
+    api.add_exception_handler(
+        PermissionDenied, lambda request, error: problem(403, str(error) or "You do not have permission to do this.")
+    )
     api.add_exception_handler(AuthenticationError, lambda request, error: unauthenticated())
-    api.add_exception_handler(AuthorizationError, lambda request, error: problem(403, "You may not do this."))
+    api.add_exception_handler(AuthorizationError, lambda request, error: problem(403, "You do not have permission to do this."))
     api.add_exception_handler(HttpError, lambda request, error: problem(error.status_code, str(error)))

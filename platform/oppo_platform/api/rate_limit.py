@@ -43,7 +43,7 @@ class TooMany(Exception):
 
     def __init__(self, allowance: Allowance) -> None:
         super().__init__(
-            f"This token has made its {allowance.limit:,} requests of this minute. Try again in {allowance.reset_s} s;"
+            f"This token has reached its limit of {allowance.limit:,} requests per minute. Try again in {allowance.reset_s} s;"
             " ask for several runs or metrics in one request, or listen to the stream instead of polling."
         )
         self.allowance = allowance

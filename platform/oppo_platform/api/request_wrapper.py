@@ -15,10 +15,10 @@ from oppo_platform.api.problems import UNFORESEEN, problem, too_many
 from oppo_platform.api.rate_limit import Allowance, TooMany
 
 NOT_HERE = {
-    400: "The request is malformed, or its host is not this platform's.",
-    404: "There is no such call. /api/v1/openapi.json lists all of them.",
-    405: "This address does not take {method}.",
-    412: "What is there now is not what the request's conditions ask for.",
+    400: "The request is malformed, or its host is not allowed.",
+    404: "No such endpoint. /api/v1/openapi.json lists all endpoints.",
+    405: "This endpoint does not support {method}.",
+    412: "The current version does not satisfy the request's conditions.",
     500: UNFORESEEN,
 }
 

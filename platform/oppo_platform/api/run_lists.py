@@ -81,7 +81,7 @@ def list_runs(
     states = [word for word in state.split(",") if word]
     unknown = [word for word in states if word not in set(RunState)]
     if unknown:
-        return problem(422, f"There is no state {unknown[0]}; states are {', '.join(RunState)}.")
+        return problem(422, f"Unknown state {unknown[0]}; states are {', '.join(RunState)}.")
     wanted = chosen_project(person(request), project) if project else None
     try:
         return runs.list_runs(person(request), states=states, project=wanted, where=where, sort=sort, limit=limit, cursor=cursor)
@@ -89,7 +89,7 @@ def list_runs(
         return problem(422, error.message, term=error.term)
 
 
-@router.get("runs/words", summary="What a filter of runs can be made of")
+@router.get("runs/words", summary="Filter fields and their values")
 def list_filter_words(request: HttpRequest) -> Words:
     """Fields with what they mean, values that occur, and metrics, for completion."""
     return words(person(request))
@@ -115,7 +115,7 @@ def pin_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     return summary_of(request, run_id)
 
 
-@router.post("runs/{int:run_id}/unpin", summary="Its project has no baseline any more")
+@router.post("runs/{int:run_id}/unpin", summary="Remove a project's baseline")
 def unpin_run(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """Nothing happens when it was not."""
     unpin(run_id, _changes(request, run_id))
@@ -126,18 +126,18 @@ def _changes(request: HttpRequest, run_id: int) -> str:
     """Who asks, as an actor. Raises `Run.DoesNotExist` and `PermissionDenied`."""
     user, run = person(request), run_of(request, run_id)
     if not may_submit(user, run.project):
-        raise PermissionDenied("Viewers look; they neither tag nor pin.")
+        raise PermissionDenied("Viewers cannot tag or pin runs.")
     return f"user:{user.username}"
 
 
-@router.post("runs/{int:run_id}/archive", summary="Hide a run from lists", operation_id="archive_run")
+@router.post("runs/{int:run_id}/archive", summary="Archive a run", operation_id="archive_run")
 def archive(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """`archived:yes` finds it, and its page stays. 409 unless it has ended; 403 for who may not steer it."""
     archive_run(run_id, steers(request, run_id))
     return summary_of(request, run_id)
 
 
-@router.post("runs/{int:run_id}/unarchive", summary="Show an archived run on lists again", operation_id="unarchive_run")
+@router.post("runs/{int:run_id}/unarchive", summary="Unarchive a run", operation_id="unarchive_run")
 def unarchive(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """Nothing happens when it was not archived. 403 for who may not steer it."""
     unarchive_run(run_id, steers(request, run_id))

@@ -109,7 +109,7 @@ class OneSample(SampleItem):
     same_prompt: list[SameSample]
 
 
-@router.get("runs/{int:run_id}/samples", summary="Recorded answers")
+@router.get("runs/{int:run_id}/samples", summary="Recorded samples")
 def list_samples(request: HttpRequest, run_id: RunId, query: Query[SampleQuery]) -> SampleList:
     """Newest step first unless `sort` says otherwise. Texts are what a model wrote: show them as text."""
     run = run_of(request, run_id)
@@ -125,7 +125,7 @@ def list_samples(request: HttpRequest, run_id: RunId, query: Query[SampleQuery])
     )
 
 
-@router.get("runs/{int:run_id}/samples/{int:sample_id}", summary="One recorded answer")
+@router.get("runs/{int:run_id}/samples/{int:sample_id}", summary="One recorded sample")
 def show_sample(request: HttpRequest, run_id: RunId, sample_id: SampleId) -> OneSample:
     """The answer, and the figures of all answers to the same prompt."""
     run = run_of(request, run_id)

@@ -88,14 +88,14 @@ def save_view(request: HttpRequest, body: ViewBody) -> service.ViewItem | Any:
     return Status(201, told) if isinstance(told, dict) else told
 
 
-@router.post("views/default", summary="Choose the view that your table of runs begins with")
+@router.post("views/default", summary="Set your default view of the runs table")
 def set_default_view(request: HttpRequest, body: DefaultBody) -> DefaultView:
     """`{"view": null}` for all runs."""
     service.set_default(person(request), body.view if body.view is None else _id(body.view))
     return {"view": body.view}
 
 
-@router.post("views/{int:view_id}", summary="Rename a view, or replace what it shows")
+@router.post("views/{int:view_id}", summary="Rename a view or replace its content")
 def change_view(request: HttpRequest, view_id: ViewId, body: ChangeBody) -> service.ViewItem | Any:
     """Its owner may, and the maintainers of its team."""
     return _told(lambda: service.change_view(person(request), _id(view_id), body.name, body.query))
@@ -108,7 +108,7 @@ def delete_view(request: HttpRequest, view_id: ViewId) -> DeletedView:
     return {"id": view_id}
 
 
-@router.post("views/{int:view_id}/restore", summary="Bring a deleted view back")
+@router.post("views/{int:view_id}/restore", summary="Restore a deleted view")
 def restore_view(request: HttpRequest, view_id: ViewId) -> service.ViewItem | Any:
     """422 when its name is taken meanwhile."""
     return _told(lambda: service.restore_view(person(request), _id(view_id)))

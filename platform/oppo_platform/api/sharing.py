@@ -83,7 +83,7 @@ class Queue(TypedDict):
     planned_at: datetime | None
 
 
-@router.get("queue", summary="What waits, why, and when it is expected to start")
+@router.get("queue", summary="Waiting runs with reasons and estimated starts")
 def show_queue(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Queue:
     """Your teams' waiting runs in their order; places count the runs of all teams."""
     line = scheduling.line(person(request))
@@ -103,7 +103,7 @@ def _node(node: dict[str, Any]) -> NodeItem:
     return NodeItem(**{**node, "devices": devices})
 
 
-@router.get("quotas", summary="What your teams own and borrow of each pool")
+@router.get("quotas", summary="Your teams' quotas and usage by pool")
 def list_quotas(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Quotas:
     """Devices of each pool, in use and promised by all teams, and the quotas of yours."""
     return Quotas(**paged(pool_quotas(list(visible_teams(person(request)))), limit, cursor, key="pool_id"))

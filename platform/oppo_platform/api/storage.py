@@ -36,20 +36,20 @@ def delete(request: HttpRequest, run_id: RunId) -> Trashed:
     return trashed(delete_run(run_id, steers(request, run_id)))
 
 
-@router.post("runs/{int:run_id}/restore", summary="Take a run out of the trash", operation_id="restore_run")
+@router.post("runs/{int:run_id}/restore", summary="Restore a run from the trash", operation_id="restore_run")
 def restore(request: HttpRequest, run_id: RunId) -> runs.RunSummary:
     """It is as it was. 404 when it is not in the trash, or not any more."""
     restore_run(run_id, steerer(request, _in_trash(request, run_id)))
     return summary_of(request, run_id)
 
 
-@router.get("runs/{int:run_id}/storage", summary="What a run takes")
+@router.get("runs/{int:run_id}/storage", summary="Storage used by a run")
 def show_storage(request: HttpRequest, run_id: RunId) -> Taken:
     """Bytes by part, as the housekeeper last counted them."""
     return taken_by(run_of(request, run_id))
 
 
-@router.get("storage", summary="What your teams' runs take")
+@router.get("storage", summary="Storage used by your teams' runs")
 def list_storage(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Storage:
     """Each with its quota and its largest runs."""
     page = paged(list(visible_teams(person(request))), limit, cursor)
@@ -62,7 +62,7 @@ def list_trash(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -
     return Trash(**paged(in_trash(person(request)), limit, cursor, trashed, key="run_id"))
 
 
-@router.post("runs/{int:run_id}/purge", summary="Delete a run in the trash for good", response={204: None})
+@router.post("runs/{int:run_id}/purge", summary="Delete a run in the trash permanently", response={204: None})
 def purge_run(request: HttpRequest, run_id: RunId) -> Status:
     """With the next round of housekeeping. 404 when it is not in the trash."""
     purge_now(run_id, steerer(request, _in_trash(request, run_id)))

@@ -62,11 +62,11 @@ async def _answer(request: HttpRequest) -> HttpResponseBase:
         run_ids = parse_ids(request.GET.get("runs", ""))
         cursors = parse_cursors(request.headers.get("Last-Event-ID") or request.GET.get("cursor", ""))
     except (Run.DoesNotExist, ValueError):
-        return problem(404, "No run has such an id, or the cursor is not `run:number,…`.")
+        return problem(404, "A run id is out of range, or the cursor is not `run:number,…`.")
     if not run_ids or len(run_ids) > MOST_RUNS:
-        return problem(422, f"Give 1 to {MOST_RUNS} run ids, separated by commas.")
+        return problem(422, f"`runs` must be 1 to {MOST_RUNS} run ids, separated by commas.")
     if not await _may_see(request, run_ids):
-        return problem(404, "There is no such run, or it is not yours to see.")
+        return problem(404, "Run not found, or you do not have access.")
     answer = StreamingHttpResponse(_events(request, run_ids, cursors), content_type="text/event-stream")
     answer.headers["Cache-Control"] = "no-cache, no-transform"
     answer.headers["X-Accel-Buffering"] = "no"

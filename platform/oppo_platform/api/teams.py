@@ -83,7 +83,7 @@ class ProjectItem(Schema):
 
 
 class WebhookItem(Schema):
-    """Where a team's alerts are posted. Of the address only the host is told: the rest may be a secret."""
+    """A team's webhooks. Of the address only the host is told: the rest may be a secret."""
 
     id: int
     host: str
@@ -151,20 +151,20 @@ def list_teams(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -
     return Teams(**paged(teams, limit, cursor, lambda team: TeamItem(**_team(team, role_of[team.pk]))))
 
 
-@router.get("teams/{int:team_id}", summary="A team and its people")
+@router.get("teams/{int:team_id}", summary="A team and its members")
 def show_team(request: HttpRequest, team_id: TeamId) -> OneTeam:
     """Members by name."""
     team = _mine(request, team_id)
     return OneTeam(**_team(team, roles(person(request))[team.pk]), members=[_member(each) for each in _people(team)[:MOST]])
 
 
-@router.get("teams/{int:team_id}/members", summary="Who is in a team")
+@router.get("teams/{int:team_id}/members", summary="Members of a team")
 def list_members(request: HttpRequest, team_id: TeamId, limit: Limit = MOST, cursor: Cursor = "") -> Members:
     """By name, with the role of each; accounts of services are no members."""
     return Members(**paged(list(_people(_mine(request, team_id))), limit, cursor, _member))
 
 
-@router.post("teams/{int:team_id}/projects", summary="Make a project", response={201: ProjectItem})
+@router.post("teams/{int:team_id}/projects", summary="Create a project", response={201: ProjectItem})
 def create_project(request: HttpRequest, team_id: TeamId, body: ProjectBody) -> Any:
     """201; 403 for viewers, 422 for a name that is empty or taken."""
     team = _mine(request, team_id)
@@ -192,7 +192,7 @@ def list_audit_entries(
     return AuditLog(items=[_entry(entry) for entry in page.entries], next=write_cursor(page.older) if page.older else None)
 
 
-@router.get("teams/{int:team_id}/webhooks", summary="Where a team's alerts are posted", openapi_extra=problems(403))
+@router.get("teams/{int:team_id}/webhooks", summary="A team's webhooks", openapi_extra=problems(403))
 def list_webhooks(request: HttpRequest, team_id: TeamId, limit: Limit = MOST, cursor: Cursor = "") -> Webhooks:
     """Owners only."""
     team = _mine(request, team_id)
@@ -200,7 +200,7 @@ def list_webhooks(request: HttpRequest, team_id: TeamId, limit: Limit = MOST, cu
     return Webhooks(**paged(list(webhooks.webhooks_of(team)), limit, cursor, _hook))
 
 
-@router.post("teams/{int:team_id}/webhooks", summary="Post a team's alerts to an address", response={201: NewWebhook})
+@router.post("teams/{int:team_id}/webhooks", summary="Create a webhook", response={201: NewWebhook})
 def add_webhook(request: HttpRequest, response: HttpResponse, team_id: TeamId, body: WebhookBody) -> Any:
     """201 with its secret, shown this once. Owners only; 422 for an address that will not do."""
     response.headers["Cache-Control"] = "no-store"  # nor is it kept for a repetition of the request
@@ -213,7 +213,7 @@ def add_webhook(request: HttpRequest, response: HttpResponse, team_id: TeamId, b
     return Status(201, NewWebhook(**_hook(hook).model_dump(), secret=secret))
 
 
-@router.post("teams/{int:team_id}/webhooks/{int:webhook_id}", summary="Switch a webhook, or change its conditions")
+@router.post("teams/{int:team_id}/webhooks/{int:webhook_id}", summary="Enable, disable or change a webhook")
 def change_webhook(request: HttpRequest, team_id: TeamId, webhook_id: WebhookId, body: ChangedWebhook) -> WebhookItem:
     """Owners only. What waits for one that is off is not sent."""
     team, user = _owned(request, team_id)

@@ -52,7 +52,7 @@ class Figure(TypedDict):
     layout: dict[str, Any]
 
 
-@router.get("runs/{int:run_id}/timeline", summary="What every device did, step by step or from afar")
+@router.get("runs/{int:run_id}/timeline", summary="Timeline of all devices, in detail or downsampled")
 def show_timeline(request: HttpRequest, run_id: RunId, from_step: FirstStep = None, to_step: LastStep = None) -> Timeline:
     """The newest steps, or those from `from_step` on; a range of more than 50 steps is merged."""
     return spans_of_run(run_of(request, run_id), from_step, to_step)
@@ -68,7 +68,7 @@ def show_timeline_figure(
 
 @router.get(
     "runs/{int:run_id}/trace.json",
-    summary="Some steps as a Chrome trace, for ui.perfetto.dev",
+    summary="Steps as a Chrome trace for ui.perfetto.dev",
     openapi_extra=file("application/json"),
 )
 def download_trace(

@@ -72,7 +72,7 @@ class Me(Schema):
     token: TokenItem | None
 
 
-@router.get("me", summary="Who you are, and what you may")
+@router.get("me", summary="Your user, teams and permissions")
 def who_am_i(request: HttpRequest) -> Me:
     """Your teams with your role in each, as far as the token's scope lets you use it."""
     user = person(request)
@@ -98,7 +98,7 @@ def list_tokens(
     return Tokens(**paged(list(service.tokens_of(user, team)), limit, cursor, _item))
 
 
-@router.post("tokens", summary="Make an API token", response={201: NewTokenItem})
+@router.post("tokens", summary="Create an API token", response={201: NewTokenItem})
 def create_token(request: HttpRequest, response: HttpResponse, body: TokenBody) -> Any:
     """201 with the token, shown this once; 422 for a name, a scope or a validity that will not do; 403 by a lesser token."""
     response.headers["Cache-Control"] = "no-store"  # nor is it kept for a repetition of the request
@@ -106,7 +106,7 @@ def create_token(request: HttpRequest, response: HttpResponse, body: TokenBody) 
     teams = visible_teams(user)
     team = teams.get(pk=min(body.team, LARGEST_ID)) if body.team is not None else teams.first()
     if team is None:
-        return problem(422, "You are in no team, and a token belongs to one.")
+        return problem(422, "You are not in a team, and a token belongs to a team.")
     make = service.create_service_token if body.service else service.create_own_token
     try:
         made = make(user, team, body.name, body.days, body.scope)

@@ -76,7 +76,7 @@ for part in (
     api.add_router("", part.router)
 for refusal in (lifecycle.NotPossible, NotDeletable):
     api.add_exception_handler(refusal, lambda request, error: problem(409, str(error)))
-api.add_exception_handler(BadCursor, lambda request, error: problem(422, "The cursor is not the `next` of a page of this list."))
+api.add_exception_handler(BadCursor, lambda request, error: problem(422, "`cursor` must be the `next` of a page of this list."))
 api.add_exception_handler(DatabaseFull, lambda request, error: problem(507, str(error)))
 
 
@@ -181,7 +181,7 @@ def submit(request: HttpRequest, body: SpecBody) -> Any:
     user = person(request)
     project = chosen_project(user, body.project)
     if not may_submit(user, project):
-        raise PermissionDenied(f"You may look at {project.team.name}'s runs, but not submit any.")
+        raise PermissionDenied(f"Your role in {project.team.name} can view runs but not submit them.")
     refuse_without_room()
     run = submit_run(user, project, body.checked(project.team_id))
     return Status(201, {"id": run.pk, "url": runs.run_url(run.pk), "name": run.name, "state": run.state})
@@ -247,7 +247,7 @@ def set_priority(request: HttpRequest, run_id: RunId, body: PriorityBody) -> run
     return summary_of(request, run_id)
 
 
-@api.post("runs/{int:run_id}/extend", summary="Give a run more time on devices")
+@api.post("runs/{int:run_id}/extend", summary="Extend the time limit of a run")
 def extend_run(request: HttpRequest, run_id: RunId, body: ExtendBody) -> runs.RunSummary:
     """So many hours more. 409 for a run without a limit."""
     lifecycle.extend_run(run_id, body.hours, steers(request, run_id))

@@ -68,7 +68,7 @@ def _too_large(request: HttpRequest, error: TooLarge) -> HttpResponse:
 
 @worker_api.exception_handler(Malformed)
 def _malformed(request: HttpRequest, error: Malformed) -> HttpResponse:
-    return problem(422, "The body is not what oppo_contract.wire describes.", error.problems)
+    return problem(422, "The body does not match oppo_contract.wire.", error.problems)
 
 
 @worker_api.post("join", auth=JoinTokenAuth())
@@ -77,7 +77,7 @@ def join(request: HttpRequest) -> HttpResponse:
     told = _read(request, wire.Join)
     if told.wire_version not in wire.SPOKEN:
         spoken = " and ".join(map(str, wire.SPOKEN))
-        return problem(422, f"The worker speaks wire version {told.wire_version}, this platform {spoken}.")
+        return problem(422, f"The worker uses protocol version {told.wire_version}, the platform supports {spoken}.")
     return _json(cluster.join(told), version=told.wire_version)
 
 
@@ -113,9 +113,9 @@ def events(request: HttpRequest, attempt_id: int) -> HttpResponse:
     own = _own(request, attempt_id)
     batch = _read(request, wire.EventBatch, wire.MAX_BATCH_BYTES)
     if any(event.producer != batch.producer for event in batch.events):
-        return problem(422, f"A batch of {batch.producer} holds events of another producer.")
+        return problem(422, f"A batch of {batch.producer} contains events of another producer.")
     if not _ingest_slots.acquire(blocking=False):
-        answer = problem(429, "Too many batches at once; come again.")
+        answer = problem(429, "Too many batches at once; retry later.")
         answer.headers["Retry-After"] = str(RETRY_AFTER_S)
         return answer
     try:
@@ -123,7 +123,7 @@ def events(request: HttpRequest, attempt_id: int) -> HttpResponse:
     except GapFound as gap:
         return _json(wire.Gap(detail=str(gap), expected_seq=gap.expected_seq), 409)
     except (DataError, OverflowError) as error:
-        return problem(422, f"A number in the batch is beyond all bounds: {error}")
+        return problem(422, f"A number in the batch is out of range: {error}")
     finally:
         _ingest_slots.release()
 
@@ -156,7 +156,7 @@ def _read(request: HttpRequest, model: type[Body], limit: int = MAX_BODY_BYTES) 
     """The body as a model; parsed from bytes in one go, because batches are large and frequent."""
     length = int(request.headers.get("Content-Length") or 0)
     if length > limit or len(request.body) > limit:
-        raise TooLarge(f"The body is larger than {limit:,} bytes; send less at a time.")
+        raise TooLarge(f"The body is larger than {limit:,} bytes; send smaller batches.")
     try:
         return model.model_validate_json(request.body)
     except ValidationError as error:
