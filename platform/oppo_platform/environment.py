@@ -39,7 +39,7 @@ def number(name: str, default: float) -> float:
     try:
         return float(value) if value else default
     except ValueError:
-        raise ImproperlyConfigured(f"{name} is {value!r}; a number is wanted") from None
+        raise ImproperlyConfigured(f"{name} is {value!r}; it must be a number") from None
 
 
 def words(name: str) -> list[str]:
@@ -74,7 +74,9 @@ def secret_key(home: Path) -> str:
 def _kept_key(path: Path) -> str:
     key = path.read_text().strip()
     if len(key) < 50:
-        raise ImproperlyConfigured(f"{path} holds no complete key; delete it, and every session and token becomes invalid")
+        raise ImproperlyConfigured(
+            f"{path} has no complete key; deleting it creates a new key and invalidates all sessions and tokens"
+        )
     return key
 
 
@@ -83,7 +85,7 @@ def database(url: str) -> dict[str, Any]:
     try:
         given = conninfo_to_dict(url)
     except ProgrammingError as error:
-        raise ImproperlyConfigured(f"DATABASE_URL cannot be read: {error}") from None
+        raise ImproperlyConfigured(f"DATABASE_URL cannot be parsed: {error}") from None
     named = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
     options = {key: value for key, value in given.items() if key not in named}
     # Requests under ASGI run on short-lived threads, so connections must outlive them.

@@ -13,7 +13,7 @@
     } catch (e) {
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
       $("refused").hidden = false;
-      setText($("refused"), e instanceof Oppo.ApiError ? e.message : "The server cannot be reached. Try again in a moment.");
+      setText($("refused"), e instanceof Oppo.ApiError ? e.message : "The server cannot be reached. Try again.");
     }
   }
   function look() {

@@ -3,7 +3,7 @@
   "use strict";
   const { Oppo } = window, f = Oppo.format, NS = "http://www.w3.org/2000/svg";
   const TOP = 34, FOOT = 14, HEIGHT = 280, SIDE = 64, GAP = 104, MOST_SETTINGS = 8;
-  const RESULTS = [["reward, last tenth", "reward_last_tenth", (x) => f.fixed(x, 2)], ["time a step", "step_s", (x) => `${f.figure(x)} s`], ["bubble", "bubble", (x) => f.percent(x)]];
+  const RESULTS = [["final reward", "reward_last_tenth", (x) => f.fixed(x, 2)], ["step time", "step_s", (x) => `${f.figure(x)} s`], ["bubble", "bubble", (x) => f.percent(x)]];
 
   function make(tag, attributes, text) {
     const node = document.createElementNS(NS, tag);
@@ -37,7 +37,7 @@
 
   function draw(holder, v, { onPoint, onPick }) {
     const all = axes(v.reply), gap = Math.max(GAP, (holder.clientWidth - 2 * SIDE) / Math.max(1, all.length - 1)), width = 2 * SIDE + gap * (all.length - 1);
-    const svg = make("svg", { class: "parallel", width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `Parallel coordinates of ${v.reply.runs.length} runs over ${all.map((axis) => axis.title).join(", ")}; the tables have the same figures.` });
+    const svg = make("svg", { class: "parallel", width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `Parallel coordinates of ${v.reply.runs.length} runs over ${all.map((axis) => axis.title).join(", ")}; the tables have the same data.` });
     const y = (share) => HEIGHT - FOOT - share * (HEIGHT - TOP - FOOT), x = (i) => SIDE + i * gap;
     const entryOf = new Map(v.entries.flatMap((entry) => entry.ids.map((id) => [id, entry])));
     const lines = make("g", {});

@@ -41,12 +41,12 @@
     $("groups-card").hidden = !all.length;
     $("groups").replaceChildren(...v.entries.filter((e) => e.group).map((entry) => {
       const g = entry.group, own = g.runs.includes(baseline), s = g.speedup;
-      const reached = !f.known(v.reply.target) ? "–" : g.reached === g.runs.length ? (g.reached === 1 ? "it did" : `all ${g.reached}`) : `${g.reached || "none"} of ${g.runs.length} reached it`;
+      const reached = !f.known(v.reply.target) ? "–" : `${g.reached} of ${g.runs.length}`;
       return el("tr", { "data-pinned": own },
         el("td", {}, el("span", { class: "row nowrap-row" }, swatch(entry), el("span", {}, g.value, el("span", { class: "sub" }, `${g.runs.length} run${g.runs.length === 1 ? "" : "s"}`)))),
         cell(reached), cell(f.known(g.elapsed_s) ? seconds(g.elapsed_s) : NONE(), "hide-narrow"), cell(f.known(g.step) ? f.fixed(g.step, 1) : "–", "hide-narrow"),
         cell(own ? "baseline" : s ? times(s.mean) : "–", "strong"),
-        el("td", {}, own || !s || !f.known(s.low) ? el("span", { class: "note" }, own || !s ? "" : "two runs a side are needed") : el("span", { class: "row nowrap-row" }, el("span", { class: "num" }, `${s.low.toFixed(2)} to ${times(s.high)}`), el("span", { class: "hide-narrow ink", "data-run": entry.colour }, interval(s, most)))));
+        el("td", {}, own || !s || !f.known(s.low) ? el("span", { class: "note" }, own || !s ? "" : "needs two runs per group") : el("span", { class: "row nowrap-row" }, el("span", { class: "num" }, `${s.low.toFixed(2)} to ${times(s.high)}`), el("span", { class: "hide-narrow ink", "data-run": entry.colour }, interval(s, most)))));
     }));
   }
   function runs(v, { onPick }) {
@@ -56,14 +56,14 @@
       const reached = hit ? seconds(hit.elapsed_s) : el("span", { class: "muted" }, f.known(v.reply.target) ? (run.ended_at ? "not reached" : "not yet") : "–");
       const pick = el("button", { class: "pick", type: "button", "aria-pressed": String(run.id === v.view.picked), "aria-label": `Highlight ${run.name}`, title: "Highlight in the charts", "data-focus": `pick-${run.id}`, onclick: () => onPick(run.id) }, swatch(entry, v.many || entry.group));
       return el("tr", { "data-key": run.id, "data-pinned": base, "data-picked": run.id === v.view.picked },
-        el("td", {}, el("span", { class: "row nowrap-row" }, pick, el("span", {}, el("a", { href: run.url, "data-focus": `run-${run.id}` }, run.name), el("span", { class: "sub" }, `${run.preset} · ${run.state}${run.forked_from ? ` · from step ${run.forked_from.step} of run ${run.forked_from.run} on` : ""}${entry.group ? ` · ${entry.label}` : ""}`)))),
+        el("td", {}, el("span", { class: "row nowrap-row" }, pick, el("span", {}, el("a", { href: run.url, "data-focus": `run-${run.id}` }, run.name), el("span", { class: "sub" }, `${run.preset} · ${run.state}${run.forked_from ? ` · forked from step ${run.forked_from.step} of run ${run.forked_from.run}` : ""}${entry.group ? ` · ${entry.label}` : ""}`)))),
         cell(reached), cell(hit ? f.whole(hit.step) : "–", "hide-narrow"), cell(base && !entry.group ? "baseline" : f.known(speedup) ? times(speedup) : "–", "strong"),
         cell(f.known(own.step_s) ? unit(`${f.figure(own.step_s)} s`) : "–"), cell(f.percent(own.bubble)), cell(f.percent(own.occupancy), "hide-narrow"), cell(f.fixed(own.reward_last_tenth, 2), "hide-narrow"), cell(f.percent(own.deferred_share), "hide-narrow"), cell(f.duration(own.wall_s), "hide-narrow"));
     }));
   }
   function differences(v) {
     const { config_diff: all, runs: compared, baseline } = v.reply, count = all.length;
-    setText($("diff-count"), count === 0 ? "no setting differs" : `${count} setting${count === 1 ? " differs" : "s differ"}`);
+    setText($("diff-count"), count === 0 ? "no differences" : `${count} setting${count === 1 ? " differs" : "s differ"}`);
     $("diff-head").replaceChildren(el("th", {}, "Setting"), ...compared.map((run) => el("th", {}, el("span", { class: "row nowrap-row" }, swatch({ colour: v.colours.get(run.id), dash: 0 }, true), run.name))));
     $("diff").replaceChildren(...all.map((d) => el("tr", {}, el("td", {}, d.path), ...compared.map((run) => {
       const text = d.values[run.id] ?? "–";
@@ -73,7 +73,7 @@
   function legend(v) {
     const shown = v.many ? v.entries.filter((entry) => entry.key === v.view.picked) : v.entries, rest = v.entries.length - shown.length;
     $("legend").replaceChildren(...shown.map((entry) => el("li", {}, swatch(entry, v.many), entry.label, entry.group ? el("span", { class: "muted" }, `${entry.count} run${entry.count === 1 ? "" : "s"}`) : null)),
-      ...(v.many ? [el("li", { class: "muted" }, shown.length ? `${rest} others faint` : `${rest} runs: point at one, or highlight it in the table`)] : []));
+      ...(v.many ? [el("li", { class: "muted" }, shown.length ? `${rest} others faint` : `${rest} runs: hover over a curve, or highlight a run in the table`)] : []));
   }
   Oppo.compareTables = { values, groups, runs, differences, legend };
 })();

@@ -56,7 +56,7 @@
   function refuse(e) {                                   // the server has said no: nothing is live until something else is asked for
     $("live").hidden = true;
     $("refused").hidden = false;
-    setText($("refused").querySelector("p"), e.status === 404 ? "One of these runs does not exist, or belongs to a team that you are not in. Remove it above." : e.message);
+    setText($("refused").querySelector("p"), e.status === 404 ? "One of these runs does not exist or belongs to a team that you are not a member of. Remove it above." : e.message);
     if (!reply) $("result").hidden = true;
   }
   function connection(ok) {
@@ -89,7 +89,7 @@
   }
   function choices() {
     const paths = reply.config_diff.map((d) => d.path), asked = view.group && view.group !== BUT_SEED && !paths.includes(view.group) ? [view.group] : [];
-    options($("group"), [["", "one curve a run"], [BUT_SEED, "all settings but the seed"], ...[...paths, ...asked].map((path) => [path, path])], view.group);
+    options($("group"), [["", "No grouping"], [BUT_SEED, "all settings except the seed"], ...[...paths, ...asked].map((path) => [path, path])], view.group);
     const listed = reply.groups.length ? reply.groups.map((g) => [g.runs.includes(reply.baseline) ? reply.baseline : g.runs[0], g.value]) : reply.runs.map((run) => [run.id, run.name]);
     options($("baseline"), listed.map(([id, text]) => [String(id), text]), String(reply.baseline));
     setText($("target-now"), f.known(reply.target) ? f.figure(reply.target) : "");

@@ -3,7 +3,7 @@
 (function () {
   "use strict";
   const { Oppo } = window, { run, el, format: f, setText } = Oppo;
-  const NAMES = { overcommit: "Δ", chunk: "C", kl: "KL coefficient", nonfinite: "Not finite", memory: "Tokens a pass" };
+  const NAMES = { overcommit: "Δ", chunk: "C", kl: "KL coefficient", nonfinite: "Not finite", memory: "Tokens per pass" };
   const BY = { decision: "controller", alert: "alerts", alert_closed: "alerts" };
   const A_PAGE = 100, TYPING_MS = 250, NEWS_MS = 2500;
   const $ = (id) => document.getElementById(id);
@@ -50,7 +50,7 @@
     if (event.kind === "state") return Oppo.pill(event.new);
     if (event.kind === "change") return el("span", { class: "tag" }, event.what);
     if (event.kind === "alert") return el("span", { class: "alert-mark", "data-condition": event.what }, Oppo.icon(event.what === "finished" ? "check" : "warning"), Oppo.alertTitle(event.what));
-    if (event.kind === "alert_closed") return el("span", { class: "alert-mark", "data-over": true }, Oppo.icon("check"), `${Oppo.alertTitle(event.what)}: over`);
+    if (event.kind === "alert_closed") return el("span", { class: "alert-mark", "data-over": true }, Oppo.icon("check"), `${Oppo.alertTitle(event.what)}: closed`);
     if (event.kind === "checkpoint") return el("a", { class: "tag", href: `/runs/${run.id}/checkpoints` }, "checkpoint");
     const name = NAMES[event.what] || event.what;
     return el("span", { class: "nowrap" }, `${name} `, event.old === event.new ? `keeps ${f.plain(event.new)}` : el("b", {}, `${f.plain(event.old)} → ${f.plain(event.new)}`));
@@ -73,7 +73,7 @@
     $("more").hidden = next === null;
     $("fresh").hidden = true;
     $("nothing").hidden = any;
-    setText($("nothing"), wanted ? "Nothing on the list matches. Decisions that keep the value are shown only when asked for." : "Nothing has happened yet.");
+    setText($("nothing"), wanted ? "No event matches the filter. Decisions that did not change the value are hidden unless you include them." : "No events yet.");
     setText($("count"), any ? `${f.whole(table.children.length)} ${table.children.length === 1 ? "event" : "events"}${next ? ", and more" : ""}` : "");
     kinds.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.kinds === state.kinds)));
   }

@@ -64,6 +64,6 @@
   Oppo.showConnection = function (node, { ok, since }) {
     node.hidden = false;
     node.toggleAttribute("data-stale", !ok);
-    Oppo.setText(node, ok ? "live" : `stale since ${Oppo.format.clock(since)}, trying again`);
+    Oppo.setText(node, ok ? "live" : `stale since ${Oppo.format.clock(since)}, reconnecting`);
   };
 })();

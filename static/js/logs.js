@@ -131,7 +131,7 @@
   }
   function item(line) {
     const query = new URLSearchParams({ line: line.id });
-    const link = el("a", { href: `?${query}`, tabindex: -1, title: `${line.time}, attempt ${line.attempt}: show this line among its neighbours`, onclick: (e) => { if (e.metaKey || e.ctrlKey || e.shiftKey) return; e.preventDefault(); change({ q: "", stream: "", line: String(line.id) }, "pushState"); fromAddress(); } },
+    const link = el("a", { href: `?${query}`, tabindex: -1, title: `${line.time}, attempt ${line.attempt}: show in context`, onclick: (e) => { if (e.metaKey || e.ctrlKey || e.shiftKey) return; e.preventDefault(); change({ q: "", stream: "", line: String(line.id) }, "pushState"); fromAddress(); } },
       el("time", { datetime: line.time }, f.clock(new Date(line.time))));
     return el("li", { "data-level": level(line.text), "data-id": line.id }, link, el("span", { class: "lvl" }, line.stream), el("span", { class: "msg" }, message(line.text)));
   }
@@ -152,11 +152,11 @@
     const shown = list.children.length, wanted = state.q || state.stream;
     $("log-none").hidden = shown > 0;
     list.hidden = shown === 0;
-    setText($("log-none"), wanted ? "No line matches. Search looks for every word in a line, upper or lower case." : run.summary.ended_at ? "Nothing was written." : "No line yet. They come as engine and supervisor write them.");
-    setText($("log-count"), shown ? `${f.whole(shown)} ${wanted ? "matching " : ""}${shown === 1 ? "line" : "lines"}${earlier ? "; scroll up for earlier ones" : ""}` : "");
+    setText($("log-none"), wanted ? "No line matches. A line must contain every search word; case is ignored." : run.summary.ended_at ? "The log is empty." : "No log lines yet. They appear as the engine and the supervisor write them.");
+    setText($("log-count"), shown ? `${f.whole(shown)} ${wanted ? "matching " : ""}${shown === 1 ? "line" : "lines"}${earlier ? "; scroll up for older lines" : ""}` : "");
     $("clear").hidden = !wanted && !state.line;
     $("news").hidden = news === 0 && atEnd;
-    setText($("news"), news ? `${f.whole(news)} new ${news === 1 ? "line" : "lines"} ↓` : "to the end ↓");
+    setText($("news"), news ? `${f.whole(news)} new ${news === 1 ? "line" : "lines"} ↓` : "Latest ↓");
   }
   function toEnd() {
     if (!atEnd || state.line) { change({ line: "" }, "pushState"); return; }

@@ -46,7 +46,7 @@
   function speed(latest) {
     const step = latest["timing_s/step"];
     setText(part("throughput"), f.known(latest["perf/throughput"]) ? f.whole(latest["perf/throughput"]) : f.NONE);
-    setText(part("step-time"), f.known(step) ? `${f.figure(step)} s a step` : "");
+    setText(part("step-time"), f.known(step) ? `${f.figure(step)} s per step` : "");
     setText(part("delta"), f.whole(latest["oppo/overcommit"]));
     setText(part("chunk"), f.whole(latest["oppo/chunk_size"]));
     const share = latest["oppo/deferred_token_share"];
@@ -57,7 +57,7 @@
     setText(part("idle"), now ? f.percent(now.bubble) : f.NONE);
     if (!now) return setText(part("idle-sub"), "");
     const worst = now.causes.slice().sort((a, b) => b[1] - a[1])[0];
-    setText(part("idle-sub"), worst ? `mostly ${worst[0]}` : "no idle time");
+    setText(part("idle-sub"), worst ? `mostly waiting for ${worst[0]}` : "no idle time");
     drawBar(part("idle-bar"), now);
   }
   /* Work solid, idle hatched by its cause. Widths through the style object, which a strict policy permits. */
@@ -87,7 +87,7 @@
   /* On which nodes it is or was; while it waits, on how many it wants to be, if on more than one. */
   function where() {
     const { nodes, where: names } = summary;
-    const words = names.length > 1 ? `on ${names.length} nodes: ${names.join(", ")}` : names.length ? `on ${names[0]}` : `wants ${nodes} nodes`;
+    const words = names.length > 1 ? `on ${names.length} nodes: ${names.join(", ")}` : names.length ? `on ${names[0]}` : `needs ${nodes} nodes`;
     setText(part("where"), names.length || nodes > 1 ? ` · ${words}` : "");
   }
   /* What is open, each with its reason; who may steer the run may also take care of it. */
@@ -99,12 +99,12 @@
     told = now;
     part("alerts").hidden = summary.alerts.length === 0;
     part("alerts").replaceChildren(...summary.alerts.map((alert) => el("li", {}, Oppo.icon("warning"), el("b", {}, Oppo.alertTitle(alert.condition)), el("span", {}, alert.why),
-      alert.acknowledged_by ? el("span", { class: "note push" }, `${alert.acknowledged_by} takes care`) : "acknowledges" in head.dataset && el("button", { class: "btn btn-small push", type: "button", onclick: () => change(`alerts/${alert.id}/acknowledge`) }, "Acknowledge"))));
+      alert.acknowledged_by ? el("span", { class: "note push" }, `acknowledged by ${alert.acknowledged_by}`) : "acknowledges" in head.dataset && el("button", { class: "btn btn-small push", type: "button", onclick: () => change(`alerts/${alert.id}/acknowledge`) }, "Acknowledge"))));
   }
   /* Whether its alerts are told. Once it has ended there is nothing left to tell. */
   function silence() {
     const place = part("silence"), reads = "reads" in place.dataset;
-    const words = summary.silent ? " · alerts are silenced" : "", button = hasEnded() || reads ? null : summary.silent ? "tell them again" : "silence alerts";
+    const words = summary.silent ? " · alerts silenced" : "", button = hasEnded() || reads ? null : summary.silent ? "unsilence" : "silence alerts";
     if (place.dataset.now === `${words}${button}`) return;
     place.dataset.now = `${words}${button}`;
     place.replaceChildren(words || (button ? " · " : ""), words && button ? " " : "", ...(button ? [el("button", { class: "link", type: "button", onclick: () => change(`runs/${summary.id}/silence`, { silent: !summary.silent }) }, button)] : []));
@@ -112,7 +112,7 @@
   /* Whether lists show it; that can be changed once it has ended. */
   function archived() {
     const place = part("archived"), words = summary.archived ? " · archived" : "";
-    const button = !hasEnded() || "reads" in place.dataset ? null : summary.archived ? "show on lists" : "archive";
+    const button = !hasEnded() || "reads" in place.dataset ? null : summary.archived ? "unarchive" : "archive";
     if (place.dataset.now === `${words}${button}`) return;
     place.dataset.now = `${words}${button}`;
     const turn = () => change(`runs/${summary.id}/${summary.archived ? "unarchive" : "archive"}`);
@@ -124,7 +124,7 @@
       take(await Oppo.api.get(`runs/${summary.id}`));
     } catch (e) {
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
-      Oppo.toast(e instanceof Oppo.ApiError ? e.message : "The server cannot be reached. Try again in a moment.");
+      Oppo.toast(e instanceof Oppo.ApiError ? e.message : "The server cannot be reached. Try again.");
     }
   }
   function draw() {

@@ -8,11 +8,11 @@
   const input = $("bulk-value"), sure = $("bulk-confirm"), told = $("bulk-told");
   const ENDED = ["succeeded", "failed", "cancelled"];
   const DEEDS = {
-    tag: { title: "Tag", confirm: "Change tags", words: () => "Tags find runs again: tag:baseline in the filter.", runs: (all) => all, send: (run) => Oppo.api.post(`runs/${run.id}/tags`, tags()), done: (done) => Oppo.toast(`Tags of ${counted(done.length)} changed`) },
-    cancel: { title: "Cancel", confirm: "Cancel them", grave: true, runs: (all) => all.filter((run) => !ENDED.includes(run.state)), send: (run) => Oppo.api.post(`runs/${run.id}/cancel`),
-      words: (runs, all) => (runs.length ? `${named(runs)}: their engines save and stop; they do not start again.` : "") + (runs.length < all.length ? ` ${all.length - runs.length} of those ticked ended already.` : ""), done: (done) => Oppo.toast(`${counted(done.length)} asked to stop`) },
-    delete: { title: "Delete", confirm: "Move to the trash", grave: true, runs: (all) => all.filter((run) => ENDED.includes(run.state)), send: (run) => Oppo.api.remove(`runs/${run.id}`),
-      words: (runs, all) => (runs.length ? `${named(runs)}: they stay in the team’s trash for some days and can be restored from there.` : "") + (runs.length < all.length ? ` ${all.length - runs.length} of those ticked have not ended: cancel them first.` : ""),
+    tag: { title: "Tag", confirm: "Change tags", words: () => "Filter by tag with, for example, tag:baseline.", runs: (all) => all, send: (run) => Oppo.api.post(`runs/${run.id}/tags`, tags()), done: (done) => Oppo.toast(`Tags of ${counted(done.length)} changed`) },
+    cancel: { title: "Cancel", confirm: "Cancel runs", grave: true, runs: (all) => all.filter((run) => !ENDED.includes(run.state)), send: (run) => Oppo.api.post(`runs/${run.id}/cancel`),
+      words: (runs, all) => (runs.length ? `${named(runs)}: they are stopped and cannot be resumed.` : "") + (runs.length < all.length ? ` ${all.length - runs.length} of the selected runs have already ended.` : ""), done: (done) => Oppo.toast(`Cancelling ${counted(done.length)}`) },
+    delete: { title: "Delete", confirm: "Move to trash", grave: true, runs: (all) => all.filter((run) => ENDED.includes(run.state)), send: (run) => Oppo.api.remove(`runs/${run.id}`),
+      words: (runs, all) => (runs.length ? `${named(runs)}: they move to the team’s trash and can be restored for some days.` : "") + (runs.length < all.length ? ` ${all.length - runs.length} of the selected runs have not ended: cancel them first.` : ""),
       done: (done) => Oppo.toast(`${counted(done.length)} deleted`, { label: "Undo", act: () => restore(done) }) },
   };
   let deed = null, runs = [];

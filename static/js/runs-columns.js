@@ -25,13 +25,13 @@
   function remove(node) {
     const next = node.nextElementSibling || node.previousElementSibling;
     node.remove();
-    setText(told, `${node.querySelector("span").textContent} is not shown.`);
+    setText(told, `${node.querySelector("span").textContent} removed.`);
     (next ? next.querySelector("button:last-child") : input).focus();
   }
   async function add(key) {
     if (!known) await load();                            // one may type faster than they are read
     const column = known && known.find((c) => c.key === key);
-    if (!column) { setText(told, known ? `There is no column “${key}”: choose one of those offered.` : "The columns cannot be read now. Try again in a moment."); return; }
+    if (!column) { setText(told, known ? `There is no column “${key}”. Choose one from the list.` : "The columns cannot be loaded. Try again."); return; }
     if (list.children.length >= MOST) { setText(told, `A table has at most ${MOST} columns.`); return; }
     if (!keys().includes(key)) list.append(item(key, column.title));
     input.value = "";

@@ -37,19 +37,19 @@
     open(made.id);
   }
   const DEEDS = {
-    rename: (item) => ask("Rename the view", "Rename", item.dataset.name, false, async () => { await Oppo.api.post(`views/${item.dataset.id}`, { name: input.value }); location.reload(); }),
+    rename: (item) => ask("Rename view", "Rename", item.dataset.name, false, async () => { await Oppo.api.post(`views/${item.dataset.id}`, { name: input.value }); location.reload(); }),
     async default(item, button) {
       const on = button.getAttribute("aria-pressed") !== "true";
       await Oppo.api.post("views/default", { view: on ? Number(item.dataset.id) : null });
       list.querySelectorAll("[data-deed=default]").forEach((other) => { other.setAttribute("aria-pressed", String(on && other === button)); setText(other, on && other === button ? "★" : "☆"); });
-      Oppo.toast(on ? `Your table of runs begins with ${item.dataset.name}` : "Your table of runs begins with all runs");
+      Oppo.toast(on ? `${item.dataset.name} is your default view` : "All runs is your default view");
     },
     async delete(item) {
       await Oppo.api.post(`views/${item.dataset.id}/delete`);
       const next = item.nextElementSibling || item.previousElementSibling;
       next.querySelector("a").focus();
       item.remove();
-      Oppo.toast(`${item.dataset.name} is deleted`, { label: "Undo", act: () => guard(async () => { await Oppo.api.post(`views/${item.dataset.id}/restore`); next.before(item); item.querySelector("a").focus(); }) });
+      Oppo.toast(`${item.dataset.name} deleted`, { label: "Undo", act: () => guard(async () => { await Oppo.api.post(`views/${item.dataset.id}/restore`); next.before(item); item.querySelector("a").focus(); }) });
     },
   };
   const guard = (what) => what().catch((e) => Oppo.toast(e.message));
@@ -58,11 +58,11 @@
     const button = e.target.closest("[data-deed]");
     if (button) guard(async () => DEEDS[button.dataset.deed](button.closest("li"), button));
   });
-  $("view-save").addEventListener("click", () => ask("Save as a view", "Save", "", true, save));
+  $("view-save").addEventListener("click", () => ask("Save view", "Save", "", true, save));
   if ($("view-replace")) $("view-replace").addEventListener("click", (e) => guard(async () => {
     const { id, name } = e.currentTarget.dataset;
     await Oppo.api.post(`views/${id}`, { query: query() });
-    Oppo.toast(`${name} shows this from now on`);
+    Oppo.toast(`${name} updated`);
     menu.open = false;
   }));
   $("view-sure").addEventListener("click", carryOut);

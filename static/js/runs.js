@@ -42,7 +42,7 @@
     const few = ids.length < 2;
     compare.setAttribute("aria-disabled", String(few));
     compare.href = few ? base : `${base}?runs=${ids.join(",")}`;
-    setText($("picked"), ids.length === 0 ? "Tick two runs or more to compare them." : ids.length === 1 ? "One run ticked." : `${ids.length} runs ticked.`);
+    setText($("picked"), ids.length === 0 ? "Select two or more runs to compare them." : ids.length === 1 ? "1 run selected." : `${ids.length} runs selected.`);
     document.querySelectorAll("[data-bulk]").forEach((button) => { button.hidden = ids.length === 0; });
     if (pin) { pin.hidden = ids.length !== 1; setText(pin, pinned(ids[0]) ? "Unpin" : "Pin as baseline"); }
     rows.querySelectorAll("tr").forEach((row) => row.toggleAttribute("data-picked", row.querySelector("input").checked));
@@ -52,7 +52,7 @@
     const [run] = Oppo.pickedRuns(), was = pinned(run.id);
     try {
       await Oppo.api.post(`runs/${run.id}/${was ? "unpin" : "pin"}`);
-      Oppo.toast(was ? `${run.name} is not pinned any more` : `${run.name} is the baseline of its project`);
+      Oppo.toast(was ? `${run.name} is no longer pinned` : `${run.name} is the baseline of its project`);
       turn();
     } catch (e) {
       Oppo.toast(e.message);

@@ -8,12 +8,12 @@
   const fact = (name, value) => el("span", {}, `${name} `, el("b", {}, value));
 
   function facts(s) {
-    return el("div", { class: "facts" }, fact("reward", f.fixed(s.score, 2)), s.held_out ? null : fact("KL", f.fixed(s.kl, 2)), fact("length", f.whole(s.length)), fact("age", s.age), s.ending ? fact("ended by", s.ending) : null,
-      fact("versions", versions(s)), fact(s.held_out ? "held-out prompt" : "sequence", `#${f.whole(s.sequence_id)}`), fact("step", f.whole(s.step)));
+    return el("div", { class: "facts" }, fact("reward", f.fixed(s.score, 2)), s.held_out ? null : fact("KL", f.fixed(s.kl, 2)), fact("length", f.whole(s.length)), fact("staleness", s.age), s.ending ? fact("finish reason", s.ending) : null,
+      fact("policy version", versions(s)), fact(s.held_out ? "eval prompt" : "sequence", `#${f.whole(s.sequence_id)}`), fact("step", f.whole(s.step)));
   }
   function answer(s, pieces) {
     const head = s.stale_response || "", stale = head && s.response.startsWith(head);
-    return el("p", { class: "text" }, stale ? el("span", { class: "v-old", title: "sampled under older weights" }, Oppo.marked(head, pieces)) : null, Oppo.marked(stale ? s.response.slice(head.length) : s.response, pieces));
+    return el("p", { class: "text" }, stale ? el("span", { class: "v-old", title: "sampled under an older policy version" }, Oppo.marked(head, pieces)) : null, Oppo.marked(stale ? s.response.slice(head.length) : s.response, pieces));
   }
   Oppo.sampleCard = (s, pieces = []) => el("article", { class: "card sample" }, facts(s), el("p", { class: "text prompt" }, Oppo.marked(s.prompt, pieces)), answer(s, pieces));
   Oppo.sampleCard.versions = versions;

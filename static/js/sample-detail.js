@@ -6,7 +6,7 @@
   const WORDS = { gone: "del", new: "ins" };
 
   const get = (id) => Oppo.api.get(`runs/${run.id}/samples/${id}`);
-  const title = (s) => `step ${f.whole(s.step)} · reward ${f.fixed(s.score, 2)} · ${f.whole(s.length)} tokens${s.held_out ? " · held out" : ""}`;
+  const title = (s) => `step ${f.whole(s.step)} · reward ${f.fixed(s.score, 2)} · ${f.whole(s.length)} tokens${s.held_out ? " · eval" : ""}`;
 
   function choice(name, same, id, onChange) {
     const select = el("select", { class: "input select-inline", "aria-label": name, onchange: () => onChange(Number(select.value)) },
@@ -17,7 +17,7 @@
     const [older, newer] = await Promise.all(pair.map(get));
     const parts = Oppo.wordDiff(older.response, newer.response), changed = parts.some(([kind]) => kind !== "same");
     return [
-      changed ? el("p", { class: "note" }, el("del", {}, `only in step ${f.whole(older.step)}`), " ", el("ins", {}, `only in step ${f.whole(newer.step)}`)) : el("p", { class: "note" }, "Word for word the same answer."),
+      changed ? el("p", { class: "note" }, el("del", {}, `only in step ${f.whole(older.step)}`), " ", el("ins", {}, `only in step ${f.whole(newer.step)}`)) : el("p", { class: "note" }, "Identical responses."),
       el("p", { class: "text" }, parts.map(([kind, text]) => (kind === "same" ? text : el(WORDS[kind], {}, text))))];
   }
   /* Two answers to one prompt, the oldest and the newest unless the reader picks others. */
@@ -32,7 +32,7 @@
         nodes = await difference(pair);
       } catch (e) {
         if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
-        nodes = [el("p", { class: "bad" }, e instanceof Oppo.ApiError ? e.message : "The server does not answer. Choose again in a moment.")];
+        nodes = [el("p", { class: "bad" }, e instanceof Oppo.ApiError ? e.message : "The server does not respond. Try again.")];
       }
       if (mine === newest) place.replaceChildren(...nodes);      // else another pair was picked meanwhile
     }
@@ -58,18 +58,18 @@
       dot.addEventListener("click", () => onOpen(s.id));
       return dot;
     });
-    return node("svg", { class: "course", viewBox: "0 0 320 48", role: "img", "aria-label": `Reward of the answers to this prompt: ${f.fixed(scores[0], 2)} at step ${f.whole(first)}, ${f.fixed(scores[scores.length - 1], 2)} at step ${f.whole(first + steps)}` },
+    return node("svg", { class: "course", viewBox: "0 0 320 48", role: "img", "aria-label": `Reward of the responses to this prompt: ${f.fixed(scores[0], 2)} at step ${f.whole(first)}, ${f.fixed(scores[scores.length - 1], 2)} at step ${f.whole(first + steps)}` },
       node("polyline", { points: known.map((s) => `${x(s)},${y(s)}`).join(" ") }), ...dots);
   }
   function others(sample, same, { diff, onDiff, onPrompt, onOpen }) {
-    if (same.length < 2) return el("p", { class: "note" }, "No other answer to this prompt is recorded.");
+    if (same.length < 2) return el("p", { class: "note" }, "No other response to this prompt is recorded.");
     const ids = same.map((s) => s.id), pair = diff && diff.every((id) => ids.includes(id)) ? diff : [ids[0], ids[ids.length - 1]];
     const box = el("div", {});
     const open = () => { button.hidden = true; box.append(comparison(same, pair, onDiff)); };
-    const button = el("button", { class: "btn btn-small", type: "button", onclick: open }, Oppo.icon("compare"), "How it changed over the steps");
+    const button = el("button", { class: "btn btn-small", type: "button", onclick: open }, Oppo.icon("compare"), "Compare over steps");
     if (diff) open();
-    return el("div", { class: "same-prompt" }, el("div", { class: "row" }, el("span", { class: "note" }, `${f.whole(same.length)} answers to this prompt, steps ${f.whole(same[0].step)} to ${f.whole(same[same.length - 1].step)}`), button,
-      el("button", { class: "btn btn-small btn-quiet", type: "button", onclick: () => onPrompt(sample.prompt_key) }, "List them")), course(sample, same, onOpen), box);
+    return el("div", { class: "same-prompt" }, el("div", { class: "row" }, el("span", { class: "note" }, `${f.whole(same.length)} responses to this prompt, steps ${f.whole(same[0].step)} to ${f.whole(same[same.length - 1].step)}`), button,
+      el("button", { class: "btn btn-small btn-quiet", type: "button", onclick: () => onPrompt(sample.prompt_key) }, "Show all")), course(sample, same, onOpen), box);
   }
   Oppo.sampleDetail = function (id, options) {
     const place = el("div", { class: "sample-detail", "aria-busy": "true" }, el("div", { class: "card skeleton" }));
@@ -79,7 +79,7 @@
       place.replaceChildren(card);
     }, (e) => {
       if (!(e instanceof TypeError) && !(e instanceof Oppo.ApiError)) throw e;
-      const words = e instanceof Oppo.ApiError && e.status === 404 ? "There is no such answer in this run any more: a newer attempt did its step again." : "This answer could not be read. Close and open it to try again.";
+      const words = e instanceof Oppo.ApiError && e.status === 404 ? "This response no longer exists: a newer attempt trained its step again." : "This response could not be loaded. Close it and open it again.";
       place.replaceChildren(el("p", { class: "card card-body" }, words));
     }).finally(() => place.removeAttribute("aria-busy"));
     return place;

@@ -58,7 +58,7 @@
   }
   function refuse(e) {
     $("refused").hidden = false;
-    const detail = e instanceof Oppo.ApiError ? [e.message, ...e.errors.map((p) => `${p.path.split(".").pop()}: ${p.message}`)].join(" ") : "The server does not answer; this is what was read before. It is asked again.";
+    const detail = e instanceof Oppo.ApiError ? [e.message, ...e.errors.map((p) => `${p.path.split(".").pop()}: ${p.message}`)].join(" ") : "The server does not respond. These are the last loaded samples; retrying.";
     setText($("refused").querySelector("p"), detail);
   }
 
@@ -66,8 +66,8 @@
   function row(s) {
     const opener = el("button", { class: "opener", type: "button", "aria-expanded": "false", onclick: () => toggle(s) },
       el("span", { class: "line muted" }, Oppo.marked(s.prompt, pieces())), el("span", { class: "line" }, Oppo.marked(s.response, pieces())));
-    return el("tr", { "data-id": s.id }, el("td", { class: "what" }, opener), el("td", { class: "num", "data-name": "step" }, f.whole(s.step)), el("td", { class: "num strong", "data-name": "reward" }, f.fixed(s.score, 2)), el("td", { class: "num", "data-name": "KL", title: s.held_out ? "not measured for held-out answers" : null }, s.held_out ? f.NONE : f.fixed(s.kl, 2)),
-      el("td", { class: "num", "data-name": "length" }, f.whole(s.length)), el("td", { class: "num", "data-name": "age" }, f.whole(s.age)), el("td", { class: "num", "data-name": "versions" }, Oppo.sampleCard.versions(s)), el("td", { "data-name": "ended by" }, s.ending || f.NONE, s.held_out ? el("span", { class: "tag" }, "held out") : null));
+    return el("tr", { "data-id": s.id }, el("td", { class: "what" }, opener), el("td", { class: "num", "data-name": "step" }, f.whole(s.step)), el("td", { class: "num strong", "data-name": "reward" }, f.fixed(s.score, 2)), el("td", { class: "num", "data-name": "KL", title: s.held_out ? "not measured for eval responses" : null }, s.held_out ? f.NONE : f.fixed(s.kl, 2)),
+      el("td", { class: "num", "data-name": "length" }, f.whole(s.length)), el("td", { class: "num", "data-name": "staleness" }, f.whole(s.age)), el("td", { class: "num", "data-name": "policy version" }, Oppo.sampleCard.versions(s)), el("td", { "data-name": "finish reason" }, s.ending || f.NONE, s.held_out ? el("span", { class: "tag" }, "eval") : null));
   }
   function draw(added) {
     if (added) rows.append(...added.map(row));
@@ -78,7 +78,7 @@
     $("clear").hidden = !filters().length;
     $("same-prompt").hidden = !state.prompt;
     $("fresh").hidden = true;
-    setText($("count"), any ? `${f.whole(items.length)} ${items.length === 1 ? "answer" : "answers"}${next ? ", and more" : ""}` : "");
+    setText($("count"), any ? `${f.whole(items.length)} ${items.length === 1 ? "response" : "responses"}${next ? ", and more" : ""}` : "");
     headings.forEach((button) => {
       const sort = state.sort || NEWEST, mine = sort.replace("-", "") === button.dataset.sort;
       if (mine) button.closest("th").setAttribute("aria-sort", sort.startsWith("-") ? "descending" : "ascending");
@@ -92,9 +92,9 @@
     $("nothing").hidden = any;
     $("clear-too").hidden = !wanted;
     if ($("fork")) $("fork").hidden = wanted || !off;
-    const [title, words] = wanted ? ["No answer matches", "Search looks for every word in prompt and answer together, upper or lower case. Take a bound away, or clear them all."]
-      : off ? ["This run records no answers", "Its logging.samples_per_step is 0. A fork that sets it to 2, say, records two answers of every step."]
-        : ended ? ["No answer was recorded", "The run ended before its first step was done."] : ["No answer yet", "They appear with the first step that ends: logging.samples_per_step of each step, and some held-out ones when evaluation is set."];
+    const [title, words] = wanted ? ["No response matches", "The prompt and response together must contain every search word; case is ignored. Relax or clear the filters."]
+      : off ? ["This run records no samples", "logging.samples_per_step is 0. A fork with 2, for example, records two responses per step."]
+        : ended ? ["No sample was recorded", "The run ended before its first step finished."] : ["No samples yet", "Samples appear after the first step: logging.samples_per_step responses per step, plus eval responses if evaluation is configured."];
     setText($("nothing").querySelector("h2"), title);
     setText($("nothing").querySelector("p"), words);
   }
@@ -179,7 +179,7 @@
     if ((steps <= 0 && !outdated) || loading) return;
     if (!items.length && !filters().length) { load(); return; }
     $("fresh").hidden = false;
-    setText($("fresh"), outdated ? "The run was taken up again: read again" : `${f.whole(steps)} newer ${steps === 1 ? "step" : "steps"}: read again`);
+    setText($("fresh"), outdated ? "The run was resumed: reload" : `${f.whole(steps)} newer ${steps === 1 ? "step" : "steps"}: reload`);
   }
   run.follow(news);
 })();

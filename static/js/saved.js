@@ -3,14 +3,14 @@
   "use strict";
   const { Oppo } = window, { run, el, format: f } = Oppo;
   const overlap = run.spec.overlap || {}, place = document.querySelector('#run [data-part="saved"]');
-  const HOW = "From the run's own spans, one stage after another as sequential PPO runs them, with the durations measured here. The longer wait for a batch's last answers is not counted.";
+  const HOW = "Estimated from the run's trace: the same stages run one after another, as in sequential PPO, with the durations measured here. The longer wait for a batch's last responses is not included.";
   let asked = 0;
 
   async function show(step) {
     const told = await Oppo.api.get(`runs/${run.id}/saving`);
     if (step !== asked) return undefined;                // a newer answer is on its way
     if (told.saved_s <= 0) return place.replaceChildren();
-    const words = `overlap has saved ${f.duration(told.saved_s)} so far (${f.figure(told.sequential_s / told.measured_s)} ×)`;
+    const words = `estimated saving vs sequential ${f.duration(told.saved_s)} (${f.figure(told.sequential_s / told.measured_s)}×)`;
     return place.replaceChildren(" · ", el("span", { title: HOW }, words), el("span", { class: "visually-hidden" }, ` ${HOW}`));
   }
   function follow(summary) {

@@ -12,7 +12,7 @@
     document.documentElement.dataset.theme = next;
     try { localStorage.setItem("oppo-theme", next); } catch (e) { /* storage may be refused; then the choice lasts for this page */ }
   }
-  const KEYS = [["g r", "runs"], ["g q", "queue"], ["g c", "compare"], ["g a", "alerts"], ["g n", "new run"], ["/", "filter"], ["[ ]", "tab before, tab after"], ["t", "light or dark"], ["?", "this list"], ["Esc", "close"]];
+  const KEYS = [["g r", "runs"], ["g q", "queue"], ["g c", "compare"], ["g a", "alerts"], ["g n", "new run"], ["/", "filter"], ["[ ]", "previous, next tab"], ["t", "light or dark"], ["?", "this list"], ["Esc", "close"]];
   function help() {
     let box = document.querySelector("dialog.keys");
     if (!box) {

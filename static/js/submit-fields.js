@@ -21,8 +21,8 @@
 
     function options(select, entries, current) {
       const known = entries.some(([value]) => value === current);
-      const all = known || !current ? entries : [...entries, [current, `${current} (in no catalogue)`]];
-      if (!all.length) all.push(["", "nothing to choose from"]);
+      const all = known || !current ? entries : [...entries, [current, `${current} (not in the catalogue)`]];
+      if (!all.length) all.push(["", "none available"]);
       select.replaceChildren(...all.map(([value, words]) => el("option", { value }, words)));
       select.value = current ?? "";
       if (select.selectedIndex < 0) { select.prepend(el("option", { value: "" }, "choose …")); select.value = ""; }
@@ -33,16 +33,16 @@
       actor(input, value) { options(input, [...named(models("causal_lm")), ...(value && value.tiny ? [["tiny:", "built-in, random weights"]] : [])], pathOrTiny(value)); },
       reward(input, value) {
         const given = (key) => Boolean(value && value[key] !== undefined && value[key] !== null), rule = given("rule");
-        const kept = given("parts") ? "several sources, as in the YAML" : given("http") ? "a service, as in the YAML" : given("reads") && value.reads !== "tokens" ? "a model that reads text, as in the YAML" : "";
+        const kept = given("parts") ? "several sources (see YAML)" : given("http") ? "HTTP service (see YAML)" : given("reads") && value.reads !== "tokens" ? "text-input model (see YAML)" : "";
         const current = rule ? "rule:" : kept ? "kept:" : pathOrTiny(value && value.model);
-        options(input, [...named(models("sequence_classification")), ...(value && value.model && value.model.tiny ? [["tiny:", "built-in, random weights"]] : []), ["rule:", "a rule …"], ...(kept ? [["kept:", kept]] : [])], current);
+        options(input, [...named(models("sequence_classification")), ...(value && value.model && value.model.tiny ? [["tiny:", "built-in, random weights"]] : []), ["rule:", "rule (Python) …"], ...(kept ? [["kept:", kept]] : [])], current);
         const box = $(`${input.id}-rule`);
         box.hidden = !rule;
         if (rule && document.activeElement !== box) box.value = value.rule;
       },
       critic(input, value) {
         const current = typeof value === "string" ? value : pathOrTiny(value) && (value.tiny ? "tiny:" : `path:${value.path}`);
-        options(input, [["actor", "the actor"], ["reward", "the reward model"], ...models("").map((c) => [`path:${c.id}`, c.id]), ...(value && value.tiny ? [["tiny:", "built-in, random weights"]] : [])], current);
+        options(input, [["actor", "copy of the actor"], ["reward", "copy of the reward model"], ...models("").map((c) => [`path:${c.id}`, c.id]), ...(value && value.tiny ? [["tiny:", "built-in, random weights"]] : [])], current);
       },
       prompts(input, value) { options(input, named(catalogue.filter((c) => c.kind === "prompts")), value || ""); },
     };

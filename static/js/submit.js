@@ -35,7 +35,7 @@
       reply = await Oppo.api.post("runs/validate", body());
     } catch (e) {
       if (mine !== asked) return;
-      verdict = { ok: false, problems: [], pending: false, failed: e instanceof Oppo.ApiError ? e.message : "The server cannot be reached; what you typed stays here." };
+      verdict = { ok: false, problems: [], pending: false, failed: e instanceof Oppo.ApiError ? e.message : "The server cannot be reached; your input is kept." };
       if (passes(e)) checkLater();
       return showVerdict();
     }
@@ -64,7 +64,7 @@
     form.querySelectorAll('[name="preset"]').forEach((radio) => { radio.checked = Boolean(modes) && radio.value === modes.key; });
     $("custom").hidden = Boolean(modes);
     const changes = $("changes"), count = fork ? S.differences({ ...spec, name: "" }, { ...start, name: "" }) : 0;
-    if (changes) setText(changes, `, ${count === 0 ? "no change yet" : `${count} change${count === 1 ? "" : "s"}`}`);
+    if (changes) setText(changes, `, ${count === 0 ? "no changes" : `${count} change${count === 1 ? "" : "s"}`}`);
     plan();
   }
   function suggestName() {                               // until the reader names it
@@ -85,7 +85,7 @@
     $("view-form").hidden = which !== "form";
     $("view-yaml").hidden = which !== "yaml";
     document.querySelectorAll("[data-view]").forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.view === which)));
-    if (which === "yaml" && from === "form" && verdict.pending === false && !verdict.ok && !yaml.value) setText($("yaml-note"), "The form's spec has a problem; its YAML appears when it is solved.");
+    if (which === "yaml" && from === "form" && verdict.pending === false && !verdict.ok && !yaml.value) setText($("yaml-note"), "The form has an error; the YAML appears when it is fixed.");
     showVerdict();
   }
 
@@ -117,7 +117,7 @@
   function showVerdict() {
     fields.complain(verdict.problems, apply);
     const items = verdict.problems.map(listed);
-    if (verdict.ok) items.push(el("li", {}, el("span", { class: "good" }, icon("check")), el("span", {}, "Every field is valid, and a connected worker can run it.")));
+    if (verdict.ok) items.push(el("li", {}, el("span", { class: "good" }, icon("check")), el("span", {}, "All fields are valid, and a connected worker can run this spec.")));
     $("problems").replaceChildren(...items);
     yaml.toggleAttribute("aria-invalid", false);
     if (verdict.problems.length) yaml.setAttribute("aria-invalid", "true");
@@ -125,7 +125,7 @@
   }
   function showSend() {
     const n = verdict.problems.length;
-    const why = sending ? "Submitting …" : verdict.pending ? "Checking …" : verdict.failed ? verdict.failed : verdict.ok ? "It joins the queue at once." : n === 1 ? "One thing needs a change first." : `${n} things need a change first.`;
+    const why = sending ? "Submitting …" : verdict.pending ? "Checking …" : verdict.failed ? verdict.failed : verdict.ok ? "The run joins the queue immediately." : n === 1 ? "Fix 1 problem to submit." : `Fix ${n} problems to submit.`;
     send.setAttribute("aria-disabled", String(sending || verdict.pending || !verdict.ok));
     setText($("why-not"), why);
   }
@@ -136,9 +136,9 @@
     setText($("plan-answers"), f.whole(answers));
     setText($("plan-epochs"), prompts && prompts.rows && f.known(answers) ? `${f.figure(answers / prompts.rows)} × the ${f.whole(prompts.rows)} prompts` : "steps × B");
     setText($("plan-flight"), f.whole(n("ppo.batch_size") + delta));
-    setText($("plan-flight-sub"), defers ? "B + the largest Δ" : "B, nothing is deferred");
+    setText($("plan-flight-sub"), defers ? "B + max Δ" : "B, no deferral");
     setText($("plan-tokens"), compact(answers * n("rollout.max_new_tokens")));
-    setText($("plan-tokens-sub"), "every answer at the cap");
+    setText($("plan-tokens-sub"), "all responses at max length");
     setText($("plan-devices"), f.whole(n("resources.devices")));
   }
   const compact = (x) => (f.known(x) ? Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 3 }).format(x) : f.NONE);
@@ -169,7 +169,7 @@
   /* Complaints want a change first; after anything else the button may be tried again. */
   function refused(error) {
     const told = error instanceof Oppo.ApiError, problems = error.errors || [];
-    verdict = { ok: problems.length === 0, pending: false, problems, failed: told ? error.message : "No answer came." };
+    verdict = { ok: problems.length === 0, pending: false, problems, failed: told ? error.message : "The server did not respond." };
     if (!told || [502, 503, 504].includes(error.status)) $("lost").hidden = false;
   }
   form.addEventListener("submit", submit);

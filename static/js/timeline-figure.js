@@ -13,7 +13,7 @@
       const script = document.createElement("script");
       script.src = dialog.dataset.plotly;
       script.addEventListener("load", done);
-      script.addEventListener("error", () => { loaded = null; script.remove(); failed(new TypeError("Plotly could not be fetched")); });
+      script.addEventListener("error", () => { loaded = null; script.remove(); failed(new TypeError("Plotly could not be loaded")); });
       document.body.append(script);
     });
     return loaded;

@@ -222,7 +222,7 @@
         const wide = Math.max(px * (i + 1 < run.step.length ? run.step[i + 1] - s : 1), 1);
         run.causes.forEach((cause) => { const v = run.shares[cause][i] * scale; g.fillStyle = T.fade(colors.idle[cause], 0.75); g.fillRect(state.gutter + (s - 1) * px, y - v, wide, v); y -= v; });
       });
-      if (run.total - run.last > 0.25 * run.total) { g.fillStyle = colors.text3; g.textAlign = "center"; g.fillText(run.over ? "not trained" : "not run yet", state.gutter + (run.last + run.total) / 2 * px, h / 2); }
+      if (run.total - run.last > 0.25 * run.total) { g.fillStyle = colors.text3; g.textAlign = "center"; g.fillText(run.over ? "not trained" : "not trained yet", state.gutter + (run.last + run.total) / 2 * px, h / 2); }
       const [a, b] = (state.ghost || [stepAt(view.a), stepAt(view.b)]).map(stripX), wide = Math.max(8, b - a);
       g.fillStyle = T.fade(colors.accent, 0.22); g.fillRect(a, 0, wide, h); g.strokeStyle = colors.accent; g.lineWidth = 2; g.strokeRect(a, 1, wide, h - 2); g.lineWidth = 1;
     }

@@ -15,17 +15,17 @@
   /* --- why, and what would help: no figure that was not measured ---------------------------------------- */
   const overlap = run.spec.overlap || {}, delta = overlap.overcommit || {};
   const WHY = {
-    decode: overlap.intra_step === "off" ? "The scorers have nothing to read until decoding ends. overlap.intra_step: per_chunk hands them each chunk as soon as it is decoded."
-      : "The scorer has caught up and waits for the actor's next chunk. A smaller chunk size hands over sooner, but costs more launches.",
-    tail: overlap.inter_step === "off" ? "The batch waits for its longest answers. overlap.inter_step: defer carries them into the next step instead."
-      : `Few answers are still being written, and the batch needs the last of them. A larger overlap.overcommit.max (now ${delta.max}) keeps more answers in flight.`,
-    score: "Decoding is over. The last scores, reward shaping and advantages come before the update, and nothing is left to overlap them with.",
-    update: "This device has no update to do, or is done with it, while another one still updates.",
-    weights: "Waits while the actor's new weights reach the sampler.",
-    data: "Waits for prompts at the start of the step.",
-    checkpoint: `Waits while a checkpoint is written. checkpoints.every_steps (now ${(run.spec.checkpoints || {}).every_steps}) says how often.`,
-    eval: "Waits while the policy is evaluated.",
-    unknown: "No cause could be named for this stretch." };
+    decode: overlap.intra_step === "off" ? "The scorers have no input until decoding ends. overlap.intra_step: per_chunk sends each chunk to them as soon as it is decoded."
+      : "The scorer has processed all chunks and waits for the actor's next one. A smaller chunk size shortens the wait but adds kernel launches.",
+    tail: overlap.inter_step === "off" ? "The batch waits for its longest responses. overlap.inter_step: defer carries them into the next step instead."
+      : `Only a few responses are still decoding, and the batch needs them. A larger overlap.overcommit.max (now ${delta.max}) keeps more responses in flight.`,
+    score: "Decoding is done. The last scores, reward shaping and advantages run before the update, with no other work to overlap.",
+    update: "This device has no update, or has finished it, while another device still updates.",
+    weights: "The actor's new weights are being sent to the sampler.",
+    data: "Prompts are being loaded at the start of the step.",
+    checkpoint: `A checkpoint is being written. checkpoints.every_steps (now ${(run.spec.checkpoints || {}).every_steps}) sets how often.`,
+    eval: "An evaluation is running.",
+    unknown: "The trace does not show the cause of this gap." };
 
   /* --- loading ------------------------------------------------------------------------------------------ */
   const fetchSteps = (from, to) => Oppo.api.get(`runs/${run.id}/timeline`, { from_step: Math.max(1, from), to_step: to });
@@ -244,9 +244,9 @@
   function tell(item) {
     if (item.sequence) {
       const s = item.segment;
-      return [`Sequence #${item.sequence.id}`, `${f.whole(s.tokens)} tokens, age ${s.age}, ${s.trained ? `trained in step ${s.step}` : `carried out of step ${s.step}`}`];
+      return [`Sequence #${item.sequence.id}`, `${f.whole(s.tokens)} tokens, staleness ${s.age}, ${s.trained ? `trained in step ${s.step}` : `deferred from step ${s.step}`}`];
     }
-    if (item.cause) return [`Idle: ${item.cause}`, `${state.model.devices[item.dev].id}, ${stepsOf(item)}, ${f.brief(item.b - item.a)}`];
+    if (item.cause) return [`Idle, waiting for: ${item.cause}`, `${state.model.devices[item.dev].id}, ${stepsOf(item)}, ${f.brief(item.b - item.a)}`];
     const what = item.chunk ? `chunk ${item.chunk}, ${f.whole(item.rows)} rows, ` : item.rows ? `${f.whole(item.rows)} rows, ` : "";
     return [`${item.phase.replace("-", " ")} (${item.role})`, `${what}${f.brief(item.b - item.a)} on ${state.model.devices[item.dev].id}, ${stepsOf(item)}`];
   }

@@ -26,7 +26,7 @@
     if (!at.length) return [];
     const beside = (i) => column.y.slice(0, i).reverse().find((y) => y !== null) ?? column.y.find((y) => y !== null) ?? 0;
     return [{ x: at.map((i) => column.x[i]), y: at.map(beside), mode: "markers", marker: { symbol: "x-thin", size: 7, line: { width: 1.5, color: T.css("--bad") } },
-      text: at.map((i) => f.whole(column.step[i])), hovertemplate: "not a number, step %{text}<extra></extra>" }];
+      text: at.map((i) => f.whole(column.step[i])), hovertemplate: "NaN or infinite, step %{text}<extra></extra>" }];
   }
   function smooth(column, v) {
     const color = T.run(v.colour), soft = T.ema(column.y, v.weight);

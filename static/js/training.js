@@ -35,7 +35,7 @@
     return layout;
   }
   function emptyLayout(base) {
-    const bare = { showticklabels: false, showgrid: false, zeroline: false }, text = view.summary.step ? "This run does not report it" : view.summary.ended_at ? "The run ended before its first step" : "Appears when the first step has ended";
+    const bare = { showticklabels: false, showgrid: false, zeroline: false }, text = view.summary.step ? "Not reported by this run" : view.summary.ended_at ? "The run ended before its first step" : "Appears after the first step";
     return T.layout({ ...base, xaxis: bare, yaxis: bare, annotations: [{ xref: "paper", yref: "paper", x: 0.5, y: 0.5, text, showarrow: false, font: { size: 12, color: T.css("--text-3") } }] });
   }
   /* Round numbers in the axis' own unit; none at the right end, where the unit is named. Plotly's own once the reader zooms. */

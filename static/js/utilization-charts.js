@@ -8,7 +8,7 @@
     ["timing_s/update_critic", "update critic", "update-critic"], ["timing_s/sync_weights", "weights", "weight-sync"], ["timing_s/save_checkpoint", "checkpoint", "checkpoint"], ["timing_s/eval", "eval", "weight-sync"]];
   const MEMORY = "perf/max_memory_allocated_gb";
   /* What the driver says, each in the colour of the work that it has most to do with. */
-  const DRIVER = [["utilization", "NVML", "decode"], ["sm_util", "SM busy", "update-actor"], ["sm_occupancy", "SM full", "actor-forward"], ["tensor_util", "tensor cores", "reward-prefill"], ["dram_util", "memory", "update-critic"]];
+  const DRIVER = [["utilization", "NVML", "decode"], ["sm_util", "SM active", "update-actor"], ["sm_occupancy", "SM occupancy", "actor-forward"], ["tensor_util", "tensor cores", "reward-prefill"], ["dram_util", "memory", "update-critic"]];
   const KEYS = ["busy/*", "bubble/*", "idle_s/*", "nvml/*", "gpm/*", "overlap_factor", "decode_occupancy", STEP, MEMORY, ...PHASES.map(([key]) => key)];
   const RAW = ["checkpoint", "eval"];                    // their spikes are the message: never smoothed
 

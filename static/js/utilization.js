@@ -12,15 +12,15 @@
 
   /* What to do about a cause, for the one that costs most. */
   const REMEDY = {
-    decode: "the scorers have read everything there is and wait for the actor. Put them together on fewer devices, or give the actor more.",
-    tail: "only the last few answers are still being written. A larger Δ keeps more rows on the device.",
-    score: "scores are completed after decoding has ended. Chunk-wise streaming hides most of it; a smaller C leaves less for the end.",
-    update: "a device waits while weights are updated elsewhere. Balance the models: the shorter update waits for the longer one.",
-    weights: "weights are handed over or caches rebuilt. Fewer, larger steps make it rarer.",
-    data: "prompts are being drawn. Pre-tokenized prompts shorten it.",
-    checkpoint: "a checkpoint is being written. Write fewer of them: checkpoints.every_steps.",
-    eval: "an evaluation runs. Evaluate more rarely, or fewer prompts.",
-    unknown: "no span says why. More than 2 % means that something is wrong: look at the timeline.",
+    decode: "the scorers have processed all tokens and wait for the actor. Place them on fewer devices, or give the actor more.",
+    tail: "only the last few responses are still decoding. A larger Δ keeps more rows on the device.",
+    score: "scores are completed after decoding. Chunk-wise streaming hides most of this; a smaller C leaves less for the end.",
+    update: "a device is idle while another one updates. Balance the models: the shorter update waits for the longer one.",
+    weights: "weights are synchronized or caches rebuilt. Fewer, larger steps reduce it.",
+    data: "prompts are being loaded. Pre-tokenized prompts shorten it.",
+    checkpoint: "a checkpoint is being written. Raise checkpoints.every_steps.",
+    eval: "an evaluation is running. Evaluate less often, or on fewer prompts.",
+    unknown: "the trace does not show the cause. More than 2 % indicates a problem: check the timeline.",
   };
 
   function stored() {
@@ -29,7 +29,7 @@
   function layout(made) {
     const top = made.column.x[made.column.x.length - 1] || 0, bare = { showticklabels: false, showgrid: false, zeroline: false };
     if (!made.data.length || !made.column.x.length) {
-      const text = run.summary.step ? "This run does not report it" : run.summary.ended_at ? "The run ended before its first step" : "Appears when the first step has ended";
+      const text = run.summary.step ? "Not reported by this run" : run.summary.ended_at ? "The run ended before its first step" : "Appears after the first step";
       return T.layout({ margin: { l: 48, r: 14, t: 8, b: 24 }, xaxis: bare, yaxis: bare, annotations: [{ xref: "paper", yref: "paper", x: 0.5, y: 0.5, text, showarrow: false, font: { size: 12, color: T.css("--text-3") } }] });
     }
     const { margin, ...more } = made.layout, end = (margin && margin.r > 14 ? 1 : 1.1) * top;
@@ -90,7 +90,7 @@
       const card = cardOf(d);
       setText(card.querySelector(".reading b"), f.percent(busyOf(d), 0));
       const worst = Oppo.run.CAUSES.map((cause) => [cause, sum(`idle_s/${d}/${cause}`)]).sort((a, b) => b[1] - a[1])[0];
-      setText(card.querySelector(".idle-words"), worst[1] > 0 ? `waits mostly for: ${worst[0]}, ${f.brief(worst[1] / Math.max(1, count(d)))} a step` : "never idle");
+      setText(card.querySelector(".idle-words"), worst[1] > 0 ? `mostly waiting for: ${worst[0]}, ${f.brief(worst[1] / Math.max(1, count(d)))} per step` : "never idle");
       setText(card.querySelector(".roles"), roles && roles[d] ? roles[d].join(", ") : "");
     });
   }
@@ -100,7 +100,7 @@
     const sorted = shares.slice().sort((a, b) => b[1] - a[1]), most = sorted[0][1];
     $("causes").replaceChildren(...sorted.map(([cause, share, s]) => el("tr", {}, el("td", {}, el("span", { class: "row" }, el("span", { class: "swatch swatch-idle", "data-idle": cause }), cause)), el("td", { class: "num" }, f.percent(share)), el("td", { class: "num" }, f.brief(s)),
       el("td", { class: "hide-narrow" }, bar(cause, most ? share / most : 0)))));
-    $("advice").replaceChildren(...(most > 0 ? [el("strong", {}, `Most is lost to ${sorted[0][0]}: `), REMEDY[sorted[0][0]], " ", el("a", { href: `/runs/${run.id}/timeline` }, "See it on the timeline")] : ["No idle time was recorded."]));
+    $("advice").replaceChildren(...(most > 0 ? [el("strong", {}, `Largest cause, ${sorted[0][0]}: `), REMEDY[sorted[0][0]], " ", el("a", { href: `/runs/${run.id}/timeline` }, "View timeline")] : ["No idle time recorded."]));
   }
   function bar(cause, share) {
     const meter = el("span", { class: "cause-bar" }, share > 0 ? el("span", { class: "swatch-idle", "data-idle": cause }) : null);
@@ -114,10 +114,10 @@
     $("driver-card").hidden = !told.length;
     $("driver-legend").replaceChildren(...told.map(({ name, color }) => { const line = el("span", { class: "swatch-line" }); line.style.setProperty("--c", color); return el("li", {}, line, name); }));
     if (!memory) missing.push("memory");
-    if (!told.length) missing.push("the driver's own utilization figure");
+    if (!told.length) missing.push("the driver's utilization figure");
     $("unmeasured").hidden = !view.devices.length;
     const not = missing.length ? `Not recorded by this run: ${missing.join(", and ")}.` : "";
-    setText($("unmeasured-words"), `${not} ${cpu ? "Its devices are processor cores, for which there is no such figure; work on n threads occupies n of them." : "NVML counts any moment with a kernel as used, so that it overstates a scorer that waits between chunks; busy does not."}`.trim());
+    setText($("unmeasured-words"), `${not} ${cpu ? "Its devices are CPU cores, which have no such figure; work on n threads occupies n cores." : "NVML counts a device as used whenever a kernel runs, so it overstates a scorer that waits between chunks; busy does not."}`.trim());
   }
   async function refresh() {
     if (busy) { again = true; return; }

@@ -9,11 +9,11 @@
   const form = dialog.querySelector("form"), input = document.getElementById("wish-value"), sure = document.getElementById("wish-confirm");
   const error = dialog.querySelector(".error");
   const ASKED = {
-    pause: { title: "Pause", confirm: "Pause the run", keep: "Leave it" },
-    resume: { title: "Resume", confirm: "Resume the run", keep: "Leave it" },
-    cancel: { title: "Cancel", confirm: "Cancel the run", keep: "Keep it running", grave: true },
-    priority: { title: "Priority of", confirm: "Set priority", keep: "Leave it", label: "Priority, 1 to 99", min: 1, max: 99, step: 1, value: (s) => s.priority, body: (v) => ({ priority: Number(v) }) },
-    extend: { title: "More time for", confirm: "Extend", keep: "Leave it", label: "Hours more on devices", min: 0.1, max: 8760, step: "any", value: () => 1, body: (v) => ({ hours: Number(v) }) },
+    pause: { title: "Pause", confirm: "Pause run", keep: "Cancel" },
+    resume: { title: "Resume", confirm: "Resume run", keep: "Cancel" },
+    cancel: { title: "Cancel", confirm: "Cancel run", keep: "Keep running", grave: true },
+    priority: { title: "Priority of", confirm: "Set priority", keep: "Cancel", label: "Priority, 1 to 99", min: 1, max: 99, step: 1, value: (s) => s.priority, body: (v) => ({ priority: Number(v) }) },
+    extend: { title: "Extend the time limit of", confirm: "Extend", keep: "Cancel", label: "Additional hours", min: 0.1, max: 8760, step: "any", value: () => 1, body: (v) => ({ hours: Number(v) }) },
   };
   let asked = null, turn = 0;
 

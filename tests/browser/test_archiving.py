@@ -24,7 +24,7 @@ def test_a_run_is_archived_on_its_page_and_brought_back(visit, platform):
     expect(page.locator(f"a[href='/runs/{run_id}']")).to_have_count(0)
     page.goto("/runs?q=archived:yes")
     page.locator(f"a[href='/runs/{run_id}']").first.click()
-    page.get_by_role("button", name="show on lists").click()
+    page.get_by_role("button", name="unarchive").click()
     expect(archived.get_by_role("button", name="archive")).to_be_visible()
     page.goto("/runs")
     expect(page.locator(f"a[href='/runs/{run_id}']").first).to_be_visible()

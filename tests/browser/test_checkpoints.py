@@ -46,8 +46,8 @@ def test_a_checkpoint_appears_and_is_downloaded_forked_and_gone_back_to(visit, p
     weights = saved(platform, supervisor, run_id, "step-00000010-chunk-000003", 10)
     page.reload()
     row = page.locator("#checkpoints tr")
-    row.nth(0).locator("text=the next attempt begins here").wait_for()
-    page.wait_for_selector("#checkpoints >> text=and a half-done step")
+    row.nth(0).locator("text=next attempt resumes here").wait_for()
+    page.wait_for_selector("#checkpoints >> text=mid-step")
     with page.expect_download() as started:
         row.nth(0).locator("text=Download").click()
     with tarfile.open(started.value.path()) as archive:
@@ -64,5 +64,5 @@ def test_a_checkpoint_appears_and_is_downloaded_forked_and_gone_back_to(visit, p
     page.click("[data-resume-at]")
     page.wait_for_selector("text=Resume from step 5?")
     page.click("#resume-sure")
-    row.nth(1).locator("text=the next attempt begins here").wait_for()
-    expect(row.nth(0).locator("text=the next attempt begins here")).to_have_count(0)
+    row.nth(1).locator("text=next attempt resumes here").wait_for()
+    expect(row.nth(0).locator("text=next attempt resumes here")).to_have_count(0)

@@ -197,7 +197,7 @@ def test_a_late_reply_to_one_wish_leaves_the_next_question_open(visit, hold, pla
     held.answer(0, reply)
     expect(page.locator("#wish-dialog")).to_be_visible()
     expect(page.locator("#wish-title")).to_contain_text("Cancel")
-    page.click("text=Keep it running")
+    page.click("text=Keep running")
 
 
 def test_steps_that_come_while_answers_are_read_are_offered(visit, hold, platform):
@@ -214,7 +214,7 @@ def test_steps_that_come_while_answers_are_read_are_offered(visit, hold, platfor
     supervisor.tell(list(story.tell(2)))
     step_shown(page, 3)
     held.answer(0, reply)
-    expect(page.locator("#fresh")).to_have_text("2 newer steps: read again")
+    expect(page.locator("#fresh")).to_have_text("2 newer steps: reload")
     held.open()
 
 

@@ -36,7 +36,7 @@ def test_filters_by_state_and_project(visit, platform, two_runs):
     empty = Project.objects.create(team=platform.project.team, name="empty", created_at=platform.project.created_at)
     page = visit().page
     page.goto(f"/runs?show=failed&project={empty.pk}")
-    page.wait_for_selector("text=Nothing here")
+    page.wait_for_selector("text=No run is in this state.")
     page.goto(f"/runs?project={platform.project.pk}")
     page.click("text=Ended")
     page.wait_for_url("**show=ended**")
@@ -88,7 +88,7 @@ def test_ticked_runs_are_tagged_and_found_by_it(visit, two_runs):
     page.wait_for_function("() => document.querySelectorAll('#rows tr').length === 2")
     page.check(f"#rows input[value='{two_runs[0]}']")
     page.click("[data-bulk=cancel]")
-    page.wait_for_selector("text=1 of those ticked ended already.")
+    page.wait_for_selector("text=1 of the selected runs have already ended.")
     expect(page.locator("#bulk-confirm")).to_be_disabled()
 
 
@@ -136,8 +136,8 @@ def test_a_view_is_saved_chosen_as_default_deleted_and_brought_back(visit, two_r
     page.wait_for_url("**&view=*")
     page.click("#views summary >> text=best of OPPO")
     assert faults(page) == []
-    page.click("[aria-label='Begin with best of OPPO']")
-    page.wait_for_selector("text=Your table of runs begins with best of OPPO")
+    page.click("[aria-label='Make best of OPPO the default view']")
+    page.wait_for_selector("text=best of OPPO is your default view")
     page.click("[aria-label='Rename best of OPPO']")
     page.fill("#view-name", "best")
     page.click("#view-sure")
@@ -148,10 +148,10 @@ def test_a_view_is_saved_chosen_as_default_deleted_and_brought_back(visit, two_r
     page.click("[aria-label='Delete best']")
     page.click(".toast >> text=Undo")
     page.wait_for_selector("#views-list >> text=best")
-    page.click("[aria-label='Begin with best']")
+    page.click("[aria-label='Make best the default view']")
     page.wait_for_selector("text=begins with all runs")
     page.click("[aria-label='Delete best']")
-    page.wait_for_selector(".toast >> text=best is deleted")
+    page.wait_for_selector(".toast >> text=best deleted")
     page.keyboard.press("Escape")
     page.wait_for_function("() => !document.getElementById('views').open")
 

@@ -46,7 +46,7 @@ def test_lines_are_searched_and_linked(visit, two_runs):
     shown(page, 62)
     page.wait_for_function(AT_END)
     with page.expect_download() as started:
-        page.click("text=Whole log")
+        page.click("text=Download log")
     assert started.value.path().read_text().count("\n") == 62
 
 
@@ -137,7 +137,7 @@ def test_a_page_holds_a_bounded_part_of_a_long_log_wherever_one_reads(visit, pla
         page.evaluate("document.getElementById('log').scrollTop = 0")
     page.wait_for_function("before => document.querySelector('#log li .msg').textContent !== before", arg=before)
     shown(page, 5000)
-    expect(page.locator("#news")).to_have_text("to the end ↓")
+    expect(page.locator("#news")).to_have_text("Latest ↓")
     last = page.text_content("#log li:last-child .msg")
     page.evaluate("() => { const l = document.getElementById('log'); l.scrollTop = l.scrollHeight; }")
     page.wait_for_function("last => document.querySelector('#log li:last-child .msg').textContent !== last", arg=last)

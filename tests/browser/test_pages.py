@@ -110,7 +110,7 @@ def test_error_pages_say_what_to_do(visit, two_runs):
     visitor.expects("404")  # a browser logs the status of a page itself
     reply = visitor.page.goto("/runs/99999999")
     assert reply.status == 404
-    assert "nothing at this address" in visitor.page.inner_text("h1")
+    assert "page not found" in visitor.page.inner_text("h1")
     reply = visitor.page.goto("/runs?show=nonsense")
     assert reply.status == 404
 
@@ -172,10 +172,10 @@ def test_a_team_gets_a_project_and_a_member(visit, platform):
     page.wait_for_url("**/teams/*")
     page.fill("input[name=name]", "Poems")
     page.click("text=Create project")
-    page.wait_for_selector("text=Poems is ready for runs.")
+    page.wait_for_selector("text=Poems was created.")
     page.fill("#new-member", "nobody")
     page.click("text=Add member")
-    page.wait_for_selector("text=There is no user called nobody.")
+    page.wait_for_selector("text=There is no user named nobody.")
     expect(page.locator("#new-member")).to_have_value("nobody")
     create_user("jo", "jo@example.org")
     page.fill("#new-member", "jo")
@@ -185,7 +185,7 @@ def test_a_team_gets_a_project_and_a_member(visit, platform):
     page.wait_for_selector("text=jo is now viewer in Main.")
     expect(page.locator("[aria-label='Role of jo']")).to_have_value("viewer")
     page.click("[aria-label='Remove jo']")
-    page.click("text=Remove from the team")
+    page.click("text=Remove from team")
     page.wait_for_selector("text=jo is no longer in Main.")
 
 
@@ -202,7 +202,7 @@ def test_an_invited_person_makes_an_account_with_the_copied_link(visit, platform
     expect(guest.locator("#email")).to_have_value("kim@example.org")
     guest.fill("#password", "a rather long password")
     guest.press("#password", "Enter")
-    guest.wait_for_selector("text=Welcome to Main: you are member.")
+    guest.wait_for_selector("text=Welcome to Main. Your role: member.")
     owner.goto("/teams")
     owner.click("text=Audit log")
     owner.select_option("[name=action]", "invite.accept")

@@ -100,7 +100,7 @@ def test_cancel_asks_first_and_then_stops_the_run(visit, platform):
     page = visit().page
     page.goto(f"/runs/{run_id}")
     page.click("[data-wish=cancel]")
-    page.click("text=Keep it running")
+    page.click("text=Keep running")
     assert supervisor.beat() is None
     page.click("[data-wish=cancel]")
     page.click("#wish-confirm")
@@ -264,7 +264,7 @@ def test_the_whole_run_is_one_picture_and_the_window_stands_in_the_address(visit
     page = visit().page
     page.goto(f"/runs/{two_runs[1]}/timeline?window=9.5-12")
     page.wait_for_selector("#range >> text=steps 10–12")
-    page.wait_for_selector("[data-part=saved] >> text=overlap has saved")
+    page.wait_for_selector("[data-part=saved] >> text=estimated saving vs sequential")
     page.click("[data-zoom=run]")
     page.wait_for_selector("#range >> text=steps 1–60")
     page.wait_for_selector("#range >> text=merged")

@@ -37,7 +37,7 @@ def test_answers_are_found_sorted_and_opened(visit, two_runs):
     page.focus("#rows .opener")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".detail .same-prompt >> text=30 answers to this prompt")
+    page.wait_for_selector(".detail .same-prompt >> text=30 responses to this prompt")
     page.keyboard.press("Escape")
     expect(page.locator(".detail")).to_have_count(0)
     page.click("#clear")
@@ -45,7 +45,7 @@ def test_answers_are_found_sorted_and_opened(visit, two_runs):
     page.fill("[name=to_step]", "2")
     steps_shown(page, 2, 1)
     page.select_option("[name=held_out]", "true")
-    page.wait_for_selector("#nothing >> text=No answer matches")
+    page.wait_for_selector("#nothing >> text=No response matches")
 
 
 def test_a_prompt_is_compared_over_the_steps_and_the_link_keeps_it(visit, two_runs):
@@ -53,7 +53,7 @@ def test_a_prompt_is_compared_over_the_steps_and_the_link_keeps_it(visit, two_ru
     page = visitor.page
     page.goto(f"/runs/{two_runs[1]}/samples?from_step=59&to_step=59")
     page.click("#rows .opener")
-    page.click("text=How it changed over the steps")
+    page.click("text=Compare over steps")
     page.wait_for_selector(".diff-text ins")
     expect(page.locator(".diff-text .text del")).to_have_text("1")
     expect(page.locator(".diff-text .text ins").last).to_have_text("59")
@@ -65,7 +65,7 @@ def test_a_prompt_is_compared_over_the_steps_and_the_link_keeps_it(visit, two_ru
     link = page.url
     page.goto(link.replace("from_step=59&to_step=59", "from_step=7&to_step=7"))
     page.wait_for_selector("#linked .diff-text del >> text=only in step 3")
-    page.click("text=List them")
+    page.click("text=Show all")
     steps_shown(page, *range(1, 61, 2))
     # What the model and the user wrote has stayed text through all of it.
     assert page.evaluate("window.pwned") is None
@@ -100,7 +100,7 @@ def test_without_answers_the_page_says_why(visit, platform):
     run_id = platform.submit("letters silent", steps=5)
     page = visit().page
     page.goto(f"/runs/{run_id}/samples")
-    page.wait_for_selector("#nothing >> text=No answer yet")
+    page.wait_for_selector("#nothing >> text=No samples yet")
     supervisor, story = platform.start(run_id)
     supervisor.tell(list(story.tell(1)))
     steps_shown(page, 1)

@@ -140,7 +140,7 @@ def test_a_submission_whose_answer_is_lost_may_be_tried_again_and_is_one_run(vis
 
     page.route("**/api/v1/runs", lose, times=1)
     page.click("#send")
-    expect(page.locator("#lost")).to_contain_text("its run may be there")
+    expect(page.locator("#lost")).to_contain_text("the run may exist")
     no_room = {"status": 507, "json": {"detail": "The database has no room."}}
     page.route("**/api/v1/runs", lambda route: route.fulfill(**no_room), times=1)
     page.click(READY)

@@ -93,6 +93,6 @@ def test_a_reader_stays_where_the_newer_attempt_has_been_and_is_offered_its_answ
     page.wait_for_function("before => document.getElementById('timeline-table').textContent !== before", arg=before)
     expect(page.locator("#range")).to_contain_text("steps 10–12")
     far.wait_for_selector("#range >> text=steps 12–14")
-    samples.click("#fresh >> text=The run was taken up again")
+    samples.click("#fresh >> text=The run was resumed")
     steps_shown(samples, *range(14, 0, -1))
     expect(samples.locator("#fresh")).to_be_hidden()

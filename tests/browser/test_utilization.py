@@ -28,8 +28,8 @@ def test_idle_time_is_told_by_device_and_cause(visit, two_runs):
     cards = page.locator("#devices .card")
     expect(cards.nth(1).locator("h3")).to_have_text("cpu:1")
     expect(cards.nth(1)).to_contain_text("reward, reference, critic")
-    expect(cards.nth(1)).to_contain_text("waits mostly for: decode")
-    expect(page.locator("#advice")).to_contain_text("Most is lost to decode")
+    expect(cards.nth(1)).to_contain_text("mostly waiting for: decode")
+    expect(page.locator("#advice")).to_contain_text("Largest cause, decode")
     expect(page.locator("#unmeasured")).to_contain_text("Not recorded by this run: memory")
     expect(page.locator("#memory-card")).to_be_hidden()
     first = "() => document.getElementById('plot-overlap').data?.[0].x[0]"
@@ -93,9 +93,9 @@ def test_what_the_driver_tells_of_a_gpu_has_a_chart(visit, platform):
     page = visit().page
     page.goto(f"/runs/{run_id}/utilization")
     page.wait_for_selector("#plot-driver .main-svg >> nth=0")
-    expect(page.locator("#driver-legend li")).to_have_text(["NVML", "SM busy", "memory"], use_inner_text=True)
+    expect(page.locator("#driver-legend li")).to_have_text(["NVML", "SM active", "memory"], use_inner_text=True)
     lines = page.evaluate("() => document.getElementById('plot-driver').data.map(line => [line.name, line.y[0]])")
-    assert sorted(lines) == [["NVML", 90], ["SM busy", 50], ["memory", 25]]
+    assert sorted(lines) == [["NVML", 90], ["SM active", 50], ["memory", 25]]
     moved_on = """() => {
       const { driverLines, CHARTS } = Oppo.utilizationCharts;
       const latest = { ...Oppo.run.summary.latest, "nvml/cuda:1/utilization": null };
@@ -104,7 +104,7 @@ def test_what_the_driver_tells_of_a_gpu_has_a_chart(visit, platform):
       return [driverLines(latest).map(({ name }) => name), CHARTS.driver({ weight: 0, series: { get } }).column.x.length];
     }"""
     named, reach = page.evaluate(moved_on)
-    assert named == ["NVML", "SM busy", "memory"], "a GPU that an earlier attempt had takes no line away"
+    assert named == ["NVML", "SM active", "memory"], "a GPU that an earlier attempt had takes no line away"
     assert reach == 3, "the axis holds the line that reaches furthest"
     expect(page.locator("#memory-card")).to_be_visible()
     expect(page.locator("#unmeasured-words")).not_to_contain_text("Not recorded")

@@ -24,7 +24,7 @@ IN_CODE = re.compile(r"[\"'`]|\$\{|\}")
 
 
 def names_in(page: str) -> Iterator[str]:
-    """`Queue → Usage and quotas` names two."""
+    """`Queue → Quotas and usage` names two."""
     text = CODE.sub("", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
     for found in NAME.findall(text):
         yield from " ".join(found.split()).split(" → ")
@@ -51,5 +51,5 @@ def test_every_name_stands_on_a_page(page: str, shown: set[str]) -> None:
 
 
 def test_names_are_found_at_all() -> None:
-    assert {"Hand-overs", "Worst bubbles", "2 steps"} <= set(names_in("how-to/read-the-timeline"))
-    assert {"Queue", "Usage and quotas"} <= set(names_in("how-to/share-a-cluster"))
+    assert {"Dependencies", "Longest gaps", "2 steps"} <= set(names_in("how-to/read-the-timeline"))
+    assert {"Queue", "Quotas and usage"} <= set(names_in("how-to/share-a-cluster"))

@@ -28,7 +28,7 @@ def test_a_run_that_was_allocated_waits_and_nothing_was_lost(world) -> None:
     world.cycle()
     assert settled(world) == 1
     run.refresh_from_db()
-    assert (run.state, run.reason) == ("queued", f"{CAUSE} Nothing was lost.")
+    assert (run.state, run.reason) == ("queued", f"{CAUSE} No progress was lost.")
     assert run.attempts.get().outcome == "unclaimed"
     assert settle(world.clock.now(), "b.tar") == 0, "nothing is left to be settled"
 
@@ -50,7 +50,7 @@ def test_it_is_no_death_of_the_run(world) -> None:
     settled(world)
     run.refresh_from_db()
     assert (run.state, run.not_before) == ("queued", None)
-    assert run.reason == f"{CAUSE} Starts again from step 0."
+    assert run.reason == f"{CAUSE} Restarts from step 0."
 
 
 def test_both_nodes_of_an_attempt_are_asked_before_their_devices_are_given_away(world, settings) -> None:

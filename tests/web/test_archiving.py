@@ -35,6 +35,6 @@ def test_an_archived_run_is_on_no_list_until_it_is_asked_for(world):
 def test_what_has_not_ended_stays_on_lists(world):
     run = world.submit()
     reply = world.login("ada").post(f"/api/v1/runs/{run.pk}/archive")
-    assert (reply.status_code, "Only runs that have ended" in reply.json()["detail"]) == (409, True)
+    assert (reply.status_code, "Only ended runs" in reply.json()["detail"]) == (409, True)
     refused = world.login("ada").get("/api/v1/runs", {"filter": "archived:maybe"})
     assert (refused.status_code, "yes, no, any" in refused.json()["detail"]) == (422, True)

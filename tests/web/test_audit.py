@@ -115,7 +115,7 @@ def test_tokens_are_not_in_the_log(world):
 
 def test_owners_filter_and_page(world):
     client, path = world.login("ada"), f"/teams/{world.team.pk}/audit"
-    assert "Nothing yet" in client.get(path).content.decode()
+    assert "No entries yet" in client.get(path).content.decode()
     with transaction.atomic():
         for number in range(60):
             audit.record(world.team.pk, world.people["ben" if number % 2 else "ada"], "project.create", f"project {number}")
@@ -127,7 +127,7 @@ def test_owners_filter_and_page(world):
     bens = client.get(path + "?actor=user:ben&action=project.create").content.decode()
     assert "project 59" in bens
     assert "project 58" not in bens
-    assert "Nothing matches" in client.get(path + "?action=x").content.decode()
+    assert "No matching entries" in client.get(path + "?action=x").content.decode()
     assert client.get(path + "?before=x").status_code == 404
 
 

@@ -61,7 +61,7 @@ def test_what_is_there_and_where_the_next_attempt_begins(saved):
     told = [(item["step"], item["files"], item["resumes"], item["attempt"], item["node"]) for item in items]
     assert told == [(4, "here", True, 1, "node1"), (2, "deleted", False, 1, "node1")]
     page = client.get(f"/runs/{run.pk}/checkpoints").content.decode()
-    assert "the next attempt begins here" in page
+    assert "next attempt resumes here" in page
     assert "/download" not in page  # a viewer only looks
     Checkpoint.objects.update(url="s3://bucket/runs/1/checkpoints/step-00000004")
     items = client.get(f"/api/v1/runs/{run.pk}/checkpoints").json()["items"]
@@ -150,7 +150,7 @@ def test_nothing_but_the_registered_files_leaves_the_machine(saved, tmp_path):
     assert download(ada, run, row).status_code == 409
     folder, row = save(7)
     (folder / "manifest.json").write_text("{}")
-    assert "not the one that was registered" in download(ada, run, row).json()["detail"]
+    assert "differs from the registered one" in download(ada, run, row).json()["detail"]
     folder, row = save(8)
     for url in (f"{artifact_url(run.pk)}/../../", f"{artifact_url(run.pk)}/%2e%2e/%2e%2e", tmp_path.as_uri(), "file:///etc"):
         Checkpoint.objects.filter(pk=row.pk).update(url=url)

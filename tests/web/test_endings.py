@@ -37,14 +37,14 @@ def test_every_verdict_is_a_lawful_move(outcome, state, deaths, attempts, lines)
 def test_out_of_memory_is_not_tried_again_and_says_so():
     after = judged(lines=["step 3", OOM])
     assert after.state == "failed"
-    assert after.why == "The engine died (exit status -9): killed. Its rule on “out of memory” says not to try again."
+    assert after.why == "The engine died (exit status -9): killed. Not retried: retry rule “out of memory”."
 
 
 def test_a_memory_error_excludes_the_node_also_when_the_engine_could_name_it():
     for outcome in ("engine_died", "failed"):
         after = judged(outcome, reason=ECC)
         assert (after.state, after.exclude_node) == ("queued", True)
-        assert "Not on that node any more" in after.why
+        assert "excludes that node" in after.why
 
 
 def test_the_first_rule_that_matches_decides_and_retry_overrules_what_is_final():
@@ -100,7 +100,7 @@ def test_after_a_death_the_run_waits_before_it_is_placed_again(world):
     world.cycle()
     run.refresh_from_db()
     assert (run.state, run.queued_at) == ("queued", place)
-    assert run.reason.endswith("Attempt 2 of 2 comes next, after 20 s.")
+    assert run.reason.endswith("Attempt 2 of 2 starts after 20 s.")
     world.clock.advance(20)
     worker.heartbeat()
     world.cycle()
@@ -108,7 +108,7 @@ def test_after_a_death_the_run_waits_before_it_is_placed_again(world):
     worker.claim(second.pk, 2)
     died(worker, second.pk, 2)
     run.refresh_from_db()
-    assert (run.state, run.error) == ("failed", "The engine died: killed. That was attempt 2 of 2.")
+    assert (run.state, run.error) == ("failed", "The engine died: killed. No attempts left (2 of 2).")
 
 
 def test_the_end_of_a_run_of_before_the_rules_became_stricter_is_taken(world):
@@ -141,7 +141,7 @@ def test_a_node_that_a_rule_excludes_gets_the_run_no_more(world):
     Run.objects.filter(pk=again.pk).update(excluded_nodes=[first.node_id, second.node_id])
     world.cycle()
     again.refresh_from_db()
-    assert again.reason == "Its retry rules exclude every node that would do: node1, node2."
+    assert again.reason == "Its retry rules exclude all suitable nodes: node1, node2."
 
 
 def test_deaths_of_supervisors_count(world):
@@ -152,5 +152,5 @@ def test_deaths_of_supervisors_count(world):
     saved = FinishedEvent(producer="engine", seq=1, time=0.0, outcome="stopped", step=3, reason="asked to stop")
     told = outcome_of(1, None, saved, [])
     assert (told.outcome, told.reason) == (
-        "engine_died", "its supervisor was killed, and the engine ended with it; it saved at step 3 on the way",
+        "engine_died", "the supervisor was killed, and the engine ended with it; it saved a checkpoint at step 3",
     )  # fmt: skip

@@ -156,10 +156,10 @@ def test_it_resumes_from_its_own_once_it_has_one(parent, make_spec):
 @pytest.mark.parametrize(
     ("changes", "path", "words"),
     [
-        ({"fork": {"run": 999_999, "step": 20}}, "fork.run", "no run of this team"),
-        ({"fork": {"step": 30}}, "fork.step", "no step at which"),
-        ({"steps": 40, "fork": {"step": 40}}, "steps", "leaves nothing to train"),
-        ({"seed": 5}, "seed", "half-written answers"),
+        ({"fork": {"run": 999_999, "step": 20}}, "fork.run", "not a run of this team"),
+        ({"fork": {"step": 30}}, "fork.step", "not a step with a checkpoint"),
+        ({"steps": 40, "fork": {"step": 40}}, "steps", "leaves no steps to train"),
+        ({"seed": 5}, "seed", "unfinished responses"),
         ({"ppo": {"batch_size": 8}}, "ppo.batch_size", "batches of that size"),
         ({"models": DEEPER}, "models.actor.tiny.layers", "belong"),
     ],
@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_refused_at_submit_in_units_of_groups(parent, make_
     assert told.status_code == 422
     [complaint] = told.json()["errors"]
     assert complaint["path"] == "overlap.overcommit.max"
-    assert complaint["message"] == "leaves room for 56 answers in flight, and this checkpoint of a half-done step may hold 64"
+    assert complaint["message"] == "allows 56 responses in flight, but this mid-step checkpoint may contain 64"
     assert complaint["allowed"] == "at least 8, or a checkpoint between two steps"
 
 
@@ -248,7 +248,7 @@ def test_of_a_deletion_and_a_fork_the_later_one_is_refused(parent, make_spec):
     assert retained(world.team.pk).filter(pk=run.pk).exists()
     spec = load_spec(make_spec(fork={"run": run.pk, "step": 20}))
     fork = submit_run(world.people["ben"], world.project, spec)
-    with pytest.raises(NotDeletable, match="delete it when"):
+    with pytest.raises(NotDeletable, match="Delete it after"):
         delete_run(run.pk, "user:ada")
     assert not retained(world.team.pk).filter(pk=run.pk).exists(), "nor does its team's retention take the checkpoint"
     cancel_run(fork.pk, "user:ada")
@@ -349,7 +349,7 @@ def test_what_is_being_trained_anew_is_no_place_to_begin(parent, make_spec):
     world, worker, run, attempt_id = gone_back(parent)
     told = submit(world.login("ben"), make_spec(name="fork", fork={"run": run.pk, "step": 40}))
     assert told.status_code == 422
-    assert "is being trained anew" in told.json()["errors"][0]["message"]
+    assert "is being trained again" in told.json()["errors"][0]["message"]
     register(worker, run, attempt_id, 40, epoch=2)
     assert submit(world.login("ben"), make_spec(name="fork", fork={"run": run.pk, "step": 40})).status_code == 201
     fork = Run.objects.get(name="fork")
@@ -369,7 +369,7 @@ def test_a_run_does_not_go_back_while_another_waits_for_what_it_would_write_anew
     world, worker, run, attempt_id = parent
     fork = world.submit(name="fork", fork={"run": run.pk, "step": 40})
     paused(worker, run, attempt_id, world)
-    with pytest.raises(NotPossible, match=f"Run {fork.pk} is about to begin"):
+    with pytest.raises(NotPossible, match=f"Run {fork.pk} is about to start"):
         resume_at(run.pk, Checkpoint.objects.get(run=run, step=20).pk, "user:ada")
     cancel_run(fork.pk, "user:ada")
     resume_at(run.pk, Checkpoint.objects.get(run=run, step=20).pk, "user:ada")

@@ -56,7 +56,7 @@ def test_a_worker_that_is_too_old_gets_no_part_in_it(world, settings):
     world.cycle()
     run.refresh_from_db()
     alone.refresh_from_db()
-    assert run.reason == "Needs 2 nodes with 1 device each; 1 connected one would do."
+    assert run.reason == "Needs 2 nodes with 1 device each; 1 connected node is suitable."
     assert (alone.state, alone.attempts.get().node.name) == ("allocated", "a")
 
 
@@ -92,9 +92,9 @@ def test_what_cannot_be_on_so_many_nodes_is_refused_at_submit(world, settings, m
     settings.OPPO_ARTIFACTS_SHARED = False
     [(path, message, _)] = complaints(resources=TWO)
     assert path == "resources.nodes"
-    assert message.startswith("needs storage that all nodes share")
+    assert message.startswith("needs storage shared by all nodes")
     settings.OPPO_ARTIFACTS_SHARED = True
-    said = "is more than there are connected workers with 1 device each"
+    said = "exceeds the number of connected workers with 1 device each"
     assert complaints(resources=TWO) == [("resources.nodes", said, "at most 1")]
     world.worker("b")
     assert complaints(resources=TWO) == []

@@ -42,7 +42,7 @@ def test_a_node_that_runs_full_gets_nothing_new_until_there_is_room(world, small
     run = world.submit(name="next")
     world.cycle()
     run.refresh_from_db()
-    assert (run.state, run.reason) == ("queued", "Node node1 would do, but is low on disk.")
+    assert (run.state, run.reason) == ("queued", "Node node1 is suitable, but low on disk.")
     ada = world.login("ada")
     assert "low on disk" in ada.get("/queue").content.decode()
     words = {"artifacts": "1 GiB left for checkpoints", "outbox": "1 GiB left for events"}[what]
@@ -66,7 +66,7 @@ def test_others_go_on_and_the_reason_names_the_one_that_is_left_out(world, small
         run.refresh_from_db()
     assert [run.state for run in runs] == ["allocated", "queued"]
     assert runs[0].attempts.get().node.name == "fine" == fine.name
-    assert runs[1].reason.endswith("Node full gets nothing new, being low on disk.")
+    assert runs[1].reason.endswith("Node full accepts no new runs: low on disk.")
 
 
 def test_figures_are_written_when_they_move_and_not_believed_for_ever(world, small, django_assert_num_queries):
@@ -105,7 +105,7 @@ def test_no_run_is_taken_while_the_database_has_no_room(world, small, settings, 
     keep_house()
     reply = submit()
     assert reply.status_code == 507
-    assert reply.json()["detail"].startswith("The platform's database has 512 MiB of disk left: no run is taken")
+    assert reply.json()["detail"].startswith("The platform's database has 512 MiB of disk left: no new runs are accepted")
     assert "512 MiB of disk left" in world.login("vic").get("/runs").content.decode()
     assert worker.attempt(attempt_id, "heartbeat", {"epoch": 1, "running": True}).status_code == 200
     line = {"kind": "log", "producer": "supervisor", "seq": 1, "time": 1.0, "stream": "stdout", "lines": ["stored"]}

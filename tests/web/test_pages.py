@@ -46,7 +46,7 @@ def test_a_run_of_several_ranks_says_whose_work_is_drawn(world, browser):
     for tab in ("timeline", "utilization"):
         one, two = (browser.get(f"/runs/{run.pk}/{tab}").content.decode() for run in told)
         assert "processes train this run" not in one
-        assert "2 processes train this run. What is drawn here is the first one’s" in two
+        assert "2 processes train this run. This page shows rank 0" in two
 
 
 def test_a_run_of_before_the_rules_became_stricter_has_its_pages(world, browser):
@@ -80,7 +80,7 @@ def test_the_list_filters_and_pages(world, browser):
     older = unescape(re.search(r'href="(\?[^"]*cursor=[\w-]+)"', first)[1])
     assert browser.get(f"/runs{older}").content.decode().count("<tr data-key") == 5
     assert browser.get("/runs?part=rows").content.decode().count("<tr data-key") == 50
-    assert "Nothing here" in browser.get("/runs?show=failed").content.decode()
+    assert "<h2>No runs</h2>" in browser.get("/runs?show=failed").content.decode()
     assert browser.get(f"/runs?project={runs[0].project_id}&show=waiting").status_code == 200
     for wrong in ("show=x", "project=x", "cursor=-1", "project=9999999999999999999999"):
         assert browser.get(f"/runs?{wrong}").status_code == 404

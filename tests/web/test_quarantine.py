@@ -8,8 +8,8 @@ from oppo_platform.accounts.models import AuditEntry
 from oppo_platform.cluster.models import Device, DeviceState
 from oppo_platform.cluster.services import device_state, put_back
 
-LEFT = "processes are left on it: 4711 (python3)"
-ECC = "its memory has had uncorrectable ECC errors since the last reset"
+LEFT = "leftover processes: 4711 (python3)"
+ECC = "uncorrectable ECC memory errors since the last reset"
 
 
 def report(worker, health="", attempts=()):
@@ -38,7 +38,13 @@ def test_a_device_with_something_left_on_it_is_given_to_nobody_until_it_is_gone(
 def test_a_card_that_its_driver_has_lost_stays_the_card_that_it_was(world):
     worker = world.worker(kind="cuda")
     report(worker)
-    lost = {"index": 0, "kind": "cuda", "model": "", "memory_bytes": 0, "health": "the driver does not reach it: GPU is lost"}
+    lost = {
+        "index": 0,
+        "kind": "cuda",
+        "model": "",
+        "memory_bytes": 0,
+        "health": "the driver cannot access the device: GPU is lost",
+    }
     assert worker.post("heartbeat", {"devices": [lost], "attempts": []}, worker.token).status_code == 200
     device = Device.objects.get()
     assert (device.state, device.model, device.memory_bytes) == ("quarantined", "m", 1)

@@ -127,7 +127,7 @@ def test_a_blocked_gang_keeps_its_turn_and_a_short_run_passes(cluster):
     assert term.for_run == gang
     assert term.until == pytest.approx(cluster.clock.now() + timedelta(hours=1), abs=timedelta(minutes=5))
     page = cluster.login("ada").get("/queue").content.decode()
-    assert "kept for it" in page
+    assert " reserved</span>" in page
     assert WaitingReason.objects.get(run=unknown).sooner in page.replace("&#x27;", "'")
 
 

@@ -108,7 +108,7 @@ def test_detail_goes_curves_stay_and_the_pages_say_so(ended):
     assert row.bytes < taken
     for tab in ("timeline", "samples", "logs"):
         page = vic.get(f"/runs/{run.pk}/{tab}").content.decode()
-        assert "its team keeps them only for some time" in page
+        assert "deleted by the team’s retention rules" in page
         assert "2026-12-01" in page
     assert "The samples were deleted" in vic.get(f"/runs/{run.pk}").content.decode()
     assert vic.get(f"/api/v1/runs/{run.pk}/storage").json()["detail_deleted_at"].startswith("2026-12-01")
@@ -137,7 +137,7 @@ def test_only_the_newest_checkpoints_of_an_ended_run_stay(ended):
     assert [path.name for path in folder.iterdir()] == ["step-00000006"]
     assert list(Checkpoint.objects.values_list("step", flat=True)) == [6]
     assert told(world, run) == [
-        ("retention", "Checkpoints of step 2, 4 were deleted: the team keeps the newest 1 of a run that has ended.")
+        ("retention", "Checkpoints of step 2, 4 were deleted: the team keeps the latest 1 of an ended run.")
     ]
     assert told(world, other) == []
     world.clock.advance(100)
@@ -259,7 +259,7 @@ def test_owners_set_it_and_it_is_on_record(ended):
     for wrong in ("0", "-1", "x", "99999999", "1e3"):
         reply = ada.post(address, {"detail_days": wrong, "keep_checkpoints": "7"})
         page = reply.content.decode()
-        assert "days, or nothing" in page or "Give whole numbers" in page
+        assert "days, or leave empty" in page or "Enter integers" in page
         assert (reply.status_code, re.findall(r'type="number" min="1" value="(.*?)"', page)) == (422, [wrong, "", "7"])
     assert world.login("ben").post(address, {"run_days": "x"}).status_code == 403
     assert not TeamStorage.objects.filter(retention_set_at__isnull=False).exists()

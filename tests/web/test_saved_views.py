@@ -51,9 +51,9 @@ def test_a_name_is_taken_once_in_a_team_and_once_by_a_person(world):
     ben, ada = world.login("ben"), world.login("ada")
     assert post(ben, "", name="a", query={}).status_code == 201
     assert post(ada, "", name="a", query={}).status_code == 201
-    assert "You have a view of that name" in post(ben, "", name="a", query={}).json()["detail"]
+    assert "There is already a view with this name" in post(ben, "", name="a", query={}).json()["detail"]
     assert post(ben, "", name="a", query={}, team=world.team.pk).status_code == 201
-    assert "Letters has a view" in post(ada, "", name="a", query={}, team=world.team.pk).json()["detail"]
+    assert "In Letters there is already a view" in post(ada, "", name="a", query={}, team=world.team.pk).json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_deleted_view_comes_back_as_whose_default_it_was(world):
     assert (back["default"], back["query"]) == (True, QUERY)
     post(ben, f"/{view['id']}/delete")
     other = post(ben, "", name="a", query={}).json()
-    assert "of that name" in post(ben, f"/{view['id']}/restore").json()["detail"]
+    assert "with this name" in post(ben, f"/{view['id']}/restore").json()["detail"]
     post(ben, f"/{other['id']}/delete")
     assert post(ben, f"/{view['id']}/restore").status_code == 404, "gone for good with the next one"
     assert SavedView.objects.count() == 1

@@ -32,7 +32,7 @@ def test_a_cycle_places_what_fits_and_tells_the_rest_why(world, redis_url):
     first.refresh_from_db()
     second.refresh_from_db()
     assert (first.state, second.state) == ("allocated", "queued")
-    assert second.reason == "Waits for 1 device: the only one that would do is in use."
+    assert second.reason == "Waits for 1 device: the only suitable one is in use."
     attempt = first.attempts.get()
     assert orders_in(worker.joined["queue"], redis_url) == [{"attempt_id": attempt.pk, "epoch": 1}]
     assert worker.heartbeat()["unclaimed"] == [{"attempt_id": attempt.pk, "epoch": 1}]
@@ -124,7 +124,7 @@ def test_when_the_lease_runs_out_the_run_resumes_elsewhere_from_its_checkpoint(w
     run.refresh_from_db()
     assert run.state == "queued"
     assert Attempt.objects.get(pk=attempt_id).state == "fenced"
-    assert "until its lease ran out. Resumes from step 40. Attempt 2 of 3 comes next." in run.transitions.last().reason
+    assert "until the lease expired. Resumes from step 40. Attempt 2 of 3 is next." in run.transitions.last().reason
 
     other = world.worker("node2")
     world.cycle()
@@ -185,7 +185,7 @@ def test_a_run_whose_engine_dies_again_and_again_fails(world):
         assert worker.attempt(attempt.pk, "outcome", told).status_code == 200
         run.refresh_from_db()
         assert run.state == ("queued" if epoch < 3 else "failed")
-    assert run.error == "The engine died (exit status -9): killed. That was attempt 3 of 3."
+    assert run.error == "The engine died (exit status -9): killed. No attempts left (3 of 3)."
     assert run.last_log_lines == ["boom"]
     assert not Allocation.objects.filter(released_at__isnull=True).exists()
 
@@ -227,7 +227,9 @@ def test_what_a_silent_node_never_claimed_goes_elsewhere_soon(world):
     world.cycle()
     assert [attempt.node.name for attempt in run.attempts.order_by("epoch")] == ["node1", "node2"]
     assert silent.claim(run.attempts.get(epoch=1).pk).json()["reason"] == "lease_lost"
-    assert run.transitions.filter(reason="Node node1 fell silent before it began. Nothing was lost.").exists()
+    assert run.transitions.filter(
+        reason="Node node1 stopped sending heartbeats before the run started. No progress was lost."
+    ).exists()
 
 
 def test_without_a_broker_heartbeats_carry_the_orders(world, settings):
@@ -248,7 +250,7 @@ def test_without_shared_storage_a_run_waits_for_the_node_of_its_checkpoint(world
     world.worker("node2")
     world.cycle()
     run.refresh_from_db()
-    assert run.reason == "Its checkpoint lies on node node1, which is not connected; storage is not shared."
+    assert run.reason == "Its checkpoint is on node node1, which is not connected; storage is not shared."
     worker.heartbeat()
     world.cycle()
     assert run.attempts.get(epoch=2).node.name == "node1"

@@ -30,7 +30,7 @@ def test_a_node_joins_the_pool_of_its_devices(world):
     assert Node.objects.get(name="b").pool.name == "H100 80 GB", "a node stays in the pool it is in"
     move_node(Node.objects.get(name="a").pk, "spare")
     assert dict(Node.objects.values_list("name", "pool__name")) == {"a": "spare", "b": "H100 80 GB"}
-    with pytest.raises(PoolError, match="called spare already"):
+    with pytest.raises(PoolError, match="named spare already"):
         rename_pool(Pool.objects.get(name="H100 80 GB").pk, "spare")
 
 
@@ -138,8 +138,8 @@ def test_administrators_set_quotas_and_drain_nodes(world):
     assert "Others" in browser.get("/sharing").content.decode()
     quota = f"/sharing/pools/{pool.pk}/teams/{world.team.pk}"
     reply = browser.post(quota, {"nominal": "3", "borrow_cap": "", "weight": "2"}, follow=True)
-    assert "Letters owns 3 devices of m from now on." in reply.content.decode()
-    assert "Give a whole number of own devices." in browser.post(quota, {"nominal": "x"}, follow=True).content.decode()
+    assert "Letters now has a guaranteed quota of 3 devices in m." in reply.content.decode()
+    assert "Enter an integer number of guaranteed devices." in browser.post(quota, {"nominal": "x"}, follow=True).content.decode()
     browser.post(f"/sharing/nodes/{node.pk}/drain", {"reason": "new <driver>"})
     assert "new &lt;driver&gt;" in browser.get("/sharing").content.decode()
     browser.post(f"/sharing/nodes/{node.pk}/undrain")
@@ -149,7 +149,9 @@ def test_administrators_set_quotas_and_drain_nodes(world):
     assert browser.post(f"/sharing/nodes/{node.pk}/explode").status_code == 404
 
 
-@pytest.mark.parametrize(("weight", "words"), [("abc", "A weight is a number"), ("0", "A weight is above 0"), ("nan", "above 0")])
+@pytest.mark.parametrize(
+    ("weight", "words"), [("abc", "weight must be a number"), ("0", "weight must be above 0"), ("nan", "above 0")]
+)
 def test_a_quota_whose_weight_is_refused_stays_as_it_was(world, weight, words):
     world.worker(devices=4, kind="cuda")
     pool, ada = Pool.objects.get(), world.people["ada"]
@@ -182,7 +184,7 @@ def test_what_the_quota_never_allows_is_refused_at_submit(world, make_spec):
     refused = ada.post("/api/v1/runs", body, content_type="application/json")
     (told,) = refused.json()["errors"]
     assert (refused.status_code, told["path"], told["value"]) == (422, "resources.devices", "1")
-    assert "may hold 0 at most on pool m" in told["message"]
+    assert "may use at most 0 on pool m" in told["message"]
     checked = ada.post("/api/v1/runs/validate", body, content_type="application/json").json()
     assert [problem["path"] for problem in checked["problems"]] == ["resources.devices"]
     # A stranger to the team may check a spec, but is told nothing of its quota.

@@ -343,7 +343,7 @@ def test_a_run_whose_time_is_used_up_is_paused_and_goes_on_when_extended(world):
     world.clock.advance(1)
     world.cycle()
     run.refresh_from_db()
-    assert (run.state, run.reason) == ("pausing", "Its 0.01 h on devices are used up. Extend and resume it.")
+    assert (run.state, run.reason) == ("pausing", "The time limit of 0.01 h is reached. Extend and resume the run.")
     assert stop(worker, attempt_id, "paused") == "paused"
     with pytest.raises(NotPossible, match="extend it first"):
         resume_run(run.pk, ADA)
@@ -353,7 +353,7 @@ def test_a_run_whose_time_is_used_up_is_paused_and_goes_on_when_extended(world):
     world.cycle()
     run.refresh_from_db()
     assert run.state == "allocated"
-    with pytest.raises(NotPossible, match="no limit"):
+    with pytest.raises(NotPossible, match="no time limit"):
         lifecycle.extend_run(world.submit().pk, 1, ADA)
 
 
@@ -371,11 +371,11 @@ def test_wishes_over_http(world):
     assert ask("pause").json()["state"] == "pausing"
     assert ask("resume").json()["state"] == "preempting"
     refused = ask("resume")
-    assert (refused.status_code, refused.json()["detail"]) == (409, "A run that is preempting cannot be asked to resume.")
+    assert (refused.status_code, refused.json()["detail"]) == (409, "Cannot resume a run that is preempting.")
     assert ask("cancel").json()["state"] == "cancelling"
     said = ada.get(f"{url}/events").content.decode()
     assert "Priority 50 became 70." in said
-    assert "1 h more on devices, 3 h in all." in said
+    assert "Extended by 1 h; the time limit is now 3 h." in said
 
 
 @pytest.mark.parametrize("wish", ["pause", "resume", "cancel", "priority", "extend"])

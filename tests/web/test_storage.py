@@ -165,7 +165,7 @@ def test_a_full_team_submits_nothing_and_is_told_what_to_do(running, make_spec):
     reply = ada.post("/api/v1/runs", {"spec": make_spec()}, content_type="application/json")
     assert reply.status_code == 422
     said = reply.json()["errors"][0]["message"]
-    assert "its runs take 11 GiB, and its quota is 10 GiB" in said
+    assert "its runs use 11 GiB, and its quota is 10 GiB" in said
     assert f"demo (run {run.pk}, 11 GiB)" in said
     checked = ada.post("/api/v1/runs/validate", {"spec": make_spec()}, content_type="application/json").json()
     assert [p["message"] for p in checked["problems"]] == [said]
@@ -183,11 +183,11 @@ def test_owners_are_warned_on_every_page_and_others_on_the_teams(running):
     fill(world, world.team, 799)
     assert "of storage" not in world.login("ada").get("/runs").content.decode()
     fill(world, world.team, 801)
-    assert "When it is full, new runs are refused" in world.login("ada").get("/runs").content.decode()
+    assert "New runs are rejected once it is full" in world.login("ada").get("/runs").content.decode()
     assert "of storage" not in world.login("ben").get("/runs").content.decode()
     assert "nearly full" in world.login("vic").get(f"/teams/{world.team.pk}/storage").content.decode()
     fill(world, world.team, 1001)
-    assert "New runs are refused until there is room" in world.login("ada").get("/queue").content.decode()
+    assert "New runs are rejected until storage is freed" in world.login("ada").get("/queue").content.decode()
 
 
 def test_administrators_set_quotas_and_nobody_else(running):
@@ -218,8 +218,8 @@ def test_what_is_told_of_storage_over_http(running, events):
     assert (item["team"], item["used_bytes"], item["largest"][0]["id"]) == ("Letters", told["bytes"], run.pk)
     assert eve.get(f"/api/v1/runs/{run.pk}/storage").status_code == 404
     assert str(run.pk) not in json.dumps([each["largest"] for each in eve.get("/api/v1/storage").json()["items"]])
-    assert "What the run takes" in vic.get(f"/runs/{run.pk}/checkpoints").content.decode()
-    assert f"takes {size(told['bytes'])}" in vic.get(f"/runs/{run.pk}").content.decode()
+    assert '<h2 id="takes-title">Storage</h2>' in vic.get(f"/runs/{run.pk}/checkpoints").content.decode()
+    assert f"size {size(told['bytes'])}" in vic.get(f"/runs/{run.pk}").content.decode()
 
 
 def test_runs_are_found_and_sorted_by_what_they_take(running):

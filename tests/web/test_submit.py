@@ -83,7 +83,7 @@ def test_a_model_in_no_catalogue(world, browser, make_spec):
     world.worker()
     told = complaint(browser, spec=make_spec(models=models(actor="actors/smal")))
     assert (told["path"], told["value"], told["suggestion"]) == ("models.actor.path", "actors/smal", "actors/small")
-    assert told["message"] == "is in no connected worker's catalogue of models"
+    assert told["message"] == "is not in any connected worker's catalogue of models"
 
 
 def test_a_model_of_a_hub_is_to_be_downloaded(world, browser, make_spec):
@@ -102,11 +102,14 @@ def test_prompts_in_no_catalogue(world, browser, make_spec):
 def test_held_out_prompts_and_texts_are_looked_for_as_well(world, browser, make_spec, make_entry, base_catalogue):
     world.worker(catalogue=[*base_catalogue, make_entry("books", "prompts")])
     told = complaint(browser, spec=make_spec(evaluation={"prompts": "heldout"}))
-    assert (told["path"], told["message"]) == ("evaluation.prompts", "is in no connected worker's catalogue of prompts files")
+    assert (told["path"], told["message"]) == (
+        "evaluation.prompts",
+        "is not in any connected worker's catalogue of prompts files",
+    )
     told = complaint(browser, spec=make_spec(ppo={"pretraining": {"data": "bookz"}}))
     assert (told["path"], told["suggestion"]) == ("ppo.pretraining.data", "books")
     told = complaint(browser, spec=make_spec(evaluation={"prompts": "../secrets"}))
-    assert (told["path"], told["message"]) == ("evaluation.prompts", "does not name anything below a worker's folders")
+    assert (told["path"], told["message"]) == ("evaluation.prompts", "is not inside a worker's folders")
     spec = make_spec(evaluation={"prompts": "letters"}, ppo={"pretraining": {"data": "books"}})
     assert send(browser, spec=spec).status_code == 201
     assert Run.objects.get().needs["prompts"] == ["books", "letters"]
@@ -123,14 +126,14 @@ def test_stop_tokens_outside_the_actors_vocabulary(world, browser, make_spec):
 def test_ids_that_lead_out_of_the_roots(world, browser, make_spec, bad):
     world.worker()
     told = complaint(browser, spec=make_spec(data={"prompts": bad}))
-    assert (told["path"], told["message"]) == ("data.prompts", "does not name anything below a worker's folders")
+    assert (told["path"], told["message"]) == ("data.prompts", "is not inside a worker's folders")
 
 
 def test_a_reward_model_with_another_tokenizer(world, browser, make_spec, make_entry, base_catalogue):
     world.worker(catalogue=[*base_catalogue, make_entry("rewards/b", task="sequence_classification", tokenizer_digest="b" * 64)])
     told = complaint(browser, spec=make_spec(models=models(reward="rewards/b")))
     assert told["path"] == "models.reward.model.path"
-    assert "another tokenizer than the actor" in told["message"]
+    assert "different tokenizer than the actor" in told["message"]
 
 
 def test_a_reward_in_parts_is_checked_part_by_part(world, browser, make_spec, make_entry, base_catalogue):
@@ -143,7 +146,7 @@ def test_a_reward_in_parts_is_checked_part_by_part(world, browser, make_spec, ma
 
     told = browser.post("/api/v1/runs/validate", {"spec": parts()}, content_type="application/json").json()["problems"]
     assert {problem["path"] for problem in told} == {"models.reward.parts.1.model.path"}
-    assert any("another tokenizer" in problem["message"] for problem in told)
+    assert any("different tokenizer" in problem["message"] for problem in told)
     missing = {"model": {"path": "rewards/c"}}
     assert complaint(browser, spec=parts(**missing))["path"] == "models.reward.parts.1.model.path"
     # What reads text may have a tokenizer and a context of its own.

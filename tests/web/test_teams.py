@@ -293,7 +293,7 @@ def test_who_is_in_one_team_is_led_to_it(world):
     Membership.objects.create(team=world.other_team, user=world.people["ada"], role="viewer")
     assert b"Others" in world.login("ada").get("/teams").content
     Membership.objects.all().delete()
-    assert b"You are in no team" in world.login("ada").get("/teams").content
+    assert b"You are not in a team" in world.login("ada").get("/teams").content
 
 
 def test_without_mail_the_login_page_says_whom_to_ask(world, settings, mailoutbox):
@@ -305,4 +305,4 @@ def test_without_mail_the_login_page_says_whom_to_ask(world, settings, mailoutbo
     reply = world.login("ada").post(f"/teams/{world.team.pk}/invites", {"role": "member", "note": "zoe@example.org"})
     assert mailoutbox[0].to == ["zoe@example.org"]
     assert link_in(reply) in mailoutbox[0].body
-    assert b"Mail me a link" in Client().get("/accounts/password/reset/").content
+    assert b"Send reset link" in Client().get("/accounts/password/reset/").content

@@ -98,7 +98,7 @@ def test_a_thousand_steps_come_in_one_reply(world, events):
     assert sum(len(step["device"]) + len(step["idle"]) for step in told["steps"]) <= MOST_PIECES
     assert told["worst"][0] == {
         "device": "cuda:3", "cause": "tail", "step": 700, "start_s": 4.0, "length_s": 95.0,
-        "words": "cuda:3 was idle for 95 s in step 700, 4 s after the run began. Cause: tail.",
+        "words": "cuda:3 was idle for 95 s in step 700, 4 s after the run started. Cause: tail.",
     }  # fmt: skip
     assert len(told["worst"]) == 10
 

@@ -102,7 +102,7 @@ def test_only_ended_runs_are_deleted(world):
     run, _ = world.start(world.worker())
     reply = world.login("ada").delete(f"/api/v1/runs/{run.pk}")
     assert (reply.status_code, reply.json()["detail"]) == (
-        409, "demo is running. Only runs that have ended are deleted: cancel it first."
+        409, "demo is running. Only ended runs can be deleted: cancel it first."
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_nothing_is_left_of_a_purged_run_but_a_line_and_what_it_used(ended, sett
     assert Allocation.objects.filter(attempt=attempt_id).exists()
     assert 0 < faded_usage(world.clock.now())[world.team.pk] <= used
     assert world.login("ada").post(f"/api/v1/runs/{run.pk}/restore").status_code == 404
-    with pytest.raises(NotDeletable, match="for good"):
+    with pytest.raises(NotDeletable, match="permanently"):
         restore_run(run.pk, "user:ada")
     world.clock.advance(settings.OPPO_TOMBSTONE_DAYS * DAY_S + 1)
     keep_house()
@@ -138,7 +138,7 @@ def test_late_events_of_a_purged_run_are_refused_for_good_and_of_one_in_the_tras
     purge()
     reply = worker.send_events(attempt_id, [events.step(27, 8, m=8.0)])
     assert (reply.status_code, reply.json()) == (
-        409, {"detail": f"Run {run.pk} has been deleted; nothing more is kept of it.", "reason": "ended"}
+        409, {"detail": f"Run {run.pk} has been deleted; its events are no longer stored.", "reason": "ended"}
     )  # fmt: skip
     assert rows() == {}
 
@@ -241,7 +241,7 @@ def test_a_run_whose_checkpoint_another_begins_with_stays(ended):
     Attempt.objects.filter(run=other).update(resume_from=Checkpoint.objects.get(run=run))
     reply = world.login("ada").delete(f"/api/v1/runs/{run.pk}")
     assert (reply.status_code, reply.json()["detail"]) == (
-        409, f"fork (run {other.pk}) begins with a checkpoint of demo: delete it when they have ended."
+        409, f"fork (run {other.pk}) starts from a checkpoint of demo. Delete it after they have ended."
     )  # fmt: skip
     world.login("ada").post(f"/api/v1/runs/{other.pk}/cancel")
     assert world.login("ada").delete(f"/api/v1/runs/{run.pk}").status_code == 200
@@ -265,7 +265,7 @@ def test_folders_on_a_nodes_own_disk_are_deleted_by_its_agent(ended, settings):
     assert FolderDeletion.objects.get().error == "read-only"
     told = world.login("vic").get("/api/v1/storage").json()["items"][0]["to_delete"]
     assert told == [{"run": run.pk, "node": "node1", "bytes": 1000, "error": "read-only"}]
-    assert "The last try failed: read-only" in world.login("vic").get(f"/teams/{world.team.pk}/storage").content.decode()
+    assert "The last attempt failed: read-only" in world.login("vic").get(f"/teams/{world.team.pk}/storage").content.decode()
     world.clock.advance(301)
     assert worker.heartbeat()["delete"] == order  # again, later
     assert worker.post("heartbeat", done, worker.token).json()["delete"] == []
@@ -302,8 +302,8 @@ def test_pages_of_the_trash(ended):
     for tab in ("", "/timeline", "/checkpoints"):
         page = ada.get(f"/runs/{run.pk}{tab}")
         assert page.status_code == 200
-        assert "Restore it" in page.content.decode()
-    assert "Restore it" not in vic.get(f"/runs/{run.pk}").content.decode()
+        assert ">Restore</button>" in page.content.decode()
+    assert ">Restore</button>" not in vic.get(f"/runs/{run.pk}").content.decode()
     assert world.login("eve").get(f"/runs/{run.pk}").status_code == 404
     address = f"/teams/{world.team.pk}/storage"
     assert f"purge-{run.pk}" in ada.get(address).content.decode()

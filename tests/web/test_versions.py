@@ -94,7 +94,7 @@ def test_a_node_of_another_version_gets_no_work_and_what_runs_there_goes_on(worl
     run.refresh_from_db()
     assert (run.state, second.state) == ("succeeded", "queued")
     page = world.login("ada").get("/sharing").content.decode()
-    assert f"its worker speaks wire version {version}, this platform 3 and 4" in page
+    assert f"its worker uses protocol version {version}, the platform supports 3 and 4" in page
     assert beat(worker, wire.WIRE_VERSION).status_code == 200  # updated
     world.cycle()
     second.refresh_from_db()

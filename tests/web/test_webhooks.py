@@ -136,9 +136,9 @@ def test_a_message_is_signed_as_the_convention_wants(hooked):
     message = json.loads(body)
     assert message["type"] == "alert.opened"
     assert message["data"]["alert"]["id"] == alert.pk
-    assert (message["data"]["alert"]["value"], message["data"]["alert"]["unit"]) == (63.0, "nats a sequence")
+    assert (message["data"]["alert"]["value"], message["data"]["alert"]["unit"]) == (63.0, "nats per sequence")
     assert (message["data"]["run"]["name"], message["data"]["run"]["url"]) == ("demo", f"http://127.0.0.1:8000/runs/{run.pk}")
-    close_alert(run, Condition.KL_ABOVE, "It came down to 40.")
+    close_alert(run, Condition.KL_ABOVE, "It fell to 40.")
     deliver_due()
     assert json.loads(receiver.came[1][2])["type"] == "alert.closed"
     assert deliver_due() == 0
@@ -155,14 +155,14 @@ def test_a_receiver_that_fails_is_tried_five_times_within_the_hour(hooked):
         world.clock.advance(30)
     assert tried == [0, 60, 240, 780, 2400]
     delivery = Delivery.objects.get()
-    assert (delivery.state, delivery.tries, delivery.status, delivery.error) == ("failed", 5, 500, "It answered 500.")
+    assert (delivery.state, delivery.tries, delivery.status, delivery.error) == ("failed", 5, 500, "The receiver returned 500.")
     assert len({headers["webhook-id"] for _, headers, _ in receiver.came}) == 1
     assert len({body for _, _, body in receiver.came}) == 1
     page = world.login("ada").get(f"/teams/{world.team.pk}/alerts").content.decode()
-    assert "given up" in page
+    assert "failed</span> after" in page
     hook = Webhook.objects.get()
     part = f"/teams/{world.team.pk}/alerts?webhook={hook.pk}"
-    assert "It answered 500." in world.login("ada").get(part).content.decode()
+    assert "The receiver returned 500." in world.login("ada").get(part).content.decode()
     asked = {"ben": part, "eve": part, "max": part, "ada": f"/teams/{world.team.pk}/alerts?webhook={hook.pk + 1}"}
     assert {name: world.login(name).get(path).status_code for name, path in asked.items()} == {
         "ben": 403,
@@ -170,7 +170,7 @@ def test_a_receiver_that_fails_is_tried_five_times_within_the_hour(hooked):
         "max": 403,
         "ada": 404,
     }
-    assert "It answered 500." in page
+    assert "The receiver returned 500." in page
 
 
 def test_a_receiver_that_recovers_hears_it_once(hooked):
@@ -291,7 +291,7 @@ def test_who_dawdles_or_mumbles_is_left_in_time(says, settings):
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(NotPosted, match=r"did not answer within|BadStatusLine"):
+        with pytest.raises(NotPosted, match=r"did not respond within|BadStatusLine"):
             post(f"http://localhost:{server.getsockname()[1]}/", b"{}", {}, 0.3)
         thread.join()
         held[0].close()
@@ -301,7 +301,7 @@ def test_what_is_refused_is_told_when_it_is_entered(world):
     wrong = {"url": "http://example.org/", "conditions": ["failed"]}
     told = world.login("ada").post(f"/teams/{world.team.pk}/alerts/webhooks", wrong)
     page = told.content.decode()
-    assert (told.status_code, "Only https:// will do" in page, 'value="http://example.org/"' in page) == (422, True, True)
+    assert (told.status_code, "must use https" in page, 'value="http://example.org/"' in page) == (422, True, True)
     form = page.split('id="hook-url"')[1].split("</form>")[0]
     assert re.findall(r'value="(\w+)" checked', form) == ["failed"]
     assert not Webhook.objects.exists()
@@ -332,7 +332,7 @@ def test_switched_off_deleted_and_test(hooked):
     ada.post(path, {"conditions": ["failed"]})  # off
     deliver_due()
     assert len(receiver.came) == 1
-    assert Delivery.objects.filter(state="failed", error="The webhook was switched off.").count() == 1
+    assert Delivery.objects.filter(state="failed", error="The webhook was disabled.").count() == 1
     ada.post(path, {"on": "on", "conditions": ["failed"]})
     close_alert(run, Condition.KL_ABOVE, "over")
     assert deliver_due() == 0  # not one of its conditions

@@ -19,17 +19,17 @@ from oppo_platform.runs.models import Project, Run
 class Action(StrEnum):
     """What one may do in a team; the words complete "A maintainer or above may …"."""
 
-    READ = "look at the team's runs"
-    SUBMIT = "submit runs and steer their own"
+    READ = "view the team's runs"
+    SUBMIT = "submit runs and control their own"
     DOWNLOAD = "download checkpoints"
     CREATE_PROJECT = "create projects"
-    NAME_SECRETS = "see which secrets there are"
-    STEER_ANY_RUN = "steer other people's runs"
+    NAME_SECRETS = "list secrets"
+    STEER_ANY_RUN = "control other users' runs"
     MANAGE_MEMBERS = "manage members, invites and password links"
     MANAGE_SECRETS = "manage secrets"
-    MANAGE_STORAGE = "set how long runs are kept"
+    MANAGE_STORAGE = "set retention rules"
     MANAGE_ALERTS = "manage alert rules and webhooks"
-    MANAGE_TOKENS = "make service tokens, and see and revoke everybody's"
+    MANAGE_TOKENS = "create service tokens, and list and revoke all tokens"
     SEE_AUDIT_LOG = "read the audit log"
 
 
@@ -89,7 +89,7 @@ def within(user: User, scope: Scope) -> None:
     """Raise `PermissionDenied` when the request is made with a token of less than this scope."""
     held = user.bound_scope
     if held is not None and list(Scope).index(held) < list(Scope).index(scope):
-        raise PermissionDenied(f"This token has the scope {held}, and this takes {scope}. The team's page makes tokens.")
+        raise PermissionDenied(f"This token has the scope {held}; this request needs {scope}. Create tokens on the team's page.")
 
 
 def may(user: User, action: Action, team_id: int) -> bool:

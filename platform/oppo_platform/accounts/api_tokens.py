@@ -25,7 +25,7 @@ from oppo_platform.tokens import new_token, parse_token, same_digest
 
 LONGEST_DAYS = 3650
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,59}")
-NAME_WORDS = "1 to 60 letters, digits, spaces, dots, dashes and underscores, a letter or digit first"
+NAME_WORDS = "1 to 60 letters, digits, spaces, dots, dashes and underscores, starting with a letter or digit"
 SERVICE_ROLE = {Scope.READ: Role.VIEWER, Scope.SUBMIT: Role.MEMBER}
 MOST_TOKENS = 50
 
@@ -53,7 +53,7 @@ def create_api_token(
         raise AccountError(f"{user.username} is not a member of {team.name}.")
     chosen = _scope(scope)
     if chosen == Scope.SUBMIT and role == Role.VIEWER:
-        raise AccountError("A viewer's token can read, and nothing else.")
+        raise AccountError("A viewer's token can only have the scope read.")
     return _create(user, team, name, days, chosen, by)
 
 
@@ -74,7 +74,7 @@ def create_service_token(actor: User, team: Team, name: str, days: float | None,
     demand(actor, Action.MANAGE_TOKENS, team.pk)
     chosen = _scope(scope)
     if chosen not in SERVICE_ROLE:
-        raise AccountError(f"A service token has the scope {' or '.join(SERVICE_ROLE)}: nobody answers for what it does.")
+        raise AccountError(f"A service token can only have the scope {' or '.join(SERVICE_ROLE)}.")
     name = _name(name)
     service = _account(team, name)
     Membership.objects.create(team=team, user=service, role=SERVICE_ROLE[chosen])
@@ -104,9 +104,9 @@ def _account_name(team: Team, name: str) -> str:
 def _create(user: User, team: Team, name: str, days: float | None, scope: Scope, by: User | str) -> Made:
     name, now = _name(name), clock.now()
     if days is not None and not 0 < days <= LONGEST_DAYS:
-        raise AccountError(f"A token is valid for at most {LONGEST_DAYS:,} days, or without an end.")
+        raise AccountError(f"A token is valid for at most {LONGEST_DAYS:,} days, or never expires.")
     if living(ApiToken.objects.filter(user=user, team=team)).count() >= MOST_TOKENS:
-        raise AccountError(f"There are {MOST_TOKENS} tokens already. Revoke those that nobody uses.")
+        raise AccountError(f"There are already {MOST_TOKENS} tokens. Revoke unused ones.")
     text = new_token("api")
     token = ApiToken.objects.create(
         user=user, team=team, name=name, scope=scope, prefix=text.prefix, digest=text.digest, created_at=now,
@@ -119,13 +119,13 @@ def _create(user: User, team: Team, name: str, days: float | None, scope: Scope,
 def _name(name: str) -> str:
     name = name.strip()
     if not NAME.fullmatch(name):
-        raise AccountError(f"A token's name has {NAME_WORDS}.")
+        raise AccountError(f"A token name must have {NAME_WORDS}.")
     return name
 
 
 def _scope(scope: str) -> Scope:
     if scope not in Scope.values:
-        raise AccountError(f"{scope[:40]} is no scope; there are {', '.join(Scope.values)}.")
+        raise AccountError(f"{scope[:40]} is not a scope; scopes are {', '.join(Scope.values)}.")
     return Scope(scope)
 
 

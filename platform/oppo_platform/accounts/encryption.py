@@ -41,12 +41,12 @@ def unseal(sealed: bytes, context: str) -> str:
     """The text again. Raises `Unsealable`."""
     key = next((key for key in keyring() if sealed.startswith(VERSION + _fingerprint(key))), None)
     if key is None:
-        raise Unsealable("the key that it was sealed with is gone")
+        raise Unsealable("its encryption key is missing")
     rest = sealed[len(VERSION) + FINGERPRINT_BYTES :]
     try:
         return AESGCM(key).decrypt(rest[:NONCE_BYTES], rest[NONCE_BYTES:], context.encode()).decode()
     except (InvalidTag, ValueError) as error:  # ValueError: it was cut short
-        raise Unsealable("it was altered, or belongs elsewhere") from error
+        raise Unsealable("it was altered, or belongs to another team or name") from error
 
 
 def seal_again(sealed: bytes, context: str) -> bytes | None:

@@ -19,7 +19,7 @@ from oppo_platform.accounts.services import AccountError, register
 from oppo_platform.tokens import new_token
 
 INVITE_DAYS = 7
-VOID = "This invite has been used already, was revoked, or has expired. Ask for a new one."
+VOID = "This invite has been used, was revoked or has expired. Ask for a new one."
 
 
 def open_invites(team: Team) -> QuerySet[Invite]:
@@ -43,7 +43,7 @@ def create_invite(actor: User, team: Team, role: str, note: str = "") -> str:
     """
     demand(actor, Action.MANAGE_MEMBERS, team.pk)
     if role not in Role.values:
-        raise AccountError(f"{role} is no role; there are {', '.join(Role.values)}.")
+        raise AccountError(f"{role} is not a role; roles are {', '.join(Role.values)}.")
     token, now, note = new_token("invite"), clock.now(), note.strip()[:254]
     Invite.objects.create(
         team=team,
@@ -83,7 +83,7 @@ def join_by_invite(text: str, user: User) -> Membership:
         raise AccountError(VOID)
     Team.objects.select_for_update(no_key=True).get(pk=invite.team_id)
     if Membership.objects.filter(team_id=invite.team_id, user=user).exists():
-        raise AccountError(f"You are in {invite.team.name} already; the invite can still be used by somebody else.")
+        raise AccountError(f"You are already in {invite.team.name}; the invite can still be used by someone else.")
     if not one_time_links.spend(invite):
         raise AccountError(VOID)
     audit.record(

@@ -30,7 +30,7 @@ def send_link(to: str, subject: str, text: str) -> bool:
 def send_notice(to: str, subject: str, text: str) -> None:
     """Mail a text. Raises `MailNotSent`."""
     if not settings.OPPO_SMTP_URL:
-        raise MailNotSent("No mail server is set up (OPPO_SMTP_URL).")
+        raise MailNotSent("No mail server is configured (OPPO_SMTP_URL).")
     try:
         send_mail(subject, text, None, [to])
     except (SMTPException, OSError) as error:

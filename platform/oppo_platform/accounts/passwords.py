@@ -16,7 +16,7 @@ from oppo_platform.accounts.services import AccountError, check_password
 from oppo_platform.tokens import new_token
 
 PASSWORD_LINK_HOURS = 24
-VOID = "This link has been used already, was revoked, or has expired. Ask for a new one."
+VOID = "This link has been used, was revoked or has expired. Ask for a new one."
 
 
 @transaction.atomic

@@ -19,7 +19,7 @@ from oppo_platform.accounts.one_time_links import spend, wanted
 from oppo_platform.runs.models import Project
 from oppo_platform.tokens import new_token
 
-TAKEN = "There is an account with this user name or email address. If it is yours, log in and open the link again."
+TAKEN = "An account with this user name or email address already exists. If it is yours, log in and open the link again."
 LOGIN_LINK_HOURS = 24
 DEFAULT_TEAM = "Main"
 DEFAULT_PROJECT = "Default"
@@ -61,7 +61,7 @@ def create_user(
 ) -> FirstUser:
     """A user with a generated password, in a team if given. Raises `AccountError` when the name or email is taken."""
     if User.objects.filter(Q(username__iexact=username) | Q(email__iexact=email)).exists():
-        raise AccountError(f"A user called {username} or with the email {email} exists already.")
+        raise AccountError(f"A user named {username} or with the email {email} already exists.")
     password = secrets.token_urlsafe(15)
     user = User.objects.create_user(username=username, email=email, password=password, is_staff=administers)
     if team is not None:
@@ -75,9 +75,9 @@ def create_team(name: str, owner: User) -> Team:
     """A team with its first member. Raises `AccountError` for a name that is empty, too long or taken."""
     name = name.strip()
     if not name or len(name) > 120:
-        raise AccountError("A team's name has 1 to 120 characters.")
+        raise AccountError("A team name must have 1 to 120 characters.")
     if Team.objects.filter(name__iexact=name).exists():
-        raise AccountError(f"There is a team called {name} already.")
+        raise AccountError(f"A team named {name} already exists.")
     team = Team.objects.create(name=name, created_at=clock.now())
     Membership.objects.create(team=team, user=owner, role=Role.OWNER)
     audit.record(team.pk, audit.SHELL, "team.create", name, owner=owner.username)
@@ -88,7 +88,7 @@ def find_user(name: str) -> User:
     """A person, by user name or email. Raises `AccountError` when there is none."""
     user = User.objects.filter(Q(username__iexact=name) | Q(email__iexact=name), service_of__isnull=True).first()
     if user is None:
-        raise AccountError(f"There is no user called {name}.")
+        raise AccountError(f"There is no user named {name}.")
     return user
 
 

@@ -21,10 +21,10 @@ def create_project(actor: User, team: Team, name: str) -> Project:
     demand(actor, Action.CREATE_PROJECT, team.pk)
     name = name.strip()
     if not name or len(name) > 120 or "\0" in name:
-        raise AccountError("A project's name has 1 to 120 characters, and none of them is NUL.")
+        raise AccountError("A project name must have 1 to 120 characters without NUL.")
     project, made = Project.objects.get_or_create(team=team, name=name, defaults={"created_at": clock.now()})
     if not made:
-        raise AccountError(f"{team.name} has a project called {name} already.")
+        raise AccountError(f"{team.name} already has a project named {name}.")
     audit.record(team.pk, actor, "project.create", name)
     return project
 
@@ -43,13 +43,13 @@ def set_member(actor: User, team: Team, who: str, role: str) -> Membership:
     _lock(team)
     demand(actor, Action.MANAGE_MEMBERS, team.pk)
     if role not in Role.values:
-        raise AccountError(f"{role} is no role; there are {', '.join(Role.values)}.")
+        raise AccountError(f"{role} is not a role; roles are {', '.join(Role.values)}.")
     user = find_user(who.strip())
     was = Membership.objects.filter(team=team, user=user).first()
     if was is None:
         return _join(actor, team, user, role)
     if was.role != role:
-        _keep_an_owner(team, was, f"{user.username} is the last owner of {team.name}. Make somebody else an owner first.")
+        _keep_an_owner(team, was, f"{user.username} is the last owner of {team.name}. Make another member an owner first.")
         audit.record(team.pk, actor, "member.role", audit.actor_of(user), old=was.role, new=role)
         was.role = role
         was.save(update_fields=["role"])
@@ -82,7 +82,7 @@ def leave_team(actor: User, team: Team) -> None:
     """Leave. Raises `AccountError` for the last owner, `Membership.DoesNotExist` for who is not in it."""
     _lock(team)
     member = Membership.objects.select_related("user").get(team=team, user=actor)
-    _keep_an_owner(team, member, f"You are the last owner of {team.name}. Make somebody else an owner first.")
+    _keep_an_owner(team, member, f"You are the last owner of {team.name}. Make another member an owner first.")
     audit.record(team.pk, actor, "member.leave", audit.actor_of(actor), role=member.role)
     _part(team, member)
 

@@ -21,7 +21,7 @@ def login_link(request: HttpRequest, token: str) -> HttpResponse:
     user = use_login_link(token)
     if user is None:
         messages.error(
-            request, "This login link has been used already, or has expired. Log in, or make a new one: oppo login-link."
+            request, "This login link has been used or has expired. Log in, or create a new link with oppo login-link."
         )
         return redirect("account_login")
     login(request, user, backend="allauth.account.auth_backends.AuthenticationBackend")

@@ -52,7 +52,12 @@ def deliver_due() -> int:
     fresh = [delivery for delivery in claimed if delivery.tries <= settings.OPPO_DELIVERY_TRIES]
     for delivery in claimed:
         if delivery not in fresh:
-            _mark(delivery, Delivery.State.FAILED, delivery.status, "The courier died while it was sending, the last time too.")
+            _mark(
+                delivery,
+                Delivery.State.FAILED,
+                delivery.status,
+                "The sender process died during the delivery, also in the last attempt.",
+            )
     if fresh:
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="courier") as pool:
             list(pool.map(_deliver, _parcels(fresh)))
@@ -116,23 +121,23 @@ def _post(delivery: Delivery) -> int:
     hook, body = delivery.webhook, delivery.body.encode()
     assert hook is not None
     if not hook.on and delivery.about != Delivery.About.TEST:
-        raise NotDelivered("The webhook was switched off.", final=True)
+        raise NotDelivered("The webhook was disabled.", final=True)
     try:
         headers = signed_headers(secret_of(hook), str(delivery.message_id), clock.now(), body)
         status = post(hook.url, body, headers, settings.OPPO_WEBHOOK_TIMEOUT_S)
     except Unsealable as error:
-        raise NotDelivered(f"Its secret cannot be opened: {error}. Make the webhook anew.", final=True) from error
+        raise NotDelivered(f"The webhook secret cannot be decrypted: {error}. Create the webhook again.", final=True) from error
     except NotAllowed as error:
         raise NotDelivered(str(error), final=True) from error
     except NotPosted as error:
         raise NotDelivered(str(error)) from error
     if 300 <= status < 400:
         raise NotDelivered(
-            f"It answered {status}, a redirect, which is not followed: enter the address that it leads to.", status
+            f"The receiver returned {status}, a redirect. Redirects are not followed: enter the target URL.", status
         )
     if not 200 <= status < 300:
         # 410 Gone: the reader wants no more of it.
-        raise NotDelivered(f"It answered {status}.", status, final=status == 410)
+        raise NotDelivered(f"The receiver returned {status}.", status, final=status == 410)
     return status
 
 
@@ -141,7 +146,7 @@ def _mail(parcel: Parcel) -> None:
     assert user is not None
     assert alert is not None
     if not user.is_active or not Membership.objects.filter(team_id=alert.team_id, user=user).exists():
-        raise NotDelivered("They are not in the team any more.", final=True)
+        raise NotDelivered("The user is no longer in the team.", final=True)
     subject, text = messages.one_mail([delivery.body for delivery in parcel])
     try:
         send_notice(user.email, subject, text)

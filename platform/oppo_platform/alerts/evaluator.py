@@ -136,7 +136,7 @@ def _stalled(run: Run, seen: Mapping[str, object], rule: Rule, is_open: bool, no
 
 
 def _over(run: Run) -> str:
-    return f"Step {run.step} came." if run.state == RunState.RUNNING else f"The run is {run.state}."
+    return f"Step {run.step} arrived." if run.state == RunState.RUNNING else f"The run is {run.state}."
 
 
 def _of_steps(run: Run, measured: Measured, rules: Rules, is_open: set[Condition]) -> list[Finding]:
@@ -160,7 +160,7 @@ def _of_steps(run: Run, measured: Measured, rules: Rules, is_open: set[Condition
         Finding(
             c.NOT_FINITE,
             policy.unfinite(c.NOT_FINITE in is_open, last_at, run.step, finite),
-            measured.unfinite[1] if measured.unfinite else f"Everything was finite for {finite.window_steps} steps.",
+            measured.unfinite[1] if measured.unfinite else f"All values were finite for {finite.window_steps} steps.",
             None,
             None,
         ),
@@ -170,7 +170,7 @@ def _of_steps(run: Run, measured: Measured, rules: Rules, is_open: set[Condition
 def _above(condition: Condition, is_open: bool, value: float | None, rule: Rule, why: titles.Sentence) -> Finding:
     threshold = rule.threshold or 0.0
     verdict = policy.crossed(is_open, value, threshold, policy.SLACK[condition])
-    told = why(value, rule) if verdict == "open" and value is not None else f"It came down to {value or 0:.4g}."
+    told = why(value, rule) if verdict == "open" and value is not None else f"It fell to {value or 0:.4g}."
     return Finding(condition, verdict, told, value, threshold)
 
 
@@ -226,7 +226,7 @@ def _endings(run: Run) -> list[tuple[Condition, str]]:
     if run.state != RunState.FAILED:
         return []
     broken = [(Condition.NOT_FINITE, why)] if NOT_FINITE_ERROR in why else []
-    return [*broken, (Condition.FAILED, why or "It failed without a reason.")]
+    return [*broken, (Condition.FAILED, why or "The run failed without an error message.")]
 
 
 def _sentence(words: str) -> str:

@@ -134,7 +134,7 @@ def _skipped(parts: Mapping[int, Sequence[Reign]]) -> dict[int, Fault]:
     attempts = [attempt_id for attempt_id, run_id in newest.items() if run_id in set(some)]
     decisions = Decision.objects.filter(attempt__in=attempts, controller="nonfinite").order_by("attempt", "-step", "-id")
     return {
-        newest[last.attempt_id]: (last.step, f"Step {last.step} did not count: {last.reason}")
+        newest[last.attempt_id]: (last.step, f"Step {last.step} was skipped: {last.reason}")
         for last in decisions.distinct("attempt")
     }
 

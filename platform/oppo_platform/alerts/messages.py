@@ -81,7 +81,7 @@ def webhook_body(alert: Alert, run: Run, about: str, at: datetime) -> str:
 
 def test_body(team: Team, actor: User, at: datetime) -> str:
     """A message that only shows that messages arrive."""
-    data = {"team": team.name, "user": actor.username, "why": "Somebody pressed the button “Send a test”."}
+    data = {"team": team.name, "user": actor.username, "why": "Test message, requested with “Send test”."}
     return json.dumps({"type": "alert.test", "timestamp": iso(at), "data": data})
 
 
@@ -102,5 +102,5 @@ def mail_body(alert: Alert, run: Run) -> str:
     choose = f"{settings.OPPO_BASE_URL}/teams/{run.project.team_id}/alerts"
     return (
         f"{subject}\n\n{alert.why}\n\n{run.name} ({where})\nstep {run.step} of {run.total_steps}\n{run_address(run.pk)}\n\n"
-        + (f"What you are mailed: {choose}\n")
+        + (f"Email settings: {choose}\n")
     )

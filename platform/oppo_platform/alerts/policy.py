@@ -81,7 +81,7 @@ DEFAULTS: dict[Condition, Rule] = {
 LIMITS: dict[Condition, Limits] = {
     Condition.STALLED: Limits(1, 10_080, "minutes"),
     Condition.REWARD_COLLAPSED: Limits(0.05, 10, "of the gain"),
-    Condition.KL_ABOVE: Limits(0.001, 1e6, "nats a sequence"),
+    Condition.KL_ABOVE: Limits(0.001, 1e6, "nats per sequence"),
     Condition.BUBBLE_ABOVE: Limits(0.01, 0.99, "of device time"),
 }
 WINDOW_LIMITS = (2, 500)
@@ -93,9 +93,9 @@ def problem_with(condition: Condition, rule: Rule) -> str:
     if limits is not None:
         asked = rule.threshold
         if asked is None or not math.isfinite(asked) or not limits.least <= asked <= limits.most:
-            return f"{condition}: the threshold is a number from {limits.least:g} to {limits.most:g} {limits.unit}."
+            return f"{condition}: the threshold must be a number from {limits.least:g} to {limits.most:g} {limits.unit}."
     if DEFAULTS[condition].window_steps is not None and (rule.window_steps is None or not least <= rule.window_steps <= most):
-        return f"{condition}: the window is a whole number of steps from {least} to {most}."
+        return f"{condition}: the window must be an integer number of steps from {least} to {most}."
     return ""
 
 

@@ -58,4 +58,4 @@ def _close(team: Team, conditions: Sequence[Condition]) -> None:
     for run_id in sorted(set(found.values_list("run_id", flat=True))):
         run = joined(Run.objects.select_for_update(of=("self",))).get(pk=run_id)
         for condition in conditions:
-            close_alert(run, condition, "The rule was switched off.")
+            close_alert(run, condition, "The rule was disabled.")

@@ -48,7 +48,7 @@ def silence(actor: User, run_id: int, silent: bool) -> bool:
     """
     run = Run.objects.select_for_update(of=("self",)).select_related("project__team", "user").get(pk=run_id)
     if not may_steer(actor, run):
-        raise PermissionDenied("Only maintainers silence other people's runs.")
+        raise PermissionDenied("Only maintainers can silence other users' runs.")
     if silent == Silence.objects.filter(run=run).exists():
         return False
     if silent:
@@ -56,7 +56,7 @@ def silence(actor: User, run_id: int, silent: bool) -> bool:
         close_all(run, f"{actor.username} silenced the run.")
     else:
         Silence.objects.filter(run=run).delete()
-    said = "Its alerts are silenced." if silent else "Its alerts are told again."
+    said = "Alerts silenced." if silent else "Alerts unsilenced."
     Change.objects.create(run=run, what="alerts", reason=said, actor=audit.actor_of(actor), at=clock.now())
     audit.record(run.project.team_id, actor, "run.change", f"run {run.pk} {run.name}", silent=silent)
     Run.objects.filter(pk=run.pk).update(cursor=F("cursor") + 1)
@@ -73,10 +73,10 @@ def choose_mail(actor: User, team: Team, whose: str, conditions: Sequence[str]) 
     """
     demand(actor, Action.READ, team.pk)
     if whose not in MailChoice.Whose.values:
-        raise AccountError(f"Choose one of {', '.join(MailChoice.Whose.values)}.")
+        raise AccountError(f"Must be one of {', '.join(MailChoice.Whose.values)}.")
     unknown = [word for word in conditions if word not in set(Condition)]
     if unknown:
-        raise AccountError(f"There is no condition {unknown[0][:40]}.")
+        raise AccountError(f"Unknown condition {unknown[0][:40]}.")
     wanted = {"whose": whose, "conditions": [c.value for c in Condition if c.value in conditions]}
     choice, _ = MailChoice.objects.update_or_create(user=actor, team=team, defaults=wanted)
     return choice

@@ -19,12 +19,12 @@ TITLES = {
     Condition.BUBBLE_ABOVE: "Bubble above",
 }
 MEANINGS = {
-    Condition.FAILED: "The run has ended with an error.",
-    Condition.FINISHED: "The run has ended well: all steps done, or its budget reached.",
-    Condition.NOT_FINITE: "A loss, gradient, reward or KL was NaN or infinite, or a step was skipped because of one.",
-    Condition.STALLED: f"It trains, and no step came for so long, and for {STALL_PACES:g} of its steps.",
-    Condition.REWARD_COLLAPSED: "The smoothed reward lost so large a share of what it had gained up to its best.",
-    Condition.KL_ABOVE: "KL to the reference a sequence, mean over the window.",
+    Condition.FAILED: "The run ended with an error.",
+    Condition.FINISHED: "The run finished: all steps done, or a budget limit reached.",
+    Condition.NOT_FINITE: "A loss, gradient, reward or KL was NaN or infinite, or a step was skipped because of it.",
+    Condition.STALLED: f"No step for this many minutes and for {STALL_PACES:g} typical step times.",
+    Condition.REWARD_COLLAPSED: "The smoothed reward lost more than this share of its gain from start to best.",
+    Condition.KL_ABOVE: "KL to the reference per sequence, mean over the window.",
     Condition.BUBBLE_ABOVE: "Idle share of the run's devices, mean over the window.",
 }
 
@@ -41,22 +41,21 @@ def minutes(seconds: float) -> str:
 
 def why_stalled(silent_s: float, step: int, pace_s: float | None) -> str:
     """A sentence for people."""
-    before = f"; its steps took {pace_s:.3g} s each" if pace_s is not None else ""
+    before = f"; typical step time {pace_s:.3g} s" if pace_s is not None else ""
     what = f"No step after step {step}" if step else "No first step"
     return f"{what} for {minutes(silent_s)}{before}."
 
 
 def why_kl(value: float, rule: Rule) -> str:
     """A sentence for people."""
-    return (
-        f"KL to the reference: {value:.4g} nats a sequence, mean of the last {rule.window_steps} steps; above {rule.threshold:g}."
-    )
+    steps = f"mean of the last {rule.window_steps} steps"
+    return f"KL to the reference: {value:.4g} nats per sequence, {steps}; above {rule.threshold:g}."
 
 
 def why_bubble(value: float, rule: Rule) -> str:
     """A sentence for people."""
     limit = 100 * (rule.threshold or 0.0)
-    return f"Its devices were idle for {100 * value:.3g} % of the last {rule.window_steps} steps; above {limit:g} %."
+    return f"Devices were idle for {100 * value:.3g} % of the last {rule.window_steps} steps; above {limit:g} %."
 
 
 def why_collapsed(memory: RewardMemory, share: float) -> str:
@@ -64,5 +63,5 @@ def why_collapsed(memory: RewardMemory, share: float) -> str:
     best, start = memory.best or 0.0, memory.start or 0.0
     return (
         f"The smoothed reward fell from its best, {best:.4g}, to {memory.level:.4g}: "
-        f"{100 * share:.0f} % of what it had gained since {start:.4g}."
+        f"{100 * share:.0f} % of its gain since {start:.4g}."
     )

@@ -39,19 +39,19 @@ def parse_target(url: str, plain_hosts: Collection[str]) -> Target:
         NotAllowed: it is malformed, not https, or holds a user name or a fragment.
     """
     if len(url) > LONGEST_URL or any(ord(c) <= 32 or ord(c) > 126 for c in url):
-        raise NotAllowed(f"An address has at most {LONGEST_URL:,} characters, all of them plain ASCII without spaces.")
+        raise NotAllowed(f"A webhook URL must have at most {LONGEST_URL:,} ASCII characters and no spaces.")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise NotAllowed("This is no address. It looks like https://example.org/hooks/oppo.") from None
+        raise NotAllowed("This is not a URL. Example: https://example.org/hooks/oppo.") from None
     if not host or parts.scheme not in ("https", "http"):
-        raise NotAllowed("An address begins with https:// and names a host.")
+        raise NotAllowed("A webhook URL must start with https:// and contain a host.")
     if parts.username is not None or parts.password is not None or parts.fragment:
-        raise NotAllowed("User names, passwords and fragments do not belong into the address; every message is signed instead.")
+        raise NotAllowed("A webhook URL must not contain a user name, password or fragment; messages are signed instead.")
     encrypted = parts.scheme == "https"
     if not encrypted and host not in plain_hosts:
-        raise NotAllowed("Only https:// will do: alerts name runs and people.")
+        raise NotAllowed("Webhook URLs must use https.")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Target(host, port if port is not None else (443 if encrypted else 80), path, encrypted)
 
@@ -67,9 +67,9 @@ def refuse(address: str, *, private_allowed: bool) -> str:
     reserved = ip.is_reserved and not ip.is_loopback  # as ::1 is, too
     local = isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local  # private before fc00::/7 was, and global to Python
     if ip.is_link_local or ip.is_multicast or ip.is_unspecified or reserved:
-        return f"{ip} is an address that no webhook may have"
+        return f"{ip} is not allowed for webhooks"
     if (local or not ip.is_global) and not private_allowed:
-        return f"{ip} is a private address (OPPO_WEBHOOK_PRIVATE_HOSTS names hosts that may have one)"
+        return f"{ip} is a private address (allow its host in OPPO_WEBHOOK_PRIVATE_HOSTS)"
     return ""
 
 

@@ -55,7 +55,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str], within_s: float) -> 
             raise TimeoutError
     except (OSError, http.client.HTTPException) as error:
         if connection.was_cut or isinstance(error, TimeoutError):
-            raise NotPosted(f"{target.host} did not answer within {within_s:g} s.") from error
+            raise NotPosted(f"{target.host} did not respond within {within_s:g} s.") from error
         raise NotPosted(f"{target.host}: {_said(error)}") from error
     finally:
         ended.cancel()
@@ -124,7 +124,7 @@ def _resolved(target: Target) -> tuple[socket.AddressFamily, Any]:
     try:
         found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
-        raise NotPosted(f"There is no host called {target.host}.") from None
+        raise NotPosted(f"Host not found: {target.host}.") from None
     for _, _, _, _, address in found:
         _check(target.host, str(address[0]))
     family, _, _, _, address = found[0]

@@ -124,7 +124,7 @@ def host_of(hook: Webhook) -> str:
 def _known(conditions: Sequence[str]) -> list[str]:
     unknown = [word for word in conditions if word not in set(Condition)]
     if unknown:
-        raise AccountError(f"There is no condition {unknown[0][:40]}.")
+        raise AccountError(f"Unknown condition {unknown[0][:40]}.")
     return [condition.value for condition in Condition if condition.value in conditions]
 
 

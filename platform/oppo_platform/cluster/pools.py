@@ -33,9 +33,9 @@ def rename_pool(pool_id: int, name: str, actor: User | str = audit.SHELL) -> Poo
     """Give a pool another name. Raises `PoolError` for a name that is empty, too long or taken."""
     name = " ".join(name.split())
     if not name or len(name) > LONGEST_NAME:
-        raise PoolError(f"A pool's name has 1 to {LONGEST_NAME} characters.")
+        raise PoolError(f"A pool name must have 1 to {LONGEST_NAME} characters.")
     if Pool.objects.filter(name=name).exclude(pk=pool_id).exists():
-        raise PoolError(f"There is a pool called {name} already.")
+        raise PoolError(f"A pool named {name} already exists.")
     pool = Pool.objects.select_for_update().get(pk=pool_id)
     audit.record(None, actor, "pool.rename", pool.name, new=name)
     pool.name = name
@@ -52,7 +52,7 @@ def move_node(node_id: int, pool_name: str, actor: User | str = audit.SHELL) -> 
     """
     pool_name = " ".join(pool_name.split())
     if not pool_name or len(pool_name) > LONGEST_NAME:
-        raise PoolError(f"A pool's name has 1 to {LONGEST_NAME} characters.")
+        raise PoolError(f"A pool name must have 1 to {LONGEST_NAME} characters.")
     node = Node.objects.select_for_update().get(pk=node_id)
     node.pool = Pool.objects.get_or_create(name=pool_name, defaults={"created_at": clock.now()})[0]
     node.save(update_fields=["pool"])

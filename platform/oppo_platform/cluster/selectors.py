@@ -36,7 +36,7 @@ def skew_of(node: Node) -> str:
     if node.wire_version in wire.SPOKEN:
         return ""
     spoken = " and ".join(map(str, wire.SPOKEN))
-    return f"its worker speaks wire version {node.wire_version}, this platform {spoken}; update the one that is behind"
+    return f"its worker uses protocol version {node.wire_version}, the platform supports {spoken}; update the older one"
 
 
 def nodes_overview(user: User) -> list[dict[str, Any]]:

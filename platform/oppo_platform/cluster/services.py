@@ -136,7 +136,7 @@ def give_up_orphans(node_id: int, reported: set[int]) -> int:
         *joined.exclude(attempt__in=reported).order_by("pk").values_list("attempt", flat=True),
     ]:
         with transaction.atomic():
-            cause = "Its worker no longer runs it, the machine or the supervisor was restarted"
+            cause = "The worker no longer runs it: the machine or the supervisor restarted"
             given_up += fence(attempt_id, "orphaned", cause, "scheduler", DeviceState.READY, node_id)
     return given_up
 

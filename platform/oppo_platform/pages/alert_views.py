@@ -84,7 +84,7 @@ def _settings(
         "may_manage": manages,
         "hooks": webhooks.webhooks_of(team) if manages else [],
         "choice": choice,
-        "whose": [("own", "my runs"), ("all", "every run of the team"), ("none", "nothing")],
+        "whose": [("own", "my runs"), ("all", "all runs of the team"), ("none", "nothing")],
         "conditions": [{"key": c.value, "title": TITLES[c]} for c in Condition],
         "mail_refused": selectors.mail_refused(request.user, team),
         "new_hook": {"url": "", "conditions": list(Condition)},
@@ -119,7 +119,7 @@ def set_alert_rules(request: HttpRequest, team_id: int) -> HttpResponse:
     def change() -> str:
         demand(request.user, Action.MANAGE_ALERTS, team.pk)  # before what was sent is looked at
         changed = set_rules(request.user, team, {condition: _posted(request, condition) for condition in Condition})
-        return f"{changed} rule{'' if changed == 1 else 's'} changed." if changed else "The rules are as they were."
+        return f"{changed} rule{'' if changed == 1 else 's'} changed." if changed else "No rule was changed."
 
     def again() -> HttpResponse:
         return _settings(request, team, [_shown(c, *_given(request, c)) for c in Condition], status=422)
@@ -142,7 +142,7 @@ def _posted(request: HttpRequest, condition: Condition) -> Rule:
             window_steps=None if default.window_steps is None else int(window),
         )
     except ValueError:
-        raise AccountError(f"{TITLES[condition]}: give numbers for threshold and window.") from None
+        raise AccountError(f"{TITLES[condition]}: threshold and window must be numbers.") from None
 
 
 @require_POST
@@ -153,7 +153,7 @@ def choose_mail(request: HttpRequest, team_id: int) -> HttpResponse:
 
     def change() -> str:
         services.choose_mail(request.user, team, whose, conditions)
-        return "Your mails are changed."
+        return "Email settings saved."
 
     return told(request, change, "team-alerts", team_id)
 
@@ -180,7 +180,7 @@ def change_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpR
 
     def change() -> str:
         hook = webhooks.change_webhook(request.user, team, webhook_id, on=on, conditions=conditions)
-        return f"The webhook to {webhooks.host_of(hook)} is changed."
+        return f"The webhook to {webhooks.host_of(hook)} was changed."
 
     return _of_webhook(request, change, team_id)
 
@@ -190,7 +190,7 @@ def delete_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpR
     """Post there no more."""
     team = team_of(request, team_id)
     return _of_webhook(
-        request, lambda: f"The webhook to {webhooks.delete_webhook(request.user, team, webhook_id)} is gone.", team_id
+        request, lambda: f"The webhook to {webhooks.delete_webhook(request.user, team, webhook_id)} was deleted.", team_id
     )
 
 
@@ -200,7 +200,7 @@ def test_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpRes
     team = team_of(request, team_id)
     return _of_webhook(
         request,
-        lambda: f"A test goes to {webhooks.send_test(request.user, team, webhook_id)} within seconds; see below how it went.",
+        lambda: f"A test message to {webhooks.send_test(request.user, team, webhook_id)} will be sent; see the result below.",
         team_id,
     )
 

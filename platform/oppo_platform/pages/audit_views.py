@@ -27,7 +27,7 @@ def audit_log(request: HttpRequest, team_id: int) -> HttpResponse:
 def cluster_log(request: HttpRequest) -> HttpResponse:
     """What was done to pools and nodes, for administrators."""
     if not administers(request.user):
-        raise PermissionDenied("Only administrators of the cluster read its audit log.")
+        raise PermissionDenied("Only cluster administrators can read this audit log.")
     return render(request, "cluster_audit.html", {"section": "queue", **_page(request, None)})
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 COLUMNS = 8  # of the map; a node with fewer devices gets wider blocks
-WORDS = {"unknown": "clearing", "quarantined": "quarantined", "draining": "drain"}
+WORDS = {"unknown": "draining", "quarantined": "quarantined", "draining": "draining"}
 
 
 def pools_of(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def _look(node: dict[str, Any], device: dict[str, Any]) -> dict[str, str]:
     if device["state"] != "ready":
         return {"look": "draining", "word": WORDS.get(device["state"], device["state"]), "why": device["why"]}
     if node["drained_at"] or node["skew"]:
-        return {"look": "draining", "word": "drain", "why": node["drain_reason"] or node["skew"]}
+        return {"look": "draining", "word": "drained", "why": node["drain_reason"] or node["skew"]}
     if node["low_disk"]:
         return {"look": "bad", "word": "low disk", "why": node["low_disk"]}
     return {"look": "free", "word": "free", "why": ""}

@@ -36,8 +36,8 @@ def create_invite(request: HttpRequest, team_id: int) -> HttpResponse:
         return show_team(request, team, status=422, new_invite={"role": role, "note": note})
     said = f"{request.user.username} invites you to the team {team.name}. The link works once, within {invites.INVITE_DAYS} days:"
     sent = send_link(note, f"Join {team.name} on OPPO Platform", f"{said}\n\n{link}\n")
-    words = f"Whoever opens it first joins {team.name} as {role}. It works for {invites.INVITE_DAYS} days."
-    return show_team(request, team, fresh_title="An invite", fresh_link=link, fresh_words=words, sent_to=note if sent else "")
+    words = f"The first person to open the link joins {team.name} as {role}. Valid for {invites.INVITE_DAYS} days."
+    return show_team(request, team, fresh_title="Invite link", fresh_link=link, fresh_words=words, sent_to=note if sent else "")
 
 
 @require_POST
@@ -48,7 +48,7 @@ def revoke_invite(request: HttpRequest, team_id: int, invite_id: int) -> HttpRes
         invites.revoke_invite(request.user, team, invite_id)
     except Invite.DoesNotExist:
         raise Http404 from None
-    return told(request, lambda: "The invite is void.", "team", team_id)
+    return told(request, lambda: "Invite revoked.", "team", team_id)
 
 
 @never_cache
@@ -59,9 +59,11 @@ def create_password_link(request: HttpRequest, team_id: int, user_id: int) -> Ht
     user = _member(team, user_id)
     link = passwords.create_password_link(request.user, user)
     said = f"Set a new password for {user.username}. The link works once, within {passwords.PASSWORD_LINK_HOURS} hours:"
-    sent = send_link(user.email, "A new password for OPPO Platform", f"{said}\n\n{link}\n")
-    words = f"It sets a new password, within {passwords.PASSWORD_LINK_HOURS} hours. The old one works until then."
-    title = f"A password link for {user.username}"
+    sent = send_link(user.email, "Set a new password for OPPO Platform", f"{said}\n\n{link}\n")
+    words = (
+        f"The link sets a new password and is valid for {passwords.PASSWORD_LINK_HOURS} hours. The old password works until then."
+    )
+    title = f"Password link for {user.username}"
     return show_team(request, team, fresh_title=title, fresh_link=link, fresh_words=words, sent_to=user.email if sent else "")
 
 
@@ -73,7 +75,7 @@ def revoke_password_link(request: HttpRequest, team_id: int, user_id: int) -> Ht
         passwords.revoke_password_links(request.user, user)
     except PasswordLink.DoesNotExist:
         raise Http404 from None
-    return told(request, lambda: f"{user.username}'s password link is void.", "team", team_id)
+    return told(request, lambda: f"{user.username}'s password link was revoked.", "team", team_id)
 
 
 def _member(team: Team, user_id: int) -> User:
@@ -98,7 +100,7 @@ def invite(request: HttpRequest, token: str) -> HttpResponse:
                 invites.join_by_invite(token, request.user)
             else:
                 login(request, invites.register_by_invite(token, **given, password=request.POST.get("password", "")), BACKEND)
-            messages.success(request, f"Welcome to {found.team.name}: you are {found.role}.")
+            messages.success(request, f"Welcome to {found.team.name}. Your role: {found.role}.")
             return redirect("pages:team", found.team_id)
         except AccountError as refused:
             error = str(refused)
@@ -119,9 +121,9 @@ def password_link(request: HttpRequest, token: str) -> HttpResponse:
         password = request.POST.get("password", "")
         try:
             if password != request.POST.get("again", ""):
-                raise AccountError("The two passwords differ.")
+                raise AccountError("The passwords do not match.")
             login(request, passwords.set_password_by_link(token, password), BACKEND)
-            messages.success(request, "Your new password is set; every other session of yours has ended.")
+            messages.success(request, "Your password was changed. All your other sessions are signed out.")
             return redirect("pages:runs")
         except AccountError as refused:
             error = str(refused)

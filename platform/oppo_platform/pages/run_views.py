@@ -25,7 +25,7 @@ from oppo_platform.storage.selectors import taken_by
 TABS = (
     ("run", "Training"),
     ("run-timeline", "Timeline"),
-    ("run-utilization", "Utilization"),
+    ("run-utilization", "System"),
     ("run-samples", "Samples"),
     ("run-logs", "Logs"),
     ("run-config", "Config"),

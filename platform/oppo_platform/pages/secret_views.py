@@ -36,7 +36,11 @@ def set_secret(request: HttpRequest, team_id: int) -> HttpResponse:
 
     def change() -> str:
         replaced = service.set_secret(request.user, team, name, value)
-        return f"{name} has a new value; runs that start from now on get it." if replaced else f"{name} is set: secret:{name}."
+        return (
+            f"{name} was updated. Runs that start from now on use the new value."
+            if replaced
+            else f"{name} was added. Reference it as secret:{name}."
+        )
 
     return told(request, change, "team-secrets", team_id, again=lambda: _shown(request, team, 422, name))
 
@@ -48,7 +52,7 @@ def delete_secret(request: HttpRequest, team_id: int, name: str) -> HttpResponse
 
     def change() -> str:
         service.delete_secret(request.user, team, name)
-        return f"{name} is deleted. If it may have leaked, revoke it where it came from as well."
+        return f"{name} was deleted. If it may have leaked, also revoke it at its provider."
 
     try:
         return told(request, change, "team-secrets", team_id)

@@ -55,13 +55,13 @@ def set_quota(request: HttpRequest, pool_id: int, team_id: int) -> HttpResponse:
 
     def change() -> str:
         text = request.POST.get("borrow_cap", "").strip()
-        nominal = _whole(request.POST.get("nominal", ""), "own devices")
+        nominal = _whole(request.POST.get("nominal", ""), "guaranteed devices")
         cap = _whole(text, "borrowed devices") if text else None
         weight = _weight(request.POST.get("weight", ""))
         with transaction.atomic():  # one form, which is taken whole or not at all
             quotas.set_quota(team.pk, pool.pk, nominal, cap, request.user)
             quotas.set_weight(team.pk, weight, request.user)
-        return f"{team.name} owns {nominal} device{'' if nominal == 1 else 's'} of {pool.name} from now on."
+        return f"{team.name} now has a guaranteed quota of {nominal} device{'' if nominal == 1 else 's'} in {pool.name}."
 
     return _told(request, change)
 
@@ -75,7 +75,7 @@ def set_storage_quota(request: HttpRequest, team_id: int) -> HttpResponse:
     def change() -> str:
         quota = _gibibytes(request.POST.get("gib", ""))
         set_quota_of_storage(team.pk, quota, request.user)
-        return f"{team.name} may take {'as much as there is' if quota is None else size(quota)} from now on."
+        return f"{team.name}'s storage quota is now {'unlimited' if quota is None else size(quota)}."
 
     return _told(request, change)
 
@@ -86,7 +86,7 @@ def rename_pool(request: HttpRequest, pool_id: int) -> HttpResponse:
     _only_administrators(request)
     pool = get_object_or_404(Pool, pk=pool_id)
     name = request.POST.get("name", "")
-    return _told(request, lambda: f"{pool.name} is called {pools.rename_pool(pool.pk, name, request.user).name} now.")
+    return _told(request, lambda: f"{pool.name} was renamed to {pools.rename_pool(pool.pk, name, request.user).name}.")
 
 
 @require_POST
@@ -96,9 +96,9 @@ def steer_node(request: HttpRequest, node_id: int, deed: str) -> HttpResponse:
     node = get_object_or_404(Node, pk=node_id)
     reason, pool, actor = request.POST.get("reason", ""), request.POST.get("pool", ""), request.user
     deeds: dict[str, Callable[[], str]] = {
-        "drain": lambda: f"{pools.drain(node.pk, reason, actor).name} gets no new work; what runs goes on.",
-        "undrain": lambda: f"{pools.undrain(node.pk, actor).name} gets work again.",
-        "move": lambda: f"{node.name} belongs to {pools.move_node(node.pk, pool, actor).pool} now.",
+        "drain": lambda: f"{pools.drain(node.pk, reason, actor).name} is draining: no new runs; current runs continue.",
+        "undrain": lambda: f"{pools.undrain(node.pk, actor).name} is back in service.",
+        "move": lambda: f"{node.name} was moved to {pools.move_node(node.pk, pool, actor).pool}.",
     }
     if deed not in deeds:
         raise Http404
@@ -110,17 +110,17 @@ def put_back(request: HttpRequest, device_id: int) -> HttpResponse:
     """Give a quarantined device away again."""
     _only_administrators(request)
     device = get_object_or_404(Device, pk=device_id)
-    return _told(request, lambda: f"{services.put_back(device.pk, request.user)} may be given away again.")
+    return _told(request, lambda: f"{services.put_back(device.pk, request.user)} is back in service.")
 
 
 def _only_administrators(request: HttpRequest) -> None:
     if not administers(request.user):
-        raise PermissionDenied("Only administrators of the cluster change how it is shared.")
+        raise PermissionDenied("Only cluster administrators can change quotas, pools and nodes.")
 
 
 def _whole(text: str, what: str) -> int:
     if not text.strip().isdecimal() or len(text) > 9:
-        raise quotas.QuotaError(f"Give a whole number of {what}.")
+        raise quotas.QuotaError(f"Enter an integer number of {what}.")
     return int(text)
 
 
@@ -131,14 +131,14 @@ def _gibibytes(text: str) -> int | None:
     try:
         return round(float(text) * 2**30)
     except (ValueError, OverflowError):
-        raise quotas.QuotaError("A quota of storage is a number of GiB, such as 500 or 0.5; nothing means no limit.") from None
+        raise quotas.QuotaError("A storage quota must be a number of GiB, such as 500 or 0.5; empty means no limit.") from None
 
 
 def _weight(text: str) -> float:
     try:
         return float(text or "1")
     except ValueError:
-        raise quotas.QuotaError("A weight is a number, such as 1 or 2.5.") from None
+        raise quotas.QuotaError("A fair-share weight must be a number, such as 1 or 2.5.") from None
 
 
 def _told(request: HttpRequest, change: Callable[[], str]) -> HttpResponse:

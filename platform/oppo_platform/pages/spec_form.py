@@ -63,7 +63,7 @@ GROUPS = (
             FormField("name", "Name", "text"),
             FormField("models.actor", "Actor", "actor"),
             FormField("models.reward", "Reward", "reward"),
-            FormField("models.critic", "Critic starts from", "critic"),
+            FormField("models.critic", "Critic init", "critic"),
             FormField("data.prompts", "Prompts", "prompts"),
         ),
     ),
@@ -71,9 +71,9 @@ GROUPS = (
         "PPO step",
         (
             FormField("steps", "Steps", "whole"),
-            FormField("ppo.batch_size", "Batch size B", "whole", "sequences"),
-            FormField("rollout.max_new_tokens", "Longest answer", "whole", "tokens"),
-            FormField("rollout.max_prompt_tokens", "Longest prompt", "whole", "tokens"),
+            FormField("ppo.batch_size", "Batch size B", "whole", "prompts per step"),
+            FormField("rollout.max_new_tokens", "Max response length", "whole", "tokens"),
+            FormField("rollout.max_prompt_tokens", "Max prompt length", "whole", "tokens"),
             FormField("ppo.learning_rate", "Learning rate", "number", "actor"),
             FormField("ppo.critic_learning_rate", "Learning rate", "number", "critic"),
             FormField("ppo.kl.coefficient", "KL coefficient", "number"),
@@ -84,17 +84,17 @@ GROUPS = (
     FieldGroup(
         "Overlap",
         (
-            FormField("overlap.overcommit.initial", "Overcommit Δ at the start", "whole", "sequences", "defer"),
-            FormField("overlap.overcommit.max", "Largest overcommit Δ", "whole", "sequences", "defer"),
-            FormField("overlap.max_age", "Longest deferral", "whole", "steps", "defer"),
+            FormField("overlap.overcommit.initial", "Initial extra rollouts in flight Δ", "whole", "rollouts", "defer"),
+            FormField("overlap.overcommit.max", "Max extra rollouts in flight (Δ)", "whole", "rollouts", "defer"),
+            FormField("overlap.max_age", "Max staleness", "whole", "steps", "defer"),
             FormField("overlap.chunk.size", "Chunk size C", "whole", "tokens"),
         ),
     ),
     FieldGroup(
-        "Machine",
+        "Resources",
         (
             FormField("resources.devices", "Devices", "whole"),
-            FormField("budget.max_hours", "Stop after", "number", "hours, optional"),
+            FormField("budget.max_hours", "Time limit", "number", "hours, optional"),
         ),
     ),
 )

@@ -63,9 +63,9 @@ def set_rules(request: HttpRequest, team_id: int) -> HttpResponse:
         days, run_days, kept = map(_whole, given.values())
         row = set_retention(request.user, team, days, run_days, kept)
         if days is run_days is kept is None:
-            return "Everything is kept for ever from now on."
+            return "Retention is off: everything is kept without limit."
         begins = starts_at(row)
-        return f"Set. Nothing is deleted by it before {begins:%Y-%m-%d %H:%M} UTC; what comes first stands below."
+        return f"Saved. The new rules delete nothing before {begins:%Y-%m-%d %H:%M} UTC; the first deletions are listed below."
 
     return told(request, change, "team-storage", team_id, again=lambda: _page(request, team, given, status=422))
 
@@ -75,7 +75,7 @@ def _whole(text: str) -> int | None:
     if not text.strip():
         return None
     if not text.strip().isdecimal() or len(text) > 9:
-        raise AccountError("Give whole numbers, or nothing to keep everything.")
+        raise AccountError("Enter integers, or leave empty to keep everything.")
     return int(text)
 
 
@@ -88,7 +88,7 @@ def restore(request: HttpRequest, run_id: int) -> HttpResponse:
     except NotDeletable as refused:
         messages.error(request, str(refused))
         return redirect("pages:team-storage", run.project.team_id)
-    messages.success(request, f"{run.name} is back.")
+    messages.success(request, f"{run.name} was restored.")
     return redirect("pages:run", run.pk)
 
 
@@ -98,7 +98,7 @@ def purge(request: HttpRequest, run_id: int) -> HttpResponse:
     run = _steered(request, run_id)
     try:
         purge_now(run.pk, f"user:{request.user.get_username()}")
-        messages.success(request, f"{run.name} is being deleted for good.")
+        messages.success(request, f"{run.name} is being deleted permanently.")
     except NotDeletable as refused:
         messages.error(request, str(refused))
     return redirect("pages:team-storage", run.project.team_id)
@@ -137,5 +137,5 @@ def _trashed(request: HttpRequest, run_id: int) -> Run:
 def _steered(request: HttpRequest, run_id: int) -> Run:
     run = _trashed(request, run_id)
     if not may_steer(request.user, run):
-        raise PermissionDenied("Only maintainers steer, archive, delete and restore other people's runs.")
+        raise PermissionDenied("Only maintainers can control, archive, delete and restore other users' runs.")
     return run

@@ -64,7 +64,7 @@ def create_project(request: HttpRequest, team_id: int) -> HttpResponse:
 
     return told(
         request,
-        lambda: f"{service.create_project(request.user, team, name).name} is ready for runs.",
+        lambda: f"{service.create_project(request.user, team, name).name} was created.",
         "team",
         team_id,
         again=again,

@@ -16,11 +16,11 @@ from oppo_platform.accounts.models import ApiToken, Scope, Team
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.pages.team_layout import render_team, team_of, told
 
-VALIDITIES = {"7": "7 days", "30": "30 days", "90": "90 days", "365": "a year", "": "without an end"}
+VALIDITIES = {"7": "7 days", "30": "30 days", "90": "90 days", "365": "1 year", "": "never expires"}
 SCOPE_WORDS = {
-    Scope.READ: "look, and nothing else",
-    Scope.SUBMIT: "submit and steer runs as well",
-    Scope.ADMIN: "everything that your role allows",
+    Scope.READ: "view only",
+    Scope.SUBMIT: "also submit and control runs",
+    Scope.ADMIN: "everything your role allows",
 }
 
 
@@ -52,7 +52,7 @@ def revoke_token(request: HttpRequest, team_id: int, token_id: int) -> HttpRespo
     team = team_of(request, team_id)
 
     def change() -> str:
-        return f"{service.revoke_token(request.user, token_id).name} is void: whoever uses it is refused from now on."
+        return f"{service.revoke_token(request.user, token_id).name} was revoked."
 
     try:
         return told(request, change, "team-tokens", team.pk)

@@ -8,32 +8,32 @@ from oppo_contract.states import ENDED, RunState
 
 Wish = Literal["pause", "resume", "cancel", "priority", "extend"]
 S = RunState
-SAVES = "The engine finishes its chunk, writes a checkpoint with the half-done step and frees the device; then the run"
+SAVES = "The engine finishes its chunk, saves a checkpoint of the unfinished step and releases the devices. The run"
 
 # What happens, in a sentence; a state that is missing does not know the wish.
 PAUSE: dict[RunState, str] = {
-    S.QUEUED: "It leaves the queue until somebody resumes it; it then waits behind the others of its priority.",
-    S.ALLOCATED: "Its node has not begun yet, so the device is free at once. It is held until somebody resumes it.",
-    S.STARTING: "The engine is stopped while it loads. The run is held until somebody resumes it.",
-    S.RUNNING: f"{SAVES} is held until somebody resumes it. It goes on with the very numbers that it would have had.",
-    S.PREEMPTING: "It is saving to make room for others. Then it is held, instead of going back to the queue.",
+    S.QUEUED: "The run leaves the queue until it is resumed. It then waits behind other runs of its priority.",
+    S.ALLOCATED: "The node has not started it yet: its devices are released immediately. The run is paused until resumed.",
+    S.STARTING: "The engine is stopped while loading. The run stays paused until it is resumed.",
+    S.RUNNING: f"{SAVES} stays paused until it is resumed. Resuming reproduces the same results.",
+    S.PREEMPTING: "The run is being preempted and saves a checkpoint. It is then paused instead of returning to the queue.",
 }
 RESUME: dict[RunState, str] = {
-    S.PAUSED: "It goes to the queue, behind the others of its priority, and on from its checkpoint.",
-    S.PAUSING: "The engine is stopping and cannot be asked back. Once it has, the run goes to its old place in the queue.",
+    S.PAUSED: "The run is queued behind other runs of its priority and resumes from its checkpoint.",
+    S.PAUSING: "The engine is already stopping. Afterwards the run returns to its previous place in the queue.",
 }
 CANCEL: dict[RunState, str] = {
-    S.QUEUED: "It leaves the queue at once and cannot be continued.",
-    S.PAUSED: "It ends at once and cannot be continued. Its curves, logs and checkpoints stay.",
-    S.ALLOCATED: "Its node has not begun yet: it ends at once and the device is free.",
-    S.STARTING: "The engine is stopped within seconds. The run cannot be continued.",
-    S.RUNNING: "It stops within seconds and cannot be continued. Its curves, logs and checkpoints stay.",
-    S.PAUSING: "It ends for good instead of being held, within seconds, whether its checkpoint is written or not.",
-    S.PREEMPTING: "It ends for good instead of going back to the queue, within seconds.",
+    S.QUEUED: "The run leaves the queue immediately and cannot be resumed.",
+    S.PAUSED: "The run ends immediately and cannot be resumed. Its curves, logs and checkpoints are kept.",
+    S.ALLOCATED: "The node has not started it yet: the run ends immediately and its devices are released.",
+    S.STARTING: "The engine stops within seconds. The run cannot be resumed.",
+    S.RUNNING: "The run stops within seconds and cannot be resumed. Its curves, logs and checkpoints are kept.",
+    S.PAUSING: "The run ends within seconds instead of being paused, even if its checkpoint is not complete.",
+    S.PREEMPTING: "The run ends within seconds instead of returning to the queue.",
 }
-WAITING_PRIORITY = "It moves among the waiting runs of its team; higher goes first, 50 is usual."
-LATER_PRIORITY = "It counts when the run waits again, and when the scheduler looks for runs to make room; higher goes first."
-EXTEND = "It may hold devices for so much longer, in all, before it is paused with a checkpoint."
+WAITING_PRIORITY = "Priority orders the waiting runs of a team; higher runs first, the default is 50."
+LATER_PRIORITY = "Priority applies when the run waits again and when the scheduler selects runs to preempt; higher runs first."
+EXTEND = "Adds to the run's total time limit. At the limit the run is paused with a checkpoint."
 
 
 def wishes(state: str, limited: bool) -> dict[Wish, str]:
@@ -53,7 +53,7 @@ def wishes(state: str, limited: bool) -> dict[Wish, str]:
 def refusal(wish: str, state: str) -> str:
     """Why a wish means nothing in a state."""
     if RunState(state) in ENDED:
-        return f"The run has ended ({state}); there is nothing left to {wish}. Fork it to start another."
+        return f"Cannot {wish} a run that has ended ({state}). Fork it to start a new run."
     if state == S.CANCELLING:
-        return f"The run is being cancelled, which is final; it is too late to {wish} it."
-    return f"A run that is {state} cannot be asked to {wish}."
+        return f"Cannot {wish} a run that is being cancelled."
+    return f"Cannot {wish} a run that is {state}."

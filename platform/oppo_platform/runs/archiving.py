@@ -23,9 +23,9 @@ def archive_run(run_id: int, actor: str) -> None:
     """Hide an ended run from lists; one that is archived stays as it is. Raises `NotPossible` for one that has not ended."""
     run = _locked(run_id)
     if run.state not in ENDED:
-        raise NotPossible(f"{run.name} is {run.state}. Only runs that have ended are archived.")
+        raise NotPossible(f"{run.name} is {run.state}. Only ended runs can be archived.")
     if run.archived_at is None:
-        _set(run, clock.now(), "archived", "Hidden from lists; archived:yes finds it.", actor)
+        _set(run, clock.now(), "archived", "Archived. The filter archived:yes shows it.", actor)
 
 
 @transaction.atomic
@@ -33,7 +33,7 @@ def unarchive_run(run_id: int, actor: str) -> None:
     """Show it on lists again; one that is not archived stays as it is."""
     run = _locked(run_id)
     if run.archived_at is not None:
-        _set(run, None, "unarchived", "On lists again.", actor)
+        _set(run, None, "unarchived", "Unarchived.", actor)
 
 
 def _locked(run_id: int) -> Run:

@@ -86,17 +86,17 @@ def _claim(node: Node, attempt_id: int, epoch: int, address: wire.Address | None
         launch, text = claim_launch(attempt, node, clock.now())
         return _claimed(run, attempt, text, node, launch.rank)
     if attempt.state == AttemptState.ALLOCATED and run.forked_run is not None and attempt.resume_from is None:
-        raise NothingToBeginWith(f"The checkpoint of run {run.forked_run} that it was to begin with has been deleted.")
+        raise NothingToBeginWith(f"The checkpoint of run {run.forked_run} that this run starts from has been deleted.")
     if attempt.state != AttemptState.ALLOCATED:
         _refuse_ended(attempt)
-        raise AttemptRefused("already_claimed", f"Attempt {attempt_id} has been claimed already.")
+        raise AttemptRefused("already_claimed", f"Attempt {attempt_id} is already claimed.")
     token, now = new_token("attempt"), clock.now()
     lease_ends = now + timedelta(seconds=settings.OPPO_LEASE_S)
     _write(
         attempt, epoch, state=AttemptState.CLAIMED, token_prefix=token.prefix, token_digest=token.digest, claimed_at=now,
         seen_at=now, lease_expires_at=lease_ends, **meeting_place(attempt, address, now),
     )  # fmt: skip
-    waits = {1: "", 2: " Its other node follows."}.get(attempt.nodes, f" Its other {attempt.nodes - 1} nodes follow.")
+    waits = {1: "", 2: " The other node follows."}.get(attempt.nodes, f" The other {attempt.nodes - 1} nodes follow.")
     move_run(run, RunState.STARTING, f"Starts on node {node.name}.{waits}", f"node:{node.name}")
     if attempt.nodes > 1:
         wake_scheduler()  # it sends the orders of the others
@@ -186,7 +186,9 @@ def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration, rank
         _refuse_ended(attempt)
     _refuse_epoch(attempt, told.epoch)
     if rank:
-        raise AttemptRefused("unknown_checkpoint", f"Checkpoints of attempt {attempt_id} are its first node's to register.")
+        raise AttemptRefused(
+            "unknown_checkpoint", f"Checkpoints of attempt {attempt_id} can only be registered by its first node."
+        )
     inside = told.url.startswith(artifact_url(run.pk) + "/") and ".." not in told.url.split("/")
     if not inside or told.step < attempt.start_step:
         raise AttemptRefused("unknown_checkpoint", f"{told.url} is not a checkpoint of run {run.pk}.")
@@ -266,9 +268,9 @@ def resume_words(run: Run) -> str:
     """Where the next attempt begins, as a sentence."""
     saved = latest_checkpoint(run)
     if saved is None:
-        return "Starts again from step 0."
+        return "Restarts from step 0."
     return (
-        f"Resumes from step {saved.step}." if saved.run_id == run.pk else f"Begins with step {saved.step} of run {saved.run_id}."
+        f"Resumes from step {saved.step}." if saved.run_id == run.pk else f"Starts from step {saved.step} of run {saved.run_id}."
     )
 
 
@@ -336,7 +338,7 @@ def fence(
     if claimed:
         _move_on(run, attempt, about, cause, (), actor)
     else:
-        move_run(run, RunState.QUEUED, f"{cause}. Nothing was lost.", actor)
+        move_run(run, RunState.QUEUED, f"{cause}. No progress was lost.", actor)
     return True
 
 
@@ -348,7 +350,7 @@ def _write(attempt: Attempt, epoch: int, **values: Any) -> None:
     """
     written = Attempt.objects.filter(pk=attempt.pk, epoch=epoch, state__in=LIVE_ATTEMPT).update(**values)
     if not written:
-        raise AttemptRefused("stale_epoch", f"Attempt {attempt.pk} is not live under epoch {epoch}.")
+        raise AttemptRefused("stale_epoch", f"Attempt {attempt.pk} is not active with epoch {epoch}.")
     for name, value in values.items():
         setattr(attempt, name, value)
 
@@ -371,7 +373,7 @@ def _held(attempt_id: int, epoch: int) -> tuple[Run, Attempt]:
 
 def _refuse_ended(attempt: Attempt) -> None:
     if attempt.state == AttemptState.FENCED:
-        raise AttemptRefused("lease_lost", f"Attempt {attempt.pk} was given up: {attempt.reason}")
+        raise AttemptRefused("lease_lost", f"Attempt {attempt.pk} was fenced: {attempt.reason}")
     if attempt.state not in LIVE_ATTEMPT:
         raise AttemptRefused("ended", f"Attempt {attempt.pk} has ended ({attempt.outcome}).")
 

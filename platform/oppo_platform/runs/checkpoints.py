@@ -96,7 +96,7 @@ def folder_here(row: Checkpoint) -> Path:
     """Where it lies, links resolved. Raises NotReadable when that is not inside the run's own folder on this machine."""
     root, folder = (_path(url) for url in (artifact_url(row.run_id), row.url))
     if not folder.is_relative_to(root) or folder == root:
-        raise NotReadable("This checkpoint does not lie in its run's folder.")
+        raise NotReadable("This checkpoint is not in its run's folder.")
     return folder
 
 
@@ -104,7 +104,7 @@ def _path(url: str) -> Path:
     parts = urlsplit(url)
     path = Path(unquote(parts.path))
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not path.is_absolute() or "\0" in str(path):
-        raise NotReadable("The platform can read checkpoints from folders of its own machine only.")
+        raise NotReadable("The platform can only read checkpoints on its own machine.")
     return path.resolve()
 
 
@@ -144,7 +144,7 @@ class Archive:
         while at < member.size:
             piece = await asyncio.to_thread(os.pread, member.descriptor, min(member.size - at, READ_BYTES), at)
             if not piece:
-                raise OSError(f"a file of {self.name} has become shorter while it was sent")
+                raise OSError(f"a file of {self.name} was truncated during the download")
             at += len(piece)
             yield piece
         yield b"\0" * max(0, -member.size % BLOCK - max(0, skip - len(member.header) - member.size))
@@ -177,7 +177,7 @@ def open_files(row: Checkpoint, files: ExitStack) -> list[tuple[str, int, int]]:
         NotReadable: its files are not here, or not those that were registered.
     """
     if where(row) != "here":
-        raise NotReadable("The files of this checkpoint are not on the platform's machine any more, or never were.")
+        raise NotReadable("The files of this checkpoint are not on the platform's machine.")
     folder = folder_here(row)
     return [(path, _opened(folder, path, size, files), size) for path, size in _listed(folder, row)]
 
@@ -186,18 +186,18 @@ def _listed(folder: Path, row: Checkpoint) -> list[tuple[str, int]]:
     """(path in the folder, bytes) of every file, by the manifest that was registered."""
     content = _manifest(folder / MANIFEST)
     if hashlib.sha256(content).hexdigest() != row.manifest_sha256:
-        raise NotReadable("The manifest of this checkpoint is not the one that was registered: the files were changed.")
+        raise NotReadable("The manifest of this checkpoint differs from the registered one: the files were changed.")
     try:
         told = [(str(path), int(entry["bytes"])) for path, entry in json.loads(content).items()]
         "".join(path for path, _ in told).encode()
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise NotReadable("The manifest of this checkpoint is not in the form that the platform knows.") from error
+        raise NotReadable("The manifest of this checkpoint has an unknown format.") from error
     return [(MANIFEST, len(content)), *sorted(told)]
 
 
 def _manifest(place: Path) -> bytes:
     """Its content. Raises NotReadable for what is no plain file, and for one that goes away at this moment."""
-    odd = "The manifest of this checkpoint is not a plain file of a sensible size."
+    odd = "The manifest of this checkpoint is not a regular file, or is too large."
     try:
         # Not blocking: a pipe would be waited for.
         with open(place, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
@@ -219,8 +219,8 @@ def _opened(folder: Path, path: str, size: int, files: ExitStack) -> int:
     """Open one file of the manifest. Raises NotReadable for anything but a plain file of that size inside the folder."""
     wanted = PurePosixPath(path)
     if wanted.is_absolute() or ".." in wanted.parts or "\0" in path or not wanted.parts:
-        raise NotReadable(f"The manifest names {path!r}, which is no file of the checkpoint.")
-    place, refusal = folder / wanted, f"The file {path!r} of this checkpoint is missing, or not the one that was registered."
+        raise NotReadable(f"The manifest names {path!r}, which is not a file of the checkpoint.")
+    place, refusal = folder / wanted, f"The file {path!r} of this checkpoint is missing or differs from the registered one."
     if place.resolve() != place or not os.path.isfile(place):
         raise NotReadable(refusal)
     try:

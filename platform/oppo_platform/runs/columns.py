@@ -40,22 +40,22 @@ class Column:
 KNOWN: dict[str, Column] = {
     column.key: column
     for column in (
-        Column("state", "State", "state", "state", says="the run's state"),
-        Column("step", "Step", "progress", "step", "-", says="steps done of all"),
-        Column("reward", "Reward", "figure", "reward", "-", "critic/score/mean", "newest mean reward"),
-        Column("curve", "Curve", "curve", says="the reward so far, drawn small"),
-        Column("kl", "KL", "figure", "kl", "", "objective/kl", "newest KL to the reference, nats"),
-        Column("bubble", "Bubble", "share", "bubble", says="share of device time that was idle in the newest step"),
-        Column("time", "Time", "status", "elapsed", "-", says="time left, time trained, or the error"),
-        Column("preset", "Preset", "word", says="the preset that it was made from"),
-        Column("project", "Project", "word", "project", says="its project"),
-        Column("user", "Owner", "word", "user", says="who submitted it"),
-        Column("submitted", "Submitted", "moment", "submitted", "-", says="when it was submitted"),
-        Column("id", "Number", "whole", "id", "-", says="the run's number"),
-        Column("team", "Team", "word", says="its team"),
-        Column("devices", "Devices", "whole", "devices", "-", says="devices asked for"),
+        Column("state", "State", "state", "state", says="run state"),
+        Column("step", "Step", "progress", "step", "-", says="steps done / total"),
+        Column("reward", "Reward", "figure", "reward", "-", "critic/score/mean", "latest mean reward"),
+        Column("curve", "Curve", "curve", says="reward curve"),
+        Column("kl", "KL", "figure", "kl", "", "objective/kl", "latest KL to the reference, nats"),
+        Column("bubble", "Bubble", "share", "bubble", says="idle share of device time, last step"),
+        Column("time", "Time", "status", "elapsed", "-", says="time left, training time, or error"),
+        Column("preset", "Preset", "word", says="preset"),
+        Column("project", "Project", "word", "project", says="project"),
+        Column("user", "Owner", "word", "user", says="submitting user"),
+        Column("submitted", "Submitted", "moment", "submitted", "-", says="submission time"),
+        Column("id", "Number", "whole", "id", "-", says="run number"),
+        Column("team", "Team", "word", says="team"),
+        Column("devices", "Devices", "whole", "devices", "-", says="requested devices"),
         Column("priority", "Priority", "whole", "priority", "-", says="1 to 99"),
-        Column("elapsed", "Trained", "seconds", "elapsed", "-", says="time trained"),
+        Column("elapsed", "Trained", "seconds", "elapsed", "-", says="training time"),
     )
 }
 USUAL = ("state", "step", "reward", "curve", "kl", "bubble", "time", "preset", "project", "user", "submitted")
@@ -79,7 +79,7 @@ def column(key: str) -> Column:
 def chosen(text: str) -> list[Column]:
     """The columns of a choice, each once; the usual ones when it is empty. Raises FilterError."""
     if len(text) > LONGEST or "\0" in text:
-        raise FilterError(f"A choice of columns has at most {LONGEST} characters.")
+        raise FilterError(f"A column selection has at most {LONGEST} characters.")
     keys = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip())) or list(USUAL)
     if len(keys) > MOST_COLUMNS:
         raise FilterError(f"A table has at most {MOST_COLUMNS} columns.")

@@ -62,28 +62,28 @@ class Number:
 
 
 NUMBERS: dict[str, Number] = {
-    "reward": Number(lambda: F("reward"), "newest mean reward"),
-    "kl": Number(lambda: F("kl"), "newest KL to the reference, nats"),
-    "bubble": Number(lambda: F("bubble"), "share of device time that was idle in the newest step, 0 to 1"),
+    "reward": Number(lambda: F("reward"), "latest mean reward"),
+    "kl": Number(lambda: F("kl"), "latest KL to the reference, nats"),
+    "bubble": Number(lambda: F("bubble"), "idle share of device time, last step, 0 to 1"),
     "step": Number(lambda: Cast("step", FloatField()), "steps done"),
-    "steps": Number(lambda: Cast("total_steps", FloatField()), "steps in all"),
-    "devices": Number(lambda: Cast("devices", FloatField()), "devices asked for"),
+    "steps": Number(lambda: Cast("total_steps", FloatField()), "total steps"),
+    "devices": Number(lambda: Cast("devices", FloatField()), "requested devices"),
     "priority": Number(lambda: Cast("priority", FloatField()), "1 to 99"),
-    "elapsed": Number(lambda: F("elapsed_s"), "time trained: 90s, 15m, 2h, 3d", seconds=True),
-    "age": Number(lambda: _age(), "time since it was submitted: 90s, 15m, 2h, 3d", seconds=True),
-    "gib": Number(lambda: Cast("storage__bytes", FloatField()) / GIB, "GiB that it takes in the database and on disk"),
-    "id": Number(lambda: Cast("id", FloatField()), "the run's number"),
+    "elapsed": Number(lambda: F("elapsed_s"), "training time: 90s, 15m, 2h, 3d", seconds=True),
+    "age": Number(lambda: _age(), "time since submission: 90s, 15m, 2h, 3d", seconds=True),
+    "gib": Number(lambda: Cast("storage__bytes", FloatField()) / GIB, "GiB in the database and on disk"),
+    "id": Number(lambda: Cast("id", FloatField()), "run number"),
 }
 TEXTS: dict[str, tuple[str, str]] = {
     "name": ("name__icontains", "part of the name"),
-    "user": ("user__username__iexact", "who submitted it"),
-    "project": ("project__name__iexact", "the project"),
-    "team": ("project__team__name__iexact", "the team"),
-    "preset": ("preset__iexact", "the preset that it was made from"),
-    "tag": ("tags__contains", "one of its tags"),
+    "user": ("user__username__iexact", "submitting user"),
+    "project": ("project__name__iexact", "project"),
+    "team": ("project__team__name__iexact", "team"),
+    "preset": ("preset__iexact", "preset"),
+    "tag": ("tags__contains", "tag"),
     "state": ("state", "a state, or active, waiting, ended"),
     "alert": ("alerts", "an open alert: a condition, or any"),
-    "archived": ("archived_at", "yes, no, or any; without it archived runs are left out"),
+    "archived": ("archived_at", "yes, no, or any; the default hides archived runs"),
 }
 
 
@@ -112,7 +112,7 @@ def sorting(name: str) -> Any:
     if name in by_text:
         return F(by_text[name])
     if name == "age":  # it changes between two pages
-        raise FilterError("Runs are sorted by when they were submitted: “submitted”.", name)
+        raise FilterError("Sort by submission time with “submitted”.", name)
     return _number(name, name).expression()
 
 
@@ -166,7 +166,7 @@ def _states(value: str, term: str) -> Q:
 
 def _archived(value: str, term: str) -> Q:
     if value not in ARCHIVED:
-        raise FilterError(f"“archived:” is one of {', '.join(ARCHIVED)}.", term)
+        raise FilterError(f"“archived:” must be one of {', '.join(ARCHIVED)}.", term)
     return ARCHIVED[value]
 
 

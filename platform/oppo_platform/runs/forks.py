@@ -45,17 +45,15 @@ def fork_problems(spec: RunSpec, team_id: int) -> list[SpecProblem]:
         return [_no_such(spec, team_id)]
     newer = Attempt.objects.filter(run=saved.run, epoch__gt=saved.attempt.epoch, start_step__lt=saved.step)
     if saved.run.state not in ENDED and newer.exists():
-        said = f"is being trained anew since run {saved.run_id} went back to an earlier checkpoint"
-        return [SpecProblem("fork.step", said, str(saved.step), "a step before, or the same when the run has got there again")]
+        said = f"is being trained again, because run {saved.run_id} resumed from an earlier checkpoint"
+        return [SpecProblem("fork.step", said, str(saved.step), "an earlier step, or this one when the run has reached it again")]
     if where(saved) == "deleted":
-        return [SpecProblem("fork.step", "names a checkpoint whose files were deleted, as newer ones were kept", str(saved.step))]
+        return [SpecProblem("fork.step", "names a checkpoint whose files were deleted by retention", str(saved.step))]
     try:
         before = load_stored_spec(saved.run.spec)
     except SpecError:
         return [
-            SpecProblem(
-                "fork.run", "was submitted under another schema, so its state means something else now", str(saved.run_id)
-            )
+            SpecProblem("fork.run", "was submitted under another spec version, so its state cannot be used", str(saved.run_id))
         ]
     refused = [(change, rule) for change in between(before, spec) if (rule := refusing_rule(change.path)) is not None]
     said = f"cannot differ from run {saved.run_id} in a fork, because"
@@ -68,7 +66,7 @@ def _room_problems(saved: Checkpoint, before: RunSpec, spec: RunSpec) -> list[Sp
     needed = most_in_flight(before)
     if not half_done(saved) or needed <= room(spec):
         return []
-    said = f"leaves room for {room(spec)} answers in flight, and this checkpoint of a half-done step may hold {needed}"
+    said = f"allows {room(spec)} responses in flight, but this mid-step checkpoint may contain {needed}"
     asked, least = spec.overlap.overcommit.max, least_overcommit(needed, spec)
     return [SpecProblem("overlap.overcommit.max", said, str(asked), f"at least {least}, or a checkpoint between two steps")]
 
@@ -80,10 +78,10 @@ def _no_such(spec: RunSpec, team_id: int) -> SpecProblem:
     steps = list(Checkpoint.objects.filter(run__in=runs).order_by("-step").values_list("step", flat=True).distinct()[:20])
     if not runs.exists():
         return SpecProblem(
-            "fork.run", "is no run of this team", str(spec.fork.run), "the number of a run of the team, not in its trash"
+            "fork.run", "is not a run of this team", str(spec.fork.run), "the number of a run of the team, not in its trash"
         )
     allowed = ("one of " + ", ".join(map(str, sorted(steps)))) if steps else f"run {spec.fork.run} has no checkpoint yet"
-    return SpecProblem("fork.step", "is no step at which the run has a checkpoint", str(spec.fork.step), allowed)
+    return SpecProblem("fork.step", "is not a step with a checkpoint of the run", str(spec.fork.step), allowed)
 
 
 def _said(value: object) -> str:
@@ -129,13 +127,15 @@ def resume_at(run_id: int, checkpoint_id: int, actor: str) -> None:
     run = Run.objects.select_for_update(of=("self",)).get(pk=run_id)
     saved = Checkpoint.objects.select_related("attempt").get(pk=checkpoint_id, run=run)
     if run.state != RunState.PAUSED:
-        raise NotPossible(f"Only a paused run goes on from an older checkpoint; this one is {run.state}. Fork it from there.")
+        raise NotPossible(
+            f"Only a paused run can resume from an older checkpoint; this one is {run.state}. Fork from the checkpoint instead."
+        )
     waits = beginning().filter(begins_with__run=run, begins_with__step__gt=saved.step).exclude(pk=run.pk).first()
     if waits is not None:
-        raise NotPossible(f"Run {waits.pk} is about to begin with a later checkpoint of this run, which would be written anew.")
+        raise NotPossible(f"Run {waits.pk} is about to start from a later checkpoint of this run, which would be overwritten.")
     if where(saved) == "deleted":
-        raise NotPossible("The files of this checkpoint were deleted, as newer ones were kept.")
+        raise NotPossible("The files of this checkpoint were deleted by retention.")
     Run.objects.filter(pk=run.pk).update(begins_with=saved, begins_after=run.epochs)
-    said = f"It goes on from the checkpoint of step {saved.step} of attempt {saved.attempt.epoch}, not from the newest one."
+    said = f"Resumes from the checkpoint of step {saved.step} of attempt {saved.attempt.epoch} instead of the latest one."
     Change.objects.create(run=run, what="checkpoint", reason=said, actor=actor, at=clock.now())
     resume_run(run_id, actor)

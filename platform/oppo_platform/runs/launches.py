@@ -50,7 +50,7 @@ def meeting_place(attempt: Attempt, address: wire.Address | None, now: datetime)
     if attempt.nodes == 1:
         return {}
     if address is None:
-        raise AttemptRefused("not_your_node", f"Attempt {attempt.pk} is on several nodes, and its first one told no address.")
+        raise AttemptRefused("not_your_node", f"Attempt {attempt.pk} spans several nodes, and its first node sent no address.")
     by = now + timedelta(seconds=settings.OPPO_RENDEZVOUS_S)
     return {"rendezvous_host": address.host, "rendezvous_port": address.port, "rendezvous_by": by}
 
@@ -73,11 +73,11 @@ def claim_launch(attempt: Attempt, node: Node, now: datetime) -> tuple[Launch, s
     if launch is None:
         raise AttemptRefused("not_your_node", f"Attempt {attempt.pk} is not allocated to node {node.name}.")
     if launch.state != LaunchState.ALLOCATED:
-        raise AttemptRefused("already_claimed", f"Rank {launch.rank} of attempt {attempt.pk} has been claimed already.")
+        raise AttemptRefused("already_claimed", f"Rank {launch.rank} of attempt {attempt.pk} is already claimed.")
     if attempt.rendezvous_by is None:
-        raise AttemptRefused("not_your_node", f"The first node of attempt {attempt.pk} is not there yet.")
+        raise AttemptRefused("not_your_node", f"The first node of attempt {attempt.pk} has not joined yet.")
     if attempt.rendezvous_by <= now or attempt.stop_by is not None:
-        raise AttemptRefused("ended", f"It is too late to take part in attempt {attempt.pk}.")
+        raise AttemptRefused("ended", f"Attempt {attempt.pk} no longer accepts nodes.")
     token = new_token("attempt")
     _write(
         launch, LaunchState.ALLOCATED, state=LaunchState.CLAIMED, token_prefix=token.prefix, token_digest=token.digest,
@@ -134,6 +134,6 @@ def _write(launch: Launch, before: LaunchState, **values: object) -> None:
         AttemptRefused: it is in that state no more.
     """
     if not Launch.objects.filter(pk=launch.pk, state=before).update(**values):
-        raise AttemptRefused("stale_epoch", f"Rank {launch.rank} of attempt {launch.attempt_id} is not {before} any more.")
+        raise AttemptRefused("stale_epoch", f"Rank {launch.rank} of attempt {launch.attempt_id} is no longer {before}.")
     for name, value in values.items():
         setattr(launch, name, value)

@@ -81,9 +81,11 @@ def resume_run(run_id: int, actor: str) -> Run:
         raise NotPossible(refusal("resume", run.state))
     now = clock.now()
     if run.max_runtime_s is not None and seconds_on_devices(run, now) >= run.max_runtime_s:
-        raise NotPossible("It has used up its time on devices; extend it first.")
+        raise NotPossible("Its time limit is reached; extend it first.")
     if run.state == S.PAUSING:
-        move_run(run, S.PREEMPTING, f"Resumed by {_name(actor)} while it was pausing; waits again once it has stopped.", actor)
+        move_run(
+            run, S.PREEMPTING, f"Resumed by {_name(actor)} while it was pausing; it is queued again once it has stopped.", actor
+        )
         return run
     # Whoever is held does not wait: otherwise one could submit early, pause, and pass everybody later.
     Run.objects.filter(pk=run.pk).update(queued_at=now, not_before=None)
@@ -116,7 +118,7 @@ def set_priority(run_id: int, priority: int, actor: str) -> Run:
     run, _ = _locked(run_id)
     lowest, highest = PRIORITIES
     if not lowest <= priority <= highest:
-        raise NotPossible(f"A priority is a whole number from {lowest} to {highest}.")
+        raise NotPossible(f"Priority must be an integer from {lowest} to {highest}.")
     if run.state in ENDED or run.state == S.CANCELLING:
         raise NotPossible(refusal("change", run.state))
     if priority != run.priority:
@@ -131,11 +133,13 @@ def extend_run(run_id: int, hours: float, actor: str) -> Run:
     if run.state in ENDED or run.state == S.CANCELLING:
         raise NotPossible(refusal("extend", run.state))
     if run.max_runtime_s is None:
-        raise NotPossible("It has no limit on its time on devices, so there is nothing to extend.")
+        raise NotPossible("It has no time limit to extend.")
     if not 0 < hours <= LONGEST_EXTENSION_H:
-        raise NotPossible(f"Give hours above 0, at most {LONGEST_EXTENSION_H:,.0f}.")
+        raise NotPossible(f"Hours must be above 0 and at most {LONGEST_EXTENSION_H:,.0f}.")
     limit_s = run.max_runtime_s + 3600 * hours
-    _change(run, "time limit", f"{hours:g} h more on devices, {limit_s / 3600:.4g} h in all.", actor, max_runtime_s=limit_s)
+    _change(
+        run, "time limit", f"Extended by {hours:g} h; the time limit is now {limit_s / 3600:.4g} h.", actor, max_runtime_s=limit_s
+    )
     return run
 
 
@@ -157,7 +161,7 @@ def pause_overtime(now: datetime) -> int:
     paused = 0
     for run_id, limit_s in spent:
         with suppress(NotPossible):
-            pause_run(run_id, "scheduler", f"Its {limit_s / 3600:.4g} h on devices are used up. Extend and resume it.")
+            pause_run(run_id, "scheduler", f"The time limit of {limit_s / 3600:.4g} h is reached. Extend and resume the run.")
             paused += 1
     return paused
 

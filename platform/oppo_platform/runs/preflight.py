@@ -70,7 +70,10 @@ def wanted_files(spec: RunSpec) -> list[tuple[str, str]]:
 
 def secret_problems(spec: RunSpec, known: Collection[str]) -> list[SpecProblem]:
     """A complaint for each secret that the team does not have."""
-    listed = ", ".join(PREFIX + name for name in sorted(known)[:20]) or "the team has none yet; an owner sets them on its page"
+    listed = (
+        ", ".join(PREFIX + name for name in sorted(known)[:20])
+        or "the team has no secrets yet; an owner adds them on the team's page"
+    )
     said = "names a secret that the team does not have"
     return [
         SpecProblem(f"secrets.{variable}", said, PREFIX + name, listed, _near(name, known))
@@ -96,7 +99,7 @@ def problems_on(spec: RunSpec, offers: Sequence[NodeOffer], shared: bool = True)
     if problems:
         return problems
     if not offers:
-        return [SpecProblem("", "cannot be checked, because no worker is connected; start one and submit again")]
+        return [SpecProblem("", "cannot be checked because no worker is connected; start a worker and submit again")]
     problems = [*_missing(spec, offers), *_unfit(spec, offers), *_too_large(spec, offers)]
     return problems or list(_scattered(spec, offers))
 
@@ -112,12 +115,12 @@ def _bad_ids(spec: RunSpec) -> Iterator[SpecProblem]:
             or PurePosixPath(given).is_absolute()
             or {"", ".", ".."} & {*parts}
         ):
-            yield SpecProblem(path, "does not name anything below a worker's folders", given, "an id from a worker's catalogue")
+            yield SpecProblem(path, "is not inside a worker's folders", given, "an id from a worker's catalogue")
 
 
 def _apart(spec: RunSpec) -> Iterator[SpecProblem]:
     if spec.resources.nodes > 1:
-        said = "needs storage that all nodes share; an administrator names it with OPPO_ARTIFACT_ROOT"
+        said = "needs storage shared by all nodes; an administrator sets OPPO_ARTIFACT_ROOT"
         yield SpecProblem("resources.nodes", said, str(spec.resources.nodes), "1")
 
 
@@ -136,7 +139,7 @@ def _unknown(path: str, given: str, known: list[str], noun: str) -> SpecProblem:
     allowed = ("one of " + ", ".join(known[:20])) if known else f"no connected worker has a {noun}"
     near = nearest(given, known)
     advice = hub_advice(given) if noun == "model" and near is None else ""
-    return SpecProblem(path, f"is in no connected worker's catalogue of {noun}s{advice}", given, allowed, near)
+    return SpecProblem(path, f"is not in any connected worker's catalogue of {noun}s{advice}", given, allowed, near)
 
 
 def _unfit(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
@@ -151,7 +154,7 @@ def _unfit(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
         if wanted.same_tokens and facts.context and facts.context < longest:
             yield SpecProblem(
                 wanted.path,
-                f"holds {facts.context} tokens, less than rollout.max_prompt_tokens + rollout.max_new_tokens = {longest}",
+                f"has a context of {facts.context}, less than rollout.max_prompt_tokens + rollout.max_new_tokens = {longest}",
                 wanted.id,
                 f"a context of {longest} or more",
             )
@@ -165,7 +168,10 @@ def _unknown_stops(spec: RunSpec, actor: ModelFacts | None) -> Iterator[SpecProb
     beyond = [token for token in spec.rollout.stop_tokens if vocab and token >= vocab]
     if beyond:
         yield SpecProblem(
-            "rollout.stop_tokens", "holds tokens outside the actor's vocabulary", str(beyond), f"token ids from 0 to {vocab - 1}"
+            "rollout.stop_tokens",
+            "contains tokens outside the actor's vocabulary",
+            str(beyond),
+            f"token ids from 0 to {vocab - 1}",
         )
 
 
@@ -178,7 +184,7 @@ def _other_tokenizer(spec: RunSpec, known: Mapping[str, ModelFacts]) -> Iterator
         if facts.tokenizer_digest != actor.tokenizer_digest:
             yield SpecProblem(
                 wanted.path,
-                "has another tokenizer than the actor, so it would read other words than the actor wrote",
+                "has a different tokenizer than the actor, so it would read different text",
                 wanted.id,
                 f"a model with the tokenizer of {spec.models.actor.path}",
             )
@@ -194,7 +200,7 @@ def _too_large(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProbl
     elif spec.resources.devices > most:
         yield SpecProblem(
             "resources.devices",
-            f"is more than any connected worker has {kind}devices",
+            f"exceeds the {kind}devices of every connected worker",
             str(spec.resources.devices),
             f"at most {most}",
         )
@@ -207,7 +213,7 @@ def _too_few_nodes(spec: RunSpec, offers: Sequence[NodeOffer], able: str = "") -
     most = max((sum(offer.devices.get(kind, 0) >= part for offer in offers) for kind in kinds), default=0)
     if spec.resources.nodes > most:
         each = f"{part} {'' if wanted == 'any' else wanted + ' '}device{'s' if part > 1 else ''}"
-        said = f"is more than there are connected workers{able} with {each} each"
+        said = f"exceeds the number of connected workers{able} with {each} each"
         yield SpecProblem("resources.nodes", said, str(spec.resources.nodes), f"at most {most}")
 
 
@@ -216,13 +222,13 @@ def _scattered(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProbl
     files = {file for _, file in wanted_files(spec)}
     whole = [o for o in offers if ids <= o.models.keys() and files <= o.prompts]
     if not whole:
-        yield SpecProblem("", "needs models and prompts that lie on different workers; no single one has them all")
+        yield SpecProblem("", "needs models and prompts that are on different workers; no single worker has them all")
     elif spec.resources.nodes > 1:
-        yield from _too_few_nodes(spec, whole, " that can read the models and prompts")
+        yield from _too_few_nodes(spec, whole, " that have the models and prompts")
     elif spec.resources.devices > (most := max(devices_of(o.devices, spec.device_kind) for o in whole)):
         yield SpecProblem(
             "resources.devices",
-            "is more than any worker has that can read the models and prompts",
+            "exceeds the devices of every worker that has the models and prompts",
             str(spec.resources.devices),
             f"at most {most}",
         )

@@ -87,15 +87,15 @@ def _sentence(reason: str) -> str:
 def _after_death(ended: Ended, state: str, wish: str, policy: RetryPolicy, resumes: str, rule: LogRule | None) -> Verdict:
     cause = _cause(ended)
     if rule is not None and rule.action == "fail":
-        return Verdict(S.FAILED, f"{cause}. Its rule on “{rule.match}” says not to try again.")
+        return Verdict(S.FAILED, f"{cause}. Not retried: retry rule “{rule.match}”.")
     exclude = rule is not None and rule.action == "exclude_node"
     if ended.deaths >= policy.attempts:
-        return Verdict(S.FAILED, f"{cause}. That was attempt {ended.deaths} of {policy.attempts}.", exclude_node=exclude)
-    elsewhere = f" Not on that node any more: its rule on “{rule.match}” says so." if rule is not None and exclude else ""
+        return Verdict(S.FAILED, f"{cause}. No attempts left ({ended.deaths} of {policy.attempts}).", exclude_node=exclude)
+    elsewhere = f" Retry rule “{rule.match}” excludes that node." if rule is not None and exclude else ""
     if state == S.PAUSING:
         return Verdict(S.PAUSED, f"{wish} {cause} while it was pausing. {resumes}{elsewhere}", exclude_node=exclude)
     wait_s = 0.0 if ended.outcome in NODES_FAULT else backoff_s(policy.backoff_s, ended.deaths)
-    when = f"comes next, after {wait_s:g} s." if wait_s else "comes next."
+    when = f"starts after {wait_s:g} s." if wait_s else "is next."
     next_one = f"Attempt {ended.deaths + 1} of {policy.attempts} {when}"
     return Verdict(S.QUEUED, f"{cause}. {resumes} {next_one}{elsewhere}", wait_s, exclude)
 

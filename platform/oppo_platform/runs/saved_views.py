@@ -69,7 +69,7 @@ def save_view(user: User, name: str, query: dict[str, str], team: Team | None) -
     if team is not None:
         demand(user, Action.SUBMIT, team.pk)
     if visible_views(user).count() >= MOST_VIEWS:
-        raise ViewRefused(f"There are {MOST_VIEWS} views already: delete one first.")
+        raise ViewRefused(f"There are already {MOST_VIEWS} views. Delete one first.")
     view = SavedView(owner_id=user.pk, team=team, name=_name(name), query=_query(user, query), created_at=clock.now())
     _write(view)
     return _item(user, view, default_of(user), _steered(user))
@@ -150,10 +150,10 @@ def _query(user: User, query: dict[str, str]) -> dict[str, str]:
     """What is kept of an address. Raises ViewRefused where it makes no sense."""
     kept = {name: query[name] for name in KEPT if query.get(name)}
     if kept.get("show", SHOWN[0]) not in SHOWN:
-        raise ViewRefused(f"`show` is one of {', '.join(SHOWN)}.")
+        raise ViewRefused(f"`show` must be one of {', '.join(SHOWN)}.")
     project = kept.get("project", "")
     if project and not (project.isdecimal() and len(project) < 19 and visible_projects(user).filter(pk=int(project)).exists()):
-        raise ViewRefused("There is no such project.")
+        raise ViewRefused("Project not found.")
     try:
         filtered(Run.objects.all(), kept.get("q", ""))
         chosen(kept.get("cols", ""))
@@ -169,8 +169,8 @@ def _write(view: SavedView) -> None:
         with transaction.atomic():
             view.save()
     except IntegrityError as error:
-        whose = f"{view.team.name} has" if view.team is not None else "You have"
-        raise ViewRefused(f"{whose} a view of that name already.") from error
+        whose = f"In {view.team.name} there is" if view.team is not None else "There is"
+        raise ViewRefused(f"{whose} already a view with this name.") from error
 
 
 def _steered(user: User) -> set[int]:

@@ -91,7 +91,7 @@ def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
         preemptible=spec.queue.preemptible,
         max_runtime_s=None if limit_h is None else 3600 * limit_h,
         state=RunState.QUEUED,
-        reason="Waits for the scheduler to look at it.",
+        reason="Waiting for the scheduler.",
         cursor=1,
         created_at=now,
         queued_at=now,

@@ -30,7 +30,7 @@ def _put(spec: dict[str, Any], path: str, value: Any) -> SpecProblem | None:
             holder[part] = {}
         place = _place(holder, part)
         if place is None or not isinstance(holder[place], dict | list):
-            return SpecProblem(path, f"{'.'.join(way[: depth + 1])} is no section", allowed="a path of the spec")
+            return SpecProblem(path, f"{'.'.join(way[: depth + 1])} is not a section", allowed="a path of the spec")
         holder = holder[place]
     place = _place(holder, last)
     if place is None:

@@ -6,23 +6,26 @@ from oppo_platform.runs.models import AttemptState
 
 A = AttemptState
 ATTEMPT_STATES: dict[AttemptState, tuple[str, tuple[AttemptState, ...]]] = {
-    A.ALLOCATED: ("has devices, and an order for its node to claim it", (A.CLAIMED, A.ENDED, A.FENCED)),
-    A.CLAIMED: ("its node's supervisor has taken it, with a token and a lease; the engine loads", (A.RUNNING, A.ENDED, A.FENCED)),
-    A.RUNNING: ("its engine has begun to train", (A.ENDED, A.FENCED)),
-    A.ENDED: ("its supervisor has told how the engine ended, or nobody had claimed it yet", ()),
-    A.FENCED: ("was given up; what its engine still tells counts as history, and moves nothing", ()),
+    A.ALLOCATED: ("devices are allocated; waiting for the node to claim the attempt", (A.CLAIMED, A.ENDED, A.FENCED)),
+    A.CLAIMED: (
+        "the node's supervisor has claimed it with a token and a lease; the engine is loading",
+        (A.RUNNING, A.ENDED, A.FENCED),
+    ),
+    A.RUNNING: ("the engine is training", (A.ENDED, A.FENCED)),
+    A.ENDED: ("the supervisor reported how the engine ended, or the attempt was never claimed", ()),
+    A.FENCED: ("the platform gave it up; later reports of its engine are stored as history but change no state", ()),
 }
 OUTCOMES = {
-    "succeeded": "all steps are done, or the budget is used up",
-    "failed": "the engine named an error and ended; or the run could not be started, because a secret or a checkpoint was gone",
-    "cancelled": "was asked to stop for good",
-    "paused": "was asked to pause, and saved",
-    "preempted": "was asked to make room, or its worker was shut down in good order, and saved; or its worker could not reach the"
-    " platform and stopped it before its lease could end",
-    "engine_died": "the engine ended without a word, or a disk of its node kept it from starting",
-    "lease_lost": "its supervisor, or one on a further node, was silent until the lease ended",
-    "orphaned": "its node is well and no longer reports it",
-    "absent": "a further node of it did not claim its part in time, or fell silent before it had",
-    "restored": "the platform was put back to a backup of before its end",
-    "unclaimed": "was given up before anybody had claimed it; nothing was lost",
+    "succeeded": "all steps are done, or a budget limit was reached",
+    "failed": "the engine ended with an error, or the run could not start because a secret or a checkpoint was missing",
+    "cancelled": "cancelled",
+    "paused": "paused, with a checkpoint",
+    "preempted": "preempted or stopped by an orderly worker shutdown, with a checkpoint; or its worker lost contact with the"
+    " platform and stopped it before the lease expired",
+    "engine_died": "the engine ended without an error message, or a disk of its node prevented the start",
+    "lease_lost": "its supervisor, or one on another node, sent no heartbeat until the lease expired",
+    "orphaned": "its node is healthy and no longer reports it",
+    "absent": "one of its other nodes did not claim its part in time, or stopped sending heartbeats before that",
+    "restored": "the platform was restored from a backup made before its end",
+    "unclaimed": "was withdrawn before a node claimed it; no progress was lost",
 }

@@ -28,7 +28,7 @@ def change_tags(run_id: int, add: Sequence[str], remove: Sequence[str], actor: s
     """
     for tag in add:
         if not TAG.fullmatch(tag):
-            raise TagRefused(f"A tag has 1 to 40 characters without spaces, commas and quotes; “{tag[:60]}” has not.")
+            raise TagRefused(f"A tag has 1 to 40 characters without spaces, commas and quotes; “{tag[:60]}” is invalid.")
     run = Run.objects.select_for_update(of=("self",)).select_related("project").get(pk=run_id)
     kept = list(dict.fromkeys([*(tag for tag in run.tags if tag not in remove), *add]))
     if len(kept) > MOST_TAGS:

@@ -41,7 +41,7 @@ def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
     """
     old = RunState(run.state)
     if not may_move(old, new):
-        raise MoveRefused(f"Run {run.pk} cannot go from {old} to {new}.")
+        raise MoveRefused(f"Run {run.pk} cannot change from {old} to {new}.")
     with transaction.atomic():
         now = clock.now()
         changes: dict[str, object] = {"state": new, "reason": reason}

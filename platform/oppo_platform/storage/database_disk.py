@@ -73,7 +73,7 @@ def low_database() -> str:
     if row is None:
         return ""
     left = size(row.free_bytes or 0)
-    why = "no run is taken until an administrator has made room. What runs goes on."
+    why = "no new runs are accepted until an administrator frees disk space. Current runs continue."
     return f"The platform's database has {left} of disk left: {why}"
 
 

@@ -60,7 +60,7 @@ def levels_of(team_ids: Collection[int]) -> dict[int, Level]:
 def set_storage_quota(team_id: int, quota_bytes: int | None, actor: User | str = audit.SHELL) -> TeamStorage:
     """How many bytes the team's runs may take together; None: no limit. Raises `QuotaError` for what is negative or absurd."""
     if quota_bytes is not None and not 0 <= quota_bytes <= MOST_BYTES:
-        raise QuotaError(f"A team may have 0 to {MOST_BYTES / 2**30:,.0f} GiB.")
+        raise QuotaError(f"A storage quota must be 0 to {MOST_BYTES / 2**30:,.0f} GiB.")
     row, _ = TeamStorage.objects.update_or_create(team_id=team_id, defaults={"quota_bytes": quota_bytes})
     audit.record(team_id, actor, "quota.storage", "the team", bytes=quota_bytes)
     return row
@@ -73,9 +73,7 @@ def storage_problems(team_id: int) -> list[SpecProblem]:
         return []
     largest = RunStorage.objects.filter(run__project__team=team_id, bytes__gt=0).select_related("run").order_by("-bytes", "run")
     most = ", ".join(f"{row.run.name} (run {row.run_id}, {size(row.bytes)})" for row in largest.defer("run__spec")[:NAMED])
-    text = f"the team's storage is full: its runs take {size(now.used)}, and its quota is {size(now.quota or 0)}."
+    text = f"the team's storage is full: its runs use {size(now.used)}, and its quota is {size(now.quota or 0)}."
     text += f" The largest are {most}." if most else ""
-    text += (
-        " Delete runs for good, let retention do so (both on the team's Storage page), or ask an administrator for a larger quota"
-    )
+    text += " Delete runs permanently, set retention rules (both on the team's Storage page), or ask for a larger quota"
     return [SpecProblem("", text)]

@@ -50,9 +50,9 @@ def set_retention(
     """
     demand(actor, Action.MANAGE_STORAGE, team.pk)
     if any(days is not None and not 1 <= days <= LONGEST_DAYS for days in (detail_days, run_days)):
-        raise AccountError(f"Give 1 to {LONGEST_DAYS:,} days, or nothing to keep them for ever.")
+        raise AccountError(f"Enter 1 to {LONGEST_DAYS:,} days, or leave empty for no limit.")
     if keep_checkpoints is not None and not 1 <= keep_checkpoints <= MOST_KEPT:
-        raise AccountError(f"Keep 1 to {MOST_KEPT:,} checkpoints, or give nothing to keep all.")
+        raise AccountError(f"Keep 1 to {MOST_KEPT:,} checkpoints, or leave empty to keep all.")
     wanted = {"detail_days": detail_days, "run_days": run_days, "keep_checkpoints": keep_checkpoints}
     row, _ = TeamStorage.objects.select_for_update().get_or_create(team=team)
     if any(getattr(row, name) != value for name, value in wanted.items()):
@@ -151,7 +151,7 @@ def thin(run_id: int, keep: int) -> bool:
             ask(run, row.url, row.bytes)
     Checkpoint.objects.filter(pk__in=[row.pk for row in rows]).delete()
     steps = ", ".join(str(row.step) for row in reversed(rows[-STEPS_NAMED:])) + (" …" if len(rows) > STEPS_NAMED else "")
-    _tell(run, f"Checkpoints of step {steps} were deleted: the team keeps the newest {keep} of a run that has ended.")
+    _tell(run, f"Checkpoints of step {steps} were deleted: the team keeps the latest {keep} of an ended run.")
     RunStorage.objects.filter(run=run).update(settled=False)
     return True
 

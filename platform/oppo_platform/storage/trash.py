@@ -63,18 +63,18 @@ def delete_run(run_id: int, actor: str) -> Deletion:
     if run.deleted_at is not None:
         return run.deletion
     if run.state not in ENDED:
-        raise NotDeletable(f"{run.name} is {run.state}. Only runs that have ended are deleted: cancel it first.")
+        raise NotDeletable(f"{run.name} is {run.state}. Only ended runs can be deleted: cancel it first.")
     if Project.objects.filter(pk=run.project_id, pinned=run).exists():  # whoever pins holds the run's row too
-        raise NotDeletable(f"{run.name} is the pinned baseline of {run.project.name}. Unpin it, or pin another one, first.")
+        raise NotDeletable(f"{run.name} is the pinned baseline of {run.project.name}. Unpin it or pin another run first.")
     users = dependents(run)
     if users:
         names = ", ".join(f"{user.name} (run {user.pk})" for user in users[:NAMED]) + (" …" if len(users) > NAMED else "")
-        begin = "begins" if len(users) == 1 else "begin"
-        raise NotDeletable(f"{names} {begin} with a checkpoint of {run.name}: delete it when they have ended.")
+        begin = "starts" if len(users) == 1 else "start"
+        raise NotDeletable(f"{names} {begin} from a checkpoint of {run.name}. Delete it after they have ended.")
     now = clock.now()
     due_at = now + timedelta(days=settings.OPPO_TRASH_DAYS)
     deletion = Deletion.objects.create(run=run, at=now, actor=actor, due_at=due_at)
-    _hide(run, deletion.at, "deleted", f"Put into the trash until {due_at:%Y-%m-%d %H:%M} UTC.", actor)
+    _hide(run, deletion.at, "deleted", f"Moved to trash until {due_at:%Y-%m-%d %H:%M} UTC.", actor)
     audit.record(run.project.team_id, actor, "run.delete", f"run {run.pk} {run.name}", until=due_at.isoformat())
     return deletion
 
@@ -90,11 +90,11 @@ def restore_run(run_id: int, actor: str) -> Run:
     if run.deleted_at is None:
         return run
     if run.purged_at is not None:
-        raise NotDeletable(f"{run.name} has been deleted for good.")
+        raise NotDeletable(f"{run.name} has been permanently deleted.")
     if run.deletion.actor == RETENTION and KEEP_TAG not in run.tags:  # otherwise it would be back in the trash in a minute
         Run.objects.filter(pk=run.pk).update(tags=[*run.tags, KEEP_TAG])
     Deletion.objects.filter(run=run).delete()
-    _hide(run, None, "restored", "Taken out of the trash.", actor)
+    _hide(run, None, "restored", "Restored from trash.", actor)
     audit.record(run.project.team_id, actor, "run.restore", f"run {run.pk} {run.name}")
     return run
 

@@ -99,7 +99,7 @@ def counted(points: Points | None, series: Mapping[str, Mapping[str, Any]], hit:
 def _baseline(runs: Sequence[Run], asked: int | None) -> int:
     ids = [run.pk for run in runs]
     if asked is not None and asked not in ids:
-        raise ValueError("The baseline must be one of the runs.")
+        raise ValueError("The baseline must be one of the compared runs.")
     pinned = next((run.pk for run in runs if run.project.pinned_id == run.pk), ids[0])
     return pinned if asked is None else asked
 

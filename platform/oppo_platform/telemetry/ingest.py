@@ -49,7 +49,7 @@ class GapFound(Exception):
 
     def __init__(self, expected_seq: int) -> None:
         self.expected_seq = expected_seq
-        super().__init__(f"Event {expected_seq} comes next.")
+        super().__init__(f"Expected event {expected_seq}.")
 
 
 def ingest(attempt_id: int, producer: str, events: Sequence[Event], rank: int = 0) -> int:
@@ -109,7 +109,7 @@ def _apply(attempt: Attempt, events: list[Event]) -> None:
 
 def _refuse_deleted(run: Run) -> None:
     if run.purged_at is not None:
-        raise AttemptRefused("ended", f"Run {run.pk} has been deleted; nothing more is kept of it.")
+        raise AttemptRefused("ended", f"Run {run.pk} has been deleted; its events are no longer stored.")
 
 
 def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent]) -> None:
@@ -178,7 +178,9 @@ def _write_steps(attempt: Attempt, events: list[StepEvent]) -> None:
 def _tell_left_out(attempt: Attempt, keys: list[str], time: float) -> None:
     """A line in the run's log, the first time only."""
     most = settings.OPPO_MOST_SERIES
-    text = f"This run has {most} metrics, the most a run may have (OPPO_MOST_SERIES). Others are not kept, such as {keys[0]}."
+    text = (
+        f"This run has {most} metrics, the limit for a run (OPPO_MOST_SERIES). Further metrics are not stored, such as {keys[0]}."
+    )
     if not LogLine.objects.filter(attempt=attempt, stream=PLATFORM_STREAM).exists():
         LogLine.objects.create(attempt=attempt, stream=PLATFORM_STREAM, text=text, time=datetime.fromtimestamp(time, UTC))
 

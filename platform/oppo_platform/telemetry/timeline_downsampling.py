@@ -119,7 +119,7 @@ def worst_bubbles(far: FarSteps) -> list[Json]:
 
 def _bubble(far: FarSteps, row: int, device: int, kind: int, alone: bool, start: float, seconds: float) -> Json:
     name, cause, step = far.devices[device], KINDS[kind][1], far.steps[row]
-    words = f"{name} was idle for {seconds:.3g} s in step {step}, {start:.0f} s after the run began. Cause: {cause}."
+    words = f"{name} was idle for {seconds:.3g} s in step {step}, {start:.0f} s after the run started. Cause: {cause}."
     return {"device": name, "cause": cause, "step": step, "start_s": start, "length_s": seconds, "words": words}
 
 

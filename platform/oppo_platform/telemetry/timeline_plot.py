@@ -103,7 +103,7 @@ def _idle(steps: list[tuple[Json, float]], blocks: dict[str, Block], colours: Pa
     for step, shift in steps:
         for device, cause, start, end in step["idle"]:
             block = blocks[device]
-            words = f"<b>idle: {cause}</b><br>{_seconds(end - start)} on {escape(device)}, {_steps(step)}"
+            words = f"<b>idle, waiting for {cause}</b><br>{_seconds(end - start)} on {escape(device)}, {_steps(step)}"
             causes[cause].add(start + shift, end + shift, block.top + block.height / 2, block.height - 0.1, words)
     for cause, bars in sorted(causes.items(), key=lambda item: -sum(item[1].x)):
         colour = colours.idle[cause]
@@ -160,13 +160,13 @@ def _sequences(steps: list[tuple[Json, float]], top: float, colours: Palette) ->
             continue
         free[row : row + 1] = [pieces[-1]["end_s"]]
         for piece in pieces:
-            end = f"trained at age {piece['age']}" if piece["trained"] else f"carried on at age {piece['age']}"
+            end = f"trained at staleness {piece['age']}" if piece["trained"] else f"deferred at staleness {piece['age']}"
             words = f"<b>sequence {number}</b><br>{piece['tokens']} tokens, {end}"
             xs, ys, texts = old if piece["age"] - (not piece["trained"]) > 0 else young
             xs += [piece["start_s"], piece["end_s"], None]
             ys += [top + 0.5 * (row + 0.5)] * 2 + [None]
             texts += [words, words, ""]
-    named = (("deferred: written first", young, "decode"), ("deferred: written on", old, "update-actor"))
+    named = (("deferred: first part", young, "decode"), ("deferred: continuation", old, "update-actor"))
     return len(free), [
         _line(name, xs, ys, {"color": colours.phase[colour], "width": 5}) | {"hovertext": texts, "hoverinfo": "text"}
         for name, (xs, ys, texts), colour in named

@@ -147,7 +147,7 @@ class Supervisor:
             return
         except RefusedError as error:
             self.fenced = True
-            self.reason = f"the platform no longer owns up to this attempt: {error}"
+            self.reason = f"the platform no longer accepts this attempt: {error}"
             return
         self.lease_ends = sent_at + orders.lease_s
         self.told_running = self.engine_started
@@ -168,9 +168,9 @@ class Supervisor:
         if now >= self.lease_ends - lease_margin_s(self.lease_s) and not self.fenced:
             self.fenced = True
             self.signal = self.signal or "preempt"
-            self.reason = "the platform could not be reached and the lease was about to end"
+            self.reason = "the platform could not be reached and the lease was about to expire"
         if now >= self.kill_at:
-            self.reason = self.reason or "it did not stop by its deadline and was killed"
+            self.reason = self.reason or "the engine did not stop before the deadline and was killed"
         if self.fenced or now >= self.kill_at:
             engine.kill()
 

@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 class Command(BaseCommand):
     """`manage.py housekeeper` runs until SIGTERM or SIGINT."""
 
-    help = "Seal the series that runs have told, tell people of alerts, and delete what is due."
+    help = "Compact stored series, send alert notifications and apply retention."
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Keep house until told to stop."""
