@@ -84,7 +84,7 @@ def test_a_run_that_dies_of_nan_is_told_in_the_list_and_rules_are_changed(visit,
     page.wait_for_selector(".banner >> text=changed")
     expect(page.get_by_label("Threshold of KL above, nats per sequence")).to_have_value("30")
     page.fill("#hook-url", "https://hooks.example.org/oppo")
-    page.click("text=Add the webhook")
+    page.click("button >> text=Add webhook")
     page.wait_for_selector("#fresh-secret")
     assert page.input_value("#fresh-secret").startswith("whsec_")
     page.set_viewport_size(PHONE)

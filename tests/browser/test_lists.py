@@ -36,7 +36,7 @@ def test_filters_by_state_and_project(visit, platform, two_runs):
     empty = Project.objects.create(team=platform.project.team, name="empty", created_at=platform.project.created_at)
     page = visit().page
     page.goto(f"/runs?show=failed&project={empty.pk}")
-    page.wait_for_selector("text=No run is in this state.")
+    page.wait_for_selector("text=No run of this project is in this state.")
     page.goto(f"/runs?project={platform.project.pk}")
     page.click("text=Ended")
     page.wait_for_url("**show=ended**")
@@ -149,7 +149,7 @@ def test_a_view_is_saved_chosen_as_default_deleted_and_brought_back(visit, two_r
     page.click(".toast >> text=Undo")
     page.wait_for_selector("#views-list >> text=best")
     page.click("[aria-label='Make best the default view']")
-    page.wait_for_selector("text=begins with all runs")
+    page.wait_for_selector("text=All runs is your default view")
     page.click("[aria-label='Delete best']")
     page.wait_for_selector(".toast >> text=best deleted")
     page.keyboard.press("Escape")

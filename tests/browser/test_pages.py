@@ -110,7 +110,7 @@ def test_error_pages_say_what_to_do(visit, two_runs):
     visitor.expects("404")  # a browser logs the status of a page itself
     reply = visitor.page.goto("/runs/99999999")
     assert reply.status == 404
-    assert "page not found" in visitor.page.inner_text("h1")
+    assert "Page not found" in visitor.page.inner_text("h1")
     reply = visitor.page.goto("/runs?show=nonsense")
     assert reply.status == 404
 

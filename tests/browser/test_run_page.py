@@ -118,7 +118,7 @@ def test_pause_resume_and_priority_are_offered_when_they_mean_something(visit, p
     page.goto(f"/runs/{run_id}")
     expect(page.locator("[data-wish=resume]")).to_be_hidden()
     page.click("[data-wish=pause]")
-    expect(page.locator("#wish-words")).to_contain_text("writes a checkpoint")
+    expect(page.locator("#wish-words")).to_contain_text("saves a checkpoint")
     page.click("#wish-confirm")
     page.wait_for_selector(".pill[data-state=pausing]")
     supervisor.wait_for_signal("pause")

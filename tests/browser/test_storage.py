@@ -35,7 +35,7 @@ def test_ticked_runs_are_deleted_and_brought_back(visit, platform):
     page.click("#delete-confirm")
     page.wait_for_selector("h2 >> text=In trash")
     page.click("text=Team trash")
-    page.locator("tr", has_text="letters unwanted 1").locator("text=Delete for good").click()
+    page.locator("tr", has_text="letters unwanted 1").locator("text=Delete permanently").click()
     page.click("text=Keep in trash")
     page.locator("tr", has_text="letters unwanted 1").get_by_role("button", name="Restore").click()
     page.wait_for_selector("text=letters unwanted 1 was restored.")

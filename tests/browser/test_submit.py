@@ -55,7 +55,7 @@ def test_a_wrong_value_is_told_at_its_field_while_one_types(visit, platform):
     expect(error).to_contain_text("16")
     expect(page.locator("[data-path='overlap.overcommit.max']")).to_have_attribute("aria-invalid", "true")
     expect(page.locator("#send")).to_have_attribute("aria-disabled", "true")
-    expect(page.locator("#why-not")).to_contain_text("One thing")
+    expect(page.locator("#why-not")).to_contain_text("Fix 1 problem")
     page.fill("[data-path='overlap.overcommit.max']", "16")
     page.wait_for_selector(READY)
     expect(error).to_be_hidden()
@@ -67,7 +67,7 @@ def test_an_actor_with_another_tokenizer_is_refused_before_anything_is_queued(vi
     page = open_form(visit)
     page.select_option("[data-path='models.actor']", "letters/other-actor")
     page.wait_for_selector("#problems >> text=tokenizer")
-    expect(page.locator("#why-not")).to_contain_text("a change first")
+    expect(page.locator("#why-not")).to_contain_text("to submit")
     expect(page.locator("#send")).to_have_attribute("aria-disabled", "true")
 
 
