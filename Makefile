@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 PYTEST := $(BIN)/python -m pytest
 # These tests share nothing and run in two processes, each with a database of its own.
-APART := tests/contract tests/engine tests/simulation tests/web/test_control_plane.py
+APART := tests/contract tests/engine tests/bench tests/simulation tests/web/test_control_plane.py
 # Nor do these, a file in one process; there are three, because they wait for others most of the time.
 WAITING := tests/web tests/worker
 # These share a platform in each process, which must not meet tests that empty the database under it.

@@ -27,7 +27,6 @@ from oppo_core.models.load_roles import DTYPES, check_contexts, load_actor, load
 from oppo_core.models.model_io import Base, find
 from oppo_core.models.protocol import Network
 from oppo_core.models.shared_weights import SHARED_MEMORY, seen_by_others, short_of_shared_memory, take_shared
-from oppo_core.overlapped_update import OverlappedUpdate
 from oppo_core.ppo.actor import Acting, ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.early_gradients import EarlyGradients
@@ -63,6 +62,7 @@ from oppo_core.trace.gpu_stats import Hardware, NoHardware, hardware_of
 from oppo_core.trace.recorder import Recorder
 from oppo_core.training.backends import backend_factory
 from oppo_core.update.nonfinite import SkippingCriticFreeUpdate, SkippingUpdate
+from oppo_core.update.overlapped import OverlappedUpdate
 from oppo_core.update.strategies import CriticFreeUpdate, PlainUpdate, Updating
 
 

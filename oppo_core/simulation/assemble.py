@@ -15,7 +15,6 @@ from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.engine.build import Engine, Progress, pool_of
 from oppo_core.engine.layout import Layout, scorers_of
-from oppo_core.overlapped_update import OverlappedUpdate
 from oppo_core.reporting import step_report
 from oppo_core.reporting.event_log import Journal
 from oppo_core.rollout.prompts import PromptStream
@@ -29,6 +28,7 @@ from oppo_core.simulation.lengths import Length, drawn
 from oppo_core.simulation.machine import Machine
 from oppo_core.simulation.scorers import SimulatedScorers
 from oppo_core.train import train_step
+from oppo_core.update.overlapped import OverlappedUpdate
 from oppo_core.update.strategies import CriticFreeUpdate, PlainUpdate
 
 PROMPTS = 64  # different ones; all are alike to a simulation

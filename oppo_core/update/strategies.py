@@ -1,6 +1,6 @@
 """The second half of a step: scores, advantages, and both updates, after decoding.
 
-`PlainUpdate` is PPO as everybody knows it, `CriticFreeUpdate` is GRPO and RLOO. `oppo_core/overlapped_update.py` begins while the
+`PlainUpdate` is PPO as everybody knows it, `CriticFreeUpdate` is GRPO and RLOO. `oppo_core/update/overlapped.py` begins while the
 tail is still decoded; `oppo_core/update/nonfinite.py` has the update that may leave out a step.
 """
 

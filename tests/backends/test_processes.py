@@ -8,8 +8,8 @@ import pytest
 
 from tests.backends.test_trainer_contract import BACKENDS, MISSING, Tree, case, write_world
 from tests.engine.conftest import World
-from tests.engine.test_torchrun import Nodes, finished, is_named
-from tests.engine.test_torchrun import nodes as nodes  # the fixture
+from tests.engine.distributed.test_torchrun import Nodes, finished, is_named
+from tests.engine.distributed.test_torchrun import nodes as nodes  # the fixture
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 DEFER = {"intra_step": "per_chunk", "inter_step": "defer", "overcommit": {"initial": 2, "min": 0, "max": 4}}

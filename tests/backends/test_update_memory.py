@@ -22,8 +22,8 @@ from oppo_core.models.huggingface import HuggingNetwork
 from oppo_core.models.model_io import load_model
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
-from tests.engine.architectures import write_folders
 from tests.engine.conftest import world as world  # the fixture
+from tests.engine.models.architectures import write_folders
 
 ROWS, LENGTHS, PROMPTS = 6, (9, 23, 14, 5, 30, 11), (3, 5, 2, 4, 7, 1)
 # Entropy in the loss, so that its gradient goes through the head as well.

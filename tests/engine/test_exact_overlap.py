@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oppo_core import overlapped_update
 from oppo_core.train import train_step
+from oppo_core.update import overlapped
 
 STEPS = 20
 INTER = {
@@ -90,7 +90,7 @@ def pair(request: pytest.FixtureRequest, world: Any, tmp_path_factory: pytest.Te
     off = world.spec({"steps": STEPS, "overlap": {"intra_step": "off"}}, both)
     on = world.spec({"steps": STEPS, "overlap": {"intra_step": "per_chunk"}}, both, on_only)
     first = {role: world.first_weights(off, role) for role in ROLES if role == "actor" or off.ppo.has_critic}
-    with mock.patch.object(overlapped_update, "SMALLEST_PASS_TOKENS", 20):  # these answers are few and short
+    with mock.patch.object(overlapped, "SMALLEST_PASS_TOKENS", 20):  # these answers are few and short
         return Pair(world.run(off, out / "off", threads=1), world.run(on, out / "on", threads=2), first)
 
 

@@ -254,7 +254,7 @@ def scene(world: World, events: Any, settings: Any, tmp_path: Any) -> dict[str, 
 @pytest.fixture
 def pair(world: World, settings: Any) -> Any:
     """A run that is allocated on two nodes."""
-    from tests.web.pair import Pair
+    from tests.web.runs.two_node_run import Pair
 
     settings.OPPO_ARTIFACTS_SHARED = True
     settings.OPPO_RENDEZVOUS_S = 20
@@ -267,7 +267,7 @@ def pair(world: World, settings: Any) -> Any:
 @pytest.fixture
 def backups(world: Any, tmp_path: Any, settings: Any) -> Any:
     """Backups of this database, put back into another one of the same server; checkpoints lie below the test's folder."""
-    from tests.web.backups import Backups
+    from tests.web.backup.backups import Backups
 
     settings.OPPO_ARTIFACT_ROOT = (tmp_path / "artifacts").as_uri()
     (tmp_path / "artifacts").mkdir()
@@ -280,7 +280,7 @@ def backups(world: Any, tmp_path: Any, settings: Any) -> Any:
 def busy(world: Any, backups: Any, events: Any) -> Any:
     """(world, worker, a run that trains, its attempt): and one that has ended, one that waits, a secret."""
     from oppo_platform.accounts.team_secrets import set_secret
-    from tests.web.telling import end, tell_everything
+    from tests.web.event_factories import end, tell_everything
 
     worker = world.worker()
     _, attempt = world.start(worker)

@@ -1,7 +1,7 @@
 """The API's OpenAPI 3.1 document: what ninja writes, and what holds for all operations.
 
 An operation's own texts stand with it: summary, docstring, descriptions of parameters and fields, and the annotated return type,
-which documents the reply and does not convert it (tests/web/test_api_description.py checks the server's replies against it).
+which documents the reply and does not convert it (tests/web/api/test_openapi.py checks the server's replies against it).
 Added here: the problems that an operation can answer with, the `Idempotency-Key` header of writes, and recorded examples.
 """
 

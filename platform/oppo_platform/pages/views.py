@@ -1,6 +1,6 @@
 """The pages that show many runs, and the one that makes a new one.
 
-A request with `?part=…` asks for the moving part of a page only; `static/js/partial.js` puts it in place.
+A request with `?part=…` asks for the moving part of a page only; `static/js/live-fragment.js` puts it in place.
 """
 
 from __future__ import annotations

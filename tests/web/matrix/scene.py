@@ -26,7 +26,7 @@ from oppo_platform.runs.saved_views import delete_view, save_view
 from oppo_platform.runs.tags import change_tags
 from oppo_platform.storage.trash import delete_run
 from oppo_platform.telemetry.models import SampleRow
-from tests.web.telling import tell_everything
+from tests.web.event_factories import tell_everything
 
 FILES = {"actor/model.safetensors": b"w" * 100, "state.json": b"{}"}
 

@@ -1,0 +1,87 @@
+"""Pictures of the pages for the documentation, from a platform that is running.
+
+    python tests/browser/screenshots.py http://127.0.0.1:8000 LOGIN_LINK docs/img
+
+`oppo login-link` prints the link. The run shown is the newest OPPO run that has trained; compared are it and the newest
+sequential one. Each page is taken in light and dark at 1440 × 900, and 400 pixels wide.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, sync_playwright
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"},
+    "-dark": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"},
+    "-narrow": {"viewport": {"width": 400, "height": 860}, "color_scheme": "light"},
+}
+
+
+def main() -> None:
+    """Read the command line and take the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base_url")
+    parser.add_argument("login_link")
+    parser.add_argument("folder", type=Path)
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    given = os.environ.get("OPPO_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=given, args=["--no-sandbox", "--disable-gpu"])
+        shoot(browser, asked.base_url.rstrip("/"), asked.login_link, asked.folder)
+        browser.close()
+
+
+def shoot(browser: Browser, base_url: str, login_link: str, folder: Path) -> None:
+    """Log in once and take every page in every shape."""
+    context = browser.new_context(base_url=base_url)
+    context.new_page().goto(login_link)
+    state = context.storage_state()
+    pages = addresses(context.request.get("/api/v1/runs?limit=200").json()["items"])
+    context.close()
+    for suffix, shape in SHAPES.items():
+        context = browser.new_context(base_url=base_url, storage_state=state, **shape)
+        for name, (path, shown) in pages.items():
+            page = context.new_page()
+            page.goto(path)
+            page.wait_for_selector(shown, state="attached")
+            page.wait_for_timeout(1500)  # the last chart is drawn
+            page.screenshot(path=folder / f"{name}{suffix}.png")
+            page.close()
+        context.close()
+
+
+def addresses(runs: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Picture → (path, what must be there before it is taken)."""
+    trained = [run for run in runs if run["step"]]
+    newest = {preset: next((run["id"] for run in trained if run["preset"] == preset), None) for preset in ("sequential", "oppo")}
+    pages = {
+        "runs": ("/runs", "#rows tr"),
+        "alerts": ("/alerts?show=all", "main h1"),
+        "submit": ("/runs/new", "#problems li"),
+        "queue": ("/queue", "#queue section"),
+    }
+    if newest["oppo"]:
+        run = f"/runs/{newest['oppo']}"
+        pages |= {
+            "run": (run, "#plot-reward .main-svg >> nth=0"),
+            "timeline": (f"{run}/timeline", "#worst li >> nth=0"),
+            "utilization": (f"{run}/utilization", "#plot-phases .main-svg >> nth=0"),
+            "samples": (f"{run}/samples", "#rows tr >> nth=0"),
+            "logs": (f"{run}/logs", "#log"),
+            "checkpoints": (f"{run}/checkpoints", "#checkpoints tr >> nth=0"),
+            "events": (f"{run}/events", "#events tr >> nth=0"),
+        }
+    if all(newest.values()):
+        pages["compare"] = (f"/compare?runs={newest['sequential']},{newest['oppo']}", "#plot-reward .main-svg >> nth=0")
+    return pages
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What a run is not resumed from: damaged checkpoints, and specs under which its state would mean something else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oppo_core.checkpointing import resume_changes
+from tests.engine.conftest import newest
+
+
+@pytest.fixture(scope="module")
+def checkpoint(world: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """The plain spec of a short run, and its checkpoint."""
+    changes = {"steps": 2, "overlap": {"intra_step": "off"}}
+    run = world.run(world.spec(changes), tmp_path_factory.mktemp("short"))
+    return world.tree(changes, {"steps": 3}), newest(run.out)
+
+
+def refused(world: Any, tree: Any, out: Path, folder: Path) -> str:
+    """Resume, expect a refusal, return its reason."""
+    status, events = world.main(tree, out, "--resume-from", folder)
+    assert status == 1
+    assert [event.kind for event in events] == ["finished"], "it started training"
+    assert events[-1].outcome == "failed"
+    return str(events[-1].reason)
+
+
+@pytest.mark.parametrize("name", ["actor/model.safetensors", "critic.safetensors", "critic-optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
+def test_a_damaged_file_is_refused_by_name(world: Any, checkpoint: Any, tmp_path: Path, name: str, damage: str) -> None:
+    tree, whole = checkpoint
+    folder = tmp_path / "copy"
+    shutil.copytree(whole, folder)
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "missing":
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(bytes(content) if damage == "flip" else bytes(content[: len(content) // 2]))
+    reason = refused(world, tree, tmp_path / "out", folder)
+    assert reason.startswith("CheckpointError")
+    assert name in reason
+
+
+def test_what_is_no_checkpoint_is_refused(world: Any, checkpoint: Any, tmp_path: Path) -> None:
+    tree, whole = checkpoint
+    assert "manifest.json" in refused(world, tree, tmp_path / "a", tmp_path / "nowhere")
+    folder = tmp_path / "copy"
+    shutil.copytree(whole, folder)
+    (folder / "manifest.json").write_text("{")
+    assert "manifest.json is damaged" in refused(world, tree, tmp_path / "b", folder)
+
+
+def test_another_spec_is_refused_and_more_steps_are_not(world: Any, checkpoint: Any, tmp_path: Path) -> None:
+    tree, whole = checkpoint
+    other = world.tree({"seed": 99, "steps": 3, "overlap": {"intra_step": "off"}}, {"rollout": {"temperature": 0.5}})
+    reason = refused(world, other | {"models": {**tree["models"], "critic": "actor"}}, tmp_path / "other", whole)
+    for words in ("seed: 3 → 99 cannot", "rollout.temperature: 1.0 → 0.5 cannot", "models.critic: reward → actor cannot"):
+        assert words in reason
+    assert reason.count("set it back, or start a new run") == 3
+    assert "steps" not in reason
+    more = {**tree, "name": "longer", "logging": {"samples_per_step": 0}, "ppo": {**tree["ppo"], "learning_rate": 1e-4}}
+    status, events = world.main(more, tmp_path / "more", "--resume-from", whole)
+    assert (status, events[-1].outcome, events[-1].step) == (0, "succeeded", 3)
+    told = next(event.lines for event in events if event.kind == "log")
+    assert "ppo.learning_rate: 0.003 → 0.0001" in told
+    assert "steps: 2 → 3" in told
+    assert next(event.metrics["actor/lr"] for event in events if event.kind == "step") == 1e-4
+
+
+def test_every_setting_is_known_to_be_changeable_or_not_and_documented(world: Any) -> None:
+    """Each setting of a full spec has a rule, and the page on operations names each rule."""
+    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    told = page.partition("### What a resumed run may change")[2].partition("\n## ")[0]
+
+    def paths(prefix: str, value: Any) -> list[str]:
+        if not isinstance(value, dict):
+            return [prefix]
+        return [path for key, below in value.items() for path in paths(f"{prefix}.{key}" if prefix else key, below)]
+
+    refused = {path for path in paths("", world.spec().model_dump(mode="json")) if resume_changes.refusing_rule(path)}
+    assert {"seed", "rollout.temperature", "resources.dtype", "ppo.batch_size", "models.actor.path"} <= refused
+    assert refused.isdisjoint({"steps", "ppo.learning_rate", "overlap.chunk.size", "resources.devices", "models.reward.http"})
+    for rule in (*resume_changes.ALLOWED, *resume_changes.REFUSED):
+        assert f"`{rule}`" in told, rule
+
+
+def test_more_answers_in_flight_than_there_is_room_for_are_refused_with_the_bound_that_would_do(world: Any) -> None:
+    saved, asked = world.spec(), world.spec({"overlap": {"overcommit": {"initial": 1, "max": 1}}})
+    (reason,) = resume_changes.refusals(resume_changes.between(saved, asked), 9, asked)
+    assert "9 answers are in flight and there is room for 7" in reason
+    assert "overlap.overcommit.max to 3 or more" in reason
+    assert resume_changes.refusals(resume_changes.between(saved, asked), 7, asked) == []
+    groups = {
+        "ppo": {"critic_learning_rate": 1e-5, "algorithm": "grpo", "group_size": 3},
+        "models": {"critic": "actor"},
+        "overlap": {"overcommit": {"initial": 1, "max": 1}},
+    }
+    (reason,) = resume_changes.refusals([], 6 * 3 + 7, world.spec(groups))
+    assert "overlap.overcommit.max to 3 or more" in reason, "Δ counts groups"
