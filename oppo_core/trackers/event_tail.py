@@ -1,6 +1,6 @@
 """Reads a run's event log while the engine appends to it.
 
-The worker may delete the beginning of the log once the platform has it (`worker.hole_punch`): what was deleted reads as a hole,
+The worker may delete the beginning of the log once the platform has it (`worker.outbox`): what was deleted reads as a hole,
 or as zeros. It is skipped and counted.
 """
 
