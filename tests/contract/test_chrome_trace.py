@@ -167,7 +167,7 @@ def test_decisions_stand_where_they_were_made_and_logs_are_not_drawn() -> None:
 
 
 def test_without_a_start_there_is_nothing_to_draw() -> None:
-    with pytest.raises(ValueError, match="never began to train"):
+    with pytest.raises(ValueError, match="never started to train"):
         chrome_trace([])
 
 

@@ -175,7 +175,7 @@ def test_ranks_that_share_weights_out_do_not_hand_them_over_together(minimal: di
     on_our_gpus = APART | {"training.backend": backend, "resources.devices": 2, "resources.decoding_devices": 0}
     (problem,) = refused(changed_by(minimal, on_our_gpus))
     assert (problem.path, problem.message) == ("training.backend", "cannot be combined with rollout.backend vllm")
-    assert problem.allowed.startswith("plain, or GPUs for vLLM alone (resources.decoding_devices)")
+    assert problem.allowed.startswith("plain, or separate GPUs for vLLM (resources.decoding_devices)")
     apart = {"resources.devices": 4, "resources.decoding_devices": 2}
     for instead in ({"training.backend": "plain"}, apart, {"resources.devices": 1}):
         load_spec(changed_by(minimal, on_our_gpus | instead))
