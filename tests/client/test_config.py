@@ -63,7 +63,7 @@ def test_where_the_file_is(tmp_path):
     ],
 )  # fmt: skip
 def test_addresses_that_there_cannot_be_are_refused_before_anything_is_sent(url):
-    with pytest.raises(ConfigError, match="no address"):
+    with pytest.raises(ConfigError, match="not a platform URL"):
         Client(url, "t")
 
 
@@ -80,7 +80,7 @@ def test_without_anything_it_says_what_to_do():
         Client("http://localhost:1")
     with pytest.raises(ConfigError, match="Copy it again"):
         Client("http://localhost:1", "two words")
-    with pytest.raises(ConfigError, match="no address"):
+    with pytest.raises(ConfigError, match="not a platform URL"):
         Client("localhost:8000", "t")
 
 

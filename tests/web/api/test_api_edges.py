@@ -138,12 +138,12 @@ def as_pipe(manifest):
 
 @pytest.mark.parametrize("spoil", [as_folder, as_pipe])
 def test_a_manifest_that_is_no_plain_file_is_refused_at_once(odd, spoil):
-    assert "not a plain file" in refused(odd({}, spoil), 409)
+    assert "not a regular file" in refused(odd({}, spoil), 409)
 
 
 @pytest.mark.parametrize("manifest", [{"a": {"bytes": float("inf")}}, {f"a{HALF}": {"bytes": 1}}])
 def test_a_manifest_that_says_what_cannot_be_is_refused(odd, manifest):
-    assert "not in the form" in refused(odd(manifest), 409)
+    assert "unknown format" in refused(odd(manifest), 409)
 
 
 def test_who_writes_with_a_void_token_or_none_is_nobody_and_not_refused_for_a_form(world):

@@ -278,7 +278,7 @@ def test_what_an_engine_left_out_is_told_among_events_and_in_the_log(running):
     world, worker, run, attempt_id = running
     told = {"kind": "left_out", "producer": "engine", "seq": 1, "time": 1000.0, "from_step": 3, "to_step": 9}
     assert worker.send_events(attempt_id, [{**told, "timelines": 7, "answers": 14, "lines": 1}]).json() == {"high_water": 1}
-    words = "The outbox was full: of steps 3 to 9, 7 timelines, 14 answers, 1 log line left out."
+    words = "The outbox was full: of steps 3 to 9, 7 timelines, 14 samples, 1 log line were dropped."
     item = world.login("vic").get(f"/api/v1/runs/{run.pk}/events?kinds=change").json()["items"][0]
     assert (item["what"], item["actor"]) == ("left out", "node:node1")
     assert item["text"].startswith(words)
