@@ -13,9 +13,13 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+from tests import scratch
+
 # Where DeepSpeed is installed, whatever saves a model imports it, and it says on stdout that it sees no GPU, unless it is told.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
+scratch.begin()
+LEFT = pytest.StashKey[list[str]]()
 # A number: property tests draw from this seed. Empty: from a fixed one of each test, so that every run tests the same.
 SEED = os.environ.get("OPPO_TEST_SEED", "")
 hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
@@ -30,10 +34,27 @@ def pytest_report_header() -> str:
     return f"property tests: OPPO_TEST_SEED={SEED} draws the same again" if SEED else "property tests: a fixed seed"
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The session fails when something is left in the temporary folder."""
+    left = session.config.stash[LEFT] = [name for made in scratch.MADE for name in made.left()]
+    if left and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The seed once more, where somebody looks for it."""
+    """What was left, and the seed once more, where somebody looks for it."""
+    if left := terminalreporter.config.stash.get(LEFT, []):
+        terminalreporter.section("left in the temporary folder", red=True)
+        terminalreporter.write_line(", ".join(left))
     if SEED and terminalreporter.stats.get("failed"):
         terminalreporter.write_line(f"to replay: OPPO_TEST_SEED={SEED} PYTHONHASHSEED={os.environ.get('PYTHONHASHSEED', '')}")
+
+
+def pytest_unconfigure() -> None:
+    """Nothing of this session stays."""
+    for made in scratch.MADE:
+        made.remove()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,9 +3,14 @@
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 
-_home = tempfile.mkdtemp(prefix="oppo-tests-")
+from tests import scratch
+
+if "pytest" in sys.modules:
+    scratch.begin()  # pytest-django reads these settings before it reads conftest.py
+_home = tempfile.mkdtemp(prefix="home-", dir=os.environ.get(scratch.VARIABLE))
 atexit.register(shutil.rmtree, _home, ignore_errors=True)
 os.environ["OPPO_HOME"] = _home
 os.environ.setdefault("OPPO_LOG_FORMAT", "text")

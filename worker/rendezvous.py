@@ -111,6 +111,7 @@ def torchrun(command: Sequence[str], processes: int, meeting: Rendezvous | None)
     options = [
         "--nnodes", str(nodes), "--node-rank", str(rank), PROCESSES, str(processes),
         f"--master-addr={host}", "--master-port", str(port), "--max-restarts", "0",
+        "--log-dir", os.devnull,  # it writes no logs of its own, and would leave an empty folder behind when it is killed
     ]  # fmt: skip
     if meeting:
         options += ["--rdzv-conf", f"timeout={math.ceil(meeting.deadline_s + LATER_THAN_THE_PLATFORM_S)}"]

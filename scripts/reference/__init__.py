@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import tempfile
@@ -30,6 +31,9 @@ def _set_up() -> None:
     from django.apps import apps
 
     if not apps.ready:
-        os.environ.setdefault("OPPO_HOME", tempfile.mkdtemp())
+        if "OPPO_HOME" not in os.environ:
+            home = tempfile.TemporaryDirectory(prefix="oppo-reference-")
+            atexit.register(home.cleanup)
+            os.environ["OPPO_HOME"] = home.name
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "oppo_platform.settings")
         django.setup()

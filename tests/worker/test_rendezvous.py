@@ -94,7 +94,7 @@ def test_several_processes_of_one_node_meet_on_it(monkeypatch: pytest.MonkeyPatc
         "--master-port",
     ]
     assert int(line[11]) > 1
-    assert line[12:] == ["--max-restarts", "0", "-m", "oppo_core"]
+    assert line[12:] == ["--max-restarts", "0", "--log-dir", "/dev/null", "-m", "oppo_core"]
     assert threads_below(line) == {"OMP_NUM_THREADS": "1"}
     assert threads_below(torchrun(["engine"], 1, meeting(1))) == threads_below(["engine"]) == {}
 

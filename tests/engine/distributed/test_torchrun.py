@@ -35,7 +35,7 @@ class Nodes:
         command = [*world.command(tree, self.out, threads), *more]
         for rank in (0, 1):
             command[command.index("--events") + 1] = str(self.events_of(rank))
-            asked = ["--nnodes", 2, "--node-rank", rank, "--nproc-per-node", 1, "--max-restarts", 0]
+            asked = ["--nnodes", 2, "--node-rank", rank, "--nproc-per-node", 1, "--max-restarts", 0, "--log-dir", "/dev/null"]
             asked += ["--master-addr", "127.0.0.1", "--master-port", port]
             launcher = ["-m", "torch.distributed.run", *map(str, asked)] if torchrun else []
             given = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
