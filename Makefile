@@ -26,6 +26,7 @@ TOGETHER := $(or $(ARGS),$(addprefix --ignore=,$(APART) $(WAITING) $(CLIENT) $(D
 IN_TWO := $(PYTEST) -n 2 --dist worksteal
 A_FILE_EACH := $(PYTEST) $(if $(ARGS),,-n 2 --dist loadfile --no-loadscope-reorder)
 IN_THREE := $(PYTEST) -n 3 --dist loadfile --ignore=tests/web/test_control_plane.py
+WITH_BROWSER = OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM
 export PYTHON
 # Modules are compiled when they are first imported (scripts/set_up.sh), and images often forbid to keep what was compiled. Then
 # every process compiles Django or transformers again, for seconds; the tests start hundreds of processes.
@@ -52,20 +53,39 @@ test: setup ## lint and the test suite, browser included (under 15 minutes on 2 
 	@$(if $(ARGS),,$(IN_TWO) -m "not full" $(APART))
 	@$(if $(ARGS),,$(IN_THREE) -m "not full" $(WAITING))
 	@$(if $(ARGS),,$(IN_TWO) -m "not full" --dist loadfile $(CLIENT))
-	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(A_FILE_EACH) -m "not full" $(TOGETHER)
+	@$(WITH_BROWSER) && $(A_FILE_EACH) -m "not full" $(TOGETHER)
 
-test-full: setup ## the tests of `make test` and the slow ones (about 75 minutes)
+test-full: setup ## the tests of `make test` and the slow ones, part by part (about 75 minutes); PART=engine for one; again for those that failed
+	@$(if $(ARGS),$(WITH_BROWSER) && $(PYTEST) $(ARGS),$(BIN)/python scripts/test_full.py $(PART))
+
+# The parts of test-full: scripts/test_full.py names them, and says how they went.
+part-lint:
 	@$(MAKE) lint
-	@$(if $(ARGS),,$(IN_TWO) $(APART))
-	@$(if $(ARGS),,$(IN_THREE) $(WAITING))
-	@$(if $(ARGS),,$(IN_TWO) --dist loadfile $(CLIENT))
-	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(PYTEST) $(TOGETHER)
-	@$(if $(ARGS),,$(PYTEST) $(BACKENDS))
-	@$(if $(ARGS),,$(MAKE) test-trl)
-	@$(if $(ARGS),,$(MAKE) test-documents)
+part-contract:
+	@$(IN_TWO) tests/contract tests/simulation
+part-engine:
+	@$(IN_TWO) tests/engine tests/bench
+part-control-plane:
+	@$(IN_TWO) tests/web/test_control_plane.py
+part-web:
+	@$(IN_THREE) tests/web
+part-worker:
+	@$(IN_THREE) tests/worker
+part-client:
+	@$(IN_TWO) --dist loadfile $(CLIENT)
+part-browser:
+	@$(WITH_BROWSER) && $(PYTEST) tests/browser
+part-end-to-end: # and whatever no other part has
+	@$(WITH_BROWSER) && $(PYTEST) $(TOGETHER) --ignore=tests/browser
+part-backends:
+	@$(PYTEST) $(BACKENDS)
+part-trl:
+	@$(MAKE) test-trl
+part-documents:
+	@$(MAKE) test-documents
 
 test-documents: setup ## the documentation is built, all in it that says that it runs does, and so do tutorial, notebooks and the compose file's commands (under 20 minutes)
-	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(IN_TWO) --dist loadfile $(DOCUMENTS)
+	@$(WITH_BROWSER) && $(IN_TWO) --dist loadfile $(DOCUMENTS)
 
 lint: setup ## ruff, the import rules, and mypy (strict for the contract, the client, the engine and the worker)
 	@$(BIN)/ruff check --quiet .
@@ -83,7 +103,7 @@ test-trl: setup ## TRL's PPOTrainer with our overlap, in an environment beside .
 	@$(TRL)/bin/python -m pytest tests/backends/test_trl.py
 
 notebooks: setup ## examples/notebooks executed anew on a platform of their own, outputs kept
-	@OPPO_CHROMIUM="$$($(BIN)/python scripts/find_browser.py)" && export OPPO_CHROMIUM && $(BIN)/python scripts/notebooks.py
+	@$(WITH_BROWSER) && $(BIN)/python scripts/notebooks.py
 
 lock: setup ## requirements/cpu.lock.txt from what is installed
 	@$(BIN)/python scripts/lock.py
