@@ -75,9 +75,10 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
         # Whatever goes wrong, be it that a rule calls `sys.exit`, the run's owner must read it in the last event.
         try:
             from oppo_core.checkpointing.atomic_dir import tidy
+            from oppo_core.checkpointing.save_restore import restore, verify
+            from oppo_core.control.stop_conditions import ASKED_TO_STOP
             from oppo_core.engine.build import assemble
             from oppo_core.engine.preflight import refuse_impossible
-            from oppo_core.engine.run_score import ASKED_TO_STOP
             from oppo_core.train import train
 
             ranks = _joined(spec)
@@ -87,10 +88,14 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
             refuse_impossible(spec, options.root, options.out)
             if ranks.first:
                 trackers.start(spec, options.out)
-            engine = assemble(spec, options.root, options.out, journal, options.threads, options.resume_from, ranks)
+            resume = options.resume_from
+            changes = verify(resume, spec) if resume is not None else []
+            engine = assemble(spec, options.root, options.out, journal, options.threads, resume, ranks)
             running.callback(engine.decoder.close)
             running.callback(engine.scorers.close)
             running.callback(engine.hardware.close)
+            if resume is not None:
+                restore(engine, resume, changes)
             reason = train(engine, stop.is_set)
             unconsumed = int(ranks.total([engine.pool.unconsumed])[0])
             running.close()

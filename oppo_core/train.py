@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oppo_core.checkpointing.save_restore import save_at_the_end, save_when_due
-from oppo_core.engine.build import Engine
-from oppo_core.engine.run_score import ASKED_TO_STOP, reason_to_end
-from oppo_core.evaluation.evaluator import evaluate_first, evaluate_last, evaluate_when_due
+from oppo_core.control.stop_conditions import ASKED_TO_STOP
+from oppo_core.engine.state import Engine
+from oppo_core.evaluation.schedule import evaluate_first, evaluate_last, evaluate_when_due
 from oppo_core.reporting import step_report
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.step_state import Batch
@@ -27,7 +27,7 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
     window_start = engine.clock()
     if evaluate_first(engine, should_stop):
         save_when_due(engine)
-    while (reason := reason_to_end(engine)) is None:
+    while (reason := engine.reason_to_end()) is None:
         with tolerated(engine):  # a step that is not finite may be skipped
             window_start = train_step(engine, window_start, should_stop)
         save_when_due(engine)

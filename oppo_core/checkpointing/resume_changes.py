@@ -10,7 +10,7 @@ from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState
 
 if TYPE_CHECKING:
-    from oppo_core.engine.build import Engine
+    from oppo_core.engine.state import Engine
 
 __all__ = ["ALLOWED", "REFUSED", "Change", "apply", "below", "between", "refusals", "refusing_rule"]
 
@@ -48,4 +48,4 @@ def apply(changed: Iterable[Change], engine: Engine) -> None:
     if any(below(path, "overlap.chunk") for path in paths):
         engine.chunk = ChunkState(spec.overlap.chunk.size if "overlap.chunk.size" in paths else engine.chunk.size)
     if paths & {"evaluation", "evaluation.prompts", "evaluation.prompt_field", "evaluation.count", "evaluation.greedy"}:
-        engine.standing.forget_evaluations()
+        engine.run_score.reset_evaluations()

@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from oppo_contract.checkpoint_pins import is_told, locked, spared
 from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_core.checkpointing import resume_changes
-from oppo_core.checkpointing.atomic_dir import MANIFEST, draft_of, heal, publish, remove, sha256, sync_files
+from oppo_core.checkpointing.atomic_dir import MANIFEST, draft_of, heal, publish, sha256, sync_files
 from oppo_core.checkpointing.reshard import STATE, cohorts_of, homes_in, own_of, read_state
 from oppo_core.checkpointing.resume_changes import Change
+from oppo_core.checkpointing.retention import checkpoints_to_prune, delete
 from oppo_core.control.controllers import ChunkState, OvercommitState
-from oppo_core.engine.build import Engine, Progress
-from oppo_core.engine.run_score import Standing, best_rule, superfluous
+from oppo_core.engine.run_score import RunScore, best_rule
+from oppo_core.engine.state import Engine, Progress
 from oppo_core.ppo.oom_retry import limit
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.reporting.step_report import note_shrunk
@@ -68,7 +68,7 @@ def save_when_due(engine: Engine) -> None:
     """Write a checkpoint when a step, its evaluation included, has just ended after which one is due."""
     if (
         engine.batch is None
-        and not engine.standing.unfinished
+        and not engine.run_score.unfinished
         and engine.progress.step % engine.spec.checkpoints.every_steps == 0
     ):
         save(engine)
@@ -116,7 +116,7 @@ def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
     engine.chunk = ChunkState(**state["chunk"] | {"measured": {int(k): v for k, v in state["chunk"]["measured"].items()}})
     engine.cohorts = cohorts_of(state)
     engine.moments = ScoreMoments(**state["score_moments"])
-    engine.standing = Standing(**state["standing"])
+    engine.run_score = _run_score(state)
     engine.pool.turns = Turns(**state["turns"])
     engine.pool.sequences = [_sequence(row, engine) for row in state["pool"]]
     engine.pool.queue = [_sequence(row, engine) for row in state["queue"]]
@@ -128,6 +128,14 @@ def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
     if state["suspended"] is not None:
         _take_back(engine, state["suspended"])
     engine.saved = name_of(engine)
+
+
+def _run_score(state: dict[str, Any]) -> RunScore:
+    """The run's scores; before format 6 they had other names."""
+    if "run_score" in state:
+        return RunScore(**state["run_score"])
+    older = dict(state["standing"])
+    return RunScore(pending_metrics=older.pop("untold"), last_metrics=older.pop("told"), **older)
 
 
 def _limit_passes(engine: Engine, passes: dict[str, int], changed: Rows[Change]) -> None:
@@ -198,7 +206,9 @@ def _keep(engine: Engine, fill: Callable[[Path], None]) -> None:
     """Let `fill` write a draft, publish it, tell of it, and delete what need not be kept any more."""
     folder = engine.out / "checkpoints" / name_of(engine)
     with engine.trace.span("actor", "checkpoint"):
-        score = engine.standing.judge(folder.name, engine.progress.step, engine.spec) if engine.batch is None else None
+        score = (
+            engine.run_score.score_checkpoint(folder.name, engine.progress.step, engine.spec) if engine.batch is None else None
+        )
         if engine.ranks.first:
             _publish(engine, folder, fill, score)
         else:
@@ -218,7 +228,7 @@ def _publish(engine: Engine, folder: Path, fill: Callable[[Path], None], score: 
         manifest_sha256=seal.digest, bytes=seal.size, score=score, chunk=engine.batch.chunk if engine.batch else 0,
     )  # fmt: skip
     names = [path.name for path in folder.parent.glob("step-*")]
-    delete(engine.out, superfluous(names, folder.name, engine.standing.checkpoints, keep.keep, keep.keep_best))
+    delete(engine.out, checkpoints_to_prune(names, folder.name, engine.run_score.checkpoints, keep.keep, keep.keep_best))
 
 
 def _add_to_draft(engine: Engine, fill: Callable[[Path], None]) -> None:
@@ -241,17 +251,6 @@ def _add_to_draft(engine: Engine, fill: Callable[[Path], None]) -> None:
     fill(home)
     sync_files(home)
     engine.ranks.any(False)
-
-
-def delete(out: Path, names: Rows[str]) -> None:
-    """Delete checkpoints of a run, but for those that its supervisor spares because the platform resumes from them."""
-    folders = [out / "checkpoints" / name for name in names]
-    if not is_told(out):
-        remove(folders)
-        return
-    with locked(out):
-        kept = spared(out)
-        remove([folder for folder in folders if folder.name not in kept])
 
 
 def needed_bytes(engine: Engine) -> int:
@@ -297,7 +296,7 @@ def _state(engine: Engine) -> dict[str, Any]:
         "chunk": asdict(engine.chunk),
         "cohorts": asdict(engine.cohorts),
         "score_moments": asdict(engine.moments),
-        "standing": asdict(engine.standing),
+        "run_score": asdict(engine.run_score),
         "best_rule": best_rule(engine.spec),
         "prompts_sha256": engine.prompts.digest,
         "turns": asdict(engine.pool.turns),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,28 +14,23 @@ from torch import Tensor
 from oppo_contract.machine import available_cores
 from oppo_contract.spec import RunSpec
 from oppo_core.checkpointing.atomic_dir import mib
-from oppo_core.checkpointing.resume_changes import Change
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.distributed.process_group import ALONE, Meeting, Ranks, join
 from oppo_core.engine.layout import Layout, LayoutError, device_of, lay_out, scoring_device
-from oppo_core.engine.run_score import Standing
-from oppo_core.evaluation.evaluator import Evaluator, evaluator_of
+from oppo_core.engine.state import Engine, Progress, Updating
+from oppo_core.evaluation.evaluator import evaluator_of
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.load_roles import DTYPES, check_contexts, load_actor, load_critic, reference_of
 from oppo_core.models.model_io import Base, find
 from oppo_core.models.protocol import Network
 from oppo_core.models.shared_weights import SHARED_MEMORY, seen_by_others, short_of_shared_memory, take_shared
-from oppo_core.ppo.actor import Acting, ActorTrainer
+from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.early_gradients import EarlyGradients
 from oppo_core.ppo.ema import MovingAverage
-from oppo_core.ppo.experience import Experience, build_experience
-from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.ppo.optimizer import Optimizer, size_of
 from oppo_core.ppo.ptx_mix import PretrainingMix, read_texts
-from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.reporting.event_log import Journal
-from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rewards.composite import Rewards
 from oppo_core.rollout.decoder import DecodeSettings, Decoding
@@ -46,130 +39,36 @@ from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompt_sharding import Turns
 from oppo_core.rollout.prompts import PromptStream, read_prompts
 from oppo_core.rollout.sampling import Filters
-from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.step_state import Batch
 from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.rollout.tail_batch import TailBatchPool
 from oppo_core.rollout.tokenizer import TextCodec, codec_of
-from oppo_core.scoring.deltas import Handover
 from oppo_core.scoring.early import EarlyScorers
 from oppo_core.scoring.process import RemoteScorers
 from oppo_core.scoring.scorers import Networks, ScorerSet, Scoring
 from oppo_core.scoring.single_pass import WholeScorers
 from oppo_core.scoring.thread import ThreadedScorers
 from oppo_core.trace.cuda_clock import recorder_of
-from oppo_core.trace.gpu_stats import Hardware, NoHardware, hardware_of
+from oppo_core.trace.gpu_stats import hardware_of
 from oppo_core.trace.recorder import Recorder
 from oppo_core.training.backends import backend_factory
 from oppo_core.update.nonfinite import SkippingCriticFreeUpdate, SkippingUpdate
 from oppo_core.update.overlapped import OverlappedUpdate
-from oppo_core.update.strategies import CriticFreeUpdate, PlainUpdate, Updating
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far the run is. `version` = PPO steps whose weights the actor holds = `step`."""
-
-    step: int = 0
-    elapsed_s: float = 0.0
-    generated_tokens: int = 0
-    kl_coefficient: float = 0.0
-    nonfinite_steps: int = 0  # skipped so far, `nonfinite_row` of them in a row, the last of them at `nonfinite_at`
-    nonfinite_row: int = 0
-    nonfinite_at: int = -1
-    passes: dict[str, int] = field(default_factory=dict)  # padded tokens of those that ran out of memory, by name (`PassBudget`)
-
-
-@dataclass(slots=True)
-class Engine:
-    """Everything that a training step works on. `train.py` reads like the step itself."""
-
-    spec: RunSpec
-    layout: Layout
-    codec: TextCodec
-    prompts: PromptStream
-    pool: Pool
-    decoder: Decoding
-    actor: Acting
-    scorers: Scoring
-    journal: Journal
-    out: Path
-    model_source: Path | None
-    trace: Recorder
-    progress: Progress
-    overcommit: OvercommitState
-    chunk: ChunkState
-    update: Updating = field(default_factory=PlainUpdate)
-    handover: Handover = field(default_factory=Handover)
-    cohorts: Cohorts = field(default_factory=Cohorts)
-    standing: Standing = field(default_factory=Standing)
-    evaluator: Evaluator | None = None
-    batch: Batch | None = None  # a step that was begun and has not been trained yet
-    saved: str | None = None  # name of the checkpoint that holds the present state
-    changes: list[Change] = field(default_factory=list)  # what the spec has changed since the checkpoint that was resumed
-    clock: Callable[[], float] = time.monotonic
-    set_threads: Callable[[int], None] = torch.set_num_threads
-    experience: Callable[..., Experience] = build_experience
-    moments: ScoreMoments = field(default_factory=ScoreMoments)
-    origin: float = 0.0  # `clock()` of the `started` event
-    ranks: Ranks = ALONE  # who trains together with us
-    hardware: Hardware = field(default_factory=NoHardware)  # who tells of the GPU
-    parameters: int = 0  # of the actor, frozen ones too
-
-    def new_group(self, sequence_ids: range) -> list[Sequence]:
-        """Answers to the prompt of the group that has these numbers."""
-        index = self.prompts.draw(sequence_ids.start // self.spec.ppo.group_size)
-        return [Sequence(sequence_id, index, self.prompts.prompts[index]) for sequence_id in sequence_ids]
-
-    def let_go(self, discarded: Iterable[Sequence]) -> None:
-        """The scorers need not know these any more."""
-        self.scorers.release(self.handover.forget(s.sequence_id for s in discarded))
-
-    @property
-    def budgets(self) -> list[PassBudget]:
-        """Of the passes that this process makes; the scorers have their own."""
-        found = (getattr(part, "budget", None) for part in (self.actor, self.decoder))
-        return [budget for budget in found if budget is not None]
-
-    @property
-    def updates_in_turn(self) -> bool:
-        """Whether the actor's update waits for the critic's: sums of two groups of ranks on a GPU could block each other."""
-        return self.ranks.sums_in_turn and not self.layout.apart
-
-    def use_cores(self, count: int) -> None:
-        """Work on `count` cores from now on, and say so in the trace."""
-        self.set_threads(count)
-        self.trace.devices = self.layout.cores(count)
-
-    def on_any_rank(self, flag: bool) -> bool:
-        """Whether `flag` is true on some rank. The ranks meet here, so we may wait for the slowest one's tail."""
-        if self.ranks.world == 1:
-            return flag
-        with self.trace.wait("tail"):
-            return self.ranks.any(flag)
-
-    def readable(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Those of `sequences` that the scorers may read by now: what was begun, or only what is finished."""
-        if self.spec.overlap.intra_step == "per_chunk":
-            return [s for s in sequences if s.length]
-        return [s for s in sequences if s.finished]
+from oppo_core.update.strategies import CriticFreeUpdate, PlainUpdate
 
 
 def assemble(
     spec: RunSpec, roots: list[Path], out: Path, journal: Journal, threads: int | None = None, resume: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Engine:  # fmt: skip
-    """Load models and prompts, start the scorers, and take back a checkpoint when `resume` names one.
+    """Load models and prompts and start the scorers. The critic's weights come from the checkpoint `resume` if there is one.
+
+    The caller verifies that checkpoint before and restores the rest of it after (`checkpointing.save_restore`).
 
     Raises:
         ModelFolderError, PromptError: something that the spec names is missing or does not fit.
-        CheckpointError: `resume` is damaged, or of a run that computes something else.
         LayoutError: the machine does not have what the spec asks for.
-        RankError: another rank did not come as far.
+        RankError: another rank failed before this point.
     """
-    from oppo_core.checkpointing.save_restore import verify
-
-    changes = verify(resume, spec) if resume is not None else []
     threads = ranks.cores(min(threads or available_cores(), spec.resources.cpu_threads or available_cores()))
     torch.set_num_threads(threads)
     device = device_of(spec)
@@ -181,35 +80,26 @@ def assemble(
     evaluator = evaluator_of(spec, roots, network, codec, decode_settings(spec, codec), partial(stops_of, spec, codec), ranks)
     actor = _trainer(spec, roots, network, codec, ranks)
     shared = share_actor(network, actor, spec.resources.ranks_a_node) if spec.overlap.update_overlap and layout.remote else None
-    with ExitStack() as begun:  # nobody else would end their processes and threads if a later part failed
-        decoder = begun.enter_context(closing(_decoder(spec, network, codec, source, device)))
+    with ExitStack() as started:  # ends the processes and threads of parts that were started if a later part fails
+        decoder = started.enter_context(closing(_decoder(spec, network, codec, source, device)))
         scoring = _start_scorers(spec, roots, layout, seat, trace, resume, shared, ranks.meeting, base)
-        scorers = begun.enter_context(closing(scoring))
+        scorers = started.enter_context(closing(scoring))
         engine = Engine(
             spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
             pool=pool_of(spec, ranks), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
             model_source=source, trace=trace, hardware=hardware_of(dict(zip(layout.devices, (device, seat), strict=False))),
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
-            chunk=ChunkState(spec.overlap.chunk.size), evaluator=evaluator, ranks=ranks, parameters=numbers_of(network),
+            chunk=ChunkState(spec.overlap.chunk.size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
+            parameters=numbers_of(network),
         )  # fmt: skip
-        _take_up(engine, _update(spec, shared), resume, changes)
-        begun.pop_all()
+        started.pop_all()
+    for budget in engine.budgets:
+        budget.told = engine.trace.ran_short
     return engine
 
 
-def _take_up(engine: Engine, update: Updating, resume: Path | None, changes: list[Change]) -> None:
-    """Let it update so, tell of memory that runs out, and go on from a checkpoint."""
-    from oppo_core.checkpointing.save_restore import restore
-
-    engine.update = update
-    for budget in engine.budgets:
-        budget.told = engine.trace.ran_short
-    if resume is not None:
-        restore(engine, resume, changes)
-
-
 def numbers_of(network: Network) -> int:
-    """Weights of a network; DeepSpeed tells how many there were before it shared them out."""
+    """Number of weights; `ds_numel` is the full size of a weight that ZeRO-3 has sharded."""
     return sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters())
 
 

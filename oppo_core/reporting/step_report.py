@@ -17,7 +17,7 @@ from oppo_core.trace.recorder import Shrunk
 from oppo_core.trace.step_trace import Samples, StepTrace, deferred_rows, running_total
 
 if TYPE_CHECKING:
-    from oppo_core.engine.build import Engine
+    from oppo_core.engine.state import Engine
     from oppo_core.rollout.step_state import Batch
 
 # Decoding with at most this share of B+Δ rows is the tail.
@@ -60,8 +60,8 @@ def finish_step(
     metrics |= engine.hardware.take() | _utilization(engine, batch, metrics)
     # Normalised scores have mean 0 by and by, whatever was learned: then the raw ones tell how well the run does.
     judged = "critic/score/mean" if spec.ppo.normalize_scores == "off" else "critic/raw_score/mean"
-    engine.standing.note(metrics[judged], metrics["objective/kl"])
-    metrics = engine.standing.told = metrics | engine.standing.untold
+    engine.run_score.add_step(metrics[judged], metrics["objective/kl"])
+    metrics = engine.run_score.last_metrics = metrics | engine.run_score.pending_metrics
     _tell(engine)
     if progress.step % spec.logging.spans_every == 0:
         carried = deferred_rows(batch.sequences, engine.pool.sequences, batch.ends, batch.decode, engine.origin)
@@ -88,16 +88,16 @@ def _utilization(engine: Engine, batch: Batch, metrics: dict[str, float]) -> dic
 
 def tell_again(engine: Engine) -> None:
     """Tell the last step once more, with an evaluation that came after it; where there is no step, tell that in the log."""
-    standing = engine.standing
-    if not standing.untold:
+    run_score = engine.run_score
+    if not run_score.pending_metrics:
         return
     if engine.progress.step:
-        standing.told |= standing.untold
+        run_score.last_metrics |= run_score.pending_metrics
         _tell(engine)
     else:
-        lines = ["Evaluated before step 1:", *(f"{name}: {value:.6g}" for name, value in standing.untold.items())]
+        lines = ["Evaluated before step 1:", *(f"{name}: {value:.6g}" for name, value in run_score.pending_metrics.items())]
         engine.journal.write("log", stream="stdout", lines=lines)
-        standing.untold = {}
+        run_score.pending_metrics = {}
 
 
 def tell_shrunk(engine: Engine) -> None:
@@ -117,11 +117,11 @@ def note_shrunk(engine: Engine) -> None:
 
 
 def _tell(engine: Engine) -> None:
-    progress, standing = engine.progress, engine.standing
-    standing.untold = {}
+    progress, run_score = engine.progress, engine.run_score
+    run_score.pending_metrics = {}
     engine.journal.write(
         "step", step=progress.step, elapsed_s=progress.elapsed_s, generated_tokens=progress.generated_tokens,
-        device_seconds=progress.elapsed_s * engine.spec.resources.devices, metrics=standing.told,
+        device_seconds=progress.elapsed_s * engine.spec.resources.devices, metrics=run_score.last_metrics,
     )  # fmt: skip
 
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from oppo_contract.events import Role
 from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState, OvercommitState
-from oppo_core.engine.build import Engine, Progress, pool_of
+from oppo_core.engine.build import pool_of
 from oppo_core.engine.layout import Layout, scorers_of
+from oppo_core.engine.state import Engine, Progress
 from oppo_core.reporting import step_report
 from oppo_core.reporting.event_log import Journal
 from oppo_core.rollout.prompts import PromptStream

@@ -21,7 +21,7 @@ from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.results import Scored
 
 if TYPE_CHECKING:
-    from oppo_core.engine.build import Engine
+    from oppo_core.engine.state import Engine
 
 PLAIN = ("sequence_id", "prompt_index", "age", "cohort", "finished", "ended_by_eos", "stopped", "kept_version")
 

@@ -18,7 +18,7 @@ from oppo_core.rollout.sequence import Sequence
 from oppo_core.update.strategies import PlainUpdate, actor_of, experience_of
 
 if TYPE_CHECKING:
-    from oppo_core.engine.build import Engine
+    from oppo_core.engine.state import Engine
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def tolerated(engine: Engine) -> Iterator[None]:
             raise NonFiniteError(f"{error} ({row} such steps in a row, ppo.nonfinite_limit)") from error
         progress.nonfinite_steps, progress.nonfinite_row, progress.nonfinite_at = progress.nonfinite_steps + 1, row, progress.step
         progress.step += 1
-        engine.standing.told = {}
+        engine.run_score.last_metrics = {}
         engine.journal.write(
             "decision", step=progress.step, controller="nonfinite", old=progress.step, new=progress.step + 1,
             reason=f"skip: {error}",

@@ -19,7 +19,7 @@ from oppo_core.scoring.early import EarlyOrder, EarlyTraining
 from oppo_core.update.strategies import PlainUpdate, actor_of
 
 if TYPE_CHECKING:
-    from oppo_core.engine.build import Engine
+    from oppo_core.engine.state import Engine
 
 SMALLEST_PASS_TOKENS = 192  # fewer response tokens are not worth a pass of their own
 # Tokens trained early for each round decoded so far in a step. With more the actor would wait at the end of decoding: until then

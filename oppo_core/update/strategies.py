@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -22,20 +22,7 @@ from oppo_core.rollout.sequence import Sequence, Support
 from oppo_core.update.gather_batch import WholeBatch, whole_batch
 
 if TYPE_CHECKING:
-    from oppo_core.engine.build import Engine
-
-
-class Updating(Protocol):
-    """What the training loop asks."""
-
-    def begin(self, engine: Engine) -> None:
-        """Decoding is about to begin: the step's first chunk, or the next one of a step that was interrupted."""
-
-    def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
-        """A chunk was handed over and the batch is not complete; `finishers` are those of this step so far."""
-
-    def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
-        """Train on the complete batch; returns it with everything the loss needed, and `actor/*` and `critic/*` metrics."""
+    from oppo_core.engine.state import Engine
 
 
 class PlainUpdate:

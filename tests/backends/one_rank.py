@@ -18,9 +18,11 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from oppo_contract.spec import RunSpec, load_spec
+from oppo_core.checkpointing.save_restore import restore, verify
 from oppo_core.distributed.process_group import ALONE, Meeting, Ranks, join
-from oppo_core.engine.build import Engine, assemble
+from oppo_core.engine.build import assemble
 from oppo_core.engine.layout import device_of
+from oppo_core.engine.state import Engine
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.reporting import step_report
@@ -48,7 +50,10 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
     out.mkdir(exist_ok=True)
     journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else OF_EACH_RANK)
     resume = world / case["resume"] if case["resume"] else None
+    changes = verify(resume, spec) if resume is not None else []
     engine = assemble(spec, [world], out, journal, 1, resume, ranks)
+    if resume is not None:
+        restore(engine, resume, changes)
     before = {name: weight.clone() for name, weight in weights(engine).items()}
     fault = ""
     with told() as steps, case_fault(case, ranks):

@@ -30,10 +30,12 @@ from torch import Tensor
 
 from oppo_contract.events import Event, parse_event
 from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture, load_spec
+from oppo_core.checkpointing.save_restore import restore, verify
 from oppo_core.cli import main as engine_main
 from oppo_core.engine import build as engine_module
-from oppo_core.engine.build import Engine, assemble
+from oppo_core.engine.build import assemble
 from oppo_core.engine.layout import Layout
+from oppo_core.engine.state import Engine
 from oppo_core.models.load_roles import DTYPES
 from oppo_core.models.model_io import load_model, save_model
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
@@ -200,7 +202,11 @@ class World:
 
     def assemble(self, spec: RunSpec, out: Path, threads: int = 1, resume: Path | None = None) -> Engine:
         """An engine in this process."""
-        return assemble(spec, [self.folder], out, Journal(out / "events.jsonl"), threads, resume)
+        changes = verify(resume, spec) if resume is not None else []
+        engine = assemble(spec, [self.folder], out, Journal(out / "events.jsonl"), threads, resume)
+        if resume is not None:
+            restore(engine, resume, changes)
+        return engine
 
     def run(
         self,

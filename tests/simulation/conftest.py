@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oppo_contract.spec import RunSpec, load_spec
-from oppo_core.engine.build import Engine
+from oppo_core.engine.state import Engine
 from oppo_core.simulation.assemble import assemble
 from oppo_core.simulation.devices import Devices, load_devices
 

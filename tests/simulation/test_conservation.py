@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_core.checkpointing.save_restore import restore, verify
-from oppo_core.engine.build import Engine
-from oppo_core.engine.run_score import ALL_DONE
+from oppo_core.control.stop_conditions import ALL_DONE
+from oppo_core.engine.state import Engine
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.simulation.assemble import MemoryJournal, assemble
 from oppo_core.simulation.devices import Devices, load_devices

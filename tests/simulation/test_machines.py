@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from oppo_contract.spec import RunSpec
-from oppo_core.engine.build import Engine
+from oppo_core.engine.state import Engine
 from oppo_core.simulation import sensitivity
 from oppo_core.simulation.assemble import assemble, steps_of
 from oppo_core.simulation.devices import Devices, builtin_names, load_devices

@@ -14,7 +14,7 @@ import pytest
 
 from oppo_contract.events import EVENT
 from oppo_contract.spec import RunSpec
-from oppo_core.engine.build import Engine
+from oppo_core.engine.state import Engine
 from oppo_core.simulation.assemble import MemoryJournal, assemble, steps_of
 from oppo_core.simulation.counterfactual import check, counterfactuals
 from oppo_core.simulation.devices import Devices

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oppo_core.engine.build import Engine
+from oppo_core.engine.state import Engine
 from oppo_core.simulation.assemble import MemoryJournal, steps_of
 from oppo_core.simulation.devices import Devices
 

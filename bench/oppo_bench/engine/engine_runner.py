@@ -16,7 +16,8 @@ from oppo_bench.engine.fixed_lengths import ImposedDecoder, PaddedDecoder, impos
 from oppo_bench.engine.padding import unsorted
 from oppo_bench.engine.workload import Lengths
 from oppo_contract.spec import RunSpec
-from oppo_core.engine.build import Engine, assemble
+from oppo_core.engine.build import assemble
+from oppo_core.engine.state import Engine
 from oppo_core.reporting import step_report
 from oppo_core.reporting.event_log import Journal
 from oppo_core.rollout.decoder import Decoder

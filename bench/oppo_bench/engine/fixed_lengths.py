@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from oppo_bench.engine.workload import Lengths
-from oppo_core.engine.build import Engine, slots
+from oppo_core.engine.build import slots
+from oppo_core.engine.state import Engine
 from oppo_core.rollout.decoder import Decoder
 from oppo_core.rollout.device_decoder import DeviceDecoder
 from oppo_core.rollout.sequence import Sequence

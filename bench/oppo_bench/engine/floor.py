@@ -23,7 +23,8 @@ from oppo_bench.engine.engine_runner import Listener, finish_queued_work
 from oppo_bench.engine.fixed_lengths import EndlessDecoder, ImposedDecoder, impose
 from oppo_bench.engine.workload import LONGEST, VOCAB, Load
 from oppo_contract.spec import RunSpec
-from oppo_core.engine.build import Engine, assemble
+from oppo_core.engine.build import assemble
+from oppo_core.engine.state import Engine
 from oppo_core.reporting import step_report
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.train import train_step

@@ -20,7 +20,8 @@ import psutil
 
 from oppo_bench.telemetry.logging_cost import spec_of
 from oppo_contract.spec import load_spec
-from oppo_core.engine.build import Engine, assemble
+from oppo_core.engine.build import assemble
+from oppo_core.engine.state import Engine
 from oppo_core.reporting.event_log import Journal
 from oppo_core.trackers.manager import Trackers
 from oppo_core.train import train

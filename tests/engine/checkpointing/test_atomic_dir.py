@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from oppo_core.checkpointing.atomic_dir import DiskFullError, draft_of, heal, is_disk_full, publish, tidy
+from oppo_core.checkpointing.retention import checkpoints_to_prune
 from oppo_core.checkpointing.save_restore import verify
-from oppo_core.engine.run_score import Standing, superfluous
+from oppo_core.engine.run_score import RunScore
 
 # Enough for one checkpoint of the small world's run (some 200 KiB), not for two.
 SMALL_DISK = 360 * 1024
@@ -149,30 +150,30 @@ def test_which_checkpoints_are_kept() -> None:
     names = [f"step-{n:08d}" for n in (10, 20, 30, 40, 50)] + ["step-00000030-chunk-000004"]
     scores = {"step-00000010": 2.0, "step-00000020": 5.0, "step-00000030": 5.0, "step-00000040": float("nan")}
     present = "step-00000040"
-    assert superfluous(names, present, scores, keep=1, keep_best=0) == sorted(names)[:4]
-    assert superfluous(names, present, scores, keep=1, keep_best=1) == [
+    assert checkpoints_to_prune(names, present, scores, keep=1, keep_best=0) == sorted(names)[:4]
+    assert checkpoints_to_prune(names, present, scores, keep=1, keep_best=1) == [
         "step-00000010", "step-00000020", "step-00000030-chunk-000004",
     ]  # fmt: skip
-    assert superfluous(names, present, scores, keep=2, keep_best=2) == ["step-00000010"]
-    assert superfluous(names, present, scores, keep=9, keep_best=0) == []
+    assert checkpoints_to_prune(names, present, scores, keep=2, keep_best=2) == ["step-00000010"]
+    assert checkpoints_to_prune(names, present, scores, keep=9, keep_best=0) == []
 
 
 def test_the_score_of_a_checkpoint_is_the_mean_since_the_last(world: Any) -> None:
-    standing, spec = Standing(), world.spec()
-    assert standing.judge("before step 1", 0, spec) is None
+    scores, spec = RunScore(), world.spec()
+    assert scores.score_checkpoint("before step 1", 0, spec) is None
     for score in (1.0, 2.0):
-        standing.note(score, 0.1)
-    assert standing.judge("b", 2, spec) == 1.5
-    standing.note(5.0, 0.1)
-    assert standing.judge("c", 3, spec) == 5.0
-    assert standing.checkpoints == {"b": 1.5, "c": 5.0}
+        scores.add_step(score, 0.1)
+    assert scores.score_checkpoint("b", 2, spec) == 1.5
+    scores.add_step(5.0, 0.1)
+    assert scores.score_checkpoint("c", 3, spec) == 5.0
+    assert scores.checkpoints == {"b": 1.5, "c": 5.0}
 
 
 def test_with_evaluations_only_the_weights_that_were_evaluated_have_a_score(world: Any) -> None:
-    standing, spec = Standing(evaluated=4, evaluation=0.25), world.spec({"evaluation": {"prompts": "prompts.jsonl"}})
-    standing.note(5.0, 0.1)
-    assert [standing.judge(str(step), step, spec) for step in (3, 4, 5)] == [None, 0.25, None]
-    assert standing.checkpoints == {"4": 0.25}
+    scores, spec = RunScore(evaluated=4, evaluation=0.25), world.spec({"evaluation": {"prompts": "prompts.jsonl"}})
+    scores.add_step(5.0, 0.1)
+    assert [scores.score_checkpoint(str(step), step, spec) for step in (3, 4, 5)] == [None, 0.25, None]
+    assert scores.checkpoints == {"4": 0.25}
 
 
 def test_a_half_done_step_has_no_score_and_takes_none_away(world: Any, tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_a_half_done_step_has_no_score_and_takes_none_away(world: Any, tmp_path:
 
     stopped = world.run(spec, tmp_path, should_stop=in_step_two)
     assert (stopped.engine.batch is not None, stopped.engine.progress.step) == (True, 1)
-    assert stopped.engine.standing.means == [step.metrics["critic/score/mean"] for step in stopped.events if step.kind == "step"]
+    assert stopped.engine.run_score.means == [step.metrics["critic/score/mean"] for step in stopped.events if step.kind == "step"]
     ended = world.run(spec, tmp_path, resume=max((tmp_path / "checkpoints").iterdir()))
     told = {event.folder.partition("/")[2]: event.score for event in ended.events if event.kind == "checkpoint"}
     means = [event.metrics["critic/score/mean"] for event in ended.events if event.kind == "step"]

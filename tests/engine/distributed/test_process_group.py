@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from oppo_contract.events import parse_event
+from oppo_core.checkpointing.save_restore import restore, verify
 from oppo_core.distributed.process_group import ALONE, Meeting, RankError, Ranks, join, meeting_of
-from oppo_core.engine.build import Engine, assemble
+from oppo_core.engine.build import assemble
+from oppo_core.engine.state import Engine
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.microbatching import mini_batch_rows
@@ -102,7 +104,10 @@ def trained_by(
 
         try:
             journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else OF_EACH_RANK)
+            changes = verify(resume, spec) if resume is not None else []
             here.engine = assemble(spec, [world.folder], out, journal, 1, resume, ranks)
+            if resume is not None:
+                restore(here.engine, resume, changes)
             here.reason = train(here.engine, should_stop)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             here.error = error
@@ -182,7 +187,7 @@ def test_tail_batching_ranks_train_every_answer_once(world: Any, tmp_path: Path)
     left = [s.sequence_id for engine in engines for s in engine.pool.queue]
     assert sorted(trained + left) == sorted(n * 2 + e.ranks.rank for e in engines for n in range(e.pool.started))
     assert left
-    assert [engine.standing.told["oppo/queued"] for engine in engines] == [len(left)] * 2
+    assert [engine.run_score.last_metrics["oppo/queued"] for engine in engines] == [len(left)] * 2
     assert all(torch.equal(weights(two[1])[key], value) for key, value in weights(two[0]).items())
 
 
@@ -245,9 +250,9 @@ def test_ranks_share_an_evaluation(world: Any, tmp_path: Path, count: int) -> No
     assert one.engine is not None
     for rank in two:
         assert rank.engine is not None
-        for name, value in one.engine.standing.told.items():
+        for name, value in one.engine.run_score.last_metrics.items():
             if name.startswith("eval/"):
-                assert rank.engine.standing.told[name] == pytest.approx(value, rel=1e-9, nan_ok=True), name
+                assert rank.engine.run_score.last_metrics[name] == pytest.approx(value, rel=1e-9, nan_ok=True), name
 
 
 def test_a_fault_on_one_rank_is_one_of_both(world: Any, tmp_path: Path) -> None:

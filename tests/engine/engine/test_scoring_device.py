@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from oppo_core.engine import preflight as looked
-from oppo_core.engine.build import Engine, Progress, build_scorers
+from oppo_core.engine.build import build_scorers
 from oppo_core.engine.layout import device_of, lay_out, scoring_device
 from oppo_core.engine.preflight import Findings, preflight
+from oppo_core.engine.state import Engine, Progress
 from oppo_core.scoring.scorers import Growth
 from oppo_core.trace.recorder import Recorder
 from oppo_core.update.strategies import PlainUpdate

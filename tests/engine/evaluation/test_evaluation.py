@@ -15,7 +15,8 @@ import torch
 
 from oppo_contract.events import parse_event
 from oppo_core.evaluation import evaluator as evaluation_module
-from oppo_core.evaluation.evaluator import APART, evaluate, evaluator_of
+from oppo_core.evaluation.evaluator import APART, evaluator_of
+from oppo_core.evaluation.schedule import evaluate
 from oppo_core.ppo import actor as actor_module
 from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.scoring.scorers import ScorerSet
@@ -48,7 +49,7 @@ def test_training_is_bit_for_bit_the_same_with_and_without(world: Any, tmp_path:
     seen = told(watched)
     assert {step for step, metrics in seen.items() if "eval/score/mean" in metrics} == {2, 4, 5}
     assert {step for step, metrics in seen.items() if "eval/start/score/mean" in metrics} == {1}
-    assert watched.engine.standing.evaluation == seen[5]["eval/score/mean"]
+    assert watched.engine.run_score.evaluation == seen[5]["eval/score/mean"]
     assert seen[5]["eval/score/mean"] != seen[2]["eval/score/mean"], "training should have changed the answers"
     held_out = [s for event in watched.events if event.kind == "samples" for s in event.samples if s.held_out]
     assert [s.versions for s in held_out] == [(v, v) for v in (0, 2, 4, 5) for _ in range(2)]
@@ -141,7 +142,7 @@ def test_a_run_that_ends_early_evaluates_its_last_weights(world: Any, tmp_path: 
     checkpoint = [e for e in events if e.kind == "checkpoint"][-1]
     assert (checkpoint.step, checkpoint.score) == (step, second.metrics["eval/score/mean"])
     state = json.loads((tmp_path / checkpoint.folder / "state.json").read_text())
-    assert (state["standing"]["evaluated"], state["standing"]["untold"]) == (step, {})
+    assert (state["run_score"]["evaluated"], state["run_score"]["pending_metrics"]) == (step, {})
 
 
 @contextmanager

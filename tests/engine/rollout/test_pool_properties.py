@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.distributed.process_group import ALONE
-from oppo_core.engine.build import Engine
 from oppo_core.engine.layout import Layout
+from oppo_core.engine.state import Engine
 from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence

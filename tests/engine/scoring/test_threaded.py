@@ -53,7 +53,7 @@ def test_the_same_bits_as_on_the_spot(world: Any, tmp_path: Path, changes: dict[
         there = world.weights(tmp_path / "aside", role)
         assert all(torch.equal(weight, there[name]) for name, weight in plain.weights(role).items())
     assert [step.metrics["critic/vf_loss"] for step in steps] == [step.metrics["critic/vf_loss"] for step in plain.steps]
-    assert engine.standing.told["busy/cpu:1"] > 0, "what the thread did is not in the trace"
+    assert engine.run_score.last_metrics["busy/cpu:1"] > 0, "what the thread did is not in the trace"
 
 
 def test_whoever_works_long_gives_a_sign_of_life_before_every_pass(world: Any, tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""Which checkpoints of a run are deleted after a new one was written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from oppo_contract.checkpoint_pins import is_told, locked, spared
+from oppo_core.checkpointing.atomic_dir import remove
+
+
+def checkpoints_to_prune(names: list[str], present: str, scores: dict[str, float], keep: int, keep_best: int) -> list[str]:
+    """Checkpoints that are neither among the `keep` newest nor among the `keep_best` best, after `present` was written.
+
+    Names sort by age. Checkpoints newer than `present` belong to another attempt and stay. Of equal scores the newer checkpoint
+    is better; NaN is worse than any score.
+    """
+    past = sorted(name for name in names if name <= present)
+    scored = [name for name in past if name in scores and scores[name] == scores[name]]
+    best = sorted(scored, key=lambda name: (scores[name], name))[-keep_best:] if keep_best else []
+    return [name for name in past[:-keep] if name not in best]
+
+
+def delete(out: Path, names: Sequence[str]) -> None:
+    """Delete checkpoints of a run, except those that the supervisor pinned because the platform resumes from them."""
+    folders = [out / "checkpoints" / name for name in names]
+    if not is_told(out):
+        remove(folders)
+        return
+    with locked(out):
+        pinned = spared(out)
+        remove([folder for folder in folders if folder.name not in pinned])

@@ -1,0 +1,146 @@
+"""What a PPO step works on: `Engine`, with its parts as protocols, and `Progress`.
+
+Nothing above this module is imported here. `engine/build.py` puts an `Engine` together from a spec.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from oppo_contract.resume_rules import Change
+from oppo_contract.spec import RunSpec
+from oppo_core.control.controllers import ChunkState, OvercommitState
+from oppo_core.control.stop_conditions import reason_to_end
+from oppo_core.distributed.process_group import ALONE, Ranks
+from oppo_core.engine.layout import Layout
+from oppo_core.engine.run_score import RunScore
+from oppo_core.evaluation.evaluator import Evaluator
+from oppo_core.ppo.actor import Acting
+from oppo_core.ppo.experience import Experience, build_experience
+from oppo_core.ppo.oom_retry import PassBudget
+from oppo_core.ppo.reward_shaping import ScoreMoments
+from oppo_core.reporting.event_log import Journal
+from oppo_core.reporting.metrics import Cohorts
+from oppo_core.rollout.decoder import Decoding
+from oppo_core.rollout.pool import Pool
+from oppo_core.rollout.prompts import PromptStream
+from oppo_core.rollout.sequence import Sequence
+from oppo_core.rollout.step_state import Batch
+from oppo_core.rollout.tokenizer import TextCodec
+from oppo_core.scoring.deltas import Handover
+from oppo_core.scoring.scorers import Scoring
+from oppo_core.trace.gpu_stats import Hardware, NoHardware
+from oppo_core.trace.recorder import Recorder
+
+
+class Updating(Protocol):
+    """What the training loop asks."""
+
+    def begin(self, engine: Engine) -> None:
+        """Decoding is about to begin: the step's first chunk, or the next one of a step that was interrupted."""
+
+    def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
+        """A chunk was handed over and the batch is not complete; `finishers` are those of this step so far."""
+
+    def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
+        """Train on the complete batch; returns it with everything the loss needed, and `actor/*` and `critic/*` metrics."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the run is. `version` = PPO steps whose weights the actor holds = `step`."""
+
+    step: int = 0
+    elapsed_s: float = 0.0
+    generated_tokens: int = 0
+    kl_coefficient: float = 0.0
+    nonfinite_steps: int = 0  # skipped so far, `nonfinite_row` of them in a row, the last of them at `nonfinite_at`
+    nonfinite_row: int = 0
+    nonfinite_at: int = -1
+    passes: dict[str, int] = field(default_factory=dict)  # padded tokens of those that ran out of memory, by name (`PassBudget`)
+
+
+@dataclass(slots=True)
+class Engine:
+    """Everything that a training step works on. `train.py` reads like the step itself."""
+
+    spec: RunSpec
+    layout: Layout
+    codec: TextCodec
+    prompts: PromptStream
+    pool: Pool
+    decoder: Decoding
+    actor: Acting
+    scorers: Scoring
+    journal: Journal
+    out: Path
+    model_source: Path | None
+    trace: Recorder
+    progress: Progress
+    overcommit: OvercommitState
+    chunk: ChunkState
+    update: Updating
+    handover: Handover = field(default_factory=Handover)
+    cohorts: Cohorts = field(default_factory=Cohorts)
+    run_score: RunScore = field(default_factory=RunScore)
+    evaluator: Evaluator | None = None
+    batch: Batch | None = None  # a step that was begun and has not been trained yet
+    saved: str | None = None  # name of the checkpoint that holds the present state
+    changes: list[Change] = field(default_factory=list)  # what the spec has changed since the checkpoint that was resumed
+    clock: Callable[[], float] = time.monotonic
+    set_threads: Callable[[int], None] = torch.set_num_threads
+    experience: Callable[..., Experience] = build_experience
+    moments: ScoreMoments = field(default_factory=ScoreMoments)
+    origin: float = 0.0  # `clock()` of the `started` event
+    ranks: Ranks = ALONE  # who trains together with us
+    hardware: Hardware = field(default_factory=NoHardware)  # who tells of the GPU
+    parameters: int = 0  # of the actor, frozen ones too
+
+    def new_group(self, sequence_ids: range) -> list[Sequence]:
+        """Answers to the prompt of the group that has these numbers."""
+        index = self.prompts.draw(sequence_ids.start // self.spec.ppo.group_size)
+        return [Sequence(sequence_id, index, self.prompts.prompts[index]) for sequence_id in sequence_ids]
+
+    def let_go(self, discarded: Iterable[Sequence]) -> None:
+        """The scorers need not know these any more."""
+        self.scorers.release(self.handover.forget(s.sequence_id for s in discarded))
+
+    @property
+    def budgets(self) -> list[PassBudget]:
+        """Of the passes that this process makes; the scorers have their own."""
+        found = (getattr(part, "budget", None) for part in (self.actor, self.decoder))
+        return [budget for budget in found if budget is not None]
+
+    @property
+    def updates_in_turn(self) -> bool:
+        """Whether the actor's update waits for the critic's: sums of two groups of ranks on a GPU could block each other."""
+        return self.ranks.sums_in_turn and not self.layout.apart
+
+    def use_cores(self, count: int) -> None:
+        """Work on `count` cores from now on, and say so in the trace."""
+        self.set_threads(count)
+        self.trace.devices = self.layout.cores(count)
+
+    def on_any_rank(self, flag: bool) -> bool:
+        """Whether `flag` is true on some rank. The ranks meet here, so we may wait for the slowest one's tail."""
+        if self.ranks.world == 1:
+            return flag
+        with self.trace.wait("tail"):
+            return self.ranks.any(flag)
+
+    def reason_to_end(self) -> str | None:
+        """Why no further step is trained; None if training continues. Rank 0 decides, because the ranks' clocks differ."""
+        reason = reason_to_end(self.spec, self.progress.step, self.progress.elapsed_s, self.run_score)
+        return self.ranks.gather((reason or "").encode())[0].decode() or None
+
+    def readable(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Those of `sequences` that the scorers may read by now: what was begun, or only what is finished."""
+        if self.spec.overlap.intra_step == "per_chunk":
+            return [s for s in sequences if s.length]
+        return [s for s in sequences if s.finished]
