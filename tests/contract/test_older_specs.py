@@ -46,7 +46,6 @@ def test_a_spec_that_was_read_is_written_and_read_again() -> None:
     assert load_spec(spec.model_dump(mode="json")) == spec
 
 
-@pytest.mark.xfail(strict=False, reason="f5bbdf8 still has these settings; they are retired on branches of their own")
 @pytest.mark.parametrize(("section", "setting", "off", "on"), RETIRED)
 def test_a_new_spec_that_switches_on_a_retired_setting_is_refused(section: str, setting: str, off: Any, on: Any) -> None:
     with pytest.raises(SpecError) as refused:

@@ -1,6 +1,6 @@
 """TRL's side of `oppo bench trl`: its PPOTrainer, one step at a time, in TRL's own environment.
 
-Started by path as `python trl_peer.py CONFIG.json`; imports nothing of ours. A line on stdin asks for one step; a line of
+Started by path as `python peer.py CONFIG.json`; imports nothing of ours. A line on stdin asks for one step; a line of
 JSON on stdout answers it. Each answer's end-of-sequence token is forced where its imposed length ends and forbidden before, by a
 logits processor, so that generation really stops when the longest answer of the batch is complete.
 """

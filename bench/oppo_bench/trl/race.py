@@ -24,7 +24,7 @@ from oppo_bench.machine_load import Watch
 PATIENCE_S = 900.0
 # TRL's micro-batch: with 2, 4 and 16 rows a pass a step took the same processor time (within 1 %).
 ROWS_A_PASS = 4
-PEER = Path(__file__).with_name("trl_peer.py")
+PEER = Path(__file__).with_name("peer.py")
 TRL, OPPO, SEQUENTIAL, OWN = "trl", "oppo", "sequential", "oppo_own"
 
 

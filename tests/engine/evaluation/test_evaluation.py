@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from oppo_contract.events import parse_event
-from oppo_core.evaluation import evaluator as evaluation_module
+from oppo_core.evaluation import schedule as evaluation_module
 from oppo_core.evaluation.evaluator import APART, evaluator_of
 from oppo_core.evaluation.schedule import evaluate
 from oppo_core.ppo import actor as actor_module

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from oppo_core.ppo.actor import TokenSums
 from oppo_core.ppo.early_gradients import EarlyGradients
 from oppo_core.ppo.losses import whitening
-from oppo_core.update.overlapped import OverlappedUpdate
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "whitened": {},
@@ -42,10 +40,3 @@ def test_combined_they_are_the_gradient_of_the_loss(world: Any, tmp_path: Path, 
     assert not any(gradient.any() for gradient in again.gradients)
     assert (again.loss, again.entropy) == (0, 0)
     engine.scorers.close()
-
-
-def test_what_an_older_version_trained_early_is_trained_at_the_end_of_the_step() -> None:
-    update = OverlappedUpdate(EarlyGradients([], [], [], torch.zeros(3)))
-    engine: Any = SimpleNamespace(pool=SimpleNamespace(sequences=[]))
-    update.resume(engine, {"ledger": {"critic": [3], "actor": []}, "orders": [[[3], False]]})
-    assert update.early == set()
