@@ -51,12 +51,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"to replay: OPPO_TEST_SEED={SEED} PYTHONHASHSEED={os.environ.get('PYTHONHASHSEED', '')}")
 
 
-def pytest_unconfigure() -> None:
-    """Nothing of this session stays."""
-    for made in scratch.MADE:
-        made.remove()
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Whatever draws without a generator of its own draws the same in every run."""

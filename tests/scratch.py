@@ -13,12 +13,14 @@ import shutil
 import subprocess
 import tempfile
 import time
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 VARIABLE = "OPPO_TEST_SCRATCH"
-# Of pytest, and a cache that torch makes when it is imported.
-EXPECTED = ("pytest-of-*", "torchinductor_*")
-REMOVE = 'cat; sleep 1; chmod -R u+rwX "$0" 2>/dev/null; rm -rf "$0"'
+# Of pytest, a cache that torch makes when it is imported, and what multiprocessing removes when its process ends.
+EXPECTED = ("pytest-of-*", "torchinductor_*", "pymp-*")
+AFTER_MULTIPROCESSING = -1000
+REMOVE = 'cat; test -e "$0" || exit 0; sleep 1; chmod -R u+rwX "$0" 2>/dev/null; rm -rf "$0"'
 ENDING_S = 10.0
 
 
@@ -30,9 +32,9 @@ class Scratch:
         self.tmp = self.folder / "tmp"
         self.tmp.mkdir()
         self._remover = subprocess.Popen(["/bin/sh", "-c", REMOVE, self.folder], stdin=subprocess.PIPE, start_new_session=True)
-        self._before = os.environ.get("TMPDIR")
         os.environ |= {"TMPDIR": str(self.tmp), VARIABLE: str(self.folder)}
         tempfile.tempdir = None
+        Finalize(None, self._remove, exitpriority=AFTER_MULTIPROCESSING)
 
     def left(self) -> list[str]:
         """Names of what was left, once processes that are ending have had time to remove what is theirs."""
@@ -41,15 +43,9 @@ class Scratch:
             time.sleep(0.1)
         return names
 
-    def remove(self) -> None:
-        """Remove the folder, and let the temporary folder be the machine's again."""
+    def _remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         self._remover.communicate()
-        os.environ.pop(VARIABLE)
-        os.environ.pop("TMPDIR")
-        if self._before is not None:
-            os.environ["TMPDIR"] = self._before
-        tempfile.tempdir = None
 
     def _unexpected(self) -> list[str]:
         return sorted(path.name for path in self.tmp.iterdir() if not any(path.match(pattern) for pattern in EXPECTED))
