@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import lzma
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,22 +24,31 @@ PAGES = ("/runs", "/alerts", "/queue", "/sharing", "/teams", "/teams/1", "/teams
 
 
 @pytest.fixture(scope="module")
-def older(home: Path, tools: Any) -> Iterator[Any]:
-    """The platform of the backup, started."""
+def artifacts() -> Iterator[Path]:
+    """The folder, for this session alone: others on this machine restore to the same one."""
+    parent = os.open(ARTIFACTS.parent, os.O_RDONLY)
+    fcntl.flock(parent, fcntl.LOCK_EX)
     shutil.rmtree(ARTIFACTS, ignore_errors=True)
+    try:
+        yield ARTIFACTS
+    finally:
+        shutil.rmtree(ARTIFACTS, ignore_errors=True)
+        os.close(parent)
+
+
+@pytest.fixture(scope="module")
+def older(home: Path, tools: Any, artifacts: Path) -> Iterator[Any]:
+    """The platform of the backup, started."""
     (home / "older.tar").write_bytes(lzma.decompress((OLDER / "backup.tar.xz").read_bytes()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPPO_ARTIFACT_ROOT", ARTIFACTS.as_uri())
-        try:
-            done = tools.oppo(home, "restore", "--nothing-since", str(home / "older.tar"))
-            assert done.returncode == 0, done.stderr
-            assert "MISSING" not in done.stdout
-            with tools.running_platform(home) as platform:
-                owner = tools.oppo(home, "admin", "token", "admin", "--scope", "admin").stdout.strip()
-                platform.http.headers["Authorization"] = f"Bearer {owner}"
-                yield platform
-        finally:
-            shutil.rmtree(ARTIFACTS, ignore_errors=True)
+        patch.setenv("OPPO_ARTIFACT_ROOT", artifacts.as_uri())
+        done = tools.oppo(home, "restore", "--nothing-since", str(home / "older.tar"))
+        assert done.returncode == 0, done.stderr
+        assert "MISSING" not in done.stdout
+        with tools.running_platform(home) as platform:
+            owner = tools.oppo(home, "admin", "token", "admin", "--scope", "admin").stdout.strip()
+            platform.http.headers["Authorization"] = f"Bearer {owner}"
+            yield platform
 
 
 @pytest.fixture(scope="module")
