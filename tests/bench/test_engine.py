@@ -64,6 +64,7 @@ def measured() -> Measured:
     return result
 
 
+@pytest.mark.full
 def test_everything_promised_is_measured(measured: Measured) -> None:
     assert set(Plan(1, 1, 1).variants) >= PROMISED
     assert set(Plan(1, 1, 1).variants_on("cpu")) >= PROMISED
@@ -80,22 +81,26 @@ def test_everything_promised_is_measured(measured: Measured) -> None:
     assert named["T/B4/sequential/speedup"].min == named["T/B4/sequential/speedup"].max == 1
 
 
+@pytest.mark.full
 def test_only_deferral_defers(measured: Measured) -> None:
     for name, blocks in measured.blocks.items():
         shares = [block.mean("deferred_share") for block in blocks]
         assert (max(shares) > 0) == (VARIANTS[name]["inter_step"] == "defer")
 
 
+@pytest.mark.full
 def test_without_deferral_what_is_decoded_is_trained(measured: Measured) -> None:
     for name in ("padded", "sequential"):
         assert [block.decoded_share for block in measured.blocks[name]] == [1.0, 1.0]
 
 
+@pytest.mark.full
 def test_the_floor_has_every_stage(measured: Measured) -> None:
     assert [set(costs) for costs in measured.floor] == [set(STAGES)] * 2
     assert min(cost for costs in measured.floor for cost in costs.values()) > 0
 
 
+@pytest.mark.full
 def test_the_document_is_what_others_read(measured: Measured, tmp_path: Path) -> None:
     written = json.loads(json.dumps(document("engine", Machine(2, 0.4, None), {"seed": 3}, results_of(measured))))
     assert set(written) == {"bench", "commit", "machine", "settings", "results"}

@@ -60,8 +60,6 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 QUICK = (
     "streamed-defer",
     "update-defer",
-    "update-everything-in-the-loss",
-    "update-scheduled-critic-first",
     "kept-streamed",
     "grpo",
 )

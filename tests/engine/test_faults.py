@@ -50,6 +50,7 @@ def all_gone(processes: list[psutil.Process]) -> bool:
     return all(map(gone, left))
 
 
+@pytest.mark.full
 def test_a_killed_scorer_process_ends_the_run_and_is_named(streaming: Any) -> None:
     engine, below = streaming
     scorers_of(engine).kill()

@@ -149,7 +149,9 @@ def test_one_of_several_ranks_is_refused(recorded: Callable[[str], Path], small:
         read_recording(recorded("sequential"), several)
 
 
-@pytest.mark.parametrize("name", OVERLAPS)
+@pytest.mark.parametrize(
+    "name", [name if name == "sequential" else pytest.param(name, marks=pytest.mark.full) for name in OVERLAPS]
+)
 def test_a_real_run_takes_as_long_as_its_replay(name: str, tmp_path: Path) -> None:
     tiny = {"tiny": {"hidden": 32, "layers": 2, "heads": 2, "context": 160, "vocab": 64}}
     spec = {

@@ -28,6 +28,7 @@ def consumer_of(agent: Any) -> psutil.Process | None:
     return next((process for process in alive if "consume" in process.cmdline()), None)
 
 
+@pytest.mark.full
 def test_the_same_message_three_times_starts_one_engine(bench: Any, tools: Any, send: Any) -> None:
     attempt = bench.attempt(steps=100_000, step_s=0.02)
     agent = bench.start("agent")

@@ -133,6 +133,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(world: Any, mode: str, undis
     check_against(undisturbed, world, tmp_path, resumed.events)
 
 
+@pytest.mark.full
 def test_a_fork_trains_on_with_the_bits_of_the_run_that_it_came_from(
     world: Any, mode: str, undisturbed: Any, tmp_path: Path
 ) -> None:

@@ -388,9 +388,13 @@ MODES: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @pytest.mark.usefixtures("spawned_scorers")  # which see the environment
-def test_the_weighted_sum_of_parts_in_every_mode(world: Any, rules: Path, judge: Judge, other: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlapped", ["per_chunk", pytest.param("update_overlap", marks=pytest.mark.full)])
+def test_the_weighted_sum_of_parts_in_every_mode(
+    world: Any, rules: Path, judge: Judge, other: Path, tmp_path: Path, overlapped: str
+) -> None:
     runs = {}
-    for name, (threads, changes) in MODES.items():
+    for name in ("sequential", overlapped):
+        threads, changes = MODES[name]
         spec = rewarded(world, parts_of(judge, other), {"rollout": {"stop_tokens": [9, 17]}}, changes)
         runs[name] = world.run(spec, tmp_path / name, threads=threads)
     assert {s.ending for s, _ in trained(runs["sequential"])} >= {"stop", "eos"}
@@ -402,10 +406,9 @@ def test_the_weighted_sum_of_parts_in_every_mode(world: Any, rules: Path, judge:
         for number, column in enumerate(zip(*raw, strict=True)):
             told = [step.metrics[f"critic/score_part/{number}/{which}"] for which in ("mean", "max", "min")]
             assert told == pytest.approx([sum(column) / len(column), max(column), min(column)], abs=1e-10)
-    for name in MODES:
-        for plain, step in zip(runs["sequential"].steps, runs[name].steps, strict=True):
-            assert plain.tokens == step.tokens
-            torch.testing.assert_close(step.experience.scores, plain.experience.scores, rtol=0, atol=1e-10)
+    for plain, step in zip(runs["sequential"].steps, runs[overlapped].steps, strict=True):
+        assert plain.tokens == step.tokens
+        torch.testing.assert_close(step.experience.scores, plain.experience.scores, rtol=0, atol=1e-10)
 
 
 def test_a_single_part_of_weight_one_is_the_single_source_to_the_bit(world: Any, tmp_path: Path) -> None:

@@ -179,6 +179,7 @@ def test_a_message_that_the_other_side_does_not_read_to_its_end_is_given_up(worl
         engine.journal.close()
 
 
+@pytest.mark.full
 def test_a_message_that_has_to_wait_for_a_slow_service_arrives(world: Any, judge: Judge, tmp_path: Path) -> None:
     """The scorers wait for a service longer than the longest silence, and meanwhile take nothing: they live, and say so."""
     judge.behave = lambda asked, number: judge.hold() or scored(asked)

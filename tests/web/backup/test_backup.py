@@ -223,6 +223,7 @@ def test_a_folder_gets_a_file_with_the_time_in_its_name(tmp_path: Path, clock) -
     assert place_for(tmp_path / "b.tar", clock.now()) == tmp_path / "b.tar"
 
 
+@pytest.mark.full
 def test_while_events_are_written_a_backup_holds_each_batch_whole(world, backups: Backups, events) -> None:
     worker = world.worker()
     run, attempt_id = world.start(worker)
