@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from oppo_client import downloading, operations, optional_deps, series, spec_source
 from oppo_client.checkpoint import CheckpointFacts
@@ -16,17 +16,15 @@ from oppo_client.progress import view
 from oppo_client.records import LogLine, Sample
 from oppo_client.run_base import REWARD, RunFacts
 from oppo_client.sans_io import Flow, asked, get
+from oppo_client.session import Session
 from oppo_client.tables import framed
 from oppo_client.timeline import Timeline
-
-if TYPE_CHECKING:
-    from oppo_client.client import Client
 
 
 class Run(RunFacts):
     """A run. What is asked of it changes this object, too: `run.pause().state`. Calls raise `OppoError`."""
 
-    def __init__(self, client: Client, told: dict[str, Any]) -> None:
+    def __init__(self, client: Session, told: dict[str, Any]) -> None:
         super().__init__(told, client.url)
         self._client = client
 
