@@ -58,6 +58,7 @@ INSTALLED_APPS = [
     "oppo_platform.storage",
     "oppo_platform.alerts",
     "oppo_platform.pages",
+    "oppo_platform.housekeeping",
 ]
 
 MIDDLEWARE = [
@@ -93,7 +94,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "oppo_platform.accounts.current_team.shell",
+                "oppo_platform.pages.context_processors.shell",
                 "oppo_platform.storage.selectors.shell",
             ],
         },

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from oppo_contract.safe_delete import folder_of
+from oppo_platform.housekeeping import rounds
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.storage.housekeeping import make_room
-from oppo_platform.telemetry import housekeeping
 from oppo_platform.telemetry.metric_reader import read_points, reigns
 
 
@@ -70,5 +70,5 @@ def end(worker, attempt_id, outcome="succeeded"):
 
 def keep_house():
     """A round of everything that the housekeeper does: its own, and then its clearer's."""
-    housekeeping.keep_house()
+    rounds.keep_house()
     make_room()

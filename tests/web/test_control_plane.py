@@ -14,11 +14,11 @@ from oppo_platform.clock import ManualClock, use_clock
 from oppo_platform.cluster import services as cluster
 from oppo_platform.cluster.models import DeviceState
 from oppo_platform.runs import attempts, lifecycle
-from oppo_platform.runs.models import Attempt
+from oppo_platform.runs.models import Allocation, Attempt
 from oppo_platform.scheduling import cycle, dispatch, liveness
-from oppo_platform.scheduling.models import Allocation
 from oppo_platform.telemetry import ingest
 from oppo_platform.telemetry.models import ProducerMark
+from oppo_platform.usecases import node_heartbeat
 from tests.web.plane import network
 from tests.web.plane.simulation import SETTINGS, ControlPlane
 
@@ -103,8 +103,8 @@ def settles_again(now):
 
 
 real_claimed_nodes = attempts.claimed_nodes
-real_claim, real_fence, real_give_up = attempts.claim, attempts.fence, cluster.give_up_orphans
-real_ingest, real_settle, real_note = ingest.ingest, cycle.settle, cluster._note_devices
+real_claim, real_fence, real_give_up = attempts.claim, attempts.fence, node_heartbeat.give_up_orphans
+real_ingest, real_settle, real_note = ingest.ingest, cycle.settle, cluster.note_devices
 # What is broken: where, how, and a seed that finds it (if it does not any more, others are tried).
 BROKEN = {
     "a claim without compare-and-set": ([(attempts, "claim", careless_claim)], 3),
@@ -112,8 +112,8 @@ BROKEN = {
     "a fence that trusts the silent": ([(liveness, "fence", trusting_fence)], 28),
     "an end that forgets the further nodes": ([(attempts, "end_launches", lambda attempt, silent, now: None)], 7),
     "an end that knows of the head only": ([(attempts, "claimed_nodes", knows_the_head_only)], 13),
-    "a report that clears fenced devices": ([(cluster, "_note_devices", lambda n, k, r, clear: real_note(n, k, r, True))], 33),
-    "orphans that are none": ([(cluster, "give_up_orphans", deaf_to_reports)], 28),
+    "a report that clears fenced devices": ([(cluster, "note_devices", lambda n, k, r, clear: real_note(n, k, r, True))], 33),
+    "orphans that are none": ([(node_heartbeat, "give_up_orphans", deaf_to_reports)], 28),
     "a wish that waits for nobody": ([(lifecycle, "_signalled", lambda attempt, within_s: False)], 8),
     "events applied twice": ([(network, "ingest", forgets_what_it_has)], 20),
     "usage settled twice": ([(cycle, "settle", settles_again)], 0),

@@ -1,4 +1,4 @@
-"""Who may see and do what: the one place that turns a user into teams, projects, runs and permissions.
+"""Who may see and do what: the one place that turns a user into teams and permissions. Runs: `runs.access`.
 
 What a user may not see does not exist for them: selectors start from these querysets, so that it ends as a 404. What they see
 but may not do is a 403. Nothing is allowed that `LEAST_ROLE` does not grant.
@@ -6,14 +6,13 @@ but may not do is a 403. Nothing is allowed that `LEAST_ROLE` does not grant.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 
 from oppo_platform.accounts.models import Membership, Role, Scope, Team, User
-from oppo_platform.runs.models import Project, Run
+from oppo_platform.runs.models import Project
 
 
 class Action(StrEnum):
@@ -125,17 +124,6 @@ def submit_projects(user: User) -> QuerySet[Project]:
     return Project.objects.filter(team_id__in=teams).select_related("team").order_by("team__name", "name")
 
 
-def visible_runs(user: User) -> QuerySet[Run]:
-    """Runs of the user's teams, without those in the trash."""
-    return Run.objects.filter(project__team_id__in=memberships(user).values("team_id"), deleted_at__isnull=True)
-
-
-def trashed_runs(user: User) -> QuerySet[Run]:
-    """Runs of the user's teams that are in the trash and can be restored."""
-    teams = memberships(user).values("team_id")
-    return Run.objects.filter(project__team_id__in=teams, deleted_at__isnull=False, purged_at__isnull=True)
-
-
 def administers(user: User) -> bool:
     """Administrators of the cluster drain nodes and set quotas; a token, which belongs to one team, never does."""
     return bool(user.is_active and user.is_staff and user.bound_team_id is None)
@@ -144,22 +132,6 @@ def administers(user: User) -> bool:
 def may_submit(user: User, project: Project) -> bool:
     """Members and above submit; viewers look."""
     return may(user, Action.SUBMIT, project.team_id)
-
-
-def may_steer(user: User, run: Run) -> bool:
-    """Maintainers steer (cancel, pause, resume, reprioritise) any run of the team, members their own."""
-    return run.pk in steerable(user, [run])
-
-
-def steerable(user: User, runs: Iterable[Run]) -> set[int]:
-    """Those of `runs` (project joined) that the user may steer, with one query for all."""
-    role_of = roles(user)
-    found = ((run, role_of.get(run.project.team_id)) for run in runs)
-    return {
-        run.pk
-        for run, role in found
-        if permits(role, Action.STEER_ANY_RUN) or (permits(role, Action.SUBMIT) and run.user_id == user.pk)
-    }
 
 
 def may_reset_password(actor: User, user: User) -> bool:

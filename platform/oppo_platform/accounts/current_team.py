@@ -5,14 +5,10 @@ Links go on working whatever the choice: a run, a project or a team's page is re
 
 from __future__ import annotations
 
-from typing import Any
-
-from django.conf import settings
 from django.http import HttpRequest
 
 from oppo_platform.accounts.access import visible_teams
 from oppo_platform.accounts.models import Team
-from oppo_platform.alerts.selectors import unread
 
 SESSION_KEY = "team"
 
@@ -29,15 +25,3 @@ def choose_team(request: HttpRequest, team: Team | None) -> None:
         request.session.pop(SESSION_KEY, None)
     else:
         request.session[SESSION_KEY] = team.pk
-
-
-def shell(request: HttpRequest) -> dict[str, Any]:
-    """Context of every page: the switcher, the bell (both queried only where a template asks), and whether mail is sent."""
-    if not hasattr(request, "user") or not request.user.is_authenticated:
-        return {"mail_is_sent": bool(settings.OPPO_SMTP_URL)}
-    return {
-        "own_teams": visible_teams(request.user),
-        "current_team": lambda: current_team(request),
-        "unread_alerts": lambda: unread(request.user),
-        "mail_is_sent": bool(settings.OPPO_SMTP_URL),
-    }

@@ -6,17 +6,18 @@ set it, and is in no spec, event, log or audit entry.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from django.db import transaction
 from django.db.models import QuerySet
 from typing_extensions import TypedDict
 
-from oppo_contract.sections.secrets import NAME, NAME_WORDS, secret_names
+from oppo_contract.sections.secrets import NAME, NAME_WORDS
 from oppo_platform import clock
 from oppo_platform.accounts import audit, encryption
 from oppo_platform.accounts.access import Action, demand
 from oppo_platform.accounts.models import Team, TeamSecret, User
 from oppo_platform.accounts.services import AccountError
-from oppo_platform.runs.models import Run
 
 # Shorter ones could not be struck from logs without striking ordinary words.
 SHORTEST, LONGEST = 8, 8192
@@ -74,21 +75,25 @@ def delete_secret(actor: User, team: Team, name: str) -> None:
     audit.record(team.pk, actor, "secret.delete", name)
 
 
-def delivered_secrets(run: Run, actor: str) -> dict[str, str]:
-    """Variable → value for the run's engine, for a claim's reply and nothing else. Notes who got what; part of the claim.
+def delivered_secrets(team_id: int, wanted: Mapping[str, str], run_id: int, actor: str) -> dict[str, str]:
+    """Variable → value for a run's engine, for a claim's reply and nothing else. Notes who got what; part of the claim.
+
+    Args:
+        team_id: the team whose secrets they are.
+        wanted: variable → name of the secret.
+        run_id: the run that they are for.
+        actor: who receives them.
 
     Raises:
         SecretUnavailable: a secret was deleted since the run was submitted, or its key is lost.
     """
-    wanted = secret_names(run.spec.get("secrets") or {})
     if not wanted:
         return {}
-    team_id = run.project.team_id
     kept = {secret.name: secret for secret in TeamSecret.objects.filter(team_id=team_id, name__in=wanted.values())}
     values = {variable: _opened(kept.get(name), name) for variable, name in wanted.items()}
-    TeamSecret.objects.filter(pk__in=[secret.pk for secret in kept.values()]).update(last_used_at=clock.now(), last_run=run)
+    TeamSecret.objects.filter(pk__in=[secret.pk for secret in kept.values()]).update(last_used_at=clock.now(), last_run=run_id)
     for name in sorted(kept):
-        audit.record(team_id, actor, "secret.deliver", name, run=run.pk)
+        audit.record(team_id, actor, "secret.deliver", name, run=run_id)
     return values
 
 

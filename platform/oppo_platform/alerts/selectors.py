@@ -31,15 +31,6 @@ class AlertSummary(AlertFacts):
     url: str
 
 
-class OpenAlert(TypedDict):
-    """What a run's summary tells of an alert that is open."""
-
-    id: int
-    condition: str
-    why: str
-    acknowledged_by: str | None
-
-
 class AlertList(TypedDict):
     """One page of alerts; `next` is the `cursor` of the following page."""
 

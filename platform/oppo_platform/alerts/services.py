@@ -10,13 +10,14 @@ from django.db.models import F
 
 from oppo_platform import clock
 from oppo_platform.accounts import audit
-from oppo_platform.accounts.access import Action, demand, may_steer
+from oppo_platform.accounts.access import Action, demand
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.alerts.lifecycle import close_all
 from oppo_platform.alerts.models import Alert, MailChoice, SeenAlerts, Silence
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.notify import run_changed
+from oppo_platform.runs.access import may_steer
 from oppo_platform.runs.models import Change, Run
 
 

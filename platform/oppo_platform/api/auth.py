@@ -11,12 +11,13 @@ from django.http import HttpRequest
 from ninja.security import HttpBearer
 from ninja.security import SessionAuth as CookieAuth
 
-from oppo_platform.accounts.access import visible_runs, within
+from oppo_platform.accounts.access import within
 from oppo_platform.accounts.api_tokens import user_of_api_token
 from oppo_platform.accounts.models import Scope, User
 from oppo_platform.api.rate_limit import count_request
 from oppo_platform.cluster.models import Node
 from oppo_platform.cluster.services import is_join_token, node_of_token
+from oppo_platform.runs.access import visible_runs
 from oppo_platform.runs.models import Attempt, Launch
 from oppo_platform.tokens import parse_token, same_digest
 

@@ -15,9 +15,10 @@ from oppo_platform.api.openapi import problems
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.forks import forked_spec
 from oppo_platform.runs.models import Run
-from oppo_platform.runs.services import check_spec, submit_run
+from oppo_platform.runs.services import submit_run
 from oppo_platform.runs.spec_patch import changed
 from oppo_platform.storage.database_disk import refuse_without_room
+from oppo_platform.usecases.check_spec import check_spec
 
 LONGEST_NAME, MOST_CHANGES = 120, 200
 CHANGES = 'Other values at dotted paths of the spec: `{"overlap.overcommit.max": 8}`; a number is an index into a list.'

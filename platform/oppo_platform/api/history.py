@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from oppo_platform.api.lookups import RunId, run_of
 from oppo_platform.api.paging import Cursor, Limit
 from oppo_platform.api.problems import problem
-from oppo_platform.telemetry.run_events import KINDS, Kind, history
+from oppo_platform.usecases.run_events import KINDS, Kind, history
 
 router = Router()
 NAMES = ", ".join(f"`{kind}`" for kind in KINDS)

@@ -16,8 +16,8 @@ from oppo_platform.accounts.access import visible_teams
 from oppo_platform.api.lookups import person
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.cluster.models import DeviceState
-from oppo_platform.cluster.selectors import nodes_overview
 from oppo_platform.scheduling import selectors as scheduling
+from oppo_platform.scheduling.nodes_overview import nodes_overview
 from oppo_platform.scheduling.quotas import PoolQuotas, pool_quotas
 
 router = Router()

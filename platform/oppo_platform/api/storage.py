@@ -6,10 +6,11 @@ from django.http import HttpRequest
 from ninja import Router, Status
 from typing_extensions import TypedDict
 
-from oppo_platform.accounts.access import trashed_runs, visible_teams
+from oppo_platform.accounts.access import visible_teams
 from oppo_platform.api.lookups import LARGEST_ID, RunId, person, run_of, steerer, steers, summary_of
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.runs import selectors as runs
+from oppo_platform.runs.access import trashed_runs
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.selectors import Taken, TeamTaken, taken_by, teams_taken
 from oppo_platform.storage.trash import Trashed, delete_run, in_trash, purge_now, restore_run, trashed

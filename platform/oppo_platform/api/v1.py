@@ -47,10 +47,11 @@ from oppo_platform.runs import lifecycle
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.forks import resume_at
 from oppo_platform.runs.models import Checkpoint, Project
-from oppo_platform.runs.services import check_spec, submit_run
+from oppo_platform.runs.services import submit_run
 from oppo_platform.runs.spec_patch import changed
 from oppo_platform.storage.database_disk import DatabaseFull, refuse_without_room
 from oppo_platform.storage.trash import NotDeletable
+from oppo_platform.usecases.check_spec import check_spec
 
 api = DescribedAPI(
     title="OPPO Platform", version="1", auth=PERSON, renderer=FastJson(), docs_url=None, openapi_url=None, urls_namespace="api"

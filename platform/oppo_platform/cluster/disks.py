@@ -10,8 +10,8 @@ from django.db.models import QuerySet
 
 from oppo_contract import wire
 from oppo_platform import clock
+from oppo_platform.byte_sizes import size
 from oppo_platform.cluster.models import Disk, Node
-from oppo_platform.storage.units import size
 
 # A disk that was low counts as such until it has a tenth more than the limit, so that a node does not come and go.
 RECOVERED = 1.1

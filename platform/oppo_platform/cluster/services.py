@@ -1,11 +1,8 @@
-"""Nodes: joining, and the heartbeat that reports devices and catalogue and brings back orders.
-
-The heartbeat's reply alone is enough to run everything: Celery messages only shorten the wait.
-"""
+"""Nodes: joining, and what their heartbeats report of devices and catalogue. The whole heartbeat is `usecases.node_heartbeat`."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -15,14 +12,9 @@ from oppo_contract import wire
 from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import User
-from oppo_platform.cluster.disks import note_disks
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, JoinToken, Node
 from oppo_platform.cluster.pools import pool_for
 from oppo_platform.notify import wake_scheduler
-from oppo_platform.runs.attempts import fence
-from oppo_platform.runs.launches import launches_due
-from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Launch, LaunchState
-from oppo_platform.storage.artifact_deletion import confirm, orders_for
 from oppo_platform.tokens import new_token, parse_token, same_digest
 
 JOIN_TOKEN_HOURS = 24
@@ -79,12 +71,14 @@ def join(told: wire.Join) -> wire.Joined:
     )
 
 
-@transaction.atomic
-def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
-    """Note what the node reports; reply with attempts to start, attempts to stop, and whether the catalogue is wanted."""
+def note_node(node_id: int, told: wire.NodeHeartbeat, now: datetime) -> tuple[Node, bool]:
+    """Lock the node; note its version, catalogue and pool. Inside the heartbeat's transaction.
+
+    Returns:
+        The node, and whether it was silent or has a new catalogue.
+    """
     # Not its key: whoever writes down an attempt on the node need not wait, and holds devices for which we would wait.
     node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
-    now = clock.now()
     fresh = node.last_seen_at is not None and now - node.last_seen_at < timedelta(seconds=settings.OPPO_NODE_FRESH_S)
     node.last_seen_at, node.wire_version = now, told.wire_version
     if told.catalogue is not None:
@@ -93,56 +87,12 @@ def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
     if node.pool_id is None and told.devices:
         node.pool = pool_for(told.devices, now)
     node.save(update_fields=["last_seen_at", "wire_version", "catalogue_at", "pool"])
-    # Before the attempts are read: a fence that is being written holds them, and what it has ended must not count as live.
-    devices = {device.index: device for device in Device.objects.select_for_update().filter(node=node).order_by("pk")}
-    live = list(Attempt.objects.filter(node=node, state__in=LIVE_ATTEMPT).order_by("pk"))
-    joined = Launch.objects.filter(node=node).exclude(state=LaunchState.ENDED)
-    owned = {(attempt.pk, attempt.epoch) for attempt in live} | set(joined.values_list("attempt_id", "attempt__epoch"))
-    stop = [r for r in told.attempts if (r.attempt_id, r.epoch) not in owned]
-    changed = _note_devices(node, devices, told.devices, clear=not stop)
-    changed |= note_disks(node, told.disks, now)
-    if changed or told.catalogue is not None or not fresh:
-        wake_scheduler()
-    confirm(node, told.deleted)
-    return wire.NodeOrders(
-        unclaimed=[_order(attempt_id, epoch) for attempt_id, epoch in _unclaimed(node, live)],
-        stop=[_order(r.attempt_id, r.epoch) for r in stop],
-        catalogue_wanted=node.catalogue_at is None,
-        delete=orders_for(node),
-    )
+    return node, told.catalogue is not None or not fresh
 
 
-def _unclaimed(node: Node, live: list[Attempt]) -> list[tuple[int, int]]:
-    """Attempts, and launches of attempts whose first node is there, that the node may claim, each with its epoch."""
-    if node.wire_version not in wire.SPOKEN:
-        return []
-    first = [(a.pk, a.epoch) for a in live if a.state == AttemptState.ALLOCATED]
-    return [*first, *launches_due().filter(node=node).order_by("pk").values_list("attempt_id", "attempt__epoch")]
-
-
-def give_up_orphans(node_id: int, reported: set[int]) -> int:
-    """Fence attempts that the node's own agent does not run any more: its machine was restarted, or a supervisor was killed.
-
-    Both the agent's report and the supervisor's silence for `OPPO_ORPHAN_GRACE_S` are needed. Returns how many.
-    """
-    silent_since = clock.now() - timedelta(seconds=settings.OPPO_ORPHAN_GRACE_S)
-    orphans = Attempt.objects.filter(
-        node_id=node_id, state__in=(AttemptState.CLAIMED, AttemptState.RUNNING), seen_at__lt=silent_since
-    ).exclude(pk__in=reported)
-    joined = Launch.objects.filter(node_id=node_id, state=LaunchState.CLAIMED, seen_at__lt=silent_since)
-    given_up = 0
-    for attempt_id in [
-        *orphans.order_by("pk").values_list("pk", flat=True),
-        *joined.exclude(attempt__in=reported).order_by("pk").values_list("attempt", flat=True),
-    ]:
-        with transaction.atomic():
-            cause = "The worker no longer runs it: the machine or the supervisor restarted"
-            given_up += fence(attempt_id, "orphaned", cause, "scheduler", DeviceState.READY, node_id)
-    return given_up
-
-
-def _order(attempt_id: int, epoch: int) -> wire.LaunchOrder:
-    return wire.LaunchOrder(attempt_id=attempt_id, epoch=epoch)
+def locked_devices(node: Node) -> dict[int, Device]:
+    """The node's devices by index, locked until the transaction ends."""
+    return {device.index: device for device in Device.objects.select_for_update().filter(node=node).order_by("pk")}
 
 
 def _facts(report: wire.DeviceReport, device: Device | None) -> dict[str, Any]:
@@ -153,7 +103,7 @@ def _facts(report: wire.DeviceReport, device: Device | None) -> dict[str, Any]:
     return told
 
 
-def _note_devices(node: Node, known: dict[int, Device], reports: list[wire.DeviceReport], clear: bool) -> bool:
+def note_devices(node: Node, known: dict[int, Device], reports: list[wire.DeviceReport], clear: bool) -> bool:
     """Write down what changed; `clear`: no fenced attempt is left on the node. Returns whether allocatable devices changed.
 
     `known`: the node's devices by index, locked.

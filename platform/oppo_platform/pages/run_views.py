@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from oppo_contract.events import IdleCause
 from oppo_contract.sections.run import Resources
 from oppo_contract.states import RunState
-from oppo_platform.accounts.access import Action, may, may_steer, may_submit
+from oppo_platform.accounts.access import Action, may, may_submit
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.alerts.rules import rules_of
+from oppo_platform.runs.access import may_steer
 from oppo_platform.runs.checkpoints import checkpoints as saved
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import get_run, run_summary, spec_yaml

@@ -14,14 +14,14 @@ from django.views.decorators.http import require_GET, require_POST
 from oppo_platform import clock
 from oppo_platform.accounts.access import administers, visible_teams
 from oppo_platform.accounts.models import Team
+from oppo_platform.byte_sizes import size
 from oppo_platform.cluster import pools, services
 from oppo_platform.cluster.models import Device, Node, Pool
-from oppo_platform.cluster.selectors import nodes_overview
 from oppo_platform.scheduling import quotas
+from oppo_platform.scheduling.nodes_overview import nodes_overview
 from oppo_platform.scheduling.usage import faded_usage, weekly_usage
 from oppo_platform.storage.quotas import set_storage_quota as set_quota_of_storage
 from oppo_platform.storage.selectors import levels
-from oppo_platform.storage.units import size
 
 WEEKS = 12
 

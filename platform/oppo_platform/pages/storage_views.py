@@ -12,10 +12,11 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
-from oppo_platform.accounts.access import Action, demand, may, may_steer, steerable, trashed_runs
+from oppo_platform.accounts.access import Action, demand, may
 from oppo_platform.accounts.models import Team
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.pages.team_layout import render_team, team_of, told
+from oppo_platform.runs.access import may_steer, steerable, trashed_runs
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.models import TeamStorage
 from oppo_platform.storage.quotas import level

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from oppo_contract import wire
 from oppo_contract.retired import without_retired
+from oppo_contract.sections.secrets import secret_names
 from oppo_contract.spec import PLATFORM_SECTIONS, Retries
 from oppo_contract.states import RunState
 from oppo_platform import clock
@@ -37,11 +38,10 @@ from oppo_platform.runs.launches import (
     rendezvous_of,
     renew_launch,
 )
-from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Checkpoint, Launch, LaunchState, Run
+from oppo_platform.runs.models import LIVE_ATTEMPT, Allocation, Attempt, AttemptState, Checkpoint, Launch, LaunchState, Run
 from oppo_platform.runs.resume_sources import beginning, spared_for_forks
 from oppo_platform.runs.retry_decision import DIED, Ended, RetryPolicy, verdict
 from oppo_platform.runs.transitions import move_run
-from oppo_platform.scheduling.models import Allocation
 from oppo_platform.tokens import new_token
 
 # What a run that is being stopped tells its supervisor.
@@ -113,7 +113,7 @@ def _fail_unclaimed(attempt_id: int, epoch: int, why: str) -> None:
 
 def _claimed(run: Run, attempt: Attempt, token: str, node: Node, rank: int = 0) -> wire.Claimed:
     held = Device.objects.filter(node=node, allocations__attempt=attempt, allocations__released_at__isnull=True)
-    saved = attempt.resume_from
+    saved, wanted = attempt.resume_from, secret_names(run.spec.get("secrets") or {})
     return wire.Claimed(
         attempt_token=token,
         run_id=run.pk,
@@ -123,7 +123,7 @@ def _claimed(run: Run, attempt: Attempt, token: str, node: Node, rank: int = 0) 
         artifact_url=artifact_url(run.pk),
         resume_from=wire.CheckpointRef(step=saved.step, url=saved.url, manifest_sha256=saved.manifest_sha256) if saved else None,
         rendezvous=rendezvous_of(attempt, rank, clock.now()),
-        secrets=delivered_secrets(run, f"node:{node.name}"),
+        secrets=delivered_secrets(run.project.team_id, wanted, run.pk, f"node:{node.name}"),
     )
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from django.db.models import F, Func, TextField
 
 from oppo_contract.states import RunState
-from oppo_platform.accounts.access import visible_projects, visible_runs
+from oppo_platform.accounts.access import visible_projects
 from oppo_platform.accounts.models import User
-from oppo_platform.alerts.policy import Condition
+from oppo_platform.runs.access import visible_runs
 from oppo_platform.runs.columns import KNOWN
-from oppo_platform.runs.filtering import ANY_ALERT, ARCHIVED, NUMBERS, SETTING, STATE_GROUPS, TEXTS
+from oppo_platform.runs.filtering import ADDED_FIELDS, ARCHIVED, NUMBERS, SETTING, STATE_GROUPS, text_fields
 from oppo_platform.runs.models import Run
 
 MOST_VALUES = 200
@@ -25,7 +25,7 @@ def words(user: User) -> dict[str, Any]:
     `{fields: [{name, kind, says}], values: {field: [value]}, metrics: [key], settings: [path], columns: [{name, title, says}]}`
     """
     runs, projects = visible_runs(user), visible_projects(user)
-    fields = [{"name": name, "kind": "text", "says": says} for name, (_, says) in TEXTS.items()]
+    fields = [{"name": name, "kind": "text", "says": says} for name, says in text_fields().items()]
     fields += [{"name": name, "kind": "number", "says": number.says} for name, number in NUMBERS.items()]
     tags = runs.annotate(tag=Func(F("tags"), function="unnest", output_field=TextField())).values_list("tag", flat=True)
     owners = User.objects.filter(runs__in=runs).order_by("username").values_list("username", flat=True)
@@ -35,7 +35,7 @@ def words(user: User) -> dict[str, Any]:
         "fields": fields,
         "values": {
             "state": [*STATE_GROUPS, *RunState],
-            "alert": [ANY_ALERT, *Condition],
+            **{name: list(field.values) for name, field in ADDED_FIELDS.items()},
             "archived": [*ARCHIVED],
             "user": list(owners.distinct()[:MOST_VALUES]),
             "project": sorted(set(projects.values_list("name", flat=True)))[:MOST_VALUES],

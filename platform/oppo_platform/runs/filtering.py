@@ -12,7 +12,7 @@ which stands for its newest value, or a setting's path (`rollout.max_new_tokens`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +23,12 @@ from django.db.models.functions import Cast
 from oppo_contract.spec_errors import nearest
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState
 from oppo_platform import clock
-from oppo_platform.alerts.models import Alert
-from oppo_platform.alerts.policy import Condition
 from oppo_platform.runs.models import Run
 
 LONGEST, MOST_TERMS = 1000, 30
 COMPARISONS = {">=": "gte", "<=": "lte", "!=": "exact", ">": "gt", "<": "lt", "=": "exact"}
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 STATE_GROUPS = {"active": HOLDING_DEVICES, "waiting": {RunState.QUEUED, RunState.PAUSED}, "ended": ENDED}
-ANY_ALERT = "any"
 ARCHIVED = {"yes": Q(archived_at__isnull=False), "no": Q(archived_at__isnull=True), "any": Q(pk__isnull=False)}
 GIB = 2.0**30
 WORDS = ("name", "user__username", "project__name", "preset")
@@ -82,7 +79,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "preset": ("preset__iexact", "preset"),
     "tag": ("tags__contains", "tag"),
     "state": ("state", "a state, or active, waiting, ended"),
-    "alert": ("alerts", "an open alert: a condition, or any"),
     "archived": ("archived_at", "yes, no, or any; the default hides archived runs"),
 }
 
@@ -121,7 +117,7 @@ def _apply(runs: QuerySet[Run], term: str, alias: str) -> QuerySet[Run]:
     inner = term[1:] if negated else term
     field, colon, rest = inner.partition(":")
     compared = COMPARED.match(inner)
-    if colon and field.lower() in TEXTS:
+    if colon and field.lower() in text_fields():
         condition = _text(field.lower(), rest, term)
     elif compared:
         number, op, value = _number(compared[1], term), compared[2], _unquoted(compared[3])
@@ -142,17 +138,15 @@ def _text(field: str, values: str, term: str) -> Q:
     if not wanted:
         raise FilterError(f"“{field}:” needs a value, as in “{field}:{_example(field)}”.", term)
     for value in wanted:
-        special = CLOSED_SETS.get(field)
-        found |= special(value, term) if special is not None else Q(**{TEXTS[field][0]: [value] if field == "tag" else value})
+        found |= _equals(field, value, term)
     return found
 
 
-def _alerts(value: str, term: str) -> Q:
-    known = [ANY_ALERT, *Condition]
-    if value not in known:
-        raise FilterError(f"There is no alert “{value}”{_perhaps(value, known)} Alerts: {', '.join(known)}.", term)
-    wanted = Alert.objects.filter(closed_at=None, **({} if value == ANY_ALERT else {"condition": value}))
-    return Q(pk__in=wanted.values("run_id"))
+def _equals(field: str, value: str, term: str) -> Q:
+    if field in ADDED_FIELDS:
+        return _added(field, value, term)
+    special = CLOSED_SETS.get(field)
+    return special(value, term) if special is not None else Q(**{TEXTS[field][0]: [value] if field == "tag" else value})
 
 
 def _states(value: str, term: str) -> Q:
@@ -171,7 +165,39 @@ def _archived(value: str, term: str) -> Q:
 
 
 # Fields whose values are known, each with what makes a condition of one; it raises FilterError for others.
-CLOSED_SETS: dict[str, Callable[[str, str], Q]] = {"state": _states, "alert": _alerts, "archived": _archived}
+CLOSED_SETS: dict[str, Callable[[str, str], Q]] = {"state": _states, "archived": _archived}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the filter that an app above `runs` adds.
+
+    Attributes:
+        says: what its values are, for people.
+        values: all of them; the first one is the example.
+        condition: what a value means for a run.
+    """
+
+    says: str
+    values: Sequence[str]
+    condition: Callable[[str], Q]
+
+
+# By name; apps fill it in `AppConfig.ready`.
+ADDED_FIELDS: dict[str, Field] = {}
+
+
+def text_fields() -> dict[str, str]:
+    """Every field that is compared with words, with what its values are."""
+    return {name: says for name, (_, says) in TEXTS.items()} | {name: field.says for name, field in ADDED_FIELDS.items()}
+
+
+def _added(name: str, value: str, term: str) -> Q:
+    field = ADDED_FIELDS[name]
+    if value not in field.values:
+        known = list(field.values)
+        raise FilterError(f"There is no {name} “{value}”{_perhaps(value, known)} {name.capitalize()}s: {', '.join(known)}.", term)
+    return field.condition(value)
 
 
 def _compare(alias: str, op: str, value: str, number: Number, term: str) -> Q | None:
@@ -226,7 +252,7 @@ def _unquoted(text: str) -> str:
 
 
 def _unknown(name: str, term: str) -> FilterError:
-    known = [*TEXTS, *NUMBERS]
+    known = [*text_fields(), *NUMBERS]
     return FilterError(
         f"There is no field “{name}”{_perhaps(name, known)} Fields: {', '.join(known)}, metrics and settings.", term
     )
@@ -238,4 +264,6 @@ def _perhaps(word: str, known: list[str]) -> str:
 
 
 def _example(field: str) -> str:
-    return {"state": "running", "alert": ANY_ALERT, "archived": "yes", "user": "ada", "tag": "baseline"}.get(field, "demo")
+    if field in ADDED_FIELDS:
+        return ADDED_FIELDS[field].values[0]
+    return {"state": "running", "archived": "yes", "user": "ada", "tag": "baseline"}.get(field, "demo")

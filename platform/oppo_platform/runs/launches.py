@@ -20,8 +20,7 @@ from oppo_contract import wire
 from oppo_platform import clock
 from oppo_platform.cluster.models import Device, DeviceState, Node
 from oppo_platform.runs.errors import AttemptRefused
-from oppo_platform.runs.models import Attempt, AttemptState, Launch, LaunchState
-from oppo_platform.scheduling.models import Allocation
+from oppo_platform.runs.models import Allocation, Attempt, AttemptState, Launch, LaunchState
 from oppo_platform.tokens import new_token
 
 WITH_ENGINE = (AttemptState.CLAIMED, AttemptState.RUNNING)

@@ -281,3 +281,23 @@ class DefaultView(models.Model):
 
     user = models.OneToOneField("accounts.User", on_delete=models.CASCADE, primary_key=True, related_name="default_view")
     view = models.ForeignKey(SavedView, on_delete=models.CASCADE, related_name="+")
+
+
+class Allocation(models.Model):
+    """A device given to an attempt. The partial unique index makes a second live one impossible."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="allocations")
+    device = models.ForeignKey("cluster.Device", on_delete=models.PROTECT, related_name="allocations")
+    created_at = models.DateTimeField()
+    released_at = models.DateTimeField(null=True)
+    settled = models.BooleanField(default=False, help_text="Whether `Usage` has it; only ever true after the release.")
+
+    class Meta:
+        db_table = "scheduling_allocation"  # where it was before
+        constraints = [
+            models.UniqueConstraint(fields=["device"], condition=Q(released_at__isnull=True), name="one_live_allocation_a_device")
+        ]
+        indexes = [
+            models.Index(fields=["id"], condition=Q(settled=False), name="allocation_unsettled"),
+            models.Index(fields=["released_at", "created_at"], name="allocation_by_time"),
+        ]

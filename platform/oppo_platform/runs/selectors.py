@@ -6,10 +6,10 @@ For pages: `list_runs(user, …)`, `get_run(user, id)` (raises `Run.DoesNotExist
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import NoneType
-from typing import Any
+from typing import Any, Literal
 
 from django.contrib.postgres.expressions import ArraySubquery
 from django.core.exceptions import ValidationError
@@ -20,16 +20,26 @@ from oppo_contract.spec import load_spec
 from oppo_contract.spec_errors import SpecError
 from oppo_contract.states import HOLDING_DEVICES, RunState
 from oppo_contract.yaml_text import dump_yaml
-from oppo_platform.accounts.access import visible_runs
 from oppo_platform.accounts.models import User
-from oppo_platform.alerts.selectors import OpenAlert, open_alerts, silent
 from oppo_platform.clock import iso
 from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
+from oppo_platform.runs.access import visible_runs
 from oppo_platform.runs.allowed_actions import Wish, wishes
 from oppo_platform.runs.filtering import listed, sorting
 from oppo_platform.runs.models import Attempt, Launch, Project, Run
 
 MOST_RUNS_A_PAGE = 200
+# What apps above `runs` add to a queryset of summaries, by name; they fill it in `AppConfig.ready`.
+ANNOTATIONS: dict[Literal["open_alerts", "is_silent"], Callable[[], Any]] = {}
+
+
+class OpenAlert(TypedDict):
+    """What a run's summary tells of an alert that is open."""
+
+    id: int
+    condition: str
+    why: str
+    acknowledged_by: str | None
 
 
 class RunSummary(TypedDict):
@@ -112,7 +122,7 @@ def run_summary(run: Run) -> RunSummary:
         devices=run.devices,
         nodes=run.needs.get("nodes", 1),
         where=_where(run),
-        alerts=run.open_alerts,  # type: ignore[attr-defined]  # by `_joined`
+        alerts=run.open_alerts,  # type: ignore[attr-defined]  # by `ANNOTATIONS`
         silent=run.is_silent,  # type: ignore[attr-defined]  # so is this
         archived=run.archived_at is not None,
         priority=run.priority,
@@ -160,8 +170,7 @@ def _joined(runs: QuerySet[Run]) -> QuerySet[Run]:
         head_node=Subquery(Attempt.objects.filter(**newest).values("node__name")[:1]),
         other_nodes=ArraySubquery(Launch.objects.filter(**further).order_by("rank").values("node__name")),
         told_by=Subquery(told.values("epoch")[:1]),
-        open_alerts=open_alerts(),
-        is_silent=silent(),
+        **{name: expression() for name, expression in ANNOTATIONS.items()},
     )
 
 

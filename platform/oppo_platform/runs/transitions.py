@@ -1,13 +1,13 @@
 """The one function that moves a run from state to state.
 
 Guarantee: every change of `Run.state` went through `oppo_contract.states.TRANSITIONS`, was made by exactly one of those who
-wanted it (compare-and-set on the old state), and left a `Transition` row in the same transaction; a run's end also an `Ending`,
-so that it is told (`alerts.evaluator`).
+wanted it (compare-and-set on the old state), and left a `Transition` row in the same transaction. At a run's end `ON_END` is
+called in that transaction, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from django.db import connection, transaction
 from django.db.models import F
@@ -15,9 +15,11 @@ from django.db.models import F
 from oppo_contract.states import ENDED, RunState, may_move
 from oppo_platform import clock
 from oppo_platform.accounts import audit
-from oppo_platform.alerts.models import Ending
 from oppo_platform.notify import run_changed, runs_changed, wake_scheduler
 from oppo_platform.runs.models import Run, Transition
+
+# Called with the run's id when it has ended. Apps above `runs` add theirs in `AppConfig.ready`.
+ON_END: list[Callable[[int], None]] = []
 
 
 class MoveRefused(Exception):
@@ -58,7 +60,8 @@ def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
         if actor.startswith(audit.PERSON):
             audit.record(run.project.team_id, actor, f"run.{new}", f"run {run.pk} {run.name}", old=old)
         if new in ENDED:
-            Ending.objects.create(run_id=run.pk)
+            for ended in ON_END:
+                ended(run.pk)
         run_changed(run.pk)
         if new == RunState.QUEUED or new in ENDED:
             wake_scheduler()

@@ -19,9 +19,9 @@ from oppo_platform.accounts.models import Team
 from oppo_platform.cluster.disks import low_disks
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node, Pool
 from oppo_platform.cluster.selectors import live_nodes
-from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Run, Transition
+from oppo_platform.runs.models import LIVE_ATTEMPT, Allocation, Attempt, Checkpoint, Run, Transition
 from oppo_platform.scheduling import policy
-from oppo_platform.scheduling.models import Allocation, BackfillTerm, Reservation, TeamQuota, TeamShare
+from oppo_platform.scheduling.models import BackfillTerm, Reservation, TeamQuota, TeamShare
 from oppo_platform.scheduling.usage import faded_usage
 
 MOST_WAITING = 20_000

@@ -22,12 +22,12 @@ from oppo_platform.cluster.models import Node
 from oppo_platform.runs.attempts import latest_checkpoint, named_nodes
 from oppo_platform.runs.launches import create_launches
 from oppo_platform.runs.lifecycle import pause_overtime, preempt_run
-from oppo_platform.runs.models import Attempt, Run
+from oppo_platform.runs.models import Allocation, Attempt, Run
 from oppo_platform.runs.transitions import RunMoved, move_run
 from oppo_platform.scheduling.build_snapshot import snapshot_of
 from oppo_platform.scheduling.dispatch import send_due
 from oppo_platform.scheduling.liveness import credit_downtime, fence_expired, give_up_absent, take_back_unclaimed
-from oppo_platform.scheduling.models import Allocation, BackfillTerm, Dispatch
+from oppo_platform.scheduling.models import BackfillTerm, Dispatch
 from oppo_platform.scheduling.policy import Decisions, Placement, plan
 from oppo_platform.scheduling.usage import settle
 from oppo_platform.scheduling.wait_reasons import keep_order, keep_reservations, tell_waiting

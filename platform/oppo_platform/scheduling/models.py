@@ -1,28 +1,9 @@
-"""Who holds which device, and the messages that tell a node so."""
+"""The messages that tell nodes what to start, shares and quotas of teams, and why runs wait."""
 
 from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q
-
-
-class Allocation(models.Model):
-    """A device given to an attempt. The partial unique index makes a second live one impossible."""
-
-    attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="allocations")
-    device = models.ForeignKey("cluster.Device", on_delete=models.PROTECT, related_name="allocations")
-    created_at = models.DateTimeField()
-    released_at = models.DateTimeField(null=True)
-    settled = models.BooleanField(default=False, help_text="Whether `Usage` has it; only ever true after the release.")
-
-    class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["device"], condition=Q(released_at__isnull=True), name="one_live_allocation_a_device")
-        ]
-        indexes = [
-            models.Index(fields=["id"], condition=Q(settled=False), name="allocation_unsettled"),
-            models.Index(fields=["released_at", "created_at"], name="allocation_by_time"),
-        ]
 
 
 class Dispatch(models.Model):

@@ -13,7 +13,8 @@ from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.cluster.models import DeviceState, Pool
 from oppo_platform.notify import wake_scheduler
-from oppo_platform.scheduling.models import Allocation, TeamQuota, TeamShare
+from oppo_platform.runs.models import Allocation
+from oppo_platform.scheduling.models import TeamQuota, TeamShare
 
 MOST_DEVICES, HEAVIEST = 100_000, 1000.0
 

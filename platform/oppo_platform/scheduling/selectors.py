@@ -8,8 +8,8 @@ from datetime import datetime
 from typing_extensions import TypedDict
 
 from oppo_contract.states import RunState
-from oppo_platform.accounts.access import steerable, visible_runs
 from oppo_platform.accounts.models import User
+from oppo_platform.runs.access import steerable, visible_runs
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import RunSummary, run_summary, summaries
 from oppo_platform.scheduling.models import Reservation, SchedulerBeat, WaitingReason

@@ -15,8 +15,8 @@ from django.db import connection, transaction
 from typing_extensions import TypedDict
 
 from oppo_platform.accounts.models import Team
-from oppo_platform.runs.models import Run
-from oppo_platform.scheduling.models import Allocation, Usage
+from oppo_platform.runs.models import Allocation, Run
+from oppo_platform.scheduling.models import Usage
 
 SETTLED_AT_ONCE = 2000
 

@@ -14,9 +14,9 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from oppo_platform import clock
+from oppo_platform.byte_sizes import size
 from oppo_platform.cluster.disks import is_low
 from oppo_platform.storage.models import DatabaseDisk
-from oppo_platform.storage.units import size
 
 LOOK_EVERY_S, BELIEVED_S = 10.0, 300.0
 # Of a server on this machine whose settings we may read: where its data lies.

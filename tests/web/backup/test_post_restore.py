@@ -8,8 +8,7 @@ from oppo_platform.accounts.models import Invite, LoginLink, PasswordLink
 from oppo_platform.backup.post_restore import settle
 from oppo_platform.cluster.models import Device, DeviceState, JoinToken
 from oppo_platform.runs.lifecycle import cancel_run, pause_run
-from oppo_platform.runs.models import Attempt
-from oppo_platform.scheduling.models import Allocation
+from oppo_platform.runs.models import Allocation, Attempt
 from tests.web.runs.two_node_run import Pair
 
 CAUSE = "The platform was restored from its backup of 2026-11-01 12:00 UTC."

@@ -25,8 +25,7 @@ from oppo_platform.backup.databases import server_of
 from oppo_platform.backup.keys import fingerprint as key_hash
 from oppo_platform.backup.restore import refuse_newer
 from oppo_platform.cluster.models import Device
-from oppo_platform.runs.models import Attempt, Run
-from oppo_platform.scheduling.models import Allocation
+from oppo_platform.runs.models import Allocation, Attempt, Run
 from tests.web.backup.backups import TARGET, Backups, databases, everything, save, url_of
 
 

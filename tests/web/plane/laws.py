@@ -10,8 +10,8 @@ from django.conf import settings
 from django.db import connection
 
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, may_move
-from oppo_platform.runs.models import Attempt, Run
-from oppo_platform.scheduling.models import Allocation, Usage
+from oppo_platform.runs.models import Allocation, Attempt, Run
+from oppo_platform.scheduling.models import Usage
 from oppo_platform.scheduling.usage import decay, faded
 from oppo_platform.telemetry.blocks import unpack_points
 from oppo_platform.telemetry.models import HotPoints, LogLine, ProducerMark

@@ -19,10 +19,10 @@ from oppo_contract.events import Event
 from oppo_platform.api.auth import AttemptAuth
 from oppo_platform.api.worker import STALE_EPOCH
 from oppo_platform.clock import ManualClock
-from oppo_platform.cluster import services as cluster
 from oppo_platform.cluster.models import Node
 from oppo_platform.runs import attempts
 from oppo_platform.telemetry.ingest import GapFound, ingest
+from oppo_platform.usecases import node_heartbeat
 from worker.platform_api import GapError, RefusedError, Unreachable
 
 Reply = TypeVar("Reply")
@@ -164,8 +164,8 @@ class Serving:
     @staticmethod
     def node_heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
         """The agent's report."""
-        orders = cluster.heartbeat(node_id, told)
-        cluster.give_up_orphans(node_id, {running.attempt_id for running in told.attempts})
+        orders = node_heartbeat.heartbeat(node_id, told)
+        node_heartbeat.give_up_orphans(node_id, {running.attempt_id for running in told.attempts})
         return orders
 
     @staticmethod

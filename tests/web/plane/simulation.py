@@ -23,10 +23,9 @@ from oppo_platform.clock import ManualClock
 from oppo_platform.cluster.models import Device, DeviceState, Pool
 from oppo_platform.cluster.pools import drain, undrain
 from oppo_platform.runs import lifecycle
-from oppo_platform.runs.models import Project, Run
+from oppo_platform.runs.models import Allocation, Project, Run
 from oppo_platform.runs.services import submit_run
 from oppo_platform.scheduling.cycle import run_cycle
-from oppo_platform.scheduling.models import Allocation
 from oppo_platform.scheduling.quotas import set_quota, set_weight
 from tests.web.plane.engines import LAST_WORDS, Files
 from tests.web.plane.laws import FOR_EVER, Laws

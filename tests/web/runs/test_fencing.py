@@ -7,8 +7,7 @@ from django.db import IntegrityError, connection, transaction
 
 from oppo_platform.cluster.models import Device, DeviceState, Node
 from oppo_platform.runs import attempts
-from oppo_platform.runs.models import Attempt, AttemptState, Checkpoint, Run, Transition
-from oppo_platform.scheduling.models import Allocation
+from oppo_platform.runs.models import Allocation, Attempt, AttemptState, Checkpoint, Run, Transition
 
 
 def fenced(world):

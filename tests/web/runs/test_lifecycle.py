@@ -8,9 +8,8 @@ from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, may_move
 from oppo_platform.runs import lifecycle
 from oppo_platform.runs.allowed_actions import wishes
 from oppo_platform.runs.lifecycle import NotPossible, cancel_run, pause_run, preempt_run, resume_run
-from oppo_platform.runs.models import Attempt, Change, Run
+from oppo_platform.runs.models import Allocation, Attempt, Change, Run
 from oppo_platform.scheduling.build_snapshot import snapshot_of
-from oppo_platform.scheduling.models import Allocation
 
 S = RunState
 STATES = list(RunState)

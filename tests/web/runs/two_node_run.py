@@ -1,7 +1,7 @@
 """A run on two nodes, for the tests of launches."""
 
 from oppo_platform.cluster.models import Device
-from oppo_platform.scheduling.models import Allocation
+from oppo_platform.runs.models import Allocation
 
 ADDRESS = {"host": "10.0.0.1", "port": 29500}
 TWO = {"nodes": 2, "devices": 2}

@@ -9,9 +9,9 @@ import pytest
 from oppo_cli.scheduler_explain import explain
 from oppo_platform.cluster.models import Pool
 from oppo_platform.pages import views
-from oppo_platform.runs.models import Run
+from oppo_platform.runs.models import Allocation, Run
 from oppo_platform.runs.services import submit_run
-from oppo_platform.scheduling.models import Allocation, BackfillTerm, Reservation, SchedulerBeat, WaitingReason
+from oppo_platform.scheduling.models import BackfillTerm, Reservation, SchedulerBeat, WaitingReason
 from oppo_platform.scheduling.quotas import set_quota
 from oppo_platform.scheduling.selectors import line, told
 from tests.web.conftest import tiny_spec

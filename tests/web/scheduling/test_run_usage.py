@@ -3,7 +3,7 @@
 import pytest
 from django.test import Client
 
-from oppo_platform.scheduling.models import Allocation
+from oppo_platform.runs.models import Allocation
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from django.db import IntegrityError, connection
 
 from oppo_platform.cluster.models import Device
 from oppo_platform.runs.lifecycle import cancel_run
-from oppo_platform.runs.models import Attempt, Run
-from oppo_platform.scheduling.models import Allocation, Dispatch
+from oppo_platform.runs.models import Allocation, Attempt, Run
+from oppo_platform.scheduling.models import Dispatch
 
 LEASE_S = django_settings.OPPO_LEASE_S
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from oppo_platform.accounts.models import AuditEntry
 from oppo_platform.cluster.models import Node, Pool
 from oppo_platform.cluster.pools import PoolError, drain, move_node, rename_pool, undrain
-from oppo_platform.scheduling.models import Allocation, Usage
+from oppo_platform.runs.models import Allocation
+from oppo_platform.scheduling.models import Usage
 from oppo_platform.scheduling.quotas import QuotaError, pool_quotas, set_quota, set_weight
 from oppo_platform.scheduling.usage import faded, faded_usage, settle, weekly_usage
 from tests.web.conftest import START

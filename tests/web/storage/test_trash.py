@@ -12,9 +12,8 @@ from oppo_contract.safe_delete import folder_of
 from oppo_platform.accounts.models import AuditEntry
 from oppo_platform.alerts.models import Alert
 from oppo_platform.runs.attempts import artifact_url
-from oppo_platform.runs.models import Attempt, Change, Checkpoint, Run, Transition
+from oppo_platform.runs.models import Allocation, Attempt, Change, Checkpoint, Run, Transition
 from oppo_platform.runs.pins import pin
-from oppo_platform.scheduling.models import Allocation
 from oppo_platform.scheduling.usage import faded_usage
 from oppo_platform.storage import bulk_delete, purging
 from oppo_platform.storage.models import Deletion, FolderDeletion, RunStorage

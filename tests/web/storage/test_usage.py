@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from oppo_contract.safe_delete import folder_of
 from oppo_platform.accounts.models import AuditEntry
+from oppo_platform.byte_sizes import size
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.models import RunStorage, TeamStorage
 from oppo_platform.storage.quotas import Level, set_storage_quota
 from oppo_platform.storage.trash import delete_run
-from oppo_platform.storage.units import size
 from oppo_platform.storage.usage import add_up, measure, measure_some
 from oppo_platform.telemetry.models import ProducerMark
 from tests.web.event_factories import end, every_kind, keep_house, register, tell_everything

@@ -20,8 +20,8 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connections
 
 from oppo_platform.alerts.delivery import deliver_due
+from oppo_platform.housekeeping.rounds import keep_house
 from oppo_platform.storage.housekeeping import make_room
-from oppo_platform.telemetry.housekeeping import keep_house
 
 STOPS_WITHIN_S = 3.0  # what is in hand may come to its end
 

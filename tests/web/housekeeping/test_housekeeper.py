@@ -8,13 +8,13 @@ import time
 import pytest
 from django.db import connection, transaction
 
+from oppo_platform.housekeeping.management.commands import housekeeper
+from oppo_platform.housekeeping.rounds import keep_house
 from oppo_platform.runs.models import Run
 from oppo_platform.storage import purging
 from oppo_platform.storage.models import Deletion, RunStorage
 from oppo_platform.storage.trash import delete_run
 from oppo_platform.storage.usage import measure
-from oppo_platform.telemetry.housekeeping import keep_house
-from oppo_platform.telemetry.management.commands import housekeeper
 from oppo_platform.telemetry.models import HotPoints, ProducerMark
 from tests.web.event_factories import end, tell_everything
 

@@ -1,0 +1,1 @@
+"""The housekeeper process: what is done at intervals, in every app."""

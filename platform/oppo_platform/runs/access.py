@@ -1,0 +1,38 @@
+"""Which runs a user may see and steer, by the roles of `accounts.access`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from django.db.models import QuerySet
+
+from oppo_platform.accounts.access import Action, memberships, permits, roles
+from oppo_platform.accounts.models import User
+from oppo_platform.runs.models import Run
+
+
+def visible_runs(user: User) -> QuerySet[Run]:
+    """Runs of the user's teams, without those in the trash."""
+    return Run.objects.filter(project__team_id__in=memberships(user).values("team_id"), deleted_at__isnull=True)
+
+
+def trashed_runs(user: User) -> QuerySet[Run]:
+    """Runs of the user's teams that are in the trash and can be restored."""
+    teams = memberships(user).values("team_id")
+    return Run.objects.filter(project__team_id__in=teams, deleted_at__isnull=False, purged_at__isnull=True)
+
+
+def may_steer(user: User, run: Run) -> bool:
+    """Maintainers steer (cancel, pause, resume, reprioritise) any run of the team, members their own."""
+    return run.pk in steerable(user, [run])
+
+
+def steerable(user: User, runs: Iterable[Run]) -> set[int]:
+    """Those of `runs` (project joined) that the user may steer, with one query for all."""
+    role_of = roles(user)
+    found = ((run, role_of.get(run.project.team_id)) for run in runs)
+    return {
+        run.pk
+        for run, role in found
+        if permits(role, Action.STEER_ANY_RUN) or (permits(role, Action.SUBMIT) and run.user_id == user.pk)
+    }

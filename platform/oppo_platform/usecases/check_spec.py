@@ -1,0 +1,41 @@
+"""Checking a spec before it is submitted (`runs.services.submit_run`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+
+from oppo_contract.spec import RunSpec, load_spec
+from oppo_contract.spec_errors import SpecError
+from oppo_contract.yaml_text import check_size, load_yaml
+from oppo_platform.accounts.team_secrets import secret_names_of
+from oppo_platform.runs.forks import fork_problems
+from oppo_platform.runs.preflight import problems_on, secret_problems
+from oppo_platform.runs.services import needs_of, node_offers
+from oppo_platform.scheduling.admission import never_starts
+from oppo_platform.storage.quotas import storage_problems
+
+
+def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = None) -> RunSpec:
+    """The spec, checked alone, against what the connected workers offer, and against the team's quotas and secrets.
+
+    Args:
+        yaml: the spec as text, or
+        data: as plain data.
+        team_id: the team that it is for; None: these are not checked, because who asks may not see them.
+
+    Raises:
+        SpecError: with every problem found.
+    """
+    if yaml is None:
+        check_size(data)
+    spec = load_yaml(yaml) if yaml is not None else load_spec(data)
+    problems = problems_on(spec, node_offers(), shared=settings.OPPO_ARTIFACTS_SHARED)
+    if team_id is not None:
+        problems = problems or never_starts(team_id, spec.resources.devices, needs_of(spec))
+        problems += secret_problems(spec, secret_names_of(team_id)) + storage_problems(team_id)
+        problems += fork_problems(spec, team_id)
+    if problems:
+        raise SpecError(problems)
+    return spec

@@ -1,0 +1,79 @@
+"""The heartbeat of a node's agent: it reports devices and catalogue and brings back orders.
+
+The reply alone is enough to run everything: Celery messages only shorten the wait.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.conf import settings
+from django.db import transaction
+
+from oppo_contract import wire
+from oppo_platform import clock
+from oppo_platform.cluster import services as cluster
+from oppo_platform.cluster.disks import note_disks
+from oppo_platform.cluster.models import DeviceState, Node
+from oppo_platform.notify import wake_scheduler
+from oppo_platform.runs.attempts import fence
+from oppo_platform.runs.launches import launches_due
+from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, AttemptState, Launch, LaunchState
+from oppo_platform.storage.artifact_deletion import confirm, orders_for
+
+
+@transaction.atomic
+def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
+    """Note what the node reports; reply with attempts to start, attempts to stop, and whether the catalogue is wanted."""
+    now = clock.now()
+    node, changed = cluster.note_node(node_id, told, now)
+    # Before the attempts are read: a fence that is being written holds them, and what it has ended must not count as live.
+    devices = cluster.locked_devices(node)
+    live = list(Attempt.objects.filter(node=node, state__in=LIVE_ATTEMPT).order_by("pk"))
+    joined = Launch.objects.filter(node=node).exclude(state=LaunchState.ENDED)
+    owned = {(attempt.pk, attempt.epoch) for attempt in live} | set(joined.values_list("attempt_id", "attempt__epoch"))
+    stop = [r for r in told.attempts if (r.attempt_id, r.epoch) not in owned]
+    changed |= cluster.note_devices(node, devices, told.devices, clear=not stop)
+    changed |= note_disks(node, told.disks, now)
+    if changed:
+        wake_scheduler()
+    confirm(node, told.deleted)
+    return wire.NodeOrders(
+        unclaimed=[_order(attempt_id, epoch) for attempt_id, epoch in _unclaimed(node, live)],
+        stop=[_order(r.attempt_id, r.epoch) for r in stop],
+        catalogue_wanted=node.catalogue_at is None,
+        delete=orders_for(node),
+    )
+
+
+def _unclaimed(node: Node, live: list[Attempt]) -> list[tuple[int, int]]:
+    """Attempts, and launches of attempts whose first node is there, that the node may claim, each with its epoch."""
+    if node.wire_version not in wire.SPOKEN:
+        return []
+    first = [(a.pk, a.epoch) for a in live if a.state == AttemptState.ALLOCATED]
+    return [*first, *launches_due().filter(node=node).order_by("pk").values_list("attempt_id", "attempt__epoch")]
+
+
+def give_up_orphans(node_id: int, reported: set[int]) -> int:
+    """Fence attempts that the node's own agent does not run any more: its machine was restarted, or a supervisor was killed.
+
+    Both the agent's report and the supervisor's silence for `OPPO_ORPHAN_GRACE_S` are needed. Returns how many.
+    """
+    silent_since = clock.now() - timedelta(seconds=settings.OPPO_ORPHAN_GRACE_S)
+    orphans = Attempt.objects.filter(
+        node_id=node_id, state__in=(AttemptState.CLAIMED, AttemptState.RUNNING), seen_at__lt=silent_since
+    ).exclude(pk__in=reported)
+    joined = Launch.objects.filter(node_id=node_id, state=LaunchState.CLAIMED, seen_at__lt=silent_since)
+    given_up = 0
+    for attempt_id in [
+        *orphans.order_by("pk").values_list("pk", flat=True),
+        *joined.exclude(attempt__in=reported).order_by("pk").values_list("attempt", flat=True),
+    ]:
+        with transaction.atomic():
+            cause = "The worker no longer runs it: the machine or the supervisor restarted"
+            given_up += fence(attempt_id, "orphaned", cause, "scheduler", DeviceState.READY, node_id)
+    return given_up
+
+
+def _order(attempt_id: int, epoch: int) -> wire.LaunchOrder:
+    return wire.LaunchOrder(attempt_id=attempt_id, epoch=epoch)
