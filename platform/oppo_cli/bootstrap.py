@@ -17,9 +17,10 @@ def prepare() -> None:
     call_command("migrate", interactive=False, verbosity=0)
     call_command("buildstatic")
     from oppo_platform.accounts.api_tokens import create_api_token, supersede
-    from oppo_platform.accounts.services import create_login_link, ensure_first_user
+    from oppo_platform.accounts.services import create_login_link
     from oppo_platform.cluster.services import create_join_token
-    from oppo_platform.runs.models import Project
+    from oppo_platform.projects.models import Project
+    from oppo_platform.projects.services import ensure_first_user
 
     first = ensure_first_user()
     project = Project.objects.filter(team__memberships__user=first.user).select_related("team").order_by("id").first()

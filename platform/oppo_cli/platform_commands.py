@@ -72,7 +72,8 @@ def admin_create(username: str, email: str | None) -> None:
     with platform_servers():
         set_up_django()
         from oppo_platform.accounts.models import Role, Team, User
-        from oppo_platform.accounts.services import AccountError, create_login_link, create_user, ensure_first_user
+        from oppo_platform.accounts.services import AccountError, create_login_link, create_user
+        from oppo_platform.projects.services import ensure_first_user
 
         address = email or f"{username}@localhost.localdomain"
         try:

@@ -51,6 +51,7 @@ INSTALLED_APPS = [
     "allauth.account",
     "oppo_platform.web",
     "oppo_platform.accounts",
+    "oppo_platform.projects",
     "oppo_platform.runs",
     "oppo_platform.cluster",
     "oppo_platform.scheduling",

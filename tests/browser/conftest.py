@@ -226,8 +226,8 @@ def platform(connected: None, redis_url: str) -> Iterator[Platform]:
     from django.conf import settings
 
     from oppo_platform.accounts.models import Membership
-    from oppo_platform.accounts.services import ensure_first_user
     from oppo_platform.cluster.services import create_join_token
+    from oppo_platform.projects.services import ensure_first_user
 
     settings.REDIS_URL, before = redis_url, settings.REDIS_URL
     web = WebServer()

@@ -31,7 +31,7 @@ def test_the_list_is_live_and_keeps_what_was_ticked(visit, platform, two_runs):
 
 
 def test_filters_by_state_and_project(visit, platform, two_runs):
-    from oppo_platform.runs.models import Project
+    from oppo_platform.projects.models import Project
 
     empty = Project.objects.create(team=platform.project.team, name="empty", created_at=platform.project.created_at)
     page = visit().page

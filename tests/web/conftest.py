@@ -92,7 +92,7 @@ class World:
     def __init__(self, clock: Any) -> None:
         from oppo_platform.accounts.models import Membership, Team, User
         from oppo_platform.cluster.services import create_join_token
-        from oppo_platform.runs.models import Project
+        from oppo_platform.projects.models import Project
 
         self.clock = clock
         self.team = Team.objects.create(name="Letters", created_at=clock.now())

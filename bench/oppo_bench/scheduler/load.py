@@ -77,7 +77,7 @@ def _nodes(load: Load) -> Any:
 def _teams(load: Load, pool: Any) -> list[Any]:
     from oppo_platform import clock
     from oppo_platform.accounts.models import Team, User
-    from oppo_platform.runs.models import Project
+    from oppo_platform.projects.models import Project
     from oppo_platform.scheduling.models import TeamQuota
 
     now = clock.now()

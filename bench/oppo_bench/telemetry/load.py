@@ -42,7 +42,7 @@ def tenant() -> Tenant:
     from oppo_platform.accounts.api_tokens import create_api_token
     from oppo_platform.accounts.models import Membership, Role, Team, User
     from oppo_platform.cluster.models import Node, Pool
-    from oppo_platform.runs.models import Project
+    from oppo_platform.projects.models import Project
 
     now = clock.now()
     team, user = Team.objects.create(name="bench", created_at=now), User.objects.create_user("bench", "bench@example.org")

@@ -1,4 +1,4 @@
-"""Who may see and do what: the one place that turns a user into teams and permissions. Runs: `runs.access`.
+"""Who may see and do what: turns a user into teams, roles and permissions (`projects.access`, `runs.access` go on from there).
 
 What a user may not see does not exist for them: selectors start from these querysets, so that it ends as a 404. What they see
 but may not do is a 403. Nothing is allowed that `LEAST_ROLE` does not grant.
@@ -12,7 +12,6 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 
 from oppo_platform.accounts.models import Membership, Role, Scope, Team, User
-from oppo_platform.runs.models import Project
 
 
 class Action(StrEnum):
@@ -70,15 +69,16 @@ def memberships(user: User) -> QuerySet[Membership]:
 
 def role_in(user: User, team_id: int) -> str | None:
     """The user's role in a team; None for who is not a member. By an API token, at most what its scope allows."""
-    return _capped(user, memberships(user).filter(team_id=team_id).values_list("role", flat=True).first())
+    return capped(user, memberships(user).filter(team_id=team_id).values_list("role", flat=True).first())
 
 
 def roles(user: User) -> dict[int, str]:
     """Team id → role, as `role_in`, of all the user's teams with one query."""
-    return {team_id: str(_capped(user, role)) for team_id, role in memberships(user).values_list("team_id", "role")}
+    return {team_id: str(capped(user, role)) for team_id, role in memberships(user).values_list("team_id", "role")}
 
 
-def _capped(user: User, role: str | None) -> str | None:
+def capped(user: User, role: str | None) -> str | None:
+    """The role, or by an API token at most what its scope allows."""
     if role is None or user.bound_scope is None:
         return role
     return min(Role(role), CAP[user.bound_scope], key=lambda each: RANK[each])
@@ -112,26 +112,9 @@ def visible_teams(user: User) -> QuerySet[Team]:
     return Team.objects.filter(pk__in=memberships(user).values("team_id")).order_by("name")
 
 
-def visible_projects(user: User) -> QuerySet[Project]:
-    """Projects of the user's teams, by name."""
-    return Project.objects.filter(team_id__in=memberships(user).values("team_id")).select_related("team").order_by("name", "id")
-
-
-def submit_projects(user: User) -> QuerySet[Project]:
-    """Projects that the user may submit to, by team and name."""
-    roles = [role for role in Role if permits(_capped(user, role), Action.SUBMIT)]
-    teams = memberships(user).filter(role__in=roles).values("team_id")
-    return Project.objects.filter(team_id__in=teams).select_related("team").order_by("team__name", "name")
-
-
 def administers(user: User) -> bool:
     """Administrators of the cluster drain nodes and set quotas; a token, which belongs to one team, never does."""
     return bool(user.is_active and user.is_staff and user.bound_team_id is None)
-
-
-def may_submit(user: User, project: Project) -> bool:
-    """Members and above submit; viewers look."""
-    return may(user, Action.SUBMIT, project.team_id)
 
 
 def may_reset_password(actor: User, user: User) -> bool:

@@ -16,13 +16,10 @@ from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.accounts.models import LoginLink, Membership, Role, Team, User
 from oppo_platform.accounts.one_time_links import spend, wanted
-from oppo_platform.runs.models import Project
 from oppo_platform.tokens import new_token
 
 TAKEN = "An account with this user name or email address already exists. If it is yours, log in and open the link again."
 LOGIN_LINK_HOURS = 24
-DEFAULT_TEAM = "Main"
-DEFAULT_PROJECT = "Default"
 
 
 class AccountError(ValueError):
@@ -35,24 +32,6 @@ class FirstUser:
 
     user: User
     password: str | None
-
-
-@transaction.atomic
-def ensure_first_user(username: str = "admin", email: str = "admin@localhost.localdomain") -> FirstUser:
-    """The installation's first user, administrator of the cluster and owner of the first team; made when there is none.
-
-    Returns the generated password once, at birth.
-    """
-    existing = User.objects.order_by("id").first()
-    if existing is not None:
-        if not User.objects.filter(is_staff=True).exists():  # made before there were administrators
-            User.objects.filter(pk=existing.pk).update(is_staff=True)
-        return FirstUser(existing, None)
-    password = secrets.token_urlsafe(15)
-    user = User.objects.create_user(username=username, email=email, password=password, is_staff=True)
-    team = create_team(DEFAULT_TEAM, owner=user)
-    Project.objects.create(team=team, name=DEFAULT_PROJECT, created_at=clock.now())
-    return FirstUser(user, password)
 
 
 @transaction.atomic

@@ -1,4 +1,4 @@
-"""Changing a team: its projects, its members and their roles. Who may do what is `accounts.access`.
+"""Changing a team: its members and their roles. Who may do what is `accounts.access`.
 
 Guarantee: a team never loses its last owner. Every change of members holds the team's row, and roles are read under that lock.
 """
@@ -12,21 +12,6 @@ from oppo_platform.accounts import audit
 from oppo_platform.accounts.access import Action, demand
 from oppo_platform.accounts.models import ApiToken, Membership, Role, Team, User
 from oppo_platform.accounts.services import AccountError, find_user
-from oppo_platform.runs.models import Project
-
-
-@transaction.atomic
-def create_project(actor: User, team: Team, name: str) -> Project:
-    """A new project of the team. Raises `PermissionDenied` for viewers, `AccountError` for a name that is empty or taken."""
-    demand(actor, Action.CREATE_PROJECT, team.pk)
-    name = name.strip()
-    if not name or len(name) > 120 or "\0" in name:
-        raise AccountError("A project name must have 1 to 120 characters without NUL.")
-    project, made = Project.objects.get_or_create(team=team, name=name, defaults={"created_at": clock.now()})
-    if not made:
-        raise AccountError(f"{team.name} already has a project named {name}.")
-    audit.record(team.pk, actor, "project.create", name)
-    return project
 
 
 @transaction.atomic

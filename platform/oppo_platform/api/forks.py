@@ -9,9 +9,9 @@ from django.http import HttpRequest
 from ninja import Router, Schema, Status
 from pydantic import ConfigDict, Field
 
-from oppo_platform.accounts.access import may_submit
 from oppo_platform.api.lookups import LARGEST_ID, CheckpointId, RunId, person, run_of
 from oppo_platform.api.openapi import problems
+from oppo_platform.projects.access import may_submit
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.forks import forked_spec
 from oppo_platform.runs.models import Run

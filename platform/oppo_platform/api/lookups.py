@@ -8,11 +8,12 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 from ninja import Path
 
-from oppo_platform.accounts.access import visible_projects
 from oppo_platform.accounts.models import User
+from oppo_platform.projects.access import visible_projects
+from oppo_platform.projects.models import Project
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.access import may_steer
-from oppo_platform.runs.models import Project, Run
+from oppo_platform.runs.models import Run
 
 LARGEST_ID = 2**63 - 1
 

@@ -11,10 +11,10 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from oppo_contract.states import RunState
-from oppo_platform.accounts.access import may_submit
 from oppo_platform.api.lookups import RunId, chosen_project, person, run_of, steers, summary_of
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
+from oppo_platform.projects.access import may_submit
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.archiving import archive_run, unarchive_run
 from oppo_platform.runs.filter_completion import words

@@ -11,7 +11,6 @@ from ninja import Path, Query, Router, Schema, Status
 from pydantic import ConfigDict, Field
 
 from oppo_platform.accounts import audit
-from oppo_platform.accounts import teams as service
 from oppo_platform.accounts.access import Action, demand, roles, visible_teams, within
 from oppo_platform.accounts.models import AuditEntry, Membership, Role, Scope, Team
 from oppo_platform.accounts.services import AccountError
@@ -23,6 +22,7 @@ from oppo_platform.api.openapi import problems
 from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 from oppo_platform.cursors import read_cursor, write_cursor
+from oppo_platform.projects import services as projects
 
 router = Router()
 TeamId = Annotated[int, Path(description="The team's number.")]
@@ -169,7 +169,7 @@ def create_project(request: HttpRequest, team_id: TeamId, body: ProjectBody) -> 
     """201; 403 for viewers, 422 for a name that is empty or taken."""
     team = _mine(request, team_id)
     try:
-        project = service.create_project(person(request), team, body.name)
+        project = projects.create_project(person(request), team, body.name)
     except AccountError as refused:
         return problem(422, str(refused))
     return Status(201, ProjectItem(id=project.pk, name=project.name, team=team.name))

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from oppo_contract.spec import RunSpec
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_contract.yaml_text import check_size, dump_yaml, parse_yaml
-from oppo_platform.accounts.access import Action, may, may_submit
+from oppo_platform.accounts.access import Action, may
 from oppo_platform.accounts.models import User
 from oppo_platform.api import (
     alerts,
@@ -43,10 +43,12 @@ from oppo_platform.api.problems import SpecComplaint, install, problem
 from oppo_platform.api.rendering import FastJson
 from oppo_platform.api.request_wrapper import as_usual
 from oppo_platform.cursors import BadCursor
+from oppo_platform.projects.access import may_submit
+from oppo_platform.projects.models import Project
 from oppo_platform.runs import lifecycle
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.forks import resume_at
-from oppo_platform.runs.models import Checkpoint, Project
+from oppo_platform.runs.models import Checkpoint
 from oppo_platform.runs.services import submit_run
 from oppo_platform.runs.spec_patch import changed
 from oppo_platform.storage.database_disk import DatabaseFull, refuse_without_room

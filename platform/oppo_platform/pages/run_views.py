@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from oppo_contract.events import IdleCause
 from oppo_contract.sections.run import Resources
 from oppo_contract.states import RunState
-from oppo_platform.accounts.access import Action, may, may_submit
+from oppo_platform.accounts.access import Action, may
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.alerts.rules import rules_of
+from oppo_platform.projects.access import may_submit
 from oppo_platform.runs.access import may_steer
 from oppo_platform.runs.checkpoints import checkpoints as saved
 from oppo_platform.runs.models import Run

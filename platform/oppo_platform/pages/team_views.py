@@ -17,6 +17,7 @@ from oppo_platform.accounts.models import Membership, Role, Team
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.pages.page_context import member_page, teams_overview
 from oppo_platform.pages.team_layout import render_team, team_of, told
+from oppo_platform.projects import services as projects
 
 
 @require_GET
@@ -64,7 +65,7 @@ def create_project(request: HttpRequest, team_id: int) -> HttpResponse:
 
     return told(
         request,
-        lambda: f"{service.create_project(request.user, team, name).name} was created.",
+        lambda: f"{projects.create_project(request.user, team, name).name} was created.",
         "team",
         team_id,
         again=again,

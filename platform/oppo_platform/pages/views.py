@@ -15,18 +15,20 @@ from django.views.decorators.http import require_GET
 
 from oppo_contract.presets import PRESETS
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState
-from oppo_platform.accounts.access import submit_projects, visible_projects, visible_teams
+from oppo_platform.accounts.access import visible_teams
 from oppo_platform.accounts.current_team import current_team
 from oppo_platform.cursors import BadCursor
 from oppo_platform.pages import spec_form
 from oppo_platform.pages.cluster_map import pools_of
 from oppo_platform.pages.page_context import live_catalogue, with_curves
 from oppo_platform.pages.runs_table import heads, query, rows
+from oppo_platform.projects.access import submit_projects, visible_projects
+from oppo_platform.projects.models import Project
 from oppo_platform.runs.access import visible_runs
 from oppo_platform.runs.columns import USUAL, Column, chosen, reads_settings, written
 from oppo_platform.runs.filtering import FilterError
 from oppo_platform.runs.forks import forked_spec
-from oppo_platform.runs.models import PRIORITIES, Project, Run
+from oppo_platform.runs.models import PRIORITIES, Run
 from oppo_platform.runs.pins import pinned_runs
 from oppo_platform.runs.saved_views import address_of, default_of, views_of
 from oppo_platform.runs.selectors import RunList, get_run, list_runs, run_summary, run_url, runs_found, specs_of

@@ -8,8 +8,8 @@ from typing import Any
 from django.db.models import F, Func, TextField
 
 from oppo_contract.states import RunState
-from oppo_platform.accounts.access import visible_projects
 from oppo_platform.accounts.models import User
+from oppo_platform.projects.access import visible_projects
 from oppo_platform.runs.access import visible_runs
 from oppo_platform.runs.columns import KNOWN
 from oppo_platform.runs.filtering import ADDED_FIELDS, ARCHIVED, NUMBERS, SETTING, STATE_GROUPS, text_fields

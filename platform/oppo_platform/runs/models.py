@@ -22,27 +22,10 @@ def _newest(key: str) -> Cast:
     return Cast(KeyTextTransform(key, "latest"), models.FloatField())
 
 
-class Project(models.Model):
-    """A team's folder of runs."""
-
-    team = models.ForeignKey("accounts.Team", on_delete=models.CASCADE, related_name="projects")
-    name = models.CharField(max_length=120)
-    created_at = models.DateTimeField()
-    pinned = models.ForeignKey(
-        "Run", null=True, on_delete=models.SET_NULL, related_name="+", help_text="The baseline of its runs, on top of tables."
-    )
-
-    class Meta:
-        constraints = [models.UniqueConstraint(fields=["team", "name"], name="one_project_a_name")]
-
-    def __str__(self) -> str:
-        return self.name
-
-
 class Run(models.Model):
     """One training run. `spec` is a checked `RunSpec` as JSON and never changes."""
 
-    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="runs")
+    project = models.ForeignKey("projects.Project", on_delete=models.CASCADE, related_name="runs")
     user = models.ForeignKey("accounts.User", on_delete=models.PROTECT, related_name="runs")
     name = models.CharField(max_length=120)
     spec = models.JSONField()

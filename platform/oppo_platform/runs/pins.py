@@ -5,9 +5,10 @@ from __future__ import annotations
 from django.db import transaction
 
 from oppo_platform.accounts import audit
-from oppo_platform.accounts.access import visible_projects
 from oppo_platform.accounts.models import User
-from oppo_platform.runs.models import Project, Run
+from oppo_platform.projects.access import visible_projects
+from oppo_platform.projects.models import Project
+from oppo_platform.runs.models import Run
 
 MOST_PINNED = 10  # shown on top of a table of several projects
 

@@ -10,8 +10,9 @@ from django.db.models import Q, QuerySet
 from typing_extensions import TypedDict
 
 from oppo_platform import clock
-from oppo_platform.accounts.access import Action, demand, granting, memberships, visible_projects
+from oppo_platform.accounts.access import Action, demand, granting, memberships
 from oppo_platform.accounts.models import Team, User
+from oppo_platform.projects.access import visible_projects
 from oppo_platform.runs.columns import chosen
 from oppo_platform.runs.filtering import FilterError, filtered, sorting
 from oppo_platform.runs.models import DefaultView, Run, SavedView

@@ -23,10 +23,11 @@ from oppo_contract.yaml_text import dump_yaml
 from oppo_platform.accounts.models import User
 from oppo_platform.clock import iso
 from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
+from oppo_platform.projects.models import Project
 from oppo_platform.runs.access import visible_runs
 from oppo_platform.runs.allowed_actions import Wish, wishes
 from oppo_platform.runs.filtering import listed, sorting
-from oppo_platform.runs.models import Attempt, Launch, Project, Run
+from oppo_platform.runs.models import Attempt, Launch, Run
 
 MOST_RUNS_A_PAGE = 200
 # What apps above `runs` add to a queryset of summaries, by name; they fill it in `AppConfig.ready`.

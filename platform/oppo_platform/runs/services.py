@@ -16,8 +16,9 @@ from oppo_platform.accounts.models import User
 from oppo_platform.cluster.models import DeviceState
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.notify import run_changed, wake_scheduler
+from oppo_platform.projects.models import Project
 from oppo_platform.runs.forks import begin_fork
-from oppo_platform.runs.models import Project, Run, Transition
+from oppo_platform.runs.models import Run, Transition
 from oppo_platform.runs.preflight import ModelFacts, NodeOffer, wanted_files, wanted_models
 
 

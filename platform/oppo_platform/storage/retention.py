@@ -25,7 +25,8 @@ from oppo_platform.accounts.access import Action, demand
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.notify import run_changed
-from oppo_platform.runs.models import Attempt, Change, Checkpoint, Project, Run
+from oppo_platform.projects.models import Project
+from oppo_platform.runs.models import Attempt, Change, Checkpoint, Run
 from oppo_platform.runs.resume_sources import beginning
 from oppo_platform.storage.artifact_deletion import ask
 from oppo_platform.storage.bulk_delete import DETAIL, delete_batch

@@ -21,7 +21,8 @@ from oppo_platform.accounts.access import memberships
 from oppo_platform.accounts.models import User
 from oppo_platform.clock import iso
 from oppo_platform.notify import run_changed
-from oppo_platform.runs.models import Attempt, Change, Project, Run
+from oppo_platform.projects.models import Project
+from oppo_platform.runs.models import Attempt, Change, Run
 from oppo_platform.runs.resume_sources import waiting_for
 from oppo_platform.storage.models import Deletion
 

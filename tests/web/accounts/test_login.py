@@ -8,8 +8,9 @@ from django.test import Client
 
 from oppo_platform import environment
 from oppo_platform.accounts.models import User
-from oppo_platform.accounts.services import AccountError, create_login_link, create_user, ensure_first_user, find_user
-from oppo_platform.runs.models import Project
+from oppo_platform.accounts.services import AccountError, create_login_link, create_user, find_user
+from oppo_platform.projects.models import Project
+from oppo_platform.projects.services import ensure_first_user
 
 
 def link_path(user, **options):

@@ -8,7 +8,8 @@ from oppo_platform.accounts.access import visible_teams
 from oppo_platform.accounts.models import Membership, Role, Team
 from oppo_platform.api.paging import MOST, paged
 from oppo_platform.cursors import BadCursor
-from oppo_platform.runs.models import Project, Run
+from oppo_platform.projects.models import Project
+from oppo_platform.runs.models import Run
 from oppo_platform.storage.models import FolderDeletion, RunStorage, TeamStorage
 from oppo_platform.storage.selectors import team_taken, teams_taken
 from tests.web.matrix.operations import OPERATIONS

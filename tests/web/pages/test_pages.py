@@ -13,7 +13,7 @@ from oppo_contract.wire import CatalogueEntry
 from oppo_platform.accounts.models import Membership
 from oppo_platform.pages import spec_form
 from oppo_platform.pages.templatetags import oppo_format
-from oppo_platform.runs.models import Project
+from oppo_platform.projects.models import Project
 
 
 @pytest.fixture

@@ -22,8 +22,9 @@ from oppo_platform.accounts.models import Team, User
 from oppo_platform.clock import ManualClock
 from oppo_platform.cluster.models import Device, DeviceState, Pool
 from oppo_platform.cluster.pools import drain, undrain
+from oppo_platform.projects.models import Project
 from oppo_platform.runs import lifecycle
-from oppo_platform.runs.models import Allocation, Project, Run
+from oppo_platform.runs.models import Allocation, Run
 from oppo_platform.runs.services import submit_run
 from oppo_platform.scheduling.cycle import run_cycle
 from oppo_platform.scheduling.quotas import set_quota, set_weight

@@ -10,10 +10,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.core.management import call_command
 
 from oppo_platform.telemetry.blocks import unpack_points
 
 NAME = "upgraded"
+# The newest migrations before projects and allocations changed their apps.
+THEN = {"runs": "0011", "scheduling": "0006", "cluster": "0004", "accounts": "0005"}
 CHUNK = (
     "INSERT INTO telemetry_serieschunk (attempt_id, key, first_step, last_step, steps, values) VALUES (%s, %s, %s, %s, %s, %s)"
 )
@@ -54,12 +57,67 @@ def test_series_stored_in_chunks_are_hot_points_afterwards(database_url: str, tm
 
 def migrate(url: str, home: Any, *target: str) -> None:
     """As `oppo manage migrate` does."""
+    manage(url, home, "migrate", "-v0", *target)
+
+
+def manage(url: str, home: Any, *command: str) -> str:
+    """As `oppo manage` does; what it has printed."""
     environ = os.environ | {"DATABASE_URL": url, "OPPO_HOME": str(home), "DJANGO_SETTINGS_MODULE": "oppo_platform.settings"}
-    subprocess.run([sys.executable, "-m", "oppo_cli", "manage", "migrate", "-v0", *target], env=environ, check=True)
+    command = (sys.executable, "-m", "oppo_cli", "manage", *command)
+    return subprocess.run(command, env=environ, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def stand_in(connection: Any, attempt: int) -> None:
     """A row of an attempt with nothing in it."""
-    columns = connection.execute(NEEDED, ("runs_attempt",)).fetchall()
-    values = [str(attempt) if name in ("id", "epoch") else EMPTY.get(kind, "'0'") for name, kind in columns]
-    connection.execute(f"INSERT INTO runs_attempt ({', '.join(name for name, _ in columns)}) VALUES ({', '.join(values)})")
+    insert(connection, "runs_attempt", id=attempt, epoch=attempt)
+
+
+def insert(connection: Any, table: str, **given: Any) -> None:
+    """A row with what is given, and nothing in its other columns."""
+    values = {name: EMPTY.get(kind, "'0'") for name, kind in connection.execute(NEEDED, (table,)).fetchall()}
+    values |= {name: f"'{value}'" for name, value in given.items()}
+    connection.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join(values.values())})")
+
+
+# What an installation of before has, and how it is read afterwards.
+ROWS: list[tuple[str, dict[str, Any]]] = [
+    ("accounts_team", {"id": 5, "name": "poets"}),
+    ("runs_project", {"id": 7, "team_id": 5, "name": "poems", "pinned_id": 9}),
+    ("runs_run", {"id": 9, "project_id": 7, "name": "first", "priority": 50}),
+    ("runs_attempt", {"id": 3, "run_id": 9}),
+    ("cluster_device", {"id": 4, "index": 2}),
+    ("scheduling_allocation", {"id": 6, "attempt_id": 3, "device_id": 4}),
+]
+READ = """
+from oppo_platform.projects.models import Project
+from oppo_platform.runs.models import Allocation
+project, held = Project.objects.get(), Allocation.objects.get()
+print(project.team.name, project.name, project.pinned.name, held.attempt.run.project.pk, held.device.index)
+Project.objects.create(team=project.team, name="more", created_at=project.created_at)
+print(Project.objects.latest("pk").pk > 7)
+"""
+
+
+@pytest.mark.full
+def test_projects_and_allocations_stay_where_they_are_when_their_apps_change(database_url: str, tmp_path: Any) -> None:
+    with psycopg.connect(database_url, autocommit=True) as server:
+        server.execute(f"DROP DATABASE IF EXISTS {NAME} WITH (FORCE)")
+        server.execute(f"CREATE DATABASE {NAME}")
+    url = database_url.rpartition("/")[0] + f"/{NAME}"
+    for app, newest in THEN.items():
+        migrate(url, tmp_path, app, newest)
+    with psycopg.connect(url) as old:
+        old.execute("SET session_replication_role = replica")  # without users and nodes
+        for table, given in ROWS:
+            insert(old, table, **given)
+        old.execute("SELECT setval('runs_project_id_seq', 7)")
+        before = [old.execute(f"SELECT * FROM {table}").fetchall() for table, _ in ROWS]
+    migrate(url, tmp_path)
+    with psycopg.connect(url) as new:
+        assert [new.execute(f"SELECT * FROM {table}").fetchall() for table, _ in ROWS] == before
+    assert manage(url, tmp_path, "shell", "-v0", "-c", READ).splitlines() == ["poets poems first 7 2", "True"]
+
+
+@pytest.mark.django_db
+def test_the_models_are_as_the_migrations_say() -> None:
+    call_command("makemigrations", check_changes=True, dry_run=True)

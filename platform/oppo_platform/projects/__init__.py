@@ -1,0 +1,1 @@
+"""Projects: a team's folders of runs."""
