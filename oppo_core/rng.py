@@ -1,7 +1,7 @@
-"""Every random number of a run, by what it is for: no two uses share a stream, and none depends on timing.
+"""Random streams of a run, one per use and index, reproducible and independent of timing.
 
-Philox is a counter-based generator: what it draws is a function of its key alone. The key is (seed, use · 2⁵⁶ + index), where
-the index says which one of its kind: a sequence, an epoch, a step.
+Philox is a counter-based generator: its numbers are a function of its key. The key is (seed, use · 2⁵⁶ + index), where the index
+is the number of a sequence, an epoch or a step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ INDEX_BITS = 56
 
 
 class Use(IntEnum):
-    """What random numbers are for. The numbers are part of what a seed means: never reuse or reorder them."""
+    """Use of a random stream. Never reuse or reorder the values: they are part of the meaning of a seed."""
 
     SAMPLING = 0
     SHUFFLING = 1
@@ -25,5 +25,5 @@ class Use(IntEnum):
 
 
 def generator(seed: int, use: Use, index: int) -> np.random.Generator:
-    """The numbers of one use and one index (0 ≤ index < 2⁵⁶), always from their beginning."""
+    """A new generator at the start of the stream for one use and index (0 ≤ index < 2⁵⁶)."""
     return np.random.Generator(np.random.Philox(key=[seed, (use << INDEX_BITS) + index]))

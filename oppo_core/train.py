@@ -14,8 +14,7 @@ from oppo_core.engine.state import Engine
 from oppo_core.evaluation.schedule import evaluate_first, evaluate_last, evaluate_when_due
 from oppo_core.reporting import step_report
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.step_state import Batch
-from oppo_core.update.nonfinite import tolerated
+from oppo_core.rollout.step_state import StepState
 
 
 def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
@@ -28,7 +27,7 @@ def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
     if evaluate_first(engine, should_stop):
         save_when_due(engine)
     while (reason := engine.reason_to_end()) is None:
-        with tolerated(engine):  # a step that is not finite may be skipped
+        with skip_nonfinite(engine):  # a step that is not finite may be skipped
             window_start = train_step(engine, window_start, should_stop)
         save_when_due(engine)
         if engine.on_any_rank(should_stop()):
@@ -53,9 +52,9 @@ def train_step(engine: Engine, window_start: float, should_stop: Callable[[], bo
     if not decode_batch(engine, batch, version, should_stop):
         return window_start
     engine.batch = None
-    engine.decoder.rest()
-    experience, metrics = engine.update.learn(engine, batch.sequences, version)
-    engine.handover.forget(s.sequence_id for s in batch.sequences)
+    engine.decoder.pause()
+    experience, metrics = engine.update.train_batch(engine, batch.sequences, version)
+    engine.deltas.forget(s.sequence_id for s in batch.sequences)
     engine.progress.step += 1
     evaluate_when_due(engine, should_stop)
     window_end = engine.clock()
@@ -64,17 +63,17 @@ def train_step(engine: Engine, window_start: float, should_stop: Callable[[], bo
     return window_end
 
 
-def begin_step(engine: Engine, version: int) -> Batch:
+def begin_step(engine: Engine, version: int) -> StepState:
     """Top up the pool, and fill every cache."""
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))
         fresh = engine.pool.top_up(engine.ranks.part(engine.overcommit.overcommit), version, engine.new_group)
         engine.cohorts.begin(version, len(fresh))
     fill_caches(engine, version)
-    return Batch()
+    return StepState()
 
 
-def resume_step(engine: Engine, batch: Batch, version: int) -> None:
+def resume_step(engine: Engine, batch: StepState, version: int) -> None:
     """Go on with a step that a stop has cut: all tokens are read again, under the same weights."""
     fill_caches(engine, version)
     engine.decoder.rounds, engine.decoder.decoded = batch.rounds, batch.decoded
@@ -86,13 +85,13 @@ def fill_caches(engine: Engine, version: int) -> None:
     if engine.layout.remote:
         with engine.trace.span("actor", "data"):
             # New prompts are read together with their first chunk: a pass over a few tokens costs as much as over many.
-            engine.scorers.begin(engine.handover.news(engine.readable(engine.pool.sequences)))
+            engine.scorers.begin(engine.deltas.new_deltas(engine.readable(engine.pool.sequences)))
     with engine.trace.span("actor", "actor-prefill", rows=len(engine.pool.sequences)):
         engine.decoder.begin(engine.pool.unfinished(), version)
     engine.update.begin(engine)
 
 
-def decode_batch(engine: Engine, batch: Batch, version: int, should_stop: Callable[[], bool]) -> bool:
+def decode_batch(engine: Engine, batch: StepState, version: int, should_stop: Callable[[], bool]) -> bool:
     """Decode chunk after chunk until B answers are ready, handing each chunk to the scorers; take the batch out of the pool.
 
     Returns False when `should_stop` was true after a chunk, before the batch was complete, here or on another rank.
@@ -107,7 +106,7 @@ def decode_batch(engine: Engine, batch: Batch, version: int, should_stop: Callab
         with engine.trace.span("actor", "decode", batch.chunk, rows=len(live)):
             done, complete = decode_chunk(engine, version, batch.finishers)
             if engine.layout.remote:
-                engine.scorers.extend(engine.handover.news(engine.readable(live)), batch.chunk)
+                engine.scorers.extend(engine.deltas.new_deltas(engine.readable(live)), batch.chunk)
             batch.finishers += done
             now = engine.clock()
             batch.ends |= {s.sequence_id: now for s in done}
@@ -121,10 +120,10 @@ def decode_batch(engine: Engine, batch: Batch, version: int, should_stop: Callab
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))
         batch.sequences = engine.pool.take_batch(batch.finishers)
-        engine.cohorts.finish(engine.pool.settled(batch.finishers, batch.sequences))
-        engine.let_go(engine.pool.discarded)
+        engine.cohorts.finish(engine.pool.final(batch.finishers, batch.sequences))
+        engine.release(engine.pool.discarded)
     if not engine.layout.remote:
-        engine.scorers.extend(engine.handover.news(batch.sequences), 0)
+        engine.scorers.extend(engine.deltas.new_deltas(batch.sequences), 0)
     return True
 
 

@@ -26,7 +26,7 @@ from oppo_contract.spec import load_stored_spec
 from oppo_core.distributed.process_group import Ranks, home_of
 from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rollout import prompt_sharding
-from oppo_core.rollout.prompt_sharding import Turns
+from oppo_core.rollout.prompt_sharding import PromptSharding
 from oppo_core.rollout.sequence import Sequence
 
 STATE = "state.json"
@@ -68,11 +68,11 @@ def read_state(home: Path) -> State:
     return state
 
 
-def turns_of(state: State, rank: int, world: int) -> Turns:
+def turns_of(state: State, rank: int, world: int) -> PromptSharding:
     """A rank's turns; format 4 told how many answers it had begun."""
     if "turns" in state:
-        return Turns(**state["turns"])
-    return Turns(rank, world, taken=state["sequences_started"] // _group_size(state))
+        return PromptSharding(**state["turns"])
+    return PromptSharding(rank, world, taken=state["sequences_started"] // _group_size(state))
 
 
 def cohorts_of(state: State) -> Cohorts:
@@ -87,7 +87,7 @@ def dealt(states: Rows[State], world: int) -> list[State]:
     pools, queues = (
         _deal((row for state in states for row in state[kind]), _group_size(first), world) for kind in ("pool", "queue")
     )
-    mine = prompt_sharding.dealt([turns_of(state, rank, len(states)) for rank, state in enumerate(states)], world)
+    mine = prompt_sharding.reshard_prompts([turns_of(state, rank, len(states)) for rank, state in enumerate(states)], world)
     waiting = [
         Counter(row["cohort"] for row in [*pool, *queue] if not _counted(row, first))
         for pool, queue in zip(pools, queues, strict=True)

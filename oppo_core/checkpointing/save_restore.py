@@ -34,10 +34,10 @@ from oppo_core.engine.state import Engine, Progress
 from oppo_core.ppo.oom_retry import limit
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.reporting.step_report import note_shrunk
-from oppo_core.rollout.prompt_sharding import Turns
+from oppo_core.rollout.prompt_sharding import PromptSharding
 from oppo_core.rollout.sampling_support import load_supports, save_supports
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.step_state import Batch
+from oppo_core.rollout.step_state import StepState
 
 # Formats 4 and 5 held caches of a step that was cut, too. They are not looked at: a resumed step reads its tokens anew.
 FORMAT, READS = 6, (4, 5, 6)
@@ -95,7 +95,7 @@ def save(engine: Engine) -> None:
         engine.scorers.start_save(str(draft))
         _write(engine, draft)
         engine.scorers.wait_save()
-        engine.handover.forget_all()
+        engine.deltas.forget_all()
 
     _keep(engine, fill)
 
@@ -117,7 +117,7 @@ def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
     engine.cohorts = cohorts_of(state)
     engine.moments = ScoreMoments(**state["score_moments"])
     engine.run_score = _run_score(state)
-    engine.pool.turns = Turns(**state["turns"])
+    engine.pool.sharding = PromptSharding(**state["turns"])
     engine.pool.sequences = [_sequence(row, engine) for row in state["pool"]]
     engine.pool.queue = [_sequence(row, engine) for row in state["queue"]]
     load_supports(engine.pool.sequences, own.homes)
@@ -156,7 +156,7 @@ def _take_back(engine: Engine, suspended: dict[str, Any]) -> None:
         sequences = {s.sequence_id: s for s in engine.pool.sequences}
         counts = half.get("decoder", half)  # where formats 4 and 5 have them
         engine.pool.overcommit = half["overcommit"]
-        engine.batch = Batch(
+        engine.batch = StepState(
             [sequences[i] for i in half["finishers"]], half["chunk"],
             interrupted=True, rounds=counts["rounds"], decoded=counts["decoded"],
         )  # fmt: skip
@@ -299,7 +299,7 @@ def _state(engine: Engine) -> dict[str, Any]:
         "run_score": asdict(engine.run_score),
         "best_rule": best_rule(engine.spec),
         "prompts_sha256": engine.prompts.digest,
-        "turns": asdict(engine.pool.turns),
+        "turns": asdict(engine.pool.sharding),
         "pool": [_row(s) for s in engine.pool.sequences],
         "queue": [_row(s) for s in engine.pool.queue],
     }

@@ -1,1 +1,1 @@
-"""Controllers of Δ and C, and the conditions that end a run; pure functions of recorded signals."""
+"""Controllers of overcommitment Δ and chunk size C, as pure functions of recorded signals."""

@@ -1,7 +1,7 @@
-"""The two controllers, as pure functions of recorded signals; every decision carries its reason.
+"""Controllers of Δ and C, as pure functions of recorded signals; every decision carries its reason.
 
-Δ follows the slope of the reward (arXiv 2509.25762, §3.2 and Algorithm 1, with the dead band of docs/algorithm.md); C is the size
-that cost least a token in interleaved trials.
+Δ follows the slope of the reward (arXiv 2509.25762, §3.2 and Algorithm 1, with the dead band of docs/algorithm.md). C is the
+chunk size with the lowest cost per token in interleaved trials.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from statistics import median
 
 from oppo_contract.spec import Chunk, Overcommit
 
-TRIALS = 3
-MOST_CANDIDATES = 5
+TRIALS_PER_SIZE = 3
+MAX_CANDIDATES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A controller went from `old` to `new`, or kept it, because of `reason`."""
+    """A controller's decision: the value before and after (possibly equal), and the reason."""
 
     old: int
     new: int
@@ -26,7 +26,7 @@ class Decision:
 
 @dataclass(slots=True)
 class OvercommitState:
-    """What the Δ controller remembers: mean scores and their standard errors, and for how long nothing moved."""
+    """State of the Δ controller: recent mean scores, their standard errors, and the number of flat steps in a row."""
 
     overcommit: int
     means: list[float] = field(default_factory=list)
@@ -34,8 +34,8 @@ class OvercommitState:
     flat_steps: int = 0
 
 
-def steer_overcommit(state: OvercommitState, settings: Overcommit, mean: float, standard_error: float) -> Decision:
-    """Take in a step's mean score and move Δ; changes `state`.
+def adjust_overcommit(state: OvercommitState, settings: Overcommit, mean: float, standard_error: float) -> Decision:
+    """Record a step's mean score and adjust Δ; mutates `state`.
 
     With s = (R_t − R_{t−w})/w and its standard error SE: s > SE raises Δ; s < −SE, or |s| ≤ SE for w steps, lowers it.
     """
@@ -48,25 +48,25 @@ def steer_overcommit(state: OvercommitState, settings: Overcommit, mean: float, 
         return Decision(old, old, f"watching: {len(state.means)} of {w + 1} steps")
     slope = (state.means[-1] - state.means[0]) / w
     noise = (state.errors[-1] ** 2 + state.errors[0] ** 2) ** 0.5 / w
-    said = f"reward slope {slope:+.4f} ± {noise:.4f} a step over {w} steps"
+    signal = f"reward slope {slope:+.4f} ± {noise:.4f} a step over {w} steps"
     change = settings.step if settings.rule == "additive" else max(1, old // 4)
     state.flat_steps = state.flat_steps + 1 if abs(slope) <= noise else 0
     if slope > noise:
-        new, reason = min(old + change, settings.max), f"{said}: it rises, defer more"
+        new, reason = min(old + change, settings.max), f"{signal}: it rises, defer more"
     elif slope < -noise:
-        new, reason = max(old - change, settings.min), f"{said}: it falls, defer less"
+        new, reason = max(old - change, settings.min), f"{signal}: it falls, defer less"
     elif state.flat_steps >= w:
-        new, reason = max(old - change, settings.min), f"{said}: flat for {w} steps, defer less"
+        new, reason = max(old - change, settings.min), f"{signal}: flat for {w} steps, defer less"
         state.flat_steps = 0
     else:
-        new, reason = old, f"{said}: within the noise, hold"
+        new, reason = old, f"{signal}: within the noise, hold"
     state.overcommit = new
     return Decision(old, new, reason)
 
 
 @dataclass(slots=True)
 class ChunkState:
-    """What the C tuner remembers: the size in use, sizes still to try, and seconds a token measured for each."""
+    """State of the C tuner: size in use, sizes still to try, and measured seconds per token by size."""
 
     size: int
     pending: list[int] = field(default_factory=list)
@@ -76,12 +76,12 @@ class ChunkState:
 
     @property
     def current(self) -> int:
-        """Size for the next step: the one on trial, else the one in use."""
+        """Chunk size of the next step: the one on trial, else the one in use."""
         return self.trying if self.trying is not None else self.size
 
 
-def steer_chunk(state: ChunkState, settings: Chunk, longest: int, seconds_per_token: float) -> Decision | None:
-    """Take in what a step cost a generated token and choose the next step's C; changes `state`.
+def adjust_chunk(state: ChunkState, settings: Chunk, longest: int, seconds_per_token: float) -> Decision | None:
+    """Record a step's seconds per generated token and choose the next step's C; mutates `state`.
 
     Every `explore_every` steps each candidate is tried three times, interleaved; the lowest median wins.
 
@@ -96,18 +96,18 @@ def steer_chunk(state: ChunkState, settings: Chunk, longest: int, seconds_per_to
         state.trying = state.pending.pop(0) if state.pending else None
         return None if state.trying is not None else _conclude(state)
     if state.steps % settings.explore_every == 0:
-        state.pending = chunk_candidates(state.size, settings, longest) * TRIALS
+        state.pending = chunk_candidates(state.size, settings, longest) * TRIALS_PER_SIZE
         state.measured = {}
         state.trying = state.pending.pop(0)
     return None
 
 
 def chunk_candidates(size: int, settings: Chunk, longest: int) -> list[int]:
-    """Sizes to try: those given, or at most five powers of two around `size`, from 8 to half the longest answer."""
+    """Sizes to try: configured ones, or at most five powers of two around `size`, from 8 to half the longest answer."""
     if settings.candidates is not None:
         return sorted(settings.candidates)
     powers = [2**k for k in range(3, 17) if 2**k <= max(8, longest // 2)]
-    near = sorted(powers, key=lambda p: (abs(p.bit_length() - size.bit_length()), p))[:MOST_CANDIDATES]
+    near = sorted(powers, key=lambda p: (abs(p.bit_length() - size.bit_length()), p))[:MAX_CANDIDATES]
     return sorted(near)
 
 

@@ -17,7 +17,7 @@ from oppo_core.checkpointing.atomic_dir import mib
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.distributed.process_group import ALONE, Meeting, Ranks, join
 from oppo_core.engine.layout import Layout, LayoutError, device_of, lay_out, scoring_device
-from oppo_core.engine.state import Engine, Progress, Updating
+from oppo_core.engine.state import Engine, Progress, UpdateStrategy
 from oppo_core.evaluation.evaluator import evaluator_of
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.load_roles import DTYPES, check_contexts, load_actor, load_critic, reference_of
@@ -28,24 +28,24 @@ from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.early_gradients import EarlyGradients
 from oppo_core.ppo.ema import MovingAverage
-from oppo_core.ppo.optimizer import Optimizer, size_of
+from oppo_core.ppo.optimizer import Optimizer, tensor_bytes
 from oppo_core.ppo.ptx_mix import PretrainingMix, read_texts
 from oppo_core.reporting.event_log import Journal
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rewards.composite import Rewards
-from oppo_core.rollout.decoder import DecodeSettings, Decoding
-from oppo_core.rollout.device_decoder import decoder_of
+from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
+from oppo_core.rollout.device_decoder import build_decoder
 from oppo_core.rollout.pool import Pool
-from oppo_core.rollout.prompt_sharding import Turns
+from oppo_core.rollout.prompt_sharding import PromptSharding
 from oppo_core.rollout.prompts import PromptStream, read_prompts
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.rollout.tail_batch import TailBatchPool
-from oppo_core.rollout.tokenizer import TextCodec, codec_of
+from oppo_core.rollout.tokenizer import TextCodec, load_codec
 from oppo_core.scoring.early import EarlyScorers
-from oppo_core.scoring.process import RemoteScorers
-from oppo_core.scoring.scorers import Networks, ScorerSet, Scoring
-from oppo_core.scoring.single_pass import WholeScorers
+from oppo_core.scoring.process import ProcessScorers
+from oppo_core.scoring.scorers import Networks, ScorerProtocol, ScorerSet
+from oppo_core.scoring.single_pass import SinglePassScorers
 from oppo_core.scoring.thread import ThreadedScorers
 from oppo_core.trace.cuda_clock import recorder_of
 from oppo_core.trace.gpu_stats import hardware_of
@@ -72,7 +72,7 @@ def assemble(
     threads = ranks.cores(min(threads or available_cores(), spec.resources.cpu_threads or available_cores()))
     torch.set_num_threads(threads)
     device = device_of(spec)
-    (network, base), codec = load_actor(spec, roots, device), codec_of(spec.models.actor, roots)
+    (network, base), codec = load_actor(spec, roots, device), load_codec(spec.models.actor, roots)
     source = find(spec.models.actor.path, roots) if spec.models.actor.path is not None else None
     layout, seat = lay_out(spec, device, threads, network.width, ranks.device), scoring_device(spec, device)
     trace = recorder_of(layout.actor_devices, device)
@@ -94,7 +94,7 @@ def assemble(
         )  # fmt: skip
         started.pop_all()
     for budget in engine.budgets:
-        budget.told = engine.trace.ran_short
+        budget.on_shrink = engine.trace.ran_short
     return engine
 
 
@@ -103,11 +103,11 @@ def numbers_of(network: Network) -> int:
     return sum(getattr(weight, "ds_numel", weight.numel()) for weight in network.parameters())
 
 
-def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | None, device: torch.device) -> Decoding:
+def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | None, device: torch.device) -> DecoderProtocol:
     """Our own decoder for the device, or vLLM. Raises LayoutError when that is asked for where there is no GPU."""
     settings, stops = decode_settings(spec, codec), stops_of(spec, codec)
     if spec.rollout.backend == "torch":
-        return decoder_of(network, settings, slots(spec), stops)
+        return build_decoder(network, settings, slots(spec), stops)
     from oppo_core.vllm import build
 
     if device.type != "cuda":
@@ -115,7 +115,7 @@ def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | N
             "rollout.backend is vllm, which decodes on a GPU, and torch sees none here; choose torch, or another node"
         )
     assert source is not None  # the spec's own validator saw to it
-    return build.decoder_of(spec, source, network, settings, stops, slots(spec), device.index)
+    return build.build_decoder(spec, source, network, settings, stops, slots(spec), device.index)
 
 
 def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:
@@ -144,7 +144,7 @@ def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCode
     return trainer
 
 
-def _update(spec: RunSpec, shared: SharedActor | None) -> Updating:
+def _update(spec: RunSpec, shared: SharedActor | None) -> UpdateStrategy:
     if shared is not None:
         return OverlappedUpdate(shared.gradients)
     if spec.ppo.on_nonfinite != "raise":
@@ -168,7 +168,7 @@ def stops_of(spec: RunSpec, codec: TextCodec) -> StopConditions | None:
     beyond = [token for token in r.stop_tokens if token >= codec.vocab]
     if beyond:
         raise ModelFolderError(f"rollout.stop_tokens: {beyond} are outside the actor's vocabulary, 0 to {codec.vocab - 1}")
-    tokens = [*r.stop_tokens, *codec.also_end]
+    tokens = [*r.stop_tokens, *codec.extra_eos]
     return StopConditions(tokens, r.stop_texts, codec) if tokens or r.stop_texts else None
 
 
@@ -187,7 +187,7 @@ def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> Share
         LayoutError: the system has too little of it.
     """
     sums = 1 + actor.ppo.whiten_advantages + actor.ppo.is_regularized
-    size = sum(weight.nbytes for weight in network.state_dict().values()) + sums * size_of(actor.optimizer.parameters)
+    size = sum(weight.nbytes for weight in network.state_dict().values()) + sums * tensor_bytes(actor.optimizer.parameters)
     if (free := short_of_shared_memory(size, ranks_here)) is not None:
         raise LayoutError(
             f"overlap.update_overlap needs {mib(size)} of shared memory, {SHARED_MEMORY} has {mib(free)} for each rank; give the"
@@ -201,7 +201,7 @@ def pool_of(spec: RunSpec, ranks: Ranks = ALONE) -> Pool:
     """An empty pool for a rank's part of the batch, by what is done with unfinished answers."""
     kind = TailBatchPool if spec.overlap.inter_step == "tail_batch" else Pool
     share = spec.ppo.batch_size // ranks.world
-    return kind(share, spec.overlap.max_age, spec.ppo.group_size, turns=Turns(ranks.rank, ranks.world))
+    return kind(share, spec.overlap.max_age, spec.ppo.group_size, sharding=PromptSharding(ranks.rank, ranks.world))
 
 
 def slots(spec: RunSpec) -> int:
@@ -249,7 +249,7 @@ def _scorers_with(
     given = (networks, trainer, cached, columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
     if shared is None:
         reads_once = trainer is not None and trainer.ppo.optimizer_steps == 1 and spec.overlap.intra_step == "off"
-        return (WholeScorers if reads_once else ScorerSet)(*given)
+        return (SinglePassScorers if reads_once else ScorerSet)(*given)
     actor, _ = load_actor(spec, roots, device)
     take_shared(actor, shared.weights)
     trained = ActorTrainer(actor, spec.ppo, spec.rollout.temperature, spec.seed, spec.steps, training=spec.training)
@@ -259,7 +259,7 @@ def _scorers_with(
 def _start_scorers(
     spec: RunSpec, roots: list[Path], layout: Layout, device: torch.device, trace: Recorder, resume: Path | None,
     shared: SharedActor | None, meeting: Meeting | None, base: Network | None,
-) -> Scoring:  # fmt: skip
+) -> ScorerProtocol:  # fmt: skip
     # The store is kept by the engine's own group already.
     meeting = replace(meeting, hosts=False) if meeting is not None else None
     in_other_process = layout.remote and device.type == "cpu"
@@ -270,5 +270,5 @@ def _start_scorers(
     if device.type == "cuda" and (layout.remote or layout.apart):
         return ThreadedScorers(build, recorder_of(layout.scorer_devices, device), device, trace, silence)
     if in_other_process:
-        return RemoteScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace, silence)
+        return ProcessScorers(build, layout.scorer_devices, len(layout.scorer_devices), trace, silence)
     return build(trace)

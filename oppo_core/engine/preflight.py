@@ -30,7 +30,7 @@ from oppo_core.rewards.build import RewardBuilder, check_same_tokens
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.protocol import Answer
 from oppo_core.rollout.prompts import PromptError, read_prompts
-from oppo_core.rollout.tokenizer import TextCodec, codec_of
+from oppo_core.rollout.tokenizer import TextCodec, load_codec
 from oppo_core.trackers.allowed import complaints_about_trackers
 from oppo_core.vllm.reward import check_classifier
 
@@ -87,7 +87,7 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Find
     for complaint in complaints_about_trackers(spec):
         findings.errors.append(PreflightError(complaint))
     roles = _roles(spec, roots, findings)
-    codec = findings.look(lambda: codec_of(spec.models.actor, roots))
+    codec = findings.look(lambda: load_codec(spec.models.actor, roots))
     text_tokens = 0
     if codec is not None:
         sample = _prompts(spec, roots, codec, findings)

@@ -21,25 +21,25 @@ from oppo_core.distributed.process_group import ALONE, Ranks
 from oppo_core.engine.layout import Layout
 from oppo_core.engine.run_score import RunScore
 from oppo_core.evaluation.evaluator import Evaluator
-from oppo_core.ppo.actor import Acting
+from oppo_core.ppo.actor import ActorProtocol
 from oppo_core.ppo.experience import Experience, build_experience
 from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.reporting.event_log import Journal
 from oppo_core.reporting.metrics import Cohorts
-from oppo_core.rollout.decoder import Decoding
+from oppo_core.rollout.decoder import DecoderProtocol
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompts import PromptStream
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.step_state import Batch
+from oppo_core.rollout.step_state import StepState
 from oppo_core.rollout.tokenizer import TextCodec
-from oppo_core.scoring.deltas import Handover
-from oppo_core.scoring.scorers import Scoring
+from oppo_core.scoring.deltas import DeltaTracker
+from oppo_core.scoring.scorers import ScorerProtocol
 from oppo_core.trace.gpu_stats import Hardware, NoHardware
 from oppo_core.trace.recorder import Recorder
 
 
-class Updating(Protocol):
+class UpdateStrategy(Protocol):
     """What the training loop asks."""
 
     def begin(self, engine: Engine) -> None:
@@ -48,7 +48,7 @@ class Updating(Protocol):
     def chunk_done(self, engine: Engine, finishers: list[Sequence], version: int) -> None:
         """A chunk was handed over and the batch is not complete; `finishers` are those of this step so far."""
 
-    def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
+    def train_batch(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
         """Train on the complete batch; returns it with everything the loss needed, and `actor/*` and `critic/*` metrics."""
 
 
@@ -75,9 +75,9 @@ class Engine:
     codec: TextCodec
     prompts: PromptStream
     pool: Pool
-    decoder: Decoding
-    actor: Acting
-    scorers: Scoring
+    decoder: DecoderProtocol
+    actor: ActorProtocol
+    scorers: ScorerProtocol
     journal: Journal
     out: Path
     model_source: Path | None
@@ -85,12 +85,12 @@ class Engine:
     progress: Progress
     overcommit: OvercommitState
     chunk: ChunkState
-    update: Updating
-    handover: Handover = field(default_factory=Handover)
+    update: UpdateStrategy
+    deltas: DeltaTracker = field(default_factory=DeltaTracker)
     cohorts: Cohorts = field(default_factory=Cohorts)
     run_score: RunScore = field(default_factory=RunScore)
     evaluator: Evaluator | None = None
-    batch: Batch | None = None  # a step that was begun and has not been trained yet
+    batch: StepState | None = None  # a step that was begun and has not been trained yet
     saved: str | None = None  # name of the checkpoint that holds the present state
     changes: list[Change] = field(default_factory=list)  # what the spec has changed since the checkpoint that was resumed
     clock: Callable[[], float] = time.monotonic
@@ -107,9 +107,9 @@ class Engine:
         index = self.prompts.draw(sequence_ids.start // self.spec.ppo.group_size)
         return [Sequence(sequence_id, index, self.prompts.prompts[index]) for sequence_id in sequence_ids]
 
-    def let_go(self, discarded: Iterable[Sequence]) -> None:
+    def release(self, discarded: Iterable[Sequence]) -> None:
         """The scorers need not know these any more."""
-        self.scorers.release(self.handover.forget(s.sequence_id for s in discarded))
+        self.scorers.release(self.deltas.forget(s.sequence_id for s in discarded))
 
     @property
     def budgets(self) -> list[PassBudget]:

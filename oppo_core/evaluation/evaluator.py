@@ -21,7 +21,7 @@ from oppo_core.models.model_io import find
 from oppo_core.models.protocol import Network
 from oppo_core.rng import Use
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
-from oppo_core.rollout.device_decoder import decoder_of
+from oppo_core.rollout.device_decoder import build_decoder
 from oppo_core.rollout.prompts import read_prompts
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
@@ -116,10 +116,10 @@ def evaluator_of(
     longest = spec.rollout.max_prompt_tokens
     prompts = read_prompts(path, asked.prompt_field, codec, longest, "evaluation.prompt_field")[: asked.count]
     rows = min(math.ceil(len(prompts) / ranks.world), spec.ppo.rows // ranks.world)
-    given = replace(settings, use=Use.EVALUATION, rates_stale=False, keeps_cache=False)
+    given = replace(settings, use=Use.EVALUATION, scores_stale_tokens=False, keeps_cache=False)
     if asked.greedy:
         given = replace(given, filters=Filters(top_k=1, top_p=None, min_p=None))
-    return Evaluator(prompts, rows, lambda: decoder_of(network, given, rows, stops()), rank=ranks.rank, world=ranks.world)
+    return Evaluator(prompts, rows, lambda: build_decoder(network, given, rows, stops()), rank=ranks.rank, world=ranks.world)
 
 
 def saved_fields(answer: Sequence) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from oppo_core.ppo.reward_shaping import shaped_scores
 from oppo_core.reporting import step_report
 from oppo_core.reporting.metrics import spread
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.scorers import Growth
+from oppo_core.scoring.scorers import SequenceDelta
 
 BEFORE, AFTER = "eval/start", "eval"
 
@@ -115,10 +115,10 @@ def evaluate(
     if engine.on_any_rank(answers is None):
         return None
     assert answers is not None
-    told = [Growth(APART + s.sequence_id, len(s.prompt), s.tokens(), finished=True, stopped=s.stopped) for s in answers]
-    engine.scorers.start_judge(told)
+    told = [SequenceDelta(APART + s.sequence_id, len(s.prompt), s.tokens(), finished=True, stopped=s.stopped) for s in answers]
+    engine.scorers.start_evaluate(told)
     with engine.trace.wait("eval"):
-        judged = engine.scorers.wait_judge()
+        judged = engine.scorers.wait_evaluate()
     answers, raw = _of_all_ranks(engine, answers, [judged[APART + s.sequence_id] for s in answers])
     plain = engine.spec.ppo.model_copy(update={"normalize_scores": "off"})
     shaped = shaped_scores(raw, answers, plain, engine.moments)

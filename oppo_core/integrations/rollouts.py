@@ -21,11 +21,11 @@ from oppo_core.models.upcast import precise
 from oppo_core.ppo.microbatching import pass_costs, ragged_batches, response_states
 from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rollout.decoder import DecodeSettings
-from oppo_core.rollout.device_decoder import decoder_of
+from oppo_core.rollout.device_decoder import build_decoder
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.incremental_prefill import Stream
-from oppo_core.scoring.thread import stream_aside
+from oppo_core.scoring.incremental_prefill import IncrementalPrefill
+from oppo_core.scoring.thread import side_stream
 
 Visible = Callable[[Sequence], NDArray[np.int64]]
 
@@ -73,7 +73,7 @@ class Rollouts:
         self._visible = visible
         slots, columns = overlap.batch + overlap.overcommit, settings.max_prompt + settings.max_new
         self._pool = Pool(overlap.batch, overlap.max_age)
-        self._decoder = decoder_of(policy, settings, slots)
+        self._decoder = build_decoder(policy, settings, slots)
         self._reader = ReadingAhead(reward, slots, columns, settings.micro_batch_tokens)
         self._device = next(policy.parameters()).device
 
@@ -150,8 +150,8 @@ class ReadingAhead:
 
     def __init__(self, network: Network, slots: int, columns: int, budget: int) -> None:
         self._network = network
-        self._stream = Stream(network, slots, columns, PassBudget(budget))
-        self._aside = stream_aside(next(network.parameters()).device)
+        self._stream = IncrementalPrefill(network, slots, columns, PassBudget(budget))
+        self._aside = side_stream(next(network.parameters()).device)
         self._thread = ThreadPoolExecutor(1, "oppo-reward", torch.set_num_threads, (1,))
         self._orders: list[Future[None]] = []
         self._scores: dict[int, Tensor] = {}

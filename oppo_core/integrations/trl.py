@@ -81,7 +81,7 @@ def settings_of(trainer: Any, max_prompt: int, networks: list[Network]) -> Decod
         )
     return DecodeSettings(
         args.seed, NO_TOKEN if stop is None else stop, args.temperature + TEMPERATURE_MARGIN, max_prompt, args.response_length,
-        PASS_TOKENS, rates_stale=True,
+        PASS_TOKENS, scores_stale_tokens=True,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""What an update tells of its passes, left where it was computed until all of them are launched.
+"""Metrics of an update's passes, kept on the device until all passes are launched.
 
-Looking at a number on a GPU makes the host wait for everything that is queued before it, and the GPU then waits for the host's
-next launch. So losses and counts are looked at together, once a mini-batch.
+Reading a number from a GPU synchronizes with everything queued before it, and then leaves the GPU idle until the next launch.
+So losses and counts are read together, once per mini-batch.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 
-class Figures:
-    """Numbers of each pass of a mini-batch, in the order in which they were noted."""
+class DeferredMetrics:
+    """Metrics of each pass of a mini-batch, in the order recorded."""
 
     def __init__(self) -> None:
         self._passes: list[Tensor] = []
 
-    def note(self, *figures: Tensor) -> None:
-        """Keep a pass's figures, tensors of one number each."""
-        self._passes.append(torch.stack([figure.detach().double() for figure in figures]))
+    def record(self, *metrics: Tensor) -> None:
+        """Record a pass's metrics, scalar tensors."""
+        self._passes.append(torch.stack([metric.detach().double() for metric in metrics]))
 
     def read(self) -> list[list[float]]:
-        """All passes' figures; the host waits for the last one, once."""
+        """Metrics of all passes; synchronizes once."""
         passes: list[list[float]] = torch.stack(self._passes).tolist() if self._passes else []
         return passes

@@ -1,4 +1,4 @@
-"""A moving average of the actor's weights (`ppo.ema_decay`): smoother than any one step's, to be exported beside them."""
+"""Exponential moving average (EMA) of the actor's weights (`ppo.ema_decay`), exported next to them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from oppo_core.ppo.optimizer import Optimizer, size_of
+from oppo_core.ppo.optimizer import Optimizer, tensor_bytes
 
 
 class MovingAverage:
-    """average ← decay · average + (1 − decay) · weights, after every PPO step that trained the actor.
+    """average ← decay · average + (1 − decay) · weights, after every PPO step that trains the actor.
 
-    It begins as the first weights, so there is no bias to correct. Kept in the precision in which the optimizer keeps them.
+    Initialized with the first weights, so it needs no bias correction. Stored in the precision of the optimizer's master weights.
     """
 
     def __init__(self, optimizer: Optimizer, decay: float) -> None:
@@ -23,13 +23,13 @@ class MovingAverage:
         self._weights = [weight.detach().clone() for weight in optimizer.masters]
 
     @torch.no_grad()
-    def follow(self) -> None:
-        """The weights have taken a step."""
+    def update(self) -> None:
+        """Update the average after an optimizer step."""
         torch._foreach_lerp_(self._weights, [w.detach() for w in self._optimizer.masters], 1 - self._decay)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Within it the network has the average's weights; afterwards its own again, to the bit."""
+    def swapped_in(self) -> Iterator[None]:
+        """Context manager in which the network has the averaged weights; restores its own weights exactly."""
         parameters = self._optimizer.parameters
         own = [parameter.data for parameter in parameters]
         for parameter, weight in zip(parameters, self._weights, strict=True):
@@ -42,14 +42,14 @@ class MovingAverage:
 
     @property
     def saves_bytes(self) -> int:
-        """About how much `state` holds."""
-        return size_of(self._weights)
+        """Approximate size of `state`."""
+        return tensor_bytes(self._weights)
 
     def state(self) -> dict[str, Tensor]:
-        """The average by weight number."""
+        """The average by parameter index."""
         return {str(number): weight for number, weight in enumerate(self._weights)}
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         for number, weight in enumerate(self._weights):
             weight.copy_(tensors[str(number)])

@@ -1,4 +1,4 @@
-"""A batch of trained answers with everything that the loss needs, padded to [B, T] response tokens."""
+"""Experience: a batch of answers with all inputs of the loss, padded to [B, T] response tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.group_advantages import group_advantages
-from oppo_core.ppo.losses import gae, importance_weights, kl_estimate, scaled, shape_rewards, whiten
+from oppo_core.ppo.losses import gae, importance_weights, kl_estimate, scale_to_unit_variance, shape_rewards, whiten
 from oppo_core.ppo.reward_shaping import ScoreMoments, raw_scores, shaped_scores
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.results import Scored
@@ -26,30 +26,30 @@ class Experience:
     tokens: list[NDArray[np.int64]]
     prompt_lengths: list[int]
     mask: Tensor  # bool
-    stale: Tensor  # bool: sampled under older weights, or after a cache of older weights
+    stale: Tensor  # bool: sampled under older weights, or with a KV cache of older weights
     behaviour_logp: Tensor
     proximal_logp: Tensor
     reference_logp: Tensor
     values: Tensor  # [B, 0] without a critic
-    raw_scores: Tensor  # [B], as the reward model or rule gave them
-    moments: ScoreMoments  # of all raw scores so far, these included
-    scores: Tensor  # [B], normalised, scaled, less penalties, clipped
+    raw_scores: Tensor  # [B], from the reward model or rule
+    moments: ScoreMoments  # of all raw scores so far, including these
+    scores: Tensor  # [B], after normalization, scaling, penalties and clipping
     kl: Tensor
     rewards: Tensor
     raw_advantages: Tensor
     advantages: Tensor
     returns: Tensor  # [B, 0] without a critic
     weights: Tensor
-    own_rows: list[int] | None = None  # those that this rank has sampled and trains; None: all
+    own_rows: list[int] | None = None  # rows that this rank sampled and trains; None: all
 
     @property
     def own(self) -> list[int]:
-        """The rows that this rank has sampled and trains."""
+        """Rows that this rank sampled and trains."""
         return list(range(len(self.sequences))) if self.own_rows is None else self.own_rows
 
 
 def padded(rows: Rows[list[float] | NDArray[np.float64] | Tensor]) -> Tensor:
-    """Ragged rows as float64 [B, T], zeros behind."""
+    """Ragged rows as float64 [B, T], right-padded with zeros."""
     width = max(len(row) for row in rows)
     out = torch.zeros(len(rows), width, dtype=torch.float64)
     for target, row in zip(out, rows, strict=True):
@@ -70,7 +70,7 @@ def build_experience(
 
     Args:
         proximal: log-probs of each response under the weights at the start of the step.
-        version: the policy version that the actor holds; older tokens are stale.
+        version: the actor's policy version; older tokens are stale.
         before: moments of all raw scores of earlier steps.
 
     Raises:
@@ -83,10 +83,10 @@ def build_experience(
     stale = torch.arange(mask.shape[1]) < torch.tensor([s.stale_tokens(version) for s in batch])[:, None]
     kl = kl_estimate(proximal_logp, reference_logp, ppo.kl.estimator) * mask
     raw_B = raw_scores(batch, scored)
-    moments = before.after(raw_B)
+    moments = before.updated(raw_B)
     scores = shaped_scores(raw_B, batch, ppo, moments)
     rewards = shape_rewards(scores, kl, mask, kl_coefficient if ppo.kl.placement == "reward" else 0.0)
-    rewards = scaled(rewards, mask) if ppo.whiten_rewards else rewards
+    rewards = scale_to_unit_variance(rewards, mask) if ppo.whiten_rewards else rewards
     raw, returns = advantages_and_returns(rewards, values, mask, ppo)
     corrected = {"off": torch.zeros_like(mask), "stale": stale, "all": mask}[ppo.tis]
     return Experience(
@@ -99,7 +99,7 @@ def build_experience(
 
 
 def advantages_and_returns(rewards: Tensor, values: Tensor, mask: Tensor, ppo: Ppo) -> tuple[Tensor, Tensor]:
-    """Advantages [B, T] and the critic's targets; without a critic an answer has one advantage, and no targets."""
+    """Advantages [B, T] and the critic's targets; without a critic one advantage per answer and no targets."""
     if ppo.has_critic:
         return gae(rewards, values, mask, ppo.gamma, ppo.gae_lambda)
     return group_advantages(rewards.sum(-1), ppo)[:, None] * mask, torch.zeros_like(values)

@@ -1,4 +1,4 @@
-"""PPO's equations on padded tensors [B, T]: B sequences, T response tokens, `mask` 1 where there is a token.
+"""PPO's equations (GAE, advantage whitening, policy and value loss, KL) on padded tensors [B, T]: B sequences, T response tokens.
 
 Sources: PPO (arXiv 1707.06347), GAE (arXiv 1506.02438), KL estimators (Schulman, "Approximating KL divergence"), truncated
 importance weights and the proximal policy (docs/algorithm.md). Rewards and advantages are computed in float64.
@@ -30,15 +30,15 @@ def kl_estimate(logp: Tensor, reference_logp: Tensor, estimator: KlEstimator) ->
 
 
 def shape_rewards(scores_B: Tensor, kl_BT: Tensor, mask_BT: Tensor, coefficient: float) -> Tensor:
-    """Per-token rewards [B, T]: −coefficient × KL a token, and the score on the last token."""
+    """Per-token rewards [B, T]: −coefficient × KL per token, plus the score on the last token."""
     rewards = -coefficient * kl_BT * mask_BT
     last = mask_BT.long().sum(-1) - 1
     rewards[torch.arange(len(scores_B)), last] += scores_B
     return rewards
 
 
-def scaled(rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Unit (unbiased) variance over all tokens of the batch about their mean, which stays; as it is where masked."""
+def scale_to_unit_variance(rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Scale to unit (unbiased) variance over all tokens of the batch, keeping the mean; masked entries are unchanged."""
     mean, scale = whitening(rewards_BT, mask_BT)
     return torch.where(mask_BT, (rewards_BT - mean) * scale + mean, rewards_BT)
 
@@ -67,7 +67,7 @@ def whiten(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def whitening(values_BT: Tensor, mask_BT: Tensor) -> tuple[float, float]:
-    """Mean, and factor to unit variance, of the values that `mask_BT` chooses."""
+    """Mean of the masked values, and the factor that scales them to unit variance."""
     chosen = values_BT[mask_BT]
     variance = chosen.var(unbiased=True) if chosen.numel() > 1 else torch.zeros((), dtype=values_BT.dtype)
     return float(chosen.mean()), float(torch.rsqrt(variance + WHITEN_EPS))
@@ -87,7 +87,7 @@ def effective_sample_share(weights: Tensor) -> float:
 def policy_loss(
     logp: Tensor, proximal_logp: Tensor, advantages: Tensor, weights: Tensor, clip: float, dual_clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Clipped surrogate a token (to be minimised), and where the clip was active, both in the shape given.
+    """Clipped surrogate loss per token (to be minimised), and the mask of clipped tokens, both in the input shape.
 
     With `dual_clip` c the loss of a token with negative advantage is at most c·|A| (arXiv 1912.09729).
     """
@@ -101,16 +101,18 @@ def policy_loss(
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
-    """0.5 × max(unclipped, clipped) squared error a token, and where the clip was active."""
+    """0.5 × max(unclipped, clipped) squared error per token, and the mask of clipped tokens."""
     plain = (values - returns).square()
     if clip is None:
         return 0.5 * plain, torch.zeros_like(plain, dtype=torch.bool)
-    near = values.clamp(old_values - clip, old_values + clip)  # within the range exactly `values`: no rounding counts as clipped
+    near = values.clamp(
+        old_values - clip, old_values + clip
+    )  # equals `values` exactly within the range, so rounding is not counted as clipping
     clipped = (near - returns).square()
     return 0.5 * torch.maximum(plain, clipped), (clipped > plain).detach()
 
 
 def adapted_kl_coefficient(coefficient: float, kl_per_token: float, target: float, sequences: int, horizon: int) -> float:
-    """Ziegler et al.'s proportional controller (arXiv 1909.08593, §2.2), on the mean KL a token."""
+    """Ziegler et al.'s proportional controller (arXiv 1909.08593, §2.2), on the mean KL per token."""
     error = min(max(kl_per_token / target - 1, -0.2), 0.2)
     return coefficient * (1 + error * sequences / horizon)

@@ -1,4 +1,4 @@
-"""Learning rates as pure functions of the PPO step, so that a resumed run needs nothing but its step."""
+"""Learning-rate schedules as pure functions of the PPO step, so that a resumed run needs only its step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from oppo_contract.spec import Ppo
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """One role's learning rate: 0 before step `start`, a linear rise over `warmup` steps, then `schedule`.
+    """One role's learning rate: 0 before step `start`, linear warm-up over `warmup` steps, then `schedule`.
 
-    A falling schedule leaves `peak` at the last step of the warm-up and has `final` · `peak` at the run's last step.
+    A decaying schedule starts from `peak` at the last warm-up step and reaches `final` · `peak` at the run's last step.
     """
 
     peak: float
@@ -31,17 +31,17 @@ class Rates:
         if trained < self.warmup or self.schedule == "constant":
             return self.peak * min(1.0, (trained + 1) / max(1, self.warmup))
         top, last = max(self.warmup - 1, 0), self.steps - 1 - self.start
-        fallen = min(1.0, (trained - top) / max(1, last - top))
-        share = 1 - fallen if self.schedule == "linear" else (1 + math.cos(math.pi * fallen)) / 2
+        decayed = min(1.0, (trained - top) / max(1, last - top))
+        share = 1 - decayed if self.schedule == "linear" else (1 + math.cos(math.pi * decayed)) / 2
         return self.peak * (self.final + (1 - self.final) * share)
 
 
 def actor_rates(ppo: Ppo, steps: int) -> Rates:
-    """The actor's, which begins when the critic's head start (`value_warmup_steps`) is over."""
+    """The actor's rates, which start after critic warm-up (`value_warmup_steps`)."""
     return Rates(ppo.learning_rate, ppo.warmup_steps, ppo.schedule, ppo.final_rate, ppo.value_warmup_steps, steps)
 
 
 def critic_rates(ppo: Ppo, steps: int) -> Rates:
-    """The critic's."""
+    """The critic's rates."""
     warmup = ppo.warmup_steps if ppo.critic_warmup_steps is None else ppo.critic_warmup_steps
     return Rates(ppo.critic_learning_rate, warmup, ppo.critic_schedule, ppo.final_rate, 0, steps)

@@ -1,4 +1,4 @@
-"""Ragged rows to padded batches, with as little padding as pays."""
+"""Micro-batching: groups ragged rows into padded or packed passes within a token budget."""
 
 from __future__ import annotations
 
@@ -15,53 +15,53 @@ from oppo_core.models.packed import Packed
 from oppo_core.models.protocol import Network
 from oppo_core.rng import Use, generator
 
-# A forward pass costs about as much as this many tokens before its first token (measured: hidden 64, one thread).
+# Fixed cost of a forward pass, in tokens (measured: hidden 64, one thread).
 PASS_COST_TOKENS = 96
 # Attention over this many columns costs a token about as much as everything else (measured likewise).
 COLUMNS_PER_TOKEN = 200
-# Assumed, not measured, of a GPU: time to launch a layer's kernels, in seconds, and operations a second in a large product.
-GPU_LAUNCH_S_A_LAYER = 2e-4
-GPU_OPERATIONS_A_S = 4e14
+# Assumed for a GPU, not measured: seconds to launch a layer's kernels, and FLOP/s of a large matrix product.
+GPU_LAUNCH_S_PER_LAYER = 2e-4
+GPU_FLOPS = 4e14
 
 
 @dataclass(frozen=True, slots=True)
 class PassCosts:
-    """What a pass costs besides its tokens, in tokens; and the columns at which attention costs a token as much as all else."""
+    """Fixed cost of a pass in tokens, and the columns at which attention costs a token as much as all else."""
 
     a_pass: float = PASS_COST_TOKENS
     columns: float = COLUMNS_PER_TOKEN
 
 
 def costs_on_gpu(layers: int, weights: int, width: int) -> PassCosts:
-    """A small network's pass there is over before the next kernel is launched: one more pass costs as much as many tokens.
+    """Pass costs on a GPU, where small networks are launch-bound: a further pass costs as much as many tokens.
 
-    A token takes 2 operations a weight, of which there are about 12 · layers · width², and 4 · layers · width a column.
+    A token takes 2 FLOPs per weight (about 12 · layers · width² weights) and 4 · layers · width FLOPs per column.
     """
-    return PassCosts(layers * GPU_LAUNCH_S_A_LAYER * GPU_OPERATIONS_A_S / (2 * max(1, weights)), 6 * width)
+    return PassCosts(layers * GPU_LAUNCH_S_PER_LAYER * GPU_FLOPS / (2 * max(1, weights)), 6 * width)
 
 
 def pass_costs(network: Network) -> PassCosts:
-    """Of a pass through `network` on the device where it is."""
+    """Costs of a pass through `network` on its device."""
     parameters = list(network.parameters())
     if parameters[0].device.type != "cuda":
         return PassCosts()
     return costs_on_gpu(len(network.cache_shape.layers), sum(p.numel() for p in parameters), network.width)
 
 
-ON_A_CPU = PassCosts()
+CPU_COSTS = PassCosts()
 
 
 def ragged_batches(
-    lengths: Rows[int], budget: int, columns: Rows[int] | None = None, costs: PassCosts = ON_A_CPU
+    lengths: Rows[int], budget: int, columns: Rows[int] | None = None, costs: PassCosts = CPU_COSTS
 ) -> list[list[int]]:
-    """Group rows so that padding and the cost of a pass are least in sum, each group within `budget` padded tokens.
+    """Group rows to minimize the sum of padding and pass costs, each group within `budget` padded tokens.
 
-    By dynamic programming over the rows sorted by (columns, length, index), where `columns` are the positions a row's
-    attention looks at (default: its length). A group costs `costs.a_pass`, and rows × longest × (1 + most columns ÷
-    `costs.columns`). A row longer than the budget stands alone. Rows of length 0 are left out.
+    Dynamic programming over the rows sorted by (columns, length, index), where `columns` are the positions that a row attends
+    to (default: its length). A group costs `costs.a_pass` + rows × longest × (1 + most columns ÷ `costs.columns`). A row longer
+    than the budget forms its own group. Rows of length 0 are omitted.
 
     Returns:
-        Lists of row indices; depends on the arguments alone.
+        Lists of row indices; a function of the arguments only.
     """
     seen = lengths if columns is None else columns
     order = sorted((row for row in range(len(lengths)) if lengths[row] > 0), key=lambda row: (seen[row], lengths[row], row))
@@ -85,10 +85,10 @@ def ragged_batches(
 
 
 def packed_batches(lengths: Rows[int], budget: int) -> list[list[int]]:
-    """Group rows so that each group has at most `budget` tokens: the longest first, each into the first group with room for it.
+    """Group rows into packs of at most `budget` tokens by first-fit decreasing.
 
-    A row longer than the budget stands alone. Rows of length 0 are left out. Groups and their rows are in the order of row
-    indices; the result depends on the arguments alone.
+    A row longer than the budget forms its own group. Rows of length 0 are omitted. Groups and their rows are in the order of row
+    indices; the result is a function of the arguments only.
     """
     groups: list[list[int]] = []
     room: list[int] = []
@@ -103,7 +103,7 @@ def packed_batches(lengths: Rows[int], budget: int) -> list[list[int]]:
 
 
 def right_padded(rows: list[NDArray[np.int64]], fill: int = 0) -> Tensor:
-    """Rows of token ids as one tensor [N, longest]."""
+    """Rows of token ids as one right-padded tensor [N, longest]."""
     padded = np.full((len(rows), max(len(row) for row in rows)), fill, dtype=np.int64)
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)] = row
@@ -111,9 +111,9 @@ def right_padded(rows: list[NDArray[np.int64]], fill: int = 0) -> Tensor:
 
 
 def mini_batch_rows(batch: int, mini_batches: int, seed: int, step: int, epoch: int, group: int = 1) -> list[list[int]]:
-    """Split rows 0…batch−1 into equal mini-batches; shuffled by (seed, step, epoch) when there is more than one.
+    """Split rows 0…batch−1 into equal mini-batches, shuffled by (seed, step, epoch) if there is more than one.
 
-    `group` rows that follow each other stay together.
+    Each `group` adjacent rows stay together.
     """
     order = np.arange(batch // group)
     if mini_batches > 1:
@@ -125,10 +125,10 @@ def mini_batch_rows(batch: int, mini_batches: int, seed: int, step: int, epoch: 
 
 
 def response_states(network: Network, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], packs: bool = False) -> Tensor:
-    """States [M, H] that predict the response tokens of some sequences, one after the other, M tokens in all.
+    """States [M, H] that predict the M response tokens of some sequences, concatenated.
 
-    A response token at position p is predicted from position p−1. One forward pass over the rows: side by side, right-padded, or
-    `packs`: behind each other.
+    The state at position p−1 predicts the token at position p. One forward pass over the rows, right-padded or, with `packs`,
+    packed into one row.
     """
     device = next(network.parameters()).device
     if packs:
@@ -137,15 +137,15 @@ def response_states(network: Network, tokens: list[NDArray[np.int64]], prompt_le
         padded = to_device(right_padded(tokens), device)
         hidden = network.hidden(padded, torch.arange(padded.shape[1], device=device).expand_as(padded))
         starts = np.arange(len(tokens)) * padded.shape[1]
-    wanted = np.concatenate(
+    indices = np.concatenate(
         [start + np.arange(prompt - 1, len(ids) - 1) for start, ids, prompt in zip(starts, tokens, prompt_lengths, strict=True)]
     )
-    return hidden.flatten(0, 1).index_select(0, to_device(wanted, device))
+    return hidden.flatten(0, 1).index_select(0, to_device(indices, device))
 
 
 def _packed_states(network: Network, tokens: list[NDArray[np.int64]], device: torch.device) -> tuple[Tensor, NDArray[np.int64]]:
-    """States [1, T, H] of the rows behind each other, and where each begins."""
+    """States [1, T, H] of the packed rows, and the start of each row."""
     lengths = [len(ids) for ids in tokens]
-    behind = to_device(np.concatenate(tokens), device)[None]
+    packed = to_device(np.concatenate(tokens), device)[None]
     positions = to_device(np.concatenate([np.arange(length) for length in lengths]), device)[None]
-    return network.hidden(behind, positions, Packed.of(lengths, device)), np.cumsum([0, *lengths[:-1]])
+    return network.hidden(packed, positions, Packed.of(lengths, device)), np.cumsum([0, *lengths[:-1]])

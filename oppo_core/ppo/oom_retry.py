@@ -1,7 +1,7 @@
-"""How many tokens a pass may have, and what happens when memory does not suffice for them.
+"""Token budgets of passes, and out-of-memory (OOM) retries with smaller passes.
 
-How rows are cut into passes changes rounding and nothing else, so what does not fit is computed again in smaller ones. Each rank
-cuts its own rows: the others need not know, where nothing within a pass waits for them.
+The split of rows into passes affects only rounding, so a pass that does not fit is retried with half the budget. Each rank splits
+its own rows; other ranks are unaffected unless passes contain collectives.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 from oppo_core.trace.recorder import Shrunk
 
-WORDS = 300  # characters of what torch says that go into a decision's reason
-LEAST_TOKENS = 16  # as in the spec; a row stands alone well before
+MAX_REASON_CHARS = 300  # of torch's message in a decision's reason
+MIN_TOKENS = 16  # as in the spec; well below this every pass has one row
 SHARDED = (
     "With training.backend deepspeed or fsdp2 every rank counts on the others' passes, so none makes its own smaller; lower"
     " ppo.micro_batch_tokens"
@@ -26,38 +26,38 @@ Result = TypeVar("Result")
 
 
 class MemoryShortError(RuntimeError):
-    """A pass does not fit into memory, not even row by row, or its size is what other ranks count on."""
+    """A pass does not fit into memory even with one row, or must not shrink because of other ranks."""
 
 
-def nobody(_: Shrunk) -> None:
-    """Nobody asks to be told."""
+def no_op(_: Shrunk) -> None:
+    """Default `on_shrink` callback."""
 
 
-def nobody_waits() -> None:
-    """Nobody takes silence for death."""
+def no_heartbeat() -> None:
+    """Default `alive` callback."""
 
 
 @dataclass(slots=True)
 class PassBudget:
-    """Most padded tokens of one pass of those that go by `name`: `ppo.micro_batch_tokens`, until memory has run out.
+    """Maximum padded tokens per pass for the passes called `name`: `ppo.micro_batch_tokens`, halved after each OOM.
 
-    It `may_shrink` only where nobody else counts on the number of passes: the ranks of sharded training do. `told` hears of it.
-    `alive` is called before each pass, as many of them take long.
+    `may_shrink` is false under sharded training, where every rank must run the same number of passes. `on_shrink` is called
+    with each reduction; `alive` before each pass, as a heartbeat.
     """
 
     tokens: int
     may_shrink: bool = True
     name: str = ""
-    told: Callable[[Shrunk], None] = field(default=nobody, repr=False)
-    alive: Callable[[], None] = field(default=nobody_waits, repr=False)
+    on_shrink: Callable[[Shrunk], None] = field(default=no_op, repr=False)
+    alive: Callable[[], None] = field(default=no_heartbeat, repr=False)
 
-    def shrinking(self, what: str, compute: Callable[[], Result]) -> Result:
-        """`compute()`; when memory runs out, once more with half the budget, which the log tells, and so on.
+    def run(self, what: str, compute: Callable[[], Result]) -> Result:
+        """Return `compute()`; on OOM, halve the budget, log it and retry.
 
-        `compute` reads `tokens` anew each time; when it raises it leaves nothing behind, or what it need not do again.
+        `compute` must read `tokens` on every call and be safe to call again after an error.
 
         Raises:
-            MemoryShortError: not even the least budget fits, or this one may not shrink.
+            MemoryShortError: the minimum budget does not fit, or the budget may not shrink.
         """
         while True:
             try:
@@ -66,19 +66,19 @@ class PassBudget:
                 if not self.may_shrink:
                     raise MemoryShortError(f"{what} ran out of memory: {error}. {SHARDED}") from None
                 self._halve(what, error)
-            # Here, because until now the error has held on to all tensors of the frames that it came through.
+            # Only here: until the `except` block ends, the traceback keeps the tensors of its frames alive.
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
     def _halve(self, what: str, error: torch.OutOfMemoryError) -> None:
-        if self.tokens <= LEAST_TOKENS:
+        if self.tokens <= MIN_TOKENS:
             raise MemoryShortError(
                 f"{what} does not fit into memory, not even row by row: {error}. Lower rollout.max_new_tokens,"
                 " ppo.batch_size or overlap.overcommit.max, or train models.lora"
             ) from None
-        before, self.tokens = self.tokens, max(LEAST_TOKENS, self.tokens // 2)
-        self.told(Shrunk(self.name, before, self.tokens, f"{what} ran out of memory: {str(error)[:WORDS]}"))
-        # In words on which no rule of `retries` looks: a later death has other reasons. torch's own stand in the decision.
+        before, self.tokens = self.tokens, max(MIN_TOKENS, self.tokens // 2)
+        self.on_shrink(Shrunk(self.name, before, self.tokens, f"{what} ran out of memory: {str(error)[:MAX_REASON_CHARS]}"))
+        # Avoid torch's OOM wording: a retry rule could match this handled OOM when the run later fails for another reason.
         LOG.warning(
             "%s took more than the GPU has; it goes on with %d tokens a pass instead of %d (ppo.micro_batch_tokens)",
             what, self.tokens, before,
@@ -86,6 +86,6 @@ class PassBudget:
 
 
 def limit(budgets: Iterable[PassBudget], passes: dict[str, int]) -> None:
-    """None of `budgets` is larger from now on than `passes` says of its name."""
+    """Lower each budget to the value in `passes` for its name, if any."""
     for budget in budgets:
         budget.tokens = min(budget.tokens, passes.get(budget.name, budget.tokens))

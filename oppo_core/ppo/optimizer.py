@@ -1,4 +1,4 @@
-"""AdamW with gradient clipping and a scheduled learning rate, and its state as plain tensors."""
+"""AdamW with gradient clipping, learning-rate schedule, float32 master weights and data-parallel gradient all-reduce."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])
 
 
 class NonFiniteError(RuntimeError):
-    """A loss or a gradient is NaN or infinite: training stops before the weights are harmed."""
+    """A loss or gradient is NaN or infinite; raised before the weights change."""
 
 
-def not_finite(role: str, norm: float, step: int) -> NonFiniteError:
-    """What to say of a gradient's norm in PPO step `step`, from 0."""
+def nonfinite_error(role: str, norm: float, step: int) -> NonFiniteError:
+    """Error for a non-finite gradient norm in PPO step `step` (from 0)."""
     return NonFiniteError(
         f"the {role}'s gradient norm is {norm} at step {step + 1}; lower its learning rate or look at the rewards"
     )
 
 
-def size_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes that they hold together."""
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Total size of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _sum_precisely(of: weakref.ref[Parameter], parameter: Parameter) -> None:
-    """Add a backward pass's gradient to its sum in float32 and let go of it: short ones exist one at a time.
+    """Gradient hook: add a backward pass's gradient to the float32 master gradient and free the bfloat16 one.
 
-    A sum in bfloat16 loses every gradient that is 256 times smaller than it. Nothing happens once the optimizer that has asked
-    for it is gone: another one may train the same weights then.
+    A bfloat16 sum loses every addend 256 times smaller than it. No-op once the optimizer that owns the master weight is deleted,
+    because another one may train the same weights then.
     """
     master = of()
     if master is None:
@@ -54,9 +54,9 @@ def _sum_precisely(of: weakref.ref[Parameter], parameter: Parameter) -> None:
 
 
 class Optimizer:
-    """AdamW over a network's weights. `masters`: the weights as precisely as they are kept, mostly the parameters themselves.
+    """AdamW over a network's trainable weights. `masters`: float32 copies of 16-bit weights, else the parameters themselves.
 
-    Every rank adds up the gradients of all `ranks` and so takes the same step.
+    Gradients are all-reduced over `ranks`, so every rank takes the same step.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Optimizer:
     ) -> None:
         self.ranks = ranks
         self.parameters = [p for p in parameters if p.requires_grad]
-        # A small step is lost on a bfloat16 weight, which has eight bits: those are kept in float32 here, and rounded for use.
+        # A bfloat16 weight has an 8-bit significand and would lose small steps, so a float32 master copy is updated and rounded.
         self.masters = [p if p.dtype.itemsize > 2 else Parameter(p.detach().float()) for p in self.parameters]
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is not parameter:
                 parameter.register_post_accumulate_grad_hook(partial(_sum_precisely, weakref.ref(master)))  # type: ignore[no-untyped-call]
         self.rates = rates
         self.max_norm = max_norm
-        # On a GPU one kernel takes the step; elsewhere a root of every second moment is made for it.
+        # The fused kernel on a GPU; elsewhere the loop over tensors, which needs less temporary memory than `foreach`.
         fused = all(master.is_cuda for master in self.masters)
         self._adamw = torch.optim.AdamW(
             self.masters, lr=rates.peak, betas=BETAS, weight_decay=weight_decay, fused=fused or None, foreach=not fused
@@ -79,55 +79,52 @@ class Optimizer:
 
     @property
     def saves_bytes(self) -> int:
-        """About how much `state` holds: two moments of each weight, and weights that are kept apart."""
-        apart = [m for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
-        return 2 * size_of(self.masters) + size_of(apart)
+        """Approximate size of `state`: two moments per weight, and float32 master copies."""
+        copies = [m for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
+        return 2 * tensor_bytes(self.masters) + tensor_bytes(copies)
 
     @property
     def holds_graphs(self) -> bool:
-        """See `TrainingBackend.holds_graphs`."""
         return True
 
     def forward(self, compute: Callable[[Network], Outputs], network: Network) -> Outputs:
-        """See `TrainingBackend.forward`: there is one network."""
         return compute(network)
 
     def begin(self, passes: int) -> None:
-        """See `TrainingBackend.begin`: each rank makes as many passes as it has, and gradients are added up at the end."""
+        """Zero the gradients; ranks may run different numbers of passes."""
         self.zero_grad()
 
     def backward(self, loss: Tensor) -> None:
-        """See `TrainingBackend.backward`."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def pad_passes(self) -> None:
-        """See `TrainingBackend.pad_passes`: nobody waits."""
+        """No-op: passes contain no collectives."""
 
     def fault(self, reason: str) -> None:
-        """See `TrainingBackend.fault`: the trainers agree on it among the ranks (`Ranks.agreed`)."""
+        """Raise NonFiniteError; the trainers agree on it among the ranks (`Ranks.agreed`)."""
         raise NonFiniteError(reason)
 
     def zero_grad(self) -> None:
-        """Forget gradients."""
+        """Drop all gradients."""
         for parameter in (*self.parameters, *self.masters):
             parameter.grad = None
 
     def apply(self, step: int, role: str) -> float:
-        """Clip, step, and return the gradient's norm before clipping. Raises NonFiniteError when that is not finite."""
+        """Clip, step, and return the gradient norm before clipping. Raises NonFiniteError if it is not finite."""
         norm = self.clip(step, role)
         self.take_step(step)
         return norm
 
     def clip(self, step: int, role: str) -> float:
-        """Sum the gradients of all ranks and clip them; returns their norm before. Raises NonFiniteError as `apply` does."""
+        """All-reduce and clip gradients; returns the norm before clipping. Raises NonFiniteError if it is not finite."""
         self.ranks.add_up([master.grad for master in self.masters if master.grad is not None])
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.max_norm))
         if not norm < float("inf"):
-            raise not_finite(role, norm, step)
+            raise nonfinite_error(role, norm, step)
         return norm
 
     def take_step(self, step: int) -> None:
-        """Change weights and moments by the gradients that `clip` has left."""
+        """Update weights and moments with the clipped gradients."""
         for group in self._adamw.param_groups:
             group["lr"] = self.rates.at(step)
         self._adamw.step()
@@ -135,34 +132,34 @@ class Optimizer:
             for parameter, master in zip(self.parameters, self.masters, strict=True):
                 if master is not parameter:
                     parameter.copy_(master)
-                    master.grad = None  # while activations are held there is no room for it
+                    master.grad = None  # free memory for activations
 
     def take_gradients(self) -> list[Tensor]:
-        """What backward passes have added up since `begin`, a tensor a parameter; none is left here."""
+        """Return the gradients accumulated since `begin`, one tensor per parameter, and zero them."""
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         self.zero_grad()
         return gradients
 
     def add_gradients(self, gradients: list[Tensor]) -> None:
-        """Add gradients, a tensor a parameter, to those of the backward passes."""
+        """Add gradients, one tensor per parameter, to those of the backward passes."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and step counts by weight number, and weights that are kept more precisely than they are used."""
-        kept = {
+        """Moments and step counts by parameter index, and float32 master copies."""
+        masters = {
             f"{number}.{MASTER}": master
             for number, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True))
             if master is not parameter
         }
-        return kept | {
+        return masters | {
             f"{number}.{name}": torch.as_tensor(value)
             for number, entry in self._adamw.state_dict()["state"].items()
             for name, value in entry.items()
         }
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             number, name = key.split(".", 1)

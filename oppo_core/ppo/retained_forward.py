@@ -1,7 +1,7 @@
-"""A forward pass whose graph is kept until its backward pass is due.
+"""A forward pass whose autograd graph is retained until its backward pass.
 
-With one optimizer step a batch the update's forward pass computes what the step needs anyway (proximal log-probs, step-start
-values), so one pass serves both. Graphs are kept up to a number of tokens; what is beyond is computed again.
+With one optimizer step per batch, the update's forward pass also yields the proximal log-probs or step-start values, so one pass
+serves both. Graphs are retained up to a number of tokens; passes beyond it are recomputed.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Sequence as Rows
 import torch
 from torch import Tensor
 
-from oppo_core.ppo.microbatching import ON_A_CPU, PassCosts, packed_batches, ragged_batches
+from oppo_core.ppo.microbatching import CPU_COSTS, PassCosts, packed_batches, ragged_batches
 
 Outputs = tuple[Tensor, ...]
 
 
-class HeldForward:
-    """Groups ragged rows into passes of `compute(rows)`, which returns tensors [M]: M response tokens, row after row.
+class RetainedForward:
+    """Groups ragged rows into passes of `compute(rows)`, which returns tensors [M] for the M response tokens of the rows.
 
-    What fits into `kept` tokens is computed at once with its graph; for the rest the first output alone is computed,
-    when `first` is asked for before `groups`.
+    Passes within `kept` tokens are computed at once with their graph. For the others, `first` computes only the first output,
+    without a graph, and `groups` computes all outputs.
     """
 
     def __init__(
@@ -31,48 +31,48 @@ class HeldForward:
         sizes: Rows[int],
         budget: int,
         kept: int,
-        costs: PassCosts = ON_A_CPU,
+        costs: PassCosts = CPU_COSTS,
         packs: bool = False,
     ) -> None:
-        """`lengths`: tokens a row, prompt included; `sizes`: response tokens a row; `budget`: most tokens a pass.
+        """`lengths`: tokens per row, prompt included; `sizes`: response tokens per row; `budget`: maximum tokens per pass.
 
-        Padding counts, but for passes that `compute` `packs`, which have none.
+        Padding counts towards budgets, except with `packs`, which has none.
         """
         self._compute = compute
         self._sizes = sizes
         self._groups: list[tuple[list[int], Outputs | None]] = []
-        held = 0
+        retained = 0
         for rows in packed_batches(lengths, budget) if packs else ragged_batches(lengths, budget, None, costs):
-            held += sum(lengths[row] for row in rows) if packs else len(rows) * max(lengths[row] for row in rows)
-            self._groups.append((rows, compute(rows) if held <= kept else None))
+            retained += sum(lengths[row] for row in rows) if packs else len(rows) * max(lengths[row] for row in rows)
+            self._groups.append((rows, compute(rows) if retained <= kept else None))
 
     @property
     def passes(self) -> int:
-        """Groups that `groups` has yet to give."""
+        """Number of groups that `groups` has not yielded yet."""
         return len(self._groups)
 
-    def let_go(self) -> None:
-        """Drop graphs that nobody will ask for."""
+    def release(self) -> None:
+        """Drop all graphs."""
         self._groups.clear()
 
     @property
     def first(self) -> list[Tensor]:
-        """The first output, detached, a tensor a row."""
+        """The first output, detached, one tensor per row."""
         result: list[Tensor] = [torch.empty(0)] * len(self._sizes)
         if not self._groups:
             return result
         order = [row for rows, _ in self._groups for row in rows]
-        whole = torch.cat([self._first_of(rows, outputs) for rows, outputs in self._groups]).cpu()
+        whole = torch.cat([self._first_output(rows, outputs) for rows, outputs in self._groups]).cpu()
         for row, part in zip(order, torch.split(whole, [self._sizes[row] for row in order]), strict=True):
             result[row] = part
         return result
 
     @torch.no_grad()
-    def _first_of(self, rows: list[int], outputs: Outputs | None) -> Tensor:
+    def _first_output(self, rows: list[int], outputs: Outputs | None) -> Tensor:
         return (self._compute(rows) if outputs is None else outputs)[0].detach()
 
     def groups(self) -> Iterator[tuple[list[int], Outputs]]:
-        """Rows and outputs with a graph, group by group; a group is let go of once the next one is asked for."""
+        """Yield rows and outputs with a graph, group by group; each group is released when the next one is requested."""
         while self._groups:
             rows, outputs = self._groups.pop(0)
             yield rows, outputs if outputs is not None else self._compute(rows)

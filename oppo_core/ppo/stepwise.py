@@ -1,4 +1,4 @@
-"""An update that pauses before each optimizer step, so that `ppo.on_nonfinite: skip` can decide on both roles' gradients."""
+"""An update that pauses before each optimizer step, so that `ppo.on_nonfinite: skip` can check both roles' gradients."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from oppo_core.training.protocol import TrainingBackend
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Where an update stands: `metrics` when it is complete, `fault` when something is not finite, else before a step."""
+    """State of a paused update: `metrics` if complete, `fault` if non-finite, else an optimizer step is pending."""
 
     metrics: dict[str, float] | None = None
     fault: str | None = None
 
 
 class Stepwise:
-    """One role's update of PPO step `step`, from 0.
+    """One role's update in PPO step `step` (from 0).
 
-    `gradients` gives a pause for each optimizer step, after its backward passes; `metrics` takes the gradient norms of all.
+    `gradients` yields once per optimizer step, after its backward passes; `metrics` takes the gradient norms of all steps.
     """
 
     def __init__(
@@ -31,24 +31,24 @@ class Stepwise:
         step: int,
         role: str,
     ) -> None:
-        assert isinstance(optimizer, Optimizer)  # the spec has refused others
+        assert isinstance(optimizer, Optimizer)  # enforced by spec validation
         self._optimizer = optimizer
         self._gradients = gradients
         self._metrics = metrics
         self._step, self._role = step, role
         self._norms: list[float] = []
-        self._is_ready = False
+        self._is_pending = False
         self._pause = Pause()
 
     def advance(self) -> Pause:
-        """Take the optimizer step that is ready, if one is, then compute the gradients and the norm of the next one."""
+        """Take the pending optimizer step, if any, then compute the gradients and norm of the next one."""
         if self._pause.metrics is not None:
             return self._pause
-        if self._is_ready:
+        if self._is_pending:
             self._optimizer.take_step(self._step)
         try:
-            self._is_ready = next(self._gradients, self) is None
-            if self._is_ready:
+            self._is_pending = next(self._gradients, self) is None
+            if self._is_pending:
                 self._norms.append(self._optimizer.clip(self._step, self._role))
             else:
                 self._pause = Pause(metrics=self._metrics(self._norms))
@@ -57,6 +57,6 @@ class Stepwise:
         return self._pause
 
     def discard(self) -> None:
-        """Leave out what has not been stepped: no weight and no moment changes any more."""
+        """Discard the pending step and all later ones; weights and moments no longer change."""
         self._gradients.close()
         self._optimizer.zero_grad()

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from oppo_contract.events import Counter
-from oppo_core.control.controllers import Decision, steer_chunk, steer_overcommit
+from oppo_core.control.controllers import Decision, adjust_chunk, adjust_overcommit
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.losses import adapted_kl_coefficient
 from oppo_core.reporting.metrics import experience_metrics, overlap_metrics, tail_batch_metrics, value_metrics
@@ -18,9 +18,9 @@ from oppo_core.trace.step_trace import Samples, StepTrace, deferred_rows, runnin
 
 if TYPE_CHECKING:
     from oppo_core.engine.state import Engine
-    from oppo_core.rollout.step_state import Batch
+    from oppo_core.rollout.step_state import StepState
 
-# Decoding with at most this share of B+Δ rows is the tail.
+# DecoderProtocol with at most this share of B+Δ rows is the tail.
 TAIL_SHARE = 0.25
 
 
@@ -44,7 +44,7 @@ def started(engine: Engine) -> None:
 
 
 def finish_step(
-    engine: Engine, batch: Batch, experience: Experience, metrics: dict[str, float], window: tuple[float, float]
+    engine: Engine, batch: StepState, experience: Experience, metrics: dict[str, float], window: tuple[float, float]
 ) -> None:
     """Account for the step that just ended and let the controllers choose the next step's Δ, C and KL coefficient."""
     progress, spec = engine.progress, engine.spec
@@ -54,7 +54,7 @@ def finish_step(
     progress.elapsed_s += window[1] - window[0]
     progress.generated_tokens += tokens
     spans, waits = engine.trace.take()
-    tail_rows = max(1, int(TAIL_SHARE * engine.pool.places))
+    tail_rows = max(1, int(TAIL_SHARE * engine.pool.capacity))
     trace = StepTrace(engine.layout.devices, spans, waits, window, tail_rows)
     metrics = metrics | _step_metrics(engine, experience) | trace.metrics(tokens)
     metrics |= engine.hardware.take() | _utilization(engine, batch, metrics)
@@ -73,7 +73,7 @@ def finish_step(
     _steer(engine, experience, (window[1] - window[0] - metrics.get("timing_s/eval", 0.0)) / tokens)
 
 
-def _utilization(engine: Engine, batch: Batch, metrics: dict[str, float]) -> dict[str, float]:
+def _utilization(engine: Engine, batch: StepState, metrics: dict[str, float]) -> dict[str, float]:
     """Operations of the actor's update, attention left out, as a share of what the GPU's vendor states; nothing where unknown.
 
     A weight costs 2 a token forward and 4 backward, of which 2 are the weight's own gradient, which a frozen one has not.
@@ -137,11 +137,11 @@ def _step_metrics(engine: Engine, experience: Experience) -> dict[str, float]:
         told = tail_batch_metrics(engine.pool)
         metrics |= dict(zip(told, engine.ranks.total(told.values()), strict=True))
     if engine.decoder.rounds:
-        metrics["decode_occupancy"] = engine.decoder.decoded / (engine.decoder.rounds * engine.pool.places)
+        metrics["decode_occupancy"] = engine.decoder.decoded / (engine.decoder.rounds * engine.pool.capacity)
     return metrics | {"oppo/nonfinite_steps": float(progress.nonfinite_steps)}
 
 
-def _counters(engine: Engine, batch: Batch, start: float) -> dict[Counter, Samples]:
+def _counters(engine: Engine, batch: StepState, start: float) -> dict[Counter, Samples]:
     """Δ and C in this step, and the answers that have finished in it."""
     return {
         "overcommit": [(start, float(engine.pool.overcommit))],
@@ -176,8 +176,8 @@ def _steer(engine: Engine, experience: Experience, seconds_per_token: float) -> 
     scores = experience.raw_scores.view(-1, spec.ppo.group_size).mean(-1)
     if spec.overlap.inter_step == "defer":
         error = float(scores.std(unbiased=True)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
-        _decided(engine, "overcommit", steer_overcommit(engine.overcommit, spec.overlap.overcommit, float(scores.mean()), error))
-    _decided(engine, "chunk", steer_chunk(engine.chunk, spec.overlap.chunk, spec.rollout.max_new_tokens, seconds_per_token))
+        _decided(engine, "overcommit", adjust_overcommit(engine.overcommit, spec.overlap.overcommit, float(scores.mean()), error))
+    _decided(engine, "chunk", adjust_chunk(engine.chunk, spec.overlap.chunk, spec.rollout.max_new_tokens, seconds_per_token))
     if spec.ppo.kl.controller == "adaptive":
         per_token = float(experience.kl[experience.mask].mean())
         progress.kl_coefficient = adapted_kl_coefficient(

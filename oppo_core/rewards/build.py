@@ -20,7 +20,7 @@ from oppo_core.rewards.protocol import FinishedReward, GrowingReward
 from oppo_core.rewards.registry import find_rule
 from oppo_core.rewards.rule import RuleReward, asks_for_line
 from oppo_core.rewards.text_model import Encode, TextModelReward, chat_encoder, text_encoder
-from oppo_core.rollout.tokenizer import TextCodec, codec_of
+from oppo_core.rollout.tokenizer import TextCodec, load_codec
 
 APART = 1009
 
@@ -41,7 +41,7 @@ class RewardBuilder:
     codec: TextCodec = field(init=False)
 
     def __post_init__(self) -> None:
-        self.codec = codec_of(self.spec.models.actor, self.roots)
+        self.codec = load_codec(self.spec.models.actor, self.roots)
 
     def rewards(self) -> Rewards:
         """Every part of the run's reward, ready to score.
@@ -106,7 +106,7 @@ class RewardBuilder:
         if model.tiny is not None:
             if reads == "chat":
                 raise RewardError("a built-in reward model has no chat template; let it read: text, or tokens")
-            encode = codec_of(model, self.roots).encode
+            encode = load_codec(model, self.roots).encode
             return lambda answer: encode(answer.whole)
         assert model.path is not None
         try:
@@ -126,7 +126,7 @@ class RewardBuilder:
 
 def check_same_tokens(actor: ModelSpec, reward: ModelSpec, roots: list[Path]) -> None:
     """Raises ModelFolderError when the two do not read the same token ids as the same text."""
-    if codec_of(actor, roots).digest != codec_of(reward, roots).digest:
+    if load_codec(actor, roots).digest != load_codec(reward, roots).digest:
         raise ModelFolderError(
             "the reward model's tokenizer differs from the actor's, so it would read other words than the actor wrote; let it"
             " read: text (or chat, for a model with a chat template) instead of tokens"

@@ -14,7 +14,7 @@ from oppo_core.models.protocol import Network
 from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rewards.protocol import Answer, FinishedReward, GrowingReward
 from oppo_core.rollout.tokenizer import TextCodec
-from oppo_core.scoring.incremental_prefill import Stream
+from oppo_core.scoring.incremental_prefill import IncrementalPrefill
 
 # So often whoever waits for a service says that it is alive, seconds.
 SIGN_OF_LIFE_S = 0.5
@@ -53,11 +53,11 @@ class RewardReader:
     def __init__(self, rewards: Rewards, slots: int, columns: int, budget: PassBudget) -> None:
         self._codec = rewards.codec
         self._weights = [part.weight for part in rewards.parts]
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, IncrementalPrefill] = {}
         self.finished: dict[int, FinishedReward] = {}
         for number, part in enumerate(rewards.parts):
             if part.network is not None:
-                self.streams[number] = Stream(part.network, slots, columns, budget)
+                self.streams[number] = IncrementalPrefill(part.network, slots, columns, budget)
             if part.finished is not None:
                 self.finished[number] = part.finished
         self.growing = [part.growing for part in rewards.parts if part.growing is not None]

@@ -41,7 +41,7 @@ class TextModelReward(ScoredAtOnce):
         rows = {answer.sequence_id: self._tokens(answer) for answer in answers}
         for sequence_id in rows:
             self.forget(sequence_id)
-        self.budget.shrinking("the text reward's reading", lambda: self._read_rest(rows, alive))
+        self.budget.run("the text reward's reading", lambda: self._read_rest(rows, alive))
 
     @torch.no_grad()
     def _read_rest(self, rows: dict[int, NDArray[np.int64]], alive: Callable[[], None]) -> None:

@@ -1,1 +1,1 @@
-"""From prompts to answers: the pool of B+Δ sequences, and the decoder that advances them."""
+"""Rollout: prompts, the pool of B+Δ sequences, and continuous-batching decoders."""

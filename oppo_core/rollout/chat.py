@@ -1,4 +1,4 @@
-"""Conversations as prompts: a model folder's own chat template says how one is written down."""
+"""Prompts as conversations, rendered with the model folder's chat template."""
 
 from __future__ import annotations
 
@@ -9,44 +9,47 @@ Message = dict[str, Any]
 
 
 class ChatError(ValueError):
-    """A conversation that cannot be written down, with the reason and the remedy."""
+    """A conversation cannot be rendered; the message has the reason and the remedy."""
 
 
 def is_conversation(value: object) -> bool:
-    """Whether a prompt's value is meant as messages and not as token ids."""
+    """Whether a prompt's value is a list of messages rather than token ids."""
     return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
-def checked(messages: list[Message]) -> list[Message]:
-    """The messages as they are. Raises ChatError when one lacks `role` or `content`, or has something else than text there."""
+def validated_messages(messages: list[Message]) -> list[Message]:
+    """Return the messages unchanged. Raises ChatError when `role` or `content` is missing or not text."""
     for number, message in enumerate(messages, start=1):
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
-                said = f"has {type(message[key]).__name__} there" if key in message else f"has {', '.join(message) or 'nothing'}"
-                raise ChatError(f"message {number} needs a text under {key!r}; it {said}")
+                actual = (
+                    f"has {type(message[key]).__name__} there" if key in message else f"has {', '.join(message) or 'nothing'}"
+                )
+                raise ChatError(f"message {number} needs a text under {key!r}; it {actual}")
     return messages
 
 
 class ChatTemplate:
-    """The chat template of a folder, rendered by transformers in its sandbox. Loaded when the first conversation comes."""
+    """The chat template of a model folder, rendered by transformers in its sandbox. Loaded on first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._tokenizer: Any = None
 
     def render(self, messages: list[Message]) -> str:
-        """The conversation as text, special tokens written out, up to where the assistant's answer begins.
+        """The conversation as text with special tokens, ending with the assistant's generation prompt.
 
         Raises:
-            ChatError: the folder has no template, a message is incomplete, or the template refuses the conversation.
+            ChatError: the folder has no template, a message is incomplete, or the template fails.
         """
         if self._tokenizer is None:
             self._tokenizer = self._load()
         try:
-            return str(self._tokenizer.apply_chat_template(checked(messages), tokenize=False, add_generation_prompt=True))
+            text = self._tokenizer.apply_chat_template(validated_messages(messages), tokenize=False, add_generation_prompt=True)
+            return str(text)
         except ChatError:
             raise
-        except Exception as error:  # noqa: BLE001 - a template is a program, and may fail in any way
+        except Exception as error:  # noqa: BLE001 - a template is a program and may raise anything
             raise ChatError(f"the actor's chat template refuses it: {type(error).__name__}: {error}") from None
 
     def _load(self) -> Any:

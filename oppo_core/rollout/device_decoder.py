@@ -1,8 +1,8 @@
-"""Continuous batching whose state lives on the device, so that the host never stands between two rounds.
+"""Continuous batching with decode state on the GPU, CUDA graphs, and asynchronous token read-back.
 
-The next round is launched before the last one's tokens are looked at. A row that turns out to have ended has then drawn one
-token too many, which nobody reads: tokens depend on (seed, sequence, position) and on the row's own keys and values only, so
-whatever a round computes beside does not matter. Decoding still stops at the very token at which `Decoder` does.
+The next round is launched before the tokens of the last one are read on the host. A row that has finished then samples one
+surplus token, which is dropped. Tokens depend only on (seed, sequence, position) and the row's own KV cache, so surplus rows
+change nothing, and decoding stops at exactly the token at which `Decoder` does.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from torch import Tensor
 
 from oppo_core.models.host_device import to_device
 from oppo_core.models.protocol import Network
-from oppo_core.rollout.cuda_graphs import Graphs, round_of
-from oppo_core.rollout.decoder import Choice, Decoder, DecodeSettings
+from oppo_core.rollout.cuda_graphs import CudaGraphs, graphed_if_cuda
+from oppo_core.rollout.decoder import Decoder, DecodeSettings, SampledToken
 from oppo_core.rollout.sampling import sample
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stop_conditions import StopConditions
 
-# Rounds are of few shapes, because each is captured once: so many rows, and multiples of so many columns.
+# Few shapes, because each is captured as a CUDA graph: these row counts, and columns in multiples of COLUMN_STEP.
 ROW_SHAPES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 COLUMN_STEP = 128
-# A round that is looked at, the one after it, and one to spare.
-LANDINGS = 3
+# The round being read, the one in flight, and one spare.
+HOST_BUFFERS = 3
 TOKEN, LOGPROB = 0, 1
 LAST, FILLED, LENGTH = 0, 1, 2
 
 
-def decoder_of(actor: Network, settings: DecodeSettings, slots: int, stops: StopConditions | None = None) -> Decoder:
-    """A `DeviceDecoder` on a GPU; a `Decoder` on a CPU, and with sampling filters, whose choice the host records each token."""
+def build_decoder(actor: Network, settings: DecodeSettings, slots: int, stops: StopConditions | None = None) -> Decoder:
+    """A `DeviceDecoder` on a GPU; a `Decoder` on a CPU or with sampling filters, which need the host at every token."""
     on_host = settings.filters is not None or next(actor.parameters()).device.type != "cuda"
     return (Decoder if on_host else DeviceDecoder)(actor, settings, slots, stops)
 
 
-class Landing:
-    """Where tokens and log-probs [2, slots] of a round arrive on the host, pinned where there is a GPU."""
+class HostCopy:
+    """Host buffer for a round's tokens and log-probs [2, slots]; pinned memory with a GPU."""
 
     def __init__(self, drawn: Tensor) -> None:
         on_gpu = drawn.device.type == "cuda"
         self._values = torch.empty(drawn.shape, dtype=drawn.dtype, pin_memory=on_gpu)
         self._event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
-    def expect(self, drawn: Tensor) -> None:
-        """Queue the copy of what the round queued last will have drawn."""
+    def start(self, drawn: Tensor) -> None:
+        """Queue the device-to-host copy behind the round that was queued last."""
         self._values.copy_(drawn, non_blocking=True)
         if self._event is not None:
             self._event.record()
 
     def read(self, rows: int) -> tuple[list[float], list[float]]:
-        """Tokens and log-probs of the first `rows` rows. Waits for that round alone: the one finish check."""
+        """Tokens and log-probs of the first `rows` rows. Waits for that round only."""
         if self._event is not None:
             self._event.synchronize()
         tokens, logprobs = self._values[:, :rows].tolist()
@@ -63,17 +63,17 @@ class Landing:
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
-    """A round that is launched: who was in its rows, and where its outcome will be."""
+class PendingRound:
+    """A launched round: the sequences in its rows, and the buffer that receives its result."""
 
     sequences: list[Sequence]
-    landing: Landing
+    result: HostCopy
 
 
 class DeviceDecoder(Decoder):
-    """A `Decoder` of one launch a round. Rows that have ended idle until enough have for a smaller round.
+    """A `Decoder` with one launch per round. Finished rows idle until a smaller round shape suffices.
 
-    Raises ValueError for filters, which need the host before each round.
+    Raises ValueError for sampling filters, which need the host before each round.
     """
 
     def __init__(
@@ -88,52 +88,49 @@ class DeviceDecoder(Decoder):
         super().__init__(actor, settings, slots, stops)
         self._state = torch.zeros(3, slots, dtype=torch.long, device=self._device)
         self._drawn = torch.zeros(2, slots, dtype=torch.float64, device=self._device)
-        self._launch_round = round_of(self._advance_rows, self._state)
-        self._weights: list[int] = []  # where they lie
-        self._landings = deque(Landing(self._drawn) for _ in range(LANDINGS))
-        self._flights: deque[Flight] = deque()
-        self._width = 0  # rows of a round
-        self._occupants: list[Sequence] = []  # who is, or was, in each row; replaced, never changed
+        self._launch_round = graphed_if_cuda(self._advance_rows, self._state)
+        self._weights: list[int] = []  # data pointers
+        self._buffers = deque(HostCopy(self._drawn) for _ in range(HOST_BUFFERS))
+        self._pending: deque[PendingRound] = deque()
+        self._width = 0  # rows per round
+        self._occupants: list[Sequence] = []  # current or last sequence of each row; replaced, never mutated
         self._places: list[int] = []  # the row of each live sequence
-        self._aside = _urgent(self._device)
+        self._stream = _priority_stream(self._device)
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
-        """See `Decoder.begin`. A round that was launched too many is forgotten."""
-        with self._aside():
+        """See `Decoder.begin`. Drops the surplus round."""
+        with self._stream():
             self._close_holes()
             computed = super().begin(sequences, version)
-            self._take_places()
+            self._upload_state()
         return computed
 
     def load(self, folder: Path, sequences: list[Sequence]) -> None:
-        """See `Decoding.load`."""
-        with self._aside():
+        with self._stream():
             super().load(folder, sequences)
         self._places = list(range(len(self.live)))
 
     def save(self, folder: Path) -> None:
-        """See `Decoding.save`."""
-        with self._aside():
+        with self._stream():
             self._close_holes()
             super().save(folder)
 
     @torch.no_grad()
     def round(self, version: int) -> list[Sequence]:
-        """See `Decoder.round`."""
         self.rounds += 1
         self.decoded += len(self.live)
-        with self._aside():
-            while len(self._flights) < 2:
+        with self._stream():
+            while len(self._pending) < 2:
                 self._launch()
-            flight = self._flights.popleft()
-            done = self._land(flight, version)
+            pending = self._pending.popleft()
+            done = self._collect(pending, version)
             if done and _rows_for(len(self.live), self.cache.slots) < self._width:
                 self._close_holes()
         return done
 
-    def _take_places(self) -> None:
-        """Put what the host knows of the live rows on the device: the next round begins there."""
-        self._flights.clear()
+    def _upload_state(self) -> None:
+        """Copy the state of the live rows to the device, as input of the next round."""
+        self._pending.clear()
         known = np.zeros((3, self.cache.slots), dtype=np.int64)
         for row, (sequence, filled) in enumerate(zip(self.live, self._filled, strict=True)):
             known[:, row] = _last_token(sequence), filled, sequence.length
@@ -141,24 +138,24 @@ class DeviceDecoder(Decoder):
         self._occupants, self._places = list(self.live), list(range(len(self.live)))
         self._width = _rows_for(len(self.live), self.cache.slots)
         weights = [weight.data_ptr() for weight in self.actor.parameters()]
-        if weights != self._weights and isinstance(self._launch_round, Graphs):
+        if weights != self._weights and isinstance(self._launch_round, CudaGraphs):
             self._launch_round.forget()
         self._weights = weights
 
     def _launch(self) -> None:
-        """Queue a round, and the copy of what it draws."""
-        longest = max(self._filled, default=0) + len(self._flights) + 1
+        """Queue a round and the copy of its samples."""
+        longest = max(self._filled, default=0) + len(self._pending) + 1
         columns = min(-(-longest // COLUMN_STEP) * COLUMN_STEP, self.cache.columns)
         self._launch_round(self._width, columns)
-        landing = self._landings[0]
-        self._landings.rotate(-1)
-        landing.expect(self._drawn)
-        self._flights.append(Flight(self._occupants, landing))
+        buffer = self._buffers[0]
+        self._buffers.rotate(-1)
+        buffer.start(self._drawn)
+        self._pending.append(PendingRound(self._occupants, buffer))
 
     def _advance_rows(self, rows: int, columns: int) -> None:
-        """A round on the device, from `_state` to `_state` and `_drawn`. Asks the device for nothing.
+        """One round on the device, which updates `_state` and `_drawn` in place without synchronizing.
 
-        A row at the length limit stays where it is. One that ended otherwise goes on until its place is taken.
+        A row at the length limit stays there. A row that ended otherwise keeps decoding until its slot is reused.
         """
         last_N, filled_N, length_N = self._state[:, :rows]
         window = self.cache.window(slice(0, rows), filled_N[:, None], columns)
@@ -173,12 +170,12 @@ class DeviceDecoder(Decoder):
         filled_N.add_(grows_N).clamp_(max=self.cache.columns - 1)
         length_N.add_(grows_N)
 
-    def _land(self, flight: Flight, version: int) -> list[Sequence]:
-        """Note what a round has drawn for those who had not ended before; returns who has now, in sequence_id order."""
-        tokens, logprobs = flight.landing.read(len(flight.sequences))
+    def _collect(self, pending: PendingRound, version: int) -> list[Sequence]:
+        """Append a round's tokens to unfinished sequences; returns those that finish, in sequence_id order."""
+        tokens, logprobs = pending.result.read(len(pending.sequences))
         done = []
-        for sequence, token, logprob in zip(flight.sequences, tokens, logprobs, strict=True):
-            if not sequence.finished and self._note(sequence, Choice(int(token), logprob, []), version):
+        for sequence, token, logprob in zip(pending.sequences, tokens, logprobs, strict=True):
+            if not sequence.finished and self._append(sequence, SampledToken(int(token), logprob, []), version):
                 done.append(sequence)
         self._filled = [filled + 1 for filled in self._filled]
         if done:
@@ -189,12 +186,12 @@ class DeviceDecoder(Decoder):
         return sorted(done, key=lambda s: s.sequence_id)
 
     def _close_holes(self) -> None:
-        """Bring the live rows to the first slots; rounds are of as many rows as these need from now on."""
+        """Move the live rows to the first slots and shrink the round to their shape."""
         count = len(self.live)
         holes = sorted(set(range(count)) - set(self._places))
         beyond = [place for place in self._places if place >= count]
         if beyond:
-            self.cache.rearrange(beyond, holes, max(self._filled) + len(self._flights))
+            self.cache.rearrange(beyond, holes, max(self._filled) + len(self._pending))
             sources, targets = to_device(beyond, self._device), to_device(holes, self._device)
             self._state[:, targets] = self._state[:, sources]
             self._uniform[targets] = self._uniform[sources]
@@ -207,27 +204,27 @@ class DeviceDecoder(Decoder):
 
 
 def _last_token(sequence: Sequence) -> int:
-    """The next round's input."""
+    """Input of the next round."""
     return int(sequence.tokens_from(len(sequence.prompt) + sequence.length - 1)[0])
 
 
 def _rows_for(count: int, slots: int) -> int:
-    """The least shape that holds `count` rows."""
+    """The smallest row shape that holds `count` rows."""
     return min(next((rows for rows in ROW_SHAPES if rows >= count), slots), slots)
 
 
-def _urgent(device: torch.device) -> Callable[[], AbstractContextManager[None]]:
-    """Entered: what is launched goes to a stream whose kernels run before those of others, in its turn with the present one."""
+def _priority_stream(device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+    """A context manager that launches on a high-priority stream, ordered after and before work on the current stream."""
     if device.type != "cuda":
         return nullcontext
-    urgent = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def aside() -> Iterator[None]:
-        present = torch.cuda.current_stream(device)
-        urgent.wait_stream(present)
-        with torch.cuda.stream(urgent):
+    def entered() -> Iterator[None]:
+        current = torch.cuda.current_stream(device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
             yield
-        present.wait_stream(urgent)
+        current.wait_stream(stream)
 
-    return aside
+    return entered

@@ -1,7 +1,7 @@
-"""The pool: which sequences are in flight, which make up the batch, which are deferred. Pure bookkeeping, no tensors.
+"""The pool of B+Δ sequences: in flight, taken as the batch, or deferred. Pure bookkeeping, no tensors.
 
 Its unit is the group: the G answers to one prompt, which are started, trained and deferred together (G = 1 in PPO; GRPO and RLOO
-need more). Group g holds the sequences g·G to g·G + G − 1. B, Δ, ages and the order of finishing count groups.
+need G > 1). Group g holds sequences g·G to g·G + G − 1. B, Δ, ages and finishing order count groups.
 
 Law: every sequence ever started is in exactly one place: in the pool, in one trained batch, or (at the end of the run) in
 the final checkpoint. docs/algorithm.md, steps 1, 3 and 5; the paper's inter-step overlap (arXiv 2509.25762, §3.2).
@@ -12,20 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from oppo_core.rollout.prompt_sharding import Turns
+from oppo_core.rollout.prompt_sharding import PromptSharding
 from oppo_core.rollout.sequence import Sequence
 
 Group = list[Sequence]
-NewGroup = Callable[[range], Group]  # answers to one prompt, by their sequence_ids
+NewGroup = Callable[[range], Group]  # builds the answers to one prompt from their sequence_ids
 
 
 @dataclass(slots=True)
 class Pool:
     """Sequences in flight in FIFO order: oldest group first, by sequence_id.
 
-    `overcommit` is the Δ that the present step was filled for. `queue` and `discarded` are used by tail
-    batching alone (`oppo_core/rollout/tail_batch.py`). Of several ranks each has a pool for its part of the batch, and starts the
-    groups whose `turns` are its own.
+    `overcommit` is the Δ of the current step. `queue` and `discarded` are used only by tail batching
+    (`oppo_core/rollout/tail_batch.py`). Each rank has its own pool for its part of the batch; `sharding` assigns it groups.
     """
 
     batch_size: int
@@ -35,33 +34,33 @@ class Pool:
     overcommit: int = 0
     queue: list[Sequence] = field(default_factory=list)
     discarded: list[Sequence] = field(default_factory=list)
-    turns: Turns = field(default_factory=Turns)
+    sharding: PromptSharding = field(default_factory=PromptSharding)
 
     @property
     def rows(self) -> int:
-        """Answers trained by one step, B·G."""
+        """Answers trained per step, B·G."""
         return self.batch_size * self.group_size
 
     @property
-    def places(self) -> int:
-        """Answers that the present step was filled for, (B+Δ)·G."""
+    def capacity(self) -> int:
+        """Capacity of the current step in answers, (B+Δ)·G."""
         return self.rows + self.overcommit * self.group_size
 
     @property
     def started(self) -> int:
-        """Sequences that this pool has begun."""
-        return self.turns.taken * self.group_size
+        """Sequences that this pool has started."""
+        return self.sharding.taken * self.group_size
 
     @property
     def unconsumed(self) -> int:
-        """Answers that were started and not trained."""
+        """Answers started and not trained yet."""
         return len(self.sequences) + len(self.queue)
 
     def top_up(self, overcommit: int, version: int, new: NewGroup) -> list[Sequence]:
-        """Fill up to B+Δ groups made by `new(sequence_ids)`; returns the new sequences. A lowered Δ evicts nothing."""
+        """Fill up to B+Δ groups, built by `new(sequence_ids)`; returns the new sequences. A lower Δ evicts nothing."""
         self.overcommit = overcommit
         fresh: list[Sequence] = []
-        while len(self.sequences) < self.places:
+        while len(self.sequences) < self.capacity:
             group = new(self._next_ids())
             for sequence in group:
                 sequence.cohort = version
@@ -70,25 +69,25 @@ class Pool:
         return fresh
 
     def _next_ids(self) -> range:
-        number = self.turns.take()
+        number = self.sharding.take()
         return range(number * self.group_size, (number + 1) * self.group_size)
 
     def unfinished(self) -> list[Sequence]:
-        """What the decoder works on, in FIFO order."""
+        """Sequences still to be decoded, in FIFO order."""
         return [s for s in self.sequences if not s.finished]
 
     def overdue(self) -> list[Sequence]:
-        """Sequences that must be in this step's batch, finished or not."""
+        """Sequences at the maximum age, which must be in this step's batch, finished or not."""
         return [s for s in self.sequences if s.age >= self.max_age]
 
     def take_batch(self, finishers: list[Sequence]) -> list[Sequence]:
-        """Remove and return this step's batch of B groups, in sequence_id order, and age what stays.
+        """Remove and return this step's batch of B groups in sequence_id order; increments the age of the rest.
 
         Args:
-            finishers: the sequences that finished in this step, in order of (decode step, sequence_id).
+            finishers: sequences that finished in this step, in order of (decode round, sequence_id).
 
         Raises:
-            RuntimeError: fewer than B are ready, or an overdue one is unfinished: the decoder stopped too early.
+            RuntimeError: fewer than B groups are ready, or an overdue one is unfinished: decoding stopped too early.
         """
         ready = self._in_batch_order(finishers)
         batch = [s for group in ready[: self.batch_size] for s in group]
@@ -100,8 +99,8 @@ class Pool:
             sequence.age += 1
         return sorted(batch, key=lambda s: s.sequence_id)
 
-    def settled(self, finishers: list[Sequence], batch: list[Sequence]) -> list[Sequence]:
-        """Answers whose length stands from now on, given who has finished and the `batch` that was taken."""
+    def final(self, finishers: list[Sequence], batch: list[Sequence]) -> list[Sequence]:
+        """Answers whose length is final, given this step's `finishers` and the `batch` taken."""
         return finishers
 
     def is_complete(self, finishers: list[Sequence]) -> bool:
@@ -111,15 +110,15 @@ class Pool:
         return len(self._in_batch_order(finishers)) >= self.batch_size
 
     def certain(self, finishers: list[Sequence]) -> list[Sequence]:
-        """Finished sequences that will be in this step's batch whatever finishes after `finishers`."""
+        """Finished sequences that are in this step's batch no matter what finishes after `finishers`."""
         return [s for group in self._in_batch_order(finishers)[: self.batch_size] for s in group if s.finished]
 
     def _in_batch_order(self, finishers: list[Sequence]) -> list[Group]:
-        """Overdue groups, then finished surplus, both oldest first, then those whose last member is among `finishers`."""
+        """Overdue groups, then finished surplus (both oldest first), then groups completed by `finishers`."""
         groups: dict[int, Group] = {}
         for sequence in self.sequences:
             groups.setdefault(sequence.sequence_id // self.group_size, []).append(sequence)
-        # The order in which the last member of each has finished: the first mention from the end.
+        # Groups in the order in which their last member finished.
         ended = list(dict.fromkeys(s.sequence_id // self.group_size for s in reversed(finishers)))[::-1]
         late = {number for number, group in groups.items() if group[0].age >= self.max_age}
         surplus = groups.keys() - late - set(ended)

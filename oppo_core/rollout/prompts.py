@@ -1,4 +1,4 @@
-"""The prompts, in an order that is a function of the seed and the epoch."""
+"""The prompt dataset (JSON Lines), and its shuffled order as a function of (seed, epoch)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from oppo_core.rollout.tokenizer import TextCodec, UnknownWordError
 
 
 class PromptError(ValueError):
-    """A prompts file that cannot be used, with file and line."""
+    """An invalid prompts file; the message names file and line."""
 
 
 def read_prompts(
     path: Path, key: str, codec: TextCodec, longest: int, setting: str = "data.prompt_field"
 ) -> list[NDArray[np.int64]]:
-    """The prompts of a JSON Lines file as token ids; a value is text, a list of {role, content} messages, or of token ids.
+    """Read a JSON Lines file as token ids. A value is text, a list of {role, content} messages, or a list of token ids.
 
-    `setting` names the key in the spec.
+    `setting` is the spec setting that names `key`, for error messages.
 
     Raises:
-        PromptError: broken JSON, a missing key, an empty or too long prompt, a token outside the vocabulary, messages without
-            role or content, or for which there is no chat template; no prompt at all.
+        PromptError: invalid JSON, a missing key, an empty or too long prompt, a token outside the vocabulary, messages without
+            role or content or without a chat template; no prompt at all.
     """
     prompts: list[NDArray[np.int64]] = []
-    for ids, where in rows_in(path, key, setting, codec):
+    for ids, where in iter_rows(path, key, setting, codec):
         if len(ids) > longest:
             raise PromptError(f"{where}: the prompt has {len(ids)} tokens, rollout.max_prompt_tokens is {longest}")
         prompts.append(ids)
@@ -42,11 +42,11 @@ def read_prompts(
     return prompts
 
 
-def rows_in(path: Path, key: str, setting: str, codec: TextCodec) -> Iterator[tuple[NDArray[np.int64], str]]:
-    """Every row's token ids, and file and line for a complaint; `setting` names the key in the spec.
+def iter_rows(path: Path, key: str, setting: str, codec: TextCodec) -> Iterator[tuple[NDArray[np.int64], str]]:
+    """Yield each row's token ids, and its file and line for error messages. `setting` is as in `read_prompts`.
 
     Raises:
-        PromptError: broken JSON, a missing key, an empty value, a token outside the vocabulary.
+        PromptError: invalid JSON, a missing key, an empty value, a token outside the vocabulary.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -75,7 +75,7 @@ def _row(line: bytes, key: str, setting: str, codec: TextCodec, where: str) -> N
 
 
 def _ids(value: Any, codec: TextCodec, where: str) -> Any:
-    """Token ids of a text or a conversation; anything else as it is."""
+    """Token ids of a text or a conversation; other values unchanged."""
     try:
         if is_conversation(value):
             return codec.chat(value)
@@ -87,15 +87,15 @@ def _ids(value: Any, codec: TextCodec, where: str) -> Any:
 
 
 def digest(prompts: list[NDArray[np.int64]]) -> str:
-    """SHA-256 of the prompts as the run reads them: their tokens, in the file's order."""
-    told = hashlib.sha256()
+    """SHA-256 of the tokenized prompts in file order."""
+    sha = hashlib.sha256()
     for ids in prompts:
-        told.update(np.asarray(len(ids), dtype="<i8").tobytes() + ids.astype("<i8").tobytes())
-    return told.hexdigest()
+        sha.update(np.asarray(len(ids), dtype="<i8").tobytes() + ids.astype("<i8").tobytes())
+    return sha.hexdigest()
 
 
 class PromptStream:
-    """Endless prompts: each epoch visits every prompt once, in an order drawn from (seed, epoch)."""
+    """Endless stream of prompts: each epoch visits every prompt once, in an order drawn from (seed, epoch)."""
 
     def __init__(self, prompts: list[NDArray[np.int64]], seed: int, shuffle: bool) -> None:
         self.prompts = prompts
@@ -105,7 +105,7 @@ class PromptStream:
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, dtype=np.int64))
 
     def draw(self, number: int) -> int:
-        """Index of the `number`-th prompt of the run, from 0."""
+        """Index of the run's `number`-th prompt, from 0."""
         epoch, offset = divmod(number, len(self.prompts))
         return int(self._epoch(epoch)[offset])
 

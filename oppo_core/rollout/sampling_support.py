@@ -1,8 +1,7 @@
-"""The support of a sampled token: the tokens it was chosen among, recorded at sampling and applied again in training.
+"""The support of a sampled token: the tokens that sampling filters kept, recorded at sampling and applied again in training.
 
-Top-k, top-p and min-p renormalise what they leave. A log-prob means the same to sampler and trainer only when both leave the
-same tokens, and the trainer's weights would leave others: so the sampler's choice is kept (docs/algorithm.md, "Sampling
-filters").
+Top-k, top-p and min-p renormalise over the tokens they keep. Log-probs of sampler and trainer agree only over the same tokens,
+and the trainer's weights would keep others, so the sampler's set is recorded (docs/algorithm.md, "Sampling filters").
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ from torch import Tensor
 
 from oppo_core.rollout.sequence import Sequence, Support
 
-# Sorted ids (int32) cost 4 bytes a token that is left, bits (uint8) an eighth of a byte a token of the vocabulary.
-IDS_PAY_UP_TO = 1 / 32
+# Sorted ids (int32) take 4 bytes per kept token, a bit mask (uint8) 1/8 byte per vocabulary token.
+MAX_ID_SHARE = 1 / 32
 KINDS = (np.int32, np.uint8)
 FILE = "pool-support.safetensors"
 Arrays = dict[str, NDArray[Any]]
 
 
-def recorded(allowed_NV: Tensor) -> Support:
-    """What [N, V] booleans allow, an array a row: the sorted ids (int32), or one bit a token (uint8) where that is shorter."""
+def encode_support(allowed_NV: Tensor) -> Support:
+    """Encode a mask [N, V] as one array per row: sorted ids (int32), or a bit mask (uint8) where that is shorter."""
     allowed = allowed_NV.cpu().numpy()
     rows, ids = np.nonzero(allowed)
     ends = np.cumsum(np.bincount(rows, minlength=len(allowed)))
     few = np.split(ids.astype(np.int32), ends[:-1])
-    most = allowed.shape[1] * IDS_PAY_UP_TO
-    return [left.copy() if len(left) <= most else np.packbits(row) for left, row in zip(few, allowed, strict=True)]
+    most = allowed.shape[1] * MAX_ID_SHARE
+    return [listed.copy() if len(listed) <= most else np.packbits(row) for listed, row in zip(few, allowed, strict=True)]
 
 
-def restricted(logits_MV: Tensor, support: Support) -> Tensor:
-    """`logits_MV` with all that row m's support leaves out at the lowest finite number; as they are when `support` is empty.
+def mask_unsupported(logits_MV: Tensor, support: Support) -> Tensor:
+    """Set logits outside each row's support to the lowest finite number; unchanged when `support` is empty.
 
-    Finite, so that 0 · log 0 is 0 in an entropy and in its gradient.
+    Finite rather than −∞, so that 0 · log 0 is 0 in the entropy and its gradient.
     """
     if not support:
         return logits_MV
-    allowed_MV = torch.from_numpy(unpacked(support, logits_MV.shape[-1])).to(logits_MV.device)
+    allowed_MV = torch.from_numpy(decode_support(support, logits_MV.shape[-1])).to(logits_MV.device)
     return logits_MV.masked_fill(~allowed_MV, torch.finfo(logits_MV.dtype).min)
 
 
-def unpacked(support: Support, vocab: int) -> NDArray[np.bool_]:
-    """Booleans [M, vocab] of what `recorded` gave. Ids beyond that vocabulary would be an error, missing bits are False."""
+def decode_support(support: Support, vocab: int) -> NDArray[np.bool_]:
+    """Boolean mask [M, vocab] from `encode_support`. Missing bits are False; raises IndexError for ids beyond `vocab`."""
     allowed = np.zeros((len(support), vocab), dtype=np.bool_)
     listed = [row for row, left in enumerate(support) if left.dtype == np.int32]
     if listed:
@@ -60,25 +59,25 @@ def unpacked(support: Support, vocab: int) -> NDArray[np.bool_]:
     return allowed
 
 
-def joined(supports: Iterable[Support]) -> Support:
-    """The supports of several sequences, one after the other, as their response tokens stand in a batch."""
+def concat_supports(supports: Iterable[Support]) -> Support:
+    """Concatenate the supports of several sequences, in the order of their response tokens in a batch."""
     return [left for support in supports for left in support]
 
 
-def plain(support: Support) -> list[list[Any]]:
-    """As (kind, numbers) a token, for JSON; `from_plain` takes it back."""
+def support_to_json(support: Support) -> list[list[Any]]:
+    """(dtype, numbers) per token, for JSON; the inverse of `support_from_json`."""
     return [[str(left.dtype), left.tolist()] for left in support]
 
 
-def from_plain(rows: list[list[Any]]) -> Support:
-    """See `plain`."""
+def support_from_json(rows: list[list[Any]]) -> Support:
+    """The inverse of `support_to_json`."""
     return [np.asarray(numbers, dtype=kind) for kind, numbers in rows]
 
 
-def laid_out(supports: dict[int, Support]) -> Arrays:
-    """Supports by sequence_id as few arrays, for a file; sequences without any are left out.
+def flatten_supports(supports: dict[int, Support]) -> Arrays:
+    """Supports by sequence_id as few arrays, for a safetensors file; empty ones are omitted.
 
-    A sequence's arrays are laid end to end by kind; `sizes` says how long each is, bits as negative numbers.
+    A sequence's arrays are concatenated by dtype; `sizes` holds their lengths, negative for bit masks.
     """
     arrays: Arrays = {}
     for sequence_id, support in supports.items():
@@ -91,8 +90,8 @@ def laid_out(supports: dict[int, Support]) -> Arrays:
     return arrays
 
 
-def taken_apart(arrays: Arrays) -> dict[int, Support]:
-    """What `laid_out` was given."""
+def unflatten_supports(arrays: Arrays) -> dict[int, Support]:
+    """The inverse of `flatten_supports`."""
     supports: dict[int, Support] = {}
     for sequence_id in [int(name.removesuffix(".sizes")) for name in arrays if name.endswith(".sizes")]:
         parts = {kind: arrays[f"{sequence_id}.{np.dtype(kind)}"] for kind in KINDS}
@@ -105,17 +104,17 @@ def taken_apart(arrays: Arrays) -> dict[int, Support]:
 
 
 def save_supports(sequences: list[Sequence], folder: Path) -> None:
-    """Write what `load_supports` takes back; nothing when nothing was filtered."""
-    arrays = laid_out({s.sequence_id: s.support for s in sequences})
+    """Write the supports for `load_supports`; writes no file when there are none."""
+    arrays = flatten_supports({s.sequence_id: s.support for s in sequences})
     if arrays:
         save_file(arrays, folder / FILE)
 
 
 def load_supports(sequences: list[Sequence], folders: Iterable[Path]) -> None:
-    """Give `sequences` the supports that were written for them into some of the folders."""
+    """Set the supports of `sequences` from the files in `folders`."""
     supports: dict[int, Support] = {}
     for folder in folders:
         if (folder / FILE).exists():
-            supports |= taken_apart(load_file(folder / FILE))
+            supports |= unflatten_supports(load_file(folder / FILE))
     for sequence in sequences:
         sequence.support = supports.get(sequence.sequence_id, [])

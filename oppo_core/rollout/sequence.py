@@ -1,4 +1,4 @@
-"""One answer in the making, with everything that PPO must later know about each of its tokens."""
+"""A sequence: a prompt and its response so far, with the per-token data that PPO needs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-# What each token was sampled among (oppo_core/rollout/sampling_support.py): sorted ids, or bits; empty where nothing is filtered.
+# Per sampled token, the tokens that sampling filters kept: ids or a bit mask (sampling_support.py). Empty without filters.
 Support = list[NDArray[np.int32] | NDArray[np.uint8]]
 Ending = Literal["eos", "stop", "length"]
 
 
 @dataclass(slots=True)
 class Sequence:
-    """A prompt and its response so far. Response arrays have one entry a token, its end-of-sequence token included.
+    """A prompt and its response so far. Response lists have one entry per token, the end-of-sequence token included.
 
-    `sequence_id` is unique in the run and never reused; sampling randomness hangs on it, so that a repeated prompt gets
-    its own. `age` counts the PPO steps for which the sequence was deferred. `ended_by_eos`: it ended by itself and not at the
-    length limit, with the end-of-sequence token or, then it is `stopped` too, by a stop condition. `support` has one entry a
-    token where sampling filters are on, and none where they are off. `stale_logprobs` (where the decoder `rates_stale`) are the
-    log-probs that this step's weights give to the tokens of earlier steps. `kept_version`: the policy version that computed the
-    first of its cached keys and values, where these outlive an update (`kv_after_update: keep`); None where they are recomputed.
+    `sequence_id` is unique in the run and never reused; it keys the random numbers, so a repeated prompt gets new ones.
+    `age` counts the PPO steps for which the sequence was deferred. `ended_by_eos`: it ended by the end-of-sequence token or by a
+    stop condition (then `stopped` is set too), not at the length limit. `support` has one entry per token with sampling filters,
+    else none. `stale_logprobs`: log-probs of earlier steps' tokens under this step's weights, where the decoder
+    `scores_stale_tokens`. `kept_version`: the policy version that computed the oldest entries of its KV cache when the cache is
+    kept across updates (`kv_after_update: keep`), else None.
     """
 
     sequence_id: int
@@ -48,7 +48,7 @@ class Sequence:
 
     @property
     def ending(self) -> Ending | None:
-        """What ended the answer; None while it goes on."""
+        """Finish reason; None while unfinished."""
         if not self.finished:
             return None
         if self.stopped:
@@ -56,21 +56,21 @@ class Sequence:
         return "eos" if self.ended_by_eos else "length"
 
     def reads_stale(self, version: int) -> bool:
-        """Whether keys and values of weights older than `version` are among those that its tokens are sampled with."""
+        """Whether its KV cache holds entries of weights older than `version`."""
         return self.kept_version is not None and self.kept_version < version
 
     def stale_tokens(self, version: int) -> int:
-        """How many tokens, counted from the first, were sampled under weights older than `version` or after such a cache."""
+        """Number of leading tokens sampled under weights older than `version` or with a KV cache of such weights."""
         return self.length if self.reads_stale(version) else bisect_left(self.token_versions, version)
 
-    def anew(self) -> Sequence:
-        """The same sequence before its first token: it will use the same random numbers."""
+    def restarted(self) -> Sequence:
+        """The same sequence before its first token, with the same random numbers."""
         return Sequence(self.sequence_id, self.prompt_index, self.prompt, cohort=self.cohort)
 
     def proximal(self) -> list[float]:
-        """Log-probs of the response under the weights of this step, for a sequence whose cache is of this step.
+        """Log-probs of the response under this step's weights, for a sequence whose KV cache is of this step.
 
-        Tokens of earlier steps have them from that reading (`stale_logprobs`), tokens of this step from their sampling.
+        `stale_logprobs` for tokens of earlier steps, log-probs from sampling for tokens of this step.
         """
         return self.stale_logprobs + self.behaviour_logprobs[len(self.stale_logprobs) :]
 
@@ -79,6 +79,6 @@ class Sequence:
         return self.tokens_from(0)
 
     def tokens_from(self, position: int) -> NDArray[np.int64]:
-        """The same without the first `position` tokens, at the cost of what is left."""
-        rest = self.response[max(0, position - len(self.prompt)) :]
-        return np.concatenate([self.prompt[position:], np.asarray(rest, dtype=np.int64)])
+        """`tokens()` without the first `position` tokens; costs only the tokens returned."""
+        response = self.response[max(0, position - len(self.prompt)) :]
+        return np.concatenate([self.prompt[position:], np.asarray(response, dtype=np.int64)])

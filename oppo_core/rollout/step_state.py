@@ -1,4 +1,4 @@
-"""A step in the making: what decoding has given so far."""
+"""State of the PPO step in progress, kept in checkpoints taken between chunks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from oppo_core.rollout.sequence import Sequence
 
 
 @dataclass(slots=True)
-class Batch:
-    """`finishers` of this step in order of (decode round, sequence_id), after `chunk` chunks; when complete, `sequences`.
+class StepState:
+    """`finishers` so far in order of (decode round, sequence_id), after `chunk` chunks; `sequences` is the complete batch.
 
-    `ends`: when each finisher finished, by sequence_id; `decode`: from when to when the step decoded. Both in seconds of the
-    engine's clock; of a step that was resumed half-way they cover the last attempt's part.
+    `ends`: finish time by sequence_id; `decode`: start and end of decoding. Both in seconds of the engine's clock; in a step
+    resumed half-way they cover the last attempt only.
 
-    `interrupted`: the step comes from a checkpoint, after `rounds` rounds with `decoded` tokens, and its caches are still empty.
+    `interrupted`: restored from a checkpoint after `rounds` rounds with `decoded` tokens; the caches are still empty.
     """
 
     finishers: list[Sequence] = field(default_factory=list)

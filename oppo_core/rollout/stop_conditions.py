@@ -1,8 +1,8 @@
-"""Stop conditions: token ids, and texts that end an answer as soon as they stand in it.
+"""Stop conditions: the EOS token, the length limit, stop token ids and stop strings.
 
-An answer's text is followed token by token, by decoding a few tokens anew each time: those whose characters were not complete
-yet, and some before them, because a tokenizer may write a token otherwise at the beginning. So it is found across the borders of
-tokens, and whether an answer ends is a function of its own tokens, never of company, chunks or drafts.
+Text is decoded incrementally: each new token re-decodes the tokens whose characters are still incomplete and a few before them,
+because a tokenizer may render the first token of a text differently. So stop strings match across token boundaries, and whether
+an answer ends depends on its own tokens only, never on batch composition or chunks.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tokenizer import TextCodec
 
-INCOMPLETE = "\ufffd"  # what a character is decoded to while some of its bytes are missing
-# A character has at most four bytes: what is incomplete for so many tokens is not text and never will be.
-PATIENCE_TOKENS = 16
+INCOMPLETE = "\ufffd"  # decoded in place of a character with missing bytes
+# A character has at most four bytes: after this many tokens an incomplete one is not valid text.
+INCOMPLETE_LIMIT_TOKENS = 16
 
 
 @dataclass(slots=True)
-class Reading:
-    """How far an answer's text is known: the first `seen` tokens, of which `read` have given complete characters.
+class DecodedTail:
+    """Incremental decoding state: `seen` tokens processed, of which the first `read` gave complete characters.
 
-    The tokens from `start` on are decoded anew with each new one. `text` are the last characters known.
+    Tokens from `start` on are decoded again with each new token. `text` holds the last decoded characters.
     """
 
     seen: int = 0
@@ -32,45 +32,56 @@ class Reading:
 
 
 class StopConditions:
-    """Token ids and texts that end an answer, beside the end-of-sequence token."""
+    """Stop token ids and stop strings, besides the end-of-sequence token."""
 
     def __init__(self, tokens: list[int], texts: list[str], codec: TextCodec) -> None:
         self.tokens = frozenset(tokens)
         self.texts = tuple(texts)
         self._codec = codec
-        self._kept = max((len(text) for text in texts), default=1) - 1
-        self._readings: dict[int, Reading] = {}
+        self._overlap = max((len(text) for text in texts), default=1) - 1
+        self._tails: dict[int, DecodedTail] = {}
 
     def reached(self, sequence: Sequence) -> bool:
-        """Whether the last token of `sequence` ends it. To be asked after each token; what was missed is made up for."""
+        """Whether the last token of `sequence` ends it. Call it after each token; skipped tokens are caught up."""
         if sequence.response[-1] in self.tokens:
             return True
         if not self.texts:
             return False
-        reading = self._readings.get(sequence.sequence_id)
-        if reading is None or reading.seen != sequence.length - 1:
-            reading = self._readings[sequence.sequence_id] = Reading()
-        while reading.seen < sequence.length:
-            found = self._read(reading, sequence.response)
-        return found
+        tail = self._tails.get(sequence.sequence_id)
+        if tail is None or tail.seen != sequence.length - 1:
+            tail = self._tails[sequence.sequence_id] = DecodedTail()
+        while tail.seen < sequence.length:
+            is_match = self._decode_next(tail, sequence.response)
+        return is_match
 
     def forget(self, sequence_id: int) -> None:
-        """The answer is finished: nobody will ask again."""
-        self._readings.pop(sequence_id, None)
+        """Drop the state of a finished answer."""
+        self._tails.pop(sequence_id, None)
 
-    def keep(self, sequence_ids: Iterable[int]) -> None:
-        """Forget all but these: the others have left unfinished."""
+    def retain(self, sequence_ids: Iterable[int]) -> None:
+        """Drop the state of all other answers."""
         known = set(sequence_ids)
-        self._readings = {i: reading for i, reading in self._readings.items() if i in known}
+        self._tails = {i: tail for i, tail in self._tails.items() if i in known}
 
-    def _read(self, reading: Reading, tokens: list[int]) -> bool:
-        """Follow one more token; whether a stop text stands in the text now."""
-        reading.seen += 1
-        before = self._codec.decode(tokens[reading.start : reading.read])
-        now = self._codec.decode(tokens[reading.start : reading.seen])
-        text = reading.text + now[len(before) :]
-        given_up = reading.seen - reading.read >= PATIENCE_TOKENS
-        if len(now) > len(before) and (given_up or not now.endswith(INCOMPLETE)):
-            reading.start, reading.read = reading.read, reading.seen
-            reading.text = text[max(0, len(text) - self._kept) :]
+    def _decode_next(self, tail: DecodedTail, tokens: list[int]) -> bool:
+        """Decode one more token; returns whether the text now contains a stop string."""
+        tail.seen += 1
+        before = self._codec.decode(tokens[tail.start : tail.read])
+        now = self._codec.decode(tokens[tail.start : tail.seen])
+        text = tail.text + now[len(before) :]
+        is_expired = tail.seen - tail.read >= INCOMPLETE_LIMIT_TOKENS
+        if len(now) > len(before) and (is_expired or not now.endswith(INCOMPLETE)):
+            tail.start, tail.read = tail.read, tail.seen
+            tail.text = text[max(0, len(text) - self._overlap) :]
         return any(stop in text for stop in self.texts)
+
+
+def update_finished(sequence: Sequence, eos: int, max_new: int, stops: StopConditions | None) -> bool:
+    """Set `finished`, `ended_by_eos` and `stopped` after an appended token; returns `finished`."""
+    sequence.ended_by_eos = sequence.response[-1] == eos
+    if stops is not None and not sequence.ended_by_eos:
+        sequence.stopped = sequence.ended_by_eos = stops.reached(sequence)
+    sequence.finished = sequence.ended_by_eos or sequence.length == max_new
+    if stops is not None and sequence.finished:
+        stops.forget(sequence.sequence_id)
+    return sequence.finished

@@ -1,11 +1,11 @@
-"""Tail batching: strictly on-policy training that does not wait for the longest answers, at the price of tokens thrown away.
+"""Tail batching: strictly on-policy training that does not wait for the longest answers but discards their tokens.
 
-A step starts B+Δ answers and trains the first B that finish. What the others have got so far is discarded; their prompts queue,
-under the same sequence_ids and so with the same random numbers. Once B are queued, one step with Δ = 0 trains those and waits for
-each. With groups, whole groups queue. docs/algorithm.md, "Tail batching".
+A step starts B+Δ answers and trains the first B that finish. The others are discarded and their prompts queued, under the same
+sequence_ids and therefore with the same random numbers. Once B are queued, one step with Δ = 0 trains them and waits for all.
+Whole groups are queued. See docs/algorithm.md, "Tail batching".
 
-Law: every prompt ever started is in exactly one place: in flight, queued, or trained. No token is trained by other weights than
-those that sampled it.
+Law: every prompt ever started is in exactly one place: in flight, queued, or trained. Every token is trained under the weights
+that sampled it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from oppo_core.rollout.sequence import Sequence
 
 
 class TailBatchPool(Pool):
-    """A pool that is empty between two steps; `queue` holds what was put off, in the order of submission."""
+    """A pool that is empty between steps; `queue` holds postponed sequences in order of submission."""
 
     def top_up(self, overcommit: int, version: int, new: NewGroup) -> list[Sequence]:
-        """Fill with B queued groups when there are as many, else with B+Δ new ones; returns the new sequences.
+        """Fill with B queued groups if there are enough, else with B+Δ new ones; returns the new sequences.
 
-        Where a step is begun again half-way, after a resume with other settings, it goes on with what it had.
+        A step resumed half-way with changed settings keeps the sequences it had.
         """
         if self.sequences:
             return super().top_up(len(self.sequences) // self.group_size - self.batch_size, version, new)
@@ -31,12 +31,12 @@ class TailBatchPool(Pool):
         return []
 
     def take_batch(self, finishers: list[Sequence]) -> list[Sequence]:
-        """See `Pool.take_batch`; everything else goes to `discarded`, and its prompts into the queue, to start from nothing."""
+        """See `Pool.take_batch`; all other sequences move to `discarded` and are queued to restart from their prompt."""
         batch = super().take_batch(finishers)
         self.discarded, self.sequences = self.sequences, []
-        self.queue += [s.anew() for s in self.discarded]
+        self.queue += [s.restarted() for s in self.discarded]
         return batch
 
-    def settled(self, finishers: list[Sequence], batch: list[Sequence]) -> list[Sequence]:
-        """See `Pool.settled`: only what is trained will not be written anew."""
+    def final(self, finishers: list[Sequence], batch: list[Sequence]) -> list[Sequence]:
+        """See `Pool.final`: only trained answers are not restarted."""
         return batch

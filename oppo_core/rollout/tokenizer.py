@@ -1,4 +1,4 @@
-"""Text to tokens and back: a folder's tokenizer.json, or bytes for a built-in architecture without one."""
+"""Tokenizers: a model folder's tokenizer.json, or a byte tokenizer for built-in architectures."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ PAD, BOS, EOS = 0, 1, 2
 
 
 class UnknownWordError(ValueError):
-    """Text that a tokenizer without an unknown-word token cannot read."""
+    """The tokenizer cannot encode a text, for example because it has no unknown token."""
 
 
 class TextCodec(Protocol):
-    """What the engine asks of a tokenizer."""
+    """Interface between the engine and a tokenizer."""
 
     vocab: int
     eos: int
     pad: int
     digest: str
-    also_end: tuple[int, ...]  # further tokens with which an answer ends by itself
+    extra_eos: tuple[int, ...]  # further end-of-sequence tokens
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt."""
 
     def decode(self, ids: list[int]) -> str:
-        """Readable text of token ids, special tokens left out."""
+        """Text of token ids without special tokens."""
 
     def chat(self, messages: list[Message]) -> list[int]:
-        """Token ids of a conversation, up to where the assistant's answer begins. Raises ChatError."""
+        """Token ids of a conversation, ending with the generation prompt. Raises ChatError."""
 
 
 class ByteCodec:
-    """UTF-8 bytes behind three special tokens, for a built-in architecture; vocabularies below 259 wrap around."""
+    """UTF-8 bytes after three special tokens, for built-in architectures; vocabularies below 259 wrap around."""
 
-    also_end: tuple[int, ...] = ()
+    extra_eos: tuple[int, ...] = ()
 
     def __init__(self, vocab: int) -> None:
         self.vocab, self.eos, self.pad = vocab, EOS, PAD
         self.digest = f"bytes-{vocab}"
 
     def encode(self, text: str) -> list[int]:
-        """Beginning-of-sequence, then one token a byte."""
+        """Beginning-of-sequence, then one token per byte."""
         return [BOS] + [3 + byte % (self.vocab - 3) for byte in text.encode()]
 
     def decode(self, ids: list[int]) -> str:
-        """Bytes as text, what is undecodable or a control character replaced; special tokens left out."""
+        """Text without special tokens; invalid bytes and control characters are replaced."""
         text = bytes((i - 3) % 256 for i in ids if i >= 3).decode(errors="replace")
         return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
     def chat(self, messages: list[Message]) -> list[int]:
-        """Raises ChatError: bytes have no roles."""
+        """Raises ChatError: there is no chat template."""
         raise ChatError(
             "the actor is a built-in architecture that reads bytes and has no chat template; give the prompts as text"
         )
 
 
 class FileCodec:
-    """A `tokenizers` file. The end-of-sequence id is the first that config.json names.
+    """A `tokenizers` file. `eos` is the first end-of-sequence id in config.json.
 
-    Chat models often name several, there or in generation_config.json, and a later one is the end of a turn: all end an answer.
+    Chat models often list several ids, there or in generation_config.json, such as an end-of-turn token. Each ends an answer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,22 +82,22 @@ class FileCodec:
         self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self._template = ChatTemplate(folder)
         self.eos = _token_id(folder, "eos_token_id")
-        self.also_end = tuple(sorted({i for i in _ends(folder) if i < self.vocab} - {self.eos}))
+        self.extra_eos = tuple(sorted({i for i in _eos_ids(folder) if i < self.vocab} - {self.eos}))
         self.pad = _token_id(folder, "pad_token_id", default=self.eos)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, with what the tokenizer's own template adds. Raises UnknownWordError for text it has no token for."""
+        """Token ids, with the tokenizer's own special tokens. Raises UnknownWordError for text that it cannot encode."""
         try:
             return list(self._tokenizer.encode(text).ids)
         except Exception as error:  # noqa: BLE001 - the library raises nothing more exact
             raise UnknownWordError(str(error)) from None
 
     def decode(self, ids: list[int]) -> str:
-        """Text, special tokens left out."""
+        """Text without special tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def chat(self, messages: list[Message]) -> list[int]:
-        """Token ids of the rendered conversation, to which nothing is added: the template writes out what it wants."""
+        """Token ids of the rendered conversation; the chat template includes all special tokens."""
         try:
             return list(self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids)
         except ChatError:
@@ -106,8 +106,8 @@ class FileCodec:
             raise UnknownWordError(str(error)) from None
 
 
-def codec_of(model: ModelSpec, roots: list[Path]) -> TextCodec:
-    """The tokenizer that belongs to a model. Raises ModelFolderError when it has none here."""
+def load_codec(model: ModelSpec, roots: list[Path]) -> TextCodec:
+    """The tokenizer of a model. Raises ModelFolderError when the folder has none."""
     if model.tiny is not None:
         return ByteCodec(model.tiny.vocab)
     assert model.path is not None
@@ -118,12 +118,12 @@ def codec_of(model: ModelSpec, roots: list[Path]) -> TextCodec:
     return FileCodec(folder)
 
 
-def _ends(folder: Path) -> Iterator[int]:
-    """All end-of-sequence ids that a model's files name."""
+def _eos_ids(folder: Path) -> Iterator[int]:
+    """All end-of-sequence ids in a model's config files."""
     path = folder / "generation_config.json"
     for config in (read_config(folder), json.loads(path.read_text()) if path.exists() else {}):
-        named = config.get("eos_token_id")
-        yield from (i for i in (named if isinstance(named, list) else [named]) if isinstance(i, int))
+        ids = config.get("eos_token_id")
+        yield from (i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int))
 
 
 def _token_id(folder: Path, key: str, default: int | None = None) -> int:

@@ -1,1 +1,1 @@
-"""Reward, reference and critic: they read answers while these are written, in this process or beside it."""
+"""Scorers: reward, reference and critic prefill answers while they are decoded, in this process, a thread or a child process."""

@@ -1,7 +1,7 @@
-"""Messages between the engine and the scorers' process, over a socket that ends with either side.
+"""Message channel between the engine and the scorer process over a socket pair, closed when either side exits.
 
-Python's own pipes block in the middle of a message for as long as the other side likes. Here a wait comes up for air every
-`POLL_S` seconds, and whoever waits may end it by raising.
+`multiprocessing` pipes can block inside a message without limit. Here a blocked call runs `waiting` every `POLL_S` seconds,
+which may raise to abort it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ HEADER = struct.Struct("!Q")
 
 
 class Channel:
-    """One end. It belongs to one thread; it can be handed to a process that is being started."""
+    """One end of the channel. Use it from one thread only; it can be passed to a process at its start."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Both ends of a new one."""
+        """Create a channel and return both ends."""
         ours, theirs = socket.socketpair()
         return cls(ours), cls(theirs)
 
     def send(self, message: object, waiting: Callable[[], None]) -> None:
-        """Returns when the system has taken the whole message; calls `waiting` every `POLL_S` while it takes nothing.
+        """Send a message; returns when the socket buffer holds all of it. Calls `waiting` every `POLL_S` while blocked.
 
         Raises:
-            BrokenPipeError, ConnectionResetError: nobody holds the other end any more.
+            BrokenPipeError, ConnectionResetError: the other end is closed.
         """
         self._end.settimeout(POLL_S)
         payload = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
@@ -43,20 +43,20 @@ class Channel:
                 waiting()
 
     def receive(self, waiting: Callable[[], None]) -> object:
-        """The next message; calls `waiting` every `POLL_S` while nothing comes.
+        """Receive the next message. Calls `waiting` every `POLL_S` while blocked.
 
         Raises:
-            EOFError, ConnectionResetError: nobody holds the other end any more, and everything was received.
+            EOFError, ConnectionResetError: the other end is closed and all messages were received.
         """
         self._end.settimeout(POLL_S)
-        (size,) = HEADER.unpack(self._exactly(HEADER.size, waiting))
-        return pickle.loads(self._exactly(size, waiting))  # noqa: S301 - the other end is a process of this very program
+        (size,) = HEADER.unpack(self._receive_bytes(HEADER.size, waiting))
+        return pickle.loads(self._receive_bytes(size, waiting))  # noqa: S301 - the sender is our own child process
 
     def close(self) -> None:
-        """Let go of this end."""
+        """Close this end."""
         self._end.close()
 
-    def _exactly(self, size: int, waiting: Callable[[], None]) -> bytearray:
+    def _receive_bytes(self, size: int, waiting: Callable[[], None]) -> bytearray:
         received = bytearray(size)
         left = memoryview(received)
         while left:

@@ -1,38 +1,38 @@
-"""What the scorers have been told of each sequence, and what is news to them."""
+"""Tracks how much of each sequence was sent to the scorers, and builds deltas of new tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.scorers import Growth
+from oppo_core.scoring.scorers import SequenceDelta
 
 
-class Handover:
-    """Turns sequences into `Growth`s, each token told once."""
+class DeltaTracker:
+    """Builds `SequenceDelta`s in which every token is sent exactly once."""
 
     def __init__(self) -> None:
-        self._told: dict[int, tuple[int, bool]] = {}
+        self._sent: dict[int, tuple[int, bool]] = {}  # by sequence_id: tokens sent, and whether as finished
 
-    def news(self, sequences: Iterable[Sequence]) -> list[Growth]:
-        """What is new of `sequences`, in sequence_id order; the first time prompt and all."""
-        growths = []
+    def new_deltas(self, sequences: Iterable[Sequence]) -> list[SequenceDelta]:
+        """Deltas of `sequences` since the last call, in sequence_id order; a first delta includes the prompt."""
+        deltas = []
         for sequence in sorted(sequences, key=lambda s: s.sequence_id):
-            before, _ = told = self._told.get(sequence.sequence_id, (0, False))
+            before, _ = sent = self._sent.get(sequence.sequence_id, (0, False))
             total = len(sequence.prompt) + sequence.length
-            if (total, sequence.finished) != told:
+            if (total, sequence.finished) != sent:
                 new = sequence.tokens_from(before)
                 support = sequence.support[max(0, before - len(sequence.prompt)) :]
-                growths.append(
-                    Growth(sequence.sequence_id, len(sequence.prompt), new, sequence.finished, support, sequence.stopped)
+                deltas.append(
+                    SequenceDelta(sequence.sequence_id, len(sequence.prompt), new, sequence.finished, support, sequence.stopped)
                 )
-                self._told[sequence.sequence_id] = (total, sequence.finished)
-        return growths
+                self._sent[sequence.sequence_id] = (total, sequence.finished)
+        return deltas
 
     def forget(self, sequence_ids: Iterable[int]) -> list[int]:
-        """The scorers let go of these; returns those that they had been told of."""
-        return [sequence_id for sequence_id in sequence_ids if self._told.pop(sequence_id, None) is not None]
+        """Forget released sequences; returns those of which something was sent."""
+        return [sequence_id for sequence_id in sequence_ids if self._sent.pop(sequence_id, None) is not None]
 
     def forget_all(self) -> None:
-        """The scorers hold nothing any more."""
-        self._told.clear()
+        """The scorers have dropped all sequences."""
+        self._sent.clear()

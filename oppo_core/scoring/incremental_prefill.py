@@ -1,7 +1,7 @@
-"""A network that reads growing sequences, each token once.
+"""Incremental (chunked) prefill of growing sequences with a KV cache: each token is processed once.
 
-Intra-step overlap (arXiv 2509.25762, §3.1): the prefill of a chunk costs the scorer nothing later, because its keys and
-values stay. Batches depend on the sequences given and their lengths alone, never on when they arrived.
+Intra-step overlap (arXiv 2509.25762, §3.1): a prefilled chunk stays in the KV cache and is not recomputed. Pass composition
+depends only on the sequences given and their lengths, never on arrival times.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from oppo_core.ppo.oom_retry import PassBudget
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What one network has newly read of one sequence.
+class NewStates:
+    """New hidden states of one sequence.
 
-    `hidden` [K, H] are the states at positions `first` … `first`+K−1. When the sequence was begun before, the last state
-    of the earlier part comes first, because it predicts the first new token.
+    `hidden` [K, H] are the states at positions `first` … `first`+K−1. For a continued sequence they start with the last state
+    of the earlier part, which predicts the first new token.
     """
 
     first: int
     hidden: Tensor
 
 
-class Stream:
-    """One network, a slot cache, and how far each sequence has been read."""
+class IncrementalPrefill:
+    """One network, its slot KV cache, and the number of tokens prefilled per sequence."""
 
     def __init__(self, network: Network, slots: int, columns: int, budget: PassBudget) -> None:
         self.network = network
         self.budget = budget
         self.columns = columns
-        # One column more than the longest sequence: padding that would point past the end is written there.
+        # One column more than the longest sequence: padding past the end is written there.
         weight = next(network.parameters())
         self.device = weight.device
         self._costs = pass_costs(network)
@@ -51,7 +51,7 @@ class Stream:
         self._last: dict[int, Tensor] = {}
 
     def forget(self, sequence_id: int) -> None:
-        """Drop a sequence's keys and values; reading it again starts at its first token."""
+        """Drop a sequence's KV cache; the next read starts at its first token."""
         self._read.pop(sequence_id, None)
         self._release(sequence_id)
 
@@ -61,42 +61,42 @@ class Stream:
             self._free.append(self._slot.pop(sequence_id))
 
     @torch.no_grad()
-    def read(self, tokens: dict[int, NDArray[np.int64]], finished: set[int]) -> dict[int, Reading]:
-        """Read what is new of each sequence; `tokens` holds whole sequences, prompt first. Finished ones leave the cache.
+    def read(self, tokens: dict[int, NDArray[np.int64]], finished: set[int]) -> dict[int, NewStates]:
+        """Prefill the new tokens of each sequence; `tokens` holds whole sequences, prompt first. Finished ones free their slot.
 
         Returns:
-            A `Reading` for every sequence that had something new.
+            `NewStates` for every sequence with new tokens.
 
         Raises:
-            MemoryShortError: memory does not suffice, not even row by row.
+            MemoryShortError: out of memory even with one row per pass.
         """
-        readings: dict[int, Reading] = {}
-        self.budget.shrinking("the scorers' reading", lambda: self._read_rest(tokens, finished, readings))
+        states: dict[int, NewStates] = {}
+        self.budget.run("the scorers' reading", lambda: self._read_remaining(tokens, finished, states))
         for sequence_id in finished:
             self._release(sequence_id)
-        return readings
+        return states
 
-    def _read_rest(self, tokens: dict[int, NDArray[np.int64]], finished: set[int], readings: dict[int, Reading]) -> None:
-        """Add to `readings` pass by pass. Whatever a pass has read is noted, and not read again when a later one fails."""
+    def _read_remaining(self, tokens: dict[int, NDArray[np.int64]], finished: set[int], states: dict[int, NewStates]) -> None:
+        """Add to `states` pass by pass; after an out-of-memory error a retry continues behind the last complete pass."""
         ids = sorted(i for i in tokens if len(tokens[i]) > self._read.get(i, 0))
         whole = [i for i in ids if i in finished and not self._read.get(i)]
-        grown = [i for i in ids if not (i in finished and not self._read.get(i))]
-        self._read_whole(whole, tokens, readings)
-        self._read_on(grown, tokens, readings)
+        growing = [i for i in ids if not (i in finished and not self._read.get(i))]
+        self._read_whole(whole, tokens, states)
+        self._read_growing(growing, tokens, states)
 
-    def _read_whole(self, ids: list[int], tokens: dict[int, NDArray[np.int64]], readings: dict[int, Reading]) -> None:
+    def _read_whole(self, ids: list[int], tokens: dict[int, NDArray[np.int64]], states: dict[int, NewStates]) -> None:
         for rows in ragged_batches([len(tokens[i]) for i in ids], self.budget.tokens, None, self._costs):
             self.budget.alive()
             padded = to_device(right_padded([tokens[ids[row]] for row in rows]), self.device)
             hidden = self.network.hidden(padded, torch.arange(padded.shape[1], device=self.device).expand_as(padded))
-            for row, states in zip(rows, hidden, strict=True):
+            for row, hidden_TH in zip(rows, hidden, strict=True):
                 length = self._read[ids[row]] = len(tokens[ids[row]])
-                readings[ids[row]] = Reading(0, states[:length])
+                states[ids[row]] = NewStates(0, hidden_TH[:length])
 
-    def _read_on(self, ids: list[int], tokens: dict[int, NDArray[np.int64]], readings: dict[int, Reading]) -> None:
+    def _read_growing(self, ids: list[int], tokens: dict[int, NDArray[np.int64]], states: dict[int, NewStates]) -> None:
         starts = [self._read.get(i, 0) for i in ids]
         new = [tokens[i][start:] for i, start in zip(ids, starts, strict=True)]
-        # Sequences that begin need no mask, so they are not mixed with those that go on.
+        # New sequences need no mask, so they are not batched with continued ones.
         for chosen in ([row for row in range(len(ids)) if starts[row] == 0], [row for row in range(len(ids)) if starts[row] > 0]):
             lengths, columns = [len(new[row]) for row in chosen], [len(tokens[ids[row]]) for row in chosen]
             for group in ragged_batches(lengths, self.budget.tokens, lengths if self._by_row else columns, self._costs):
@@ -105,26 +105,26 @@ class Stream:
                 padded = to_device(right_padded([new[row] for row in rows]), self.device)
                 window = self._window([ids[row] for row in rows], [starts[row] for row in rows], padded.shape[1])
                 hidden = self.network.hidden(padded, window.positions_NT.clamp_max(self.columns - 1), window)
-                for row, states in zip(rows, hidden, strict=True):
-                    readings[ids[row]] = self._note(ids[row], starts[row], states[: len(new[row])])
+                for row, hidden_TH in zip(rows, hidden, strict=True):
+                    states[ids[row]] = self._record(ids[row], starts[row], hidden_TH[: len(new[row])])
 
     def _window(self, ids: list[int], starts: list[int], width: int) -> CacheWindow:
         slots = to_device([self._slot_of(i) for i in ids], self.device)
         if not starts[0]:
             return self._cache.fresh_window(slots, width)
-        # What padding writes is overwritten before anyone may look, or lies in the spare column, where nobody looks. All on the
-        # host, which knows it: asking a GPU for the last place would wait for everything that is queued there.
+        # Padding writes entries that are overwritten before they are read, or goes to the spare column. Computed on the host:
+        # reading a maximum from the GPU would synchronize with everything queued there.
         places = np.minimum(np.asarray(starts)[:, None] + np.arange(width), self.columns)
         last = places[:, -1].tolist()
-        # A band of one row is a view of its slot: no keys are copied, and no row looks at the columns of a longer one.
+        # A band of one row is a view of its slot: no keys are copied, and no row attends to columns of a longer one.
         bands = tuple(Band(row, row + 1, place + 1) for row, place in enumerate(last)) if self._by_row else ()
         return self._cache.window(slots, to_device(places, self.device), max(last) + 1, bands)
 
-    def _note(self, sequence_id: int, start: int, states: Tensor) -> Reading:
-        before, last = self._last.get(sequence_id), states[-1].clone()
-        reading = Reading(0, states) if before is None else Reading(start - 1, torch.cat([before[None], states]))
+    def _record(self, sequence_id: int, start: int, states: Tensor) -> NewStates:
+        previous, last = self._last.get(sequence_id), states[-1].clone()
+        new = NewStates(0, states) if previous is None else NewStates(start - 1, torch.cat([previous[None], states]))
         self._read[sequence_id], self._last[sequence_id] = start + len(states), last
-        return reading
+        return new
 
     def _slot_of(self, sequence_id: int) -> int:
         if sequence_id not in self._slot:

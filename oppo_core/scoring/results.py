@@ -1,4 +1,4 @@
-"""What the scorers say of a finished sequence."""
+"""Scores of a finished sequence."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A finished sequence's scores: one number, and one reference log-prob and one value a response token;
-    no values without a critic.
+    """Scores of a finished sequence: one score, and a reference log-prob and a value per response token (no values without
+    a critic).
 
     `score` is the weighted sum of `parts`, the raw scores of the reward's sources in the spec's order.
-    `cached`: tokens that reward models elsewhere had read before, and those of them that they still knew (vLLM's prefix cache).
-    `proximal_logprobs` where the scorers' process has also computed the actor's (update overlap).
+    `cached`: tokens that vLLM reward models had read before, and how many of them hit the prefix cache.
+    `proximal_logprobs`: set where the scorer process also computed the actor's (update overlap).
     """
 
     score: float

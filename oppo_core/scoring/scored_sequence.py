@@ -1,4 +1,4 @@
-"""What the scorers hold of one sequence."""
+"""Scorer-side state of one sequence."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from oppo_core.rollout.sequence import Support
 
 
 @dataclass(slots=True)
-class Track:
-    """A sequence as the scorers know it."""
+class ScoredSequence:
+    """The tokens of one sequence received so far, and the log-probs and values computed for them."""
 
     prompt_length: int
     tokens: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""The three scorers over one set of sequences: reward at the end, reference log-probs and values a token."""
+"""The three scorers over one set of sequences: one reward per answer, reference log-probs and values per token."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from oppo_core.models.protocol import Network
 from oppo_core.models.upcast import precise
 from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
 from oppo_core.ppo.oom_retry import PassBudget, limit
-from oppo_core.ppo.retained_forward import HeldForward
+from oppo_core.ppo.retained_forward import RetainedForward
 from oppo_core.ppo.stepwise import Pause, Stepwise
 from oppo_core.rewards.composite import RewardReader, Rewards
-from oppo_core.rollout.sampling_support import restricted
+from oppo_core.rollout.sampling_support import mask_unsupported
 from oppo_core.rollout.sequence import Support
-from oppo_core.scoring.incremental_prefill import Reading, Stream
+from oppo_core.scoring.incremental_prefill import IncrementalPrefill, NewStates
 from oppo_core.scoring.results import Scored
-from oppo_core.scoring.scored_sequence import Track
+from oppo_core.scoring.scored_sequence import ScoredSequence
 from oppo_core.trace.recorder import Recorder
 
-# Tokens whose logits the reference makes together: over a large vocabulary those of a long answer would take gigabytes.
-LOGITS_AT_ONCE = 512
+# Tokens per slice of the reference's logits: over a large vocabulary those of a long answer would take gigabytes.
+LOGITS_SLICE_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """News of one sequence: `tokens` follow what was told before. The first time they begin with the prompt.
+class SequenceDelta:
+    """New tokens of one sequence, following those sent before; the first delta starts with the prompt.
 
-    `support`: what the response tokens among them were sampled among, where sampling filters are on. `stopped`: whether a stop
-    condition ended it.
+    `support`: supports of the response tokens among them, with sampling filters. `stopped`: whether a stop condition ended
+    the sequence.
     """
 
     sequence_id: int
@@ -46,84 +46,84 @@ class Growth:
     stopped: bool = False
 
 
-class Scoring(Protocol):
-    """What the training loop asks of the scorers, wherever they live.
+class ScorerProtocol(Protocol):
+    """Interface between the training loop and the scorers: in this process, a thread, a child process, or simulated.
 
-    `start_…` returns at once when they live beside the actor; the `wait_…` of the same name returns its result. Only one may
+    `start_…` returns at once if the scorers run concurrently; the `wait_…` of the same name returns its result. Only one may
     be outstanding.
     """
 
-    saves_bytes: int  # about how much `start_save` writes
+    saves_bytes: int  # approximate size of what `start_save` writes
 
-    def begin(self, growths: list[Growth]) -> None:
-        """A step begins: take over new tokens, and read again what the critic, whose weights have changed, had read."""
+    def begin(self, deltas: list[SequenceDelta]) -> None:
+        """Start a step: receive new tokens and recompute the critic's KV cache under its new weights."""
 
-    def extend(self, growths: list[Growth], chunk: int) -> None:
-        """Hand over new tokens, in sequence_id order."""
+    def extend(self, deltas: list[SequenceDelta], chunk: int) -> None:
+        """Receive and prefill new tokens, in sequence_id order."""
 
     def start_collect(self, sequence_ids: list[int]) -> None:
-        """Ask for the scores of finished sequences."""
+        """Compute the scores of finished sequences."""
 
     def wait_collect(self) -> dict[int, Scored]:
         """Scores by sequence_id."""
 
     def start_critic_update(self, update: CriticUpdate) -> None:
-        """Train the critic on sequences that were collected, and let go of them."""
+        """Train the critic on collected sequences and release them."""
 
     def wait_critic_update(self) -> dict[str, float]:
-        """The critic's metrics."""
+        """`critic/*` metrics."""
 
-    def start_judge(self, growths: list[Growth]) -> None:
-        """Ask for the reward of whole answers that belong to no batch; nothing of them is kept."""
+    def start_evaluate(self, deltas: list[SequenceDelta]) -> None:
+        """Compute the reward of whole answers that belong to no batch; no state is kept."""
 
-    def wait_judge(self) -> dict[int, float]:
-        """The reward's weighted sum by sequence_id, as it is before shaping."""
+    def wait_evaluate(self) -> dict[int, float]:
+        """The reward's weighted sum by sequence_id, before shaping."""
 
     def prepare_critic_update(self, update: CriticUpdate) -> None:
-        """As `start_critic_update`, but one optimizer step after the other, and the sequences are kept."""
+        """Prepare the update of `start_critic_update` step by step; the sequences are kept."""
 
     def start_critic_step(self) -> None:
-        """Take the critic's optimizer step that is ready, if one is, and compute the gradients of the next one."""
+        """Take the pending optimizer step of the critic, if any, and compute the gradients of the next one."""
 
     def wait_critic_step(self) -> Pause:
-        """Where the critic's update stands then."""
+        """State of the critic's update after `start_critic_step`."""
 
     def discard_critic_step(self) -> None:
-        """Leave out the critic's step that is ready, and those that would follow."""
+        """Discard the pending optimizer step of the critic and all later ones of this update."""
 
     def release(self, sequence_ids: list[int]) -> None:
-        """Let go of sequences that nobody will ask for again."""
+        """Drop all state of sequences."""
 
     def start_save(self, folder: str) -> None:
-        """Write the critic and its optimizer into `folder`. Every sequence is forgotten, and told again later."""
+        """Write the critic and its optimizer into `folder`. Drops every sequence; deltas must be sent again."""
 
     def wait_save(self) -> None:
-        """Returns when everything is written."""
+        """Block until everything is written."""
 
     def limit(self, passes: dict[str, int]) -> None:
-        """Passes have at most so many padded tokens from now on, by the name that goes with them (`PassBudget`)."""
+        """Lower the budgets of padded tokens per pass, by `PassBudget.name`."""
 
     def close(self) -> None:
-        """End them."""
+        """Stop the scorers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The scorers' weights, and what the reward is made of."""
+    """The scorers' networks, and the parts of the reward."""
 
     reference: Network
     critic: Network | None
     rewards: Rewards
 
 
-def nobody_asks() -> None:
-    """What a scorer in the engine's own process says while it waits: nothing."""
+def no_op() -> None:
+    """Default `alive` callback."""
 
 
 class ScorerSet:
-    """Reward, reference and critic in this process. Also a `Scoring` whose `start_…` do their work on the spot.
+    """Reward, reference and critic in this process: a `ScorerProtocol` whose `start_…` methods are synchronous.
 
-    `alive` is called while something takes long: a process of its own says by it that it has not hung.
+    `alive` is called within long operations; scorers in a process or thread use it as a heartbeat.
     """
 
     def __init__(
@@ -141,131 +141,119 @@ class ScorerSet:
         self.trace = trace
         self.temperature = temperature
         reads = PassBudget(pass_tokens, name="reads")
-        self.reference = Stream(networks.reference, slots, columns, reads)
-        self.critic = Stream(networks.critic, slots, columns, reads) if networks.critic is not None else None
+        self.reference = IncrementalPrefill(networks.reference, slots, columns, reads)
+        self.critic = IncrementalPrefill(networks.critic, slots, columns, reads) if networks.critic is not None else None
         self.reward = RewardReader(networks.rewards, slots, columns, reads)
         self._budgets = [reads, *self.reward.budgets, *([trainer.budget] if trainer is not None else [])]
         for budget in self._budgets:
-            budget.told, budget.alive = trace.ran_short, lambda: self.alive()
-        self.alive: Callable[[], None] = nobody_asks
-        self.tracks: dict[int, Track] = {}
+            budget.on_shrink, budget.alive = trace.ran_short, lambda: self.alive()
+        self.alive: Callable[[], None] = no_op
+        self.sequences: dict[int, ScoredSequence] = {}
         self._scores: dict[int, Scored] = {}
-        self._judged: dict[int, float] = {}
+        self._evaluated: dict[int, float] = {}
         self._metrics: dict[str, float] = {}
-        self._held: HeldForward | None = None  # the critic's pass over the batch, where a subclass keeps it for the update
+        self._retained: RetainedForward | None = None  # the critic's pass over the batch, if a subclass retains it
         self._stepwise: Stepwise | None = None
         self._pause = Pause()
 
-    def begin(self, growths: list[Growth]) -> None:
-        """The critic re-reads every sequence held; see `Scoring.begin`."""
+    def begin(self, deltas: list[SequenceDelta]) -> None:
+        """The critic recomputes every sequence held; see `ScorerProtocol.begin`."""
         if self.critic is not None:
-            for sequence_id, track in self.tracks.items():
+            for sequence_id, sequence in self.sequences.items():
                 self.critic.forget(sequence_id)
-                track.values = []
-        self._take(growths)
-        self._advance(set(self.tracks), chunk=0)
+                sequence.values = []
+        self._append(deltas)
+        self._advance(set(self.sequences), chunk=0)
 
-    def extend(self, growths: list[Growth], chunk: int) -> None:
-        """Take over new tokens and read them with all three networks."""
-        self._take(growths)
-        self._advance({growth.sequence_id for growth in growths}, chunk)
+    def extend(self, deltas: list[SequenceDelta], chunk: int) -> None:
+        """Append new tokens and prefill them in all three networks."""
+        self._append(deltas)
+        self._advance({delta.sequence_id for delta in deltas}, chunk)
 
-    def _take(self, growths: list[Growth]) -> None:
-        for growth in growths:
-            track = self.tracks.get(growth.sequence_id)
-            if track is None:
-                track = self.tracks[growth.sequence_id] = Track(growth.prompt_length, np.empty(0, dtype=np.int64))
-            track.tokens = np.concatenate([track.tokens, growth.tokens])
-            track.support += growth.support
-            track.finished, track.stopped = growth.finished, growth.stopped
+    def _append(self, deltas: list[SequenceDelta]) -> None:
+        for delta in deltas:
+            sequence = self.sequences.get(delta.sequence_id)
+            if sequence is None:
+                sequence = self.sequences[delta.sequence_id] = ScoredSequence(delta.prompt_length, np.empty(0, dtype=np.int64))
+            sequence.tokens = np.concatenate([sequence.tokens, delta.tokens])
+            sequence.support += delta.support
+            sequence.finished, sequence.stopped = delta.finished, delta.stopped
 
     def start_collect(self, sequence_ids: list[int]) -> None:
-        """Scores of finished sequences, as `Scored`."""
         self._await_rewards(sequence_ids)
         with self.trace.span("reward", "score", rows=len(sequence_ids)):
-            self._scores = self._scored(sequence_ids, on_host([self.tracks[i].values for i in sequence_ids]))
+            self._scores = self._scored(sequence_ids, on_host([self.sequences[i].values for i in sequence_ids]))
 
     def start_critic_update(self, update: CriticUpdate) -> None:
-        """Train the critic and let go of the batch."""
         assert self.trainer is not None, "there is no critic to train"
-        tokens = [self.tracks[i].tokens for i in update.sequence_ids]
+        tokens = [self.sequences[i].tokens for i in update.sequence_ids]
         with self.trace.span("critic", "update-critic", rows=len(tokens)):
-            self._metrics = self.trainer.update(tokens, update, self._held)
+            self._metrics = self.trainer.update(tokens, update, self._retained)
         self.release(update.sequence_ids)
 
     @torch.no_grad()
-    def start_judge(self, growths: list[Growth]) -> None:
-        """See `Scoring.start_judge`."""
-        tokens = {growth.sequence_id: growth.tokens for growth in growths}
-        with self.trace.span("reward", "eval", rows=len(growths)):
-            stopped = {growth.sequence_id for growth in growths if growth.stopped}
-            prompts = {growth.sequence_id: growth.prompt_length for growth in growths}
+    def start_evaluate(self, deltas: list[SequenceDelta]) -> None:
+        tokens = {delta.sequence_id: delta.tokens for delta in deltas}
+        with self.trace.span("reward", "eval", rows=len(deltas)):
+            stopped = {delta.sequence_id for delta in deltas if delta.stopped}
+            prompts = {delta.sequence_id: delta.prompt_length for delta in deltas}
             self.reward.read(tokens, prompts, set(tokens), stopped, self.alive)
         with self.trace.wait("eval"):
             self.reward.wait(list(tokens), self.alive)
-        self._judged = {i: self.reward.total(parts) for i, parts in self.reward.scores(list(tokens)).items()}
+        self._evaluated = {i: self.reward.total(parts) for i, parts in self.reward.scores(list(tokens)).items()}
         for i in tokens:
             self.reward.forget(i)
 
-    def wait_judge(self) -> dict[int, float]:
-        """See `Scoring.wait_judge`."""
-        return self._judged
+    def wait_evaluate(self) -> dict[int, float]:
+        return self._evaluated
 
     def prepare_critic_update(self, update: CriticUpdate) -> None:
-        """See `Scoring.prepare_critic_update`."""
         assert self.trainer is not None, "there is no critic to train"
-        tokens = [self.tracks[i].tokens for i in update.sequence_ids]
-        self._stepwise = self.trainer.stepwise(tokens, update, self._held)
+        tokens = [self.sequences[i].tokens for i in update.sequence_ids]
+        self._stepwise = self.trainer.stepwise(tokens, update, self._retained)
 
     def start_critic_step(self) -> None:
-        """See `Scoring.start_critic_step`."""
         assert self._stepwise is not None
         with self.trace.span("critic", "update-critic"):
             self._pause = self._stepwise.advance()
 
     def wait_critic_step(self) -> Pause:
-        """See `Scoring.wait_critic_step`."""
         return self._pause
 
     def discard_critic_step(self) -> None:
-        """See `Scoring.discard_critic_step`."""
         assert self._stepwise is not None
         self._stepwise.discard()
 
     def release(self, sequence_ids: list[int]) -> None:
-        """See `Scoring.release`."""
         for sequence_id in sequence_ids:
             self._drop(sequence_id)
 
     def start_save(self, folder: str) -> None:
-        """Write the critic; forget every sequence, so that a resumed run and this one go on from the same state."""
+        """Write the critic; drop every sequence, so that this run and a resumed one continue from the same state."""
         if self.trainer is not None:
             with self.trace.span("critic", "checkpoint"):
                 self.trainer.save(folder)
-        for sequence_id in list(self.tracks):
+        for sequence_id in list(self.sequences):
             self._drop(sequence_id)
 
     def wait_collect(self) -> dict[int, Scored]:
-        """Scores by sequence_id."""
         return self._scores
 
     def wait_critic_update(self) -> dict[str, float]:
-        """The critic's metrics."""
         return self._metrics
 
     def wait_save(self) -> None:
-        """Everything is written."""
+        """No-op: `start_save` is synchronous."""
 
     def limit(self, passes: dict[str, int]) -> None:
-        """See `Scoring.limit`."""
         limit(self._budgets, passes)
 
     def close(self) -> None:
-        """The reward's services are let go."""
+        """Close the reward's services."""
         self.reward.close()
 
     def _drop(self, sequence_id: int) -> None:
-        del self.tracks[sequence_id]
+        del self.sequences[sequence_id]
         self.reward.forget(sequence_id)
         self.reference.forget(sequence_id)
         if self.critic is not None:
@@ -273,60 +261,60 @@ class ScorerSet:
 
     @torch.no_grad()
     def _advance(self, sequence_ids: set[int], chunk: int) -> None:
-        tracks = {i: self.tracks[i] for i in sorted(sequence_ids)}
-        if not tracks:
+        sequences = {i: self.sequences[i] for i in sorted(sequence_ids)}
+        if not sequences:
             return
-        tokens = {i: track.tokens for i, track in tracks.items()}
-        finished = {i for i, track in tracks.items() if track.finished}
-        with self.trace.span("reward", "reward-prefill", chunk=chunk, rows=len(tracks)):
-            prompts = {i: track.prompt_length for i, track in tracks.items()}
-            stopped = {i for i, track in tracks.items() if track.stopped}
+        tokens = {i: sequence.tokens for i, sequence in sequences.items()}
+        finished = {i for i, sequence in sequences.items() if sequence.finished}
+        with self.trace.span("reward", "reward-prefill", chunk=chunk, rows=len(sequences)):
+            prompts = {i: sequence.prompt_length for i, sequence in sequences.items()}
+            stopped = {i for i, sequence in sequences.items() if sequence.stopped}
             self.reward.read(tokens, prompts, finished, stopped, self.alive)
-        with self.trace.span("reference", "reference-prefill", chunk=chunk, rows=len(tracks)):
-            for i, reading in self.reference.read(tokens, finished).items():
-                tracks[i].reference_logprobs.append(self._logprobs(tracks[i], reading))
-        self._read_critic(tracks, tokens, finished, chunk)
+        with self.trace.span("reference", "reference-prefill", chunk=chunk, rows=len(sequences)):
+            for i, new in self.reference.read(tokens, finished).items():
+                sequences[i].reference_logprobs.append(self._logprobs(sequences[i], new))
+        self._read_critic(sequences, tokens, finished, chunk)
 
     def _read_critic(
-        self, tracks: dict[int, Track], tokens: dict[int, NDArray[np.int64]], finished: set[int], chunk: int
+        self, sequences: dict[int, ScoredSequence], tokens: dict[int, NDArray[np.int64]], finished: set[int], chunk: int
     ) -> None:
         if self.critic is None:
             return
-        with self.trace.span("critic", "critic-prefill", chunk=chunk, rows=len(tracks)):
-            for i, reading in self.critic.read(tokens, finished).items():
-                tracks[i].values.append(precise(self.critic.network.scalar(_predicting(tracks[i], reading))))
+        with self.trace.span("critic", "critic-prefill", chunk=chunk, rows=len(sequences)):
+            for i, new in self.critic.read(tokens, finished).items():
+                sequences[i].values.append(precise(self.critic.network.scalar(_predicting(sequences[i], new))))
 
     def _await_rewards(self, sequence_ids: list[int]) -> None:
-        """Returns when the reward services have answered for these finished sequences."""
+        """Block until the reward services have scored these finished sequences."""
         if self.reward.settled(sequence_ids):
             return
         with self.trace.wait("score"):
             self.reward.wait(sequence_ids, self.alive)
 
-    def _logprobs(self, track: Track, reading: Reading) -> Tensor:
-        """Log-probs of the response tokens that this reading lets the reference predict, among what they were sampled among."""
-        states = _predicting(track, reading)
-        first = max(reading.first + 1, track.prompt_length)
-        told = to_device(track.tokens[first : first + len(states)], states.device)
-        support = track.support[first - track.prompt_length :]
-        rated = []
-        for start in range(0, len(states), LOGITS_AT_ONCE):
-            part = slice(start, start + LOGITS_AT_ONCE)
-            logits = restricted(precise(self.reference.network.logits(states[part])) / self.temperature, support[part])
-            rated.append(torch.log_softmax(logits, dim=-1).gather(-1, told[part, None]).squeeze(-1))
-        return torch.cat(rated) if rated else told.new_empty(0, dtype=states.dtype)
+    def _logprobs(self, sequence: ScoredSequence, new: NewStates) -> Tensor:
+        """Reference log-probs, over their support, of the response tokens that the new states predict."""
+        states = _predicting(sequence, new)
+        first = max(new.first + 1, sequence.prompt_length)
+        tokens = to_device(sequence.tokens[first : first + len(states)], states.device)
+        support = sequence.support[first - sequence.prompt_length :]
+        logprobs = []
+        for start in range(0, len(states), LOGITS_SLICE_TOKENS):
+            part = slice(start, start + LOGITS_SLICE_TOKENS)
+            logits = mask_unsupported(precise(self.reference.network.logits(states[part])) / self.temperature, support[part])
+            logprobs.append(torch.log_softmax(logits, dim=-1).gather(-1, tokens[part, None]).squeeze(-1))
+        return torch.cat(logprobs) if logprobs else tokens.new_empty(0, dtype=states.dtype)
 
     def _scored(self, sequence_ids: list[int], values: list[NDArray[np.float64]]) -> dict[int, Scored]:
-        """What is known of sequences that have been waited for, with the critic's `values` of each, in few copies."""
+        """Scores of sequences whose rewards are ready, with the critic's `values`; batches device-to-host copies."""
         parts = self.reward.scores(sequence_ids)
         cached = self.reward.cached(sequence_ids)
-        logprobs = on_host([self.tracks[i].reference_logprobs for i in sequence_ids])
+        logprobs = on_host([self.sequences[i].reference_logprobs for i in sequence_ids])
         return {
             i: Scored(self.reward.total(parts[i]), reference, row, parts=parts[i], cached=cached[i])
             for i, reference, row in zip(sequence_ids, logprobs, values, strict=True)
         }
 
 
-def _predicting(track: Track, reading: Reading) -> Tensor:
-    """States [K', H] at the positions before response tokens that are already known."""
-    return reading.hidden[max(track.prompt_length - 1 - reading.first, 0) : -1]
+def _predicting(sequence: ScoredSequence, new: NewStates) -> Tensor:
+    """States [K', H] at the positions that predict known response tokens."""
+    return new.hidden[max(sequence.prompt_length - 1 - new.first, 0) : -1]

@@ -1,12 +1,11 @@
-"""The scorers on a GPU, the actor's or one of their own: a thread launches their work, on a stream of their own.
+"""Scorers on a GPU (the actor's or another): a thread launches their work on a separate CUDA stream.
 
-Decoding and scoring are both bound by the host that launches them. Were one thread to launch both, no round of decoding would
-begin while a chunk's reads are launched. torch lets go of Python's lock in every operator, so two threads take turns, and the
-device runs what either has queued. What the scorers read comes from the host and what they find goes there, so the two streams
-never wait for each other.
+Decoding and scoring are both launch-bound. With one launching thread, no decode round would start while a chunk's prefill is
+launched. torch releases the GIL in every operator, so two threads alternate and the device runs what either has queued. Inputs
+and results of the scorers go through the host, so the two streams never wait for each other.
 
-The queue is bounded as that to a process is (`scoring/process.py`), and a wait ends likewise: with the answer, with the thread's
-error, or when the thread has shown no sign of life for too long.
+The call queue is bounded as in `scoring/process.py`, and a wait ends likewise: with a reply, the thread's error, or a heartbeat
+timeout.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from dataclasses import dataclass
 import torch
 
 from oppo_core.scoring.channel import POLL_S
-from oppo_core.scoring.process import ENDS_WITHIN_S, ORDERS_AHEAD, ScorerError
-from oppo_core.scoring.proxy import OrderedScorers
+from oppo_core.scoring.process import QUEUE_SIZE, SHUTDOWN_TIMEOUT_S, ScorerError
+from oppo_core.scoring.proxy import ScorerProxy
 from oppo_core.scoring.scorers import ScorerSet
 from oppo_core.trace.recorder import Recorder, Shrunk, Span, Wait
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a `start_…` gave, and what was recorded since the last answer."""
+class ThreadReply:
+    """Result of a `start_…` call, and the trace records since the last reply."""
 
     result: object
     spans: list[Span]
@@ -39,8 +38,8 @@ class Answer:
     shrunk: list[Shrunk]
 
 
-class ThreadedScorers(OrderedScorers):
-    """A `Scoring` whose work a thread of this process launches, in the order in which it was asked for."""
+class ThreadedScorers(ScorerProxy):
+    """A `ScorerProtocol` whose calls run in a thread of this process, in order."""
 
     def __init__(
         self,
@@ -50,105 +49,105 @@ class ThreadedScorers(OrderedScorers):
         trace: Recorder,
         longest_silence_s: float,
     ) -> None:
-        """`build` is called here and now, with `recorder`, which is the thread's from then on; on a CPU there is no stream.
+        """Call `build(recorder)` in the calling thread; `recorder` then belongs to the new thread. On a CPU there is no stream.
 
-        Raises whatever `build` raises.
+        Exceptions of `build` propagate.
         """
         self._trace = trace
         self._longest_silence_s = longest_silence_s
-        self._aside = stream_aside(device)
-        with self._aside():
+        self._stream = side_stream(device)
+        with self._stream():
             self._scorers = build(recorder)
-        self._scorers.alive = self._is_alive
+        self._scorers.alive = self._beat
         self.saves_bytes = self._scorers.saves_bytes
-        self._orders: queue.Queue[tuple[str, tuple[object, ...]] | None] = queue.Queue(ORDERS_AHEAD)
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._calls: queue.Queue[tuple[str, tuple[object, ...]] | None] = queue.Queue(QUEUE_SIZE)
+        self._replies: queue.SimpleQueue[ThreadReply] = queue.SimpleQueue()
         self._error: Exception | None = None
-        self._closes = False
-        self._pulse = time.monotonic()
+        self._is_closing = False
+        self._last_beat = time.monotonic()
         self._thread = threading.Thread(target=self._serve, name="oppo-scorers", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; what it has not begun is left undone. One that hangs is left behind and ends with the process."""
-        self._closes = True
+        """Stop the thread and drop queued calls. A hung thread is abandoned and ends with the process."""
+        self._is_closing = True
         try:
-            self._orders.put(None, timeout=ENDS_WITHIN_S)
+            self._calls.put(None, timeout=SHUTDOWN_TIMEOUT_S)
         except queue.Full:
             return
-        self._thread.join(timeout=ENDS_WITHIN_S)
+        self._thread.join(timeout=SHUTDOWN_TIMEOUT_S)
 
     def _send(self, name: str, *arguments: object) -> None:
         self._raise_error()
-        if self._orders.full():
+        if self._calls.full():
             start = self._trace.clock()
-            self._put_when_there_is_room(name, arguments)
+            self._put_blocking(name, arguments)
             self._trace.held_up("score", start)
         else:
-            self._orders.put((name, arguments))  # nobody else puts, so the place is still free
+            self._calls.put((name, arguments))  # there is no other producer, so the slot is still free
 
-    def _put_when_there_is_room(self, name: str, arguments: tuple[object, ...]) -> None:
+    def _put_blocking(self, name: str, arguments: tuple[object, ...]) -> None:
         while True:
             try:
-                return self._orders.put((name, arguments), timeout=POLL_S)
+                return self._calls.put((name, arguments), timeout=POLL_S)
             except queue.Full:
-                self._check_pulse()
+                self._check_heartbeat()
 
     def _receive(self) -> object:
         sent = time.monotonic()
         while True:
             self._raise_error()
             try:
-                answer = self._answers.get(timeout=POLL_S)
+                reply = self._replies.get(timeout=POLL_S)
             except queue.Empty:
-                self._check_pulse(sent)
+                self._check_heartbeat(sent)
                 continue
             self._raise_error()
-            self._trace.spans += answer.spans
-            self._trace.waits += answer.waits
-            self._trace.shrunk += answer.shrunk
-            return answer.result
+            self._trace.spans += reply.spans
+            self._trace.waits += reply.waits
+            self._trace.shrunk += reply.shrunk
+            return reply.result
 
     def _raise_error(self) -> None:
         if self._error is not None:
             raise ScorerError(f"{type(self._error).__name__}: {self._error}") from self._error
 
-    def _is_alive(self) -> None:
-        self._pulse = time.monotonic()
+    def _beat(self) -> None:
+        self._last_beat = time.monotonic()
 
-    def _check_pulse(self, sent: float = 0.0) -> None:
-        if time.monotonic() - max(sent, self._pulse) > self._longest_silence_s:
+    def _check_heartbeat(self, sent: float = 0.0) -> None:
+        if time.monotonic() - max(sent, self._last_beat) > self._longest_silence_s:
             faulthandler.dump_traceback(all_threads=True)
             raise ScorerError(
-                f"the scorers' thread gave no sign of life for {self._longest_silence_s:g} s (resources.longest_silence_s), so it"
-                " is taken for hung; where it stands is written to the log"
+                f"the scorers' thread gave no sign of life for {self._longest_silence_s:g} s (resources.longest_silence_s) and is"
+                " taken for hung; its stack is in the log"
             )
 
     def _serve(self) -> None:
-        """Body of the thread: orders one after the other; after an error none is done any more, but all are taken."""
-        with self._aside():
-            while (order := self._orders.get()) is not None:
-                self._is_alive()
-                if self._error is None and not self._closes:
-                    self._obey(*order)
-                self._is_alive()
+        """Main loop of the thread. After an error, calls are still taken from the queue but not run."""
+        with self._stream():
+            while (call := self._calls.get()) is not None:
+                self._beat()
+                if self._error is None and not self._is_closing:
+                    self._execute(*call)
+                self._beat()
             self._scorers.close()
 
-    def _obey(self, name: str, arguments: tuple[object, ...]) -> None:
+    def _execute(self, name: str, arguments: tuple[object, ...]) -> None:
         try:
             getattr(self._scorers, name)(*arguments)
             if name.startswith("start_"):
                 result = getattr(self._scorers, name.replace("start_", "wait_"))()
                 trace = self._scorers.trace
-                self._answers.put(Answer(result, *trace.take(), trace.take_shrunk()))
-        except Exception as error:  # noqa: BLE001 - whatever it was, the engine must hear of it and stop
+                self._replies.put(ThreadReply(result, *trace.take(), trace.take_shrunk()))
+        except Exception as error:  # noqa: BLE001 - any error is reported to the engine, which stops
             traceback.print_exc()
             self._error = error
-            self._answers.put(Answer(None, [], [], []))  # wakes whoever waits
+            self._replies.put(ThreadReply(None, [], [], []))  # wakes a blocked `_receive`
 
 
-def stream_aside(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """Entered by a thread: what it launches goes to a stream of its own, which begins after what is queued now."""
+def side_stream(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """A context manager that launches on a new CUDA stream, ordered after the work queued so far. No-op on a CPU."""
     if device.type != "cuda":
         return nullcontext
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

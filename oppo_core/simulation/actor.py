@@ -18,7 +18,7 @@ from oppo_core.simulation.machine import Machine
 
 
 class SimulatedActor:
-    """An `Acting`, and what update overlap asks of the actor besides."""
+    """An `ActorProtocol`, and what update overlap asks of the actor besides."""
 
     saves_bytes = 0
 
@@ -29,7 +29,7 @@ class SimulatedActor:
         self._held_tokens = 0
 
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
-        """See `Acting.logprobs`. With one optimizer step a batch the graph of one pass is kept for `update`."""
+        """See `ActorProtocol.logprobs`. With one optimizer step a batch the graph of one pass is kept for `update`."""
         lengths = [len(ids) for ids in tokens]
         self._machine.work(self._machine.forward_us(self._costs, lengths))
         one_step = self._ppo.epochs * self._ppo.mini_batches == 1
@@ -39,9 +39,9 @@ class SimulatedActor:
     def update(
         self, experience: Experience, step: int, kl_coefficient: float, early: EarlyPart | None = None
     ) -> dict[str, float]:
-        """See `Acting.update`, and `ActorTrainer.update`."""
-        if self.rests(step):
-            return self.rest(step)
+        """See `ActorProtocol.update`, and `ActorTrainer.update`."""
+        if self.is_critic_warmup(step):
+            return self.warmup_metrics(step)
         done = frozenset[int]() if early is None else early.rows
         lengths = [len(tokens) for row, tokens in enumerate(experience.tokens) if row not in done]
         for _ in range(self._ppo.epochs):
@@ -55,22 +55,22 @@ class SimulatedActor:
         self._held_tokens = 0
         self._machine.work(self._machine.forward_us(self._costs, [again]) + self._machine.backward_us(self._costs, lengths))
 
-    def rests(self, step: int) -> bool:
+    def is_critic_warmup(self, step: int) -> bool:
         """Whether only the critic is trained in PPO step `step`."""
         return step < self._ppo.value_warmup_steps
 
-    def rest(self, step: int) -> dict[str, float]:
+    def warmup_metrics(self, step: int) -> dict[str, float]:
         """A step without training: a kept graph is let go of."""
         self._held_tokens = 0
         return {}
 
     def forget(self) -> None:
-        """See `Acting.forget`."""
+        """See `ActorProtocol.forget`."""
         self._held_tokens = 0
 
     def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
-        """See `Acting.save`: there are no weights, but writing them takes its time."""
+        """See `ActorProtocol.save`: there are no weights, but writing them takes its time."""
         self._machine.work(self._machine.devices.overheads.checkpoint_us)
 
     def load(self, folder: Path) -> None:
-        """See `Acting.load`: there is nothing to take back."""
+        """See `ActorProtocol.load`: there is nothing to take back."""

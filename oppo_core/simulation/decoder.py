@@ -13,7 +13,7 @@ from oppo_core.simulation.machine import Machine
 
 
 class SimulatedDecoder:
-    """A `Decoding` that moves the clock instead of computing."""
+    """A `DecoderProtocol` that moves the clock instead of computing."""
 
     def __init__(self, machine: Machine, length: Length, most: int, keeps_cache: bool) -> None:
         """`most`: longest answer, tokens; `keeps_cache`: deferred answers are not read again under new weights."""
@@ -29,7 +29,7 @@ class SimulatedDecoder:
         self._width = 0
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
-        """See `Decoding.begin`. Costs the new weights' hand-over and one pass over what must be read."""
+        """See `DecoderProtocol.begin`. Costs the new weights' hand-over and one pass over what must be read."""
         self.live = list(sequences)
         self.rounds = self.decoded = 0
         self._width = len(sequences)
@@ -43,21 +43,21 @@ class SimulatedDecoder:
         self._machine.work(self._machine.devices.overheads.weights_us + self._machine.forward_us(costs, lengths))
         return sum(lengths)
 
-    def rest(self) -> None:
-        """See `Decoding.rest`: costs nothing."""
+    def pause(self) -> None:
+        """See `DecoderProtocol.pause`: costs nothing."""
 
     def close(self) -> None:
-        """See `Decoding.close`: there is nothing to let go of."""
+        """See `DecoderProtocol.close`: there is nothing to let go of."""
 
     def save(self, folder: Path) -> None:
-        """See `Decoding.save`: there are no keys and values."""
+        """See `DecoderProtocol.save`: there are no keys and values."""
 
     def load(self, folder: Path, sequences: list[Sequence]) -> None:
-        """See `Decoding.load`: what goes on is taken for cached."""
+        """See `DecoderProtocol.load`: what goes on is taken for cached."""
         self._cached = {s.sequence_id for s in sequences if not s.finished}
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
-        """See `Decoding.advance`; costs the rounds, over all rows that were live at the step's beginning when padded."""
+        """See `DecoderProtocol.advance`; costs the rounds, over all rows that were live at the step's beginning when padded."""
         used = min([rounds, *(self._ends[s.sequence_id] - s.length for s in self.live)])
         count = len(self.live)
         cached = [len(s.prompt) + s.length for s in self.live]

@@ -11,7 +11,7 @@ from oppo_contract.events import Phase, Role
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.ppo.early_gradients import EarlyGradients
-from oppo_core.scoring.early import EarlyOrder
+from oppo_core.scoring.early import EarlyBatch
 from oppo_core.scoring.results import Scored
 from oppo_core.simulation.devices import ReadingRole
 from oppo_core.simulation.machine import Machine
@@ -19,7 +19,7 @@ from oppo_core.simulation.scorers import SimulatedScorers
 
 
 class SimulatedEarlyScorers(SimulatedScorers):
-    """An `EarlyTraining` too: the critic is read and trained in one pass over whole answers."""
+    """An `EarlyTrainerProtocol` too: the critic is read and trained in one pass over whole answers."""
 
     streamed: tuple[ReadingRole, ...] = ("reward", "reference")
 
@@ -28,8 +28,8 @@ class SimulatedEarlyScorers(SimulatedScorers):
         self._process = machine.beside("critic")
         self._early: set[int] = set()
 
-    def train_early(self, order: EarlyOrder) -> None:
-        """See `EarlyTraining.train_early`: one backward pass for the critic, two for the actor."""
+    def train_early(self, order: EarlyBatch) -> None:
+        """See `EarlyTrainerProtocol.train_early`: one backward pass for the critic, two for the actor."""
         ids = [s.sequence_id for s in order.sequences]
         lengths, costs = self._lengths(ids), self._machine.devices.costs
         self._order("actor", "actor-forward", self._machine.forward_us(costs.actor, lengths, self._process), len(ids))
@@ -41,7 +41,7 @@ class SimulatedEarlyScorers(SimulatedScorers):
         self._early |= set(ids)
 
     def start_collect(self, sequence_ids: list[int]) -> None:
-        """See `Scoring.start_collect`."""
+        """See `ScorerProtocol.start_collect`."""
         costs, late = self._machine.devices.costs, [i for i in sequence_ids if i not in self._early]
         read = self._machine.forward_us(costs.critic, self._lengths(late), self._process)
         self._order("critic", "critic-prefill", read, len(late))
@@ -50,11 +50,11 @@ class SimulatedEarlyScorers(SimulatedScorers):
         self._machine.order(self._machine.beside("reward"), "reward", "score", score_us, rows=len(sequence_ids))
 
     def wait_collect(self) -> dict[int, Scored]:
-        """See `Scoring.wait_collect`."""
+        """See `ScorerProtocol.wait_collect`."""
         return {i: self._with_proximal(scored) if i in self._early else scored for i, scored in super().wait_collect().items()}
 
     def start_critic_update(self, update: CriticUpdate) -> None:
-        """See `Scoring.start_critic_update`."""
+        """See `ScorerProtocol.start_critic_update`."""
         costs = self._machine.devices.costs
         late = [i for i in update.sequence_ids if i not in self._early]
         us = self._machine.backward_us(costs.critic, self._lengths(late), self._process) + costs.critic.optimizer_us

@@ -35,7 +35,7 @@ class SimulatedExperience:
         place = torch.arange(int(lengths.max()))
         older = torch.tensor([s.stale_tokens(version) for s in batch])
         mask, raw = place < lengths[:, None], raw_scores(batch, scored)
-        moments = before.after(raw)
+        moments = before.updated(raw)
         scores = shaped_scores(raw, batch, ppo, moments)
         zeros = torch.zeros((), dtype=torch.float64).expand(mask.shape)
         rewards = torch.zeros(mask.shape, dtype=torch.float64)

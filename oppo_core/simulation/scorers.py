@@ -12,7 +12,7 @@ from oppo_contract.spec import Ppo
 from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.ppo.stepwise import Pause
 from oppo_core.scoring.results import Scored
-from oppo_core.scoring.scorers import Growth
+from oppo_core.scoring.scorers import SequenceDelta
 from oppo_core.simulation.devices import READING_ROLES, Curve, ReadingRole, Training
 from oppo_core.simulation.lengths import SCORES, numbers
 from oppo_core.simulation.machine import Machine
@@ -37,7 +37,7 @@ class Track:
 
 
 class SimulatedScorers:
-    """A `Scoring`. Roles on devices of their own read what they are told, those on the actor's read when asked for scores."""
+    """A `ScorerProtocol`. Roles on their own devices read deltas at once, those on the actor's when scores are collected."""
 
     streamed: tuple[ReadingRole, ...] = READING_ROLES
     saves_bytes = 0
@@ -54,100 +54,100 @@ class SimulatedScorers:
         self._asked: list[int] = []
         self._judged: dict[int, float] = {}
 
-    def begin(self, growths: list[Growth]) -> None:
-        """See `Scoring.begin`."""
+    def begin(self, deltas: list[SequenceDelta]) -> None:
+        """See `ScorerProtocol.begin`."""
         for track in self.tracks.values():
             track.read["critic"] = 0
-        self._take(growths)
+        self._take(deltas)
         self._read(list(self.tracks), chunk=0, late=False)
 
-    def extend(self, growths: list[Growth], chunk: int) -> None:
-        """See `Scoring.extend`."""
+    def extend(self, deltas: list[SequenceDelta], chunk: int) -> None:
+        """See `ScorerProtocol.extend`."""
         overheads = self._machine.devices.overheads
-        if self._machine.streams and growths:
-            self._machine.work(overheads.handover_us + len(growths) * overheads.handover_row_us)
-        self._take(growths)
-        self._read([growth.sequence_id for growth in growths], chunk, late=not self._machine.streams)
+        if self._machine.streams and deltas:
+            self._machine.work(overheads.handover_us + len(deltas) * overheads.handover_row_us)
+        self._take(deltas)
+        self._read([delta.sequence_id for delta in deltas], chunk, late=not self._machine.streams)
 
     def start_collect(self, sequence_ids: list[int]) -> None:
-        """See `Scoring.start_collect`."""
+        """See `ScorerProtocol.start_collect`."""
         self._read(sequence_ids, 0, late=True)
         self._asked = sequence_ids
         score_us = len(sequence_ids) * self._machine.devices.overheads.score_us
         self._machine.order(self._machine.beside("reward"), "reward", "score", score_us, rows=len(sequence_ids))
 
     def wait_collect(self) -> dict[int, Scored]:
-        """See `Scoring.wait_collect`."""
+        """See `ScorerProtocol.wait_collect`."""
         self._machine.timeline.wait()
         return {i: self._scored(i) for i in self._asked}
 
     def start_critic_update(self, update: CriticUpdate) -> None:
-        """See `Scoring.start_critic_update`."""
+        """See `ScorerProtocol.start_critic_update`."""
         self._train_critic(update.sequence_ids, self._passes, self._optimizer_steps)
         self._forget(update.sequence_ids)
 
     def wait_critic_update(self) -> dict[str, float]:
-        """See `Scoring.wait_critic_update`."""
+        """See `ScorerProtocol.wait_critic_update`."""
         self._machine.timeline.wait()
         return {}
 
     def prepare_critic_update(self, update: CriticUpdate) -> None:
-        """See `Scoring.prepare_critic_update`: here nothing is ever not finite, so there is nothing to decide."""
+        """See `ScorerProtocol.prepare_critic_update`: here nothing is ever not finite, so there is nothing to decide."""
         self._train_critic(update.sequence_ids, self._passes, self._optimizer_steps)
 
     def start_critic_step(self) -> None:
-        """See `Scoring.start_critic_step`."""
+        """See `ScorerProtocol.start_critic_step`."""
 
     def wait_critic_step(self) -> Pause:
-        """See `Scoring.wait_critic_step`."""
+        """See `ScorerProtocol.wait_critic_step`."""
         return Pause(metrics=self.wait_critic_update())
 
     def discard_critic_step(self) -> None:
-        """See `Scoring.discard_critic_step`."""
+        """See `ScorerProtocol.discard_critic_step`."""
 
     def limit(self, passes: dict[str, int]) -> None:
-        """See `Scoring.limit`: memory never runs out."""
+        """See `ScorerProtocol.limit`: memory never runs out."""
 
     def release(self, sequence_ids: list[int]) -> None:
-        """See `Scoring.release`."""
+        """See `ScorerProtocol.release`."""
         self._forget(sequence_ids)
 
-    def start_judge(self, growths: list[Growth]) -> None:
-        """See `Scoring.start_judge`."""
+    def start_evaluate(self, deltas: list[SequenceDelta]) -> None:
+        """See `ScorerProtocol.start_evaluate`."""
         process = self._machine.beside("reward")
-        us = self._machine.forward_us(self._machine.devices.costs.reward, [len(growth.tokens) for growth in growths], process)
-        self._machine.order(process, "reward", "eval", us, rows=len(growths))
-        tracks = {g.sequence_id: Track(g.prompt_length, len(g.tokens), int(g.tokens[g.prompt_length :].sum())) for g in growths}
+        us = self._machine.forward_us(self._machine.devices.costs.reward, [len(delta.tokens) for delta in deltas], process)
+        self._machine.order(process, "reward", "eval", us, rows=len(deltas))
+        tracks = {g.sequence_id: Track(g.prompt_length, len(g.tokens), int(g.tokens[g.prompt_length :].sum())) for g in deltas}
         self._judged = {sequence_id: self._score(sequence_id, track) for sequence_id, track in tracks.items()}
 
-    def wait_judge(self) -> dict[int, float]:
-        """See `Scoring.wait_judge`."""
+    def wait_evaluate(self) -> dict[int, float]:
+        """See `ScorerProtocol.wait_evaluate`."""
         self._machine.timeline.wait()
         return self._judged
 
     def start_save(self, folder: str) -> None:
-        """See `Scoring.start_save`."""
+        """See `ScorerProtocol.start_save`."""
         if self._has_critic:
             us = self._machine.devices.overheads.checkpoint_us
             self._machine.order(self._machine.beside("critic"), "critic", "checkpoint", us)
         self._forget(list(self.tracks))
 
     def wait_save(self) -> None:
-        """See `Scoring.wait_save`."""
+        """See `ScorerProtocol.wait_save`."""
         self._machine.timeline.wait()
 
     def close(self) -> None:
         """Nothing to end."""
 
-    def _take(self, growths: list[Growth]) -> None:
-        for growth in growths:
-            track = self.tracks.get(growth.sequence_id)
+    def _take(self, deltas: list[SequenceDelta]) -> None:
+        for delta in deltas:
+            track = self.tracks.get(delta.sequence_id)
             if track is None:
-                track = self.tracks[growth.sequence_id] = Track(growth.prompt_length)
-            response = growth.tokens[max(0, track.prompt - track.total) :]
-            track.total += len(growth.tokens)
+                track = self.tracks[delta.sequence_id] = Track(delta.prompt_length)
+            response = delta.tokens[max(0, track.prompt - track.total) :]
+            track.total += len(delta.tokens)
             track.versions += int(response.sum())
-            track.finished = growth.finished
+            track.finished = delta.finished
 
     def _read(self, sequence_ids: list[int], chunk: int, late: bool) -> None:
         """All roles read what is new to them; those on the actor's devices only when it is `late`."""

@@ -24,7 +24,7 @@ from torch.nn import Parameter
 from oppo_core.distributed.process_group import Ranks
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.lr_schedule import Rates
-from oppo_core.ppo.optimizer import BETAS, MASTER, not_finite
+from oppo_core.ppo.optimizer import BETAS, MASTER, nonfinite_error
 from oppo_core.training.process_group import join_default_group
 from oppo_core.training.protocol import Outputs
 from oppo_core.training.sharded_base import EqualizedPasses, PassThroughModule, is_low_precision, trainable_parameters
@@ -84,7 +84,7 @@ class FsdpBackend(EqualizedPasses):
         with self.ranks.reaching("the optimizer's step"):
             norm = float(_full(nn.utils.clip_grad_norm_(self.parts, self._max_norm)))
         if not norm < float("inf"):
-            raise not_finite(role, norm, step)
+            raise nonfinite_error(role, norm, step)
         for group in self._adamw.param_groups:
             group["lr"] = self.rates.at(step)
         self._adamw.step()

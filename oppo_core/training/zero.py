@@ -26,7 +26,7 @@ from oppo_contract.spec import Training
 from oppo_core.distributed.process_group import Ranks
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.lr_schedule import Rates
-from oppo_core.ppo.optimizer import BETAS, MASTER, not_finite
+from oppo_core.ppo.optimizer import BETAS, MASTER, nonfinite_error
 from oppo_core.training.process_group import join_default_group
 from oppo_core.training.protocol import Outputs
 from oppo_core.training.sharded_base import EqualizedPasses, PassThroughModule, is_low_precision, trainable_parameters
@@ -98,7 +98,7 @@ class ZeroBackend(EqualizedPasses):
             self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         if not norm < float("inf"):
-            raise not_finite(role, norm, step)
+            raise nonfinite_error(role, norm, step)
         self._steps += 1
         with self.ranks.reaching("gathering the weights"):
             self._update_full_network()

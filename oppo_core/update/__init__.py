@@ -1,1 +1,1 @@
-"""The update half of a PPO step: strategies, several ranks, and what follows a result that is not finite."""
+"""The update half of a PPO step: update strategies, gathering the batch of all ranks, and non-finite steps."""

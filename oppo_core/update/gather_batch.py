@@ -1,7 +1,7 @@
-"""The batch of all ranks.
+"""Gathers the batch of all ranks (all-gather).
 
-Each rank has run its own answers through the networks. What the loss needs of the whole batch (whitening, moments, baselines,
-metrics) is little work beside that, so every rank gets all rows and computes it for itself, all of them the same.
+Each rank runs its own answers through the networks. Whole-batch computations (whitening, moments, baselines, metrics) are cheap,
+so every rank receives all rows and computes them redundantly, with identical results.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from oppo_core.scoring.results import Scored
 if TYPE_CHECKING:
     from oppo_core.engine.state import Engine
 
-PLAIN = ("sequence_id", "prompt_index", "age", "cohort", "finished", "ended_by_eos", "stopped", "kept_version")
+JSON_FIELDS = ("sequence_id", "prompt_index", "age", "cohort", "finished", "ended_by_eos", "stopped", "kept_version")
 
 
 @dataclass(frozen=True, slots=True)
-class WholeBatch:
-    """Everybody's rows in sequence_id order; `own`: which of them are this rank's, None where all are."""
+class GatheredBatch:
+    """Rows of all ranks in sequence_id order; `own`: indices of this rank's rows, None if all are."""
 
     sequences: list[Sequence]
     proximal: list[Tensor]
@@ -36,55 +36,55 @@ class WholeBatch:
     own: list[int] | None = None
 
 
-def whole_batch(engine: Engine, trained: list[Sequence], proximal: list[Tensor], scored: list[Scored]) -> WholeBatch:
-    """This rank's rows together with those of all others, which may still be at theirs."""
+def gather_batch(engine: Engine, trained: list[Sequence], proximal: list[Tensor], scored: list[Scored]) -> GatheredBatch:
+    """Rows of all ranks; blocks until every rank has sent its own."""
     if engine.ranks.world == 1:
-        return WholeBatch(trained, proximal, scored)
+        return GatheredBatch(trained, proximal, scored)
     with engine.trace.wait("tail"):
-        parcels = engine.ranks.gather(packed(trained, proximal, scored))
+        payloads = engine.ranks.gather(serialize_rows(trained, proximal, scored))
     rows = list(zip(trained, proximal, scored, strict=True))
-    for rank, parcel in enumerate(parcels):
+    for rank, payload in enumerate(payloads):
         if rank != engine.ranks.rank:
-            rows += unpacked(parcel, engine.prompts.prompts)
+            rows += deserialize_rows(payload, engine.prompts.prompts)
     rows.sort(key=lambda row: row[0].sequence_id)
     mine = {sequence.sequence_id for sequence in trained}
     own = [number for number, row in enumerate(rows) if row[0].sequence_id in mine]
-    return WholeBatch([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], own)
+    return GatheredBatch([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], own)
 
 
-def packed(trained: list[Sequence], proximal: list[Tensor], scored: list[Scored]) -> bytes:
-    """Rows as bytes: plain data as JSON, numbers a token as arrays."""
-    heads = [
-        {name: getattr(s, name) for name in PLAIN}
+def serialize_rows(trained: list[Sequence], proximal: list[Tensor], scored: list[Scored]) -> bytes:
+    """Serialize rows: scalar fields as JSON, per-token numbers as arrays."""
+    headers = [
+        {name: getattr(s, name) for name in JSON_FIELDS}
         | {"tokens": s.length, "values": len(row.values), "score": row.score, "parts": row.parts, "cached": row.cached}
         for s, row in zip(trained, scored, strict=True)
     ]
-    parcel: bytes = save(
+    payload: bytes = save(
         {
-            "heads": np.frombuffer(json.dumps(heads).encode(), dtype=np.uint8),
-            "response": _joined([s.response for s in trained], np.int64),
-            "token_versions": _joined([s.token_versions for s in trained], np.int64),
-            "behaviour_logprobs": _joined([s.behaviour_logprobs for s in trained], np.float64),
-            "proximal": _joined([row.double().cpu().numpy() for row in proximal], np.float64),
-            "reference": _joined([row.reference_logprobs for row in scored], np.float64),
-            "values": _joined([row.values for row in scored], np.float64),
+            "headers": np.frombuffer(json.dumps(headers).encode(), dtype=np.uint8),
+            "response": _concatenate([s.response for s in trained], np.int64),
+            "token_versions": _concatenate([s.token_versions for s in trained], np.int64),
+            "behaviour_logprobs": _concatenate([s.behaviour_logprobs for s in trained], np.float64),
+            "proximal": _concatenate([row.double().cpu().numpy() for row in proximal], np.float64),
+            "reference": _concatenate([row.reference_logprobs for row in scored], np.float64),
+            "values": _concatenate([row.values for row in scored], np.float64),
         }
     )
-    return parcel
+    return payload
 
 
-def unpacked(parcel: bytes, prompts: list[NDArray[np.int64]]) -> list[tuple[Sequence, Tensor, Scored]]:
-    """What `packed` has made, with the prompts that it names."""
-    arrays = load(parcel)
-    heads = json.loads(arrays["heads"].tobytes())
+def deserialize_rows(payload: bytes, prompts: list[NDArray[np.int64]]) -> list[tuple[Sequence, Tensor, Scored]]:
+    """The inverse of `serialize_rows`; `prompts` is the prompt dataset."""
+    arrays = load(payload)
+    headers = json.loads(arrays["headers"].tobytes())
     cuts = {
-        name: np.split(arrays[name], np.cumsum([head["values" if name == "values" else "tokens"] for head in heads])[:-1])
+        name: np.split(arrays[name], np.cumsum([head["values" if name == "values" else "tokens"] for head in headers])[:-1])
         for name in ("response", "token_versions", "behaviour_logprobs", "proximal", "reference", "values")
     }
     rows = []
-    for number, head in enumerate(heads):
+    for number, head in enumerate(headers):
         listed = {name: cuts[name][number].tolist() for name in ("response", "token_versions", "behaviour_logprobs")}
-        sequence = Sequence(prompt=prompts[head["prompt_index"]], **{name: head[name] for name in PLAIN}, **listed)
+        sequence = Sequence(prompt=prompts[head["prompt_index"]], **{name: head[name] for name in JSON_FIELDS}, **listed)
         scored = Scored(
             head["score"], cuts["reference"][number], cuts["values"][number], parts=tuple(head["parts"]),
             cached=tuple(head["cached"]),
@@ -93,5 +93,5 @@ def unpacked(parcel: bytes, prompts: list[NDArray[np.int64]]) -> list[tuple[Sequ
     return rows
 
 
-def _joined(rows: Rows[Rows[float] | NDArray[np.float64]], dtype: type[np.generic]) -> NDArray[np.generic]:
+def _concatenate(rows: Rows[Rows[float] | NDArray[np.float64]], dtype: type[np.generic]) -> NDArray[np.generic]:
     return np.concatenate([np.asarray(row, dtype=dtype) for row in rows])

@@ -1,6 +1,6 @@
-"""What follows a loss, gradient or score that is not finite (`ppo.on_nonfinite`; docs/algorithm.md, "Not finite").
+"""Handling of a non-finite loss, gradient or score (`ppo.on_nonfinite`; docs/algorithm.md, "Not finite").
 
-`raise` ends the run. `skip` leaves out the step: before each optimizer step both roles compute their gradients, and neither steps
+`raise` ends the run. `skip` skips the step: before each optimizer step both roles compute their gradients, and neither steps
 unless both gradients are finite.
 """
 
@@ -10,23 +10,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from oppo_core.ppo.critic import critic_order
+from oppo_core.ppo.critic import build_critic_update
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.ppo.stepwise import Pause, Stepwise
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.update.strategies import PlainUpdate, actor_of, experience_of
+from oppo_core.update.strategies import PlainUpdate, actor_trainer, compute_experience
 
 if TYPE_CHECKING:
     from oppo_core.engine.state import Engine
 
 
 @contextmanager
-def tolerated(engine: Engine) -> Iterator[None]:
-    """Around a PPO step: with `skip`, a step that is not finite is counted and left out.
+def skip_nonfinite(engine: Engine) -> Iterator[None]:
+    """Context manager around a PPO step: with `skip`, a non-finite step is counted and skipped.
 
     Raises:
-        NonFiniteError: `ppo.on_nonfinite` is raise, or there were `nonfinite_limit` such steps in a row.
+        NonFiniteError: `ppo.on_nonfinite` is raise, or `nonfinite_limit` steps in a row were non-finite.
     """
     try:
         yield
@@ -47,74 +47,74 @@ def tolerated(engine: Engine) -> Iterator[None]:
 
 
 class SkippingUpdate(PlainUpdate):
-    """`PlainUpdate` with `ppo.on_nonfinite: skip`, whose optimizer steps are taken by both roles or by neither."""
+    """`PlainUpdate` with `ppo.on_nonfinite: skip`: both roles take an optimizer step, or neither does."""
 
-    def learn(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
-        """See `Updating.learn`. The scorers release the batch, trained or not.
+    def train_batch(self, engine: Engine, trained: list[Sequence], version: int) -> tuple[Experience, dict[str, float]]:
+        """See `UpdateStrategy.train_batch`. The scorers release the batch even on failure.
 
         Raises:
             NonFiniteError: a score, loss or gradient is not finite. Neither role has taken that optimizer step or a later one.
         """
         try:
-            experience, parts = experience_of(engine, trained, version)
+            experience, parts = compute_experience(engine, trained, version)
             return experience, self._train(engine, experience, version) | parts
         finally:
             engine.actor.forget()
-            engine.let_go(trained)
+            engine.release(trained)
 
     def _train(self, engine: Engine, experience: Experience, version: int) -> dict[str, float]:
-        actor = actor_of(engine).stepwise(experience, version, engine.progress.kl_coefficient)
+        actor = actor_trainer(engine).stepwise(experience, version, engine.progress.kl_coefficient)
         self.prepare_critic(engine, experience, version)
         while True:
-            of_actor, of_critic = self._advance(engine, actor, len(experience.own))
-            fault = of_actor.fault or of_critic.fault
+            actor_pause, critic_pause = self._advance(engine, actor, len(experience.own))
+            fault = actor_pause.fault or critic_pause.fault
             if fault is not None:
                 actor.discard()
                 self.discard_critic(engine)
                 raise NonFiniteError(fault)
-            if of_actor.metrics is not None and of_critic.metrics is not None:
-                return of_actor.metrics | of_critic.metrics
+            if actor_pause.metrics is not None and critic_pause.metrics is not None:
+                return actor_pause.metrics | critic_pause.metrics
 
     def _advance(self, engine: Engine, actor: Stepwise, rows: int) -> tuple[Pause, Pause]:
-        """Both roles take the step that is ready and compute the gradients of the next one: beside each other, or in turn."""
+        """Both roles take their pending step and compute the next gradients, concurrently or in turn."""
         self.start_critic(engine)
-        early = self.wait_critic(engine) if engine.updates_in_turn else None
+        critic_pause = self.wait_critic(engine) if engine.updates_in_turn else None
         with engine.trace.span("actor", "update-actor", rows=rows):
-            of_actor = actor.advance()
-        return of_actor, early if early is not None else self.wait_critic(engine)
+            actor_pause = actor.advance()
+        return actor_pause, critic_pause if critic_pause is not None else self.wait_critic(engine)
 
     def prepare_critic(self, engine: Engine, experience: Experience, version: int) -> None:
-        """Hand over the critic's share of the batch."""
+        """Send the critic's targets for the batch."""
         with engine.trace.span("actor", "advantages", rows=len(experience.sequences)):
-            order = critic_order(experience, version)
-        engine.scorers.prepare_critic_update(order)
+            update = build_critic_update(experience, version)
+        engine.scorers.prepare_critic_update(update)
 
     def start_critic(self, engine: Engine) -> None:
-        """Let the critic advance, beside the actor."""
+        """Start the critic's next step, concurrently with the actor."""
         engine.scorers.start_critic_step()
 
     def wait_critic(self, engine: Engine) -> Pause:
-        """Where the critic's update stands then."""
+        """State of the critic's update."""
         with engine.trace.wait("update"):
             return engine.scorers.wait_critic_step()
 
     def discard_critic(self, engine: Engine) -> None:
-        """Leave out the critic's step."""
+        """Discard the critic's pending step."""
         engine.scorers.discard_critic_step()
 
 
 class SkippingCriticFreeUpdate(SkippingUpdate):
-    """The same for GRPO and RLOO: there is only the actor to train."""
+    """`SkippingUpdate` for GRPO and RLOO, which train the actor only."""
 
     def prepare_critic(self, engine: Engine, experience: Experience, version: int) -> None:
-        """There is no critic."""
+        """No-op: there is no critic."""
 
     def start_critic(self, engine: Engine) -> None:
-        """There is no critic."""
+        """No-op: there is no critic."""
 
     def wait_critic(self, engine: Engine) -> Pause:
-        """There is no critic, whose update is complete at once."""
+        """No critic: its update counts as complete."""
         return Pause(metrics={})
 
     def discard_critic(self, engine: Engine) -> None:
-        """There is no critic."""
+        """No-op: there is no critic."""

@@ -10,7 +10,7 @@ from torch import nn
 from oppo_contract.spec import RunSpec
 from oppo_core.models.adapters import plain_weights
 from oppo_core.models.protocol import Network
-from oppo_core.rollout.decoder import DecodeSettings, Decoding
+from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
 from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.vllm.asyncio_thread import Loop
 from oppo_core.vllm.engine_args import APART, HANDLES, apart_arguments, engine_arguments, prepare, reads_no_handles
@@ -37,9 +37,9 @@ def own_places(spec: RunSpec, device: int) -> list[int]:
     return list(range(first, first + each))
 
 
-def decoder_of(
+def build_decoder(
     spec: RunSpec, folder: Path, network: Network, settings: DecodeSettings, stops: StopConditions | None, slots: int, device: int
-) -> Decoding:  # fmt: skip
+) -> DecoderProtocol:  # fmt: skip
     """A decoder whose engine is started from the model in `folder` and takes its weights from `network`, on GPU `device`.
 
     Raises:

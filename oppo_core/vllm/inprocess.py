@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from oppo_core.rollout.decoder import DecodeSettings
-from oppo_core.rollout.ends import ends
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.stop_conditions import StopConditions
+from oppo_core.rollout.stop_conditions import StopConditions, update_finished
 from oppo_core.vllm.engine_args import ENVIRONMENT, prepare, prompt_of, sampling_arguments, supports_of
 from oppo_core.vllm.errors import VllmError
 from oppo_core.vllm.protocols import Completion, Engine, Output
@@ -69,7 +68,7 @@ def short_memory_named() -> Iterator[None]:
 
 
 class InProcessDecoder:
-    """A `Decoding` (oppo_core/rollout/decoder.py) over an `Engine`.
+    """A `DecoderProtocol` (oppo_core/rollout/decoder.py) over an `Engine`.
 
     Unlike `Decoder` it keeps no keys and values over an interruption: resumed answers are read anew.
     """
@@ -96,7 +95,7 @@ class InProcessDecoder:
         self._asked: dict[int, int] = {}  # live sequences, and how many tokens each had when it was asked for
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
-        """See `Decoding.begin`."""
+        """See `DecoderProtocol.begin`."""
         self._take_weights(version)
         kept = {s.sequence_id for s in sequences if self._is_asked(s)} if self.settings.keeps_cache else set()
         if not self.settings.keeps_cache:
@@ -107,7 +106,7 @@ class InProcessDecoder:
         self._ask(sequences)
         self.rounds = self.decoded = 0
         if self._stops is not None:
-            self._stops.keep(self._asked)
+            self._stops.retain(self._asked)
         return sum(len(s.prompt) + s.length - 1 for s in sequences if s.sequence_id not in kept)
 
     def _take_weights(self, version: int) -> None:
@@ -146,7 +145,7 @@ class InProcessDecoder:
             del self._asked[sequence_id]
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
-        """See `Decoding.advance`. A round is a step in which somebody gets a token; others may still be reading."""
+        """See `DecoderProtocol.advance`. A round is a step in which somebody gets a token; others may still be reading."""
         for used in range(1, rounds + 1):
             finished = self._round(version)
             if finished:
@@ -176,7 +175,7 @@ class InProcessDecoder:
             sequence.token_versions.append(version)
             sequence.support += supports[place : place + 1]
             self.decoded += 1
-            if ends(sequence, self.settings.eos, self.settings.max_new, self._stops):
+            if update_finished(sequence, self.settings.eos, self.settings.max_new, self._stops):
                 break
         if told.finished:
             self._compare(sequence, completion)
@@ -195,17 +194,17 @@ class InProcessDecoder:
             noted = sequence.token_versions[first:]
             raise VllmError(f"answer {sequence.sequence_id}: vLLM sampled under {versions}, noted were {noted}")
 
-    def rest(self) -> None:
-        """See `Decoding.rest`. Requests stay queued; weights come again with `begin`, and what was cached is read anew."""
+    def pause(self) -> None:
+        """Requests stay queued; `begin` loads weights again and recomputes the prefix cache."""
         if self._sleeps:
             self.engine.sleep(level=2, mode="keep")
             self._asleep = True
 
     def save(self, folder: Path) -> None:
-        """See `Decoding.save`: no keys and values are kept."""
+        """See `DecoderProtocol.save`: no keys and values are kept."""
 
     def load(self, folder: Path, sequences: list[Sequence]) -> None:
-        """See `Decoding.load`: `begin` has them read anew."""
+        """See `DecoderProtocol.load`: `begin` has them read anew."""
 
     def close(self) -> None:
-        """See `Decoding.close`: the engine is this process's, and ends with it."""
+        """See `DecoderProtocol.close`: the engine is this process's, and ends with it."""

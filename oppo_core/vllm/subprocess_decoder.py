@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from oppo_core.rollout.decoder import DecodeSettings
-from oppo_core.rollout.ends import ends
-from oppo_core.rollout.sampling_support import from_plain, plain
+from oppo_core.rollout.sampling_support import support_from_json, support_to_json
 from oppo_core.rollout.sequence import Sequence, Support
-from oppo_core.rollout.stop_conditions import StopConditions
+from oppo_core.rollout.stop_conditions import StopConditions, update_finished
 from oppo_core.vllm.asyncio_thread import Loop
 from oppo_core.vllm.engine_args import prompt_of, sampling_arguments, supports_of
 from oppo_core.vllm.errors import VllmError
@@ -65,7 +64,7 @@ class Row:
 
 
 class StreamingDecoder:
-    """A `Decoding` (oppo_core/rollout/decoder.py) over an `AsyncEngine`.
+    """A `DecoderProtocol` (oppo_core/rollout/decoder.py) over an `AsyncEngine`.
 
     It keeps no keys and values over an interruption: what is resumed is read anew. Errors are VllmErrors.
     """
@@ -96,7 +95,7 @@ class StreamingDecoder:
         self._inbox: queue.SimpleQueue[tuple[str, Output | Exception]] = queue.SimpleQueue()
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
-        """See `Decoding.begin`."""
+        """See `DecoderProtocol.begin`."""
         self._pause()
         going_on = {self._row_of(s) for s in sequences}
         # Before other weights come: what arrives of these answers was sampled under the weights before.
@@ -110,7 +109,7 @@ class StreamingDecoder:
         self.live = list(sequences)
         self.rounds = self.decoded = 0
         if self._stops is not None:
-            self._stops.keep(self._rows)
+            self._stops.retain(self._rows)
         self._ask()
         return sum(len(row.sequence.prompt) + row.sequence.length - 1 for row in unread)
 
@@ -140,8 +139,8 @@ class StreamingDecoder:
         while not self._inbox.empty():
             self._hear()
 
-    def rest(self) -> None:
-        """See `Decoding.rest`. Requests stay queued; weights come again with `begin`."""
+    def pause(self) -> None:
+        """See `DecoderProtocol.pause`. Requests stay queued; weights come again with `begin`."""
         if self._sleeps:
             self._loop.run(self.engine.sleep(level=2, mode="keep"), "falling asleep")
             self._paused = self._asleep = True
@@ -177,7 +176,7 @@ class StreamingDecoder:
             self._inbox.put((request_id, error))
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
-        """See `Decoding.advance`. Tokens have the version that they were sampled under, which may be an older one."""
+        """See `DecoderProtocol.advance`. Tokens have the version that they were sampled under, which may be an older one."""
         for used in range(1, rounds + 1):
             finished = self._round()
             if finished:
@@ -205,7 +204,7 @@ class StreamingDecoder:
         sequence.behaviour_logprobs.append(told.logprob)
         sequence.token_versions.append(told.version)
         sequence.support += told.among
-        if ends(sequence, self.settings.eos, self.settings.max_new, self._stops):
+        if update_finished(sequence, self.settings.eos, self.settings.max_new, self._stops):
             row.ahead.clear()
         return sequence.finished
 
@@ -269,30 +268,30 @@ class StreamingDecoder:
                 row.ahead[place - len(written)] = replace(row.ahead[place - len(written)], version=label)
 
     def save(self, folder: Path) -> None:
-        """See `Decoding.save`: what has come before its turn. Requests end here and are asked for again, resumed or not."""
+        """See `DecoderProtocol.save`: tokens received ahead. Requests end here and are submitted again, resumed or not."""
         self._abort(list(self._rows.values()))
         if ahead := self._waiting():
             (folder / AHEAD).write_text(json.dumps(ahead))
 
     def load(self, folder: Path, sequences: list[Sequence]) -> None:
-        """See `Decoding.load`."""
+        """See `DecoderProtocol.load`."""
         if (folder / AHEAD).exists():
             self._take_back(json.loads((folder / AHEAD).read_text()), {s.sequence_id: s for s in sequences})
 
     def _waiting(self) -> dict[str, list[dict[str, Any]]]:
         """Tokens before their turn by sequence_id, as plain data."""
-        told = {str(i): [asdict(told) | {"among": plain(told.among)} for told in row.ahead] for i, row in self._rows.items()}
+        told = {str(i): [asdict(t) | {"among": support_to_json(t.among)} for t in row.ahead] for i, row in self._rows.items()}
         return {i: tokens for i, tokens in told.items() if tokens}
 
     def _take_back(self, waiting: dict[str, list[dict[str, Any]]], sequences: dict[int, Sequence]) -> None:
         for sequence_id, tokens in waiting.items():
             sequence = sequences.get(int(sequence_id))
             if sequence is not None and not sequence.finished:
-                told = (Told(**token | {"among": from_plain(token["among"])}) for token in tokens)
+                told = (Told(**token | {"among": support_from_json(token["among"])}) for token in tokens)
                 self._rows[sequence.sequence_id] = Row(sequence, ahead=deque(told))
 
     def close(self) -> None:
-        """See `Decoding.close`: vLLM's processes end."""
+        """See `DecoderProtocol.close`: vLLM's processes end."""
         try:
             self._hand_over.close()
         finally:

@@ -21,9 +21,9 @@ from oppo_core.models.adapters import merged_weights
 from oppo_core.models.model_io import load_model
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import init_tiny
-from oppo_core.rollout.decoder import Decoder, DecodeSettings, Decoding
+from oppo_core.rollout.decoder import Decoder, DecoderProtocol, DecodeSettings
 from oppo_core.rollout.sampling import Filters
-from oppo_core.rollout.sampling_support import restricted
+from oppo_core.rollout.sampling_support import mask_unsupported
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.rollout.tokenizer import ByteCodec
@@ -45,20 +45,20 @@ SETTINGS = DecodeSettings(seed=3, eos=EOS, temperature=0.9, max_prompt=12, max_n
 class Backend:
     """How to make a decoder of a kind, the network whose weights it decodes with, and how near its log-probs are."""
 
-    make: Callable[..., tuple[Decoding, Network]]
+    make: Callable[..., tuple[DecoderProtocol, Network]]
     tolerance: float
     exact: bool = True  # whether company and chunks change no token
     stops: bool = True  # whether nothing is written beyond the last round
 
 
-def torch_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions | None) -> tuple[Decoding, Network]:
+def torch_decoder(folder: Path, settings: DecodeSettings, stops: StopConditions | None) -> tuple[DecoderProtocol, Network]:
     network = small_network()
     return Decoder(network, settings, SLOTS, stops=stops), network
 
 
 def fake_engine_decoder(
     folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False
-) -> tuple[Decoding, Network]:
+) -> tuple[DecoderProtocol, Network]:
     network = small_network()
     engine = FakeEngine(network)
     weights = lambda: merged_weights(network).items()  # noqa: E731
@@ -67,7 +67,7 @@ def fake_engine_decoder(
 
 def vllm_decoder(
     folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False
-) -> tuple[Decoding, Network]:
+) -> tuple[DecoderProtocol, Network]:
     network = real_network(folder, 1)
     engine = start_engine(engine_arguments(str(folder), "float32", settings, SLOTS, 0.3, sleeps, [0]))
     return InProcessDecoder(engine, settings, lambda: merged_weights(network).items(), stops, sleeps=sleeps), network
@@ -75,7 +75,7 @@ def vllm_decoder(
 
 def vllm_apart(
     folder: Path, settings: DecodeSettings, stops: StopConditions | None, sleeps: bool = False, devices: int = 0
-) -> tuple[Decoding, Network]:
+) -> tuple[DecoderProtocol, Network]:
     """vLLM in a process of its own, on our GPU or on `devices` of its own."""
     network = real_network(folder, 1 + devices)
     places = list(range(1, 1 + devices)) or [0]
@@ -108,7 +108,7 @@ def fake_streaming_decoder(
     interval: int,
     handles: bool = False,
     sleeps: bool = False,
-) -> tuple[Decoding, Network]:
+) -> tuple[DecoderProtocol, Network]:
     network = small_network()
     decoder = streaming(network, settings, stops, interval, handles, sleeps)
     OPEN.append(decoder)
@@ -140,8 +140,10 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 @pytest.fixture
-def make(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Decoding, Network]]]:
-    def made(settings: DecodeSettings = SETTINGS, stops: StopConditions | None = None) -> tuple[Decoding, Network]:
+def make(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., tuple[DecoderProtocol, Network]]]:
+    def made(settings: DecodeSettings = SETTINGS, stops: StopConditions | None = None) -> tuple[DecoderProtocol, Network]:
         return backend.make(tmp_path / "model", settings, stops)
 
     for name, value in (HANDLES | APART).items():
@@ -158,7 +160,7 @@ def sequences(count: int, first: int = 0) -> list[Sequence]:
     return [Sequence(i, 0, np.asarray([3 + i % 30] * (1 + i % 12))) for i in range(first, first + count)]
 
 
-def to_the_end(decoder: Decoding, version: int = 0, chunk: int = 7) -> list[Sequence]:
+def to_the_end(decoder: DecoderProtocol, version: int = 0, chunk: int = 7) -> list[Sequence]:
     finished: list[Sequence] = []
     while decoder.live:
         done, used = decoder.advance(chunk, version)
@@ -175,7 +177,7 @@ def logprobs_by(network: Network, sequence: Sequence, temperature: float) -> Any
         hidden = network.hidden(tokens.to(device), torch.arange(tokens.shape[1], device=device)[None])
         logits = network.logits(hidden[0, len(sequence.prompt) - 1 : -1]) / temperature
     told = torch.tensor(sequence.response, device=device)[:, None]
-    return torch.log_softmax(restricted(logits, sequence.support), -1).gather(-1, told)[:, 0].cpu().numpy()
+    return torch.log_softmax(mask_unsupported(logits, sequence.support), -1).gather(-1, told)[:, 0].cpu().numpy()
 
 
 def test_each_token_has_a_version_and_the_log_prob_that_the_trainer_finds(backend: Backend, make: Any) -> None:
@@ -228,7 +230,7 @@ def test_deferred_answers_go_on_under_new_weights(backend: Backend, make: Any) -
     old = [s for s in some if not s.finished]
     assert old
     before = {s.sequence_id: s.length for s in old}
-    decoder.rest()
+    decoder.pause()
     older = deepcopy(network)
     with torch.no_grad():
         for weight in network.parameters():
@@ -255,7 +257,7 @@ def test_a_step_without_an_update_goes_on_with_the_same_weights(backend: Backend
         decoder.begin(some, 3)
         decoder.advance(4, 3)
         if rests:
-            decoder.rest()
+            decoder.pause()
         decoder.begin([s for s in some if not s.finished], 3)
         to_the_end(decoder, 3)
         answers.append([s.response for s in some])
@@ -268,8 +270,8 @@ def test_an_answer_that_begins_anew_under_its_number_is_another_one(backend: Bac
     decoder, _ = make()
     decoder.begin(some := sequences(3), 0)
     decoder.advance(4, 0)
-    decoder.rest()
-    again = [s.anew() for s in some]
+    decoder.pause()
+    again = [s.restarted() for s in some]
     decoder.begin(again, 0)
     to_the_end(decoder)
     assert all(s.length <= 4 for s in some)

@@ -93,7 +93,7 @@ def write_ahead(decoder: StreamingDecoder, some: list[Sequence], version: int) -
     decoder.advance(2, version)
     for sequence in some:
         until_written(decoder, sequence, 12)
-    decoder.rest()
+    decoder.pause()
 
 
 def to_the_end(decoder: StreamingDecoder, version: int) -> None:
@@ -128,7 +128,7 @@ def test_caches_are_forgotten_with_the_weights_unless_they_are_kept(make: Make) 
         with written_up_to(decoder, 12):
             decoder.begin(some, 0)
             decoder.advance(2, 0)
-            decoder.rest()
+            decoder.pause()
         left = [s for s in some if not s.finished]
         asked = set(engine_of(decoder).core.requests)
         decoder.begin(left, 1)
@@ -146,8 +146,8 @@ def test_an_answer_that_begins_anew_under_its_number_is_another_one(make: Make) 
     some = sequences(1)
     decoder.begin(some, 0)
     decoder.advance(3, 0)
-    decoder.rest()
-    again = [some[0].anew()]
+    decoder.pause()
+    again = [some[0].restarted()]
     decoder.begin(again, 0)
     to_the_end(decoder, 0)
     assert again[0].response == first[0].response
@@ -163,7 +163,7 @@ def test_what_waits_for_its_turn_outlives_an_interruption(make: Make, half_way: 
     for sequence in some:
         until_written(decoder, sequence, 8)
     if not half_way:
-        decoder.rest()
+        decoder.pause()
     decoder.save(tmp_path)
     other, _ = make()
     other.load(tmp_path, some)
@@ -187,7 +187,7 @@ def test_an_answer_that_begins_anew_is_sampled_under_the_present_weights(make: M
     some = sequences(3)
     with written_up_to(decoder, 12):
         write_ahead(decoder, some, 5)
-    again = [sequence.anew() for sequence in some]
+    again = [sequence.restarted() for sequence in some]
     decoder.begin(again, 6)
     to_the_end(decoder, 6)
     assert all(set(s.token_versions) == {6} for s in again)
@@ -239,7 +239,7 @@ def test_a_dead_engine_is_an_error(make: Make) -> None:
     with pytest.raises(VllmError, match="EngineDead: the engine's process has ended"):
         to_the_end(decoder, 0)
     with pytest.raises(VllmError, match="vLLM failed at pausing"):
-        decoder.rest()
+        decoder.pause()
 
 
 def test_a_silent_engine_is_taken_for_hung(make: Make) -> None:

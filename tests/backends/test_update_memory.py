@@ -73,7 +73,7 @@ def rows() -> list[Any]:
 def actor_gradients(network: Any, training: Training, kept: int | None = None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Log-probs a row, and the gradient of a loss that weighs every token otherwise."""
     trainer = ActorTrainer(network, PPO, 0.8, 0, 1, training=training)
-    held = trainer.hold(rows(), list(PROMPTS), kept)
+    held = trainer.forward(rows(), list(PROMPTS), kept)
     logprobs = held.first
     trainer.optimizer.begin(held.passes)
     for group, (logp, entropy) in held.groups():
@@ -134,7 +134,7 @@ def test_short_weights_have_the_same_gradients_but_for_their_rounding(name: str,
 def critic_gradients(critic: Any, training: Training) -> list[torch.Tensor]:
     trainer = CriticTrainer(critic, PPO, 0, 1, training=training)
     trainer.optimizer.begin(1)
-    for group, (values,) in trainer.hold(rows(), list(PROMPTS), 0).groups():
+    for group, (values,) in trainer.forward(rows(), list(PROMPTS), 0).groups():
         weights = torch.cat([torch.arange(LENGTHS[r] - PROMPTS[r]) + r + 1.0 for r in group])
         trainer.optimizer.backward((weights.to(values) * values).sum())
     return [p.grad.clone() for p in trainer.optimizer.parameters if p.grad is not None]
@@ -156,7 +156,7 @@ def peak_of(network: Any, name: str) -> int:
     for weight in network.parameters():
         weight.grad = torch.zeros_like(weight)
     with LiveBytes() as counted:
-        for _, (logp, _) in trainer.hold([np.arange(75) + row for row in range(8)], [5] * 8).groups():
+        for _, (logp, _) in trainer.forward([np.arange(75) + row for row in range(8)], [5] * 8).groups():
             logp.sum().backward()
     return counted.peak
 

@@ -19,10 +19,10 @@ import pytest
 from oppo_contract.spec import RunSpec, TinyArchitecture, load_spec
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 from oppo_core.rewards.protocol import Answer
-from oppo_core.rollout.decoder import DecodeSettings, Decoding
+from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tokenizer import ByteCodec
-from oppo_core.vllm.build import decoder_of, own_places, reward_of
+from oppo_core.vllm.build import build_decoder, own_places, reward_of
 from oppo_core.vllm.engine_args import AGENT_STORE, APART, ENVIRONMENT, HANDLES, reward_arguments
 from oppo_core.vllm.errors import VllmError
 from scripts.vllm_names import FILE
@@ -151,7 +151,7 @@ def spec_of(process: str = "own", devices: int = 1, decoding: int = 0, scoring: 
     )  # fmt: skip
 
 
-def decoded(decoder: Decoding) -> list[list[int]]:
+def decoded(decoder: DecoderProtocol) -> list[list[int]]:
     some = [Sequence(i, 0, np.asarray([3 + i] * (2 + i))) for i in range(3)]
     try:
         decoder.begin(some, 7)
@@ -176,14 +176,14 @@ def test_the_three_places_write_the_same(told: Started) -> None:
     os.environ[AGENT_STORE] = "True"  # as below torchrun
     for process, devices, decoding in (("engine", 1, 0), ("own", 1, 0), ("own", 3, 2)):
         spec = spec_of(process, devices, decoding)
-        written.append(decoded(decoder_of(spec, Path("folder"), small_network(), SETTINGS, None, 8, 0)))
+        written.append(decoded(build_decoder(spec, Path("folder"), small_network(), SETTINGS, None, 8, 0)))
         assert (told.arguments["model"], told.arguments["gpu_memory_utilization"]) == ("folder", 0.25)
     assert written[0] == written[1] == written[2]
     assert AGENT_STORE not in os.environ
 
 
 def test_on_our_gpu_weights_come_by_handles(told: Started) -> None:
-    decoded(decoder_of(spec_of(vllm_sleep=True), Path("folder"), small_network(), SETTINGS, None, 8, 3))
+    decoded(build_decoder(spec_of(vllm_sleep=True), Path("folder"), small_network(), SETTINGS, None, 8, 3))
     assert (told.backend, told.arguments["device_ids"], told.arguments["tensor_parallel_size"]) == ("ipc", [3], 1)
     assert told.arguments["enable_sleep_mode"] is True
     assert "world_size" not in told.info
@@ -191,7 +191,7 @@ def test_on_our_gpu_weights_come_by_handles(told: Started) -> None:
 
 
 def test_on_gpus_of_its_own_weights_come_by_nccl_and_nothing_is_unpickled(told: Started) -> None:
-    decoded(decoder_of(spec_of(devices=3, decoding=2), Path("folder"), small_network(), SETTINGS, None, 8, 0))
+    decoded(build_decoder(spec_of(devices=3, decoding=2), Path("folder"), small_network(), SETTINGS, None, 8, 0))
     assert (told.backend, told.arguments["device_ids"], told.arguments["tensor_parallel_size"]) == ("nccl", [1, 2], 2)
     assert (told.info["world_size"], told.info["rank"], told.info["packed"]) == (3, 0, True)
     assert APART.items() <= os.environ.items()
@@ -200,7 +200,7 @@ def test_on_gpus_of_its_own_weights_come_by_nccl_and_nothing_is_unpickled(told: 
 
 
 def test_in_our_process_a_step_returns_its_own_tokens(told: Started) -> None:
-    decoded(decoder_of(spec_of("engine"), Path("folder"), small_network(), SETTINGS, None, 8, 2))
+    decoded(build_decoder(spec_of("engine"), Path("folder"), small_network(), SETTINGS, None, 8, 2))
     assert (told.arguments["async_scheduling"], told.arguments["device_ids"], told.backend) == (False, [2], "")
     assert ENVIRONMENT.items() <= os.environ.items()
 
@@ -212,7 +212,7 @@ MET = "handing over weights failed: RuntimeError: nobody came"
 def test_whoever_does_not_start_or_meet_leaves_nothing_behind(told: Started, fault: str, words: str) -> None:
     told.fault = fault
     with pytest.raises(VllmError, match=words):
-        decoder_of(spec_of(), Path("folder"), small_network(), SETTINGS, None, 8, 0)
+        build_decoder(spec_of(), Path("folder"), small_network(), SETTINGS, None, 8, 0)
     assert all(engine.dead for engine in told.engines)
 
 

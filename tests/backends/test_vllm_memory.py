@@ -10,7 +10,7 @@ import torch
 
 from oppo_contract.spec import TinyArchitecture
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
-from oppo_core.rollout.decoder import DecodeSettings, Decoding
+from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.vllm.errors import VllmError
 from oppo_core.vllm.inprocess import InProcessDecoder
@@ -36,9 +36,9 @@ def failing(error: Exception) -> Any:
     return fail
 
 
-def asleep(decoder: Decoding) -> Decoding:
+def asleep(decoder: DecoderProtocol) -> DecoderProtocol:
     decoder.begin([Sequence(0, 0, np.asarray([3, 4]))], 0)
-    decoder.rest()
+    decoder.pause()
     return decoder
 
 

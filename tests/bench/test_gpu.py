@@ -23,7 +23,7 @@ from oppo_bench.gpu.floor import Ceilings, Work, floors, needs
 from oppo_bench.gpu.racing import Entrant, Race, all_on_one_device
 from oppo_bench.gpu.random_models import Warehouse
 from oppo_core.models.adapters import merged_weights
-from oppo_core.rollout.decoder import DecodeSettings, Decoding
+from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.trace.gpu_stats import NoHardware
 from oppo_core.vllm.inprocess import InProcessDecoder
@@ -166,7 +166,7 @@ def test_lengths_are_imposed_on_vllm(tmp_path: Path) -> None:
     weights: Any = network
     here = InProcessDecoder(FakeEngine(network), settings, lambda: merged_weights(weights).items(), parameters=dict)
     apart = streaming(network, settings, None, interval=4, handles=False, sleeps=False)
-    decoder: Decoding
+    decoder: DecoderProtocol
     for decoder in (here, apart):
         impose_on_vllm(SimpleNamespace(decoder=decoder), SHORT)  # type: ignore[arg-type]
         answers = [Sequence(number, 0, np.array([3, 4, 5])) for number in range(3)]

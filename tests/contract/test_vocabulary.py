@@ -79,6 +79,18 @@ MODULES = {
 IDENTIFIERS = {
     "superfluous": "checkpoints_to_prune",
     "StepperMaker": "BackendFactory",
+    "EarlyOrder": "EarlyBatch",
+    "HeldForward": "RetainedForward",
+    "OrderedScorers": "ScorerProxy",
+    "RemoteScorers": "ProcessScorers",
+    "WholeScorers": "SinglePassScorers",
+    "codec_of": "load_codec",
+    "decoder_of": "build_decoder",
+    "let_go": "release",
+    "rates_stale": "scores_stale_tokens",
+    "start_judge": "start_evaluate",
+    "told_tokens": "response_tokens",
+    "wait_judge": "wait_evaluate",
 }
 
 

@@ -153,7 +153,7 @@ def streaming_inline() -> Iterator[None]:
     """Within it, engines stream to scorers in their own process: the same calls in the same order, without the pipe."""
     with (
         mock.patch.object(engine_module, "lay_out", return_value=INLINE),
-        mock.patch.object(engine_module, "RemoteScorers", lambda build, devices, threads, trace, silence: build(trace)),
+        mock.patch.object(engine_module, "ProcessScorers", lambda build, devices, threads, trace, silence: build(trace)),
     ):
         yield
 

@@ -88,7 +88,7 @@ def pair(request: pytest.FixtureRequest, world: Any, tmp_path_factory: pytest.Te
     off = world.spec({"steps": STEPS, "overlap": {"intra_step": "off"}}, both)
     on = world.spec({"steps": STEPS, "overlap": {"intra_step": "per_chunk"}}, both, on_only)
     first = {role: world.first_weights(off, role) for role in ROLES if role == "actor" or off.ppo.has_critic}
-    with mock.patch.object(overlapped, "SMALLEST_PASS_TOKENS", 20):  # these answers are few and short
+    with mock.patch.object(overlapped, "MIN_PASS_TOKENS", 20):  # these answers are few and short
         return Pair(world.run(off, out / "off", threads=1), world.run(on, out / "on", threads=2), first)
 
 
@@ -140,7 +140,7 @@ def test_the_same_weights_after_twenty_steps(pair: Pair, role: str) -> None:
     assert distance(on, off) <= 1e-6 * distance(off, first)
 
 
-def test_the_runs_learn_and_defer_so_that_equality_means_something(pair: Pair) -> None:
+def test_the_compared_runs_learn_and_defer(pair: Pair) -> None:
     kl = [float(step.experience.kl.sum(-1).mean()) for step in pair.off.steps]
     assert sum(kl[-5:]) / 5 > 1.0, "the policy hardly moved"
     ages = [s.age for step in pair.on.steps for s in step.experience.sequences]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import TinyTransformer
-from oppo_core.rollout.sampling import Filters, sample, sample_among, uniforms
+from oppo_core.rollout.sampling import Filters, sample, sample_filtered, uniforms
 
 STOPPED, LENGTH = "stop", "length"
 TAGS = ("weights", "kv_cache")  # what sleeps
@@ -88,7 +88,7 @@ class FakeEngine:
         if filters == Filters(None, None, None):
             token, logprob = sample(logits_1V, uniform, given["temperature"])
             return int(token), float(logprob), None
-        token, logprob, allowed_1V = sample_among(logits_1V, uniform, given["temperature"], filters)
+        token, logprob, allowed_1V = sample_filtered(logits_1V, uniform, given["temperature"], filters)
         return int(token), float(logprob), allowed_1V[0].nonzero()[:, 0].tolist()
 
     @staticmethod

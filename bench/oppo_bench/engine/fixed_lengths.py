@@ -21,7 +21,7 @@ class ImposedDecoder(Decoder):
     lengths: Lengths
     ends: dict[int, int]
 
-    def _ends(self, sequence: Sequence, token: int) -> bool:
+    def _is_finished(self, sequence: Sequence) -> bool:
         end = self.ends.get(sequence.sequence_id)
         if end is None:
             end = self.ends[sequence.sequence_id] = self.lengths.of(sequence.sequence_id)
@@ -42,10 +42,10 @@ class PaddedDecoder(ImposedDecoder):
         self.decoded -= padding
         return done
 
-    def _ends(self, sequence: Sequence, token: int) -> bool:
-        return sequence.sequence_id != PADDING and super()._ends(sequence, token)
+    def _is_finished(self, sequence: Sequence) -> bool:
+        return sequence.sequence_id != PADDING and super()._is_finished(sequence)
 
-    def _leave(self, row: int) -> None:
+    def _remove(self, row: int) -> None:
         """The row goes on, and nobody reads what it writes."""
         left = self.live[row]
         self.live[row] = Sequence(PADDING, left.prompt_index, left.prompt)
@@ -57,7 +57,7 @@ class PaddedDecoder(ImposedDecoder):
 class EndlessDecoder(ImposedDecoder):
     """Never ends an answer: for measuring decoding with every row live."""
 
-    def _ends(self, sequence: Sequence, token: int) -> bool:
+    def _is_finished(self, sequence: Sequence) -> bool:
         return False
 
 

@@ -44,12 +44,12 @@ class GivenAnswers(ImposedDecoder):
     """A decoder that costs nothing: answers of the imposed lengths, made of random tokens, are simply there."""
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
-        """See `Decoding.begin`."""
+        """See `DecoderProtocol.begin`."""
         self.live = list(sequences)
         return 0
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
-        """See `Decoding.advance`; every answer is complete at once, the same ones every `BATCHES` steps."""
+        """See `DecoderProtocol.advance`; every answer is complete at once, the same ones every `BATCHES` steps."""
         for sequence in self.live:
             number = sequence.sequence_id % (BATCHES * len(self.live))
             count = self.lengths.of(number)

@@ -18,7 +18,7 @@ from oppo_core.models.upcast import precise
 from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.incremental_prefill import Stream
+from oppo_core.scoring.incremental_prefill import IncrementalPrefill
 
 PROMPTS, COMPANY, CHUNK = 8, 4, 16
 # The temperature at which the likeliest token is drawn: far below the gaps between logits, which decide in float32.
@@ -142,7 +142,7 @@ def gradients(network: HuggingNetwork, load: Load) -> Finding:
 
 def _states(network: HuggingNetwork, answers: dict[int, NDArray[np.int64]], chunk: int) -> dict[int, Tensor]:
     """Hidden states [T, H] of every answer, read in pieces of `chunk` tokens."""
-    stream = Stream(network, len(answers), CONTEXT, PassBudget(4096))
+    stream = IncrementalPrefill(network, len(answers), CONTEXT, PassBudget(4096))
     states: dict[int, list[Tensor]] = {n: [] for n in answers}
     for end in range(chunk, CONTEXT + chunk, chunk):
         told = {n: tokens[:end] for n, tokens in answers.items()}

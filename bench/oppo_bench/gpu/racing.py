@@ -73,7 +73,7 @@ class Race:
 @contextmanager
 def all_on_one_device() -> Iterator[None]:
     """Lay runs on a CPU out as on a GPU, until the end of the block: one device and process, its decoder, scorers in a thread."""
-    lay_out, remote, decoder_of = engines.lay_out, engines.RemoteScorers, engines.decoder_of
+    lay_out, remote, build_decoder = engines.lay_out, engines.ProcessScorers, engines.build_decoder
 
     def as_on_a_gpu(spec: Any, device: Any, threads: int, hidden: int, named: Any = str) -> Layout:
         laid_out: Layout = lay_out(spec, torch.device("cuda", 0), threads, hidden, lambda _: "cpu:0")
@@ -86,11 +86,11 @@ def all_on_one_device() -> Iterator[None]:
         kind = DeviceDecoder if settings.filters is None else Decoder
         return kind(actor, settings, slots, stops)
 
-    engines.lay_out, engines.RemoteScorers, engines.decoder_of = as_on_a_gpu, in_this_process, on_the_device
+    engines.lay_out, engines.ProcessScorers, engines.build_decoder = as_on_a_gpu, in_this_process, on_the_device
     try:
         yield
     finally:
-        engines.lay_out, engines.RemoteScorers, engines.decoder_of = lay_out, remote, decoder_of
+        engines.lay_out, engines.ProcessScorers, engines.build_decoder = lay_out, remote, build_decoder
 
 
 class Entrant:

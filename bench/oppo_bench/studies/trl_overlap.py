@@ -47,7 +47,8 @@ def impose(rollouts: Any, work: Any) -> None:
     """Let answers end at their imposed lengths, and tell how many tokens each batch has."""
     own = rollouts.next
 
-    def ends(sequence: Any, token: int) -> bool:
+    def is_finished(sequence: Any) -> bool:
+        token = sequence.response[-1]
         sequence.finished = sequence.ended_by_eos = sequence.length >= work.lengths[sequence.sequence_id]
         eos = rollouts._decoder.settings.eos
         sequence.response[-1] = eos if sequence.finished else 3 if token == eos else token
@@ -58,7 +59,7 @@ def impose(rollouts: Any, work: Any) -> None:
         work.tokens = sum(sequence.length for sequence in rollout.sequences)
         return rollout
 
-    rollouts._decoder._ends, rollouts.next = ends, batch
+    rollouts._decoder._is_finished, rollouts.next = is_finished, batch
 
 
 def race(repetitions: int, steps: int, threads: int, seed: int) -> tuple[dict[str, Any], list[Any], Any]:

@@ -18,7 +18,7 @@ from oppo_core.checkpointing.reshard import cohorts_of, dealt
 from oppo_core.checkpointing.save_restore import SEQUENCE_FIELDS
 from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rollout.pool import Pool
-from oppo_core.rollout.prompt_sharding import Turns
+from oppo_core.rollout.prompt_sharding import PromptSharding
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tail_batch import TailBatchPool
 from tests.engine.distributed.test_process_group import DEFER, PLAIN, Rank, Tree, sound, trained_by, weights
@@ -53,7 +53,7 @@ class Member:
 
     def __init__(self, case: Case, state: Tree, world: int, random: np.random.Generator) -> None:
         self.random = random
-        self.pool = POOLS[case.rule](BATCH // world, case.max_age, case.group, turns=Turns(**state["turns"]))
+        self.pool = POOLS[case.rule](BATCH // world, case.max_age, case.group, sharding=PromptSharding(**state["turns"]))
         self.pool.sequences, self.pool.queue = (
             [Sequence(prompt=PROMPT, **row) for row in state[kind]] for kind in ("pool", "queue")
         )
@@ -88,7 +88,7 @@ class Member:
         if half:
             return []
         batch = self.pool.take_batch(self.finishers)
-        self.cohorts.finish(self.pool.settled(self.finishers, batch))
+        self.cohorts.finish(self.pool.final(self.finishers, batch))
         self.pool.discarded, self.finishers = [], None
         return [s.sequence_id for s in batch]
 
@@ -99,7 +99,7 @@ class Member:
         half = None if self.finishers is None else {"batch": {"finishers": [s.sequence_id for s in self.finishers]}}
         spec = {"ppo": {"group_size": case.group}, "overlap": {"inter_step": case.rule}}
         state = {"spec": spec, "pool": rows[0], "queue": rows[1], "suspended": half, "progress": {}}
-        state |= {"turns": asdict(pool.turns), "cohorts": asdict(self.cohorts)}
+        state |= {"turns": asdict(pool.sharding), "cohorts": asdict(self.cohorts)}
         told: Tree = json.loads(json.dumps(state))
         return told
 
@@ -108,11 +108,11 @@ class Member:
 @given(cases())
 def test_whoever_takes_a_run_up_loses_nothing_and_draws_each_prompt_once(case: Case) -> None:
     random, version = np.random.default_rng(case.seed), 0
-    states = [{"turns": asdict(Turns()), "pool": [], "queue": [], "cohorts": asdict(Cohorts())}]
+    states = [{"turns": asdict(PromptSharding()), "pool": [], "queue": [], "cohorts": asdict(Cohorts())}]
     drawn: list[int] = []
     trained: list[int] = []
     for world, overcommits, half in [*case.parts, (1, [0] * 6, False)]:
-        blank = [states[0] | {"turns": asdict(Turns(rank, world))} for rank in range(world)]
+        blank = [states[0] | {"turns": asdict(PromptSharding(rank, world))} for rank in range(world)]
         states = dealt(states, world) if version else blank
         members = [Member(case, state, world, random) for state in states]
         for number, overcommit in enumerate(overcommits):
@@ -152,7 +152,7 @@ def test_format_4_told_how_many_answers_were_begun_and_nothing_of_turns() -> Non
     states = [old | {"sequences_started": count, "progress": {"step": 3, "passes": passes}} for count, passes in counts]
     (one,) = dealt(states, 1)
     assert one["progress"] == {"step": 3, "passes": {"actor": 16, "scorers": 32}}
-    turns = Turns(**one["turns"])
+    turns = PromptSharding(**one["turns"])
     assert [turns.take() for _ in range(3)] == [3, 5, 6]
 
 
@@ -197,7 +197,7 @@ def test_answers_in_flight_go_on_with_whoever_takes_the_run_up(world: Any, tmp_p
     left = [s.sequence_id for s in (*pool.sequences, *pool.queue)]
     assert len(trained) == 6 * 6
     assert len(set(trained + left)) == len(trained + left)
-    assert {*trained, *left, *pool.turns.owed[pool.turns.taken :]} == set(range(pool.turns.coming))
+    assert {*trained, *left, *pool.sharding.owed[pool.sharding.taken :]} == set(range(pool.sharding.coming))
 
 
 @pytest.mark.full
@@ -212,4 +212,4 @@ def test_a_half_done_step_is_begun_anew_with_the_tokens_that_it_has(world: Any, 
     pool = last.engine.pool
     left = [s.sequence_id for s in pool.sequences]
     assert len(set(trained + left)) == len(trained + left)
-    assert {*trained, *left, *pool.turns.owed[pool.turns.taken :]} == set(range(pool.turns.coming))
+    assert {*trained, *left, *pool.sharding.owed[pool.sharding.taken :]} == set(range(pool.sharding.coming))

@@ -23,7 +23,7 @@ from oppo_contract.events import parse_event
 from oppo_core.checkpointing.atomic_dir import MANIFEST, sha256
 from oppo_core.checkpointing.save_restore import CheckpointError, verify
 from oppo_core.reporting.event_log import Journal
-from oppo_core.scoring.early import EarlyOrder, EarlyScorers
+from oppo_core.scoring.early import EarlyBatch, EarlyScorers
 from oppo_core.train import resume_step
 from oppo_core.update import overlapped
 from tests.engine.conftest import newest, streaming_inline
@@ -223,7 +223,7 @@ def test_stopped_at_every_chunk_it_ends_with_the_same_results(world: Any, tmp_pa
     spec = world.spec(short, {"overlap": {"chunk": {"size": 16}}}, INTERRUPTED[name])
     streamed = spec.overlap.intra_step != "off"
     early = mock.patch.object(EarlyScorers, "train_early", autospec=True, side_effect=EarlyScorers.train_early)
-    with mock.patch.object(overlapped, "SMALLEST_PASS_TOKENS", 20):
+    with mock.patch.object(overlapped, "MIN_PASS_TOKENS", 20):
         plain = world.run(spec, tmp_path / "plain", inline=streamed)
         trained_early = early.start()
         run, attempts, carried = None, 0, set()
@@ -331,22 +331,22 @@ def test_what_stopped_an_answer_is_known_to_the_scorers_after_a_resume(world: An
         engine = world.assemble(spec, tmp_path, resume=newest(tmp_path))
     assert engine.batch is not None
     resume_step(engine, engine.batch, engine.progress.step)
-    assert {i: track.stopped for i, track in engine.scorers.tracks.items()} == told
+    assert {i: track.stopped for i, track in engine.scorers.sequences.items()} == told
     engine.journal.close()
 
 
 def test_an_actor_that_rests_after_all_is_not_trained_early(world: Any, tmp_path: Path) -> None:
     """Stopped after its partner began to train the actor, and resumed with a longer warm-up of the critic: as without overlap."""
     early = {"steps": 4, "overlap": {"chunk": {"size": 16}, "update_overlap": True}, "ppo": {"entropy_coefficient": 0.01}}
-    orders: list[EarlyOrder] = []
+    orders: list[EarlyBatch] = []
 
-    def train_early(scorers: EarlyScorers, order: EarlyOrder) -> None:
+    def train_early(scorers: EarlyScorers, order: EarlyBatch) -> None:
         orders.append(order)
         plainly(scorers, order)
 
     plainly = EarlyScorers.train_early
     with (
-        mock.patch.object(overlapped, "SMALLEST_PASS_TOKENS", 20),
+        mock.patch.object(overlapped, "MIN_PASS_TOKENS", 20),
         mock.patch.object(EarlyScorers, "train_early", train_early),
     ):
         run = world.run(world.spec(early), tmp_path / "a", inline=True, should_stop=lambda: True)

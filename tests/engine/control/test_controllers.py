@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from oppo_contract.spec import Chunk, Overcommit
 from oppo_core.control.controllers import (
-    MOST_CANDIDATES,
-    TRIALS,
+    MAX_CANDIDATES,
+    TRIALS_PER_SIZE,
     ChunkState,
     OvercommitState,
+    adjust_chunk,
+    adjust_overcommit,
     chunk_candidates,
-    steer_chunk,
-    steer_overcommit,
 )
 
 MANY = settings(max_examples=150, deadline=None)
@@ -31,7 +31,7 @@ def after(settings_: Overcommit, means: list[float], error: float, start: int | 
     state = OvercommitState(settings_.initial if start is None else start)
     path = [state.overcommit]
     for mean in means:
-        decision = steer_overcommit(state, settings_, mean, error)
+        decision = adjust_overcommit(state, settings_, mean, error)
         assert (decision.old, decision.new) == (path[-1], state.overcommit)
         assert decision.reason
         path.append(state.overcommit)
@@ -111,13 +111,13 @@ def test_a_better_last_step_never_defers_less(rule: Overcommit, means: list[floa
 
 @MANY
 @given(rule=overcommits(), means=MEANS, error=st.floats(0.125, 3, width=32), cut=st.integers(0, 30))
-def test_the_state_is_all_that_the_controller_remembers(rule: Overcommit, means: list[float], error: float, cut: int) -> None:
+def test_the_controller_has_no_hidden_state(rule: Overcommit, means: list[float], error: float, cut: int) -> None:
     """A copy of the state goes on alike: what a checkpoint needs, and what "pure function of recorded signals" means."""
     state, copy = OvercommitState(rule.initial), OvercommitState(rule.initial)
     for number, mean in enumerate(means):
         if number == cut:
             copy = OvercommitState(**asdict(state))
-        assert steer_overcommit(state, rule, mean, error) == steer_overcommit(copy, rule, mean, error)
+        assert adjust_overcommit(state, rule, mean, error) == adjust_overcommit(copy, rule, mean, error)
     assert state == copy
     assert len(state.means) <= rule.window + 1
 
@@ -130,14 +130,14 @@ def tuned(rule: Chunk, cost: Any, steps: int, longest: int = 512) -> tuple[list[
     state, sizes, decisions = ChunkState(rule.size), [], []
     for number in range(steps):
         sizes.append(state.current)
-        decision = steer_chunk(state, rule, longest, cost(number, state.current))
+        decision = adjust_chunk(state, rule, longest, cost(number, state.current))
         decisions += [decision] if decision is not None else []
     return sizes, decisions
 
 
 def test_the_tuner_tries_every_candidate_interleaved_and_keeps_the_cheapest() -> None:
     sizes, decisions = tuned(TUNER, lambda _, size: abs(size - 15) + 1.0, 24)
-    assert sizes == [32] * 12 + [8, 16, 64] * TRIALS + [16] * 3
+    assert sizes == [32] * 12 + [8, 16, 64] * TRIALS_PER_SIZE + [16] * 3
     assert [(d.old, d.new) for d in decisions] == [(32, 16)]
     assert all(f"{size}:" in decisions[0].reason for size in (8, 16, 64))
 
@@ -147,7 +147,7 @@ def test_one_slow_step_does_not_mislead_the_tuner() -> None:
     assert decisions[0].new == 16
 
 
-def test_exploring_comes_back_every_so_many_steps_and_follows_a_change() -> None:
+def test_exploration_repeats_and_follows_a_change() -> None:
     sizes, decisions = tuned(TUNER, lambda step, size: float(size if step < 22 else -size), 36)
     assert [(d.old, d.new) for d in decisions] == [(32, 8), (8, 64)]
     assert sizes[21:24] == [8] * 3
@@ -161,10 +161,10 @@ def test_a_fixed_chunk_is_never_touched() -> None:
 
 @MANY
 @given(size=st.integers(1, 5000), longest=st.integers(1, 20000))
-def test_default_candidates_are_powers_of_two_near_the_present_one(size: int, longest: int) -> None:
+def test_default_candidates_are_powers_of_two_near_the_current_size(size: int, longest: int) -> None:
     candidates = chunk_candidates(size, Chunk(controller="tuner", size=size), longest)
     assert candidates == sorted(set(candidates))
-    assert 1 <= len(candidates) <= MOST_CANDIDATES == 5
+    assert 1 <= len(candidates) <= MAX_CANDIDATES == 5
     assert all(c & (c - 1) == 0 and 8 <= c <= max(8, longest // 2) for c in candidates)
     assert all(other == 2 * one for one, other in pairwise(candidates)), "neighbours"
     if 8 <= size <= longest // 2:
@@ -173,7 +173,9 @@ def test_default_candidates_are_powers_of_two_near_the_present_one(size: int, lo
 
 @MANY
 @given(
-    costs=st.lists(st.lists(st.floats(1, 2, width=32), min_size=TRIALS, max_size=TRIALS), min_size=2, max_size=5),
+    costs=st.lists(
+        st.lists(st.floats(1, 2, width=32), min_size=TRIALS_PER_SIZE, max_size=TRIALS_PER_SIZE), min_size=2, max_size=5
+    ),
     every=st.integers(1, 7),
 )
 def test_the_tuner_picks_the_lowest_median(costs: list[list[float]], every: int) -> None:
@@ -189,5 +191,5 @@ def test_the_tuner_picks_the_lowest_median(costs: list[list[float]], every: int)
         seen[size] += 1
         return costs[candidates.index(size)][seen[size] - 1]
 
-    _, decisions = tuned(rule, cost, every + TRIALS * len(costs))
+    _, decisions = tuned(rule, cost, every + TRIALS_PER_SIZE * len(costs))
     assert [d.new for d in decisions] == [candidates[medians.index(min(medians))]]

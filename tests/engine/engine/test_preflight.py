@@ -20,7 +20,7 @@ from oppo_core.engine import preflight as looked
 from oppo_core.engine.build import slots
 from oppo_core.engine.memory_estimate import Role, Shape, checkpoint_bytes, memory_of, shape_of
 from oppo_core.engine.preflight import PreflightError, preflight, refuse_impossible, said
-from oppo_core.ppo.optimizer import size_of
+from oppo_core.ppo.optimizer import tensor_bytes
 
 RULE = {"model": None, "rule": "letters:score"}
 
@@ -156,7 +156,7 @@ def test_average_and_texts_are_counted(world: Any, tmp_path: Path, dtype: str) -
     findings = preflight(spec, [world.folder])
     by_name = {item.name: item.size for item in findings.holdings[0].memory}
     actor = engine.actor
-    assert by_name["actor: moving average"] == size_of(actor.average.state().values())
+    assert by_name["actor: moving average"] == tensor_bytes(actor.average.state().values())
     assert by_name["texts that are mixed in"] == sum(ids.nbytes for ids in actor.mix.texts)
     (event,) = [event for event in world_events(tmp_path) if event["kind"] == "checkpoint"]
     assert findings.checkpoint == pytest.approx(event["bytes"], rel=0.3)

@@ -16,7 +16,7 @@ from oppo_core.engine.build import build_scorers
 from oppo_core.engine.layout import device_of, lay_out, scoring_device
 from oppo_core.engine.preflight import Findings, preflight
 from oppo_core.engine.state import Engine, Progress
-from oppo_core.scoring.scorers import Growth
+from oppo_core.scoring.scorers import SequenceDelta
 from oppo_core.trace.recorder import Recorder
 from oppo_core.update.strategies import PlainUpdate
 
@@ -61,9 +61,9 @@ def test_everything_that_reads_and_learns_there_is_there(world: Any) -> None:
     scorers = build_scorers(spec, [world.folder], NOWHERE, None, None, None, None, Recorder(("meta",)))
     networks = [scorers.reference.network, scorers.trainer.network, scorers.reward.streams[0].network]
     assert {weight.device for network in networks for weight in network.parameters()} == {NOWHERE}
-    scorers.begin([Growth(n, 5, np.arange(3, 8 + n), False) for n in range(3)])
-    scorers.extend([Growth(0, 5, np.arange(3, 5), True), Growth(2, 5, np.arange(3, 9), False)], 1)
-    assert [len(logp) for logp in scorers.tracks[2].reference_logprobs] == [2, 6]
+    scorers.begin([SequenceDelta(n, 5, np.arange(3, 8 + n), False) for n in range(3)])
+    scorers.extend([SequenceDelta(0, 5, np.arange(3, 5), True), SequenceDelta(2, 5, np.arange(3, 9), False)], 1)
+    assert [len(logp) for logp in scorers.sequences[2].reference_logprobs] == [2, 6]
     assert scorers.reward._streamed[0, 0].device == NOWHERE
     scorers.close()
 
@@ -73,8 +73,8 @@ def test_the_critic_is_trained_first_where_two_sums_of_a_gpu_could_block_each_ot
     in_turn: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("oppo_core.update.strategies.experience_of", lambda *_: (SimpleNamespace(own=[]), {}))
-    monkeypatch.setattr("oppo_core.update.strategies.critic_order", lambda *_: None)
+    monkeypatch.setattr("oppo_core.update.strategies.compute_experience", lambda *_: (SimpleNamespace(own=[]), {}))
+    monkeypatch.setattr("oppo_core.update.strategies.build_critic_update", lambda *_: None)
     scorers = SimpleNamespace(
         start_critic_update=lambda _: told.append("begin"), wait_critic_update=lambda: told.append("critic") or {"critic/lr": 1.0}
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_the_critic_is_trained_first_where_two_sums_of_a_gpu_could_block_each_ot
         actor=SimpleNamespace(update=lambda *_: told.append("actor") or {"actor/lr": 2.0}),
     )  # fmt: skip
     engine.updates_in_turn = Engine.updates_in_turn.fget(engine)  # type: ignore[attr-defined]
-    _, metrics = PlainUpdate().learn(engine, [], 0)
+    _, metrics = PlainUpdate().train_batch(engine, [], 0)
     assert told == ["begin", *(("critic", "actor") if in_turn and not apart else ("actor", "critic"))]
     assert metrics == {"actor/lr": 2.0, "critic/lr": 1.0}
 

@@ -71,7 +71,7 @@ def test_the_same_weights_give_the_same_and_greedy_takes_the_likeliest(world: An
         with torch.no_grad():
             likeliest = engine.actor.network.logits(engine.actor.network.hidden(tokens, positions))[0].argmax(-1)
         assert answer.response == likeliest[len(answer.prompt) - 1 : -1].tolist()
-    assert engine.scorers.tracks == {}
+    assert engine.scorers.sequences == {}
     engine.scorers.close()
 
 
@@ -148,14 +148,14 @@ def test_a_run_that_ends_early_evaluates_its_last_weights(world: Any, tmp_path: 
 @contextmanager
 def scored(said: Callable[[int], float | None]) -> Iterator[None]:
     """The reward says `said(number of the evaluation)` of its fourth answer, unless that is None."""
-    plain, count = ScorerSet.wait_judge, [-1]
+    plain, count = ScorerSet.wait_evaluate, [-1]
 
-    def wait_judge(scorers: ScorerSet) -> dict[int, float]:
+    def wait_evaluate(scorers: ScorerSet) -> dict[int, float]:
         count[0] += 1
         told = said(count[0])
         return plain(scorers) | ({} if told is None else {APART + 3: told})
 
-    with mock.patch.object(ScorerSet, "wait_judge", wait_judge):
+    with mock.patch.object(ScorerSet, "wait_evaluate", wait_evaluate):
         yield
 
 

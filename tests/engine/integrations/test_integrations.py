@@ -24,7 +24,7 @@ from oppo_core.rollout.sequence import Sequence
 
 PAD, EOS, VOCAB = 0, 1, 12
 SETTINGS = DecodeSettings(
-    seed=3, eos=EOS, temperature=0.9, max_prompt=5, max_new=24, micro_batch_tokens=200, rates_stale=True
+    seed=3, eos=EOS, temperature=0.9, max_prompt=5, max_new=24, micro_batch_tokens=200, scores_stale_tokens=True
 )  # fmt: skip
 SHAPE = TinyArchitecture(vocab=VOCAB, context=64, hidden=16, layers=1, heads=2)
 

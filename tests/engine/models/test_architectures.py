@@ -17,9 +17,9 @@ from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.rewards.composite import Part, Rewards
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sampling import Filters
-from oppo_core.rollout.sampling_support import restricted
+from oppo_core.rollout.sampling_support import mask_unsupported
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.scorers import Growth, Networks, ScorerSet
+from oppo_core.scoring.scorers import Networks, ScorerSet, SequenceDelta
 from oppo_core.trace.recorder import Recorder
 from tests.engine.models.architectures import (
     ARCHITECTURES,
@@ -78,12 +78,12 @@ def streamed(folder: Path, name: str, rows: list[Tokens], dtype: torch.dtype) ->
     trainer = CriticTrainer(critic, Ppo(batch_size=4), 0, 1)
     scorers = ScorerSet(networks, trainer, len(rows), CONTEXT, 60, TEMPERATURE, Recorder(("cpu:0",)))
     for turn in range(max(len(ends) for _, ends in SCHEDULES)):
-        growths = []
+        deltas = []
         for number, (prompt, ends) in enumerate(SCHEDULES):
             if turn < len(ends):
                 first = ends[turn - 1] if turn else 0
-                growths.append(Growth(number, prompt, rows[number][first : ends[turn]], turn == len(ends) - 1))
-        scorers.extend(growths, turn)
+                deltas.append(SequenceDelta(number, prompt, rows[number][first : ends[turn]], turn == len(ends) - 1))
+        scorers.extend(deltas, turn)
     scorers.start_collect(list(range(len(rows))))
     return scorers, scorers.wait_collect()  # type: ignore[return-value]
 
@@ -121,7 +121,7 @@ def test_decoding_gives_the_log_probs_of_one_pass(
     folders: Folders, name: str, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uneven prompts, rows that leave, one that joins half-finished, all beyond the window; with filters, kept caches, bands."""
-    monkeypatch.setattr("oppo_core.rollout.decoder.BAND_PAYS_CELLS", 1 if kept else 10**9)
+    monkeypatch.setattr("oppo_core.rollout.decoder.BAND_COST_CELLS", 1 if kept else 10**9)
     folder = folders(name)
     actor = load(folder, "actor", "lm", torch.float64)
     settings = DecodeSettings(
@@ -141,7 +141,7 @@ def test_decoding_gives_the_log_probs_of_one_pass(
     for row, logits, sequence in zip(rows, plain_actor(folder, torch.float64)(rows, True, "logits"), sequences, strict=True):
         first = len(sequence.prompt)
         told = torch.from_numpy(row[first:])[:, None]
-        among = restricted(logits[first - 1 : -1] / TEMPERATURE, sequence.support)
+        among = mask_unsupported(logits[first - 1 : -1] / TEMPERATURE, sequence.support)
         logp = torch.log_softmax(among, -1).gather(-1, told)[:, 0]
         np.testing.assert_allclose(sequence.behaviour_logprobs, logp.numpy(), rtol=0, atol=1e-10)
     assert max(len(row) for row in rows) > 2 * WINDOW

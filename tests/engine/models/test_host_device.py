@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from oppo_core.models.host_device import on_host, to_device
-from oppo_core.scoring.incremental_prefill import Stream
+from oppo_core.scoring.incremental_prefill import IncrementalPrefill
 
 WAITS = {"item", "tolist", "cpu", "numpy"}
 
@@ -41,6 +41,6 @@ def test_lists_arrays_and_tensors_go_to_the_device() -> None:
 
 def test_reading_asks_the_device_nothing() -> None:
     """`last` is the host's own array: its `tolist` is the one call allowed."""
-    assert waiting_calls(Stream._window) == ["tolist"]
-    for function in (Stream.read, Stream._read_whole, Stream._read_on, Stream._note):
-        assert waiting_calls(function) == []
+    assert waiting_calls(IncrementalPrefill._window) == ["tolist"]
+    for name in ("read", "_read_whole", "_read_growing", "_record"):
+        assert waiting_calls(getattr(IncrementalPrefill, name)) == []

@@ -21,7 +21,7 @@ KL_COEFFICIENT = 0.1
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_combined_they_are_the_gradient_of_the_loss(world: Any, tmp_path: Path, name: str) -> None:
+def test_combined_early_gradients_equal_the_gradient_of_the_loss(world: Any, tmp_path: Path, name: str) -> None:
     spec = world.spec({"steps": 1, "overlap": {"intra_step": "off"}, "ppo": SETTINGS[name]})
     e = world.run(spec, tmp_path / "run").steps[0].experience
     engine = world.assemble(spec, tmp_path / "fresh")
@@ -30,7 +30,7 @@ def test_combined_they_are_the_gradient_of_the_loss(world: Any, tmp_path: Path, 
     trainer.accumulate(e, rows, KL_COEFFICIENT, tokens, sums, 0)
     expected = trainer.optimizer.take_gradients()
     early = EarlyGradients.shared(trainer)
-    early.add(trainer, e, trainer.hold(e.tokens, e.prompt_lengths, supports=supports), KL_COEFFICIENT)
+    early.add(trainer, e, trainer.forward(e.tokens, e.prompt_lengths, supports=supports), KL_COEFFICIENT)
     mean, scale = whitening(e.raw_advantages, e.mask) if spec.ppo.whiten_advantages else (0.0, 1.0)
     part = early.combine(rows, mean, scale, tokens)
     for gradient, wanted in zip(part.gradients, expected, strict=True):

@@ -95,7 +95,7 @@ def test_members_answer_one_prompt_each_with_its_own_randomness(world: Any, tmp_
     assert {role for _, role in layout.lanes()} == {"actor", "reward", "reference"}
 
 
-def test_tail_batching_counts_what_it_throws_away(world: Any, tmp_path: Path) -> None:
+def test_tail_batching_counts_discarded_tokens(world: Any, tmp_path: Path) -> None:
     """Every token that was decoded is trained or wasted, and every step is on-policy."""
     spec = world.spec({"steps": 8, "overlap": {"inter_step": "tail_batch", "overcommit": {"initial": 3}}})
     run = world.run(spec, tmp_path, inline=True)

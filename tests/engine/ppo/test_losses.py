@@ -124,7 +124,7 @@ def test_policy_loss(log_ratio: float, advantage: float, weight: float, clip: fl
         assert bool(clipped) == outside
 
 
-def test_only_clipped_or_bounded_tokens_stop_teaching() -> None:
+def test_only_clipped_or_bounded_tokens_have_no_gradient() -> None:
     logp = torch.tensor([0.5, -0.5, 3.0, 0.5, -0.5], dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([1.0, -1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
     loss, _ = policy_loss(logp, torch.zeros(5).double(), advantages, torch.ones(5).double(), 0.2, 4.0)
@@ -200,7 +200,7 @@ def test_ragged_batches_are_the_cheapest_of_all(lengths: list[int], budget: int)
     assert ours == pytest.approx(cheapest(tuple(range(len(lengths))), lengths, budget))
 
 
-def test_where_launching_is_dear_rows_share_a_pass() -> None:
+def test_rows_share_a_pass_when_launches_are_expensive() -> None:
     """A chunk of 32 rows of very different length: several passes on a CPU, one through a small network on a GPU."""
     new, seen = [32] * 32, [100 + 20 * row for row in range(32)]
     small, large = costs_on_gpu(24, 494_032_768, 896), costs_on_gpu(28, 7_615_616_512, 3584)

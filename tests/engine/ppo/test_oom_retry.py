@@ -84,7 +84,7 @@ def without_room(network: Any) -> None:
     network.hidden = hidden
 
 
-def test_reading_and_prefill_shrink_and_a_resumed_run_goes_on_with_it(world: Any, tmp_path: Path) -> None:
+def test_scorer_and_prefill_budgets_shrink_and_stay_small_after_a_resume(world: Any, tmp_path: Path) -> None:
     spec = world.spec({"steps": 3, "ppo": {"micro_batch_tokens": 300}, "checkpoints": {"every_steps": 1, "keep": 5}})
     plain = world.run(spec, tmp_path / "plain", inline=True)
     with world.streaming_inline():
@@ -126,16 +126,16 @@ def resumed(world: Any, spec: Any, folder: Path, own: dict[str, int], scorers: d
     assert {budget.name: budget.tokens for budget in engine.scorers._budgets} == scorers
 
 
-def test_a_budget_tells_what_became_of_it() -> None:
+def test_a_budget_reports_its_reductions() -> None:
     told: list[Shrunk] = []
-    budget = PassBudget(100, name="reads", told=told.append)
+    budget = PassBudget(100, name="reads", on_shrink=told.append)
 
     def compute() -> int:
         if budget.tokens > 50:
             raise torch.OutOfMemoryError("tried to allocate 2 GiB")
         return budget.tokens
 
-    assert budget.shrinking("the scorers' reading", compute) == 50
+    assert budget.run("the scorers' reading", compute) == 50
     assert told == [Shrunk("reads", 100, 50, "the scorers' reading ran out of memory: tried to allocate 2 GiB")]
     limit([budget], {"reads": 80, "prefill": 20})
     assert budget.tokens == 50
@@ -143,7 +143,7 @@ def test_a_budget_tells_what_became_of_it() -> None:
     assert budget.tokens == 20
 
 
-def test_what_the_log_says_of_it_is_no_reason_to_give_a_run_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_warning_matches_no_retry_rule(caplog: pytest.LogCaptureFixture) -> None:
     """The run goes on; when it dies later of something else, the last lines are looked at for what must not be tried again."""
     budget = PassBudget(100, name="reads")
 
@@ -151,12 +151,12 @@ def test_what_the_log_says_of_it_is_no_reason_to_give_a_run_up(caplog: pytest.Lo
         if budget.tokens > 50:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    budget.shrinking("the scorers' reading", compute)
+    budget.run("the scorers' reading", compute)
     assert "50 tokens a pass instead of 100" in caplog.text
     assert not [rule for rule in Retries().rules if rule.match.lower() in caplog.text.lower()]
 
 
-def test_what_does_not_fit_row_by_row_ends_by_name() -> None:
+def test_a_pass_that_does_not_fit_with_one_row_raises_an_error_that_names_it() -> None:
     budget, seen = PassBudget(100, may_shrink=True), []
 
     def compute() -> None:
@@ -164,13 +164,13 @@ def test_what_does_not_fit_row_by_row_ends_by_name() -> None:
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
     with pytest.raises(MemoryShortError, match=r"the critic's update does not fit .* tried to allocate 2 GiB.* models\.lora"):
-        budget.shrinking("the critic's update", compute)
+        budget.run("the critic's update", compute)
     assert seen == [100, 50, 25, 16]
 
 
-def test_where_other_ranks_count_on_the_passes_nothing_shrinks() -> None:
+def test_budgets_of_sharded_training_do_not_shrink() -> None:
     def compute() -> None:
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
     with pytest.raises(MemoryShortError, match=r"the actor's update ran out of memory: tried to .* lower ppo.micro_batch_tokens"):
-        PassBudget(100, may_shrink=False).shrinking("the actor's update", compute)
+        PassBudget(100, may_shrink=False).run("the actor's update", compute)

@@ -34,7 +34,7 @@ from oppo_core.ppo.losses import (
     gae,
     kl_estimate,
     policy_loss,
-    scaled,
+    scale_to_unit_variance,
     value_loss,
     whiten,
 )
@@ -146,7 +146,10 @@ def test_gae(rows: list[list[tuple[float, float]]], gamma: float, lam: float) ->
 def test_whitening_with_and_without_the_mean(rows: list[list[tuple[float, float]]]) -> None:
     plain = [[r for r, _ in row] for row in rows]
     values, mask = padded(plain)
-    for ours, theirs in ((whiten(values, mask), Trl.whitened(plain)), (scaled(values, mask), Trl.whitened(plain, False))):
+    for ours, theirs in (
+        (whiten(values, mask), Trl.whitened(plain)),
+        (scale_to_unit_variance(values, mask), Trl.whitened(plain, False)),
+    ):
         assert ours[mask].tolist() == pytest.approx([x for row in theirs for x in row], rel=1e-7, abs=1e-7)
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.model_io import load_model
-from oppo_core.rollout.sampling_support import unpacked
+from oppo_core.rollout.sampling_support import decode_support
 from tests.engine.conftest import VOCAB
 from tests.engine.ppo.oracle import Answer, Oracle, left_by
 
@@ -135,7 +135,7 @@ def answers(step: Any) -> list[Answer]:
 
 def left(support: Any) -> list[list[int]]:
     """Ids that each token was chosen among."""
-    return [np.flatnonzero(row).tolist() for row in unpacked(support, VOCAB)]
+    return [np.flatnonzero(row).tolist() for row in decode_support(support, VOCAB)]
 
 
 def agree(step: Any, told: Any) -> None:
@@ -205,7 +205,7 @@ def test_a_deferring_run_replayed_by_the_oracle(world: Any, tmp_path: Any, name:
 
 @pytest.mark.parametrize("name", GROUPS)
 @pytest.mark.parametrize("inter", ["off", "defer", "tail_batch"])
-def test_without_a_critic_too(world: Any, tmp_path: Any, name: str, inter: str) -> None:
+def test_critic_free_training_equals_the_oracle(world: Any, tmp_path: Any, name: str, inter: str) -> None:
     overlap = {"overlap": {"inter_step": inter, "intra_step": "off" if inter == "off" else "per_chunk"}}
     spec = world.spec(SMALL, CRITIC_FREE, overlap, GROUPS[name])
     run = world.run(spec, tmp_path, inline=inter != "off")

@@ -34,7 +34,7 @@ def test_steps_below_a_weights_resolution_add_up() -> None:
     assert torch.allclose(weight.float(), torch.full((3,), 0.98), atol=1 / 256)
 
 
-def test_an_optimizer_that_is_gone_takes_no_gradients() -> None:
+def test_a_deleted_optimizer_takes_no_gradients() -> None:
     """Of weights that another one trains: in the GPU bench all variants' engines have made one over the same network."""
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     other, optimizer = (Optimizer([weight], Rates(1e-4), 0.0, 10.0) for _ in range(2))
@@ -44,7 +44,7 @@ def test_an_optimizer_that_is_gone_takes_no_gradients() -> None:
     assert torch.equal(optimizer.masters[0].grad, torch.full((3,), 4.0))
 
 
-def test_float32_copies_of_gradients_are_let_go_of_with_the_step() -> None:
+def test_float32_gradients_are_freed_by_the_step() -> None:
     """They would lie beside the next update's activations, at four bytes a weight."""
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     optimizer = Optimizer([weight], Rates(1e-4), 0.0, 10.0)
@@ -73,10 +73,10 @@ def test_a_run_in_bfloat16_learns_and_resumes_with_the_same_bits(world: Any, tmp
         assert not same_bits(whole.weights(role), world.first_weights(spec, role))
 
 
-def test_earlier_tokens_are_rated_as_precisely_as_they_are_sampled(world: Any) -> None:
+def test_stale_tokens_are_scored_as_precisely_as_they_are_sampled(world: Any) -> None:
     """A log-prob rounded to eight bits would weigh a stale token wrongly by a percent or more."""
     actor = load_model(ModelSpec(path="actor"), "lm", [world.folder], torch.bfloat16, 0)
-    decoder = Decoder(actor, DecodeSettings(3, 2, 1.0, 12, 60, 400, rates_stale=True), 4)
+    decoder = Decoder(actor, DecodeSettings(3, 2, 1.0, 12, 60, 400, scores_stale_tokens=True), 4)
     sequences = [Sequence(i, 0, np.asarray([3 + i, 7])) for i in range(4)]
     decoder.begin(sequences)
     for _ in range(12):
@@ -101,7 +101,7 @@ def test_on_a_gpu_deepspeed_does_not_stream(world: Any, monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_named(world: Any) -> None:
+def test_a_missing_gpu_is_reported(world: Any) -> None:
     with pytest.raises(LayoutError, match="no GPU"):
         device_of(world.spec({"resources": {"kind": "cuda"}}))
     assert device_of(world.spec({"resources": {"kind": "any"}})).type == "cpu"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.spec import Ppo
-from oppo_core.ppo.losses import scaled
+from oppo_core.ppo.losses import scale_to_unit_variance
 from oppo_core.ppo.lr_schedule import Rates, actor_rates, critic_rates
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.rng import Use, generator
@@ -47,7 +47,7 @@ def test_halfway_down_the_two_schedules_meet_and_a_quarter_down_they_do_not() ->
     assert cosine.at(2) == pytest.approx(0.2 + 0.8 * (1 + 0.5**0.5) / 2)
 
 
-def test_actor_and_critic_each_have_their_own() -> None:
+def test_actor_and_critic_have_separate_schedules() -> None:
     ppo = Ppo(learning_rate=1e-4, critic_learning_rate=1e-3, warmup_steps=4, critic_schedule="linear", value_warmup_steps=3)
     actor, critic = actor_rates(ppo, 20), critic_rates(ppo, 20)
     assert [actor.at(step) for step in (2, 3, 6, 19)] == pytest.approx([0.0, 2.5e-5, 1e-4, 1e-4])
@@ -61,7 +61,7 @@ def test_actor_and_critic_each_have_their_own() -> None:
 def test_merged_moments_are_those_of_all_scores(batches: list[list[float]]) -> None:
     moments = ScoreMoments()
     for batch in batches:
-        moments = moments.after(torch.tensor(batch, dtype=torch.float64))
+        moments = moments.updated(torch.tensor(batch, dtype=torch.float64))
     scores = [score for batch in batches for score in batch]
     assert moments.count == len(scores)
     assert moments.mean == pytest.approx(statistics.fmean(scores), abs=1e-9)
@@ -76,14 +76,14 @@ def test_merged_moments_are_those_of_all_scores(batches: list[list[float]]) -> N
 def test_scaled_rewards_keep_their_mean_and_have_unit_variance(rows: list[list[float]], ends: list[int]) -> None:
     rewards = torch.tensor(rows, dtype=torch.float64)
     mask = torch.arange(3) < torch.tensor((ends + [3] * len(rows))[: len(rows)])[:, None]
-    before, after = rewards[mask], scaled(rewards, mask)[mask]
+    before, after = rewards[mask], scale_to_unit_variance(rewards, mask)[mask]
     assert float(after.mean()) == pytest.approx(float(before.mean()), abs=1e-6)
     if len(before) > 1 and float(before.var()) > 1e-3:
         assert float(after.var()) == pytest.approx(1.0, rel=1e-4)
-    assert torch.equal(scaled(rewards, mask)[~mask], rewards[~mask])
+    assert torch.equal(scale_to_unit_variance(rewards, mask)[~mask], rewards[~mask])
 
 
-def test_no_two_uses_share_random_numbers() -> None:
+def test_random_streams_of_different_uses_differ() -> None:
     drawn = {(use, index): tuple(generator(7, use, index).random(3)) for use in Use for index in (0, 1, 2**56 - 1)}
     assert len(set(drawn.values())) == len(drawn)
     assert drawn[Use.SAMPLING, 1] == tuple(generator(7, Use.SAMPLING, 1).random(3))
@@ -93,7 +93,7 @@ def test_no_two_uses_share_random_numbers() -> None:
 HEAD_START = {"ppo": {"value_warmup_steps": 3, "epochs": 2, "mini_batches": 2, "weight_decay": 0.1}, "steps": 4}
 
 
-def test_in_the_critics_head_start_the_actor_keeps_every_bit(world: Any, tmp_path: Path) -> None:
+def test_the_actor_is_unchanged_during_critic_warmup(world: Any, tmp_path: Path) -> None:
     changes = {"overlap": {"intra_step": "off"}, "checkpoints": {"every_steps": 1, "keep": 10}}
     run = world.run(world.spec(HEAD_START, changes), tmp_path)
     first = {role: world.first_weights(run.engine.spec, role) for role in ("actor", "critic")}

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.model_io import load_model
 from oppo_core.rollout import device_decoder
-from oppo_core.rollout.cuda_graphs import Graphs, round_of
+from oppo_core.rollout.cuda_graphs import CudaGraphs, graphed_if_cuda
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
-from oppo_core.rollout.device_decoder import DeviceDecoder, decoder_of
+from oppo_core.rollout.device_decoder import DeviceDecoder, build_decoder
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stop_conditions import StopConditions
@@ -116,7 +116,7 @@ def test_the_same_with_a_kept_cache_and_with_stop_conditions(world: Any, actor: 
 
 
 @pytest.mark.parametrize(("first", "second"), [(Decoder, DeviceDecoder), (DeviceDecoder, Decoder)])
-def test_one_goes_on_where_the_other_was_interrupted(actor: Any, first: type[Decoder], second: type[Decoder]) -> None:
+def test_either_decoder_resumes_a_checkpoint_of_the_other(actor: Any, first: type[Decoder], second: type[Decoder]) -> None:
     ends = []
     for kinds in ((first, first), (first, second)):
         some = [Sequence(n, 0, prompt(n)) for n in range(7)]
@@ -132,7 +132,7 @@ def test_one_goes_on_where_the_other_was_interrupted(actor: Any, first: type[Dec
     assert ends[0] == ends[1]
 
 
-def test_a_decoder_that_was_saved_may_itself_go_on(actor: Any, tmp_path: Path) -> None:
+def test_a_decoder_continues_after_saving(actor: Any, tmp_path: Path) -> None:
     responses = []
     for saves in (False, True):
         some = [Sequence(n, 0, prompt(n)) for n in range(6)]
@@ -146,7 +146,7 @@ def test_a_decoder_that_was_saved_may_itself_go_on(actor: Any, tmp_path: Path) -
     assert responses[0] == responses[1]
 
 
-def test_rounds_become_smaller_only_from_shape_to_shape(actor: Any) -> None:
+def test_rounds_shrink_to_the_next_row_shape(actor: Any) -> None:
     decoder = DeviceDecoder(actor, SETTINGS, SLOTS)
     decoder.begin([Sequence(n, 0, prompt(n)) for n in range(9)])
     widths = {decoder._width}
@@ -158,22 +158,22 @@ def test_rounds_become_smaller_only_from_shape_to_shape(actor: Any) -> None:
     assert len(widths) > 2
 
 
-def test_a_round_asks_the_device_nothing() -> None:
+def test_a_round_does_not_synchronize() -> None:
     assert waiting_calls(DeviceDecoder._advance_rows) == []
     assert waiting_calls(DeviceDecoder._launch) == []
 
 
-def test_what_needs_the_host_each_token_gets_the_other_decoder(actor: Any) -> None:
-    assert type(decoder_of(actor, SETTINGS, SLOTS)) is Decoder, "on a CPU"
+def test_sampling_filters_select_the_host_decoder(actor: Any) -> None:
+    assert type(build_decoder(actor, SETTINGS, SLOTS)) is Decoder, "on a CPU"
     with pytest.raises(ValueError, match="filters"):
         DeviceDecoder(actor, replace(SETTINGS, filters=Filters(5, None, None)), SLOTS)
 
 
-def test_without_a_gpu_a_round_is_run_as_it_is() -> None:
+def test_without_a_gpu_no_graph_is_captured() -> None:
     def run(rows: int, columns: int) -> None:
         pass
 
-    assert round_of(run, torch.zeros(1)) is run
+    assert graphed_if_cuda(run, torch.zeros(1)) is run
 
 
 def test_a_whole_run_trains_the_same(world: Any, tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ class Gpu:
         made.replay = lambda: self.run(*shape)
 
     @contextmanager
-    def present(self) -> Iterator[Graphs]:
+    def present(self) -> Iterator[CudaGraphs]:
         """Within it torch takes this for its GPU."""
         with (
             mock.patch.object(torch.cuda, "graph_pool_handle", return_value=None),
@@ -232,10 +232,10 @@ class Gpu:
             mock.patch.object(torch.cuda, "CUDAGraph", Captured),
             mock.patch.object(torch.cuda, "graph", self.graph),
         ):
-            yield Graphs(self.run, self.counter)
+            yield CudaGraphs(self.run, self.counter)
 
 
-def test_each_shape_is_captured_once_and_warming_up_changes_nothing() -> None:
+def test_each_shape_is_captured_once_and_warm_up_restores_the_state() -> None:
     gpu = Gpu()
     with gpu.present() as rounds:
         for rows, columns in ((4, 8), (4, 8), (2, 8), (4, 8)):
@@ -247,7 +247,7 @@ def test_each_shape_is_captured_once_and_warming_up_changes_nothing() -> None:
         assert gpu.captured == [(4, 8), (2, 8), (2, 8)]
 
 
-def test_what_cannot_be_captured_is_run_plainly_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_capture_falls_back_to_eager_launches_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     gpu = Gpu(refused=((2, 8),))
     with gpu.present() as rounds:
         for rows, columns in ((4, 8), (2, 8), (4, 8), (2, 8)):

@@ -19,10 +19,10 @@ from oppo_core.checkpointing.save_restore import restore, save
 from oppo_core.models.model_io import load_model
 from oppo_core.rollout import sampling
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
-from oppo_core.rollout.sampling import Filters, sample, sample_among, uniforms
-from oppo_core.rollout.sampling_support import load_supports, recorded, restricted, save_supports, unpacked
+from oppo_core.rollout.sampling import Filters, sample, sample_filtered, uniforms
+from oppo_core.rollout.sampling_support import decode_support, encode_support, load_supports, mask_unsupported, save_supports
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.deltas import Handover
+from oppo_core.scoring.deltas import DeltaTracker
 from oppo_core.train import train_step
 from tests.engine.ppo.oracle import left_by
 
@@ -52,7 +52,7 @@ def ids(allowed: Any) -> list[list[int]]:
 def test_the_same_tokens_as_a_plain_implementation(rows: list[list[int]], filters: Filters, look: int) -> None:
     logits = torch.tensor(rows, dtype=torch.float64) * 0.7
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "FIRST_LOOKS", (look, look + 3))  # how many tokens are looked at first decides about nothing
+        patch.setattr(sampling, "TOPK_WIDTHS", (look, look + 3))  # the width changes the cost, not the result
         assert ids(filters.allowed(logits)) == plain(filters, logits)
 
 
@@ -64,7 +64,7 @@ def test_random_logits_of_a_large_vocabulary() -> None:
             assert torch.equal(filters.allowed(logits[row : row + 1])[0], filters.allowed(logits)[row]), "it depends on company"
 
 
-def test_equal_logits_go_by_id() -> None:
+def test_ties_go_to_the_lower_id() -> None:
     flat = torch.zeros(1, 10)
     assert ids(Filters(3, None, None).allowed(flat)) == [[0, 1, 2]]
     assert ids(Filters(None, 0.45, None).allowed(flat)) == [[0, 1, 2, 3, 4]]
@@ -78,7 +78,7 @@ def test_frequencies_follow_the_renormalised_softmax() -> None:
     logits = 1.5 * torch.randn(20, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
     numbers = torch.from_numpy(np.concatenate([uniforms(5, number, 500) for number in range(draws // 500)]))
     filters = Filters(12, 0.9, 0.01)
-    tokens, logp, allowed = sample_among(logits.expand(draws, -1), numbers, temperature, filters)
+    tokens, logp, allowed = sample_filtered(logits.expand(draws, -1), numbers, temperature, filters)
     left = plain(filters, logits[None] / temperature)[0]
     assert 1 < len(left) < 12
     assert set(tokens.tolist()) == set(left) == set(ids(allowed[:1])[0])
@@ -95,7 +95,7 @@ def test_filters_that_leave_everything_change_no_token() -> None:
     logits = torch.randn(50, 30, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     numbers = torch.from_numpy(uniforms(1, 1, 50))
     tokens, logp = sample(logits, numbers, 0.8)
-    among, logp_among, allowed = sample_among(logits, numbers, 0.8, Filters(30, None, 1e-9))
+    among, logp_among, allowed = sample_filtered(logits, numbers, 0.8, Filters(30, None, 1e-9))
     assert bool(allowed.all())
     assert torch.equal(tokens, among)
     assert torch.equal(logp, logp_among)
@@ -110,34 +110,34 @@ MASKS = st.integers(1, 300).flatmap(
 
 @settings(max_examples=100, deadline=None)
 @given(given_masks=MASKS)
-def test_what_is_recorded_comes_back(tmp_path_factory: pytest.TempPathFactory, given_masks: Any) -> None:
+def test_supports_round_trip(tmp_path_factory: pytest.TempPathFactory, given_masks: Any) -> None:
     vocab, rows = given_masks
     allowed = torch.zeros(len(rows), vocab, dtype=torch.bool)
     for row, left in enumerate(rows):
         allowed[row, left] = True
-    support = recorded(allowed)
-    assert np.array_equal(unpacked(support, vocab), allowed.numpy())
+    support = encode_support(allowed)
+    assert np.array_equal(decode_support(support, vocab), allowed.numpy())
     assert all(left.nbytes <= (vocab + 7) // 8 for left in support)
     folder = tmp_path_factory.mktemp("support")
     sequences = [Sequence(7, 0, np.asarray([3]), response=[1] * len(rows), support=support), Sequence(8, 0, np.asarray([3]))]
     save_supports(sequences, folder)
     read = [replace(sequence, support=[]) for sequence in sequences]
     load_supports(read, [folder])
-    assert np.array_equal(unpacked(read[0].support, vocab), allowed.numpy())
+    assert np.array_equal(decode_support(read[0].support, vocab), allowed.numpy())
     assert read[1].support == []
 
 
-def test_what_was_left_out_has_no_probability_and_no_gradient() -> None:
+def test_tokens_outside_the_support_have_no_probability_and_no_gradient() -> None:
     logits = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
-    support = recorded(torch.tensor([[1, 0, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0]], dtype=torch.bool))
-    logp = torch.log_softmax(restricted(logits, support), -1)
+    support = encode_support(torch.tensor([[1, 0, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0]], dtype=torch.bool))
+    logp = torch.log_softmax(mask_unsupported(logits, support), -1)
     assert logp.exp().detach()[1].tolist() == [0, 0, 0, 1, 0, 0]
     entropy = -(logp.exp() * logp).sum()
     (gradient,) = torch.autograd.grad(entropy + logp[0, 0], logits)
     assert bool(gradient.isfinite().all())
     assert gradient[1].tolist() == [0.0] * 6
     assert gradient[0, [1, 3, 4, 5]].tolist() == [0.0] * 4
-    assert restricted(logits, []) is logits
+    assert mask_unsupported(logits, []) is logits
 
 
 def decoded(world: Any, numbers: list[int], slots: int, interrupt: int | None = None) -> dict[int, Sequence]:
@@ -152,12 +152,12 @@ def decoded(world: Any, numbers: list[int], slots: int, interrupt: int | None = 
     return {s.sequence_id: s for s in sequences}
 
 
-def test_a_filtered_answer_is_the_same_in_any_company(world: Any) -> None:
+def test_a_filtered_answer_does_not_depend_on_the_batch(world: Any) -> None:
     together = decoded(world, [0, 4, 7, 11, 12, 30], 6)
     for others in (decoded(world, [30, 12, 11, 7, 4, 0], 9), decoded(world, [0, 4, 7, 11, 12, 30], 6, interrupt=5)):
         for number, sequence in together.items():
             assert others[number].response == sequence.response
-            assert ids(unpacked(others[number].support, 40)) == ids(unpacked(sequence.support, 40))
+            assert ids(decode_support(others[number].support, 40)) == ids(decode_support(sequence.support, 40))
     assert all(len(s.support) == s.length for s in together.values())
 
 
@@ -167,7 +167,7 @@ def test_at_unchanged_weights_proximal_and_reference_are_behaviour(world: Any, t
     rollout = {"top_k": 35, "top_p": 0.9, "min_p": 0.001}
     run = world.run(world.spec({"steps": 1, "rollout": rollout, "overlap": overlap}), tmp_path, inline=True)
     e = run.steps[0].experience
-    assert max(len(row) for s in e.sequences for row in ids(unpacked(s.support, 40))) < 35
+    assert max(len(row) for s in e.sequences for row in ids(decode_support(s.support, 40))) < 35
     for other in (e.proximal_logp, e.reference_logp):
         torch.testing.assert_close(other[e.mask], e.behaviour_logp[e.mask], rtol=0, atol=1e-10)
     assert run.steps[0].metrics["actor/ppo_kl"] == pytest.approx(0, abs=1e-10)
@@ -182,7 +182,7 @@ def test_a_checkpoint_carries_the_supports_of_answers_in_flight(world: Any, tmp_
     restore(other, next((tmp_path / "a" / "checkpoints").glob("step-*")))
     assert any(s.length for s in engine.pool.sequences), "nothing is in flight"
     for one, two in zip(engine.pool.sequences, other.pool.sequences, strict=True):
-        assert ids(unpacked(one.support, 40)) == ids(unpacked(two.support, 40))
+        assert ids(decode_support(one.support, 40)) == ids(decode_support(two.support, 40))
     with world.recorded() as steps:
         train_step(engine, 0.0)
         train_step(other, 0.0)
@@ -192,13 +192,13 @@ def test_a_checkpoint_carries_the_supports_of_answers_in_flight(world: Any, tmp_
 
 @settings(max_examples=50, deadline=None)
 @given(prompt=st.integers(1, 5), cuts=st.lists(st.integers(0, 4), min_size=1, max_size=6))
-def test_each_support_is_handed_over_once_with_its_token(prompt: int, cuts: list[int]) -> None:
-    sequence, handover = Sequence(4, 0, np.arange(prompt)), Handover()
+def test_each_support_is_sent_once_with_its_token(prompt: int, cuts: list[int]) -> None:
+    sequence, handover = Sequence(4, 0, np.arange(prompt)), DeltaTracker()
     told: list[Any] = []
     for cut in cuts:
         for _ in range(cut):
             sequence.response.append(100 + sequence.length)
             sequence.support.append(np.asarray([sequence.length], dtype=np.int32))
-        for growth in handover.news([sequence]):
-            told += growth.support
+        for delta in handover.new_deltas([sequence]):
+            told += delta.support
     assert [int(left[0]) for left in told] == list(range(1, sequence.length + 1))

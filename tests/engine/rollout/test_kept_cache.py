@@ -31,7 +31,7 @@ def finish(decoder: Decoder) -> None:
         decoder.round(1)
 
 
-def test_nothing_that_is_cached_is_computed_again(world: Any) -> None:
+def test_cached_tokens_are_not_recomputed(world: Any) -> None:
     kept, first = decoder(world, True), sequences(4)
     assert kept.begin(first, 0) == sum(len(s.prompt) - 1 for s in first)
     for _ in range(5):
@@ -61,7 +61,7 @@ def test_with_the_same_weights_keeping_changes_no_token(world: Any) -> None:
     assert sum(len(response) for _, response in answers[0]) > 60
 
 
-def test_after_an_update_what_was_cached_still_speaks(world: Any) -> None:
+def test_a_kept_cache_affects_tokens_after_an_update(world: Any) -> None:
     """New weights, old keys and values: other log-probs than after a recomputation, and another answer's stay out of it."""
     logprobs = []
     for keeps in (True, False):
@@ -79,12 +79,12 @@ def test_after_an_update_what_was_cached_still_speaks(world: Any) -> None:
     assert all(abs(kept - fresh) > 1e-6 for kept, fresh in zip(*logprobs, strict=True))
 
 
-def test_an_answer_that_begins_anew_does_not_read_its_former_self(world: Any) -> None:
+def test_a_restarted_answer_does_not_read_its_old_cache(world: Any) -> None:
     one, first = decoder(world, True), sequences(1)
     one.begin(first, 0)
     for _ in range(5):
         one.round(0)
-    again = first[0].anew()
+    again = first[0].restarted()
     one.begin([again], 1)
     finish(one)
     alone = decoder(world, True)
@@ -119,7 +119,7 @@ def test_tokens_of_this_step_after_a_kept_cache_carry_a_weight(world: Any, tmp_p
     assert found > 2
 
 
-def test_a_run_may_stop_keeping_when_it_is_resumed_and_begin_to(world: Any, tmp_path: Path) -> None:
+def test_a_resume_may_turn_kept_caches_on_or_off(world: Any, tmp_path: Path) -> None:
     """What was cached before is read anew then, so that only older tokens are stale; and the other way round."""
     changes = {"steps": 3, "checkpoints": {"every_steps": 3}, "overlap": {"intra_step": "off"}}
     for before, after in (("keep", "recompute"), ("recompute", "keep")):
@@ -135,7 +135,7 @@ def test_a_run_may_stop_keeping_when_it_is_resumed_and_begin_to(world: Any, tmp_
             assert sequence.stale_tokens(3) == sum(v < 3 for v in sequence.token_versions)
 
 
-def test_killed_and_resumed_it_ends_with_the_same_bits(world: Any, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_is_bitwise_identical(world: Any, tmp_path: Path) -> None:
     """From every checkpoint of a run with answers in flight, caches, supports and all."""
     spec = world.spec(KEEP, FILTERED, {"steps": 9, "checkpoints": {"every_steps": 3, "keep": 9}})
     whole = world.run(spec, tmp_path / "whole", inline=True)

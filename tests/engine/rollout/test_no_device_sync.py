@@ -17,7 +17,7 @@ from oppo_contract.spec import ModelSpec, Ppo, Training
 from oppo_core.models.model_io import load_model
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.actor import ActorTrainer, TokenSums
-from oppo_core.ppo.deferred_metrics import Figures
+from oppo_core.ppo.deferred_metrics import DeferredMetrics
 from oppo_core.ppo.experience import build_experience
 from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.ppo.optimizer import Optimizer
@@ -25,7 +25,7 @@ from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.device_decoder import DeviceDecoder
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.incremental_prefill import Stream
+from oppo_core.scoring.incremental_prefill import IncrementalPrefill
 from oppo_core.scoring.results import Scored
 from tests.engine.models.architectures import ARCHITECTURES, write_folders
 
@@ -44,15 +44,15 @@ def nowhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @torch.no_grad()
-def test_rounds_of_decoding(nowhere: Network) -> None:
+def test_decode_rounds_do_not_synchronize(nowhere: Network) -> None:
     decoder = DeviceDecoder(nowhere, SETTINGS, 6)
     assert decoder.begin([Sequence(n, 0, np.arange(3, 6 + n)) for n in range(3)]) == 9
     for columns in (16, 24):
         decoder._advance_rows(4, columns)
 
 
-def test_reading_what_grows(nowhere: Network) -> None:
-    stream = Stream(nowhere, 4, 24, PassBudget(64))
+def test_incremental_prefill_does_not_synchronize(nowhere: Network) -> None:
+    stream = IncrementalPrefill(nowhere, 4, 24, PassBudget(64))
     read = stream.read({0: np.arange(3, 8), 1: np.arange(3, 12), 2: np.arange(3, 9)}, {2})
     assert [len(read[n].hidden) for n in range(3)] == [5, 9, 6]
     read = stream.read({0: np.arange(3, 15), 1: np.arange(3, 13)}, {0})
@@ -62,11 +62,11 @@ def test_reading_what_grows(nowhere: Network) -> None:
 @pytest.mark.parametrize(
     "training", [Training(), Training(recompute="head"), Training(packing="on")], ids=["plain", "head", "packed"]
 )
-def test_gradients(nowhere: Network, monkeypatch: pytest.MonkeyPatch, training: Training) -> None:
+def test_gradients_do_not_synchronize(nowhere: Network, monkeypatch: pytest.MonkeyPatch, training: Training) -> None:
     """What the passes have told is read once all are launched, and here not at all."""
     if training.packs and nowhere.refuses_packing:
         pytest.skip(nowhere.refuses_packing)
-    monkeypatch.setattr(Figures, "read", lambda figures: [])
+    monkeypatch.setattr(DeferredMetrics, "read", lambda figures: [])
     lengths, ppo = [2, 5, 3], Ppo(batch_size=3, micro_batch_tokens=20)
     answers = [
         Sequence(n, 0, np.arange(3, 6 + n), [5] * length, [-1.0] * length, [0] * length) for n, length in enumerate(lengths)

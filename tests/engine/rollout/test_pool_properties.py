@@ -26,10 +26,10 @@ from oppo_core.engine.state import Engine
 from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.step_state import Batch
+from oppo_core.rollout.step_state import StepState
 from oppo_core.rollout.tail_batch import TailBatchPool
-from oppo_core.scoring.deltas import Handover
-from oppo_core.scoring.scorers import Growth
+from oppo_core.scoring.deltas import DeltaTracker
+from oppo_core.scoring.scorers import SequenceDelta
 from oppo_core.trace.recorder import Recorder
 from oppo_core.train import begin_step, decode_batch
 from oppo_core.update.strategies import PlainUpdate
@@ -77,17 +77,17 @@ class Listener:
     ended: set[int] = field(default_factory=set)
     chunks: list[int] = field(default_factory=list)
 
-    def begin(self, growths: list[Growth]) -> None:
-        self.extend(growths, 0)
+    def begin(self, deltas: list[SequenceDelta]) -> None:
+        self.extend(deltas, 0)
 
-    def extend(self, growths: list[Growth], chunk: int) -> None:
-        assert [g.sequence_id for g in growths] == sorted({g.sequence_id for g in growths})
+    def extend(self, deltas: list[SequenceDelta], chunk: int) -> None:
+        assert [g.sequence_id for g in deltas] == sorted({g.sequence_id for g in deltas})
         self.chunks.append(chunk)
-        for growth in growths:
-            assert growth.sequence_id not in self.ended, "told again after its end"
-            self.heard[growth.sequence_id] += growth.tokens.tolist()
-            if growth.finished:
-                self.ended.add(growth.sequence_id)
+        for delta in deltas:
+            assert delta.sequence_id not in self.ended, "told again after its end"
+            self.heard[delta.sequence_id] += delta.tokens.tolist()
+            if delta.finished:
+                self.ended.add(delta.sequence_id)
 
     def release(self, sequence_ids: list[int]) -> None:
         for sequence_id in sequence_ids:
@@ -134,13 +134,13 @@ class Simulation:
         self.listener = Listener()
         self.engine: Any = SimpleNamespace(
             pool=kind(case.batch, case.max_age, case.group), decoder=ScriptedDecoder(case.lengths), trace=Recorder(("cpu:0",)),
-            scorers=self.listener, handover=Handover(), cohorts=Cohorts(), overcommit=OvercommitState(0),
+            scorers=self.listener, deltas=DeltaTracker(), cohorts=Cohorts(), overcommit=OvercommitState(0),
             chunk=ChunkState(case.chunk), new_group=lambda ids: [Sequence(i, 0, np.asarray([-1, -i - 1])) for i in ids],
             layout=Layout(["cpu:0"], ("cpu:0",), ("cpu:0",), 1, remote=case.streamed), clock=time.monotonic,
             use_cores=lambda count: None, update=PlainUpdate(), readable=lambda sequences: [s for s in sequences if s.length],
             ranks=ALONE,
         )  # fmt: skip
-        self.engine.let_go = partial(Engine.let_go, self.engine)
+        self.engine.release = partial(Engine.release, self.engine)
         self.engine.on_any_rank = partial(Engine.on_any_rank, self.engine)
 
     @property
@@ -148,7 +148,7 @@ class Simulation:
         """The engine's pool."""
         return self.engine.pool
 
-    def decoded(self, batch: Batch, version: int) -> list[Sequence]:
+    def decoded(self, batch: StepState, version: int) -> list[Sequence]:
         """Decode to the end of the step; its batch."""
         assert decode_batch(self.engine, batch, version, lambda: False)
         return batch.sequences
@@ -162,7 +162,7 @@ class Simulation:
         ]
         rounds = self.engine.decoder.rounds
         batch = self.decoded(in_the_making, version)
-        self.engine.handover.forget([s.sequence_id for s in batch])
+        self.engine.deltas.forget([s.sequence_id for s in batch])
         return before, batch, self.engine.decoder.rounds - rounds
 
 
@@ -233,7 +233,7 @@ def test_lowering_overcommit_stops_refilling_and_evicts_nothing(case: Case) -> N
 
 @settings(max_examples=150, deadline=None)
 @given(case=cases(), sizes=st.lists(st.integers(1, 60), min_size=2, max_size=2, unique=True))
-def test_the_chunk_size_does_not_decide_who_is_trained_when(case: Case, sizes: list[int]) -> None:
+def test_the_chunk_size_does_not_change_the_batches(case: Case, sizes: list[int]) -> None:
     first, second = (Simulation(case) for _ in sizes)
     first.engine.chunk.size, second.engine.chunk.size = sizes
     for version in range(len(case.overcommits)):
@@ -248,7 +248,7 @@ def test_the_chunk_size_does_not_decide_who_is_trained_when(case: Case, sizes: l
 
 @settings(max_examples=200, deadline=None)
 @given(case=cases())
-def test_each_token_is_told_exactly_once(case: Case) -> None:
+def test_each_token_is_sent_exactly_once(case: Case) -> None:
     simulation = Simulation(case)
     for version in range(len(case.overcommits)):
         _, batch, rounds = simulation.step(version)
@@ -265,7 +265,7 @@ def test_each_token_is_told_exactly_once(case: Case) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(case=cases())
-def test_what_is_certain_is_in_the_batch_whatever_else_finishes(case: Case) -> None:
+def test_certain_sequences_are_in_the_batch_whatever_else_finishes(case: Case) -> None:
     simulation, certain = Simulation(case), list[set[int]]()
     plain = simulation.pool.is_complete
 
@@ -299,7 +299,7 @@ def test_tail_batching_trains_every_prompt_once_and_only_with_the_newest_weights
         queued = len(waiting) >= case.rows
         before, batch, rounds = simulation.step(version)
         started = [s.sequence_id for s in before]
-        assert started == (waiting[: case.rows] if queued else list(range(pool.started - pool.places, pool.started)))
+        assert started == (waiting[: case.rows] if queued else list(range(pool.started - pool.capacity, pool.started)))
         assert pool.overcommit == (0 if queued else overcommit)
         wanted, needed = expected_batch(before, replace(case, max_age=10**9))
         assert {s.sequence_id for s in batch} == wanted
@@ -318,7 +318,7 @@ def test_tail_batching_trains_every_prompt_once_and_only_with_the_newest_weights
         assert len(simulation.engine.cohorts.started) <= version + 1
 
 
-def test_a_step_of_tail_batching_that_begins_again_goes_on_with_what_it_had() -> None:
+def test_a_resumed_step_of_tail_batching_keeps_its_sequences() -> None:
     """Half-way through a step a run may resume with other settings; its own and the queued prompts all stay."""
     simulation = Simulation(Case([30, 5, 7, 9, 4, 6], batch=2, overcommits=[2, 2], max_age=2), TailBatchPool)
     pool = simulation.pool

@@ -70,9 +70,7 @@ def test_a_conversation_is_rendered_up_to_the_answer(folder: Path, tmp_path: Pat
         ([TALK[0]] * 5, "has 21 tokens, rollout.max_prompt_tokens is 16"),
     ],
 )
-def test_what_is_wrong_with_a_conversation_is_told_with_its_line(
-    folder: Path, tmp_path: Path, conversation: Any, said: str
-) -> None:
+def test_an_invalid_conversation_is_reported_with_its_line(folder: Path, tmp_path: Path, conversation: Any, said: str) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     with pytest.raises(PromptError) as error:
         read_prompts(lines(tmp_path, TALK, conversation), "prompt", FileCodec(folder), 16)
@@ -80,7 +78,7 @@ def test_what_is_wrong_with_a_conversation_is_told_with_its_line(
     assert said in str(error.value)
 
 
-def test_without_a_template_there_are_no_conversations(folder: Path, tmp_path: Path) -> None:
+def test_a_conversation_without_a_chat_template_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
         PromptError, match=r"line 1: the actor's tokenizer in model has no chat template .* give the prompts as text"
     ):
@@ -106,7 +104,7 @@ def test_without_a_template_there_are_no_conversations(folder: Path, tmp_path: P
         (b'{"prompt": null}', "must be text"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_told_with_its_number(folder: Path, tmp_path: Path, line: bytes, said: str) -> None:
+def test_an_invalid_line_is_reported_with_its_number(folder: Path, tmp_path: Path, line: bytes, said: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(b'{"prompt": "add two"}\n\n' + line + b"\n")
     with pytest.raises(PromptError) as error:
@@ -115,7 +113,7 @@ def test_what_is_wrong_with_a_line_is_told_with_its_number(folder: Path, tmp_pat
     assert said in str(error.value)
 
 
-def test_a_reward_that_reads_chats_finds_the_conversation(folder: Path, tmp_path: Path) -> None:
+def test_a_chat_reward_receives_the_conversation(folder: Path, tmp_path: Path) -> None:
     """Under whatever key the prompt stands; `messages` beside it go first."""
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     path, codec, kept = lines(tmp_path, TALK, "add two"), FileCodec(folder), PromptLines((MESSAGES,))

@@ -46,7 +46,7 @@ def test_the_ends_of_the_unit_interval() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1), sequence=st.integers(0, 10**9), count=st.integers(1, 40), more=st.integers(0, 40))
-def test_numbers_depend_on_their_place_alone(seed: int, sequence: int, count: int, more: int) -> None:
+def test_random_numbers_depend_on_their_position_only(seed: int, sequence: int, count: int, more: int) -> None:
     first = uniforms(seed, sequence, count)
     assert np.array_equal(first, uniforms(seed, sequence, count + more)[:count])
     assert ((first >= 0) & (first < 1)).all()
@@ -54,7 +54,7 @@ def test_numbers_depend_on_their_place_alone(seed: int, sequence: int, count: in
     assert not np.array_equal(first, uniforms(seed + 1, sequence, count))
 
 
-def test_numbers_of_neighbouring_sequences_are_unrelated() -> None:
+def test_random_numbers_of_neighbouring_sequences_are_uncorrelated() -> None:
     table = np.stack([uniforms(0, number, 200) for number in range(200)])
     assert abs(np.corrcoef(table[:-1].ravel(), table[1:].ravel())[0, 1]) < 0.02
     assert abs(np.corrcoef(table[:, :-1].ravel(), table[:, 1:].ravel())[0, 1]) < 0.02
@@ -75,7 +75,7 @@ def answers(world: Any, ids: list[int], slots: int, interrupt: int | None) -> di
     return {s.sequence_id: s for s in sequences}
 
 
-def test_an_answer_is_the_same_in_any_company(world: Any) -> None:
+def test_an_answer_does_not_depend_on_the_batch(world: Any) -> None:
     """Alone, among others, in another order, or interrupted and prefilled again: the same tokens, the same log-probs."""
     ids = [0, 4, 7, 11, 12, 30]
     together = answers(world, ids, 6, None)

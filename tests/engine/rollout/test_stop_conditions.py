@@ -79,7 +79,7 @@ def followed(conditions: StopConditions, tokens: list[int], sequence_id: int = 1
 
 @pytest.mark.parametrize("kind", CODECS)
 @pytest.mark.parametrize("text", TEXT[:3])
-def test_found_at_the_token_that_completes_it(kind: str, text: str) -> None:
+def test_a_stop_text_matches_at_the_token_that_completes_it(kind: str, text: str) -> None:
     codec = CODECS[kind]
     tokens = codec.encode(text)
     hits = 0
@@ -90,7 +90,7 @@ def test_found_at_the_token_that_completes_it(kind: str, text: str) -> None:
     assert hits
 
 
-def test_a_text_may_lie_across_tokens_and_begin_inside_one() -> None:
+def test_a_stop_text_may_span_tokens_and_start_inside_one() -> None:
     codec = CODECS["bytes"]
     tokens = codec.encode("so the answer is 42. STOP here")
     spread = [stop for stop in ("er is 4", "wer is 42. ST", "42. STOP") if stop not in map(codec.decode, [[t] for t in tokens])]
@@ -101,7 +101,7 @@ def test_a_text_may_lie_across_tokens_and_begin_inside_one() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), kind=st.sampled_from(sorted(CODECS)), texts=st.lists(st.sampled_from(STOPS), min_size=1, max_size=3))
-def test_any_tokens_whatsoever(data: st.DataObject, kind: str, texts: list[str]) -> None:
+def test_arbitrary_tokens_match_like_plain_decoding(data: st.DataObject, kind: str, texts: list[str]) -> None:
     """Words, halves of characters, special tokens, in any order: as if everything were decoded again after each token."""
     codec = CODECS[kind]
     piece = st.one_of(
@@ -111,7 +111,7 @@ def test_any_tokens_whatsoever(data: st.DataObject, kind: str, texts: list[str])
     assert followed(StopConditions([], texts, codec), tokens) == first_hit(codec, tokens, texts)
 
 
-def test_interrupted_forgotten_or_begun_anew_it_reads_the_same() -> None:
+def test_matching_is_the_same_after_interruption_or_restart() -> None:
     codec = CODECS["bytes"]
     tokens = codec.encode("what now? the answer is 42. STOP here")
     wanted = first_hit(codec, tokens, ["STOP"])
@@ -127,7 +127,7 @@ def test_interrupted_forgotten_or_begun_anew_it_reads_the_same() -> None:
     assert other.reached(resumed), "what came before was not read"
 
 
-def test_a_long_answer_costs_few_tokens_each() -> None:
+def test_each_token_of_a_long_answer_decodes_few_tokens() -> None:
     """However long the answer, only its last few tokens are decoded again."""
     longest = 0
 
@@ -155,7 +155,7 @@ def decoded(world: Any, numbers: list[int], slots: int, stops: StopConditions, i
     return {s.sequence_id: s for s in sequences}
 
 
-def test_what_was_read_is_forgotten_with_the_answer(world: Any) -> None:
+def test_decoding_state_is_dropped_with_the_answer(world: Any) -> None:
     """However an answer ends or leaves: nothing is kept of it."""
     stops = StopConditions([9, 17], ["w20"], Words())
     actor = load_model(ModelSpec(path="actor"), "lm", [world.folder], torch.float64, 0)
@@ -164,13 +164,13 @@ def test_what_was_read_is_forgotten_with_the_answer(world: Any) -> None:
     decoder.begin(sequences)
     decoder.round(0)
     left = [s for s in sequences if not s.finished]
-    assert set(stops._readings) == {s.sequence_id for s in left}
+    assert set(stops._tails) == {s.sequence_id for s in left}
     decoder.begin(left[1:])
-    assert set(stops._readings) == {s.sequence_id for s in left[1:]}, "one left unfinished"
+    assert set(stops._tails) == {s.sequence_id for s in left[1:]}, "one left unfinished"
     while decoder.live:
         decoder.round(0)
     assert {s.ending for s in left[1:]} >= {"stop", "eos"}
-    assert stops._readings == {}
+    assert stops._tails == {}
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def cut(response: list[int], hit: Callable[[list[int]], bool]) -> list[int]:
     return response
 
 
-def test_an_answer_is_its_former_self_cut_at_the_stop(world: Any, plain: dict[int, Sequence]) -> None:
+def test_an_answer_is_the_unstopped_one_cut_at_the_stop(world: Any, plain: dict[int, Sequence]) -> None:
     """Stop conditions change no token before the stop, in any company, interrupted or not; and say what ended it."""
     said = [Words().decode(s.response) for s in plain.values()]
     text = next(" ".join(words.split()[5:7]) for words in said if len(words.split()) > 8)
@@ -255,7 +255,7 @@ def test_a_stop_token_beyond_the_vocabulary_is_refused(world: Any, tmp_path: Pat
         ({"eos_token_id": 2}, {"eos_token_id": [9999, 4]}, 2, (4,)),  # no such token
     ],
 )
-def test_every_end_of_sequence_that_a_models_files_name_ends_an_answer(
+def test_every_eos_id_in_a_models_files_ends_an_answer(
     world: Any, tmp_path: Path, config: dict[str, Any], generation: dict[str, Any] | None, first: int, others: tuple[int, ...]
 ) -> None:
     """Chat models end a turn with another token than a text."""
@@ -265,7 +265,7 @@ def test_every_end_of_sequence_that_a_models_files_name_ends_an_answer(
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     codec = FileCodec(folder)
-    assert (codec.eos, codec.also_end) == (first, others)
+    assert (codec.eos, codec.extra_eos) == (first, others)
     stops = stops_of(world.spec(), codec)
     assert (stops.tokens if stops else frozenset()) == set(others)
     if others:

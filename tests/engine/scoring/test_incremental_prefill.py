@@ -21,9 +21,9 @@ from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rewards.composite import Part, Rewards
 from oppo_core.scoring import scorers as scorers_module
-from oppo_core.scoring.incremental_prefill import Stream
+from oppo_core.scoring.incremental_prefill import IncrementalPrefill
 from oppo_core.scoring.results import Scored
-from oppo_core.scoring.scorers import Growth, Networks, ScorerSet
+from oppo_core.scoring.scorers import Networks, ScorerSet, SequenceDelta
 from oppo_core.trace.recorder import Recorder
 
 COLUMNS = 32
@@ -84,7 +84,7 @@ def plain(model: Network, tokens: NDArray[np.int64]) -> torch.Tensor:
 @given(sequences=st.lists(growing(), min_size=1, max_size=SLOTS), budget=st.sampled_from([16, 60, 1000]))
 def test_ragged_chunks_equal_one_shot(world: Any, dtype: torch.dtype, sequences: list[Growing], budget: int) -> None:
     model = network(world, "lm", dtype)
-    stream = Stream(model, SLOTS, COLUMNS, PassBudget(budget))
+    stream = IncrementalPrefill(model, SLOTS, COLUMNS, PassBudget(budget))
     states: dict[int, list[torch.Tensor]] = {index: [] for index in range(len(sequences))}
     for news in rounds_of(sequences):
         tokens = {index: sequences[index].tokens[:told] for index, told, _ in news}
@@ -137,7 +137,7 @@ def test_scores_equal_the_plain_forward(
     world: Any, tmp_path: Any, dtype: torch.dtype, sequences: list[Growing], budget: int, begins: set[int], saves: set[int]
 ) -> None:
     """Whatever the chunks, in whichever rounds a step begins (the critic reads all again) or a checkpoint is written."""
-    with mock.patch.object(scorers_module, "LOGITS_AT_ONCE", 1 + budget % 7):
+    with mock.patch.object(scorers_module, "LOGITS_SLICE_TOKENS", 1 + budget % 7):
         check_scores(scorer_set(world, dtype, budget), tmp_path, dtype, sequences, begins, saves)
 
 
@@ -153,8 +153,10 @@ def check_scores(
                 (i, told[i], i in finished) for i in range(len(sequences)) if told[i] and i not in {n[0] for n in news}
             ] + news
             told = [0] * len(sequences)
-        growths = [Growth(i, sequences[i].prompt, sequences[i].tokens[told[i] : until], done) for i, until, done in sorted(news)]
-        scorers.begin(growths) if number in begins | saves else scorers.extend(growths, number)
+        deltas = [
+            SequenceDelta(i, sequences[i].prompt, sequences[i].tokens[told[i] : until], done) for i, until, done in sorted(news)
+        ]
+        scorers.begin(deltas) if number in begins | saves else scorers.extend(deltas, number)
         for index, until, done in news:
             told[index] = until
             finished |= {index} if done else set()

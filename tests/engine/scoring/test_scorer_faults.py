@@ -19,8 +19,8 @@ import torch
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_core.rewards.service_auth import HOSTS_VARIABLE
 from oppo_core.rollout.tokenizer import FileCodec
-from oppo_core.scoring.process import ORDERS_AHEAD, ScorerError
-from oppo_core.scoring.scorers import Growth
+from oppo_core.scoring.process import QUEUE_SIZE, ScorerError
+from oppo_core.scoring.scorers import SequenceDelta
 from oppo_core.trace.recorder import Recorder
 from oppo_core.train import train
 from tests.engine.rewards.reward_server import Judge, Told, judging, scored, worth
@@ -91,7 +91,7 @@ class Stopped:
     """Stops a process now, and lets it go on when the queue to it has been full for `held_s`."""
 
     def __init__(self, scorers: Any, held_s: float) -> None:
-        self._process, self._places, self._held_s = psutil.Process(scorers._process.pid), scorers._line.places, held_s
+        self._process, self._places, self._held_s = psutil.Process(scorers._process.pid), scorers._heartbeat.queue_slots, held_s
         self.was_full = False
         self._process.suspend()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -111,7 +111,7 @@ class Stopped:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a semaphore's value cannot be read elsewhere")
-def test_an_actor_that_is_far_ahead_is_held_up_and_changes_nothing(world: Any, tmp_path: Path) -> None:
+def test_backpressure_on_the_actor_changes_no_result(world: Any, tmp_path: Path) -> None:
     changes = {"steps": 2, "overlap": {"chunk": {"size": 1}, "inter_step": "off"}}
     plain = world.run(world.spec(changes), tmp_path / "plain", inline=True)
     engine = world.assemble(world.spec(changes), tmp_path / "held", threads=2)
@@ -132,7 +132,7 @@ def test_an_actor_that_is_far_ahead_is_held_up_and_changes_nothing(world: Any, t
         engine.journal.close()
 
 
-def test_being_held_up_is_cut_out_of_the_span_under_way() -> None:
+def test_a_stall_is_cut_out_of_the_open_span() -> None:
     clock = iter([0.0, 1.0, 3.0, 4.0, 5.0, 6.0, 8.0, 9.0])
     trace = Recorder(("cpu:0",), lambda: next(clock))
     with trace.span("actor", "decode"):  # 0 … 6
@@ -167,7 +167,7 @@ def test_a_scorer_process_that_shows_no_sign_of_life_is_taken_for_hung(world: An
 
 
 @pytest.mark.full
-def test_a_message_that_the_other_side_does_not_read_to_its_end_is_given_up(world: Any, tmp_path: Path) -> None:
+def test_a_message_that_is_not_fully_received_is_aborted(world: Any, tmp_path: Path) -> None:
     """Larger than the pipe, so that writing it would block for ever."""
     engine = world.assemble(world.spec({"resources": {"longest_silence_s": 2}}), tmp_path, threads=2)
     try:
@@ -188,7 +188,7 @@ def test_a_message_that_has_to_wait_for_a_slow_service_arrives(world: Any, judge
     release = threading.Timer(1.5 * SILENCE_S, judge.released.set)
     try:
         tokens = np.arange(3, 12)
-        engine.scorers.extend([Growth(0, 4, tokens, True)], 1)
+        engine.scorers.extend([SequenceDelta(0, 4, tokens, True)], 1)
         engine.scorers.start_collect([0])
         release.start()
         engine.scorers._send("extend", [], "x" * 10_000_000)  # larger than what the system holds for a reader
@@ -206,7 +206,7 @@ def test_a_scorer_process_that_dies_with_a_full_queue_is_named(world: Any, tmp_p
     try:
         process = psutil.Process(engine.scorers._process.pid)
         process.suspend()
-        for _ in range(ORDERS_AHEAD):
+        for _ in range(QUEUE_SIZE):
             engine.scorers.extend([], 0)
         process.send_signal(signal.SIGKILL)
         with pytest.raises(ScorerError, match="died with status -9"):
@@ -220,7 +220,7 @@ def test_a_scorer_process_that_dies_with_a_full_queue_is_named(world: Any, tmp_p
 
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_a_rule_that_never_returns_ends_the_run_and_is_shown_where_it_stands(
+def test_a_rule_that_never_returns_ends_the_run_with_its_stack(
     world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     """It hangs with the second answer, so that the preflight has nothing to complain of."""
@@ -233,7 +233,9 @@ def test_a_rule_that_never_returns_ends_the_run_and_is_shown_where_it_stands(
     assert f"has not returned within {0.9 * SILENCE_S:g} s; it stands in hangs (slow_rules_{threads}.py:" in reason
 
 
-def test_a_rule_that_hangs_at_once_is_found_before_the_start(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_hangs_at_load_is_detected_before_the_start(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tmp_path, "stuck_rules", "stuck_rules_of_a_test", STUCK_RULE, {"stuck:hangs": "hangs"})
     monkeypatch.syspath_prepend(str(tmp_path))
     tree = rewarded(world, {"rule": "stuck:hangs"}, {"resources": {"longest_silence_s": SILENCE_S}})
@@ -241,7 +243,7 @@ def test_a_rule_that_hangs_at_once_is_found_before_the_start(world: Any, tmp_pat
     assert "it stands in hangs (stuck_rules_of_a_test.py:" in reason
 
 
-def test_a_rule_that_python_cannot_interrupt_ends_the_process_and_the_log_shows_where(
+def test_an_uninterruptible_rule_ends_the_process_and_logs_its_stack(
     world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, "endless_rules", "endless_rules_of_a_test", ENDLESS_RULE, {"endless:adds": "adds"})

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from oppo_core.scoring.process import ORDERS_AHEAD, ScorerError
+from oppo_core.scoring.process import QUEUE_SIZE, ScorerError
 from oppo_core.scoring.scorers import ScorerSet
 from oppo_core.scoring.thread import ThreadedScorers
 from oppo_core.trace.recorder import Recorder
@@ -38,7 +38,7 @@ EPOCHS = {"overlap": {"intra_step": "per_sequence"}, "ppo": {"epochs": 2, "mini_
 
 
 @pytest.mark.parametrize("changes", [{}, pytest.param(EPOCHS, marks=pytest.mark.full)], ids=["streamed", "per_sequence-epochs"])
-def test_the_same_bits_as_on_the_spot(world: Any, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_threaded_scorers_are_bitwise_equal_to_inline_ones(world: Any, tmp_path: Path, changes: dict[str, Any]) -> None:
     spec = world.spec({"steps": 2}, changes)
     plain = world.run(spec, tmp_path / "plain", inline=True)
     engine = world.assemble(spec, tmp_path / "aside")
@@ -56,7 +56,7 @@ def test_the_same_bits_as_on_the_spot(world: Any, tmp_path: Path, changes: dict[
     assert engine.run_score.last_metrics["busy/cpu:1"] > 0, "what the thread did is not in the trace"
 
 
-def test_whoever_works_long_gives_a_sign_of_life_before_every_pass(world: Any, tmp_path: Path) -> None:
+def test_every_pass_sends_a_heartbeat(world: Any, tmp_path: Path) -> None:
     """Otherwise an update of many passes would be taken for hung."""
     spec = world.spec({"steps": 1}, EPOCHS, {"ppo": {"micro_batch_tokens": 100}})
     engine = world.assemble(spec, tmp_path)
@@ -85,7 +85,7 @@ class Scripted:
         self.began = threading.Event()
         self.done: list[str] = []
 
-    def extend(self, growths: list[Any], chunk: int) -> None:
+    def extend(self, deltas: list[Any], chunk: int) -> None:
         self.began.set()
         self.goes_on.wait(PATIENCE_S)
         if chunk == 7:
@@ -102,7 +102,7 @@ class Scripted:
         self.done.append("closed")
 
 
-def test_an_error_in_the_thread_ends_the_run_with_its_words() -> None:
+def test_an_error_in_the_thread_ends_the_run_with_its_message() -> None:
     scripted = Scripted()
     scorers = in_a_thread(scripted, Recorder(("cpu:0",)))
     scorers.extend([], 7)
@@ -117,10 +117,10 @@ def test_an_error_in_the_thread_ends_the_run_with_its_words() -> None:
     assert "oppo-scorers" not in names_of_threads()
 
 
-def test_a_full_queue_holds_the_actor_up_and_loses_nothing() -> None:
+def test_a_full_queue_blocks_the_actor_and_loses_nothing() -> None:
     scripted, trace = Scripted(), Recorder(("cpu:0",))
     scorers = in_a_thread(scripted, trace)
-    for chunk in range(10, 10 + ORDERS_AHEAD + 1):
+    for chunk in range(10, 10 + QUEUE_SIZE + 1):
         scorers.extend([], chunk)
         assert scripted.began.wait(PATIENCE_S)  # the first one has left the queue
     assert not trace.waits
@@ -131,16 +131,16 @@ def test_a_full_queue_holds_the_actor_up_and_loses_nothing() -> None:
     scorers.start_collect([])
     scorers.wait_collect()
     scorers.close()
-    assert scripted.done == [f"extend {chunk}" for chunk in [*range(10, 10 + ORDERS_AHEAD + 1), 99]] + ["collect", "closed"]
+    assert scripted.done == [f"extend {chunk}" for chunk in [*range(10, 10 + QUEUE_SIZE + 1), 99]] + ["collect", "closed"]
 
 
-def test_closing_leaves_undone_what_was_not_begun() -> None:
+def test_closing_drops_queued_calls() -> None:
     scripted = Scripted()
     scorers = in_a_thread(scripted, Recorder(("cpu:0",)))
     scorers.extend([], 1)
     assert scripted.began.wait(PATIENCE_S)
     scorers.extend([], 2)
-    scorers._closes = True
+    scorers._is_closing = True
     scripted.goes_on.set()
     scorers.close()
     assert scripted.done == ["extend 1", "closed"]
@@ -148,7 +148,7 @@ def test_closing_leaves_undone_what_was_not_begun() -> None:
 
 def test_a_thread_that_hangs_is_named() -> None:
     scripted = Scripted()
-    with mock.patch("oppo_core.scoring.thread.POLL_S", 0.01), mock.patch("oppo_core.scoring.thread.ENDS_WITHIN_S", 0.01):
+    with mock.patch("oppo_core.scoring.thread.POLL_S", 0.01), mock.patch("oppo_core.scoring.thread.SHUTDOWN_TIMEOUT_S", 0.01):
         scorers = in_a_thread(scripted, Recorder(("cpu:0",)), silence_s=0.05)
         scorers.extend([], 1)
         scorers.start_collect([])

@@ -105,7 +105,7 @@ def test_earlier_optimizer_steps_of_a_skipped_step_stay(world: Any, tmp_path: Pa
     assert average[0].read_bytes() == average[1].read_bytes()
 
 
-def test_scorers_of_their_own_step_with_the_actor_or_not_at_all(world: Any, tmp_path: Path) -> None:
+def test_a_scorer_process_steps_with_the_actor_or_not_at_all(world: Any, tmp_path: Path) -> None:
     streamed = {"overlap": {"intra_step": "per_chunk"}}
     late = calls_before(world, tmp_path / "count", "actor", 3) - 1
     with broken("actor", lambda call: call == late):
@@ -116,7 +116,7 @@ def test_scorers_of_their_own_step_with_the_actor_or_not_at_all(world: Any, tmp_
         assert [optimizer_steps(run, other, step) for step in (2, 3, 4)] == [8, 11, 15], other
 
 
-def test_while_only_the_critic_is_trained_its_fault_is_skipped(world: Any, tmp_path: Path) -> None:
+def test_a_critic_fault_during_critic_warmup_is_skipped(world: Any, tmp_path: Path) -> None:
     warmup = {"ppo": {"value_warmup_steps": 2}}
     with broken("critic", lambda call: call == 0):
         run = world.run(skipping(world, warmup), tmp_path / "run")
@@ -136,7 +136,7 @@ def test_without_a_critic_the_actor_alone_is_skipped(world: Any, tmp_path: Path)
     assert optimizer_steps(run, "actor", 2) == 4
 
 
-def test_until_something_is_not_finite_a_skipping_run_is_the_plain_one(world: Any, tmp_path: Path) -> None:
+def test_a_skipping_run_equals_the_plain_one_until_a_fault(world: Any, tmp_path: Path) -> None:
     plain, skips = (world.run(world.spec(PLAIN, {"ppo": {"on_nonfinite": how}}), tmp_path / how) for how in ("raise", "skip"))
     for role in ROLES:
         assert all(torch.equal(skips.weights(role)[name], weight) for name, weight in plain.weights(role).items())
@@ -184,12 +184,12 @@ def test_a_run_that_rolled_back_goes_on_with_skip(world: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_forward_passes_that_were_kept_are_used_once_or_let_go(world: Any, tmp_path: Path, role: str) -> None:
+def test_retained_forward_passes_are_used_once_or_released(world: Any, tmp_path: Path, role: str) -> None:
     """With one optimizer step a batch the step's first pass serves the update too, stepwise as well; a fault drops it."""
     one = {"steps": 3, "ppo": {"epochs": 1, "mini_batches": 1}}
     plain = world.run(world.spec(PLAIN, one), tmp_path / "plain")
-    hold = mock.Mock(wraps=critic_module.HeldForward)
-    with mock.patch.object(critic_module, "HeldForward", hold):
+    hold = mock.Mock(wraps=critic_module.RetainedForward)
+    with mock.patch.object(critic_module, "RetainedForward", hold):
         skips = world.run(world.spec(PLAIN, one, {"ppo": {"on_nonfinite": "skip"}}), tmp_path / "skips")
     assert hold.call_count == 3, "the critic read its batch twice"
     for other in ROLES:
@@ -197,5 +197,5 @@ def test_forward_passes_that_were_kept_are_used_once_or_let_go(world: Any, tmp_p
     last = calls_before(world, tmp_path / "count", role, 3) - 1
     with broken(role, lambda call: call >= last // 3):
         faulty = world.run(world.spec(PLAIN, one, {"ppo": {"on_nonfinite": "skip"}, "steps": 2}), tmp_path / "faulty")
-    assert faulty.engine.actor._held is None
-    assert faulty.engine.scorers._held is None
+    assert faulty.engine.actor._retained is None
+    assert faulty.engine.scorers._retained is None

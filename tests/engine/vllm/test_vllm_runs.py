@@ -18,7 +18,7 @@ from oppo_core.models.adapters import merged_weights
 from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.model_io import load_model
 from oppo_core.rewards.build import RewardBuilder
-from oppo_core.rollout.decoder import Decoding
+from oppo_core.rollout.decoder import DecoderProtocol
 from oppo_core.vllm.asyncio_thread import Loop
 from oppo_core.vllm.inprocess import InProcessDecoder
 from oppo_core.vllm.reward import POOLING, PrefixReward
@@ -31,20 +31,20 @@ ENDED = "VllmError: vLLM failed at beginning to take weights: EngineDead: the en
 SMALL = {"steps": STEPS, "ppo": {"tis": "all"}, "rollout": {"max_new_tokens": 40}, "overlap": {"intra_step": "off"}}
 
 
-def in_process(network: nn.Module, settings: Any, slots: int, stops: Any) -> Decoding:
+def in_process(network: nn.Module, settings: Any, slots: int, stops: Any) -> DecoderProtocol:
     engine = FakeEngine(network)  # type: ignore[arg-type]
     return InProcessDecoder(engine, settings, lambda: merged_weights(network).items(), stops, parameters=dict, sleeps=True)
 
 
-def apart(made: list[Decoding], network: Any, settings: Any, slots: int, stops: Any) -> Decoding:
+def apart(made: list[DecoderProtocol], network: Any, settings: Any, slots: int, stops: Any) -> DecoderProtocol:
     made.append(streaming(network, settings, stops, interval=4, handles=False, sleeps=False))
     return made[-1]
 
 
 @contextmanager
-def decoded_by(decoder_of: Any) -> Iterator[None]:
+def decoded_by(build_decoder: Any) -> Iterator[None]:
     """Within it, engines are given this decoder."""
-    with mock.patch.object(engine_module, "decoder_of", decoder_of):
+    with mock.patch.object(engine_module, "build_decoder", build_decoder):
         yield
 
 
@@ -70,7 +70,7 @@ def test_an_engine_that_sleeps_between_steps_trains_each_answer_once(world: Any,
 @pytest.mark.full
 @pytest.mark.parametrize("inter_step", ["off", "defer", "tail_batch"])
 def test_an_engine_that_goes_on_meanwhile_loses_nothing(world: Any, tmp_path: Path, inter_step: str) -> None:
-    made: list[Decoding] = []
+    made: list[DecoderProtocol] = []
     spec = world.spec(SMALL, {"overlap": {"inter_step": inter_step}, "checkpoints": {"every_steps": 1}})
     try:
         with decoded_by(partial(apart, made)):
@@ -92,18 +92,18 @@ def test_an_engine_that_goes_on_meanwhile_loses_nothing(world: Any, tmp_path: Pa
 @pytest.mark.full
 @pytest.mark.parametrize("dies", [False, True])
 def test_however_a_run_ends_its_engine_is_let_go(world: Any, tmp_path: Path, dies: bool) -> None:
-    made: list[Decoding] = []
+    made: list[DecoderProtocol] = []
 
-    def mortal(*given: Any) -> Decoding:
+    def mortal(*given: Any) -> DecoderProtocol:
         decoder: Any = apart(made, *given)
-        plain, rests = decoder.rest, iter(range(STEPS))
+        plain, rests = decoder.pause, iter(range(STEPS))
 
         def rest() -> None:
             plain()
             if dies and next(rests) == 1:
                 decoder._loop.run(decoder.engine.die(), "dying")
 
-        decoder.rest = rest
+        decoder.pause = rest
         return made[-1]
 
     with decoded_by(mortal):
