@@ -35,7 +35,7 @@ SHAPED = {
         "pretraining": {"data": "texts.jsonl", "sequences": 2, "coefficient": 0.1},
     },
 }  # fmt: skip
-# Name → what both runs share, and what the run that overlaps has besides.
+# Name → settings of both runs, and extra settings of the overlapped run.
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"streamed-{name}": (inter, {}) for name, inter in INTER.items()},
     "whole-answers": (INTER["defer"], {"overlap": {"intra_step": "per_sequence"}}),
@@ -68,7 +68,7 @@ ROLES = ("actor", "critic")
 
 @dataclass(slots=True)
 class Pair:
-    """The same run without overlap within the step, and with; weights before step 1 by role."""
+    """The same run with and without intra-step overlap, and the weights before step 1 by role."""
 
     off: Any
     on: Any
@@ -117,7 +117,7 @@ def test_the_same_rewards_advantages_and_losses(pair: Pair) -> None:
 
 
 def test_update_overlap_trains_before_decoding_ends(pair: Pair) -> None:
-    """Most steps have critic passes, and some have actor passes, in the scorers' process while the actor decodes."""
+    """Most steps have critic passes, and some have actor passes, in the scorer process during decoding."""
     if not pair.on.engine.spec.overlap.update_overlap:
         return
     early: dict[str, set[int]] = {"update-critic": set(), "update-actor": set()}
@@ -151,7 +151,7 @@ def test_the_compared_runs_learn_and_defer(pair: Pair) -> None:
 
 
 def test_the_chunk_size_changes_nothing(world: Any, tmp_path: Path) -> None:
-    """Chunks of one token, of some, of more than any answer, and sizes that the tuner changes while the run goes on."""
+    """Chunks of one token, of a few, longer than any answer, and sizes that the tuner changes during the run."""
     tuner = {"controller": "tuner", "candidates": [2, 16], "explore_every": 2}
     chunks: dict[str, Any] = {"1": {"size": 1}, "7": {"size": 7}, "100": {"size": 100}, "tuned": tuner}
     runs = {
@@ -172,7 +172,7 @@ def test_the_chunk_size_changes_nothing(world: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("inter", sorted(INTER))
 def test_float32_agrees_from_the_same_state(world: Any, tmp_path: Path, inter: str) -> None:
-    """In lockstep: before each step the streamed engine gets the other's weights, so that errors cannot add up."""
+    """In lockstep: before each step the overlapped engine gets the other's weights, so errors do not accumulate."""
     single = {"resources": {"dtype": "float32"}, "overlap": {"overcommit": {"controller": "fixed"}}}
     off = world.assemble(spec_of(world, inter, "off", single), tmp_path / "off")
     on = world.assemble(spec_of(world, inter, "per_chunk", single), tmp_path / "on")

@@ -1,4 +1,4 @@
-"""The controllers of Δ, C: pure functions of recorded signals, within bounds, monotone, and with a reason for each move."""
+"""The controllers of Δ and C: pure functions of recorded signals, bounded, monotone, with a reason for each change."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_better_last_step_never_defers_less(rule: Overcommit, means: list[floa
 @MANY
 @given(rule=overcommits(), means=MEANS, error=st.floats(0.125, 3, width=32), cut=st.integers(0, 30))
 def test_the_controller_has_no_hidden_state(rule: Overcommit, means: list[float], error: float, cut: int) -> None:
-    """A copy of the state goes on alike: what a checkpoint needs, and what "pure function of recorded signals" means."""
+    """A copy of the state continues identically, as a checkpoint requires."""
     state, copy = OvercommitState(rule.initial), OvercommitState(rule.initial)
     for number, mean in enumerate(means):
         if number == cut:
@@ -126,7 +126,7 @@ TUNER = Chunk(controller="tuner", size=32, candidates=[8, 64, 16], explore_every
 
 
 def tuned(rule: Chunk, cost: Any, steps: int, longest: int = 512) -> tuple[list[int], list[Any]]:
-    """C of each step, and the decisions, when a step with C costs `cost(step, C)` seconds a token."""
+    """C of each step, and the decisions, when a step with C costs `cost(step, C)` seconds per token."""
     state, sizes, decisions = ChunkState(rule.size), [], []
     for number in range(steps):
         sizes.append(state.current)

@@ -1,6 +1,6 @@
-"""A second PPO, written from the equations of docs/algorithm.md, not from `oppo_core`: slow, plain, one token at a time.
+"""Reference PPO, written from the equations of docs/algorithm.md and independent of `oppo_core`: one token at a time.
 
-No padding, no cache, no batching: every sequence is read alone, from its first token, by a transformer written out here.
+No padding, KV cache or batching: every sequence is computed alone, from its first token, by a transformer defined here.
 Weights are dictionaries of float64 tensors. Gradients come from autograd, AdamW is done by hand.
 """
 
@@ -27,7 +27,7 @@ def philox(seed: int, use: int, index: int) -> np.random.Generator:
 
 
 def left_by(rollout: Any, logits: list[float]) -> list[int]:
-    """Ids that top-k, top-p and min-p leave of tempered logits, likeliest first, equal ones by id."""
+    """Ids that top-k, top-p and min-p keep of tempered logits, most likely first, ties by id."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     shares = [math.exp(logits[token] - logits[order[0]]) for token in order]
     if rollout.top_k is not None:
@@ -41,21 +41,21 @@ def left_by(rollout: Any, logits: list[float]) -> list[int]:
 
 
 def only(logits_V: Tensor, ids: list[int]) -> Tensor:
-    """Log-probs [V] when only `ids` are possible; far below any float's range where they are not."""
+    """Log-probs [V] over `ids` only; hugely negative for all other ids."""
     chosen = torch.log_softmax(logits_V[ids], -1)
     return torch.full_like(logits_V, -1.7e308).index_put((torch.tensor(ids),), chosen)
 
 
 @dataclass(slots=True)
 class Answer:
-    """A trained answer as the oracle sees it: its tokens, and under which version each was sampled."""
+    """A trained answer: its tokens and the policy version of each."""
 
     sequence_id: int
     prompt: list[int]
     response: list[int]
     versions: list[int]
     ended_by_eos: bool
-    support: list[list[int]] = field(default_factory=list)  # ids that each token was chosen among; empty: all
+    support: list[list[int]] = field(default_factory=list)  # the support of each token; empty: all ids
     kept_since: int | None = None  # the version that its prompt was cached under, when caches outlive updates
 
     @property
@@ -143,7 +143,7 @@ def whitened(rows: list[list[float]]) -> list[list[float]]:
 
 @dataclass(slots=True)
 class Told:
-    """What the oracle says of one step, a list a sequence."""
+    """The oracle's results of one step, one list per sequence."""
 
     raw: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The oracle's transformer: one sequence, one head after the other, no padding and no batching."""
+"""The oracle's transformer: one sequence, one head at a time, without padding or batching."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def states(weights: Weights, tokens: list[int], heads: int) -> Tensor:
 
 
 def grown_states(weights: list[Weights], tokens: list[int], heads: int) -> Tensor:
-    """Hidden states [T, H] of one sequence read token by token, the one at position p with `weights[p]`.
+    """Hidden states [T, H] of one sequence computed token by token, position p with `weights[p]`.
 
-    Keys and values stay as they were computed: what was cached under older weights is looked at by newer ones.
+    The KV cache is kept: newer weights attend to keys and values of older ones.
     """
     cache: dict[str, list[tuple[Tensor, Tensor]]] = {}
     return torch.stack([grown_state(w, token, p, heads, cache) for p, (w, token) in enumerate(zip(weights, tokens, strict=True))])

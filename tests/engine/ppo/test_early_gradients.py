@@ -1,4 +1,4 @@
-"""Gradients that are summed before the batch is complete are those of the one policy loss."""
+"""Gradients accumulated before the batch is complete equal those of the whole policy loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups: advantages against definitions and peers, members with randomness of their own, and no critic anywhere."""
+"""Groups: advantages against definitions and peers, separate random numbers per member, and no critic."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_advantages_are_those_of_the_papers(algorithm: Any, by_std: bool, groups
     for group, told in zip(groups, ours.view(len(groups), -1), strict=True):
         assert float(told.sum()) == pytest.approx(0, abs=1e-6)
         if len(set(group)) == 1:
-            assert told.abs().max() < 1e-6, "equal rewards teach nothing"
+            assert told.abs().max() < 1e-6, "equal rewards give advantage 0"
 
 
 @settings(max_examples=50, deadline=None)
@@ -90,18 +90,18 @@ def test_members_answer_one_prompt_each_with_its_own_randomness(world: Any, tmp_
         torch.testing.assert_close(step.experience.raw_advantages[:, 0], group_advantages(rewards, spec.ppo))
         assert torch.equal(step.experience.advantages, step.experience.raw_advantages), "group advantages are not whitened"
         assert (inter == "defer") or not step.experience.stale.any()
-    assert different > 5 * 12 * 0.9, "the members of a group say the same"
+    assert different > 5 * 12 * 0.9, "the members of a group are equal"
     layout = lay_out(spec, torch.device("cpu"), 2, 16)
     assert {role for _, role in layout.lanes()} == {"actor", "reward", "reference"}
 
 
 def test_tail_batching_counts_discarded_tokens(world: Any, tmp_path: Path) -> None:
-    """Every token that was decoded is trained or wasted, and every step is on-policy."""
+    """Every decoded token is trained or counted as wasted, and every step is on-policy."""
     spec = world.spec({"steps": 8, "overlap": {"inter_step": "tail_batch", "overcommit": {"initial": 3}}})
     run = world.run(spec, tmp_path, inline=True)
     told = [event.metrics for event in run.events if event.kind == "step"]
     kinds = [step["oppo/overcommit"] for step in told]
-    assert kinds == [3, 3, 0, 3, 3, 0, 3, 3], "three prompts are put off a step; the sixth makes a batch"
+    assert kinds == [3, 3, 0, 3, 3, 0, 3, 3], "three prompts are postponed per step; the sixth completes a batch"
     for step, metrics in zip(run.steps, told, strict=True):
         assert not step.experience.stale.any()
         assert {s.age for s in step.experience.sequences} == {0}

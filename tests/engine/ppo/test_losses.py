@@ -30,7 +30,7 @@ NUMBER = st.floats(-3, 3, width=32)
 
 
 def padded(rows: list[list[float]]) -> tuple[Tensor, Tensor]:
-    """Rows as [B, T] float64 with rubbish behind their ends, and the mask."""
+    """Rows as [B, T] float64 padded with garbage, and the mask."""
     width = max(len(row) for row in rows)
     values = torch.full((len(rows), width), 7.0, dtype=torch.float64)
     mask = torch.zeros(len(rows), width, dtype=torch.bool)

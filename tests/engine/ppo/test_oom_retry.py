@@ -1,4 +1,4 @@
-"""A run that runs out of memory goes on in smaller passes, also resumed, says so, and ends with the same weights."""
+"""After an out-of-memory error a run continues with smaller passes, also when resumed, and ends with the same weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oppo_core.train import train
 
 
 class Short:
-    """Memory for so many padded tokens of a pass with a graph, and for none in the backward passes named by their number."""
+    """Simulated memory limit: padded tokens of a pass with a graph, and backward passes (by number) that fail."""
 
     def __init__(self, trainer: Any, tokens: int, backwards: tuple[int, ...] = ()) -> None:
         self._trainer, self._tokens, self._backwards = trainer, tokens, backwards
@@ -33,7 +33,7 @@ class Short:
 
     def backward(self, loss: Tensor) -> None:
         self.count += 1
-        self._backward(loss)  # some gradients are there already when it fails
+        self._backward(loss)  # after some gradients were accumulated
         if self.count in self._backwards:
             raise torch.OutOfMemoryError("no memory for gradients")
 
@@ -72,7 +72,7 @@ ROOM = 100  # padded tokens: the longest answer with its prompt fits
 
 
 def without_room(network: Any) -> None:
-    """Memory for no more than `ROOM` padded tokens of a pass without a graph."""
+    """Simulated memory limit of `ROOM` padded tokens for a pass without a graph."""
     own = network.hidden
 
     def hidden(tokens_NT: Tensor, positions_NT: Tensor, window: Any = None) -> Tensor:
@@ -117,7 +117,7 @@ def test_scorer_and_prefill_budgets_shrink_and_stay_small_after_a_resume(world: 
 
 
 def resumed(world: Any, spec: Any, folder: Path, own: dict[str, int], scorers: dict[str, int]) -> None:
-    """Resumed from the last step of the run that was short of memory, the passes have so many tokens."""
+    """Budgets after resuming from the last step of the run that was short of memory."""
     with world.streaming_inline():
         engine = world.assemble(spec, folder / "resumed", resume=folder / "short" / "checkpoints" / "step-00000003")
     engine.scorers.close()
@@ -144,7 +144,7 @@ def test_a_budget_reports_its_reductions() -> None:
 
 
 def test_the_warning_matches_no_retry_rule(caplog: pytest.LogCaptureFixture) -> None:
-    """The run goes on; when it dies later of something else, the last lines are looked at for what must not be tried again."""
+    """Retry rules match the last log lines when the run later fails for another reason."""
     budget = PassBudget(100, name="reads")
 
     def compute() -> None:

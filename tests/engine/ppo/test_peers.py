@@ -1,7 +1,7 @@
 """Our equations against those of two peers, TRL 1.12 (PPOTrainer) and verl (core_algos), on random ragged batches.
 
-Their definitions are written out here anew, one token at a time, from what their documentation and sources say. Where they differ
-from each other or from us, a test shows the difference:
+Their definitions are reimplemented here one token at a time from their documentation and sources. Tests show the differences
+between them and us:
 
 - *Whitening.* All three use the unbiased variance and ε = 1e-8 inside of the root. TRL may keep the mean (`shift_mean=False`,
   for rewards; `ppo.whiten_rewards` here); verl always shifts. TRL whitens advantages over its response mask, verl over the
@@ -167,7 +167,7 @@ def test_kl_estimators(logp: float, reference: float) -> None:
 
 
 def test_where_the_kl_estimators_differ() -> None:
-    """Nobody's k3 is the same far away: TRL's grows without bound, verl's ends at 10, ours where the log-ratio is 20."""
+    """k3 differs for large log-ratios: TRL's is unbounded, verl's is clamped to 10, ours at a log-ratio of 20."""
     ours = [float(kl_estimate(number(x), number(0.0), "k3")) for x in (-4.0, -25.0)]
     assert ours == pytest.approx([math.exp(4) - 5, math.exp(20) - 21])
     assert [Verl.kl(x, 0.0, "k3") for x in (-4.0, -25.0)] == [10.0, 10.0]

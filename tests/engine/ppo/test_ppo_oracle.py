@@ -1,4 +1,4 @@
-"""The engine against a second PPO that shares no code with it (oracle.py): float64, agreement to 1e-9."""
+"""The engine against an independent reference PPO (oracle.py): float64, agreement to 1e-9."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def answers(step: Any) -> list[Answer]:
 
 
 def left(support: Any) -> list[list[int]]:
-    """Ids that each token was chosen among."""
+    """Support of each token as ids."""
     return [np.flatnonzero(row).tolist() for row in decode_support(support, VOCAB)]
 
 
@@ -216,7 +216,7 @@ def test_critic_free_training_equals_the_oracle(world: Any, tmp_path: Any, name:
 
 
 def replay(world: Any, spec: Any, run: Any) -> int:
-    """The oracle trains on the very answers of the run, step by step, and must agree all the way; returns the steps."""
+    """Train the oracle on the run's answers step by step and compare every result; returns the steps."""
     oracle = oracle_for(world, spec)
     for version, step in enumerate(run.steps):
         batch = answers(step)

@@ -1,4 +1,4 @@
-"""Weights in bfloat16: steps too small for one of them add up all the same, and a resumed run goes on with the same bits."""
+"""bfloat16 weights: steps below their resolution accumulate, and a resumed run is bitwise identical."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_steps_below_a_weights_resolution_add_up() -> None:
 
 
 def test_a_deleted_optimizer_takes_no_gradients() -> None:
-    """Of weights that another one trains: in the GPU bench all variants' engines have made one over the same network."""
+    """In the GPU bench the engines of all variants create optimizers over the same network."""
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     other, optimizer = (Optimizer([weight], Rates(1e-4), 0.0, 10.0) for _ in range(2))
     del other
@@ -45,7 +45,7 @@ def test_a_deleted_optimizer_takes_no_gradients() -> None:
 
 
 def test_float32_gradients_are_freed_by_the_step() -> None:
-    """They would lie beside the next update's activations, at four bytes a weight."""
+    """They would take four bytes per weight next to the next update's activations."""
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     optimizer = Optimizer([weight], Rates(1e-4), 0.0, 10.0)
     weight.sum().backward()
@@ -91,7 +91,7 @@ def test_stale_tokens_are_scored_as_precisely_as_they_are_sampled(world: Any) ->
 
 
 def test_on_a_gpu_deepspeed_does_not_stream(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its two engines would meet the other ranks from two threads."""
+    """Its two engines would run collectives from two threads."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     sharded = {"training": {"backend": "deepspeed"}, "resources": {"dtype": "float32"}}

@@ -1,4 +1,4 @@
-"""Learning rates, shaped scores and streams of random numbers: pure functions, checked as such."""
+"""Learning-rate schedules, score shaping and random streams as pure functions."""
 
 from __future__ import annotations
 

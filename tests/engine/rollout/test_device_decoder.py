@@ -1,4 +1,4 @@
-"""The decoder whose state lives on the device draws what the other one draws, in the same rounds; here both on the CPU."""
+"""`DeviceDecoder` samples the same tokens in the same rounds as `Decoder`; here both run on the CPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SLOTS = 9
 
 @dataclass(slots=True)
 class Plan:
-    """Steps of a run: how many new prompts a step, its chunks in rounds, and whether it is interrupted after one."""
+    """Steps of a run: new prompts per step, chunks in rounds, and whether the step is interrupted after a chunk."""
 
     fresh: list[int]
     chunks: list[int]
@@ -51,7 +51,7 @@ plans = st.builds(
 
 @pytest.fixture(autouse=True, scope="module")
 def many_shapes() -> Iterator[None]:
-    """Rounds look at multiples of 8 columns, so that the shape changes under way."""
+    """Column step of 8, so that the round shape changes within a run."""
     with mock.patch.object(device_decoder, "COLUMN_STEP", 8):
         yield
 
@@ -66,7 +66,7 @@ def prompt(number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def run(kind: type[Decoder], actor: Any, plan: Plan, given: DecodeSettings = SETTINGS, stops: Any = None) -> list[Any]:
-    """What happens when `plan` is decoded: who finished after how many rounds, and all sequences at the end."""
+    """Decode `plan`: finished sequences with their rounds, and all sequences at the end."""
     decoder, told, some = kind(actor, given, SLOTS, stops=stops), [], []
     for version, count in enumerate(plan.fresh):
         going_on = [s for s in some if not s.finished][: SLOTS - count]
@@ -84,7 +84,7 @@ def run(kind: type[Decoder], actor: Any, plan: Plan, given: DecodeSettings = SET
 
 
 def moved(decoder: Decoder, other: Decoder, version: int) -> Decoder:
-    """`other`, gone on from where `decoder` is, as after an interruption."""
+    """`other`, continued from the state of `decoder`, as after an interruption."""
     with TemporaryDirectory() as folder:
         decoder.save(Path(folder))
         other.load(Path(folder), decoder.live)
@@ -192,14 +192,14 @@ def test_a_whole_run_trains_the_same(world: Any, tmp_path: Path) -> None:
 
 
 class Captured:
-    """Stands for a `torch.cuda.CUDAGraph`: what is run while it is made does nothing until it is replayed."""
+    """Fake `torch.cuda.CUDAGraph`: work run during capture takes effect only on replay."""
 
     def __init__(self) -> None:
         self.replay: Callable[[], None] = lambda: None
 
 
 class Gpu:
-    """As much of one as capturing takes: `run` adds to `counter`, and graphs of `refused` shapes fail."""
+    """Fake GPU for capture: `run` adds to `counter`, and captures of `refused` shapes fail."""
 
     def __init__(self, refused: tuple[tuple[int, int], ...] = ()) -> None:
         self.counter = torch.zeros(4, dtype=torch.long)
@@ -213,7 +213,7 @@ class Gpu:
 
     @contextmanager
     def graph(self, made: Captured, pool: Any, capture_error_mode: str) -> Iterator[None]:
-        assert capture_error_mode == "thread_local", "the scorers' thread goes on meanwhile"
+        assert capture_error_mode == "thread_local", "the scorers' thread keeps running"
         before = self.counter.clone()
         yield
         self.counter.copy_(before)
@@ -225,7 +225,7 @@ class Gpu:
 
     @contextmanager
     def present(self) -> Iterator[CudaGraphs]:
-        """Within it torch takes this for its GPU."""
+        """Context manager that patches torch's CUDA functions."""
         with (
             mock.patch.object(torch.cuda, "graph_pool_handle", return_value=None),
             mock.patch.object(torch.cuda, "current_stream", return_value=None),

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p: the right tokens, each token's choice recorded, and the same distribution in sampling and training."""
+"""Top-k, top-p and min-p: kept tokens, recorded supports, and equal distributions in sampling and training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CHOICES = st.builds(
 
 
 def plain(filters: Filters, logits: torch.Tensor) -> list[list[int]]:
-    """Ids that the oracle leaves of each row."""
+    """Ids that the oracle keeps of each row."""
     rollout = SimpleNamespace(top_k=filters.top_k, top_p=filters.top_p, min_p=filters.min_p)
     return [sorted(left_by(rollout, row)) for row in logits.tolist()]
 
@@ -61,7 +61,7 @@ def test_random_logits_of_a_large_vocabulary() -> None:
     for filters in (Filters(50, None, None), Filters(None, 0.95, None), Filters(None, None, 0.02), Filters(700, 0.9, 1e-4)):
         assert ids(filters.allowed(logits)) == plain(filters, logits)
         for row in range(6):
-            assert torch.equal(filters.allowed(logits[row : row + 1])[0], filters.allowed(logits)[row]), "it depends on company"
+            assert torch.equal(filters.allowed(logits[row : row + 1])[0], filters.allowed(logits)[row]), "it depends on the batch"
 
 
 def test_ties_go_to_the_lower_id() -> None:

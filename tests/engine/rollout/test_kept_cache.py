@@ -1,4 +1,4 @@
-"""`kv_after_update: keep`: cached keys and values of deferred answers outlive an update, and their tokens are told as stale."""
+"""`kv_after_update: keep`: the KV cache of deferred answers is kept across updates, and their tokens count as stale."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_cached_tokens_are_not_recomputed(world: Any) -> None:
 
 
 def test_with_the_same_weights_keeping_changes_no_token(world: Any) -> None:
-    """Rows leave, others join, rows move: each answer still reads its own keys and values."""
+    """Rows leave, join and move; each answer still attends to its own KV cache."""
     answers = []
     for keeps in (True, False):
         one, some = decoder(world, keeps), sequences(9)
@@ -62,7 +62,7 @@ def test_with_the_same_weights_keeping_changes_no_token(world: Any) -> None:
 
 
 def test_a_kept_cache_affects_tokens_after_an_update(world: Any) -> None:
-    """New weights, old keys and values: other log-probs than after a recomputation, and another answer's stay out of it."""
+    """With new weights, an old KV cache gives other log-probs than recomputation; other answers are unaffected."""
     logprobs = []
     for keeps in (True, False):
         one, some = decoder(world, keeps), sequences(3)
@@ -101,7 +101,7 @@ def test_which_tokens_are_stale() -> None:
     sequence.kept_version = 1
     assert [sequence.stale_tokens(version) for version in (1, 2, 3)] == [0, 5, 5]
     assert [sequence.reads_stale(version) for version in (1, 2)] == [False, True]
-    sequence.kept_version = 3  # read anew under version 3, after an interruption, say
+    sequence.kept_version = 3  # recomputed under version 3, for example after an interruption
     assert [sequence.stale_tokens(version) for version in (3, 4)] == [4, 5]
 
 
@@ -120,7 +120,7 @@ def test_tokens_of_this_step_after_a_kept_cache_carry_a_weight(world: Any, tmp_p
 
 
 def test_a_resume_may_turn_kept_caches_on_or_off(world: Any, tmp_path: Path) -> None:
-    """What was cached before is read anew then, so that only older tokens are stale; and the other way round."""
+    """Caches are recomputed when it is turned off, so only older tokens are stale; and vice versa."""
     changes = {"steps": 3, "checkpoints": {"every_steps": 3}, "overlap": {"intra_step": "off"}}
     for before, after in (("keep", "recompute"), ("recompute", "keep")):
         spec = world.spec(changes, {"overlap": {"kv_after_update": before}})
@@ -136,7 +136,7 @@ def test_a_resume_may_turn_kept_caches_on_or_off(world: Any, tmp_path: Path) -> 
 
 
 def test_a_killed_and_resumed_run_is_bitwise_identical(world: Any, tmp_path: Path) -> None:
-    """From every checkpoint of a run with answers in flight, caches, supports and all."""
+    """From every checkpoint of a run with answers in flight, including caches and supports."""
     spec = world.spec(KEEP, FILTERED, {"steps": 9, "checkpoints": {"every_steps": 3, "keep": 9}})
     whole = world.run(spec, tmp_path / "whole", inline=True)
     for step in (3, 6):

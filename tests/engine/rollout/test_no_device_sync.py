@@ -1,7 +1,7 @@
-"""Decoding and reading ask the device nothing while they launch: all of it runs where there is nothing to read.
+"""Decoding, prefill and gradients never synchronize with the device: they run on torch's `meta` device.
 
-Tensors on torch's `meta` device have shapes and no numbers. Reading one, branching on one, or mixing it with the host's is an
-error there; on a GPU it would be a wait for everything that is queued, and the end of a capture as a CUDA graph.
+Tensors on `meta` have shapes but no data. Reading one, branching on one, or mixing it with host tensors raises there; on a GPU it
+would synchronize and break CUDA graph capture.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MODELS = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.full) fo
 
 @pytest.fixture(scope="module", params=MODELS)
 def nowhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Network:
-    """A model of each architecture, without its numbers."""
+    """A model of each architecture on the `meta` device."""
     folder: Path = write_folders(request.param, tmp_path_factory.mktemp(request.param))
     network = load_model(ModelSpec(path="actor"), "lm", [folder], torch.bfloat16, 0)
     return network.to("meta")
@@ -63,7 +63,7 @@ def test_incremental_prefill_does_not_synchronize(nowhere: Network) -> None:
     "training", [Training(), Training(recompute="head"), Training(packing="on")], ids=["plain", "head", "packed"]
 )
 def test_gradients_do_not_synchronize(nowhere: Network, monkeypatch: pytest.MonkeyPatch, training: Training) -> None:
-    """What the passes have told is read once all are launched, and here not at all."""
+    """Deferred metrics are read after all passes are launched; here not at all."""
     if training.packs and nowhere.refuses_packing:
         pytest.skip(nowhere.refuses_packing)
     monkeypatch.setattr(DeferredMetrics, "read", lambda figures: [])

@@ -1,7 +1,7 @@
-"""No sequence is lost or trained twice, and the batch is the one that docs/algorithm.md, step (3), demands, whatever the lengths.
+"""No sequence is lost or trained twice, and the batch is the one of docs/algorithm.md, step (3), for any answer lengths.
 
-The pool, the training loop's `decode_batch` and `begin_step`, and the hand-over are the engine's own. Only the network is
-replaced, by a script that says how long each answer is.
+Pool, delta tracker and the training loop's `decode_batch` and `begin_step` are the engine's own. Only the network is replaced, by
+scripted answer lengths.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LONGEST = 40
 
 @dataclass(slots=True)
 class ScriptedDecoder:
-    """Advances every live sequence by one token a round; sequence i ends after `lengths[i % n]` tokens."""
+    """Advances every live sequence by one token per round; sequence i ends after `lengths[i % n]` tokens."""
 
     lengths: list[int]
     live: list[Sequence] = field(default_factory=list)
@@ -57,7 +57,7 @@ class ScriptedDecoder:
         return [], rounds
 
     def round(self, version: int) -> list[Sequence]:
-        assert self.live, "decoding goes on though nothing is left to decode"
+        assert self.live, "decoding continues without live sequences"
         self.rounds += 1
         for sequence in self.live:
             sequence.response.append(1000 * sequence.sequence_id + sequence.length)
@@ -71,7 +71,7 @@ class ScriptedDecoder:
 
 @dataclass(slots=True)
 class Listener:
-    """Notes what the scorers are told, and checks that each token comes once, in order, prompt first."""
+    """Fake scorers that check that each token arrives once, in order, prompt first."""
 
     heard: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     ended: set[int] = field(default_factory=set)
@@ -84,7 +84,7 @@ class Listener:
         assert [g.sequence_id for g in deltas] == sorted({g.sequence_id for g in deltas})
         self.chunks.append(chunk)
         for delta in deltas:
-            assert delta.sequence_id not in self.ended, "told again after its end"
+            assert delta.sequence_id not in self.ended, "sent again after its end"
             self.heard[delta.sequence_id] += delta.tokens.tolist()
             if delta.finished:
                 self.ended.add(delta.sequence_id)
@@ -108,12 +108,12 @@ class Case:
     group: int = 1
 
     def length(self, sequence_id: int) -> int:
-        """How long an answer will be."""
+        """Length of an answer."""
         return self.lengths[sequence_id % len(self.lengths)]
 
     @property
     def rows(self) -> int:
-        """Answers a step trains."""
+        """Answers trained per step."""
         return self.batch * self.group
 
 
@@ -127,7 +127,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 class Simulation:
-    """An engine whose decoder is scripted and whose training only forgets."""
+    """An engine with a scripted decoder and without training."""
 
     def __init__(self, case: Case, kind: type[Pool] = Pool) -> None:
         self.case = case
@@ -149,7 +149,7 @@ class Simulation:
         return self.engine.pool
 
     def decoded(self, batch: StepState, version: int) -> list[Sequence]:
-        """Decode to the end of the step; its batch."""
+        """Decode to the end of the step; returns its batch."""
         assert decode_batch(self.engine, batch, version, lambda: False)
         return batch.sequences
 
@@ -167,10 +167,9 @@ class Simulation:
 
 
 def expected_batch(before: list[Sequence], case: Case) -> tuple[set[int], int]:
-    """docs/algorithm.md step (3), written anew: who is in the batch, and after how many rounds it is complete.
+    """docs/algorithm.md step (3), reimplemented: the batch, and the rounds until it is complete.
 
-    The script tells when each sequence ends, and a group ends with its last member; overdue first, then finished surplus in
-    FIFO order, then by (round, group).
+    A group ends with its last member. Order: overdue groups, then finished surplus in FIFO order, then by (round, group).
     """
     left: dict[int, int] = defaultdict(int)
     ages = {}
@@ -194,7 +193,7 @@ def test_every_step_trains_exactly_the_right_sequences(case: Case) -> None:
         ids = [s.sequence_id for s in batch]
         wanted, needed = expected_batch(before, case)
         assert set(ids) == wanted
-        assert rounds == needed, "decoding must stop at the very round at which the batch is complete"
+        assert rounds == needed, "decoding must stop at the round that completes the batch"
         assert len(ids) == case.rows == len(set(ids))
         assert all(s.finished and s.length == case.length(s.sequence_id) for s in batch)
         assert all(s.age <= case.max_age for s in batch), "older than allowed"
@@ -257,7 +256,7 @@ def test_each_token_is_sent_exactly_once(case: Case) -> None:
             assert sequence.sequence_id in simulation.listener.ended
         if case.streamed:
             assert simulation.listener.chunks == list(range(-(-rounds // case.chunk) + 1))
-            for sequence in simulation.pool.sequences:  # a prompt may be told with its first tokens
+            for sequence in simulation.pool.sequences:  # a prompt may be sent with its first tokens
                 heard = simulation.listener.heard[sequence.sequence_id]
                 assert heard == sequence.tokens().tolist() or (heard == [] and sequence.length == 0)
         simulation.listener.chunks.clear()
@@ -281,7 +280,7 @@ def test_certain_sequences_are_in_the_batch_whatever_else_finishes(case: Case) -
 
 
 class Watched:
-    """A pool that somebody listens to."""
+    """A pool that records its calls."""
 
     def __init__(self, pool: Pool, is_complete: Callable[[list[Sequence]], bool]) -> None:
         self._pool, self.is_complete = pool, is_complete
@@ -307,7 +306,7 @@ def test_tail_batching_trains_every_prompt_once_and_only_with_the_newest_weights
         assert all(set(s.token_versions) == {version} and s.age == 0 for s in batch), "a stale token"
         wasted = [min(case.length(s.sequence_id), rounds) for s in pool.discarded]
         assert [s.length for s in pool.discarded] == wasted
-        assert not pool.sequences, "an answer lives on"
+        assert not pool.sequences, "an answer was not discarded"
         trained += [s.sequence_id for s in batch]
         waiting = [i for i in waiting if i not in trained] + [i for i in started if i not in {*waiting, *trained}]
         assert [s.sequence_id for s in pool.queue] == waiting
@@ -319,7 +318,7 @@ def test_tail_batching_trains_every_prompt_once_and_only_with_the_newest_weights
 
 
 def test_a_resumed_step_of_tail_batching_keeps_its_sequences() -> None:
-    """Half-way through a step a run may resume with other settings; its own and the queued prompts all stay."""
+    """A run may resume half-way through a step with other settings; current and queued prompts are kept."""
     simulation = Simulation(Case([30, 5, 7, 9, 4, 6], batch=2, overcommits=[2, 2], max_age=2), TailBatchPool)
     pool = simulation.pool
     simulation.step(0)
@@ -337,7 +336,7 @@ def test_a_resumed_step_of_tail_batching_keeps_its_sequences() -> None:
 
 
 def test_tokens_keep_the_version_they_were_sampled_under() -> None:
-    """One long answer among short ones: deferred twice, it carries the versions of three steps, then the batch waits for it."""
+    """A long answer among short ones is deferred twice and holds tokens of three versions; then the batch waits for it."""
     simulation = Simulation(Case([30, 5, 5, 5, 5, 5, 5, 5, 5], batch=2, overcommits=[1] * 4, max_age=2))
     batches = [[s.sequence_id for s in simulation.step(version)[1]] for version in range(3)]
     assert batches == [[1, 2], [3, 4], [0, 5]]

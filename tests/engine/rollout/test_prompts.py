@@ -1,4 +1,4 @@
-"""The prompts file: text, conversations, token ids; every complaint with its line; a resume knows the prompts again."""
+"""The prompts file: text, conversations and token ids; errors with line numbers; the digest checked at a resume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BARE = [word.strip("<>") for word in WORDS]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model folder as far as prompts go, without a chat template."""
+    """A model folder with a tokenizer but no chat template."""
     path = tmp_path / "model"
     path.mkdir()
     write_tokenizer(path, BARE)
@@ -49,7 +49,7 @@ TALK = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "
 
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
 def test_a_conversation_is_rendered_up_to_the_answer(folder: Path, tmp_path: Path, place: str) -> None:
-    """By the folder's template, wherever it stands; text and ids may stand beside it."""
+    """With the folder's template, from either file; text and token ids may be mixed in."""
     (folder / place).write_text(TEMPLATE if place.endswith("jinja") else json.dumps({"chat_template": TEMPLATE}))
     read = read_prompts(lines(tmp_path, TALK, "add two", [6, 7, 8], TALK[1:]), "prompt", FileCodec(folder), 16)
     assert [row.tolist() for row in read] == [
@@ -114,7 +114,7 @@ def test_an_invalid_line_is_reported_with_its_number(folder: Path, tmp_path: Pat
 
 
 def test_a_chat_reward_receives_the_conversation(folder: Path, tmp_path: Path) -> None:
-    """Under whatever key the prompt stands; `messages` beside it go first."""
+    """From any prompt key; a `messages` field takes precedence."""
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     path, codec, kept = lines(tmp_path, TALK, "add two"), FileCodec(folder), PromptLines((MESSAGES,))
     kept.read(path, "prompt", codec, 16)
@@ -134,7 +134,7 @@ def test_the_digest_tells_prompts_apart() -> None:
 
 
 def test_a_resume_with_other_prompts_is_refused(world: Any, tmp_path: Path) -> None:
-    """Reformatted lines are the same prompts; others, or the same in another order, are not."""
+    """Reformatted lines are accepted; other prompts, or another order, are refused."""
     rows = [json.loads(line) for line in (world.folder / "prompts.jsonl").read_text().splitlines()]
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Sampling: the right distribution, from numbers that depend on (seed, sequence_id, position) alone."""
+"""Sampling: the correct distribution, from random numbers that depend only on (seed, sequence_id, position)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_random_numbers_of_neighbouring_sequences_are_uncorrelated() -> None:
 
 
 def answers(world: Any, ids: list[int], slots: int, interrupt: int | None) -> dict[int, Sequence]:
-    """Decode the sequences `ids` to their ends together; after `interrupt` rounds everything is prefilled anew."""
+    """Decode the sequences `ids` together to their ends; after `interrupt` rounds everything is prefilled again."""
     actor = load_model(ModelSpec(path="actor"), "lm", [world.folder], torch.float64, 0)
     decoder = Decoder(actor, DecodeSettings(3, 2, 0.9, 12, 60, 400), slots)
     sequences = [Sequence(i, 0, np.asarray([3 + i % 30] * (1 + i % 12))) for i in ids]
@@ -76,7 +76,7 @@ def answers(world: Any, ids: list[int], slots: int, interrupt: int | None) -> di
 
 
 def test_an_answer_does_not_depend_on_the_batch(world: Any) -> None:
-    """Alone, among others, in another order, or interrupted and prefilled again: the same tokens, the same log-probs."""
+    """Alone, batched, reordered, or interrupted and prefilled again: the same tokens and log-probs."""
     ids = [0, 4, 7, 11, 12, 30]
     together = answers(world, ids, 6, None)
     assert len({s.length for s in together.values()}) > 3, "lengths should differ"

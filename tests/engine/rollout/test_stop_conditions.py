@@ -1,4 +1,4 @@
-"""Stop tokens and stop texts: an answer ends at the very token that completes one, whatever the tokenizer makes of it."""
+"""Stop tokens and stop texts: an answer ends at the token that completes one, for any tokenizer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CODECS: dict[str, Any] = {"bytes": TrainedCodec("bytes"), "words": TrainedCodec(
 
 
 def first_hit(codec: Any, tokens: list[int], texts: list[str]) -> int | None:
-    """Tokens after which a text stands in the whole answer decoded at once."""
+    """Number of tokens after which the whole answer, decoded at once, contains a text."""
     for count in range(1, len(tokens) + 1):
         said = codec.decode(tokens[:count])
         if any(text in said for text in texts):
@@ -68,7 +68,7 @@ def first_hit(codec: Any, tokens: list[int], texts: list[str]) -> int | None:
 
 
 def followed(conditions: StopConditions, tokens: list[int], sequence_id: int = 1) -> int | None:
-    """Tokens after which the conditions end an answer that grows token by token."""
+    """Number of tokens after which the conditions end an answer that grows token by token."""
     sequence = Sequence(sequence_id, 0, np.asarray([3]))
     for count, token in enumerate(tokens, start=1):
         sequence.response.append(token)
@@ -102,7 +102,7 @@ def test_a_stop_text_may_span_tokens_and_start_inside_one() -> None:
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), kind=st.sampled_from(sorted(CODECS)), texts=st.lists(st.sampled_from(STOPS), min_size=1, max_size=3))
 def test_arbitrary_tokens_match_like_plain_decoding(data: st.DataObject, kind: str, texts: list[str]) -> None:
-    """Words, halves of characters, special tokens, in any order: as if everything were decoded again after each token."""
+    """Words, partial characters and special tokens in any order match as if everything were decoded after each token."""
     codec = CODECS[kind]
     piece = st.one_of(
         st.sampled_from([*STOPS, *TEXT[:3]]).map(codec.encode), st.lists(st.integers(0, codec.vocab - 1), min_size=1, max_size=3)
@@ -124,11 +124,11 @@ def test_matching_is_the_same_after_interruption_or_restart() -> None:
     resumed = Sequence(1, 0, np.asarray([3]), response=tokens[: wanted - 1])
     other = StopConditions([], ["STOP"], codec)
     resumed.response.append(tokens[wanted - 1])
-    assert other.reached(resumed), "what came before was not read"
+    assert other.reached(resumed), "earlier tokens were not decoded"
 
 
 def test_each_token_of_a_long_answer_decodes_few_tokens() -> None:
-    """However long the answer, only its last few tokens are decoded again."""
+    """Only the last few tokens are decoded again."""
     longest = 0
 
     class Watched(TrainedCodec):
@@ -156,7 +156,7 @@ def decoded(world: Any, numbers: list[int], slots: int, stops: StopConditions, i
 
 
 def test_decoding_state_is_dropped_with_the_answer(world: Any) -> None:
-    """However an answer ends or leaves: nothing is kept of it."""
+    """Also for discarded answers."""
     stops = StopConditions([9, 17], ["w20"], Words())
     actor = load_model(ModelSpec(path="actor"), "lm", [world.folder], torch.float64, 0)
     decoder = Decoder(actor, DecodeSettings(3, 2, 0.9, 12, 60, 400), 8, stops=stops)
@@ -191,7 +191,7 @@ class Words:
 
 
 def cut(response: list[int], hit: Callable[[list[int]], bool]) -> list[int]:
-    """The response up to the first token at which `hit` holds of what was said so far."""
+    """The response up to the first token at which `hit` holds."""
     for count in range(1, len(response) + 1):
         if hit(response[:count]):
             return response[:count]
@@ -199,7 +199,7 @@ def cut(response: list[int], hit: Callable[[list[int]], bool]) -> list[int]:
 
 
 def test_an_answer_is_the_unstopped_one_cut_at_the_stop(world: Any, plain: dict[int, Sequence]) -> None:
-    """Stop conditions change no token before the stop, in any company, interrupted or not; and say what ended it."""
+    """Stop conditions change no token before the stop, in any batch, interrupted or not; the finish reason is set."""
     said = [Words().decode(s.response) for s in plain.values()]
     text = next(" ".join(words.split()[5:7]) for words in said if len(words.split()) > 8)
     stops = StopConditions([9, 17], [text], Words())
@@ -223,7 +223,7 @@ def test_an_answer_is_the_unstopped_one_cut_at_the_stop(world: Any, plain: dict[
 
 
 def test_a_run_with_stops_streamed_or_not(world: Any, tmp_path: Path) -> None:
-    """Identical tokens; a stop counts as ended for the penalty, and the step tells how its answers ended."""
+    """Identical tokens; a stop avoids the missing-EOS penalty, and the step reports finish reasons."""
     rollout = {"stop_tokens": [9], "stop_texts": ["w11 w", "w20"], "max_new_tokens": 40}
     common = {"steps": 6, "rollout": rollout, "ppo": {"missing_eos_penalty": 1000.0}}
     off = world.run(world.spec(common, {"overlap": {"intra_step": "off"}}), tmp_path / "off")
@@ -258,7 +258,7 @@ def test_a_stop_token_beyond_the_vocabulary_is_refused(world: Any, tmp_path: Pat
 def test_every_eos_id_in_a_models_files_ends_an_answer(
     world: Any, tmp_path: Path, config: dict[str, Any], generation: dict[str, Any] | None, first: int, others: tuple[int, ...]
 ) -> None:
-    """Chat models end a turn with another token than a text."""
+    """Chat models end a turn with another token than a document."""
     folder = shutil.copytree(world.folder / "actor", tmp_path / "actor")
     told = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(told | config))

@@ -1,4 +1,4 @@
-"""Reading a growing sequence chunk by chunk gives what one plain forward pass over the whole sequence gives."""
+"""Chunked prefill of growing sequences equals one forward pass over each whole sequence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 @dataclass(slots=True)
 class Growing:
-    """A sequence, where its prompt ends, and how many tokens each round tells. It joins in round `joins`."""
+    """A sequence, its prompt length, and the tokens sent per round. It joins in round `joins`."""
 
     tokens: NDArray[np.int64]
     prompt: int
@@ -54,7 +54,7 @@ def growing(draw: st.DrawFn) -> Growing:
 
 
 def rounds_of(sequences: list[Growing]) -> list[list[tuple[int, int, bool]]]:
-    """For each round (sequence, tokens told so far, whether that is all); a sequence that is done is told no more."""
+    """For each round: (sequence, tokens sent so far, whether finished)."""
     told = [0] * len(sequences)
     rounds = []
     for number in range(max(s.joins + len(s.parts) for s in sequences)):
@@ -114,7 +114,7 @@ def scorer_set(world: Any, dtype: torch.dtype, budget: int) -> ScorerSet:
 
 @torch.no_grad()
 def plain_scores(scorers: ScorerSet, sequence: Growing) -> Scored:
-    """Score, reference log-probs and values from one forward pass a network."""
+    """Score, reference log-probs and values from one forward pass per network."""
     reward = scorers.reward.streams[0].network
     first = sequence.prompt - 1
     logits = scorers.reference.network.logits(plain(scorers.reference.network, sequence.tokens)[first:-1]) / 0.8
@@ -136,7 +136,7 @@ def plain_scores(scorers: ScorerSet, sequence: Growing) -> Scored:
 def test_scores_equal_the_plain_forward(
     world: Any, tmp_path: Any, dtype: torch.dtype, sequences: list[Growing], budget: int, begins: set[int], saves: set[int]
 ) -> None:
-    """Whatever the chunks, in whichever rounds a step begins (the critic reads all again) or a checkpoint is written."""
+    """For any chunks, step starts (which reset the critic's cache) and checkpoints."""
     with mock.patch.object(scorers_module, "LOGITS_SLICE_TOKENS", 1 + budget % 7):
         check_scores(scorer_set(world, dtype, budget), tmp_path, dtype, sequences, begins, saves)
 

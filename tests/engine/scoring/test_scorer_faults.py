@@ -1,4 +1,4 @@
-"""Scorers that fall behind, hang, or lose their reward while a run goes on: it is held up, recovers, or ends by name."""
+"""Scorers that fall behind, hang, or lose their reward service: the run stalls, recovers, or ends with a clear error."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def rewarded(world: Any, reward: Any, *changes: Any) -> dict[str, Any]:
 
 
 def failure(world: Any, out: Path, tree: dict[str, Any], threads: int) -> str:
-    """The reason in the last event of a run that fails; it leaves no process."""
+    """The reason in the last event of a failed run; checks that no process is left."""
     status, events = world.main(tree, out, threads=threads)
     assert status == 1
     assert (events[-1].kind, events[-1].outcome) == ("finished", "failed")
@@ -88,7 +88,7 @@ def http(judge: Judge, **settings: Any) -> dict[str, Any]:
 
 
 class Stopped:
-    """Stops a process now, and lets it go on when the queue to it has been full for `held_s`."""
+    """Stops the scorer process, and continues it when its queue has been full for `held_s`."""
 
     def __init__(self, scorers: Any, held_s: float) -> None:
         self._process, self._places, self._held_s = psutil.Process(scorers._process.pid), scorers._heartbeat.queue_slots, held_s
@@ -168,7 +168,7 @@ def test_a_scorer_process_that_shows_no_sign_of_life_is_taken_for_hung(world: An
 
 @pytest.mark.full
 def test_a_message_that_is_not_fully_received_is_aborted(world: Any, tmp_path: Path) -> None:
-    """Larger than the pipe, so that writing it would block for ever."""
+    """Larger than the socket buffer, so that a plain write would block forever."""
     engine = world.assemble(world.spec({"resources": {"longest_silence_s": 2}}), tmp_path, threads=2)
     try:
         psutil.Process(engine.scorers._process.pid).suspend()
@@ -181,7 +181,7 @@ def test_a_message_that_is_not_fully_received_is_aborted(world: Any, tmp_path: P
 
 @pytest.mark.full
 def test_a_message_that_has_to_wait_for_a_slow_service_arrives(world: Any, judge: Judge, tmp_path: Path) -> None:
-    """The scorers wait for a service longer than the longest silence, and meanwhile take nothing: they live, and say so."""
+    """The scorers wait for a service longer than `longest_silence_s` and receive nothing, but send heartbeats."""
     judge.behave = lambda asked, number: judge.hold() or scored(asked)
     tree = rewarded(world, http(judge, timeout_s=60), {"resources": {"longest_silence_s": SILENCE_S}})
     engine = world.assemble(load_spec(tree), tmp_path, threads=2)
@@ -191,7 +191,7 @@ def test_a_message_that_has_to_wait_for_a_slow_service_arrives(world: Any, judge
         engine.scorers.extend([SequenceDelta(0, 4, tokens, True)], 1)
         engine.scorers.start_collect([0])
         release.start()
-        engine.scorers._send("extend", [], "x" * 10_000_000)  # larger than what the system holds for a reader
+        engine.scorers._send("extend", [], "x" * 10_000_000)  # larger than the socket buffer
         assert judge.released.is_set()
         response = FileCodec(world.folder / "actor").decode(tokens[4:].tolist())
         assert engine.scorers.wait_collect()[0].score == worth({"response": response, "ended": False})
@@ -223,7 +223,7 @@ def test_a_scorer_process_that_dies_with_a_full_queue_is_named(world: Any, tmp_p
 def test_a_rule_that_never_returns_ends_the_run_with_its_stack(
     world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    """It hangs with the second answer, so that the preflight has nothing to complain of."""
+    """It hangs at the second answer, so that the preflight passes."""
     install(tmp_path, "slow_rules", f"slow_rules_{threads}", SLOW_RULE, {"slow:hangs": "hangs"})
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
@@ -233,9 +233,7 @@ def test_a_rule_that_never_returns_ends_the_run_with_its_stack(
     assert f"has not returned within {0.9 * SILENCE_S:g} s; it stands in hangs (slow_rules_{threads}.py:" in reason
 
 
-def test_a_rule_that_hangs_at_load_is_detected_before_the_start(
-    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_that_hangs_at_load_is_found_by_the_preflight(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "stuck_rules", "stuck_rules_of_a_test", STUCK_RULE, {"stuck:hangs": "hangs"})
     monkeypatch.syspath_prepend(str(tmp_path))
     tree = rewarded(world, {"rule": "stuck:hangs"}, {"resources": {"longest_silence_s": SILENCE_S}})
@@ -257,7 +255,7 @@ def test_an_uninterruptible_rule_ends_the_process_and_logs_its_stack(
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_service_that_hangs_ends_the_run(world: Any, judge: Judge, tmp_path: Path, threads: int) -> None:
-    """The tries take longer than the longest silence: waiting for a service is no silence."""
+    """The retries take longer than `longest_silence_s`; waiting for a service sends heartbeats."""
 
     def hang(asked: Any, number: int) -> Told:
         if number > 3:
@@ -305,7 +303,7 @@ def test_a_service_that_goes_away_while_the_tail_decodes_ends_the_run(world: Any
 
 
 def test_a_run_with_a_service_resumes_with_answers_in_flight(world: Any, judge: Judge, tmp_path: Path) -> None:
-    """Finished answers that waited for their turn are asked about again, and an honest judge says the same."""
+    """Finished answers that were waiting are scored again, with the same scores."""
     spec: RunSpec = load_spec(rewarded(world, http(judge), {"steps": 6, "checkpoints": {"every_steps": 3}}))
     whole = world.run(spec, tmp_path / "whole", threads=1)
     world.run(spec, tmp_path / "first", threads=1, stop_after=3)

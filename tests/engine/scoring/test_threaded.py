@@ -1,4 +1,4 @@
-"""Scorers whose work a thread of the engine's process launches: the same bits, errors by name, and an end."""
+"""`ThreadedScorers`: bitwise equal results, error propagation, and shutdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def in_a_thread(scorers: Any, trace: Recorder, silence_s: float = PATIENCE_S) -> ThreadedScorers:
-    """`scorers`, which were built in this process, behind a thread; on a CPU there is no stream, the order is the GPU's."""
+    """`scorers` behind a thread, without a CUDA stream but with the GPU's order of calls."""
 
     def build(recorder: Recorder) -> ScorerSet:
         scorers.trace = recorder
@@ -57,7 +57,7 @@ def test_threaded_scorers_are_bitwise_equal_to_inline_ones(world: Any, tmp_path:
 
 
 def test_every_pass_sends_a_heartbeat(world: Any, tmp_path: Path) -> None:
-    """Otherwise an update of many passes would be taken for hung."""
+    """Otherwise an update of many passes would look hung."""
     spec = world.spec({"steps": 1}, EPOCHS, {"ppo": {"micro_batch_tokens": 100}})
     engine = world.assemble(spec, tmp_path)
     scorers, passes, signs = engine.scorers, [], []
@@ -70,11 +70,11 @@ def test_every_pass_sends_a_heartbeat(world: Any, tmp_path: Path) -> None:
     scorers.close()
     engine.journal.close()
     assert passes.count("critic") > 8
-    assert set(range(len(passes))) <= set(signs), "a pass of which nobody was told before"
+    assert set(range(len(passes))) <= set(signs), "a pass without a heartbeat before it"
 
 
 class Scripted:
-    """Stands for a `ScorerSet`: fails or hangs where it is told to."""
+    """Fake `ScorerSet` that fails or hangs on request."""
 
     saves_bytes = 0
 

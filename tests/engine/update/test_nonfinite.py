@@ -1,4 +1,4 @@
-"""What follows a fault that is not finite, whichever role meets it: the run ends, or skips the step."""
+"""A non-finite loss or gradient of either role ends the run or skips the step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOSSES = {"actor": (actor_module, "policy_loss"), "critic": (critic_module, "val
 
 @contextmanager
 def broken(role: str, calls: Callable[[int], bool], what: str = "loss") -> Iterator[list[int]]:
-    """The role's loss, or its gradient alone, is NaN in the calls, counted from 0, that `calls` picks; gives their count."""
+    """Make the role's loss, or only its gradient, NaN in the calls (from 0) that `calls` selects; yields the call count."""
     module, name = LOSSES[role]
     plain, count = getattr(module, name), [0]
 
@@ -45,7 +45,7 @@ def broken(role: str, calls: Callable[[int], bool], what: str = "loss") -> Itera
 
 
 def calls_before(world: Any, out: Path, role: str, steps: int) -> int:
-    """How often the role's loss is called in the first `steps` steps."""
+    """Number of calls of the role's loss in the first `steps` steps."""
     with broken(role, lambda call: False) as count:
         world.run(world.spec(PLAIN, {"steps": steps}), out)
     return count[0]
@@ -64,7 +64,7 @@ def skipping(world: Any, *changes: Any) -> Any:
 
 
 def optimizer_steps(run: Any, role: str, step: int) -> int:
-    """How many the role's optimizer had taken when a checkpoint was written."""
+    """Optimizer steps taken by the role when a checkpoint was written."""
     name = f"{role}-optimizer.safetensors"
     return int(load_file(run.out / "checkpoints" / f"step-{step:08d}" / name)["0.step"])
 
@@ -147,7 +147,7 @@ def test_a_skipping_run_equals_the_plain_one_until_a_fault(world: Any, tmp_path:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_scores_that_are_never_finite_end_the_run_at_the_limit(world: Any, tmp_path: Path, threads: int) -> None:
-    """With the scorers in this process, and in one of their own."""
+    """With inline scorers and with a scorer process."""
     overlap = {"overlap": {"intra_step": "per_chunk" if threads > 1 else "off"}}
     reward = {"models": {"reward": {"model": {"path": "nan-reward"}}}, "ppo": {"on_nonfinite": "skip", "nonfinite_limit": 2}}
     status, events = world.main(world.tree(PLAIN, overlap, reward), tmp_path, threads=threads)
@@ -168,7 +168,7 @@ def test_raise_names_the_step(world: Any, tmp_path: Path) -> None:
 
 
 def test_a_run_that_rolled_back_goes_on_with_skip(world: Any, tmp_path: Path) -> None:
-    """Its checkpoint holds a value that is gone; its counts of faults are kept."""
+    """Its checkpoint holds a retired value; its fault counts are kept."""
     first = world.run(skipping(world, {"steps": 2}), tmp_path)
     folder = max((first.out / "checkpoints").iterdir())
     state = json.loads((folder / "state.json").read_text())
@@ -185,7 +185,7 @@ def test_a_run_that_rolled_back_goes_on_with_skip(world: Any, tmp_path: Path) ->
 
 @pytest.mark.parametrize("role", ROLES)
 def test_retained_forward_passes_are_used_once_or_released(world: Any, tmp_path: Path, role: str) -> None:
-    """With one optimizer step a batch the step's first pass serves the update too, stepwise as well; a fault drops it."""
+    """With one optimizer step per batch the first pass serves the update too, also stepwise; a fault drops it."""
     one = {"steps": 3, "ppo": {"epochs": 1, "mini_batches": 1}}
     plain = world.run(world.spec(PLAIN, one), tmp_path / "plain")
     hold = mock.Mock(wraps=critic_module.RetainedForward)
