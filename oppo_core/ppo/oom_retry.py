@@ -80,7 +80,7 @@ class PassBudget:
         self.on_shrink(Shrunk(self.name, before, self.tokens, f"{what} ran out of memory: {str(error)[:MAX_REASON_CHARS]}"))
         # Avoid torch's OOM wording: a retry rule could match this handled OOM when the run later fails for another reason.
         LOG.warning(
-            "%s took more than the GPU has; it goes on with %d tokens a pass instead of %d (ppo.micro_batch_tokens)",
+            "%s took more than the GPU has; continuing with %d tokens per pass instead of %d (ppo.micro_batch_tokens)",
             what, self.tokens, before,
         )  # fmt: skip
 

@@ -71,7 +71,7 @@ class Optimizer:
                 parameter.register_post_accumulate_grad_hook(partial(_sum_precisely, weakref.ref(master)))  # type: ignore[no-untyped-call]
         self.rates = rates
         self.max_norm = max_norm
-        # The fused kernel on a GPU; elsewhere the loop over tensors, which needs less temporary memory than `foreach`.
+        # The fused kernel on a GPU; elsewhere `foreach`, which allocates the square root of every second moment.
         fused = all(master.is_cuda for master in self.masters)
         self._adamw = torch.optim.AdamW(
             self.masters, lr=rates.peak, betas=BETAS, weight_decay=weight_decay, fused=fused or None, foreach=not fused

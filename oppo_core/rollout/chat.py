@@ -49,7 +49,7 @@ class ChatTemplate:
             return str(text)
         except ChatError:
             raise
-        except Exception as error:  # noqa: BLE001 - a template is a program and may raise anything
+        except Exception as error:  # noqa: BLE001 - a template may raise anything
             raise ChatError(f"the actor's chat template refuses it: {type(error).__name__}: {error}") from None
 
     def _load(self) -> Any:

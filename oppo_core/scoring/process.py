@@ -103,9 +103,9 @@ class ProcessScorers(ScorerProxy):
         self.saves_bytes = cast(int, self._receive())
         self._longest_silence_s = longest_silence_s
 
-    def train_early(self, order: EarlyBatch) -> None:
+    def train_early(self, batch: EarlyBatch) -> None:
         # Supports were sent with the tokens.
-        self._send("train_early", replace(order, sequences=[replace(s, support=[]) for s in order.sequences]))
+        self._send("train_early", replace(batch, sequences=[replace(s, support=[]) for s in batch.sequences]))
 
     def close(self) -> None:
         """Stop the process; kill it after a timeout."""

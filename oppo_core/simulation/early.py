@@ -28,9 +28,9 @@ class SimulatedEarlyScorers(SimulatedScorers):
         self._process = machine.beside("critic")
         self._early: set[int] = set()
 
-    def train_early(self, order: EarlyBatch) -> None:
+    def train_early(self, batch: EarlyBatch) -> None:
         """See `EarlyTrainerProtocol.train_early`: one backward pass for the critic, two for the actor."""
-        ids = [s.sequence_id for s in order.sequences]
+        ids = [s.sequence_id for s in batch.sequences]
         lengths, costs = self._lengths(ids), self._machine.devices.costs
         self._order("actor", "actor-forward", self._machine.forward_us(costs.actor, lengths, self._process), len(ids))
         forward = self._machine.forward_us(costs.critic, lengths, self._process)

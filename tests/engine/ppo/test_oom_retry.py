@@ -65,7 +65,7 @@ def test_smaller_passes_lead_to_the_same_weights(
     for step, other in zip(steps, plain.steps, strict=True):
         for name in ("actor/pg_loss", "actor/entropy", "critic/vf_loss"):
             assert step.metrics[name] == pytest.approx(other.metrics[name], abs=1e-9)
-    assert "took more than the GPU has; it goes on with 200 tokens a pass instead of 400" in caplog.text
+    assert "took more than the GPU has; continuing with 200 tokens per pass instead of 400" in caplog.text
 
 
 ROOM = 100  # padded tokens: the longest answer with its prompt fits
