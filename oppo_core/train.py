@@ -15,6 +15,7 @@ from oppo_core.evaluation.schedule import evaluate_first, evaluate_last, evaluat
 from oppo_core.reporting import step_report
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.step_state import StepState
+from oppo_core.update.nonfinite import skip_nonfinite
 
 
 def train(engine: Engine, should_stop: Callable[[], bool]) -> str:
