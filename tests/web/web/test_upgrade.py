@@ -25,7 +25,7 @@ HOT = """
     SELECT s.attempt_id, s.key, h.data FROM telemetry_hotpoints h JOIN telemetry_series s ON s.id = h.series_id
     ORDER BY s.attempt_id, s.key, h.id
 """
-EMPTY = {"text": "''", "character varying": "''", "jsonb": "'{}'", "timestamp with time zone": "'2026-01-01'"}
+EMPTY = {"ARRAY": "'{}'", "text": "''", "character varying": "''", "jsonb": "'{}'", "timestamp with time zone": "'2026-01-01'"}
 NEEDED = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s AND is_nullable = 'NO'"
 
 
