@@ -90,7 +90,7 @@ class CommandLine(LazyGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names, in the order in which they are documented."""
-        return [*super().list_commands(ctx), *sorted(entry_points(group=COMMAND_GROUP).names)]
+        return list(dict.fromkeys([*super().list_commands(ctx), *sorted(entry_points(group=COMMAND_GROUP).names)]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command."""
