@@ -17,8 +17,8 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 
 VARIABLE = "OPPO_TEST_SCRATCH"
-# Of pytest, a cache that torch makes when it is imported, and what multiprocessing removes when its process ends.
-EXPECTED = ("pytest-of-*", "torchinductor_*", "pymp-*")
+# Of pytest, a cache that torch makes when it is imported, what multiprocessing removes when its process ends, and of Chromium.
+EXPECTED = ("pytest-of-*", "torchinductor_*", "pymp-*", ".org.chromium.Chromium.*")
 AFTER_MULTIPROCESSING = -1000
 REMOVE = 'cat; test -e "$0" || exit 0; sleep 1; chmod -R u+rwX "$0" 2>/dev/null; rm -rf "$0"'
 ENDING_S = 10.0

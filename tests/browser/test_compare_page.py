@@ -47,6 +47,7 @@ def dragged(page, name):
     page.mouse.up()
 
 
+@pytest.mark.full
 def test_long_names_of_groups_are_not_wider_than_a_phone(visit, nine_runs):
     visitor = visit(viewport={"width": 320, "height": 700})
     visitor.page.goto(f"/compare?runs={','.join(map(str, nine_runs))}&group=-seed")

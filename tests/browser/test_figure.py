@@ -11,6 +11,7 @@ from tests.browser.test_pages import faults
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.full
 def test_a_figure_of_the_window_is_looked_at_and_taken_away(visit, two_runs):
     visitor = visit(color_scheme="dark")
     page = visitor.page

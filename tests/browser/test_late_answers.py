@@ -134,6 +134,7 @@ def test_a_row_drawn_anew_keeps_the_focus_and_one_under_the_pointer_stays_until_
     expect(box).to_be_checked()
 
 
+@pytest.mark.full
 def test_keys_on_the_strip_go_on_from_where_the_last_one_led(visit, hold, two_runs):
     page = visit().page
     page.goto(f"/runs/{two_runs[1]}/timeline?window=0-60")
@@ -168,6 +169,7 @@ def test_new_steps_do_not_lead_a_reader_back_who_has_moved_on(visit, hold, platf
     held.open()
 
 
+@pytest.mark.full
 def test_an_axis_chosen_while_the_figures_are_read_is_the_one_drawn(visit, hold, two_runs):
     page = visit().page
     held = hold(page, "**/metrics?*")
@@ -181,6 +183,7 @@ def test_an_axis_chosen_while_the_figures_are_read_is_the_one_drawn(visit, hold,
     page.wait_for_function("() => document.getElementById('plot-reward').data[0].x[0] !== 1")
 
 
+@pytest.mark.full
 def test_a_late_reply_to_one_wish_leaves_the_next_question_open(visit, hold, platform):
     run_id = platform.submit("letters hurried", steps=30)
     supervisor, story = platform.start(run_id)
@@ -218,6 +221,7 @@ def test_steps_that_come_while_answers_are_read_are_offered(visit, hold, platfor
     held.open()
 
 
+@pytest.mark.full
 def test_earlier_lines_come_although_new_ones_were_being_asked_for(visit, hold, platform):
     run_id = platform.submit("letters scrolled", steps=30)
     supervisor, story = platform.start(run_id)
@@ -244,6 +248,7 @@ def test_a_comparison_of_no_runs_stays_empty(visit, hold, two_runs):
     expect(page.locator("#result")).to_be_hidden()
 
 
+@pytest.mark.full
 def test_a_comparison_that_the_server_fails_to_make_once_is_asked_for_again(visit, platform):
     run_id = platform.submit("letters compared", steps=30)
     supervisor, story = platform.start(run_id)
@@ -262,6 +267,7 @@ def test_a_comparison_that_the_server_fails_to_make_once_is_asked_for_again(visi
     expect(page.locator("#live")).to_have_text("live")
 
 
+@pytest.mark.full
 def test_a_step_is_drawn_although_its_decisions_could_not_be_read_at_first(visit, platform):
     run_id = platform.submit("letters patient", steps=30)
     supervisor, story = platform.start(run_id)

@@ -52,6 +52,7 @@ def trained(platform):
     return run_id, take_up
 
 
+@pytest.mark.full
 def test_figures_and_spans_of_steps_that_are_trained_again_replace_the_old_ones(visit, trained):
     run_id, take_up = trained
     visitor = visit()

@@ -167,6 +167,7 @@ def test_a_check_that_the_server_could_not_make_is_made_again(visit, platform):
     page.wait_for_selector(READY)
 
 
+@pytest.mark.full
 def test_what_was_typed_outlives_the_session(visit, platform):
     visitor = visit()
     visitor.expects("401 (Unauthorized)")
