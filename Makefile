@@ -48,7 +48,7 @@ $(STAMP): pyproject.toml requirements/torch.txt requirements/cpu.lock.txt script
 demo: setup ## the whole platform and two demo runs; DEMO="--exit" ends when they have ended
 	@exec $(BIN)/oppo demo $(DEMO)
 
-test: setup ## lint and the test suite, browser included (under 15 minutes on 2 cores)
+test: setup ## lint and the test suite, browser included (under 10 minutes on 2 quiet cores)
 	@$(MAKE) lint
 	@$(if $(ARGS),,$(IN_TWO) -m "not full" $(APART))
 	@$(if $(ARGS),,$(IN_THREE) -m "not full" $(WAITING))

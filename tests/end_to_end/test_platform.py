@@ -84,6 +84,7 @@ def test_a_killed_web_process_loses_nothing(platform, tools) -> None:
     assert platform.steps_of(run_id) == list(range(1, 101))
 
 
+@pytest.mark.full
 def test_a_killed_supervisor_takes_its_engine_along_and_the_run_goes_on(platform, tools) -> None:
     run_id = platform.submit(tools.tiny_spec("killed supervisor", steps=120))
     platform.wait_for_step(run_id, 6)
@@ -96,6 +97,7 @@ def test_a_killed_supervisor_takes_its_engine_along_and_the_run_goes_on(platform
     assert platform.steps_of(run_id) == list(range(1, 121))
 
 
+@pytest.mark.full
 def test_cancel_ends_the_engine_and_frees_the_device(platform, tools) -> None:
     run_id = platform.submit(tools.tiny_spec("cancelled", steps=100_000))
     platform.wait_for_step(run_id, 2)
