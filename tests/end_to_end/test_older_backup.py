@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 OLDER = Path(__file__).parents[1] / "fixtures" / "f5bbdf8"
 ARTIFACTS = Path("/tmp/oppo-f5bbdf8")  # where the backup has registered its checkpoints
 THEN: dict[str, Any] = json.loads((OLDER / "backup.json").read_text())
@@ -88,7 +88,6 @@ def test_the_api_answers_from_what_was_stored(older: Any) -> None:
     assert len(older.get("compare", runs=",".join(map(str, numbers)))["runs"]) == len(numbers)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", ["paused", "paused_with_drafter"])
 def test_a_paused_run_goes_on_to_its_end(older: Any, name: str) -> None:
     number = RUNS[name]

@@ -51,6 +51,7 @@ def test_a_port_that_another_platform_holds_is_named_and_nobody_joins_there(plat
     assert "join" not in second.stderr
 
 
+@pytest.mark.full
 def test_a_killed_engine_resumes_and_no_point_is_lost(platform, tools) -> None:
     run_id = platform.submit(tools.tiny_spec("killed engine", steps=120))
     platform.wait_for_step(run_id, 8)
@@ -133,7 +134,7 @@ def test_what_is_not_finite_ends_the_run_and_is_told(platform, tools) -> None:
 
 
 def test_kill_of_the_parent_leaves_no_orphan_and_the_next_start_recovers(platform, home: Path, tools) -> None:
-    run_id = platform.submit(tools.tiny_spec("interrupted", steps=150))
+    run_id = platform.submit(tools.tiny_spec("interrupted", steps=80))
     platform.wait_for_step(run_id, 8)
     below = platform.below()
     platform.process.kill()
@@ -143,4 +144,4 @@ def test_kill_of_the_parent_leaves_no_orphan_and_the_next_start_recovers(platfor
         assert again.base_url == platform.base_url
         run = again.wait_for_end(run_id)
         assert run["state"] == "succeeded", json.dumps(run)
-        assert again.steps_of(run_id) == list(range(1, 151))
+        assert again.steps_of(run_id) == list(range(1, 81))
