@@ -106,7 +106,7 @@ class ImposedStops:
         """Whether the answer is as long as it shall be."""
         return sequence.length >= self.lengths.of(sequence.sequence_id)
 
-    def keep(self, sequence_ids: Iterable[int]) -> None:
+    def retain(self, sequence_ids: Iterable[int]) -> None:
         """Nothing is remembered."""
 
     def forget(self, sequence_id: int) -> None:

@@ -152,7 +152,7 @@ def test_the_warning_matches_no_retry_rule(caplog: pytest.LogCaptureFixture) -> 
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
     budget.run("the scorers' reading", compute)
-    assert "50 tokens a pass instead of 100" in caplog.text
+    assert "50 tokens per pass instead of 100" in caplog.text
     assert not [rule for rule in Retries().rules if rule.match.lower() in caplog.text.lower()]
 
 
