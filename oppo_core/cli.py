@@ -156,12 +156,12 @@ def _remedy(error: BaseException) -> str:
 
 def _named() -> tuple[type[Exception], ...]:
     """Errors whose message says what is wrong and what to do."""
+    from oppo_contract.model_folder import ModelFolderError
     from oppo_core.checkpointing.atomic_dir import DiskFullError
     from oppo_core.checkpointing.save_restore import CheckpointError
     from oppo_core.distributed.process_group import RankError
     from oppo_core.engine.layout import LayoutError
     from oppo_core.engine.preflight import PreflightError
-    from oppo_core.models.errors import ModelFolderError
     from oppo_core.ppo.oom_retry import MemoryShortError
     from oppo_core.ppo.optimizer import NonFiniteError
     from oppo_core.rewards.errors import RewardError

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from oppo_contract.machine import available_cores
+from oppo_contract.model_folder import ModelFolderError, find
 from oppo_contract.spec import RunSpec
 from oppo_core.checkpointing.atomic_dir import mib
 from oppo_core.control.controllers import ChunkState, OvercommitState
@@ -19,9 +20,8 @@ from oppo_core.distributed.process_group import ALONE, Meeting, Ranks, join
 from oppo_core.engine.layout import Layout, LayoutError, device_of, lay_out, scoring_device
 from oppo_core.engine.state import Engine, Progress, UpdateStrategy
 from oppo_core.evaluation.evaluator import evaluator_of
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.load_roles import DTYPES, check_contexts, load_actor, load_critic, reference_of
-from oppo_core.models.model_io import Base, find
+from oppo_core.models.model_io import Base
 from oppo_core.models.protocol import Network
 from oppo_core.models.shared_weights import SHARED_MEMORY, seen_by_others, short_of_shared_memory, take_shared
 from oppo_core.ppo.actor import ActorTrainer

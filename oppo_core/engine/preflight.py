@@ -16,15 +16,12 @@ from typing import TypeVar
 import psutil
 import torch
 
+from oppo_contract.model_folder import ModelFolderError, find
 from oppo_contract.spec import ModelSpec, RewardSpec, RunSpec
 from oppo_core.checkpointing.atomic_dir import mib
 from oppo_core.engine.build import slots, stops_of
 from oppo_core.engine.layout import LayoutError, device_of, scoring_device
-from oppo_core.engine.memory_estimate import Item, Role, Shape, checkpoint_bytes, memory_of, shape_of
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.load_roles import DTYPES
-from oppo_core.models.model_io import find
-from oppo_core.models.tiny_transformer import Head
 from oppo_core.ppo.ptx_mix import read_texts
 from oppo_core.rewards.build import RewardBuilder, check_same_tokens
 from oppo_core.rewards.errors import RewardError
@@ -33,6 +30,8 @@ from oppo_core.rollout.prompts import PromptError, read_prompts
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
 from oppo_core.trackers.allowed import complaints_about_trackers
 from oppo_core.vllm.reward import check_classifier
+from oppo_estimate.memory import Item, Role, checkpoint_bytes, memory_items
+from oppo_estimate.shapes import Head, Shape, read_shape
 
 Found = TypeVar("Found")
 SAMPLE_TOKENS = 8
@@ -150,7 +149,7 @@ def _roles(spec: RunSpec, roots: list[Path], findings: Findings) -> list[Role] |
     # What reads finished answers in tokens of its own reads each once.
     texts = {f"reward {number}" for number, source in enumerate(spec.models.reward.sources(), 1) if source.reads != "tokens"}
     for name, model, head, trained in _models(spec):
-        shape = findings.look(lambda model=model, head=head: shape_of(model, head, roots))  # type: ignore[misc]
+        shape = findings.look(lambda model=model, head=head: read_shape(model, head, roots))  # type: ignore[misc]
         if shape is None:
             complete = False
             continue
@@ -266,7 +265,7 @@ def _places(spec: RunSpec, device: torch.device | None, roles: list[Role]) -> li
 
 def _holding(spec: RunSpec, device: torch.device | None, roles: list[Role], text_tokens: int) -> Holding:
     gpu = torch.cuda.mem_get_info(device)[1] if device is not None and device.type == "cuda" else 0
-    memory = memory_of(spec, roles, slots(spec), text_tokens, gpu)
+    memory = memory_items(spec, roles, slots(spec), text_tokens, gpu)
     return Holding(device, memory, _available(device, spec))
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oppo_contract.model_folder import find
 from oppo_contract.spec import RunSpec
 from oppo_core.distributed.process_group import ALONE, Ranks
-from oppo_core.models.model_io import find
 from oppo_core.models.protocol import Network
 from oppo_core.rng import Use
 from oppo_core.rollout.decoder import Decoder, DecodeSettings

@@ -6,8 +6,8 @@ import importlib.metadata
 import inspect
 from typing import Any
 
+from oppo_contract.model_folder import ModelFolderError
 from oppo_core.models import supported
-from oppo_core.models.errors import ModelFolderError
 
 TRL_VERSION = "1.12"
 # What stands in for TRL's functions takes these arguments.

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.sections.training import Training
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import TinyTransformer
+from oppo_estimate.memory import HEAD_SLICE
 
 Recompute = Literal["off", "head", "selective", "full"]
-# States whose logits live at once: 0.3 GB of them in float32 over a vocabulary of 152,000.
-HEAD_SLICE = 512
 # What `selective` keeps: matrix products, which cost most, and attention, which costs most over long rows. Batched products
 # are not among them: where attention is made of these, they are as large as its rows are long, squared.
 KEPT = frozenset(

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.sections.models import Lora
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import TinyTransformer
 

@@ -27,10 +27,10 @@ from transformers import (
 )
 from transformers.cache_utils import CacheLayerMixin
 
+from oppo_contract.model_folder import ModelFolderError
 from oppo_core.models import supported
 from oppo_core.models.attention import CAPPED, FUSED
 from oppo_core.models.cache import CacheShape, CacheWindow
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.fused_activations import fuse_activations
 from oppo_core.models.packed import Packed
 from oppo_core.models.passthrough_cache import WholeLayer

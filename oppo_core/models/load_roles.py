@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec, RunSpec
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.model_io import Base, load_model, load_reference, load_with_base
 from oppo_core.models.protocol import Network
 

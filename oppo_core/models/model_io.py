@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from oppo_contract.model_folder import TINY, ModelFolderError, find, may_be_hub_id, read_config
 from oppo_contract.sections.models import Lora, Models
 from oppo_contract.spec import ModelSpec, TinyArchitecture
 from oppo_core.models.adapters import adapt, is_adapted, merged_weights, take_trained, trained_weights
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.protocol import Network
 from oppo_core.models.shared_weights import over_same_weights, take_shared
 from oppo_core.models.tiny_transformer import Head, TinyTransformer, init_tiny
@@ -25,28 +25,10 @@ from oppo_core.models.tiny_transformer import Head, TinyTransformer, init_tiny
 if TYPE_CHECKING:
     from oppo_core.models.huggingface import HuggingNetwork
 
-TINY = "oppo_tiny"
 ADAPTERS = "adapters.safetensors"
 CPU = torch.device("cpu")
 # The actor's frozen weights, for the reference: a network over them, or the weights themselves in shared memory.
 Base = Network | dict[str, Tensor]
-
-
-def find(path: str, roots: list[Path]) -> Path:
-    """The file or folder that `path` names: as it is, or below one of `roots`.
-
-    Raises:
-        ModelFolderError: it lies nowhere, or outside every root.
-    """
-    as_is = Path(path)
-    if as_is.exists():
-        return as_is.resolve()
-    for root in roots:
-        candidate = (root / path).resolve()
-        if candidate.is_relative_to(root.resolve()) and candidate.exists():
-            return candidate
-    looked = ", ".join(str(root) for root in roots) or "no root was given"
-    raise ModelFolderError(f"{path} does not exist here (looked in: {looked})")
 
 
 def load_model(
@@ -109,9 +91,9 @@ def _load(spec: ModelSpec, head: Head, roots: list[Path], dtype: torch.dtype, se
     try:
         folder = find(spec.path, roots)
     except ModelFolderError:
-        if "/" not in spec.path or spec.path.count("/") > 1 or spec.path.startswith((".", "/")):
+        if not may_be_hub_id(spec.path):
             raise
-        return _hugging(spec.path, head, dtype)  # owner/name may be a hub id, which transformers resolves
+        return _hugging(spec.path, head, dtype)
     if model_type(folder) == TINY:
         return load_tiny(folder, head).to(dtype).eval()
     return _hugging(str(folder), head, dtype)
@@ -121,19 +103,6 @@ def _hugging(path: str, head: Head, dtype: torch.dtype) -> HuggingNetwork:
     from oppo_core.models.huggingface import load_hugging  # transformers takes seconds to import
 
     return load_hugging(path, head, dtype)
-
-
-def read_config(folder: Path) -> dict[str, object]:
-    """A folder's config.json. Raises ModelFolderError when there is none or it is not a JSON object."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except FileNotFoundError:
-        raise ModelFolderError(f"{folder} has no config.json; a model folder needs config.json and model.safetensors") from None
-    except json.JSONDecodeError as error:
-        raise ModelFolderError(f"{folder / 'config.json'} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ModelFolderError(f"{folder / 'config.json'} is not a JSON object")
-    return config
 
 
 def model_type(folder: Path) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 
-from oppo_core.models.errors import ModelFolderError
+from oppo_contract.model_folder import ModelFolderError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

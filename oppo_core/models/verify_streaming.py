@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from oppo_contract.model_folder import ModelFolderError
 from oppo_core.models.cache import CacheShape, LayerShape, SlotCache
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.packed import Packed
 from oppo_core.models.passthrough_cache import WholeLayer
 

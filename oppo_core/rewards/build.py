@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from oppo_contract.model_folder import ModelFolderError, find
 from oppo_contract.spec import ModelSpec, RewardPart, RunSpec
-from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.model_io import find, load_model
+from oppo_core.models.model_io import load_model
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rewards.composite import Part, Rewards

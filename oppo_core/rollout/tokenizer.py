@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from oppo_contract.model_folder import ModelFolderError, find, read_config
 from oppo_contract.sections.models import hub_advice
 from oppo_contract.spec import ModelSpec
-from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.model_io import find, read_config
 from oppo_core.rollout.chat import ChatError, ChatTemplate, Message
 
 PAD, BOS, EOS = 0, 1, 2

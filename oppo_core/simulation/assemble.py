@@ -22,7 +22,6 @@ from oppo_core.rollout.prompts import PromptStream
 from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.simulation.actor import SimulatedActor
 from oppo_core.simulation.decoder import SimulatedDecoder
-from oppo_core.simulation.devices import ACTOR_GROUP, READING_ROLES, Devices, DevicesError
 from oppo_core.simulation.early import SimulatedEarlyScorers, no_gradients
 from oppo_core.simulation.experience import SimulatedExperience
 from oppo_core.simulation.lengths import Length, drawn
@@ -31,6 +30,7 @@ from oppo_core.simulation.scorers import SimulatedScorers
 from oppo_core.train import train_step
 from oppo_core.update.overlapped import OverlappedUpdate
 from oppo_core.update.strategies import CriticFreeUpdate, PlainUpdate
+from oppo_estimate.devices import ACTOR_GROUP, READING_ROLES, Devices, DevicesError
 
 PROMPTS = 64  # different ones; all are alike to a simulation
 # A text that no simulated answer's placeholder tokens stand for anything in: the smallest vocabulary of bytes.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from oppo_contract.spec_errors import SpecError
 from oppo_core.simulation.assemble import MemoryJournal
-from oppo_core.simulation.devices import DevicesError
 from oppo_core.simulation.fit_costs import Fit
-from oppo_core.simulation.plan import Row, Target, Told, summary, warm_up, with_speedups
+from oppo_core.simulation.plan import Told
 from oppo_core.simulation.recording import Recording
 from oppo_core.simulation.replay import replayed, run
-from oppo_core.simulation.schedules import SCHEDULES
+from oppo_estimate.devices import DevicesError
+from oppo_estimate.schedules import SCHEDULES, Row, Target, summary, warm_up, with_speedups
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.ppo.early_gradients import EarlyGradients
 from oppo_core.scoring.early import EarlyBatch
 from oppo_core.scoring.results import Scored
-from oppo_core.simulation.devices import ReadingRole
 from oppo_core.simulation.machine import Machine
 from oppo_core.simulation.scorers import SimulatedScorers
+from oppo_estimate.devices import ReadingRole
 
 
 class SimulatedEarlyScorers(SimulatedScorers):

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oppo_contract.events import Phase
-from oppo_core.simulation.devices import Devices
 from oppo_core.simulation.recording import Key, Recording, RecordingError
 from oppo_core.simulation.replay import SECOND_US, devices_like, replayed, run, simulated_spans
+from oppo_estimate.devices import Devices
 
 # Phases of one kind of work, and the costs that make up their time.
 BLOCKS: dict[str, tuple[tuple[Phase, ...], tuple[str, ...]]] = {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from oppo_core.simulation.devices import Listed, LogNormal
+from oppo_estimate.devices import Listed, LogNormal
 
 Length = Callable[[int], int]
 # Keeps these draws apart from those of prompts and scores, which hang on the same seed and number.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 
 from oppo_contract.events import Phase, Role
-from oppo_core.simulation.devices import ACTOR_GROUP, Devices, Reading, ReadingRole, Training, speed
 from oppo_core.simulation.timeline import Process, Task, Timeline
 from oppo_core.trace.recorder import Recorder
+from oppo_estimate.devices import ACTOR_GROUP, Devices, Reading, ReadingRole, Training
 
 US = 1e-6
 
@@ -56,28 +56,21 @@ class Machine:
             self.timeline.wait()
 
     def decode_us(self, rounds: int, cached: Rows[int], width: int) -> float:
-        """Rounds over live rows with `cached` tokens each, one more in every round; over `width` rows as long as the longest when
-        padded."""
-        costs = self.devices.costs.decode
-        rows, tokens = (width, width * max(cached, default=0)) if self.devices.padded else (len(cached), sum(cached))
-        attended = rounds * tokens + rows * rounds * (rounds - 1) / 2
-        shared = rounds * rows * costs.row_us + attended * costs.cached_token_us
-        return rounds * costs.round_us + shared / speed(self.at_work, costs.parallel)
+        """`Devices.decode_us` on the devices that the loop's process uses now."""
+        return self.devices.decode_us(self.at_work, rounds, cached, width)
 
     def forward_us(self, costs: Reading, lengths: Rows[int], process: Process | None = None) -> float:
         """Forward passes over rows of `lengths` tokens."""
-        return self.passes_us(costs, lengths, costs.token_us, process)
+        return self._passes_us(costs, costs.token_us, lengths, process)
 
     def backward_us(self, costs: Training, lengths: Rows[int], process: Process | None = None) -> float:
         """Backward passes over rows of `lengths` tokens."""
-        return self.passes_us(costs, lengths, costs.backward_us, process)
-
-    def passes_us(self, costs: Reading, lengths: Rows[int], token_us: float, process: Process | None) -> float:
-        """Passes over rows of `lengths` tokens at `token_us` a token, with as many tokens in a pass as allowed."""
-        tokens = self.tokens(lengths)
-        devices = self.at_work if process is None else len(process.devices)
-        return -(-tokens // self.pass_tokens) * costs.pass_us + tokens * token_us / speed(devices, costs.parallel)
+        return self._passes_us(costs, costs.backward_us, lengths, process)
 
     def tokens(self, lengths: Rows[int]) -> int:
         """Tokens of the rows, with padding where the devices pad."""
-        return len(lengths) * max(lengths, default=0) if self.devices.padded else sum(lengths)
+        return self.devices.tokens(lengths)
+
+    def _passes_us(self, costs: Reading, token_us: float, lengths: Rows[int], process: Process | None) -> float:
+        count = self.at_work if process is None else len(process.devices)
+        return self.devices.passes_us(count, costs, token_us, lengths, self.pass_tokens)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from oppo_contract.spec import RunSpec, load_spec
-from oppo_core.simulation.devices import Devices, load_devices
-from oppo_core.simulation.plan import Row, Target, plan, with_speedups
+from oppo_core.simulation.plan import plan
+from oppo_estimate.devices import Devices, load_devices
+from oppo_estimate.schedules import Row, Target, with_speedups
 
 LAYOUTS = ("paper-h200-7b", "paper-h200-3b", "paper-gh200-3b", "paper-a100-7b")
 OVERLAPPED = ("intra", "inter", "both")

@@ -14,11 +14,11 @@ from oppo_core.engine.state import Engine
 from oppo_core.reporting import step_report
 from oppo_core.rollout.prompts import PromptStream
 from oppo_core.simulation.assemble import MemoryJournal, PricedPrompts, assemble
-from oppo_core.simulation.devices import ACTOR_GROUP, Costs, Decode, Devices, Overheads, Reading, Training
 from oppo_core.simulation.lengths import recorded
 from oppo_core.simulation.recording import Key, Recording, spans_by_key
-from oppo_core.simulation.schedules import shortened, variant
 from oppo_core.train import train_step
+from oppo_estimate.devices import ACTOR_GROUP, Costs, Decode, Devices, Overheads, Reading, Training
+from oppo_estimate.schedules import shortened, variant
 
 SECOND_US = 1e6
 # What a second core adds, measured (docs/simulation.md, "A recorded run"): a recording tells of one number of cores only.

@@ -13,9 +13,9 @@ from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.ppo.stepwise import Pause
 from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import SequenceDelta
-from oppo_core.simulation.devices import READING_ROLES, Curve, ReadingRole, Training
 from oppo_core.simulation.lengths import SCORES, numbers
 from oppo_core.simulation.machine import Machine
+from oppo_estimate.devices import READING_ROLES, Curve, ReadingRole, Training
 
 PHASES: dict[ReadingRole, Phase] = {"reward": "reward-prefill", "reference": "reference-prefill", "critic": "critic-prefill"}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oppo_core.simulation.devices import Devices, LogNormal, load_devices
 from oppo_core.simulation.fit_costs import cost_at, with_cost
 from oppo_core.simulation.paper import LAYOUTS, PAPER_SPEC, Case, paper_spec
+from oppo_estimate.devices import Devices, LogNormal, load_devices
 
 BASE = "paper-h200-7b"
 READING = tuple(f"costs.{role}.token_us" for role in ("actor", "reward", "reference", "critic"))

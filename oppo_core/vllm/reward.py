@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oppo_core.models.errors import ModelFolderError
-from oppo_core.models.model_io import read_config
+from oppo_contract.model_folder import ModelFolderError, read_config
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.protocol import Answer
 from oppo_core.vllm.asyncio_thread import Loop

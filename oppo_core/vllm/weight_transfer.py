@@ -22,18 +22,9 @@ from oppo_core.models.adapters import plain_layout, plain_weights
 from oppo_core.vllm.asyncio_thread import Loop
 from oppo_core.vllm.errors import VllmError
 from oppo_core.vllm.protocols import AsyncEngine, WeightTrainer
+from oppo_estimate.memory import PACK_BYTES, pack_bytes
 
-# Two packs are under way at a time.
-PACK_BYTES = 1 << 28
 HOST = "127.0.0.1"
-
-
-def pack_bytes(largest: int, devices: int) -> int:
-    """The largest pack there may be, where the largest weight takes so many bytes. `devices`: see `connect`.
-
-    By NCCL a pack ends with the weight that exceeds `PACK_BYTES`. The buffer to which a handle leads must hold any weight.
-    """
-    return PACK_BYTES + largest if devices else max(PACK_BYTES, largest)
 
 
 class HandOver(Protocol):

@@ -13,7 +13,7 @@ from oppo_cli.spec_commands import read_spec
 
 if TYPE_CHECKING:
     from oppo_contract import RunSpec
-    from oppo_core.simulation.devices import Devices
+    from oppo_estimate.devices import Devices
 
 STEPS = 60
 
@@ -76,7 +76,7 @@ def simulate(
 
 def devices_called(name: str) -> Devices:
     """Built-in devices or those of a file. Raises Refusal with every complaint."""
-    from oppo_core.simulation.devices import DevicesError, load_devices
+    from oppo_estimate.devices import DevicesError, load_devices
 
     try:
         return load_devices(name)
@@ -86,8 +86,8 @@ def devices_called(name: str) -> Devices:
 
 def _plan(spec: RunSpec, devices: Devices, steps: int, goal: tuple[int, float], overcommits: tuple[int, ...]) -> dict[str, Any]:
     from oppo_cli.simulate_tables import Progress, console, print_plan
-    from oppo_core.simulation.plan import Target, plan
-    from oppo_core.simulation.schedules import SCHEDULES
+    from oppo_core.simulation.plan import plan
+    from oppo_estimate.schedules import SCHEDULES, Target
 
     screen = console()
     target = Target(*goal)
@@ -101,7 +101,7 @@ def _plan(spec: RunSpec, devices: Devices, steps: int, goal: tuple[int, float], 
 
 
 def _list() -> None:
-    from oppo_core.simulation.devices import builtin_names, load_devices
+    from oppo_estimate.devices import builtin_names, load_devices
 
     for name in builtin_names():
         click.echo(f"{name:20} {load_devices(name).description}")

@@ -25,9 +25,8 @@ def events_report(
     """Print the fit, its check and the table; returns them as plain data. Raises Refusal for events that cannot be replayed."""
     from oppo_core.simulation.counterfactual import check, counterfactuals
     from oppo_core.simulation.fit_costs import fit
-    from oppo_core.simulation.plan import Target
     from oppo_core.simulation.recording import RecordingError, read_recording
-    from oppo_core.simulation.schedules import SCHEDULES
+    from oppo_estimate.schedules import SCHEDULES, Target
 
     screen = console()
     try:

@@ -10,7 +10,7 @@ from oppo_cli.simulate_tables import Progress, console, lengths_told, percent
 
 if TYPE_CHECKING:
     from oppo_core.simulation.paper import Case, Verdict
-    from oppo_core.simulation.plan import Row
+    from oppo_estimate.schedules import Row
 
 STEPS = 15
 SCHEDULES = 4

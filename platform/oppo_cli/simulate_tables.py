@@ -14,8 +14,8 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from oppo_contract import RunSpec
-    from oppo_core.simulation.devices import Devices
-    from oppo_core.simulation.plan import Row, Target
+    from oppo_estimate.devices import Devices
+    from oppo_estimate.schedules import Row, Target
 
 PLAIN_LINE_EVERY_S = 10.0
 WIDTH_OF_A_FILE = 130

@@ -16,8 +16,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec, TinyArchitecture
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.model_io import load_model
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 from oppo_core.ppo.oom_retry import PassBudget

@@ -27,7 +27,8 @@ from oppo_core.vllm.asyncio_thread import Loop
 from oppo_core.vllm.engine_args import HANDLES
 from oppo_core.vllm.errors import VllmError
 from oppo_core.vllm.subprocess_decoder import StreamingDecoder
-from oppo_core.vllm.weight_transfer import PACK_BYTES, Client, Source, Transfer, largest_weight, pack_bytes, trainer_arguments
+from oppo_core.vllm.weight_transfer import Client, Source, Transfer, largest_weight, trainer_arguments
+from oppo_estimate.memory import PACK_BYTES, pack_bytes
 from tests.fakes.vllm_async_engine import EngineDead, FakeAsyncEngine, FakeWeightTrainer, Wire, streaming
 
 VOCAB = 40
@@ -309,7 +310,8 @@ def test_a_buffer_that_handles_lead_to_holds_the_largest_weight(monkeypatch: pyt
     largest = largest_weight(Source(small_network()))
     assert largest == 64 * 16 * 8  # of the places
     assert trainer_arguments(0, largest)["packed_buffer_size_bytes"] == PACK_BYTES
-    monkeypatch.setattr("oppo_core.vllm.weight_transfer.PACK_BYTES", largest - 1)
+    for module in ("oppo_core.vllm.weight_transfer", "oppo_estimate.memory"):
+        monkeypatch.setattr(f"{module}.PACK_BYTES", largest - 1)
     assert [trainer_arguments(n, largest)["packed_buffer_size_bytes"] for n in (0, 2)] == [largest, largest - 1]
     assert [pack_bytes(largest, n) for n in (0, 2)] == [largest, 2 * largest - 1]
 

@@ -11,17 +11,18 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from oppo_bench.engine.live_bytes import LiveBytes
+from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec, Ppo, TinyArchitecture, Training
-from oppo_core.engine import memory_estimate
-from oppo_core.engine.memory_estimate import Role, Shape, memory_of
 from oppo_core.models import activation_checkpointing
 from oppo_core.models.attention import FUSED
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.huggingface import HuggingNetwork
 from oppo_core.models.model_io import load_model
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
+from oppo_estimate import memory as memory_estimate
+from oppo_estimate.memory import Role, memory_items
+from oppo_estimate.shapes import Shape
 from tests.engine.conftest import world as world  # the fixture
 from tests.engine.models.architectures import write_folders
 
@@ -181,7 +182,7 @@ def test_each_setting_keeps_less_and_the_memory_plan_knows_how_much(world: Any, 
         spec = world.spec(
             {"training": {"recompute": name}, "ppo": {"micro_batch_tokens": 600}, "resources": {"dtype": "float32"}}
         )
-        (item,) = [item for item in memory_of(spec, [Role("actor", shape, 1)], 9) if item.name == "actor: activations"]
+        (item,) = [item for item in memory_items(spec, [Role("actor", shape, 1)], 9) if item.name == "actor: activations"]
         peaks.append(peak_of(network, name))
         ratios.append(item.size / peaks[-1])
     off, head, selective, full = peaks

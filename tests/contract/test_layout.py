@@ -61,6 +61,7 @@ def test_platform_is_a_folder_and_not_a_package() -> None:
     ("package", "never"),
     [
         ("oppo_contract", ("torch", "transformers", "django", "celery", "httpx")),
+        ("oppo_estimate", ("torch", "transformers", "django", "celery", "oppo_core")),
         ("oppo_client", ("torch", "transformers", "django", "celery", "oppo_platform")),
         ("oppo_platform", ("torch", "transformers", "oppo_core", "worker", "oppo_client", "oppo_cli")),
         # kombu looks for one of Django's types when Django is installed; the worker itself must not use it.

@@ -11,8 +11,8 @@ import pytest
 
 from oppo_contract.spec import load_spec
 from oppo_core.simulation.assemble import assemble, steps_of
-from oppo_core.simulation.devices import Devices
-from oppo_core.simulation.schedules import SCHEDULES
+from oppo_estimate.devices import Devices
+from oppo_estimate.schedules import SCHEDULES
 
 DOCS = Path(__file__).parents[2] / "docs"
 COSTS = {

@@ -12,7 +12,7 @@ import torch
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_core.engine.state import Engine
 from oppo_core.simulation.assemble import assemble
-from oppo_core.simulation.devices import Devices, load_devices
+from oppo_estimate.devices import Devices, load_devices
 
 Tree = dict[str, Any]
 

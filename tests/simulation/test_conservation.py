@@ -22,8 +22,8 @@ from oppo_core.control.stop_conditions import ALL_DONE
 from oppo_core.engine.state import Engine
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.simulation.assemble import MemoryJournal, assemble
-from oppo_core.simulation.devices import Devices, load_devices
 from oppo_core.train import train
+from oppo_estimate.devices import Devices, load_devices
 
 LONGEST = 40
 # Checkpoints are synced to their disk, and there are thousands of them: a disk in memory, where there is one.

@@ -15,11 +15,11 @@ from oppo_contract.spec import RunSpec
 from oppo_core.engine.state import Engine
 from oppo_core.simulation import sensitivity
 from oppo_core.simulation.assemble import assemble, steps_of
-from oppo_core.simulation.devices import Devices, builtin_names, load_devices
 from oppo_core.simulation.machine import Machine
 from oppo_core.simulation.paper import LAYOUTS, Case, layouts, measured, utilization, verdicts
-from oppo_core.simulation.plan import Row, Target, plan
-from oppo_core.simulation.schedules import SCHEDULES, variant
+from oppo_core.simulation.plan import plan
+from oppo_estimate.devices import Devices, builtin_names, load_devices
+from oppo_estimate.schedules import SCHEDULES, Row, Target, variant
 
 STEPS = 5
 # Data sheets: dense bf16 FLOP/s and bytes/s. Models: parameters, layers, key/value heads; heads have 128 dimensions.

@@ -17,10 +17,10 @@ from oppo_contract.spec import RunSpec
 from oppo_core.engine.state import Engine
 from oppo_core.simulation.assemble import MemoryJournal, assemble, steps_of
 from oppo_core.simulation.counterfactual import check, counterfactuals
-from oppo_core.simulation.devices import Devices
 from oppo_core.simulation.fit_costs import cost_at, fit, nonnegative_least_squares, with_cost
-from oppo_core.simulation.plan import Target
 from oppo_core.simulation.recording import RecordingError, read_recording
+from oppo_estimate.devices import Devices
+from oppo_estimate.schedules import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 # A tiny run on a busy machine: its replay may be off by this share. On a quiet one it is off by 3 % (docs/simulation.md).

@@ -13,7 +13,7 @@ import pytest
 
 from oppo_core.engine.state import Engine
 from oppo_core.simulation.assemble import MemoryJournal, steps_of
-from oppo_core.simulation.devices import Devices
+from oppo_estimate.devices import Devices
 
 Virtual = Callable[..., Engine]
 DEFER = {"inter_step": "defer"}

@@ -18,9 +18,10 @@ from oppo_core.checkpointing.export import export_actor
 from oppo_core.checkpointing.save_restore import CheckpointError
 from oppo_core.engine import preflight as looked
 from oppo_core.engine.build import slots
-from oppo_core.engine.memory_estimate import Role, Shape, checkpoint_bytes, memory_of, shape_of
 from oppo_core.engine.preflight import PreflightError, preflight, refuse_impossible, said
 from oppo_core.ppo.optimizer import tensor_bytes
+from oppo_estimate.memory import Role, checkpoint_bytes, memory_items
+from oppo_estimate.shapes import Shape, read_shape
 
 RULE = {"model": None, "rule": "letters:score"}
 
@@ -130,7 +131,7 @@ def test_sizes_are_those_of_the_real_thing(world: Any, tmp_path: Path, intra: st
     """Weights, caches and checkpoint of an engine that was really built."""
     spec = world.spec({"steps": 1, "overlap": {"intra_step": intra}})
     engine = world.run(spec, tmp_path, inline=True).engine
-    shape = shape_of(spec.models.actor, "lm", [world.folder])
+    shape = read_shape(spec.models.actor, "lm", [world.folder])
     network = engine.actor.network
     assert shape is not None
     assert shape.weights == sum(p.numel() for p in network.parameters())
@@ -166,13 +167,13 @@ def test_what_a_gpu_takes_besides_and_what_the_optimizer_makes_are_counted(world
     spec = world.spec({"resources": {"dtype": "bfloat16"}, "ppo": {"micro_batch_tokens": 16}})
     shape = Shape(10**6, 2, 16, 40, 96, 64)
     roles = [Role("actor", shape, 10**6), Role("reference", shape), Role("reward 1", shape, caches=False)]
-    by_name = {item.name: item for item in memory_of(spec, roles, 9, gpu=80 * 2**30)}
+    by_name = {item.name: item for item in memory_items(spec, roles, 9, gpu=80 * 2**30)}
     assert by_name["actor: gradients"].size == 4 * 10**6, "they are summed in float32"
     assert "actor: activations" in by_name, "a GPU's fused step makes nothing"
     assert by_name["actor: sampling"].size == 9 * 40 * (2 + 3 * 4 + 8)
     assert "reward 1: keys and values" not in by_name
     assert "reference: keys and values" in by_name
-    on_a_cpu = {item.name: item for item in memory_of(spec, roles, 9)}
+    on_a_cpu = {item.name: item for item in memory_items(spec, roles, 9)}
     assert on_a_cpu["actor: the optimizer's step"].size == 4 * 10**6
     assert "more than the activations before it" in on_a_cpu["actor: the optimizer's step"].arithmetic
     assert set(by_name) - set(on_a_cpu) == {"the GPU's libraries", "actor: activations"}
@@ -181,25 +182,25 @@ def test_what_a_gpu_takes_besides_and_what_the_optimizer_makes_are_counted(world
         "ppo": {"tis": "all"},
         "resources": {"dtype": "bfloat16"},
     }
-    by_vllm = {item.name: item for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
+    by_vllm = {item.name: item for item in memory_items(world.spec(changed), roles, 9, gpu=80 * 2**30)}
     assert by_vllm["vLLM"].size == 20 * 2**30
     assert {"actor: keys and values", "actor: sampling"} == by_name.keys() - by_vllm.keys()
     changed["rollout"]["vllm_sleep"] = True
-    asleep = {item.name: item for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
+    asleep = {item.name: item for item in memory_items(world.spec(changed), roles, 9, gpu=80 * 2**30)}
     assert asleep["vLLM"].size == 20 * 2**30 - asleep["actor: activations"].size
-    assert "in its place" in asleep["vLLM"].arithmetic
+    assert "while vLLM sleeps" in asleep["vLLM"].arithmetic
     changed["rollout"]["vllm_process"] = "own"
-    apart = {item.name: item for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
+    apart = {item.name: item for item in memory_items(world.spec(changed), roles, 9, gpu=80 * 2**30)}
     assert apart.keys() - asleep.keys() == {"weights on their way to vLLM"}
     assert apart["weights on their way to vLLM"].size == 2 * 2**28
     changed["rollout"]["vllm_sleep"] = False
     changed["models"] = {"reward": {"served_by": "vllm", "memory_share": 0.1}}
-    read = {item.name: item.size for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
+    read = {item.name: item.size for item in memory_items(world.spec(changed), roles, 9, gpu=80 * 2**30)}
     assert read["reward 1: vLLM"] == 8 * 2**30
     assert not {"reward 1: weights", "reward 1: keys and values"} & read.keys()
     changed["resources"] |= {"devices": 3, "decoding_devices": 2}
-    assert "vLLM" not in {item.name for item in memory_of(world.spec(changed), roles, 9, gpu=80 * 2**30)}
-    larger = {item.name for item in memory_of(world.spec({"ppo": {"micro_batch_tokens": 10**5}}), roles, 9)}
+    assert "vLLM" not in {item.name for item in memory_items(world.spec(changed), roles, 9, gpu=80 * 2**30)}
+    larger = {item.name for item in memory_items(world.spec({"ppo": {"micro_batch_tokens": 10**5}}), roles, 9)}
     assert "actor: activations" in larger
     assert "actor: the optimizer's step" not in larger
 
@@ -209,7 +210,7 @@ def test_a_node_keeps_its_part_of_what_deepspeed_cuts_up(world: Any) -> None:
         changes = {"resources": {"nodes": 2, "devices": 2, "dtype": "bfloat16"}}
         spec = world.spec(changes, {"training": {"backend": "deepspeed", "zero_stage": stage} | training})
         role = Role("actor", Shape(10**6, 2, 16, 40, 96, 64), 10**6)
-        return {item.name: item.size for item in memory_of(spec, [role], 9, gpu=80 * 2**30 if on_gpu else 0)}
+        return {item.name: item.size for item in memory_items(spec, [role], 9, gpu=80 * 2**30 if on_gpu else 0)}
 
     assert [sizes(stage)["actor: gradients"] for stage in (1, 2, 3)] == [4 * 10**6, 2 * 10**6, 2 * 10**6]
     assert [sizes(stage)["actor: optimizer"] for stage in (1, 2, 3)] == [6 * 10**6] * 3
@@ -221,9 +222,9 @@ def test_a_node_keeps_its_part_of_what_deepspeed_cuts_up(world: Any) -> None:
 def test_a_rank_keeps_its_part_of_what_fsdp2_cuts_up(world: Any) -> None:
     changes = {"resources": {"kind": "cpu", "processes": 2, "dtype": "bfloat16"}, "training": {"backend": "fsdp2"}}
     role = Role("actor", Shape(10**6, 2, 16, 40, 96, 64), 10**6)
-    sizes = {item.name: item.size for item in memory_of(world.spec(changes), [role], 9)}
+    sizes = {item.name: item.size for item in memory_items(world.spec(changes), [role], 9)}
     assert sizes["actor: weights"] == 2 * 10**6
-    cut = ("weights that are trained", "gradients", "optimizer", "a block made whole")
+    cut = ("weights that are trained", "gradients", "optimizer", "an unsharded block")
     assert [sizes[f"actor: {name}"] for name in cut] == [2 * 10**6, 2 * 10**6, 4 * 10**6, 3 * 10**6]
 
 

@@ -21,10 +21,10 @@ from transformers import (
 )
 
 from oppo_contract.events import CheckpointEvent, FinishedEvent, StepEvent, parse_event
+from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec
 from oppo_core.cli import main
 from oppo_core.models.cache import SlotCache
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.model_io import export_model, load_model
 
 WORDS = ["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(29))]

@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.sections.models import Lora
 from oppo_contract.spec import ModelSpec
 from oppo_core.engine.layout import LayoutError
 from oppo_core.engine.preflight import preflight
 from oppo_core.models import shared_weights
 from oppo_core.models.adapters import adapt, is_adapted, linear_layers, merged_weights, take_trained, trained_weights
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.model_io import export_model, load_model, load_with_base, restore_weights
 from oppo_core.models.shared_weights import seen_by_others, take_shared
 from tests.engine.models.architectures import VOCAB, write_folders

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.huggingface import load_hugging
 from oppo_core.models.model_io import load_model
 from tests.engine.models.architectures import CONTEXT, SIZES, config_of, write_folders

@@ -15,9 +15,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
+from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec, RunSpec, load_spec
 from oppo_core.engine.build import build_scorers
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.model_io import load_model
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.prompt_records import PromptLines

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec
 from oppo_core.engine.build import stops_of
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.model_io import load_model
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence

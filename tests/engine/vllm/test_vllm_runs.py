@@ -13,9 +13,9 @@ from unittest import mock
 import pytest
 from torch import nn
 
+from oppo_contract.model_folder import ModelFolderError
 from oppo_core.engine import build as engine_module
 from oppo_core.models.adapters import merged_weights
-from oppo_core.models.errors import ModelFolderError
 from oppo_core.models.model_io import load_model
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rollout.decoder import DecoderProtocol

@@ -6,6 +6,7 @@ over n devices take 1 / (1 + (n − 1) · parallel) of that time on n of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -161,6 +162,26 @@ class Devices(Part):
             before += count
         raise KeyError(name)
 
+    def decode_us(self, count: int, rounds: int, cached: Sequence[int], width: int) -> float:
+        """Decode rounds on `count` devices over live rows with `cached` tokens each, one more in every round.
+
+        With padding, over `width` rows that are all as long as the longest.
+        """
+        costs = self.costs.decode
+        rows, tokens = (width, width * max(cached, default=0)) if self.padded else (len(cached), sum(cached))
+        attended = rounds * tokens + rows * rounds * (rounds - 1) / 2
+        shared = rounds * rows * costs.row_us + attended * costs.cached_token_us
+        return rounds * costs.round_us + shared / speed(count, costs.parallel)
+
+    def passes_us(self, count: int, costs: Reading, token_us: float, lengths: Sequence[int], pass_tokens: int) -> float:
+        """Passes on `count` devices over rows of `lengths` tokens at `token_us` per token, at most `pass_tokens` in a pass."""
+        tokens = self.tokens(lengths)
+        return -(-tokens // pass_tokens) * costs.pass_us + tokens * token_us / speed(count, costs.parallel)
+
+    def tokens(self, lengths: Sequence[int]) -> int:
+        """Tokens of rows of these lengths, with padding where the devices pad."""
+        return len(lengths) * max(lengths, default=0) if self.padded else sum(lengths)
+
 
 def speed(devices: int, parallel: float) -> float:
     """How much faster `devices` are than one."""
@@ -169,7 +190,7 @@ def speed(devices: int, parallel: float) -> float:
 
 def builtin_names() -> list[str]:
     """Descriptions that come with the engine."""
-    folder = files("oppo_core.simulation") / "machines"
+    folder = files("oppo_estimate") / "machines"
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
@@ -180,7 +201,7 @@ def load_devices(name: str) -> Devices:
         DevicesError: there is neither, or the description is not valid; every problem is named.
     """
     if name in builtin_names():
-        text = (files("oppo_core.simulation") / "machines" / f"{name}.yaml").read_text(encoding="utf-8")
+        text = (files("oppo_estimate") / "machines" / f"{name}.yaml").read_text(encoding="utf-8")
     else:
         try:
             text = Path(name).read_text(encoding="utf-8")

@@ -1,0 +1,243 @@
+"""How much memory a run takes per device, computed from the shapes of its models and the spec before anything is loaded.
+
+An estimate with its arithmetic shown; activations depend on the kernels. Sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from oppo_contract.spec import RunSpec
+from oppo_estimate.shapes import Shape
+
+DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
+TOKEN_BYTES = 8
+# Hidden states whose logits exist at one time where activations are recomputed: 0.3 GB in float32 for a vocabulary of 152,000.
+HEAD_SLICE = 512
+# Weights on their way to vLLM in another process are sent in packs of about this size; two packs exist at a time.
+PACK_BYTES = 1 << 28
+# Values saved for the backward pass per token, layer and unit of width, by `training.recompute`: inputs and outputs of attention
+# and feed-forward part. Counted in the shapes of Qwen 2.5 (oppo_bench.engine.live_bytes): 32, 16 and 1.
+ACTIVATIONS_PER_UNIT = {"off": 34, "head": 34, "selective": 17, "full": 1}
+# Values per token and unit of width while one block is recomputed and its gradients are computed.
+RECOMPUTED_PER_UNIT = {"selective": 30, "full": 44}
+# Logits, their log-softmax and its gradient, per token and vocabulary entry; twice that if the entropy has a gradient. Counted.
+LOGITS_PER_ENTRY = 3
+# A sampling round per row and vocabulary entry: tempered logits, log-probs and probabilities, and their float64 cumulative sum.
+SAMPLED_PER_ENTRY = 3
+# Kernels that libraries load on first use, their workspaces, and fragmentation: assumed, not measured.
+GPU_RESERVE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One use of memory: its name, its size in bytes, and the arithmetic behind the size."""
+
+    name: str
+    size: int
+    arithmetic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A model on a device.
+
+    `trained`: number of trained weights; `caches`: whether it has a KV cache; `own`: false if its weights are the actor's and
+    counted there.
+    """
+
+    name: str
+    shape: Shape
+    trained: int = 0
+    caches: bool = True
+    own: bool = True
+
+
+def memory_items(spec: RunSpec, roles: list[Role], slots: int, text_tokens: int = 0, gpu: int = 0) -> list[Item]:
+    """Everything that a run holds in a device's memory at one time, the largest first.
+
+    Args:
+        roles: the models on the device, the actor first where it is one of them.
+        slots: sequences that may be in flight.
+        text_tokens: tokens of the pretraining texts (`ppo.pretraining`).
+        gpu: total memory of the device in bytes; 0 for a CPU.
+    """
+    dtype_bytes = DTYPE_BYTES[spec.resources.dtype]
+    columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
+    items = [item for role in roles for item in _role_items(spec, role, slots, columns, gpu)]
+    transient = [_transient(role, spec, dtype_bytes, bool(gpu)) for role in roles if role.trained]
+    for actor in (role for role in roles if role.name == "actor"):
+        if spec.rollout.backend == "vllm":
+            items += _vllm(spec, gpu, actor.shape.vocab * actor.shape.width * dtype_bytes, transient)
+        else:
+            items.append(_kv_cache("actor: keys and values", actor.shape, slots, columns, dtype_bytes))
+            items.append(_sampling(actor.shape, slots, dtype_bytes))
+        items += _optional_items(spec, actor, columns, text_tokens)
+    if gpu:
+        items.append(Item("the GPU's libraries", GPU_RESERVE, f"{GPU_RESERVE:,} B, assumed: kernels, workspaces, fragmentation"))
+    return sorted([*items, *transient], key=lambda item: -item.size)
+
+
+def _role_items(spec: RunSpec, role: Role, slots: int, columns: int, gpu: int) -> Iterator[Item]:
+    """Weights, KV cache and training state of a role; the actor's cache is the decoder's."""
+    shape, name, dtype_bytes = role.shape, role.name, DTYPE_BYTES[spec.resources.dtype]
+    served = {f"reward {n}": s.memory_share for n, s in enumerate(spec.models.reward.sources(), 1) if s.served_by == "vllm"}
+    if name in served:
+        yield Item(f"{name}: vLLM", int(served[name] * gpu), f"{served[name]} of the GPU's {gpu:,} B (memory_share)")
+        return
+    if role.own:
+        yield Item(f"{name}: weights", shape.weights * dtype_bytes, f"{shape.weights:,} × {dtype_bytes} B")
+    if role.caches and name != "actor" and spec.overlap.intra_step == "per_chunk":
+        yield _kv_cache(f"{name}: keys and values", shape, slots, columns, dtype_bytes)
+    if role.trained:
+        yield from _training_state(spec, role, dtype_bytes, bool(gpu))
+
+
+def _optional_items(spec: RunSpec, actor: Role, columns: int, text_tokens: int) -> Iterator[Item]:
+    """Memory of settings that are off by default."""
+    dtype_bytes = DTYPE_BYTES[spec.resources.dtype]
+    if spec.ppo.ema_decay is not None:
+        size = actor.trained * max(4, dtype_bytes)
+        yield Item("actor: moving average", size, f"{actor.trained:,} × {max(4, dtype_bytes)} B (ppo.ema_decay)")
+    if text_tokens:
+        yield Item("texts that are mixed in", text_tokens * TOKEN_BYTES, f"{text_tokens:,} tokens × {TOKEN_BYTES} B")
+    if spec.overlap.update_overlap:
+        sums = 1 + spec.ppo.whiten_advantages + spec.ppo.is_regularized
+        size = sums * actor.trained * dtype_bytes
+        yield Item("actor: early gradients", size, f"{sums} × {actor.trained:,} × {dtype_bytes} B (update overlap)")
+    if spec.evaluation is not None:
+        ranks = spec.resources.ranks
+        rows = min(math.ceil(spec.evaluation.count / ranks), spec.ppo.rows // ranks)
+        yield _kv_cache("evaluation: keys and values", actor.shape, rows, columns, dtype_bytes)
+
+
+def _kv_cache(name: str, shape: Shape, rows: int, columns: int, dtype_bytes: int) -> Item:
+    size = rows * columns * shape.cached * dtype_bytes
+    return Item(name, size, f"{rows} rows × {columns} tokens × {shape.cached:,} × {dtype_bytes} B")
+
+
+def pack_bytes(largest: int, devices: int) -> int:
+    """Largest size of a pack of weights. `largest`: bytes of the largest weight; `devices`: devices of vLLM's own, 0 if shared.
+
+    Over NCCL a pack ends with the weight that exceeds `PACK_BYTES`. A buffer shared by CUDA IPC must hold any weight.
+    """
+    return PACK_BYTES + largest if devices else max(PACK_BYTES, largest)
+
+
+def _vllm(spec: RunSpec, gpu: int, largest: int, transient: list[Item]) -> list[Item]:
+    """vLLM's share of the actor's GPU, and packs of weights on their way to it. `largest`: bytes of the largest weight."""
+    pack = pack_bytes(largest, spec.resources.decoding_devices)
+    packs = Item("weights on their way to vLLM", 2 * pack, f"2 packs × {pack:,} B (rollout.vllm_process)")
+    if spec.resources.decoding_devices:
+        return [packs]
+    return [_shared_gpu(spec, gpu, transient)] + ([packs] if spec.rollout.vllm_process == "own" else [])
+
+
+def _shared_gpu(spec: RunSpec, gpu: int, transient: list[Item]) -> Item:
+    """vLLM's share of a GPU; where it sleeps during the update, less the memory that the update uses in that time."""
+    share = spec.rollout.vllm_memory_share
+    size, arithmetic = int(share * gpu), f"{share} of the GPU's {gpu:,} B (rollout.vllm_memory_share)"
+    if not spec.rollout.vllm_sleep:
+        return Item("vLLM", size, arithmetic)
+    reused = sum(item.size for item in transient)
+    arithmetic += f", less {reused:,} B that the update uses while vLLM sleeps (rollout.vllm_sleep)"
+    return Item("vLLM", max(0, size - reused), arithmetic)
+
+
+def _sampling(shape: Shape, rows: int, dtype_bytes: int) -> Item:
+    per_entry = dtype_bytes + SAMPLED_PER_ENTRY * max(4, dtype_bytes) + 8
+    return Item("actor: sampling", rows * shape.vocab * per_entry, f"{rows} rows × {shape.vocab:,} words × {per_entry} B")
+
+
+def _training_state(spec: RunSpec, role: Role, dtype_bytes: int, on_gpu: bool) -> list[Item]:
+    """Gradients and optimizer state of a role, as its training backend holds them."""
+    match spec.training.backend:
+        case "plain":
+            return _plain_state(role, dtype_bytes)
+        case "deepspeed":
+            return _zero_state(spec, role, dtype_bytes, on_gpu)
+        case _:
+            return _fsdp_state(spec, role, dtype_bytes)
+
+
+def _optimizer_bytes(dtype_bytes: int) -> int:
+    """Optimizer state per weight of `dtype_bytes`: two moments, and a float32 master weight for a bfloat16 one."""
+    return (8 if dtype_bytes <= 4 else 16) + (4 if dtype_bytes == 2 else 0)
+
+
+def _plain_state(role: Role, dtype_bytes: int) -> list[Item]:
+    optimizer, gradient = _optimizer_bytes(dtype_bytes), max(4, dtype_bytes)
+    return [
+        Item(f"{role.name}: gradients", role.trained * gradient, f"{role.trained:,} × {gradient} B"),
+        Item(f"{role.name}: optimizer", role.trained * optimizer, f"{role.trained:,} × {optimizer} B"),
+    ]
+
+
+def _zero_state(spec: RunSpec, role: Role, dtype_bytes: int, on_gpu: bool) -> list[Item]:
+    """DeepSpeed ZeRO on one rank: its shard of the partitioned state, in float32."""
+    ranks, stage, trained = spec.resources.ranks, spec.training.zero_stage, role.trained
+    shard = f"{trained:,} ÷ {ranks} ranks"
+    partitioned = stage > 1
+    gradients = f"{shard if partitioned else f'{trained:,}'} × 4 B (ZeRO {stage})"
+    items = [Item(f"{role.name}: gradients", trained * 4 // (ranks if partitioned else 1), gradients)]
+    if not on_gpu or spec.training.offload == "off":
+        items.append(Item(f"{role.name}: optimizer", trained * 12 // ranks, f"{shard} × 12 B"))
+    if stage == 3:
+        size, arithmetic = role.shape.weights * dtype_bytes // ranks, f"{role.shape.weights:,} ÷ {ranks} × {dtype_bytes} B"
+        items.append(Item(f"{role.name}: weights that are trained", size, arithmetic))
+    return items
+
+
+def _fsdp_state(spec: RunSpec, role: Role, dtype_bytes: int) -> list[Item]:
+    """FSDP2 on one rank besides the whole weights: its shard of master weights, gradients and moments, and an unsharded block."""
+    ranks, master = spec.resources.ranks, max(4, dtype_bytes)
+    weights, trained, layers = role.shape.weights, role.trained, role.shape.layers
+    block = weights * (dtype_bytes + master) // max(1, layers)
+    return [
+        Item(f"{role.name}: weights that are trained", weights * master // ranks, f"{weights:,} ÷ {ranks} × {master} B"),
+        Item(f"{role.name}: gradients", trained * master // ranks, f"{trained:,} ÷ {ranks} ranks × {master} B"),
+        Item(f"{role.name}: optimizer", trained * 2 * master // ranks, f"{trained:,} ÷ {ranks} ranks × {2 * master} B"),
+        Item(f"{role.name}: an unsharded block", block, f"{weights:,} ÷ {layers} layers × ({dtype_bytes} + {master}) B"),
+    ]
+
+
+def checkpoint_bytes(spec: RunSpec, roles: list[Role]) -> int:
+    """Approximate size of one checkpoint on disk: trained weights and moments, and the actor as a whole model folder."""
+    dtype_bytes = DTYPE_BYTES[spec.resources.dtype]
+    moments, actor = _optimizer_bytes(dtype_bytes), roles[0]
+    # The moving average is written twice: as a model folder, and in its own precision.
+    average = actor.shape.weights * dtype_bytes + actor.trained * max(4, dtype_bytes) if spec.ppo.ema_decay is not None else 0
+    trained = sum(role.trained * (moments + (dtype_bytes if role is not actor else 0)) for role in roles)
+    return actor.shape.weights * dtype_bytes + average + trained
+
+
+def _transient(role: Role, spec: RunSpec, dtype_bytes: int, on_gpu: bool) -> Item:
+    """The larger of a micro-batch's activations and the temporary of AdamW's step, which exists after them.
+
+    The temporary is the square root of every second moment; a GPU's fused kernel has none.
+    """
+    activations = _activations(role, spec, dtype_bytes)
+    temporary = 0 if on_gpu else max(4, dtype_bytes)
+    if role.trained * temporary <= activations.size:
+        return activations
+    arithmetic = f"{role.trained:,} × {temporary} B, more than the activations before it, {activations.arithmetic}"
+    return Item(f"{role.name}: the optimizer's step", role.trained * temporary, arithmetic)
+
+
+def _activations(role: Role, spec: RunSpec, dtype_bytes: int) -> Item:
+    """Activations of the largest pass, with the logits or one recomputed block: the two do not exist at the same time."""
+    shape, tokens, recompute = role.shape, spec.ppo.micro_batch_tokens, spec.training.recompute
+    unit = ACTIVATIONS_PER_UNIT[recompute]
+    saved = tokens * shape.layers * shape.width * unit * dtype_bytes
+    arithmetic = f"{tokens:,} tokens × {shape.layers} × {shape.width:,} × {unit} × {dtype_bytes} B"
+    per_entry = LOGITS_PER_ENTRY * max(4, dtype_bytes) * (2 if spec.ppo.entropy_coefficient else 1)
+    with_logits = tokens if recompute == "off" else min(tokens, HEAD_SLICE)
+    logits = with_logits * shape.vocab * per_entry if role.name == "actor" else 0
+    block = tokens * shape.width * RECOMPUTED_PER_UNIT.get(recompute, 0) * dtype_bytes
+    if logits > block:
+        arithmetic += f" + {with_logits:,} × {shape.vocab:,} × {per_entry} B"
+    elif block:
+        arithmetic += f" + {tokens:,} × {shape.width:,} × {RECOMPUTED_PER_UNIT[recompute]} × {dtype_bytes} B"
+    return Item(f"{role.name}: activations", saved + max(logits, block), arithmetic)
