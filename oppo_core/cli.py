@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from oppo_contract.events import NEIGHBOUR_SUFFIX
+from oppo_contract.events import LOCAL_RANK_SUFFIX
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_contract.spec_errors import SpecError
 from oppo_core.reporting.event_log import OF_EACH_NEIGHBOUR, OF_EACH_RANK, Journal
@@ -52,7 +52,7 @@ def _journal(spec: RunSpec, events: Path) -> Journal:
     process = os.environ.get("LOCAL_RANK", "0")
     if process == "0":
         return Journal(events, OF_EACH_RANK)
-    return Journal(events.with_name(events.name + NEIGHBOUR_SUFFIX + process), OF_EACH_NEIGHBOUR)
+    return Journal(events.with_name(events.name + LOCAL_RANK_SUFFIX + process), OF_EACH_NEIGHBOUR)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,7 +118,7 @@ def _joined(spec: RunSpec) -> Ranks:
 
     device, wanted = device_of(spec), spec.resources
     take_device(device)
-    return join(meeting_of(wanted.nodes, wanted.ranks_a_node, wanted.longest_silence_s), "engine", device)
+    return join(meeting_of(wanted.nodes, wanted.ranks_per_node, wanted.longest_silence_s), "engine", device)
 
 
 def _stop_when_asked() -> threading.Event:

@@ -224,7 +224,7 @@ class Consumer:
 
     def stop(self) -> None:
         """End the consumer."""
-        self._lifeline.cut()
+        self._lifeline.close()
         if self._child is not None:
             self._child.wait()
 

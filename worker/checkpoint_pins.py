@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
-from oppo_contract.checkpoint_pins import forget_older, locked, spare
+from oppo_contract.checkpoint_pins import remove_older_pins, pins_locked, write_pins
 from oppo_contract.machine import write_private
 from oppo_contract.wire import CheckpointRef
 from worker.artifacts import path_of
@@ -25,9 +25,9 @@ class Keeper:
 
     def begin(self) -> None:
         """Before the engine starts: what it resumes from is spared, whatever earlier attempts named."""
-        with locked(self._artifacts):
+        with pins_locked(self._artifacts):
             self._name()
-            forget_older(self._artifacts, self._attempt.attempt_id)
+            remove_older_pins(self._artifacts, self._attempt.attempt_id)
 
     def spare_for_others(self, names: Iterable[str]) -> None:
         """Spare these as well, which other runs are about to begin with. Raises OSError; then it is to be asked again."""
@@ -36,7 +36,7 @@ class Keeper:
             return
         before, self._others = self._others, wanted
         try:
-            with locked(self._artifacts):
+            with pins_locked(self._artifacts):
                 self._name()
         except OSError:
             self._others = before
@@ -47,7 +47,7 @@ class Keeper:
         if folder is None:
             return False
         self._asked = folder.name
-        with locked(self._artifacts):
+        with pins_locked(self._artifacts):
             self._name()
             return folder.is_dir()
 
@@ -55,8 +55,8 @@ class Keeper:
         """The platform has answered: it resumes from the one asked for, and the one before may go."""
         self._known = self._asked
         write_private(self._attempt.registered_file, self._known)
-        with locked(self._artifacts):
+        with pins_locked(self._artifacts):
             self._name()
 
     def _name(self) -> None:
-        spare(self._artifacts, self._attempt.attempt_id, sorted({self._known, self._asked, *self._others} - {""}))
+        write_pins(self._artifacts, self._attempt.attempt_id, sorted({self._known, self._asked, *self._others} - {""}))

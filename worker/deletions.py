@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import structlog
 
-from oppo_contract.safe_delete import NotContained, remove_of_run
-from oppo_contract.wire import FolderDone, FolderOrder
+from oppo_contract.safe_delete import OutsideRootError, delete_run_folder
+from oppo_contract.wire import DeletionResult, DeletionOrder
 
 log = structlog.get_logger("worker.deletions")
 
@@ -23,19 +23,19 @@ class Deletions:
 
     def __init__(self, root_url: str) -> None:
         self._root_url = root_url
-        self._waiting: dict[int, FolderOrder] = {}
-        self._done: dict[int, FolderDone] = {}
+        self._waiting: dict[int, DeletionOrder] = {}
+        self._done: dict[int, DeletionResult] = {}
         self._told: list[int] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def done(self) -> list[FolderDone]:
+    def done(self) -> list[DeletionResult]:
         """What became of orders since the last heartbeat that was answered."""
         with self._lock:
             self._told = list(self._done)
             return list(self._done.values())
 
-    def obey(self, orders: Iterable[FolderOrder], busy: set[int]) -> None:
+    def obey(self, orders: Iterable[DeletionOrder], busy: set[int]) -> None:
         """The platform has heard what `done` said, and wants this.
 
         Args:
@@ -65,11 +65,11 @@ class Deletions:
                 self._done[order.id] = done
                 del self._waiting[order.id]
 
-    def _carried_out(self, order: FolderOrder) -> FolderDone:
+    def _carried_out(self, order: DeletionOrder) -> DeletionResult:
         try:
-            was_there = remove_of_run(self._root_url, order.run_id, order.url)
-        except (NotContained, OSError) as error:
+            was_there = delete_run_folder(self._root_url, order.run_id, order.url)
+        except (OutsideRootError, OSError) as error:
             log.warning("folder_not_deleted", run=order.run_id, url=order.url, error=str(error))
-            return FolderDone(id=order.id, error=str(error)[:2000])
+            return DeletionResult(id=order.id, error=str(error)[:2000])
         log.info("folder_deleted", run=order.run_id, url=order.url, was_there=was_there)
-        return FolderDone(id=order.id)
+        return DeletionResult(id=order.id)

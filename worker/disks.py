@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from oppo_contract.safe_delete import NotContained, folder_of
+from oppo_contract.safe_delete import OutsideRootError, file_url_path
 from oppo_contract.wire import DiskReport
 
 LOOK_EVERY_S = 10.0
@@ -48,8 +48,8 @@ class Disks:
 def disks_of(artifact_root: str, worker_folder: Path) -> Disks:
     """Of a node: the root only where it is a folder of this machine."""
     try:
-        return Disks({"artifacts": folder_of(artifact_root), "outbox": worker_folder})
-    except NotContained:
+        return Disks({"artifacts": file_url_path(artifact_root), "outbox": worker_folder})
+    except OutsideRootError:
         return Disks({"outbox": worker_folder})
 
 

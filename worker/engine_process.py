@@ -164,7 +164,7 @@ class EngineProcess:
 
     def clear_away(self) -> None:
         """After the end: make sure that no descendant is left on the devices, and let go of the lifeline."""
-        self._lifeline.cut()
+        self._lifeline.close()
         kill_session(self._guard.pid, self._home)
 
     def _wait(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from oppo_contract.events import NEIGHBOUR_SUFFIX, FinishedEvent, parse_event
+from oppo_contract.events import LOCAL_RANK_SUFFIX, FinishedEvent, parse_event
 from worker.folders import AttemptFolder
 from worker.outcomes import lost_others
 from worker.redaction import Redactor
@@ -21,7 +21,7 @@ def cause_of(finished: FinishedEvent | None, folder: AttemptFolder, redactor: Re
     """The engine's last word: the first process's own, or that of the one on this node that it lost."""
     if finished is not None and not lost_others(finished):
         return finished
-    told = [_last_word(file) for file in sorted(folder.path.glob(folder.engine_events.name + NEIGHBOUR_SUFFIX + "*"))]
+    told = [_last_word(file) for file in sorted(folder.path.glob(folder.engine_events.name + LOCAL_RANK_SUFFIX + "*"))]
     for word in told:
         if word is not None and word.outcome == "failed" and not lost_others(word):
             return word.model_copy(update={"reason": redactor.text(word.reason)})

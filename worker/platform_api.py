@@ -14,7 +14,7 @@ from typing import TypeVar
 import httpx
 from pydantic import ValidationError
 
-from oppo_contract.events import Wire
+from oppo_contract.events import WireModel
 from oppo_contract.wire import (
     PROBLEM_TYPE,
     VERSION_HEADER,
@@ -36,7 +36,7 @@ from oppo_contract.wire import (
 )
 
 TIMEOUT_S = 10.0
-Reply = TypeVar("Reply", bound=Wire)
+Reply = TypeVar("Reply", bound=WireModel)
 
 
 class Unreachable(Exception):
@@ -125,7 +125,7 @@ class PlatformApi:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _post(self, path: str, request: Wire, reply: type[Reply]) -> Reply:
+    def _post(self, path: str, request: WireModel, reply: type[Reply]) -> Reply:
         return _read(self._send(path, request.model_dump_json().encode()), reply)
 
     def _send(self, path: str, body: bytes) -> httpx.Response:

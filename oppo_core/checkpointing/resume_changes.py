@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from oppo_contract.resume_rules import ALLOWED, REFUSED, Change, below, between, least_overcommit, refusing_rule, room
+from oppo_contract.resume_rules import ALLOWED, REFUSED, Change, matches_rule, diff_specs, min_overcommit, refusing_rule, max_in_flight
 from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState
 
@@ -27,10 +27,10 @@ def refusals(changed: Iterable[Change], in_flight: int, spec: RunSpec) -> list[s
         if rule is not None:
             reason, remedy = REFUSED[rule]
             said.append(f"{change} cannot change, because {reason}; set it back, or {remedy}")
-    if not said and in_flight > room(spec):
+    if not said and in_flight > max_in_flight(spec):
         said.append(
-            f"{in_flight} answers are in flight and there is room for {room(spec)}: raise overlap.overcommit.max to"
-            f" {least_overcommit(in_flight, spec)} or more, and lower it once the pool has shrunk (a lower Δ evicts nothing)"
+            f"{in_flight} answers are in flight and there is room for {max_in_flight(spec)}: raise overlap.overcommit.max to"
+            f" {min_overcommit(in_flight, spec)} or more, and lower it once the pool has shrunk (a lower Δ evicts nothing)"
         )
     return said
 
@@ -42,10 +42,10 @@ def apply(changed: Iterable[Change], engine: Engine) -> None:
     if fixed_now or "ppo.kl.coefficient" in paths:
         engine.progress.kl_coefficient = spec.ppo.kl.coefficient
     bounds = spec.overlap.overcommit
-    if any(below(path, "overlap.overcommit") for path in paths) and spec.overlap.inter_step != "off":
+    if any(matches_rule(path, "overlap.overcommit") for path in paths) and spec.overlap.inter_step != "off":
         wanted = bounds.initial if bounds.controller == "fixed" else engine.overcommit.overcommit
         engine.overcommit.overcommit = min(max(wanted, bounds.min), bounds.max)
-    if any(below(path, "overlap.chunk") for path in paths):
+    if any(matches_rule(path, "overlap.chunk") for path in paths):
         engine.chunk = ChunkState(spec.overlap.chunk.size if "overlap.chunk.size" in paths else engine.chunk.size)
     if paths & {"evaluation", "evaluation.prompts", "evaluation.prompt_field", "evaluation.count", "evaluation.greedy"}:
         engine.run_score.reset_evaluations()

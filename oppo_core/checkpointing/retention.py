@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from oppo_contract.checkpoint_pins import is_told, locked, spared
+from oppo_contract.checkpoint_pins import pins_exist, pins_locked, pinned_names
 from oppo_core.checkpointing.atomic_dir import remove
 
 
@@ -24,9 +24,9 @@ def checkpoints_to_prune(names: list[str], present: str, scores: dict[str, float
 def delete(out: Path, names: Sequence[str]) -> None:
     """Delete checkpoints of a run, except those that the supervisor pinned because the platform resumes from them."""
     folders = [out / "checkpoints" / name for name in names]
-    if not is_told(out):
+    if not pins_exist(out):
         remove(folders)
         return
-    with locked(out):
-        pinned = spared(out)
+    with pins_locked(out):
+        pinned = pinned_names(out)
         remove([folder for folder in folders if folder.name not in pinned])

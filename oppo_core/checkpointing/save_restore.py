@@ -160,7 +160,7 @@ def _take_back(engine: Engine, suspended: dict[str, Any]) -> None:
             [sequences[i] for i in half["finishers"]], half["chunk"],
             interrupted=True, rounds=counts["rounds"], decoded=counts["decoded"],
         )  # fmt: skip
-    same = not any(resume_changes.below(change.path, "evaluation") for change in engine.changes)
+    same = not any(resume_changes.matches_rule(change.path, "evaluation") for change in engine.changes)
     if evaluation is not None and engine.evaluator is not None and same:
         engine.evaluator.resume(evaluation["answers"])
 
@@ -175,7 +175,7 @@ def verify(folder: Path, spec: RunSpec) -> list[Change]:
     state = read_state(folder)
     if state["format"] not in READS:
         raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {READS[0]} to {READS[-1]}")
-    changed = resume_changes.between(load_stored_spec(state["spec"]), spec)
+    changed = resume_changes.diff_specs(load_stored_spec(state["spec"]), spec)
     in_flight = sum(len(read_state(home)["pool"]) for home in homes_in(folder))
     refused = resume_changes.refusals(changed, in_flight, spec)
     if refused:

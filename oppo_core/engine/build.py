@@ -79,7 +79,7 @@ def assemble(
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
     evaluator = evaluator_of(spec, roots, network, codec, decode_settings(spec, codec), partial(stops_of, spec, codec), ranks)
     actor = _trainer(spec, roots, network, codec, ranks)
-    shared = share_actor(network, actor, spec.resources.ranks_a_node) if spec.overlap.update_overlap and layout.remote else None
+    shared = share_actor(network, actor, spec.resources.ranks_per_node) if spec.overlap.update_overlap and layout.remote else None
     with ExitStack() as started:  # ends the processes and threads of parts that were started if a later part fails
         decoder = started.enter_context(closing(_decoder(spec, network, codec, source, device)))
         scoring = _start_scorers(spec, roots, layout, seat, trace, resume, shared, ranks.meeting, base)
@@ -88,7 +88,7 @@ def assemble(
             spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
             pool=pool_of(spec, ranks), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
             model_source=source, trace=trace, hardware=hardware_of(dict(zip(layout.devices, (device, seat), strict=False))),
-            progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.overcommit_start),
+            progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.initial_overcommit),
             chunk=ChunkState(spec.overlap.chunk.size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
             parameters=numbers_of(network),
         )  # fmt: skip
@@ -155,7 +155,7 @@ def _update(spec: RunSpec, shared: SharedActor | None) -> UpdateStrategy:
 def filters_of(spec: RunSpec) -> Filters | None:
     """Which tokens may be sampled, when that is restricted."""
     r = spec.rollout
-    return Filters(r.top_k, r.top_p, r.min_p) if r.filters else None
+    return Filters(r.top_k, r.top_p, r.min_p) if r.has_sampling_mask else None
 
 
 def stops_of(spec: RunSpec, codec: TextCodec) -> StopConditions | None:
@@ -263,7 +263,7 @@ def _start_scorers(
     # The store is kept by the engine's own group already.
     meeting = replace(meeting, hosts=False) if meeting is not None else None
     in_other_process = layout.remote and device.type == "cpu"
-    here = spec.resources.ranks_a_node
+    here = spec.resources.ranks_per_node
     seen = seen_by_others(base, here) if base is not None and in_other_process else base
     build = partial(build_scorers, spec, roots, device, resume, shared, meeting, seen)
     silence = spec.resources.longest_silence_s

@@ -87,7 +87,7 @@ def scoring_device(spec: RunSpec, device: torch.device) -> torch.device:
     """
     if device.type != "cuda" or not spec.resources.scoring_devices:
         return device
-    return torch.device("cuda", (device.index or 0) + spec.resources.ranks_a_node)
+    return torch.device("cuda", (device.index or 0) + spec.resources.ranks_per_node)
 
 
 def take_device(device: torch.device) -> None:

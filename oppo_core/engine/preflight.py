@@ -275,13 +275,13 @@ def _available(device: torch.device | None, spec: RunSpec) -> int:
         return 0
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available) // spec.resources.ranks_a_node  # which share the machine
+    return int(psutil.virtual_memory().available) // spec.resources.ranks_per_node  # which share the machine
 
 
 def _fits(holding: Holding, spec: RunSpec) -> None:
     if holding.needed > holding.available:
         listed = ", ".join(f"{item.name} {mib(item.size)}" for item in holding.memory[:4])
-        here = spec.resources.ranks_a_node
+        here = spec.resources.ranks_per_node
         who = "the run takes" if here == 1 else f"each of the {here} processes on this machine takes"
         where = f" of {holding.device}" if spec.resources.scoring_devices else ""
         raise PreflightError(

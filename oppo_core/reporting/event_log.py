@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oppo_contract.events import DETAIL_KINDS, EVENT, FULL_SUFFIX, parse_event
+from oppo_contract.events import DETAIL_KINDS, EVENT_ADAPTER, FULL_SUFFIX, parse_event
 from oppo_core.reporting.dropped_events import LeftOut
 
 # What every rank tells of its own node; the rest concerns the run, and the first rank tells it.
@@ -67,7 +67,7 @@ class Journal:
     def _append(self, kind: str, at: float | None, payload: dict[str, Any]) -> None:
         self._seq += 1
         fields = {"kind": kind, "producer": "engine", "seq": self._seq, "time": time.time() if at is None else at, **payload}
-        line = EVENT.validate_python(fields).model_dump_json()
+        line = EVENT_ADAPTER.validate_python(fields).model_dump_json()
         self._file.write(line + "\n")
         self._file.flush()
 

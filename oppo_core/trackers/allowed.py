@@ -21,7 +21,7 @@ def complaints_about_trackers(spec: RunSpec, environment: Mapping[str, str] = os
     if environment.get("RANK", "0") != "0":  # the first rank alone speaks to them
         return
     trackers = spec.logging.trackers
-    for name in trackers.chosen:
+    for name in trackers.enabled:
         if find_spec(MODULES[name]) is None:
             yield (
                 f"logging.trackers.{name} needs the package {MODULES[name]}, which this engine's Python does not have;"

@@ -83,7 +83,7 @@ class Trackers:
         settings, journal = spec.logging.trackers, self._journal
         self._flush_s = settings.flush_s
         plain = spec.model_dump(mode="json", exclude=set(PLATFORM_SECTIONS))
-        for name, section in settings.chosen.items():
+        for name, section in settings.enabled.items():
             config = TrackerConfig(
                 name, section.model_dump(), plain, str(out.absolute()), str(journal.path.absolute()),
                 journal.path.stat().st_size, settings.samples_every,

@@ -32,7 +32,7 @@ def own_places(spec: RunSpec, device: int) -> list[int]:
     Args:
         device: this rank's own GPU.
     """
-    ranks, each = spec.resources.ranks_a_node, spec.resources.decoding_devices // spec.resources.ranks_a_node
+    ranks, each = spec.resources.ranks_per_node, spec.resources.decoding_devices // spec.resources.ranks_per_node
     first = ranks + spec.resources.scoring_devices + device * each
     return list(range(first, first + each))
 

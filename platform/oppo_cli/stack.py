@@ -89,7 +89,7 @@ class Stack:
         for child in reversed(self.children):
             child.end()
         self.children.clear()
-        self.lifeline.cut()
+        self.lifeline.close()
 
     def _base_environ(self, port: int | None) -> dict[str, str]:
         from oppo_platform.embedded.ports import remember_port, remembered_port

@@ -69,7 +69,7 @@ def _below_torchrun(command: list[str], spec: RunSpec) -> list[str]:
 
     if spec.resources.nodes > 1:
         raise Refusal("Runs on several nodes need the platform, or torchrun on each node (docs/interfaces.md).")
-    return torchrun(command, spec.resources.ranks_a_node, None)
+    return torchrun(command, spec.resources.ranks_per_node, None)
 
 
 def _run(command: list[str], spec: RunSpec, out: Path) -> tuple[int, dict[str, Any] | None]:

@@ -19,13 +19,13 @@ from pathlib import Path
 FOLDER, LOCK = "spared", "lock"
 
 
-def is_told(artifacts: Path) -> bool:
+def pins_exist(artifacts: Path) -> bool:
     """Whether somebody names checkpoints of this run."""
     return (artifacts / FOLDER).is_dir()
 
 
 @contextmanager
-def locked(artifacts: Path) -> Iterator[None]:
+def pins_locked(artifacts: Path) -> Iterator[None]:
     """Keep the other side from naming or deleting checkpoints meanwhile."""
     (artifacts / FOLDER).mkdir(parents=True, exist_ok=True)
     with (artifacts / FOLDER / LOCK).open("a") as lock:
@@ -33,21 +33,21 @@ def locked(artifacts: Path) -> Iterator[None]:
         yield
 
 
-def spare(artifacts: Path, attempt_id: int, names: Iterable[str]) -> None:
+def write_pins(artifacts: Path, attempt_id: int, names: Iterable[str]) -> None:
     """Name the folders that an attempt must find again; replaces what it named before. Call with the lock held."""
     fresh = artifacts / FOLDER / f"{attempt_id}.new"
     fresh.write_text("".join(f"{name}\n" for name in names))
     fresh.replace(artifacts / FOLDER / str(attempt_id))
 
 
-def forget_older(artifacts: Path, attempt_id: int) -> None:
+def remove_older_pins(artifacts: Path, attempt_id: int) -> None:
     """Let earlier attempts name nothing any more: what a run resumes from, the new one names itself. Call with the lock held."""
     for file in _files(artifacts):
         if int(file.name) < attempt_id:
             file.unlink()
 
 
-def spared(artifacts: Path) -> frozenset[str]:
+def pinned_names(artifacts: Path) -> frozenset[str]:
     """Every name that some attempt needs. Call with the lock held."""
     return frozenset(name for file in _files(artifacts) for name in file.read_text().splitlines())
 

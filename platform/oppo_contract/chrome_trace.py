@@ -15,7 +15,7 @@ from oppo_contract.events import CheckpointEvent, DecisionEvent, Event, IdleCaus
 
 RUN, ACTOR, SCORERS, BUBBLES, DEFERRED = PROCESSES = ("run", "actor", "scorers", "bubbles", "deferred answers")
 # Names from the viewer's reserved palette; Perfetto chooses colours of its own.
-COLOUR_OF: dict[IdleCause, str] = {
+IDLE_COLOURS: dict[IdleCause, str] = {
     "decode": "thread_state_runnable", "tail": "bad", "score": "thread_state_iowait", "update": "rail_response",
     "weights": "rail_load", "data": "rail_animation", "checkpoint": "startup", "eval": "good", "unknown": "terrible",
 }  # fmt: skip
@@ -140,7 +140,7 @@ def _draw_step(drawing: Drawing, attempt: Attempt, event: SpansEvent) -> None:
     drawing.slices += spans
     drawing.flows += [Flow(f"chunk {event.chunk[writer]}", spans[writer], spans[reader]) for writer, reader in event.flows]
     for device, cause, begun, done in event.idle:
-        piece = Slice((BUBBLES, device), attempt.at(begun), attempt.at(done), cause, about | {"cause": cause}, COLOUR_OF[cause])
+        piece = Slice((BUBBLES, device), attempt.at(begun), attempt.at(done), cause, about | {"cause": cause}, IDLE_COLOURS[cause])
         drawing.slices.append(piece)
     for name, samples in event.counters.items():
         drawing.counters += [(attempt.at(t), name, value) for t, value in samples]

@@ -12,15 +12,15 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 MAX_EVENT_BYTES = 1024 * 1024
-MAX_METRICS_A_STEP = 500
+MAX_METRICS_PER_STEP = 500
 # What is left out while a file beside the events file, with this at the end of its name, says that the outbox is full.
 DETAIL_KINDS = ("spans", "samples", "log")
 FULL_SUFFIX = ".full"
 # Where several processes of a node train one run, the first one writes the events file, and each other one a file of its own
 # beside it, with this and its number at the end: so the numbering of the first is not disturbed.
-NEIGHBOUR_SUFFIX = ".process-"
-LAST_STEP = 2**31 - 1  # more than anybody trains, and all that a platform has room for
-LAST_TIME = 253_402_300_799.0  # the end of the year 9999, beyond which no calendar goes
+LOCAL_RANK_SUFFIX = ".process-"
+MAX_STEP = 2**31 - 1  # more than anybody trains, and all that a platform has room for
+MAX_TIME = 253_402_300_799.0  # the end of the year 9999, beyond which no calendar goes
 
 MetricKey = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_./:-]+$")]
 # What a device does, and whose work it is (docs/metrics.md explains each).
@@ -45,20 +45,20 @@ Role = Literal["actor", "critic", "reward", "reference"]
 Counter = Literal["live_rows", "waiting_handovers", "finished", "overcommit", "chunk_size"]
 
 
-class Wire(BaseModel):
+class WireModel(BaseModel):
     """Anything that crosses a process or machine boundary: unknown keys are errors, non-finite floats are spelt out."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
-class Envelope(Wire):
+class Envelope(WireModel):
     """Who said it, as which number, and when."""
 
     producer: Literal["engine", "supervisor"] = Field(
         description="The producer; with several nodes, each node's engine and supervisor is a producer of its own."
     )
     seq: int = Field(ge=1, description="1, 2, 3, … of this producer in this attempt.")
-    time: float = Field(ge=0, le=LAST_TIME, allow_inf_nan=False, description="Seconds since 1970.")
+    time: float = Field(ge=0, le=MAX_TIME, allow_inf_nan=False, description="Seconds since 1970.")
 
 
 class StartedEvent(Envelope):
@@ -67,20 +67,20 @@ class StartedEvent(Envelope):
     kind: Literal["started"] = "started"
     devices: list[str] = Field(description="Names of the allocated devices, such as `cpu:0`.")
     lanes: list[tuple[str, Role]] = Field(description="(device, role) pairs, in the order they are drawn.")
-    start_step: int = Field(ge=0, le=LAST_STEP, description="Steps already trained: 0, or the checkpoint's.")
-    total_steps: int = Field(ge=1, le=LAST_STEP, description="Total steps.")
+    start_step: int = Field(ge=0, le=MAX_STEP, description="Steps already trained: 0, or the checkpoint's.")
+    total_steps: int = Field(ge=1, le=MAX_STEP, description="Total steps.")
 
 
 class StepEvent(Envelope):
     """One PPO step is done. `step` counts from 1."""
 
     kind: Literal["step"] = "step"
-    step: int = Field(ge=1, le=LAST_STEP, description="The step, counted from 1.")
+    step: int = Field(ge=1, le=MAX_STEP, description="The step, counted from 1.")
     elapsed_s: float = Field(description="Training time since step 0, earlier attempts included.")
     generated_tokens: int = Field(ge=0, description="Response tokens trained since step 0.")
     device_seconds: float = Field(ge=0, description="elapsed_s times the devices held.")
     metrics: dict[MetricKey, float] = Field(
-        max_length=MAX_METRICS_A_STEP, description="Name → value; docs/metrics.md has the names."
+        max_length=MAX_METRICS_PER_STEP, description="Name → value; docs/metrics.md has the names."
     )
 
 
@@ -88,7 +88,7 @@ class SpansEvent(Envelope):
     """The timeline of one step, by column: span i did `phase[i]` on `device[i]` from `start_s[i]` to `end_s[i]`."""
 
     kind: Literal["spans"] = "spans"
-    step: int = Field(ge=1, le=LAST_STEP, description="The step, counted from 1.")
+    step: int = Field(ge=1, le=MAX_STEP, description="The step, counted from 1.")
     window_s: tuple[float, float] = Field(description="End of the last update to end of this one.")
     device: list[str] = Field(description="Where.")
     role: list[Role] = Field(description="Model role of the work.")
@@ -108,7 +108,7 @@ class SpansEvent(Envelope):
     )
 
 
-class DeferredSequence(Wire):
+class DeferredSequence(WireModel):
     """A sequence that crossed a step's end: it was decoded here from `start_s` to `end_s`, and trained here or not yet."""
 
     sequence_id: int = Field(description="Its number, unique within the run.")
@@ -123,7 +123,7 @@ class DecisionEvent(Envelope):
     """A controller changed or kept its value, and why."""
 
     kind: Literal["decision"] = "decision"
-    step: int = Field(ge=0, le=LAST_STEP, description="The step after which the decision was made.")
+    step: int = Field(ge=0, le=MAX_STEP, description="The step after which the decision was made.")
     controller: Literal["overcommit", "chunk", "kl", "nonfinite", "memory"] = Field(
         description="`overcommit`: of Δ; `chunk`: of C; `nonfinite`: what was done about a value that is not finite."
         " `memory`: of the padded tokens of a pass, because memory ran out."
@@ -134,7 +134,7 @@ class DecisionEvent(Envelope):
     reason: str = Field(description="The reason, a sentence.")
 
 
-class Sample(Wire):
+class Sample(WireModel):
     """One trained answer. Its text is untrusted."""
 
     sequence_id: int = Field(description="Its number in the run.")
@@ -156,7 +156,7 @@ class SamplesEvent(Envelope):
     """Some answers of a step."""
 
     kind: Literal["samples"] = "samples"
-    step: int = Field(ge=0, le=LAST_STEP, description="The step that trained them, or after which they were evaluated.")
+    step: int = Field(ge=0, le=MAX_STEP, description="The step that trained them, or after which they were evaluated.")
     samples: list[Sample] = Field(description="The samples.")
 
 
@@ -164,7 +164,7 @@ class CheckpointEvent(Envelope):
     """A checkpoint is complete on disk; `folder` is relative to the run's artifact folder."""
 
     kind: Literal["checkpoint"] = "checkpoint"
-    step: int = Field(ge=0, le=LAST_STEP, description="Steps done.")
+    step: int = Field(ge=0, le=MAX_STEP, description="Steps done.")
     folder: str = Field(description="Path relative to the run's artifact folder.")
     manifest_sha256: str = Field(description="SHA-256 of its `manifest.json`, which has the checksums of the files.")
     bytes: int = Field(ge=0, description="Size of all its files.")
@@ -182,7 +182,7 @@ class LogEvent(Envelope):
     lines: list[str] = Field(description="The lines, without line ends.")
 
 
-class LeftOutEvent(Envelope):
+class DroppedEvent(Envelope):
     """The outbox was full: so much detail of these steps was not written, so that metrics and checkpoints always are."""
 
     kind: Literal["left_out"] = "left_out"
@@ -192,7 +192,7 @@ class LeftOutEvent(Envelope):
     answers: int = Field(ge=0, description="Samples dropped.")
     lines: int = Field(ge=0, description="Log lines dropped.")
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """What was left out, a sentence."""
         steps = f"step {self.to_step}" if self.from_step == self.to_step else f"steps {self.from_step} to {self.to_step}"
         counts = ((self.timelines, "timeline"), (self.answers, "sample"), (self.lines, "log line"))
@@ -218,13 +218,13 @@ Event = Annotated[
     | SamplesEvent
     | CheckpointEvent
     | LogEvent
-    | LeftOutEvent
+    | DroppedEvent
     | FinishedEvent,
     Field(discriminator="kind"),
 ]
-EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 def parse_event(line: str | bytes) -> Event:
     """One line of an outbox file. Raises pydantic's ValidationError when it is not an event."""
-    return EVENT.validate_json(line)
+    return EVENT_ADAPTER.validate_json(line)

@@ -16,7 +16,7 @@ ALLOWED = "x-allowed"  # a field's own words for its pattern, in its json_schema
 
 
 @dataclass(frozen=True, slots=True)
-class FieldNote:
+class FieldDoc:
     """One field, for the documentation. `path` is dotted; `default` is JSON, None for a section and where one must be given."""
 
     path: str
@@ -28,7 +28,7 @@ class FieldNote:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FieldLocation:
     """Where one of pydantic's complaints points: the path as a user writes it, and the schema that stands there.
 
     `branch` is the alternative that pydantic tried in a union, with the length of the union's own path.
@@ -57,7 +57,7 @@ class SpecSchema:
         options = [self.resolved(option) for option in schema.get("anyOf", [schema])]
         return [option for option in options if option.get("type") != "null"]
 
-    def place(self, location: tuple[str | int, ...]) -> Place:
+    def place(self, location: tuple[str | int, ...]) -> FieldLocation:
         """Follow pydantic's `loc`, which names the tried alternative after each union, to a place in the spec."""
         path: list[str | int] = []
         at, branch = self.root, None
@@ -69,7 +69,7 @@ class SpecSchema:
                 continue
             at = self._inside(options[0], part) if options else {}
             path.append(part)
-        return Place(tuple(path), at, branch)
+        return FieldLocation(tuple(path), at, branch)
 
     def _inside(self, schema: Schema, part: str | int) -> Schema:
         inner: Schema = schema.get("items", {}) if isinstance(part, int) else schema.get("properties", {}).get(part, {})
@@ -113,7 +113,7 @@ class SpecSchema:
             case _:
                 return "text" + _count(schema, "Length", "characters")
 
-    def notes(self, schema: Schema | None = None, prefix: str = "") -> Iterator[FieldNote]:
+    def field_docs(self, schema: Schema | None = None, prefix: str = "") -> Iterator[FieldDoc]:
         """Every field in the order of the spec, sections before what they hold."""
         schema = self.root if schema is None else schema
         for key, field in schema["properties"].items():
@@ -124,9 +124,9 @@ class SpecSchema:
                 mark = "[]"
             default = json.dumps(inner["default"]) if "default" in inner else None
             required = key in schema.get("required", [])
-            yield FieldNote(prefix + key, self.allowed(inner), default, required, inner.get("description", ""), bool(sections))
+            yield FieldDoc(prefix + key, self.allowed(inner), default, required, inner.get("description", ""), bool(sections))
             for section in sections:
-                yield from self.notes(section, f"{prefix}{key}{mark}.")
+                yield from self.field_docs(section, f"{prefix}{key}{mark}.")
 
 
 def _is_branch(option: Schema, tried: str) -> bool:

@@ -43,7 +43,7 @@ class Lifeline:
         """`base` (default: this process's environment) with the pipe's number in it; pass `fd` on with `pass_fds`."""
         return {**(os.environ if base is None else base), LIFELINE_FD: str(self.fd)}
 
-    def cut(self) -> None:
+    def close(self) -> None:
         """End everybody below. Harmless when it is cut already."""
         for fd in (self._held, self.fd):
             if fd >= 0:
@@ -54,7 +54,7 @@ class Lifeline:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.cut()
+        self.close()
 
 
 def inherited_lifeline() -> int | None:

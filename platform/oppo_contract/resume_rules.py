@@ -57,7 +57,7 @@ class Change:
         return f"{self.path}: {_said(self.old)} → {_said(self.new)}"
 
 
-def between(saved: RunSpec, asked: RunSpec) -> list[Change]:
+def diff_specs(saved: RunSpec, asked: RunSpec) -> list[Change]:
     """Every setting that differs, by path."""
     return list(_differences("", saved.model_dump(mode="json"), asked.model_dump(mode="json")))
 
@@ -65,17 +65,17 @@ def between(saved: RunSpec, asked: RunSpec) -> list[Change]:
 def refusing_rule(path: str) -> str | None:
     """The rule of `REFUSED` that forbids a change of `path`; None when it may change."""
     kinds = [(rule, True) for rule in REFUSED] + [(rule, False) for rule in ALLOWED + ALLOWED_BELOW_REFUSED]
-    matching = [(len(rule), rule, refused) for rule, refused in kinds if below(path, rule)]
+    matching = [(len(rule), rule, refused) for rule, refused in kinds if matches_rule(path, rule)]
     _, rule, refused = max(matching)
     return rule if refused else None
 
 
-def room(spec: RunSpec) -> int:
+def max_in_flight(spec: RunSpec) -> int:
     """Answers that may be in flight at once: (B + Δ_max)·G, or B·G where none is deferred."""
     return _places(spec, spec.overlap.overcommit.max)
 
 
-def most_in_flight(spec: RunSpec) -> int:
+def max_checkpointed(spec: RunSpec) -> int:
     """Answers that a checkpoint may hold which this run wrote in the middle of a step: those that it tops its pool up to.
 
     Between two steps at most Δ_max·G are left, for which a batch alone has room.
@@ -84,7 +84,7 @@ def most_in_flight(spec: RunSpec) -> int:
     return _places(spec, bounds.initial if bounds.controller == "fixed" else bounds.max)
 
 
-def least_overcommit(in_flight: int, spec: RunSpec) -> int:
+def min_overcommit(in_flight: int, spec: RunSpec) -> int:
     """The lowest `overlap.overcommit.max` under which there is room for so many answers, in units of the pool: groups."""
     return max(0, math.ceil((in_flight - spec.ppo.rows) / spec.ppo.group_size))
 
@@ -93,7 +93,7 @@ def _places(spec: RunSpec, overcommit: int) -> int:
     return spec.ppo.rows + (overcommit * spec.ppo.group_size if spec.overlap.inter_step != "off" else 0)
 
 
-def below(path: str, rule: str) -> bool:
+def matches_rule(path: str, rule: str) -> bool:
     """Whether `path` is `rule` or lies below it."""
     return path == rule or path.startswith(rule + ".")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Retired:
+class RetiredSetting:
     """A setting, or some values of it, that this version no longer has.
 
     Attributes:
@@ -34,12 +34,12 @@ def _drafts_rows(drafter: Any) -> bool:
 
 # By dotted path.
 RETIRED = {
-    "overlap.drafter": Retired(
+    "overlap.drafter": RetiredSetting(
         "was removed: speculative decoding of the tail never ran where answers are deferred, and kept a GPU from using CUDA"
         " graphs. It changed no result: delete the section",
         applies=_drafts_rows,
     ),
-    "ppo.on_nonfinite": Retired(
+    "ppo.on_nonfinite": RetiredSetting(
         "rollback was removed: a run no longer returns to a checkpoint by itself",
         applies=lambda value: bool(value == "rollback"),
         allowed="skip, which leaves out the step that is not finite, or raise, which ends the run so that it can be resumed",
@@ -48,23 +48,23 @@ RETIRED = {
 }
 
 
-def retired(path: str, value: object) -> Retired | None:
+def find_retired(path: str, value: object) -> RetiredSetting | None:
     """The entry for a setting if `value` is one that it no longer takes."""
     entry = RETIRED.get(path)
     return entry if entry is not None and entry.applies(value) else None
 
 
-def without_unused(data: Any) -> Any:
+def drop_unused_settings(data: Any) -> Any:
     """A copy of a spec's plain data without removed settings that had no effect."""
     return _changed(data, lambda entry, value: entry.is_removed and not entry.applies(value))
 
 
-def without_retired(data: Any) -> Any:
+def replace_retired_settings(data: Any) -> Any:
     """A copy of a stored spec's plain data: removed settings are left out, retired values are replaced."""
     return _changed(data, lambda entry, value: entry.is_removed or entry.applies(value))
 
 
-def _changed(data: Any, chosen: Callable[[Retired, Any], bool]) -> Any:
+def _changed(data: Any, chosen: Callable[[RetiredSetting, Any], bool]) -> Any:
     for path, entry in RETIRED.items():
         *sections, key = path.split(".")
         section = data
@@ -75,7 +75,7 @@ def _changed(data: Any, chosen: Callable[[Retired, Any], bool]) -> Any:
     return data
 
 
-def _replaced(data: dict[str, Any], path: list[str], entry: Retired) -> dict[str, Any]:
+def _replaced(data: dict[str, Any], path: list[str], entry: RetiredSetting) -> dict[str, Any]:
     """A copy of `data` without the value at `path`, or with the value that it is read as."""
     first, *rest = path
     if rest:

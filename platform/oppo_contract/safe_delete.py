@@ -16,22 +16,22 @@ from urllib.parse import unquote, urlsplit
 MOST_TRIES = 10_000  # each time a part of the folder is gone, so that only a broken file system comes to the end
 
 
-class NotContained(ValueError):
+class OutsideRootError(ValueError):
     """A path that does not lie below the root, or whose way there leads over a link."""
 
 
-def folder_of(url: str) -> Path:
-    """The path of a `file://` URL of this host. Raises NotContained for anything else, and for one with `..` in it."""
+def file_url_path(url: str) -> Path:
+    """The path of a `file://` URL of this host. Raises OutsideRootError for anything else, and for one with `..` in it."""
     parts = urlsplit(url)
     path = Path(unquote(parts.path))
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not path.is_absolute():
-        raise NotContained(f"{url!r} is not a file:///… URL")
+        raise OutsideRootError(f"{url!r} is not a file:///… URL")
     if ".." in path.parts or "\0" in str(path):
-        raise NotContained(f"{url!r} is not a plain path")
+        raise OutsideRootError(f"{url!r} is not a plain path")
     return path
 
 
-def remove_of_run(root_url: str, run_id: int, url: str) -> bool:
+def delete_run_folder(root_url: str, run_id: int, url: str) -> bool:
     """Delete a folder of a run's artifacts, or all of them. Returns whether there was one.
 
     Args:
@@ -40,16 +40,16 @@ def remove_of_run(root_url: str, run_id: int, url: str) -> bool:
         url: `file://` URL of that folder or of one below it.
 
     Raises:
-        NotContained: it is no folder of that run, or a link stands on the way or in its place.
+        OutsideRootError: it is no folder of that run, or a link stands on the way or in its place.
         OSError: something could not be deleted, or the root is not there; what had been deleted by then is gone.
     """
-    root, folder = folder_of(root_url), folder_of(url)
+    root, folder = file_url_path(root_url), file_url_path(url)
     if not folder.is_relative_to(root / "runs" / str(run_id)):
-        raise NotContained(f"{folder} is not a folder of run {run_id} below {root}")
-    return remove_below(root, folder)
+        raise OutsideRootError(f"{folder} is not a folder of run {run_id} below {root}")
+    return delete_below(root, folder)
 
 
-def remove_below(root: Path, folder: Path) -> bool:
+def delete_below(root: Path, folder: Path) -> bool:
     """Delete `folder` with everything in it. Returns whether there was one.
 
     Args:
@@ -57,11 +57,11 @@ def remove_below(root: Path, folder: Path) -> bool:
         folder: below it, absolute.
 
     Raises:
-        NotContained: it is not below the root, or a link stands on the way or in its place.
+        OutsideRootError: it is not below the root, or a link stands on the way or in its place.
         OSError: something could not be deleted; what had been by then is gone.
     """
     if not folder.is_relative_to(root) or folder == root or ".." in folder.parts:
-        raise NotContained(f"{folder} does not lie below {root}")
+        raise OutsideRootError(f"{folder} does not lie below {root}")
     *way, name = folder.relative_to(root).parts
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -82,7 +82,7 @@ def _opened(part: str, above: int, folder: Path) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise NotContained(f"{part!r} on the way to {folder} is a link or no folder") from error
+        raise OutsideRootError(f"{part!r} on the way to {folder} is a link or no folder") from error
 
 
 def _removed(name: str, above: int, folder: Path) -> bool:

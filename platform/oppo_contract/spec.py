@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from oppo_contract.retired import without_retired, without_unused
+from oppo_contract.retired import replace_retired_settings, drop_unused_settings
 from oppo_contract.sections.base import Name, Section
 from oppo_contract.sections.models import HttpReward, Lora, Models, ModelSpec, RewardPart, RewardSpec, TinyArchitecture
 from oppo_contract.sections.ppo import Kl, Ppo, Pretraining
@@ -18,7 +18,7 @@ from oppo_contract.sections.rollout import Chunk, Overcommit, Overlap, Rollout
 from oppo_contract.sections.run import Budget, Checkpoints, Data, Evaluation, Fork, Logging, LogRule, Queue, Resources, Retries
 from oppo_contract.sections.secrets import SecretRefs, check_references
 from oppo_contract.sections.training import Training
-from oppo_contract.spec_errors import Impossible, SpecError, problems_of
+from oppo_contract.spec_errors import SettingError, SpecError, translate_errors
 
 __all__ = [
     "MAX_SPEC_BYTES", "PLATFORM_SECTIONS", "SPEC_VERSION", "Budget", "Checkpoints", "Chunk", "Data", "Evaluation",
@@ -37,7 +37,7 @@ def _refuse_with(setting: str, reasons: list[tuple[bool, str, Any, str]]) -> Non
     """Raises Impossible for the first of (applies, path, value, what is allowed) that applies."""
     for applies, path, value, allowed in reasons:
         if applies:
-            raise Impossible(path, f"cannot be combined with {setting}", value=value, allowed=allowed)
+            raise SettingError(path, f"cannot be combined with {setting}", value=value, allowed=allowed)
 
 
 class RunSpec(Section):
@@ -75,13 +75,13 @@ class RunSpec(Section):
     def a_fork_goes_on(self) -> Self:
         if self.fork is not None and self.steps <= self.fork.step:
             allowed = f"above {self.fork.step}, the step it starts from (fork.step)"
-            raise Impossible("steps", "leaves no steps to train", value=self.steps, allowed=allowed)
+            raise SettingError("steps", "leaves no steps to train", value=self.steps, allowed=allowed)
         return self
 
     @model_validator(mode="after")
     def overcommit_within_batch(self) -> Self:
         if self.overlap.inter_step != "off" and self.overlap.overcommit.max > self.ppo.batch_size:
-            raise Impossible(
+            raise SettingError(
                 "overlap.overcommit.max",
                 "is above ppo.batch_size",
                 value=self.overlap.overcommit.max,
@@ -238,7 +238,7 @@ class RunSpec(Section):
         """Each rank trains B ÷ ranks sequences a step, and as many in every mini-batch as the others."""
         ppo, ranks = self.ppo, self.resources.ranks
         if ppo.batch_size % (ranks * ppo.mini_batches):
-            raise Impossible(
+            raise SettingError(
                 "ppo.batch_size",
                 f"cannot be divided among {ranks} ranks (a process a device, or resources.processes a node) with"
                 f" {ppo.mini_batches} mini-batches on each",
@@ -251,7 +251,7 @@ class RunSpec(Section):
     def critic_is_wanted(self) -> Self:
         if not self.ppo.has_critic and self.models.critic != "actor":
             critic = self.models.critic
-            raise Impossible(
+            raise SettingError(
                 "models.critic",
                 f"has no effect with ppo.algorithm {self.ppo.algorithm}, which has no critic",
                 value=critic if isinstance(critic, str) else critic.model_dump(exclude_none=True),
@@ -262,7 +262,7 @@ class RunSpec(Section):
     @model_validator(mode="after")
     def the_actor_is_trained(self) -> Self:
         if self.ppo.value_warmup_steps >= self.steps:
-            raise Impossible(
+            raise SettingError(
                 "ppo.value_warmup_steps",
                 f"leaves none of the {self.steps} steps to train the actor",
                 value=self.ppo.value_warmup_steps,
@@ -273,7 +273,7 @@ class RunSpec(Section):
     @model_validator(mode="after")
     def stopping_at_the_target_needs_one(self) -> Self:
         if self.budget.stop_at_target and self.budget.target_reward is None:
-            raise Impossible("budget.stop_at_target", "needs budget.target_reward", value=True, allowed="false, or with a target")
+            raise SettingError("budget.stop_at_target", "needs budget.target_reward", value=True, allowed="false, or with a target")
         return self
 
     @model_validator(mode="after")
@@ -281,7 +281,7 @@ class RunSpec(Section):
         longest = self.rollout.max_prompt_tokens + self.rollout.max_new_tokens
         for path, tiny in self.tiny_models():
             if tiny.context < longest:
-                raise Impossible(
+                raise SettingError(
                     f"{path}.tiny.context",
                     "is below rollout.max_prompt_tokens + rollout.max_new_tokens",
                     value=tiny.context,
@@ -310,7 +310,7 @@ class RunSpec(Section):
         return [(path, m.tiny) for path, m in roles.items() if isinstance(m, ModelSpec) and m.tiny is not None]
 
     @property
-    def overcommit_start(self) -> int:
+    def initial_overcommit(self) -> int:
         """Δ at the first step; 0 when nothing is deferred."""
         return self.overlap.overcommit.initial if self.overlap.inter_step != "off" else 0
 
@@ -322,11 +322,11 @@ def load_spec(data: Any) -> RunSpec:
         SpecError: with one `SpecProblem` for every complaint, each naming the field's path, the value, what is allowed
             and, for an unknown key, the nearest valid one.
     """
-    data = without_unused(data)
+    data = drop_unused_settings(data)
     try:
         return RunSpec.model_validate(data)
     except ValidationError as error:
-        raise SpecError(problems_of(error, RunSpec, data)) from None
+        raise SpecError(translate_errors(error, RunSpec, data)) from None
 
 
 def load_stored_spec(data: Any) -> RunSpec:
@@ -335,4 +335,4 @@ def load_stored_spec(data: Any) -> RunSpec:
     Raises:
         SpecError: as `load_spec`.
     """
-    return load_spec(without_retired(data))
+    return load_spec(replace_retired_settings(data))

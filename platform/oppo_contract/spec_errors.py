@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from oppo_contract.fields import Place, SpecSchema
-from oppo_contract.retired import retired
+from oppo_contract.fields import FieldLocation, SpecSchema
+from oppo_contract.retired import find_retired
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +81,7 @@ class SpecError(ValueError):
         super().__init__("\n".join(str(problem) for problem in problems))
 
 
-class Impossible(ValueError):
+class SettingError(ValueError):
     """Raised by a section's validator: values that are fine alone but not together.
 
     `field` is the key to change, dotted and relative to the section; `allowed` says to what.
@@ -92,7 +92,7 @@ class Impossible(ValueError):
         super().__init__(message)
 
 
-def problems_of(error: ValidationError, model: type[BaseModel], data: Any) -> list[SpecProblem]:
+def translate_errors(error: ValidationError, model: type[BaseModel], data: Any) -> list[SpecProblem]:
     """Translate pydantic's complaints about `data`, checked against `model`, into the field's own words."""
     schema = SpecSchema(model.model_json_schema())
     placed = [(detail, schema.place(detail["loc"])) for detail in error.errors(include_url=False)]
@@ -103,14 +103,14 @@ def problems_of(error: ValidationError, model: type[BaseModel], data: Any) -> li
     return problems
 
 
-def nearest(word: str, words: Sequence[str]) -> str | None:
+def nearest_match(word: str, words: Sequence[str]) -> str | None:
     """The most similar of `words`, whatever its case, or None when nothing is close."""
     by_lower = {other.lower(): other for other in words}
     close = difflib.get_close_matches(word.lower()[:100], list(by_lower), n=1, cutoff=0.6)
     return by_lower[close[0]] if close else None
 
 
-def _was_meant(place: Place, data: Any) -> bool:
+def _was_meant(place: FieldLocation, data: Any) -> bool:
     # A field that takes a word or a mapping complains once for each: what was given tells which of them was meant.
     if place.branch is None:
         return True
@@ -124,24 +124,24 @@ def _value_at(data: Any, path: tuple[str | int, ...]) -> Any:
     return data
 
 
-def _problem(detail: ErrorDetails, place: Place, schema: SpecSchema) -> SpecProblem:
+def _problem(detail: ErrorDetails, place: FieldLocation, schema: SpecSchema) -> SpecProblem:
     kind, given = detail["type"], detail["input"]
     path = ".".join(str(part) for part in place.path)
     if kind == "value_error":
         return _impossible(path, detail["ctx"]["error"])
-    if (entry := retired(path, given)) is not None:
+    if (entry := find_retired(path, given)) is not None:
         return SpecProblem(path, entry.message, _shown(given), entry.allowed)
     if kind == "extra_forbidden":
         keys = schema.keys(schema.place(place.path[:-1]).schema)
-        return SpecProblem(path, MESSAGES[kind], _shown(given), "one of " + ", ".join(keys), nearest(str(place.path[-1]), keys))
+        return SpecProblem(path, MESSAGES[kind], _shown(given), "one of " + ", ".join(keys), nearest_match(str(place.path[-1]), keys))
     at = schema.place(place.path[: place.branch[0]]).schema if place.branch and kind == "literal_error" else place.schema
-    near = nearest(given, schema.words(at)) if kind == "literal_error" and isinstance(given, str) else None
+    near = nearest_match(given, schema.words(at)) if kind == "literal_error" and isinstance(given, str) else None
     value = None if kind == "missing" else _shown(given)
     return SpecProblem(path, MESSAGES.get(kind, detail["msg"]), value, schema.allowed(at) or None, near)
 
 
 def _impossible(section: str, error: Exception) -> SpecProblem:
-    if not isinstance(error, Impossible):
+    if not isinstance(error, SettingError):
         return SpecProblem(section, str(error))
     path = ".".join(part for part in (section, error.field) if part)
     return SpecProblem(path, str(error), _shown(error.value), error.allowed)

@@ -26,7 +26,7 @@ class RunState(StrEnum):
 
 S = RunState
 # What each means, for people: docs/reference/states.md is written from it.
-MEANINGS: dict[RunState, str] = {
+STATE_DESCRIPTIONS: dict[RunState, str] = {
     S.QUEUED: "waiting for devices",
     S.ALLOCATED: "devices are allocated; the node has not claimed it yet",
     S.STARTING: "claimed; the engine is loading",
@@ -60,6 +60,6 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
 }
 
 
-def may_move(old: RunState, new: RunState) -> bool:
+def can_transition(old: RunState, new: RunState) -> bool:
     """Whether a run may go from `old` to `new`."""
     return new in TRANSITIONS[old]

@@ -22,17 +22,17 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
-from oppo_contract.events import Event, Wire
+from oppo_contract.events import Event, WireModel
 
 WIRE_VERSION = 4
 # The platform serves workers of this version and of the one before. Others get no work, which the page of nodes tells, and what
 # runs on them goes on. Update the platform first.
-SPOKEN = (WIRE_VERSION - 1, WIRE_VERSION)
+SUPPORTED_VERSIONS = (WIRE_VERSION - 1, WIRE_VERSION)
 # From version 2 on every call of a worker names its version, so that a platform can tell what a newer one added.
 VERSION_HEADER = "OPPO-Wire-Version"
 PROBLEM_TYPE = "application/problem+json"
 # Fields that came after version 1. What an older worker does not know is left out of replies to it: it takes no surprises.
-SINCE: dict[tuple[str, str], int] = {
+ADDED_IN_VERSION: dict[tuple[str, str], int] = {
     ("DeviceReport", "health"): 2,
     ("Claim", "address"): 3,
     ("Claimed", "rendezvous"): 3,
@@ -48,7 +48,7 @@ MAX_ARCHITECTURE = 200  # characters
 MAX_TOKENS = 2**31 - 1  # of a model's context or vocabulary: what the platform's columns hold
 
 
-class DeviceReport(Wire):
+class DeviceReport(WireModel):
     """A device as its node sees it."""
 
     index: int = Field(ge=0)
@@ -59,14 +59,14 @@ class DeviceReport(Wire):
     health: str = Field("", max_length=500, description="Why it should not be given away, for people; empty: nothing is known.")
 
 
-def said_to(message: Wire, version: int) -> bytes:
+def encode_reply(message: WireModel, version: int) -> bytes:
     """A reply as JSON in the words of a worker's version."""
     name = type(message).__name__
-    newer = {field for (model, field), since in SINCE.items() if model == name and since > version}
+    newer = {field for (model, field), since in ADDED_IN_VERSION.items() if model == name and since > version}
     return message.model_dump_json(exclude=newer).encode()
 
 
-class CatalogueEntry(Wire):
+class CatalogueEntry(WireModel):
     """A model or a set of prompts under a worker's roots; `id` is its path below the root, with forward slashes."""
 
     id: str = Field(min_length=1, max_length=1024)
@@ -80,7 +80,7 @@ class CatalogueEntry(Wire):
     rows: int = Field(0, ge=0)
 
 
-class Join(Wire):
+class Join(WireModel):
     """A node asks to belong to the cluster. Joining again under the same name replaces its token."""
 
     wire_version: int = WIRE_VERSION
@@ -90,7 +90,7 @@ class Join(Wire):
     memory_bytes: int = Field(ge=0)
 
 
-class Joined(Wire):
+class Joined(WireModel):
     """The node's identity: keep `node_token` in a 0600 file."""
 
     node_id: int
@@ -100,21 +100,21 @@ class Joined(Wire):
     artifact_root: str = Field("", description="Where this cluster keeps artifacts, as a file:// URL on a shared path.")
 
 
-class RunningAttempt(Wire):
+class RunningAttempt(WireModel):
     """An attempt whose supervisor lives on the node."""
 
     attempt_id: int
     epoch: int
 
 
-class FolderDone(Wire):
+class DeletionResult(WireModel):
     """A folder that was to be deleted is not there any more; with `error`, it could not be deleted, and why."""
 
     id: int
     error: str = Field("", max_length=2000)
 
 
-class DiskReport(Wire):
+class DiskReport(WireModel):
     """The file system that a folder of the worker lies on."""
 
     what: Literal["artifacts", "outbox"]
@@ -123,25 +123,25 @@ class DiskReport(Wire):
     total_bytes: int = Field(ge=0)
 
 
-class NodeHeartbeat(Wire):
+class NodeHeartbeat(WireModel):
     """Every two seconds. `catalogue` is sent when it changed or was asked for."""
 
     wire_version: int = WIRE_VERSION
     devices: list[DeviceReport]
     attempts: list[RunningAttempt]
     catalogue: list[CatalogueEntry] | None = None
-    deleted: list[FolderDone] = Field(default_factory=list, description="What became of `NodeOrders.delete`.")
+    deleted: list[DeletionResult] = Field(default_factory=list, description="What became of `NodeOrders.delete`.")
     disks: list[DiskReport] = Field(default_factory=list)
 
 
-class LaunchOrder(Wire):
+class LaunchOrder(WireModel):
     """Start a supervisor for this attempt. Also the body of the Celery message."""
 
     attempt_id: int
     epoch: int
 
 
-class FolderOrder(Wire):
+class DeletionOrder(WireModel):
     """Delete this folder of a run's artifacts, and say so with the next heartbeat. It is told until then."""
 
     id: int
@@ -149,23 +149,23 @@ class FolderOrder(Wire):
     url: str = Field(description="file://… below the node's artifact root.")
 
 
-class NodeOrders(Wire):
+class NodeOrders(WireModel):
     """What the node should do now."""
 
     unclaimed: list[LaunchOrder]
     stop: list[LaunchOrder] = Field(default_factory=list, description="Attempts the node runs but no longer owns.")
     catalogue_wanted: bool = False
-    delete: list[FolderOrder] = Field(default_factory=list)
+    delete: list[DeletionOrder] = Field(default_factory=list)
 
 
-class Address(Wire):
+class Address(WireModel):
     """Where a process on a node is reached by those on other nodes."""
 
     host: str = Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9:][A-Za-z0-9.:_-]*$")
     port: int = Field(ge=1, le=65535)
 
 
-class Claim(Wire):
+class Claim(WireModel):
     """Compare-and-set: works once, for each node that the attempt is allocated to, under the current epoch."""
 
     epoch: int
@@ -174,7 +174,7 @@ class Claim(Wire):
     )
 
 
-class CheckpointRef(Wire):
+class CheckpointRef(WireModel):
     """A registered checkpoint."""
 
     step: int
@@ -182,7 +182,7 @@ class CheckpointRef(Wire):
     manifest_sha256: str
 
 
-class Rendezvous(Wire):
+class Rendezvous(WireModel):
     """How the engines of an attempt on several nodes find each other: `torchrun`'s arguments."""
 
     nodes: int = Field(ge=2)
@@ -191,7 +191,7 @@ class Rendezvous(Wire):
     deadline_s: float = Field(description="Who has not come by then is waited for no longer, seconds.")
 
 
-class Claimed(Wire):
+class Claimed(WireModel):
     """All that a supervisor needs. The spec is the run's, checked."""
 
     attempt_token: str
@@ -214,14 +214,14 @@ class Claimed(Wire):
         return told if self.secrets else {name: value for name, value in told.items() if name != "secrets"}
 
 
-class AttemptHeartbeat(Wire):
+class AttemptHeartbeat(WireModel):
     """Renews the lease; the first one with `running` moves the run from starting to running."""
 
     epoch: int
     running: bool = False
 
 
-class AttemptOrders(Wire):
+class AttemptOrders(WireModel):
     """`signal` stands until it is obeyed; `deadline_s` is what is left of its time, then the engine is killed."""
 
     lease_s: float
@@ -233,34 +233,34 @@ class AttemptOrders(Wire):
     )
 
 
-class EventBatch(Wire):
+class EventBatch(WireModel):
     """Consecutive events of one producer, oldest first."""
 
     producer: Literal["engine", "supervisor"]
     events: list[Event] = Field(min_length=1, max_length=MAX_BATCH_EVENTS)
 
 
-class Applied(Wire):
+class Applied(WireModel):
     """`high_water` is the last number applied; events at or below it are never applied again."""
 
     high_water: int = 0
 
 
-class Gap(Wire):
+class Gap(WireModel):
     """Events are missing before the batch: send from `expected_seq` on."""
 
     detail: str
     expected_seq: int
 
 
-class Refused(Wire):
+class Refused(WireModel):
     """Decided elsewhere; `reason` is a sentence for the log."""
 
     detail: str
     reason: Literal["stale_epoch", "already_claimed", "not_your_node", "ended", "lease_lost", "unknown_checkpoint"]
 
 
-class CheckpointRegistration(Wire):
+class CheckpointRegistration(WireModel):
     """A checkpoint counts once it is registered under the current epoch."""
 
     epoch: int
@@ -278,7 +278,7 @@ def _without_nul(text: str) -> str:
 Said = Annotated[str, AfterValidator(_without_nul)]
 
 
-class Outcome(Wire):
+class Outcome(WireModel):
     """How the engine ended. The node's devices are free when this is sent: no process is left on them."""
 
     epoch: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from oppo_contract.fields import FieldNote, SpecSchema
+from oppo_contract.fields import FieldDoc, SpecSchema
 from oppo_contract.spec import MAX_SPEC_BYTES, RunSpec
 
 # Wherever a model stands, it takes the same keys; they are listed once.
@@ -41,29 +41,29 @@ Symbols such as B, Δ and C are explained in [algorithm.md](algorithm.md). *empt
 
 def page() -> str:
     """The whole page as Markdown."""
-    notes = [
+    field_docs = [
         note
-        for note in SpecSchema(RunSpec.model_json_schema()).notes()
+        for note in SpecSchema(RunSpec.model_json_schema()).field_docs()
         if not note.path.startswith(LIKE_THE_ACTOR + LIKE_THE_REWARD)
     ]
-    by_section = sorted(enumerate(notes), key=lambda numbered: (_first_line(notes, _section(numbered[1])), numbered[0]))
+    by_section = sorted(enumerate(field_docs), key=lambda numbered: (_first_line(field_docs, _section(numbered[1])), numbered[0]))
     parts = [HEAD]
     for section, numbered in groupby(by_section, key=lambda numbered: _section(numbered[1])):
-        parts.append(_table(section, [note for _, note in numbered], notes))
+        parts.append(_table(section, [note for _, note in numbered], field_docs))
     return "\n".join(parts)
 
 
-def _section(note: FieldNote) -> str:
+def _section(note: FieldDoc) -> str:
     return note.path.rpartition(".")[0]
 
 
-def _first_line(notes: list[FieldNote], section: str) -> int:
+def _first_line(field_docs: list[FieldDoc], section: str) -> int:
     # A section's table stands where the section is first named.
-    return next((number for number, note in enumerate(notes) if note.path == section.removesuffix("[]")), -1)
+    return next((number for number, note in enumerate(field_docs) if note.path == section.removesuffix("[]")), -1)
 
 
-def _table(section: str, fields: list[FieldNote], notes: list[FieldNote]) -> str:
-    meaning = next((note.description for note in notes if note.path == section.removesuffix("[]")), "The run as a whole.")
+def _table(section: str, fields: list[FieldDoc], field_docs: list[FieldDoc]) -> str:
+    meaning = next((note.description for note in field_docs if note.path == section.removesuffix("[]")), "The run as a whole.")
     rows = [f"| `{note.path.rpartition('.')[2]}` | {_allowed(note)} | {_default(note)} | {note.description} |" for note in fields]
     head = [
         f"## `{section}`" if section else "## The run",
@@ -76,7 +76,7 @@ def _table(section: str, fields: list[FieldNote], notes: list[FieldNote]) -> str
     return "\n".join([*head, *rows, ""])
 
 
-def _allowed(note: FieldNote) -> str:
+def _allowed(note: FieldDoc) -> str:
     if f"{note.path}." in LIKE_THE_REWARD:
         return f"as `{note.path.replace('parts[].', '')}`, or empty"
     if note.path.startswith("models.") and note.is_section and f"{note.path}." in LIKE_THE_ACTOR:
@@ -89,7 +89,7 @@ def _allowed(note: FieldNote) -> str:
     return note.allowed.removesuffix(", or null") + (", or empty" if note.allowed.endswith(", or null") else "")
 
 
-def _default(note: FieldNote) -> str:
+def _default(note: FieldDoc) -> str:
     if note.is_required:
         return "**required**"
     if note.default is None:

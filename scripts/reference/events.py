@@ -20,7 +20,7 @@ platform, which applies each number of each producer exactly once
 ([delivery](../delivery.md#telemetry-exactly-once)). `oppo train` leaves the same file. Unknown keys are errors.
 Times are seconds since 1970 in the envelope, and seconds since the attempt's `started` event within `step` and `spans`. JSON
 has no non-finite numbers: they travel as `"NaN"`, `"Infinity"` and `"-Infinity"`. An event has at most
-{contract.MAX_EVENT_BYTES // 1024} KiB, a step at most {contract.MAX_METRICS_A_STEP} metrics.
+{contract.MAX_EVENT_BYTES // 1024} KiB, a step at most {contract.MAX_METRICS_PER_STEP} metrics.
 
 When the outbox is full, the engine leaves out {", ".join(code(kind) for kind in contract.DETAIL_KINDS)} and says so by `left_out`
 ([storage](../storage.md#when-the-platform-is-away-for-long)).

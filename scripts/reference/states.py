@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oppo_contract.states import HOLDING_DEVICES, MEANINGS, TRANSITIONS, RunState
+from oppo_contract.states import HOLDING_DEVICES, STATE_DESCRIPTIONS, TRANSITIONS, RunState
 from scripts.reference.markdown import WRITTEN, code, table
 
 HEAD = f"""\
@@ -42,7 +42,7 @@ def page() -> str:
     from oppo_platform.runs.state_help import ATTEMPT_STATES
     from oppo_platform.runs.state_help import OUTCOMES as MEANT
 
-    runs = ((code(state), MEANINGS[state], _next(TRANSITIONS[state]), _word(state in HOLDING_DEVICES)) for state in RunState)
+    runs = ((code(state), STATE_DESCRIPTIONS[state], _next(TRANSITIONS[state]), _word(state in HOLDING_DEVICES)) for state in RunState)
     attempts = ((code(state), meaning, _next(after)) for state, (meaning, after) in ATTEMPT_STATES.items())
     outcomes = ((code(outcome), meaning, _word(outcome in DIED)) for outcome, meaning in MEANT.items())
     return "".join(

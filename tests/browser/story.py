@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from oppo_contract.events import EVENT, Event
+from oppo_contract.events import EVENT_ADAPTER, Event
 
 DEVICES = ["cpu:0", "cpu:1"]
 LANES = [("cpu:0", "actor"), ("cpu:1", "reward"), ("cpu:1", "reference"), ("cpu:1", "critic")]
@@ -74,7 +74,7 @@ class Story:
 
     def _event(self, kind: str, **payload: Any) -> Event:
         self.seq += 1
-        return EVENT.validate_python(
+        return EVENT_ADAPTER.validate_python(
             {"kind": kind, "producer": "engine", "seq": self.seq, "time": self.start + self.at, **payload}, strict=False
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from oppo_contract.events import EVENT
+from oppo_contract.events import EVENT_ADAPTER
 
 pytestmark = pytest.mark.browser
 AT_END = "() => { const l = document.getElementById('log'); return l.scrollHeight - l.scrollTop - l.clientHeight < 24; }"
@@ -96,7 +96,7 @@ def write(supervisor, story, first, last):
     """Lines `first` to `last - 1` on the engine's standard output."""
     story.seq += 1
     told = {"kind": "log", "producer": "engine", "seq": story.seq, "time": story.start, "stream": "stdout"}
-    supervisor.tell([EVENT.validate_python({**told, "lines": [f"line {i}" for i in range(first, last)]})])
+    supervisor.tell([EVENT_ADAPTER.validate_python({**told, "lines": [f"line {i}" for i in range(first, last)]})])
 
 
 def test_the_end_is_followed_until_one_scrolls_up(visit, platform):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from oppo_contract.events import EVENT
+from oppo_contract.events import EVENT_ADAPTER
 from tests.browser.test_run_page import points_drawn
 from tests.browser.test_samples import steps_shown
 
@@ -45,7 +45,7 @@ def trained(platform):
         again.rng.seed(2)
 
         def tell(count):
-            second.tell([EVENT.validate_json(EVENT.dump_json(event).replace(b"cpu:", b"cuda:")) for event in again.tell(count)])
+            second.tell([EVENT_ADAPTER.validate_json(EVENT_ADAPTER.dump_json(event).replace(b"cpu:", b"cuda:")) for event in again.tell(count)])
 
         return tell
 

@@ -127,7 +127,7 @@ def changed_by(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 )
 def test_gpus_that_only_decode_are_vllms_own(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
     spec = load_spec(changed_by(minimal, APART))
-    assert (spec.resources.ranks_a_node, spec.resources.ranks) == (1, 1)
+    assert (spec.resources.ranks_per_node, spec.resources.ranks) == (1, 1)
     (problem,) = refused(changed_by(minimal, APART | changes))
     assert problem.path == path
     assert allowed in (problem.allowed or "")
@@ -153,7 +153,7 @@ def test_each_rank_has_a_gpu_for_its_scorers_or_none_has(
     minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str
 ) -> None:
     spec = load_spec(changed_by(minimal, ASIDE))
-    assert (spec.resources.ranks_a_node, spec.resources.ranks) == (2, 2)
+    assert (spec.resources.ranks_per_node, spec.resources.ranks) == (2, 2)
     (problem,) = refused(changed_by(minimal, ASIDE | changes))
     assert problem.path == path
     assert allowed in (problem.allowed or "")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oppo_contract.retired import RETIRED, without_retired, without_unused
+from oppo_contract.retired import RETIRED, replace_retired_settings, drop_unused_settings
 from oppo_contract.spec import load_spec, load_stored_spec
 from tests.contract.test_bad_input import change, refused
 
@@ -51,7 +51,7 @@ def test_a_removed_setting_without_effect_is_ignored(minimal: dict[str, Any], of
 def test_a_stored_spec_is_read_without_removed_settings(minimal: dict[str, Any]) -> None:
     stored = with_drafter(minimal, DRAFTER)
     assert load_stored_spec(stored) == load_spec(minimal | {"overlap": {"max_age": 3}})
-    assert without_unused(stored) == stored
+    assert drop_unused_settings(stored) == stored
 
 
 def test_a_stored_spec_has_retired_values_replaced(minimal: dict[str, Any]) -> None:
@@ -64,5 +64,5 @@ def test_a_stored_spec_has_retired_values_replaced(minimal: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("other", [None, [], 3, {"overlap": 3}, {"overlap": None}, {}])
 def test_data_that_is_no_spec_stays_as_it_is(other: Any) -> None:
-    assert without_retired(other) == other
-    assert without_unused(other) == other
+    assert replace_retired_settings(other) == other
+    assert drop_unused_settings(other) == other

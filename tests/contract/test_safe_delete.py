@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oppo_contract.safe_delete import NotContained, remove_below, remove_of_run
+from oppo_contract.safe_delete import OutsideRootError, delete_below, delete_run_folder
 
 PARTS = st.lists(st.sampled_from(["runs", "7", "8", "checkpoints", "..", ".", "link", "", "deep", "x\0y"]), max_size=6)
 
@@ -32,15 +32,15 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_a_runs_folder_goes_with_its_links_and_what_they_lead_to_stays(store: Path) -> None:
-    assert remove_of_run(store.as_uri(), 7, f"{store.as_uri()}/runs/7")
+    assert delete_run_folder(store.as_uri(), 7, f"{store.as_uri()}/runs/7")
     assert not (store / "runs" / "7").exists()
     assert (store / "runs" / "8" / "checkpoints" / "a" / "deep" / "weights").read_text() == "8"
     assert (store.parent / "outside" / "precious").exists()
-    assert not remove_of_run(store.as_uri(), 7, f"{store.as_uri()}/runs/7")  # again: it is not there any more
+    assert not delete_run_folder(store.as_uri(), 7, f"{store.as_uri()}/runs/7")  # again: it is not there any more
 
 
 def test_one_checkpoint_goes(store: Path) -> None:
-    assert remove_of_run(store.as_uri(), 7, f"{store.as_uri()}/runs/7/checkpoints/b")
+    assert delete_run_folder(store.as_uri(), 7, f"{store.as_uri()}/runs/7/checkpoints/b")
     assert [p.name for p in (store / "runs" / "7" / "checkpoints").iterdir()] == ["a"]
 
 
@@ -50,33 +50,33 @@ def test_one_checkpoint_goes(store: Path) -> None:
 )
 def test_links_and_strangers_are_refused(store: Path, place: str) -> None:
     before = sorted(p for p in store.parent.rglob("*"))
-    with pytest.raises(NotContained):
-        remove_of_run(store.as_uri(), 7, f"{store.as_uri()}/{place}")
+    with pytest.raises(OutsideRootError):
+        delete_run_folder(store.as_uri(), 7, f"{store.as_uri()}/{place}")
     assert sorted(p for p in store.parent.rglob("*")) == before
 
 
 @pytest.mark.parametrize("url", ["http://host/runs/7", "file://host/runs/7", "runs/7", "file:///"])
 def test_other_urls_are_refused(store: Path, url: str) -> None:
-    with pytest.raises(NotContained):
-        remove_of_run(store.as_uri(), 7, url)
+    with pytest.raises(OutsideRootError):
+        delete_run_folder(store.as_uri(), 7, url)
 
 
 def test_a_root_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nowhere"):
-        remove_of_run((tmp_path / "nowhere").as_uri(), 7, (tmp_path / "nowhere" / "runs" / "7").as_uri())
+        delete_run_folder((tmp_path / "nowhere").as_uri(), 7, (tmp_path / "nowhere" / "runs" / "7").as_uri())
 
 
 def test_a_file_in_the_place_of_a_folder_is_refused(store: Path) -> None:
-    with pytest.raises(NotContained):
-        remove_below(store, store / "runs" / "8" / "checkpoints" / "a" / "deep" / "weights")
+    with pytest.raises(OutsideRootError):
+        delete_below(store, store / "runs" / "8" / "checkpoints" / "a" / "deep" / "weights")
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=PARTS)
 def test_whatever_path_is_given_the_outside_and_other_runs_stay(store: Path, parts: list[str]) -> None:
     try:
-        remove_of_run(store.as_uri(), 7, f"{store.as_uri()}/{'/'.join(parts)}")
-    except (NotContained, OSError):
+        delete_run_folder(store.as_uri(), 7, f"{store.as_uri()}/{'/'.join(parts)}")
+    except (OutsideRootError, OSError):
         pass
     assert (store.parent / "outside" / "precious").exists()
     assert (store / "runs" / "8" / "checkpoints" / "a" / "deep" / "weights").exists()
@@ -89,7 +89,7 @@ def test_two_may_delete_the_same_folder_at_once(tmp_path: Path) -> None:
 
     def delete(_: int) -> None:
         both.wait()
-        remove_of_run(tmp_path.as_uri(), 7, folder.as_uri())
+        delete_run_folder(tmp_path.as_uri(), 7, folder.as_uri())
 
     with ThreadPoolExecutor(2) as pool:
         for _ in range(30):

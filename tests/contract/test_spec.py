@@ -47,10 +47,10 @@ def test_any_plain_data_survives_yaml(data: Any) -> None:
 
 
 def test_every_field_is_described() -> None:
-    notes = list(SpecSchema(RunSpec.model_json_schema()).notes())
-    assert len(notes) > 60
-    assert [note.path for note in notes if len(note.description) < 10 or not note.description.endswith(".")] == []
-    assert [note.path for note in notes if not note.allowed] == []
+    field_docs = list(SpecSchema(RunSpec.model_json_schema()).field_docs())
+    assert len(field_docs) > 60
+    assert [note.path for note in field_docs if len(note.description) < 10 or not note.description.endswith(".")] == []
+    assert [note.path for note in field_docs if not note.allowed] == []
 
 
 def test_yaml_is_written_to_be_read(minimal: dict[str, Any]) -> None:
@@ -78,14 +78,14 @@ UNITS = {
 
 @pytest.mark.parametrize(("path", "unit"), UNITS.items())
 def test_a_measured_number_names_its_unit(path: str, unit: str) -> None:
-    descriptions = {note.path: note.description for note in SpecSchema(RunSpec.model_json_schema()).notes()}
+    descriptions = {note.path: note.description for note in SpecSchema(RunSpec.model_json_schema()).field_docs()}
     assert unit in descriptions[path].lower()
 
 
 def test_the_two_preset_overlaps_are_valid_and_differ(minimal: dict[str, Any]) -> None:
     sequential, oppo = (load_spec({**minimal, "overlap": preset.overlap}) for preset in PRESETS)
-    assert sequential.overcommit_start == 0
-    assert oppo.overcommit_start > 0
+    assert sequential.initial_overcommit == 0
+    assert oppo.initial_overcommit > 0
     assert sequential.overlap.intra_step == "off"
     assert oppo.overlap.intra_step == "per_chunk"
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from oppo_contract.states import ENDED, HOLDING_DEVICES, TRANSITIONS, RunState, may_move
+from oppo_contract.states import ENDED, HOLDING_DEVICES, TRANSITIONS, RunState, can_transition
 
 S = RunState
 
@@ -33,11 +33,11 @@ def test_an_ended_state_is_final_and_every_other_can_end(state: RunState) -> Non
     else:
         assert reachable_from(state) & ENDED
         assert reachable_from(state) >= {S.CANCELLED}
-        assert not may_move(state, state)
+        assert not can_transition(state, state)
 
 
 def test_what_may_return_to_the_queue() -> None:
-    returning = {state for state in RunState if may_move(state, S.QUEUED)}
+    returning = {state for state in RunState if can_transition(state, S.QUEUED)}
     assert returning == {S.ALLOCATED, S.STARTING, S.RUNNING, S.PAUSING, S.PREEMPTING, S.PAUSED}
 
 
@@ -47,18 +47,18 @@ def test_a_paused_run_waits_or_ends_and_does_nothing_else() -> None:
 
 @pytest.mark.parametrize("state", [S.PAUSING, S.PREEMPTING, S.CANCELLING])
 def test_the_engine_may_have_been_faster_than_a_wish(state: RunState) -> None:
-    assert may_move(state, S.SUCCEEDED)
-    assert may_move(state, S.FAILED)
+    assert can_transition(state, S.SUCCEEDED)
+    assert can_transition(state, S.FAILED)
 
 
 def test_the_way_of_an_ordinary_run() -> None:
     way = [S.QUEUED, S.ALLOCATED, S.STARTING, S.RUNNING, S.SUCCEEDED]
-    assert all(may_move(old, new) for old, new in itertools.pairwise(way))
+    assert all(can_transition(old, new) for old, new in itertools.pairwise(way))
 
 
 def test_every_live_state_can_be_cancelled_at_once_or_by_way_of_cancelling() -> None:
     for state in set(RunState) - ENDED - {S.CANCELLING}:
-        assert may_move(state, S.CANCELLING) or may_move(state, S.CANCELLED), state
+        assert can_transition(state, S.CANCELLING) or can_transition(state, S.CANCELLED), state
 
 
 def test_devices_are_held_from_allocation_to_the_end_and_not_while_waiting() -> None:

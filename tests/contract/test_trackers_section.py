@@ -20,8 +20,8 @@ def spec_with(trackers: dict[str, Any]) -> RunSpec:
 
 
 def test_none_is_on_by_itself_and_an_empty_section_switches_one_on() -> None:
-    assert spec_with({}).logging.trackers.chosen == {}
-    assert list(spec_with({"wandb": {}, "tensorboard": {}}).logging.trackers.chosen) == ["tensorboard", "wandb"]
+    assert spec_with({}).logging.trackers.enabled == {}
+    assert list(spec_with({"wandb": {}, "tensorboard": {}}).logging.trackers.enabled) == ["tensorboard", "wandb"]
 
 
 @pytest.mark.parametrize("folder", ["tensorboard", "a/b-1.x", "_a"])

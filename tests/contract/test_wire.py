@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from oppo_contract import events, wire
-from oppo_contract.events import Event, StepEvent, Wire, parse_event
+from oppo_contract.events import Event, StepEvent, WireModel, parse_event
 
 ENVELOPE = {"producer": "engine", "seq": 1, "time": 1.5}
 EXAMPLES: dict[str, dict[str, Any]] = {
@@ -45,10 +45,10 @@ def line(kind: str, **changes: Any) -> str:
     return json.dumps(ENVELOPE | {"kind": kind} | EXAMPLES[kind] | changes)
 
 
-def messages() -> list[type[Wire]]:
+def messages() -> list[type[WireModel]]:
     """Every model that crosses a boundary."""
     found = [*vars(events).values(), *vars(wire).values()]
-    return sorted({m for m in found if inspect.isclass(m) and issubclass(m, Wire)}, key=lambda m: m.__name__)
+    return sorted({m for m in found if inspect.isclass(m) and issubclass(m, WireModel)}, key=lambda m: m.__name__)
 
 
 def test_there_is_an_example_of_every_event() -> None:
@@ -98,7 +98,7 @@ def test_numbers_start_at_one_and_are_whole(seq: object) -> None:
         ("step", {"step": 0}),
         ("step", {"metrics": {"two words": 1.0}}),
         ("step", {"metrics": {"k" * 201: 1.0}}),
-        ("step", {"metrics": {f"k{i}": 0.0 for i in range(events.MAX_METRICS_A_STEP + 1)}}),
+        ("step", {"metrics": {f"k{i}": 0.0 for i in range(events.MAX_METRICS_PER_STEP + 1)}}),
         ("step", {"generated_tokens": -1}),
         ("spans", {"phase": ["dreaming"]}),
         ("spans", {"role": ["director"]}),
@@ -136,7 +136,7 @@ def test_non_finite_numbers_are_spelt_out() -> None:
 
 
 @pytest.mark.parametrize("message", messages(), ids=lambda message: message.__name__)
-def test_every_message_is_strict_frozen_and_explained(message: type[Wire]) -> None:
+def test_every_message_is_strict_frozen_and_explained(message: type[WireModel]) -> None:
     assert message.model_config["extra"] == "forbid"
     assert message.model_config["frozen"] is True
     assert message.__doc__

@@ -51,7 +51,7 @@ def test_every_setting_says_what_it_is() -> None:
 
 
 def test_every_state_and_outcome_has_a_meaning() -> None:
-    assert set(states.MEANINGS) == set(RunState)
+    assert set(states.STATE_DESCRIPTIONS) == set(RunState)
     assert set(ATTEMPT_STATES) == set(AttemptState)
     told = get_args(get_type_hints(Outcome)["outcome"])
     given_up = get_args(get_type_hints(fence)["outcome"])

@@ -156,7 +156,7 @@ def submit_a_run(address: str, prepared: dict[str, Any]) -> str:
     return httpx.URL(address).join(answer.json()["url"]).path
 
 
-def post(url: str, token: str, message: wire.Wire) -> dict[str, Any]:
+def post(url: str, token: str, message: wire.WireModel) -> dict[str, Any]:
     """A worker's call."""
     answer = httpx.post(url, content=message.model_dump_json(), headers={"Authorization": f"Bearer {token}"})
     assert answer.status_code == 200, answer.text

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oppo_contract.events import EVENT
+from oppo_contract.events import EVENT_ADAPTER
 from oppo_contract.spec import RunSpec
 from oppo_core.engine.state import Engine
 from oppo_core.simulation.assemble import MemoryJournal, assemble, steps_of
@@ -64,7 +64,7 @@ def write_recording(engine: Engine, folder: Path) -> Path:
     lines = []
     for number, (kind, payload) in enumerate(engine.journal.events, start=1):
         envelope = {"kind": kind, "producer": "engine", "seq": number, "time": 0.0}
-        lines.append(EVENT.validate_python(envelope | payload).model_dump_json() + "\n")
+        lines.append(EVENT_ADAPTER.validate_python(envelope | payload).model_dump_json() + "\n")
     (folder / "events.jsonl").write_text("".join(lines))
     (folder / "spec.json").write_text(engine.spec.model_dump_json())
     return folder / "events.jsonl"

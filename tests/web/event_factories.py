@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oppo_contract.safe_delete import folder_of
+from oppo_contract.safe_delete import file_url_path
 from oppo_platform.housekeeping import rounds
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.storage.housekeeping import make_room
@@ -58,8 +58,8 @@ def tell_everything(worker, attempt_id, events, steps=6):
 def register(worker, run, attempt_id, step, write=True):
     url = f"{artifact_url(run.pk)}/checkpoints/step-{step:08d}"
     if write:
-        folder_of(url).mkdir(parents=True)
-        (folder_of(url) / "weights").write_bytes(b"w" * 1000)
+        file_url_path(url).mkdir(parents=True)
+        (file_url_path(url) / "weights").write_bytes(b"w" * 1000)
     told = {"epoch": 1, "step": step, "url": url, "manifest_sha256": "0" * 64, "bytes": 1000}
     assert worker.attempt(attempt_id, "checkpoints", told).status_code == 200
 

@@ -249,7 +249,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         NodeIdentity(platform_url=url, name="n", node_id=1, node_token="node", queue="q", broker_url="redis://127.0.0.1:1/0")
     )
     yield bench
-    bench.lifeline.cut()
+    bench.lifeline.close()
     for process in bench.started:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oppo_contract.checkpoint_pins import locked, spared
+from oppo_contract.checkpoint_pins import pins_locked, pinned_names
 
 stopping = threading.Event()
 
@@ -45,9 +45,9 @@ def checkpoint(out: Path, step: int, journal: Journal, keep: int = 0) -> None:
     (folder / "manifest.json").write_bytes(manifest)
     digest = hashlib.sha256(manifest).hexdigest()
     journal.write("checkpoint", step=step, folder=f"checkpoints/{folder.name}", manifest_sha256=digest, bytes=len(manifest))
-    with locked(out):
+    with pins_locked(out):
         for old in sorted((out / "checkpoints").iterdir())[:-keep] if keep else ():
-            if old.name not in spared(out):
+            if old.name not in pinned_names(out):
                 shutil.rmtree(old)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oppo_contract.checkpoint_pins import spared
+from oppo_contract.checkpoint_pins import pinned_names
 from oppo_contract.wire import CheckpointRef
 from tests.worker.test_supervisor import steps_of
 from worker import checkpoint_pins as keeper_module
@@ -45,11 +45,11 @@ def test_what_others_begin_with_is_spared_until_they_have(tmp_path) -> None:
     keeper = Keeper(tmp_path / "run", attempt, None)
     keeper.begin()
     keeper.spare_for_others(["step-00000020", "../elsewhere", "a/b"])
-    assert spared(tmp_path / "run") == {"step-00000020"}
+    assert pinned_names(tmp_path / "run") == {"step-00000020"}
     keeper.keep(tmp_path / "run" / "checkpoints" / "step-00000040")
-    assert spared(tmp_path / "run") == {"step-00000020", "step-00000040"}
+    assert pinned_names(tmp_path / "run") == {"step-00000020", "step-00000040"}
     keeper.spare_for_others([])
-    assert spared(tmp_path / "run") == {"step-00000040"}
+    assert pinned_names(tmp_path / "run") == {"step-00000040"}
 
 
 def test_what_could_not_be_spared_is_asked_for_again(tmp_path, monkeypatch) -> None:
@@ -57,11 +57,11 @@ def test_what_could_not_be_spared_is_asked_for_again(tmp_path, monkeypatch) -> N
     attempt.path.mkdir()
     keeper = Keeper(tmp_path / "run", attempt, None)
     with monkeypatch.context() as away:
-        away.setattr(keeper_module, "spare", broken)
+        away.setattr(keeper_module, "write_pins", broken)
         with pytest.raises(OSError, match="stale"):
             keeper.spare_for_others(["step-00000020"])
     keeper.spare_for_others(["step-00000020"])
-    assert spared(tmp_path / "run") == {"step-00000020"}
+    assert pinned_names(tmp_path / "run") == {"step-00000020"}
 
 
 def broken(*_: object) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from oppo_contract.wire import FolderDone, FolderOrder
+from oppo_contract.wire import DeletionResult, DeletionOrder
 from worker.deletions import Deletions
 
 
-def order(root: Path, number: int, run_id: int) -> FolderOrder:
+def order(root: Path, number: int, run_id: int) -> DeletionOrder:
     """To delete a run's folder."""
-    return FolderOrder(id=number, run_id=run_id, url=(root / "runs" / str(run_id)).as_uri())
+    return DeletionOrder(id=number, run_id=run_id, url=(root / "runs" / str(run_id)).as_uri())
 
 
-def told(deletions: Deletions, count: int) -> list[FolderDone]:
+def told(deletions: Deletions, count: int) -> list[DeletionResult]:
     """What was done, once so many are."""
     deadline = time.monotonic() + 10
     while len(found := deletions.done()) < count and time.monotonic() < deadline:
@@ -42,7 +42,7 @@ def test_orders_are_carried_out_and_told_until_the_platform_has_heard(tmp_path: 
 def test_what_cannot_be_deleted_is_told_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     deletions = Deletions((tmp_path / "root").as_uri())
-    deletions.obey([FolderOrder(id=1, run_id=1, url=(tmp_path / "elsewhere").as_uri())], busy=set())
+    deletions.obey([DeletionOrder(id=1, run_id=1, url=(tmp_path / "elsewhere").as_uri())], busy=set())
     assert "is not a folder of run 1" in told(deletions, 1)[0].error
     assert (tmp_path / "elsewhere").exists()
     deletions.obey([order(tmp_path / "root", 2, 1)], busy=set())

@@ -206,7 +206,7 @@ def test_a_program_that_ignores_the_stop_signal_is_killed() -> None:
         guard = start_guarded([sys.executable, "-c", stubborn], lifeline.fd, grace_s=0.2, output=subprocess.PIPE)
         assert guard.stdout is not None
         guard.stdout.readline()
-        lifeline.cut()
+        lifeline.close()
         assert guard.wait() == 137
 
 
@@ -220,5 +220,5 @@ def test_our_own_programs_end_when_the_lifeline_is_cut() -> None:
         )
         assert child.stdout is not None
         child.stdout.readline()
-        lifeline.cut()
+        lifeline.close()
         assert child.wait() == LIFELINE_LOST

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oppo_contract.events import EVENT, FULL_SUFFIX, CheckpointEvent, Event, LeftOutEvent, parse_event
+from oppo_contract.events import EVENT_ADAPTER, FULL_SUFFIX, CheckpointEvent, Event, DroppedEvent, parse_event
 from oppo_contract.wire import Claimed, EventBatch
 from oppo_core.reporting.event_log import TOLD_EVERY, Journal
 from worker import outbox_limit, uploader
@@ -39,7 +39,7 @@ def tell_step(journal: Journal, step: int, lines: int = 1) -> None:
         journal.write("log", stream="stdout", lines=["a line"] * lines)
 
 
-def assert_conserved(events: list[Event], steps: int, lines: int) -> list[LeftOutEvent]:
+def assert_conserved(events: list[Event], steps: int, lines: int) -> list[DroppedEvent]:
     """Whatever is not there was told to be left out, and nothing of it but detail. Returns what was told."""
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     kept: dict[str, list[Any]] = {}
@@ -84,11 +84,11 @@ def test_what_is_left_out_is_told_at_once_and_then_now_and_then(tmp_path: Path) 
     events = [
         parse_event(line) for line in (tmp_path / "e.jsonl").read_bytes().splitlines()
     ]  # as it is when the engine is killed
-    told = [event for event in events if isinstance(event, LeftOutEvent)]
+    told = [event for event in events if isinstance(event, DroppedEvent)]
     assert (told[0].from_step, told[0].to_step, told[0].timelines) == (1, 1, 1)
     assert len(told) == 5
     assert told[-1].to_step > steps - TOLD_EVERY
-    assert told[1].words().endswith("20 log lines were dropped. Metrics, decisions and checkpoints are complete.")
+    assert told[1].summary().endswith("20 log lines were dropped. Metrics, decisions and checkpoints are complete.")
 
 
 class Platform:
@@ -216,7 +216,7 @@ def test_an_end_while_the_outbox_is_full_tells_what_was_left_out(tmp_path: Path)
     LogTail(folder, OutboxWriter(folder.supervisor_events), Redactor({})).follow(full=True)
     folder.log_file("stdout").open("a").write("three")
     LogTail(folder, OutboxWriter(folder.supervisor_events), Redactor({})).follow(ended=True, full=True)
-    events = [EVENT.validate_json(line) for line in folder.supervisor_events.read_bytes().splitlines()]
+    events = [EVENT_ADAPTER.validate_json(line) for line in folder.supervisor_events.read_bytes().splitlines()]
     assert [event.lines for event in events] == [["… 3 lines were dropped because the outbox was full"]]  # type: ignore[union-attr]
 
 

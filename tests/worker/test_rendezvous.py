@@ -109,7 +109,7 @@ def test_several_processes_of_one_node_meet_on_it(monkeypatch: pytest.MonkeyPatc
 def test_a_node_gets_a_process_a_device_or_as_many_as_the_run_says(resources: dict[str, Any] | None, each: int) -> None:
     assert processes_of({"resources": resources}) == each
     if resources:
-        assert load_spec({**MINIMAL, "resources": resources}).resources.ranks_a_node == each
+        assert load_spec({**MINIMAL, "resources": resources}).resources.ranks_per_node == each
 
 
 @pytest.mark.parametrize("elsewhere", [{"decoding_devices": 4}, {"decoding_devices": 2, "scoring_devices": 2}])
@@ -117,7 +117,7 @@ def test_devices_that_only_decode_or_score_get_no_process(elsewhere: dict[str, i
     resources = {"devices": 12, "nodes": 2} | elsewhere
     decoded = {"resources": resources, "rollout": {"backend": "vllm", "vllm_process": "own"}}
     spec = load_spec({**MINIMAL, **decoded, "ppo": {"batch_size": 24, "tis": "all"}})
-    assert processes_of(decoded) == spec.resources.ranks_a_node == 2
+    assert processes_of(decoded) == spec.resources.ranks_per_node == 2
 
 
 def test_an_engine_that_lost_the_others_has_died_and_may_be_tried_again() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from oppo_contract.events import NEIGHBOUR_SUFFIX
+from oppo_contract.events import LOCAL_RANK_SUFFIX
 from oppo_contract.machine import write_private
 from worker import folders
 from worker.engine_process import kill_leftover
@@ -69,7 +69,7 @@ def test_an_end_that_is_not_told_is_none(attempt: AttemptFolder, text: str) -> N
 def test_a_last_word_that_does_not_parse_is_none(attempt: AttemptFolder) -> None:
     said = {"producer": "engine", "seq": 1, "time": 0, "kind": "finished", "outcome": "failed", "step": 3, "reason": "why"}
     for rank, line in enumerate(["\0\0\0\n", '{"kind": "surprise"}\n', json.dumps(said) + "\n"], start=1):
-        attempt.path.joinpath(f"{attempt.engine_events.name}{NEIGHBOUR_SUFFIX}{rank}").write_text(line)
+        attempt.path.joinpath(f"{attempt.engine_events.name}{LOCAL_RANK_SUFFIX}{rank}").write_text(line)
     cause = cause_of(None, attempt, NOTHING_SECRET)
     assert cause is not None
     assert cause.reason == "why"

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from oppo_contract.fields import ALLOWED
-from oppo_contract.spec_errors import Impossible
+from oppo_contract.spec_errors import SettingError
 
 NAME_WORDS = "1 to 120 letters, digits, spaces and . _ -, the first a letter or digit"
 Name = Annotated[
@@ -25,7 +25,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    def refuse_idle(self, name: str, why: str, remedy: str = "") -> None:
+    def reject_unused(self, name: str, why: str, remedy: str = "") -> None:
         """Refuse a value that would change nothing, so that nobody waits for its effect. A default never is.
 
         Raises:
@@ -34,4 +34,4 @@ class Section(BaseModel):
         value, default = getattr(self, name), type(self).model_fields[name].default
         if value != default:
             allowed = f"{json.dumps(default)} (the default)"
-            raise Impossible(name, f"has no effect {why}", value=value, allowed=f"{allowed}, or {remedy}" if remedy else allowed)
+            raise SettingError(name, f"has no effect {why}", value=value, allowed=f"{allowed}, or {remedy}" if remedy else allowed)

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from oppo_contract.fields import ALLOWED
 from oppo_contract.sections.base import Path, Positive, Section
-from oppo_contract.spec_errors import Impossible
+from oppo_contract.spec_errors import SettingError
 
 RULE_WORDS = "the name of a registered rule: lower-case letters, digits and _ . : -"
 URL_WORDS = "an http or https address"
@@ -35,7 +35,7 @@ class TinyArchitecture(Section):
     @model_validator(mode="after")
     def heads_divide_hidden(self) -> Self:
         if self.hidden % self.heads:
-            raise Impossible(
+            raise SettingError(
                 "heads",
                 f"hidden {self.hidden} cannot be divided among {self.heads} heads",
                 value=self.heads,
@@ -58,7 +58,7 @@ class ModelSpec(Section):
     def one_source(self) -> Self:
         if (self.path is None) == (self.tiny is None):
             given = sorted(self.model_fields_set)
-            raise Impossible("", "give exactly one of path and tiny", value=given, allowed="path or tiny")
+            raise SettingError("", "give exactly one of path and tiny", value=given, allowed="path or tiny")
         return self
 
 
@@ -115,13 +115,13 @@ class RewardSource(Section):
     @model_validator(mode="after")
     def vllm_serves_models(self) -> Self:
         if self.served_by == "torch":
-            self.refuse_idle("memory_share", "with served_by torch", "served_by vllm")
+            self.reject_unused("memory_share", "with served_by torch", "served_by vllm")
             return self
         if self.model is None or self.model.path is None:
             allowed = "torch, or a model with a path and an architecture that vLLM supports"
-            raise Impossible("served_by", "requires a model with a path", value="vllm", allowed=allowed)
+            raise SettingError("served_by", "requires a model with a path", value="vllm", allowed=allowed)
         if self.reads != "tokens":
-            raise Impossible("served_by", "requires reads: tokens", value="vllm", allowed="torch, or reads: tokens")
+            raise SettingError("served_by", "requires reads: tokens", value="vllm", allowed="torch, or reads: tokens")
         return self
 
     def given(self) -> list[str]:
@@ -137,7 +137,7 @@ class RewardPart(RewardSource):
     @model_validator(mode="after")
     def one_source(self) -> Self:
         if len(self.given()) != 1:
-            raise Impossible("", "give exactly one of model, rule and http", value=self.given(), allowed="model, rule or http")
+            raise SettingError("", "give exactly one of model, rule and http", value=self.given(), allowed="model, rule or http")
         return self
 
 
@@ -150,7 +150,7 @@ class RewardSpec(RewardSource):
     def one_source(self) -> Self:
         given = self.given() + (["parts"] if self.parts is not None else [])
         if len(given) != 1:
-            raise Impossible(
+            raise SettingError(
                 "", "give exactly one of model, rule, http and parts", value=given, allowed="model, rule, http or parts"
             )
         return self
@@ -203,14 +203,14 @@ class Models(Section):
     @model_validator(mode="after")
     def critic_has_a_source(self) -> Self:
         if self.critic == "reward" and self.reward.model is None:
-            raise Impossible(
+            raise SettingError(
                 "critic",
                 "starts from the reward model, but the reward is not a single model",
                 value="reward",
                 allowed="actor, or a mapping with path or tiny",
             )
         if self.critic == "reward" and self.reward.reads != "tokens":
-            raise Impossible(
+            raise SettingError(
                 "critic",
                 "starts from the reward model, but that model has another tokenizer than the actor",
                 value="reward",

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from oppo_contract.sections.base import Path, Positive, Section, Share
-from oppo_contract.spec_errors import Impossible
+from oppo_contract.spec_errors import SettingError
 
 # What concerns the critic, or the per-token rewards and discounts that only a critic makes use of.
 CRITIC_SETTINGS = (
@@ -38,9 +38,9 @@ class Kl(Section):
         """As `Ppo.settings_have_a_meaning`."""
         if self.controller == "fixed":
             for name in ("target", "horizon"):
-                self.refuse_idle(name, "while the coefficient is fixed", "controller adaptive")
+                self.reject_unused(name, "while the coefficient is fixed", "controller adaptive")
         if self.coefficient == 0:
-            self.refuse_idle("controller", "with a coefficient of 0, which it multiplies", "a coefficient above 0")
+            self.reject_unused("controller", "with a coefficient of 0, which it multiplies", "a coefficient above 0")
         return self
 
 
@@ -155,7 +155,7 @@ class Ppo(Section):
     @model_validator(mode="after")
     def every_mini_batch_has_texts(self) -> Self:
         if self.pretraining is not None and self.pretraining.sequences % self.mini_batches:
-            raise Impossible(
+            raise SettingError(
                 "pretraining.sequences",
                 f"cannot be divided into {self.mini_batches} mini_batches",
                 value=self.pretraining.sequences,
@@ -167,7 +167,7 @@ class Ppo(Section):
     def groups_fit_the_algorithm(self) -> Self:
         if (self.algorithm == "ppo") != (self.group_size == 1):
             wanted = "1" if self.algorithm == "ppo" else "2 or more"
-            raise Impossible("group_size", f"does not fit algorithm {self.algorithm}", value=self.group_size, allowed=wanted)
+            raise SettingError("group_size", f"does not fit algorithm {self.algorithm}", value=self.group_size, allowed=wanted)
         return self
 
     @model_validator(mode="after")
@@ -175,15 +175,15 @@ class Ppo(Section):
         """What would change nothing is refused, so that nobody waits for its effect."""
         without = () if self.has_critic else CRITIC_SETTINGS
         for name in (*without, *(() if self.algorithm == "grpo" else ("normalize_advantages_by_std",))):
-            self.refuse_idle(name, f"with algorithm {self.algorithm}")
+            self.reject_unused(name, f"with algorithm {self.algorithm}")
         if self.tis == "off":
-            self.refuse_idle("tis_cap", "when no token has a weight", "tis stale or all")
+            self.reject_unused("tis_cap", "when no token has a weight", "tis stale or all")
         if self.schedule == self.critic_schedule == "constant":
-            self.refuse_idle("final_rate", "when no learning rate decays", "another schedule or critic_schedule than constant")
+            self.reject_unused("final_rate", "when no learning rate decays", "another schedule or critic_schedule than constant")
         if not self.length_penalty:
-            self.refuse_idle("length_penalty_from", "without a length penalty", "a length_penalty above 0")
+            self.reject_unused("length_penalty_from", "without a length penalty", "a length_penalty above 0")
         if self.on_nonfinite == "raise":
-            self.refuse_idle("nonfinite_limit", "where the first such step ends the run", "on_nonfinite skip")
+            self.reject_unused("nonfinite_limit", "where the first such step ends the run", "on_nonfinite skip")
         return self
 
     @model_validator(mode="after")
@@ -191,7 +191,7 @@ class Ppo(Section):
         if self.batch_size % self.mini_batches:
             divisors = [d for d in range(1, self.batch_size + 1) if self.batch_size % d == 0]
             nearest = min(divisors, key=lambda d: abs(d - self.mini_batches))
-            raise Impossible(
+            raise SettingError(
                 "mini_batches",
                 f"batch_size {self.batch_size} cannot be divided into {self.mini_batches} mini_batches",
                 value=self.mini_batches,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from oppo_contract.sections.base import Section
-from oppo_contract.spec_errors import Impossible
+from oppo_contract.spec_errors import SettingError
 
 
 class Rollout(Section):
@@ -67,13 +67,13 @@ class Rollout(Section):
     def vllm_decodes(self) -> Self:
         if self.backend == "torch":
             for name in ("vllm_process", "vllm_memory_share", "vllm_sleep"):
-                self.refuse_idle(name, "with rollout.backend torch", "backend vllm")
-        elif self.filters and self.top_k is None:
-            raise Impossible("top_k", "vLLM reports its sampling mask only with top-k", value=None, allowed="a number")
+                self.reject_unused(name, "with rollout.backend torch", "backend vllm")
+        elif self.has_sampling_mask and self.top_k is None:
+            raise SettingError("top_k", "vLLM reports its sampling mask only with top-k", value=None, allowed="a number")
         return self
 
     @property
-    def filters(self) -> bool:
+    def has_sampling_mask(self) -> bool:
         """Whether some tokens are excluded from sampling."""
         return self.top_k is not None or self.top_p is not None or self.min_p is not None
 
@@ -97,7 +97,7 @@ class Overcommit(Section):
     def ordered(self) -> Self:
         if not self.min <= self.initial <= self.max:
             field = "initial" if self.min <= self.max else "min"
-            raise Impossible(
+            raise SettingError(
                 field,
                 f"min {self.min} ≤ initial {self.initial} ≤ max {self.max} does not hold",
                 value=getattr(self, field),
@@ -150,7 +150,7 @@ class Overlap(Section):
     @model_validator(mode="after")
     def a_cache_is_kept_of_deferred_answers(self) -> Self:
         if self.inter_step != "defer":
-            self.refuse_idle(
+            self.reject_unused(
                 "kv_after_update", f"with inter_step {self.inter_step}, which defers no responses", "inter_step defer"
             )
         return self

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from oppo_contract.sections.base import Path, Section
 from oppo_contract.sections.trackers import Trackers
-from oppo_contract.spec_errors import Impossible
+from oppo_contract.spec_errors import SettingError
 
 DEFAULT_PRIORITY = 50
 
@@ -88,7 +88,7 @@ class Resources(Section):
     @model_validator(mode="after")
     def devices_are_divided_evenly(self) -> Self:
         if self.devices % self.nodes:
-            raise Impossible(
+            raise SettingError(
                 "devices",
                 f"counts the devices of the whole run, which are divided evenly among {self.nodes} nodes",
                 value=self.devices,
@@ -100,7 +100,7 @@ class Resources(Section):
     def some_devices_train(self) -> Self:
         each, training = self.devices // self.nodes, self._training_devices
         if self.decoding_devices >= each:
-            raise Impossible(
+            raise SettingError(
                 "decoding_devices",
                 f"leaves none of the {each} devices that resources.devices gives each node to train",
                 value=self.decoding_devices,
@@ -108,7 +108,7 @@ class Resources(Section):
             )
         if self.scoring_devices not in (0, training):
             half, odd = divmod(each - self.decoding_devices, 2)
-            raise Impossible(
+            raise SettingError(
                 "scoring_devices",
                 f"leaves {max(0, training)} of the {each} devices that resources.devices gives each node to its actors, and each"
                 " has one device for its scorers",
@@ -116,7 +116,7 @@ class Resources(Section):
                 allowed="0, or an even number of devices that do not only decode" if odd else f"0 or {half}",
             )
         if self.decoding_devices % training:
-            raise Impossible(
+            raise SettingError(
                 "decoding_devices",
                 f"cannot be divided among the {training} ranks that the other devices of a node are",
                 value=self.decoding_devices,
@@ -128,14 +128,14 @@ class Resources(Section):
     def processes_fit_the_devices(self) -> Self:
         each = self._training_devices
         if self.kind == "cpu" and self.devices > self.nodes:
-            raise Impossible(
+            raise SettingError(
                 "devices",
                 "is more than one cpu device a node, which is the whole node",
                 value=self.devices,
                 allowed=f"{self.nodes}; resources.processes shares a node's cores out among several ranks",
             )
         if self.kind != "cpu" and self.processes not in (None, each):
-            raise Impossible(
+            raise SettingError(
                 "processes",
                 f"is not the {each} that resources.devices gives each node, and a GPU has exactly one rank",
                 value=self.processes,
@@ -144,7 +144,7 @@ class Resources(Section):
         return self
 
     @property
-    def ranks_a_node(self) -> int:
+    def ranks_per_node(self) -> int:
         """Ranks of data-parallel training on each node."""
         return self.processes or self._training_devices
 
@@ -156,7 +156,7 @@ class Resources(Section):
     @property
     def ranks(self) -> int:
         """Ranks of the whole run."""
-        return self.nodes * self.ranks_a_node
+        return self.nodes * self.ranks_per_node
 
 
 class Queue(Section):

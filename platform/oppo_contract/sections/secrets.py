@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from oppo_contract.fields import ALLOWED
-from oppo_contract.spec_errors import Impossible
+from oppo_contract.spec_errors import SettingError
 
 PREFIX = "secret:"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
@@ -25,13 +25,13 @@ SecretRefs = Annotated[
 
 
 def check_references(references: Mapping[str, str]) -> None:
-    """Raise `Impossible` for a variable that may not be set, or for what is not `secret:NAME`."""
+    """Raise `SettingError` for a variable that may not be set, or for what is not `secret:NAME`."""
     for variable, reference in references.items():
         if not VARIABLE.fullmatch(variable):
-            raise Impossible("secrets", "is a variable name that secrets cannot use", value=variable, allowed=VARIABLE_WORDS)
+            raise SettingError("secrets", "is a variable name that secrets cannot use", value=variable, allowed=VARIABLE_WORDS)
         if not reference.startswith(PREFIX) or not NAME.fullmatch(reference.removeprefix(PREFIX)):
             # What stands there may be the secret itself: it is not repeated.
-            raise Impossible(
+            raise SettingError(
                 f"secrets.{variable}",
                 "is not a secret reference; specs must not contain secret values",
                 value="…",

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from oppo_contract.fields import ALLOWED
 from oppo_contract.sections.base import Section
-from oppo_contract.spec_errors import Impossible
+from oppo_contract.spec_errors import SettingError
 
 FOLDER_WORDS = "a folder below the run's own: names of letters, digits and . _ -, with / between them, none beginning with a dot"
 ADDRESS_WORDS = "an http or https address without user and password"
@@ -44,7 +44,7 @@ class TensorBoardTracker(Section):
     def not_the_engines_own(self) -> Self:
         if self.folder.split("/")[0] in TAKEN:
             allowed = "another folder than " + ", ".join(TAKEN)
-            raise Impossible("folder", "is a folder reserved for the engine", value=self.folder, allowed=allowed)
+            raise SettingError("folder", "is a folder reserved for the engine", value=self.folder, allowed=allowed)
         return self
 
 
@@ -82,7 +82,7 @@ class WandbTracker(Section):
     @model_validator(mode="after")
     def a_server_is_for_online_runs(self) -> Self:
         if self.mode == "offline":
-            self.refuse_idle("url", "while mode is offline", "mode online")
+            self.reject_unused("url", "while mode is offline", "mode online")
         elif self.url is not None:
             _check_address("url", self.url)
         return self
@@ -105,15 +105,15 @@ class Trackers(Section):
     )
 
     @property
-    def chosen(self) -> dict[str, Section]:
+    def enabled(self) -> dict[str, Section]:
         """Those that are on, by key."""
         return {name: section for name in ("tensorboard", "mlflow", "wandb") if (section := getattr(self, name)) is not None}
 
     @model_validator(mode="after")
     def settings_are_for_some_tracker(self) -> Self:
-        if not self.chosen:
+        if not self.enabled:
             for name in ("samples_every", "flush_s"):
-                self.refuse_idle(name, "without a tracker", "one of tensorboard, mlflow and wandb")
+                self.reject_unused(name, "without a tracker", "one of tensorboard, mlflow and wandb")
         return self
 
 
@@ -125,9 +125,9 @@ def _check_address(field: str, address: str) -> None:
     except ValueError:
         good = False
     if not good:
-        raise Impossible(field, "is not a server URL", value=address, allowed=ADDRESS_WORDS)
+        raise SettingError(field, "is not a server URL", value=address, allowed=ADDRESS_WORDS)
     if "@" in parts.netloc:
         # It may be a password: it is not repeated.
-        raise Impossible(
+        raise SettingError(
             field, "contains a user or password; specs are readable by the whole team", value="…", allowed=ADDRESS_WORDS
         )

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from oppo_contract.sections.base import Section
-from oppo_contract.spec_errors import Impossible
+from oppo_contract.spec_errors import SettingError
 
 
 class Training(Section):
@@ -45,7 +45,7 @@ class Training(Section):
         for path, given, default in (("zero_stage", self.zero_stage, 2), ("offload", self.offload, "off")):
             if self.backend != "deepspeed" and given != default:
                 said = f"has no effect with training.backend {self.backend}"
-                raise Impossible(path, said, value=given, allowed=f"{default}, or with backend deepspeed")
+                raise SettingError(path, said, value=given, allowed=f"{default}, or with backend deepspeed")
         return self
 
     @property

@@ -24,7 +24,7 @@ from oppo_platform.telemetry.overlap_savings import Saving, saving
 
 MOST_KEYS = 100
 MOST_COMPARED = 100
-LAST_STEP = 2**31 - 1
+MAX_STEP = 2**31 - 1
 KEYS = "Names of metrics (docs/metrics.md), separated by commas"
 TARGET = "The reward to reach; by default the first run's `budget.target_reward`."
 BASELINE = "The run that others are compared with; by default the first one that is pinned in its project, or else the first one."
@@ -88,7 +88,7 @@ def show_metrics(
     x: Axis = "step",
     max_points: MaxPoints = 2000,
     since_step: SinceStep = 0,
-    to_step: ToStep = LAST_STEP,
+    to_step: ToStep = MAX_STEP,
 ) -> telemetry.Metrics:
     """Thinned series keep their spikes."""
     return telemetry.metrics(run_of(request, run_id), _keys(names), x, max_points, _range(since_step, to_step))
@@ -104,7 +104,7 @@ def download_metrics(
     run_id: RunId,
     names: Annotated[str, Query(alias="keys", description=f"{KEYS}.")],
     since_step: SinceStep = 0,
-    to_step: ToStep = LAST_STEP,
+    to_step: ToStep = MAX_STEP,
 ) -> StreamingHttpResponse:
     """Every recorded point, with every axis: newline-delimited JSON, however long the run."""
     run = run_of(request, run_id)
@@ -183,4 +183,4 @@ def _range(since_step: int, to_step: int) -> telemetry.Range:
 
 
 def _step(step: int) -> int:
-    return max(-1, min(step, LAST_STEP))
+    return max(-1, min(step, MAX_STEP))

@@ -10,7 +10,7 @@ from pydantic import Field, FiniteFloat
 from typing_extensions import TypedDict
 
 from oppo_contract.events import Sample
-from oppo_contract.wire import Wire
+from oppo_contract.wire import WireModel
 from oppo_platform.api.history import WORDS
 from oppo_platform.api.lookups import LARGEST_ID, RunId, run_of
 from oppo_platform.api.paging import Cursor, Limit
@@ -84,7 +84,7 @@ class SampleItem(Sample):
     stale_response: str = ""
 
 
-class SampleList(Wire):
+class SampleList(WireModel):
     """One page; `next` is the `cursor` of the following one."""
 
     items: list[SampleItem]

@@ -76,8 +76,8 @@ def _malformed(request: HttpRequest, error: Malformed) -> HttpResponse:
 def join(request: HttpRequest) -> HttpResponse:
     """A worker becomes a node of the cluster."""
     told = _read(request, wire.Join)
-    if told.wire_version not in wire.SPOKEN:
-        spoken = " and ".join(map(str, wire.SPOKEN))
+    if told.wire_version not in wire.SUPPORTED_VERSIONS:
+        spoken = " and ".join(map(str, wire.SUPPORTED_VERSIONS))
         return problem(422, f"The worker uses protocol version {told.wire_version}, the platform supports {spoken}.")
     return _json(cluster.join(told), version=told.wire_version)
 
@@ -192,5 +192,5 @@ def _known_part(model: type[Body], body: bytes, error: ValidationError) -> Body 
     return model.model_validate(data)
 
 
-def _json(model: wire.Wire, status: int = 200, version: int = wire.WIRE_VERSION) -> HttpResponse:
-    return HttpResponse(wire.said_to(model, version), status=status, content_type="application/json")
+def _json(model: wire.WireModel, status: int = 200, version: int = wire.WIRE_VERSION) -> HttpResponse:
+    return HttpResponse(wire.encode_reply(model, version), status=status, content_type="application/json")

@@ -14,8 +14,8 @@ from typing import Any, LiteralString
 
 import psycopg
 
-from oppo_contract.checkpoint_pins import is_told, locked
-from oppo_contract.safe_delete import NotContained, folder_of
+from oppo_contract.checkpoint_pins import pins_exist, pins_locked
+from oppo_contract.safe_delete import OutsideRootError, file_url_path
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.checkpoints import NotReadable, open_files
 from oppo_platform.runs.models import LIVE_ATTEMPT, Checkpoint
@@ -41,9 +41,9 @@ def nothing_deleted(connection: psycopg.Connection[Any]) -> Iterator[list[int]]:
     with ExitStack() as locks:
         for run in runs:
             # Another store, a folder of another account or one that may only be read: left to luck, and told when files are gone.
-            with suppress(NotContained, OSError):
-                if is_told(folder := folder_of(artifact_url(run))):
-                    locks.enter_context(locked(folder))
+            with suppress(OutsideRootError, OSError):
+                if pins_exist(folder := file_url_path(artifact_url(run))):
+                    locks.enter_context(pins_locked(folder))
         yield runs
 
 

@@ -25,7 +25,7 @@ def catalogue_ids(kind: str) -> list[str]:
 
 def skew_of(node: Node) -> str:
     """Why a node gets no work because of its worker's version; empty when it is understood."""
-    if node.wire_version in wire.SPOKEN:
+    if node.wire_version in wire.SUPPORTED_VERSIONS:
         return ""
-    spoken = " and ".join(map(str, wire.SPOKEN))
+    spoken = " and ".join(map(str, wire.SUPPORTED_VERSIONS))
     return f"its worker uses protocol version {node.wire_version}, the platform supports {spoken}; update the older one"

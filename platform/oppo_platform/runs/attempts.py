@@ -19,7 +19,7 @@ from django.db import transaction
 from pydantic import ValidationError
 
 from oppo_contract import wire
-from oppo_contract.retired import without_retired
+from oppo_contract.retired import replace_retired_settings
 from oppo_contract.sections.secrets import secret_names
 from oppo_contract.spec import PLATFORM_SECTIONS, Retries
 from oppo_contract.states import RunState
@@ -117,7 +117,7 @@ def _claimed(run: Run, attempt: Attempt, token: str, node: Node, rank: int = 0) 
     return wire.Claimed(
         attempt_token=token,
         run_id=run.pk,
-        spec={name: section for name, section in without_retired(run.spec).items() if name not in PLATFORM_SECTIONS},
+        spec={name: section for name, section in replace_retired_settings(run.spec).items() if name not in PLATFORM_SECTIONS},
         device_indices=list(held.order_by("index").values_list("index", flat=True)),
         lease_s=settings.OPPO_LEASE_S,
         artifact_url=artifact_url(run.pk),

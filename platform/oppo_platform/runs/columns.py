@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from oppo_contract.spec_errors import nearest
+from oppo_contract.spec_errors import nearest_match
 from oppo_platform.runs.filtering import BARE_METRICS, METRIC, SETTING, FilterError
 
 MOST_COLUMNS, LONGEST = 30, 2000
@@ -71,7 +71,7 @@ def column(key: str) -> Column:
         return Column(key, key, "figure", key, "-", key)
     if SETTING.match(key):
         return Column(key, key, "setting", key)
-    near = nearest(key, [*KNOWN, *BARE_METRICS])
+    near = nearest_match(key, [*KNOWN, *BARE_METRICS])
     hint = f". Did you mean “{near}”?" if near else "."
     raise FilterError(f"There is no column “{key[:60]}”{hint} Columns: {', '.join(KNOWN)}, metrics and settings.", key)
 

@@ -20,7 +20,7 @@ from django.db.models import F, FloatField, Func, Q, QuerySet, TextField, Value
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast
 
-from oppo_contract.spec_errors import nearest
+from oppo_contract.spec_errors import nearest_match
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState
 from oppo_platform import clock
 from oppo_platform.runs.models import Run
@@ -259,7 +259,7 @@ def _unknown(name: str, term: str) -> FilterError:
 
 
 def _perhaps(word: str, known: list[str]) -> str:
-    near = nearest(word, known)
+    near = nearest_match(word, known)
     return f". Did you mean “{near}”?" if near else "."
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from django.db import transaction
 
-from oppo_contract.resume_rules import REFUSED, between, least_overcommit, most_in_flight, refusing_rule, room
-from oppo_contract.retired import without_retired
+from oppo_contract.resume_rules import REFUSED, diff_specs, min_overcommit, max_checkpointed, refusing_rule, max_in_flight
+from oppo_contract.retired import replace_retired_settings
 from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_contract.states import ENDED, RunState
@@ -55,7 +55,7 @@ def fork_problems(spec: RunSpec, team_id: int) -> list[SpecProblem]:
         return [
             SpecProblem("fork.run", "was submitted under another spec version, so its state cannot be used", str(saved.run_id))
         ]
-    refused = [(change, rule) for change in between(before, spec) if (rule := refusing_rule(change.path)) is not None]
+    refused = [(change, rule) for change in diff_specs(before, spec) if (rule := refusing_rule(change.path)) is not None]
     said = f"cannot differ from run {saved.run_id} in a fork, because"
     problems = [SpecProblem(c.path, f"{said} {REFUSED[rule][0]}", _said(c.new), _said(c.old)) for c, rule in refused]
     return problems or _room_problems(saved, before, spec)
@@ -63,11 +63,11 @@ def fork_problems(spec: RunSpec, team_id: int) -> list[SpecProblem]:
 
 def _room_problems(saved: Checkpoint, before: RunSpec, spec: RunSpec) -> list[SpecProblem]:
     """Whether there may be more answers in flight than the fork has room for: it is not known here how many there are."""
-    needed = most_in_flight(before)
-    if not half_done(saved) or needed <= room(spec):
+    needed = max_checkpointed(before)
+    if not half_done(saved) or needed <= max_in_flight(spec):
         return []
-    said = f"allows {room(spec)} responses in flight, but this mid-step checkpoint may contain {needed}"
-    asked, least = spec.overlap.overcommit.max, least_overcommit(needed, spec)
+    said = f"allows {max_in_flight(spec)} responses in flight, but this mid-step checkpoint may contain {needed}"
+    asked, least = spec.overlap.overcommit.max, min_overcommit(needed, spec)
     return [SpecProblem("overlap.overcommit.max", said, str(asked), f"at least {least}, or a checkpoint between two steps")]
 
 
@@ -91,7 +91,7 @@ def _said(value: object) -> str:
 
 def forked_spec(spec: dict[str, Any], run_id: int, step: int | None = None) -> dict[str, Any]:
     """The same spec under a name of its own; with a step, to begin with the run's checkpoint of that step."""
-    fork = deepcopy(without_retired(spec))
+    fork = deepcopy(replace_retired_settings(spec))
     fork["name"] = f"{spec['name'][:110]} fork"
     if step is not None:
         fork["fork"] = {"run": run_id, "step": step}

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from oppo_contract.sections.models import hub_advice
 from oppo_contract.sections.secrets import PREFIX, secret_names
 from oppo_contract.spec import ModelSpec, RunSpec
-from oppo_contract.spec_errors import SpecProblem, nearest
+from oppo_contract.spec_errors import SpecProblem, nearest_match
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def secret_problems(spec: RunSpec, known: Collection[str]) -> list[SpecProblem]:
 
 
 def _near(name: str, known: Collection[str]) -> str | None:
-    close = nearest(name, sorted(known))
+    close = nearest_match(name, sorted(known))
     return PREFIX + close if close else None
 
 
@@ -137,7 +137,7 @@ def _missing(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem
 
 def _unknown(path: str, given: str, known: list[str], noun: str) -> SpecProblem:
     allowed = ("one of " + ", ".join(known[:20])) if known else f"no connected worker has a {noun}"
-    near = nearest(given, known)
+    near = nearest_match(given, known)
     advice = hub_advice(given) if noun == "model" and near is None else ""
     return SpecProblem(path, f"is not in any connected worker's catalogue of {noun}s{advice}", given, allowed, near)
 

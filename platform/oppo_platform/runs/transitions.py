@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from django.db import connection, transaction
 from django.db.models import F
 
-from oppo_contract.states import ENDED, RunState, may_move
+from oppo_contract.states import ENDED, RunState, can_transition
 from oppo_platform import clock
 from oppo_platform.accounts import audit
 from oppo_platform.notify import run_changed, runs_changed, wake_scheduler
@@ -42,7 +42,7 @@ def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
         MoveRefused: the table forbids it. RunMoved: the run is not in that state any more.
     """
     old = RunState(run.state)
-    if not may_move(old, new):
+    if not can_transition(old, new):
         raise MoveRefused(f"Run {run.pk} cannot change from {old} to {new}.")
     with transaction.atomic():
         now = clock.now()

@@ -14,7 +14,7 @@ from django.db.models import Count, F, Q, TextField
 from django.db.models.functions import Cast
 
 from oppo_contract.states import HOLDING_DEVICES, RunState
-from oppo_contract.wire import SPOKEN
+from oppo_contract.wire import SUPPORTED_VERSIONS
 from oppo_platform.accounts.models import Team
 from oppo_platform.cluster.disks import low_disks
 from oppo_platform.cluster.models import CatalogueItem, Device, DeviceState, Node, Pool
@@ -156,7 +156,7 @@ def _nodes(holders: dict[int, int]) -> tuple[policy.Node, ...]:
             devices=tuple(devices[node.pk]),
             offers=frozenset(offers[node.pk]),
             connected=node.pk in fresh,
-            draining=node.drained_at is not None or node.wire_version not in SPOKEN,
+            draining=node.drained_at is not None or node.wire_version not in SUPPORTED_VERSIONS,
             low_disk=node.pk in full,
         )
         for node in Node.objects.filter(pool__isnull=False).order_by("pk")

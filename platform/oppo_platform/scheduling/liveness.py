@@ -11,7 +11,7 @@ import structlog
 from django.conf import settings
 from django.db.models import F, Q
 
-from oppo_contract.wire import SPOKEN
+from oppo_contract.wire import SUPPORTED_VERSIONS
 from oppo_platform.cluster.models import DeviceState
 from oppo_platform.runs.attempts import fence
 from oppo_platform.runs.launches import launches_due
@@ -82,4 +82,4 @@ def _absence(node: str, due: datetime, now: datetime) -> str:
 def _lost(now: datetime) -> Q:
     """Nodes that are silent, or speak another version."""
     silent = now - timedelta(seconds=settings.OPPO_NODE_FRESH_S)
-    return Q(node__last_seen_at__lt=silent) | ~Q(node__wire_version__in=SPOKEN)
+    return Q(node__last_seen_at__lt=silent) | ~Q(node__wire_version__in=SUPPORTED_VERSIONS)

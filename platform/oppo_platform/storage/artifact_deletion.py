@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db.models import Q, QuerySet
 
 from oppo_contract import wire
-from oppo_contract.safe_delete import NotContained, folder_of, remove_of_run
+from oppo_contract.safe_delete import OutsideRootError, file_url_path, delete_run_folder
 from oppo_platform import clock
 from oppo_platform.cluster.models import Node
 from oppo_platform.runs.attempts import artifact_url
@@ -47,8 +47,8 @@ def ask(run: Run, url: str, size: int) -> None:
 def reachable() -> bool:
     """Whether the artifacts' root is a folder of this machine."""
     try:
-        return folder_of(settings.OPPO_ARTIFACT_ROOT).is_dir()
-    except NotContained:
+        return file_url_path(settings.OPPO_ARTIFACT_ROOT).is_dir()
+    except OutsideRootError:
         return False
 
 
@@ -65,8 +65,8 @@ def delete_here() -> int:
     done = 0
     for row in list(_due(FolderDeletion.objects.filter(node=None))[:MOST_AT_ONCE]):
         try:
-            remove_of_run(settings.OPPO_ARTIFACT_ROOT, row.run_number, row.url)
-        except (NotContained, OSError) as error:
+            delete_run_folder(settings.OPPO_ARTIFACT_ROOT, row.run_number, row.url)
+        except (OutsideRootError, OSError) as error:
             log.warning("folder_not_deleted", run=row.run_number, url=row.url, error=str(error))
             again = clock.now() + timedelta(seconds=AGAIN_S)
             FolderDeletion.objects.filter(pk=row.pk).update(error=str(error)[:500], not_before=again)
@@ -75,13 +75,13 @@ def delete_here() -> int:
     return done
 
 
-def orders_for(node: Node) -> list[wire.FolderOrder]:
+def orders_for(node: Node) -> list[wire.DeletionOrder]:
     """What the node's agent should delete now."""
     rows = _due(FolderDeletion.objects.filter(node=node))[:MOST_AT_ONCE]
-    return [wire.FolderOrder(id=row.pk, run_id=row.run_number, url=row.url) for row in rows]
+    return [wire.DeletionOrder(id=row.pk, run_id=row.run_number, url=row.url) for row in rows]
 
 
-def confirm(node: Node, told: Iterable[wire.FolderDone]) -> None:
+def confirm(node: Node, told: Iterable[wire.DeletionResult]) -> None:
     """Note what the node's agent has deleted, and what it could not. Inside the heartbeat's transaction."""
     again = clock.now() + timedelta(seconds=AGAIN_S)
     for each in told:

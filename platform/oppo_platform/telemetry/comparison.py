@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from oppo_contract.retired import without_unused
+from oppo_contract.retired import drop_unused_settings
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import run_summary
 from oppo_platform.telemetry.blocks import Buckets, Values, every, joined
@@ -55,7 +55,7 @@ def compare(
     reached = times_to_target(parts, rewards, goal)
     told = figures(runs, parts, rewards)
     pace = {run_id: (reached[run_id] or {}).get("elapsed_s") if goal is not None else told[run_id]["step_s"] for run_id in parts}
-    settings = {run.pk: dict(_leaves(without_unused(run.spec))) for run in runs}
+    settings = {run.pk: dict(_leaves(drop_unused_settings(run.spec))) for run in runs}
     groups = grouped(settings, view.group) if view.group else {}
     baseline = _baseline(runs, view.baseline)
     slow = [pace[run_id] for run_id in next((ids for ids in groups.values() if baseline in ids), [baseline])]

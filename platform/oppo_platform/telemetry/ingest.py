@@ -24,7 +24,7 @@ from oppo_contract.events import (
     Envelope,
     Event,
     FinishedEvent,
-    LeftOutEvent,
+    DroppedEvent,
     LogEvent,
     SamplesEvent,
     SpansEvent,
@@ -74,17 +74,17 @@ def ingest(attempt_id: int, producer: str, events: Sequence[Event], rank: int = 
         if fresh:
             _apply(
                 Attempt.objects.get(pk=attempt_id),
-                [_of_rank(e, rank) for e in fresh if isinstance(e, LogEvent | LeftOutEvent)] if rank else fresh,
+                [_of_rank(e, rank) for e in fresh if isinstance(e, LogEvent | DroppedEvent)] if rank else fresh,
             )
             mark.high_water = fresh[-1].seq
             mark.save(update_fields=["high_water"])
     return mark.high_water
 
 
-def _of_rank(event: LogEvent | LeftOutEvent, rank: int) -> Event:
-    if isinstance(event, LeftOutEvent):
+def _of_rank(event: LogEvent | DroppedEvent, rank: int) -> Event:
+    if isinstance(event, DroppedEvent):
         envelope = {"producer": event.producer, "seq": event.seq, "time": event.time}
-        event = LogEvent(stream="supervisor", lines=[event.words()], **envelope)
+        event = LogEvent(stream="supervisor", lines=[event.summary()], **envelope)
     return event.model_copy(update={"lines": [f"[node {rank}] {line}" for line in event.lines]})
 
 
@@ -229,11 +229,11 @@ def _write_logs(attempt: Attempt, events: list[LogEvent]) -> None:
     )
 
 
-def _write_left_out(attempt: Attempt, events: list[LeftOutEvent]) -> None:
+def _write_left_out(attempt: Attempt, events: list[DroppedEvent]) -> None:
     """Loud: among the run's events, and in its log."""
     actor = f"node:{attempt.node.name}"
     for event in events:
-        at, said = datetime.fromtimestamp(event.time, UTC), event.words()
+        at, said = datetime.fromtimestamp(event.time, UTC), event.summary()
         LogLine.objects.create(attempt=attempt, stream="supervisor", text=said, time=at)
         Change.objects.create(run_id=attempt.run_id, what="left out", reason=said, actor=actor, at=at)
 
@@ -263,7 +263,7 @@ WRITERS: dict[type[Envelope], Callable[[Attempt, list[Any]], None]] = {
     DecisionEvent: _write_decisions,
     SamplesEvent: _write_samples,
     LogEvent: _write_logs,
-    LeftOutEvent: _write_left_out,
+    DroppedEvent: _write_left_out,
     CheckpointEvent: _write_nothing,
     FinishedEvent: _write_nothing,
 }

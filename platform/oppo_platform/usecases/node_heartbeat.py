@@ -48,7 +48,7 @@ def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
 
 def _unclaimed(node: Node, live: list[Attempt]) -> list[tuple[int, int]]:
     """Attempts, and launches of attempts whose first node is there, that the node may claim, each with its epoch."""
-    if node.wire_version not in wire.SPOKEN:
+    if node.wire_version not in wire.SUPPORTED_VERSIONS:
         return []
     first = [(a.pk, a.epoch) for a in live if a.state == AttemptState.ALLOCATED]
     return [*first, *launches_due().filter(node=node).order_by("pk").values_list("attempt_id", "attempt__epoch")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from oppo_contract.checkpoint_pins import FOLDER, forget_older, is_told, locked, spare, spared
+from oppo_contract.checkpoint_pins import FOLDER, remove_older_pins, pins_exist, pins_locked, write_pins, pinned_names
 from oppo_core.checkpointing.save_restore import delete
 
 
@@ -23,28 +23,28 @@ def left(out: Path) -> list[str]:
 def test_without_a_platform_nothing_is_spared_and_no_file_appears(tmp_path: Path) -> None:
     delete(tmp_path, [written(tmp_path, 5)])
     assert left(tmp_path) == []
-    assert not is_told(tmp_path)
+    assert not pins_exist(tmp_path)
 
 
 def test_what_is_spared_stays_and_everything_else_goes(tmp_path: Path) -> None:
     names = [written(tmp_path, step) for step in (5, 10, 15)]
-    with locked(tmp_path):
-        spare(tmp_path, 3, [names[0]])
+    with pins_locked(tmp_path):
+        write_pins(tmp_path, 3, [names[0]])
     delete(tmp_path, names)
     assert left(tmp_path) == [names[0]]
-    with locked(tmp_path):
-        spare(tmp_path, 3, [])
+    with pins_locked(tmp_path):
+        write_pins(tmp_path, 3, [])
     delete(tmp_path, [names[0]])
     assert left(tmp_path) == []
 
 
 def test_what_any_attempt_names_is_spared_and_older_ones_are_forgotten(tmp_path: Path) -> None:
-    with locked(tmp_path):
-        spare(tmp_path, 3, ["a"])
-        spare(tmp_path, 12, ["b"])
-        assert spared(tmp_path) == {"a", "b"}
-        forget_older(tmp_path, 12)
-        assert spared(tmp_path) == {"b"}
+    with pins_locked(tmp_path):
+        write_pins(tmp_path, 3, ["a"])
+        write_pins(tmp_path, 12, ["b"])
+        assert pinned_names(tmp_path) == {"a", "b"}
+        remove_older_pins(tmp_path, 12)
+        assert pinned_names(tmp_path) == {"b"}
     assert sorted(file.name for file in (tmp_path / FOLDER).iterdir()) == ["12", "lock"]
 
 
@@ -53,13 +53,13 @@ def test_naming_waits_while_folders_are_taken_away(tmp_path: Path) -> None:
     found: list[bool] = []
 
     def register(name: str) -> None:
-        with locked(tmp_path):
-            spare(tmp_path, 1, [name])
+        with pins_locked(tmp_path):
+            write_pins(tmp_path, 1, [name])
             found.append((tmp_path / "checkpoints" / name).is_dir())
 
     for step in range(50):
-        with locked(tmp_path):
-            spare(tmp_path, 1, [])
+        with pins_locked(tmp_path):
+            write_pins(tmp_path, 1, [])
         name = written(tmp_path, step)
         threads = [threading.Thread(target=register, args=(name,)), threading.Thread(target=delete, args=(tmp_path, [name]))]
         for thread in threads:
@@ -72,8 +72,8 @@ def test_naming_waits_while_folders_are_taken_away(tmp_path: Path) -> None:
 def test_a_run_that_is_cut_off_keeps_the_checkpoint_that_is_registered(world, tmp_path: Path) -> None:
     """The real engine writes three more, of which it keeps one: the registered one stays beside it."""
     out = tmp_path / "out"
-    with locked(out):
-        spare(out, 1, ["step-00000002"])
+    with pins_locked(out):
+        write_pins(out, 1, ["step-00000002"])
     tree = world.tree({"steps": 8, "checkpoints": {"every_steps": 2, "keep": 1}})
     status, _ = world.main(tree, out)
     assert status == 0

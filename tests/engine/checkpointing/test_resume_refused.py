@@ -91,10 +91,10 @@ def test_every_setting_is_known_to_be_changeable_or_not_and_documented(world: An
 
 def test_more_answers_in_flight_than_there_is_room_for_are_refused_with_the_bound_that_would_do(world: Any) -> None:
     saved, asked = world.spec(), world.spec({"overlap": {"overcommit": {"initial": 1, "max": 1}}})
-    (reason,) = resume_changes.refusals(resume_changes.between(saved, asked), 9, asked)
+    (reason,) = resume_changes.refusals(resume_changes.diff_specs(saved, asked), 9, asked)
     assert "9 answers are in flight and there is room for 7" in reason
     assert "overlap.overcommit.max to 3 or more" in reason
-    assert resume_changes.refusals(resume_changes.between(saved, asked), 7, asked) == []
+    assert resume_changes.refusals(resume_changes.diff_specs(saved, asked), 7, asked) == []
     groups = {
         "ppo": {"critic_learning_rate": 1e-5, "algorithm": "grpo", "group_size": 3},
         "models": {"critic": "actor"},

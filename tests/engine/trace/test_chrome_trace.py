@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_cli.main import main
-from oppo_contract.chrome_trace import COLOUR_OF, chrome_trace
+from oppo_contract.chrome_trace import IDLE_COLOURS, chrome_trace
 from oppo_contract.events import DecisionEvent, Event, IdleCause, LogEvent, Phase, Role, SpansEvent, StartedEvent
 
 Json = dict[str, Any]
@@ -147,14 +147,14 @@ def test_a_chunk_flows_from_the_actor_to_each_scorer_that_reads_it() -> None:
     # The scorer has begun before the actor's span, in which the chunk was sent, is over: no arrow points back in time.
     assert arrows == [("actor", "s", 400_000), ("scorers", "f", 400_000), ("actor", "s", 499_999), ("scorers", "f", 600_000)]
     bubble = next(e for e in trace["traceEvents"] if e.get("cat") == "bubbles")
-    assert (bubble["args"]["cause"], bubble["cname"], bubble["dur"]) == ("decode", COLOUR_OF["decode"], 400_000)
+    assert (bubble["args"]["cause"], bubble["cname"], bubble["dur"]) == ("decode", IDLE_COLOURS["decode"], 400_000)
     counted = next(e for e in trace["traceEvents"] if e["ph"] == "C")
     assert (counted["name"], counted["args"]) == ("overcommit", {"value": 8.0})
 
 
 def test_every_cause_has_a_colour_of_its_own() -> None:
-    assert set(COLOUR_OF) == set(get_args(IdleCause))
-    assert len(set(COLOUR_OF.values())) == len(COLOUR_OF)
+    assert set(IDLE_COLOURS) == set(get_args(IdleCause))
+    assert len(set(IDLE_COLOURS.values())) == len(IDLE_COLOURS)
 
 
 def test_decisions_stand_where_they_were_made_and_logs_are_not_drawn() -> None:

@@ -24,7 +24,7 @@ def say(path, body, token, **headers):
 
 
 @pytest.mark.skipif(
-    3 not in wire.SPOKEN, reason="version 3 is not spoken any more; record the conversation of the version before"
+    3 not in wire.SUPPORTED_VERSIONS, reason="version 3 is not spoken any more; record the conversation of the version before"
 )
 def test_a_worker_of_version_3_is_served_from_join_to_outcome(world, settings):
     tokens, known = {"join": world.join_token}, {"artifacts": settings.OPPO_ARTIFACT_ROOT}
@@ -55,14 +55,14 @@ def test_a_worker_of_version_3_is_served_from_join_to_outcome(world, settings):
 
 
 def test_what_came_later_is_left_out_of_replies_to_older_workers(monkeypatch):
-    monkeypatch.setitem(wire.SINCE, ("AttemptOrders", "deadline_s"), 2)
+    monkeypatch.setitem(wire.ADDED_IN_VERSION, ("AttemptOrders", "deadline_s"), 2)
     orders = wire.AttemptOrders(lease_s=5)
-    assert set(json.loads(wire.said_to(orders, 1))) == {"lease_s", "signal"}
-    assert set(json.loads(wire.said_to(orders, 2))) == {"lease_s", "signal", "deadline_s"}
+    assert set(json.loads(wire.encode_reply(orders, 1))) == {"lease_s", "signal"}
+    assert set(json.loads(wire.encode_reply(orders, 2))) == {"lease_s", "signal", "deadline_s"}
 
 
 def test_every_field_that_came_later_is_there():
-    for (model, field), since in wire.SINCE.items():
+    for (model, field), since in wire.ADDED_IN_VERSION.items():
         assert field in getattr(wire, model).model_fields
         assert 1 < since <= wire.WIRE_VERSION
 
@@ -75,7 +75,7 @@ def beat(worker, version, attempts=(), **more):
     return say("heartbeat", body, worker.token, **{wire.VERSION_HEADER: str(version)})
 
 
-@pytest.mark.parametrize("version", [wire.SPOKEN[0] - 1, wire.WIRE_VERSION + 1])
+@pytest.mark.parametrize("version", [wire.SUPPORTED_VERSIONS[0] - 1, wire.WIRE_VERSION + 1])
 def test_a_node_of_another_version_gets_no_work_and_what_runs_there_goes_on(world, version):
     worker = world.worker()
     run, attempt_id = world.start(worker)

@@ -14,7 +14,7 @@ from django.db import connection
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from oppo_contract.safe_delete import folder_of
+from oppo_contract.safe_delete import file_url_path
 from oppo_platform.backup.archive import open_archive
 from oppo_platform.backup.create import Made, make
 from oppo_platform.backup.databases import server_of
@@ -97,7 +97,7 @@ def everything(database: str) -> dict[str, list[str]]:
 def save(worker: Any, run: Run, attempt_id: int, step: int) -> Path:
     """A checkpoint that is written and registered."""
     url = f"{artifact_url(run.pk)}/checkpoints/step-{step:08d}"
-    folder = folder_of(url)
+    folder = file_url_path(url)
     for name, content in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)

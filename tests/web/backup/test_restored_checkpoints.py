@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import connection
 
-from oppo_contract.checkpoint_pins import locked
+from oppo_contract.checkpoint_pins import pins_locked
 from oppo_platform.backup import BackupError
 from oppo_platform.backup.archive import new_archive, open_archive
 from oppo_platform.backup.checkpoint_files import contained
@@ -65,7 +65,7 @@ def test_what_a_run_goes_on_from_is_in_a_backup_however_fast_it_deletes_what_it_
                 if stop.is_set():
                     return
                 newer = save(worker, run, attempt_id, step)
-                with locked(kept.parent.parent):  # as the engine takes its older ones away
+                with pins_locked(kept.parent.parent):  # as the engine takes its older ones away
                     shutil.rmtree(kept)
                 kept = newer
         finally:

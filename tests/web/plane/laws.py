@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.db import connection
 
-from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, may_move
+from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, can_transition
 from oppo_platform.runs.models import Allocation, Attempt, Run
 from oppo_platform.scheduling.models import Usage
 from oppo_platform.scheduling.usage import decay, faded
@@ -88,7 +88,7 @@ class Laws:
         for number, run_id, old, new, reason in self._rows(MOVES, self.last_move):
             self.last_move = number
             assert self.state_of.get(run_id, "") == old, f"run {run_id} moved from {old}, but was {self.state_of.get(run_id)}"
-            assert not old or may_move(RunState(old), RunState(new)), f"run {run_id} moved from {old} to {new}"
+            assert not old or can_transition(RunState(old), RunState(new)), f"run {run_id} moved from {old} to {new}"
             assert reason, f"run {run_id} became {new} without a reason"
             self.state_of[run_id] = new
             if self.looked_at is not None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from oppo_contract import load_spec
-from oppo_contract.resume_rules import REFUSED, between, refusing_rule
+from oppo_contract.resume_rules import REFUSED, diff_specs, refusing_rule
 from oppo_contract.spec_errors import SpecError
 from oppo_platform.runs.attempts import artifact_url, latest_checkpoint
 from oppo_platform.runs.forks import fork_problems, resume_at
@@ -178,7 +178,7 @@ def test_what_may_change_is_accepted_and_every_other_setting_is_not(parent, make
     assert submit(world.login("ben"), fine).status_code == 201
     refused = {
         rule
-        for change in between(load_spec(run.spec), load_spec(make_spec(seed=1, rollout={"temperature": 0.5})))
+        for change in diff_specs(load_spec(run.spec), load_spec(make_spec(seed=1, rollout={"temperature": 0.5})))
         if (rule := refusing_rule(change.path))
     }
     assert refused == {"seed", "rollout"} <= REFUSED.keys()

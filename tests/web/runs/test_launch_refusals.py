@@ -39,11 +39,11 @@ def test_a_token_of_one_node_is_no_token_of_another_attempt(pair):
     assert pair.beat(pair.other).status_code == 401
 
 
-TOO_OLD = wire.SPOKEN[0] - 1
+TOO_OLD = wire.SUPPORTED_VERSIONS[0] - 1
 
 
 def test_every_version_that_is_spoken_can_take_part_in_a_run_on_several_nodes():
-    assert all(wire.SINCE[field] <= wire.SPOKEN[0] for field in (("Claim", "address"), ("Claimed", "rendezvous")))
+    assert all(wire.ADDED_IN_VERSION[field] <= wire.SUPPORTED_VERSIONS[0] for field in (("Claim", "address"), ("Claimed", "rendezvous")))
 
 
 def test_a_worker_that_is_too_old_gets_no_part_in_it(world, settings):

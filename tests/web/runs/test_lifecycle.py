@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, may_move
+from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, can_transition
 from oppo_platform.runs import lifecycle
 from oppo_platform.runs.allowed_actions import wishes
 from oppo_platform.runs.lifecycle import NotPossible, cancel_run, pause_run, preempt_run, resume_run
@@ -60,7 +60,7 @@ def assert_lawful(run):
     """The table was followed without a gap, and devices are held exactly in the states that hold them."""
     rows = list(run.transitions.order_by("id"))
     assert [row.old for row in rows] == ["", *(row.new for row in rows[:-1])]
-    assert all(may_move(RunState(row.old), RunState(row.new)) for row in rows[1:])
+    assert all(can_transition(RunState(row.old), RunState(row.new)) for row in rows[1:])
     assert rows[-1].new == run.state
     held = Allocation.objects.filter(attempt__run=run, released_at__isnull=True).exists()
     assert held == (run.state in HOLDING_DEVICES)

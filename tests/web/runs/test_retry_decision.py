@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_contract.sections.run import LogRule, Retries
-from oppo_contract.states import HOLDING_DEVICES, RunState, may_move
+from oppo_contract.states import HOLDING_DEVICES, RunState, can_transition
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.retry_decision import LONGEST_BACKOFF_S, Ended, RetryPolicy, backoff_s, first_rule, verdict
 
@@ -28,7 +28,7 @@ def judged(outcome="engine_died", state="running", lines=(), reason="killed", de
 @settings(deadline=None)
 def test_every_verdict_is_a_lawful_move(outcome, state, deaths, attempts, lines):
     after = judged(outcome, state, lines, deaths=deaths, attempts=attempts)
-    assert may_move(RunState(state), after.state)
+    assert can_transition(RunState(state), after.state)
     assert after.why
     assert after.state != RunState.QUEUED or state not in (RunState.CANCELLING, RunState.PAUSING)
     assert after.wait_s == 0 or after.state == RunState.QUEUED

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from oppo_contract.safe_delete import folder_of
+from oppo_contract.safe_delete import file_url_path
 from oppo_platform.accounts.access import Action, permits
 from oppo_platform.accounts.models import AuditEntry
 from oppo_platform.runs.attempts import artifact_url
@@ -133,7 +133,7 @@ def test_only_the_newest_checkpoints_of_an_ended_run_stay(ended):
     other = world.submit(name="waits")
     rule(world, keep_checkpoints=1, grace=False)
     keep_house()
-    folder = folder_of(artifact_url(run.pk)) / "checkpoints"
+    folder = file_url_path(artifact_url(run.pk)) / "checkpoints"
     assert [path.name for path in folder.iterdir()] == ["step-00000006"]
     assert list(Checkpoint.objects.values_list("step", flat=True)) == [6]
     assert told(world, run) == [
@@ -158,7 +158,7 @@ def test_the_newer_attempt_counts_and_a_folder_that_both_wrote_stays(ended):
     Attempt.objects.filter(pk=second.pk).update(state="ended")
     rule(world, keep_checkpoints=1, grace=False)
     keep_house()
-    folder = folder_of(artifact_url(run.pk)) / "checkpoints"
+    folder = file_url_path(artifact_url(run.pk)) / "checkpoints"
     assert [path.name for path in folder.iterdir()] == ["step-00000004"]
     assert list(Checkpoint.objects.values_list("step", "attempt__epoch")) == [(4, 2)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from django.db import connection, transaction
 
-from oppo_contract.safe_delete import folder_of
+from oppo_contract.safe_delete import file_url_path
 from oppo_platform.accounts.models import AuditEntry
 from oppo_platform.alerts.models import Alert
 from oppo_platform.runs.attempts import artifact_url
@@ -107,7 +107,7 @@ def test_only_ended_runs_are_deleted(world):
 
 def test_nothing_is_left_of_a_purged_run_but_a_line_and_what_it_used(ended, settings):
     world, _, run, attempt_id = ended
-    folder = folder_of(artifact_url(run.pk))
+    folder = file_url_path(artifact_url(run.pk))
     used = faded_usage(world.clock.now())[world.team.pk]
     world.login("ada").delete(f"/api/v1/runs/{run.pk}")
     world.clock.advance(7 * DAY_S + 1)
@@ -171,10 +171,10 @@ def test_a_purge_and_a_batch_at_the_same_time(ended, events, at_once, first):
     def holder():
         with transaction.atomic():
             if first == "ingest":
-                from oppo_contract.events import EVENT
+                from oppo_contract.events import EVENT_ADAPTER
                 from oppo_platform.telemetry.ingest import ingest
 
-                ingest(attempt_id, "engine", [EVENT.validate_python(events.step(26, 7, m=7.0))])
+                ingest(attempt_id, "engine", [EVENT_ADAPTER.validate_python(events.step(26, 7, m=7.0))])
             else:
                 assert purging.begin(run.pk)
             holds.set()

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
-from oppo_contract.safe_delete import folder_of
+from oppo_contract.safe_delete import file_url_path
 from oppo_platform.accounts.models import AuditEntry
 from oppo_platform.byte_sizes import size
 from oppo_platform.runs.attempts import artifact_url
@@ -115,7 +115,7 @@ def test_checkpoints_count_while_their_files_are_there(running, settings):
 
 
 def folder(run, step):
-    return folder_of(artifact_url(run.pk)) / "checkpoints" / f"step-{step:08d}"
+    return file_url_path(artifact_url(run.pk)) / "checkpoints" / f"step-{step:08d}"
 
 
 def test_a_run_that_goes_on_is_counted_now_and_then_and_one_that_ended_once(running, events, settings):

@@ -9,7 +9,7 @@ from django.db import connection, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oppo_contract.events import EVENT
+from oppo_contract.events import EVENT_ADAPTER
 from oppo_platform.runs.models import Attempt, Run
 from oppo_platform.telemetry import selectors
 from oppo_platform.telemetry.ingest import GapFound, ingest
@@ -87,7 +87,7 @@ def test_producers_count_for_themselves(running, events):
 
 def test_senders_at_once_apply_each_event_once(running, events, at_once):
     _, _, run, attempt_id = running
-    every = [EVENT.validate_python(events.step(i, i, m=float(i))) for i in range(1, 41)]
+    every = [EVENT_ADAPTER.validate_python(events.step(i, i, m=float(i))) for i in range(1, 41)]
 
     def sender(size):
         def send():
@@ -114,7 +114,7 @@ def test_any_sequence_of_batches_leaves_a_prefix_applied_once(running, events, b
     HotPoints.objects.all().delete()
     applied = 0
     for start, size in batches:
-        batch = [EVENT.validate_python(events.step(i + 1, i + 1, m=float(i))) for i in range(start, start + size)]
+        batch = [EVENT_ADAPTER.validate_python(events.step(i + 1, i + 1, m=float(i))) for i in range(start, start + size)]
         if start > applied:
             with pytest.raises(GapFound) as gap:
                 ingest(attempt_id, "engine", batch)
@@ -258,7 +258,7 @@ def test_a_batch_takes_the_runs_lock_before_anything_else(running, events):
     And of two producers' lines the later ones could be seen first; who then reads on from the last line misses the earlier ones.
     """
     _, _, run, attempt_id = running
-    batch = [EVENT.validate_python(event) for event in (events.started(1), events.step(2, 1, m=1.0))]
+    batch = [EVENT_ADAPTER.validate_python(event) for event in (events.started(1), events.step(2, 1, m=1.0))]
     sender = threading.Thread(target=lambda: (ingest(attempt_id, "engine", batch), connection.close()))
     with transaction.atomic():
         Run.objects.select_for_update().get(pk=run.pk)
