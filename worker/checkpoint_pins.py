@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
-from oppo_contract.checkpoint_pins import remove_older_pins, pins_locked, write_pins
+from oppo_contract.checkpoint_pins import pins_locked, remove_older_pins, write_pins
 from oppo_contract.machine import write_private
 from oppo_contract.wire import CheckpointRef
 from worker.artifacts import path_of

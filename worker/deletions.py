@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import structlog
 
 from oppo_contract.safe_delete import OutsideRootError, delete_run_folder
-from oppo_contract.wire import DeletionResult, DeletionOrder
+from oppo_contract.wire import DeletionOrder, DeletionResult
 
 log = structlog.get_logger("worker.deletions")
 

@@ -91,7 +91,7 @@ def _free_one_of(ports: Sequence[int], host: str) -> int | None:
 
 
 def processes_of(spec: Mapping[str, object]) -> int:
-    """How many processes a run wants on each node: as many as it says, or one a device that trains (`Resources.ranks_per_node`)."""
+    """Ranks per node of a spec as plain data (`Resources.ranks_per_node`)."""
     resources = spec.get("resources")
     if not isinstance(resources, dict):
         return 1

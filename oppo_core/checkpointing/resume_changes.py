@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from oppo_contract.resume_rules import ALLOWED, REFUSED, Change, matches_rule, diff_specs, min_overcommit, refusing_rule, max_in_flight
+from oppo_contract.resume_rules import (
+    ALLOWED,
+    REFUSED,
+    Change,
+    matches_rule,
+    max_in_flight,
+    min_overcommit,
+    refusing_rule,
+)
 from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState
 
 if TYPE_CHECKING:
     from oppo_core.engine.state import Engine
 
-__all__ = ["ALLOWED", "REFUSED", "Change", "apply", "below", "between", "refusals", "refusing_rule"]
+__all__ = ["ALLOWED", "REFUSED", "Change", "apply", "diff_specs", "matches_rule", "refusals", "refusing_rule"]
 
 
 def refusals(changed: Iterable[Change], in_flight: int, spec: RunSpec) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from oppo_contract.checkpoint_pins import pins_exist, pins_locked, pinned_names
+from oppo_contract.checkpoint_pins import pinned_names, pins_exist, pins_locked
 from oppo_core.checkpointing.atomic_dir import remove
 
 

@@ -1,8 +1,7 @@
-"""A run's timeline as Chrome Trace Event JSON, for ui.perfetto.dev and chrome://tracing. A pure function of its events.
+"""Converts a run's events to Chrome Trace Event JSON, for ui.perfetto.dev and chrome://tracing. A pure function.
 
-Processes are drawn as processes, a device's lanes (one a role) as their threads. Beside them stand the run itself (steps,
-counters, decisions, checkpoints), every bubble with its cause, and the answers that were deferred. Times in microseconds
-since the first `started` event.
+Trace processes: the run (steps, counters, decisions, checkpoints), actor and scorers (one thread per device and role), bubbles
+with their idle cause, and deferred responses. Times are microseconds since the first `started` event.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Any
 from oppo_contract.events import CheckpointEvent, DecisionEvent, Event, IdleCause, SpansEvent, StartedEvent
 
 RUN, ACTOR, SCORERS, BUBBLES, DEFERRED = PROCESSES = ("run", "actor", "scorers", "bubbles", "deferred answers")
-# Names from the viewer's reserved palette; Perfetto chooses colours of its own.
+# Reserved colour names of chrome://tracing; Perfetto ignores them.
 IDLE_COLOURS: dict[IdleCause, str] = {
     "decode": "thread_state_runnable", "tail": "bad", "score": "thread_state_iowait", "update": "rail_response",
     "weights": "rail_load", "data": "rail_animation", "checkpoint": "startup", "eval": "good", "unknown": "terrible",
 }  # fmt: skip
-# At one moment: slices first, the longest of them outermost, then what is bound to them.
-RANK = {"M": 0, "X": 1, "C": 2, "i": 3, "s": 4, "f": 5}
+# Sort order at equal times: slices first, then the events that refer to them.
+PHASE_ORDER = {"M": 0, "X": 1, "C": 2, "i": 3, "s": 4, "f": 5}
 
 Track = tuple[str, str]  # process, thread
 Json = dict[str, Any]
@@ -28,7 +27,7 @@ Json = dict[str, Any]
 
 @dataclass(eq=False, slots=True)
 class Slice:
-    """Something that took from `start` to `end`, µs. `lane` counts the threads that a track needs beside each other."""
+    """An interval from `start` to `end`, µs. `lane` numbers the parallel threads of a track."""
 
     track: Track
     start: int
@@ -49,24 +48,24 @@ class Flow:
 
 
 @dataclass(slots=True)
-class Drawing:
-    """Everything that is to be drawn, before it has found its place."""
+class TraceData:
+    """Slices, flows, counters and instants collected from the events, before threads are assigned."""
 
     slices: list[Slice] = field(default_factory=list)
     flows: list[Flow] = field(default_factory=list)
     counters: list[tuple[int, str, float]] = field(default_factory=list)
-    marks: list[tuple[int, str, Json]] = field(default_factory=list)
-    last_segment: dict[int, Slice] = field(default_factory=dict)  # of every deferred answer
+    instants: list[tuple[int, str, Json]] = field(default_factory=list)
+    last_segment: dict[int, Slice] = field(default_factory=dict)  # by sequence_id of an untrained response
 
     @property
     def end(self) -> int:
-        """The last moment drawn, µs."""
-        return max((piece.end for piece in self.slices), default=0)
+        """End of the last slice, µs."""
+        return max((slice_.end for slice_ in self.slices), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of the engine: its place on the common axis, and which process each device belongs to."""
+    """One start of the engine: its offset on the common time axis, and the trace process of each device."""
 
     number: int
     zero_us: int
@@ -74,7 +73,7 @@ class Attempt:
     owner: dict[str, str]
 
     def at(self, seconds: float) -> int:
-        """µs on the common axis of a time since this attempt's `started` event."""
+        """Seconds since this attempt's `started` event → µs on the common axis."""
         return self.zero_us + round(seconds * 1e6)
 
 
@@ -82,156 +81,155 @@ def chrome_trace(events: Iterable[Event]) -> Json:
     """The trace file's content.
 
     Args:
-        events: as an outbox file holds them; attempts that were appended to it after a resume follow each other.
+        events: in the order of the outbox file; a resumed attempt follows the one before.
 
     Raises:
         ValueError: there is no `started` event: the run never started to train.
     """
-    drawing = Drawing()
+    data = TraceData()
     attempt: Attempt | None = None
     first_wall = 0.0
     for event in events:
         if isinstance(event, StartedEvent):
             first_wall = event.time if attempt is None else first_wall
-            # Never before the end of the last attempt, whatever the machine's clock was set to meanwhile.
-            zero = max(round((event.time - first_wall) * 1e6), drawing.end)
+            # Attempts never overlap, even if the machine's clock was set back.
+            zero = max(round((event.time - first_wall) * 1e6), data.end)
             attempt = Attempt(attempt.number + 1 if attempt else 1, zero, event.time, _owners(event))
-            drawing.last_segment.clear()
-            drawing.marks.append((zero, f"attempt {attempt.number}", {"start_step": event.start_step}))
+            data.last_segment.clear()
+            data.instants.append((zero, f"attempt {attempt.number}", {"start_step": event.start_step}))
         elif attempt is not None:
-            _draw(drawing, attempt, event)
+            _add_event(data, attempt, event)
     if attempt is None:
         raise ValueError("there is no `started` event: the run never started to train")
-    return {"traceEvents": _placed(drawing), "displayTimeUnit": "ms"}
+    return {"traceEvents": _trace_events(data), "displayTimeUnit": "ms"}
 
 
 def _owners(started: StartedEvent) -> dict[str, str]:
-    """A device belongs to the process whose lane is drawn first on it: sequential PPO has one process for all."""
+    """Device → trace process of its first lane; sequential PPO uses one process for all roles."""
     owners: dict[str, str] = {}
     for device, role in started.lanes:
         owners.setdefault(device, ACTOR if role == "actor" else SCORERS)
     return owners
 
 
-def _draw(drawing: Drawing, attempt: Attempt, event: Event) -> None:
+def _add_event(data: TraceData, attempt: Attempt, event: Event) -> None:
     if isinstance(event, SpansEvent):
-        _draw_step(drawing, attempt, event)
-        _draw_deferred(drawing, attempt, event)
-    elif isinstance(event, DecisionEvent):
-        arguments = {"old": event.old, "new": event.new, "reason": event.reason}
-        drawing.marks.append(
-            (max(attempt.at(event.time - attempt.wall), attempt.zero_us), f"{event.controller} decision", arguments)
-        )
-    elif isinstance(event, CheckpointEvent):
+        _add_step(data, attempt, event)
+        _add_deferred(data, attempt, event)
+    elif isinstance(event, DecisionEvent | CheckpointEvent):
         at = max(attempt.at(event.time - attempt.wall), attempt.zero_us)
-        drawing.marks.append((at, "checkpoint", {"step": event.step, "folder": event.folder}))
+        if isinstance(event, DecisionEvent):
+            arguments: Json = {"old": event.old, "new": event.new, "reason": event.reason}
+            data.instants.append((at, f"{event.controller} decision", arguments))
+        else:
+            data.instants.append((at, "checkpoint", {"step": event.step, "folder": event.folder}))
 
 
-def _draw_step(drawing: Drawing, attempt: Attempt, event: SpansEvent) -> None:
+def _add_step(data: TraceData, attempt: Attempt, event: SpansEvent) -> None:
     start, end = (attempt.at(t) for t in event.window_s)
-    about = {"step": event.step, "attempt": attempt.number}
-    drawing.slices.append(Slice((RUN, "steps"), start, end, f"step {event.step}", about))
+    common = {"step": event.step, "attempt": attempt.number}
+    data.slices.append(Slice((RUN, "steps"), start, end, f"step {event.step}", common))
     columns = zip(event.device, event.role, event.phase, event.start_s, event.end_s, event.chunk, event.rows, strict=True)
     spans = []
-    for device, role, phase, begun, done, chunk, rows in columns:
+    for device, role, phase, began, done, chunk, rows in columns:
         track = (attempt.owner.get(device, ACTOR if role == "actor" else SCORERS), f"{device} {role}")
-        arguments = about | {"chunk": chunk, "rows": rows}
-        spans.append(Slice(track, attempt.at(begun), attempt.at(done), phase, arguments))
-    drawing.slices += spans
-    drawing.flows += [Flow(f"chunk {event.chunk[writer]}", spans[writer], spans[reader]) for writer, reader in event.flows]
-    for device, cause, begun, done in event.idle:
-        piece = Slice((BUBBLES, device), attempt.at(begun), attempt.at(done), cause, about | {"cause": cause}, IDLE_COLOURS[cause])
-        drawing.slices.append(piece)
+        arguments = common | {"chunk": chunk, "rows": rows}
+        spans.append(Slice(track, attempt.at(began), attempt.at(done), phase, arguments))
+    data.slices += spans
+    data.flows += [Flow(f"chunk {event.chunk[writer]}", spans[writer], spans[reader]) for writer, reader in event.flows]
+    for device, cause, began, done in event.idle:
+        arguments = common | {"cause": cause}
+        data.slices.append(Slice((BUBBLES, device), attempt.at(began), attempt.at(done), cause, arguments, IDLE_COLOURS[cause]))
     for name, samples in event.counters.items():
-        drawing.counters += [(attempt.at(t), name, value) for t, value in samples]
+        data.counters += [(attempt.at(t), name, value) for t, value in samples]
 
 
-def _draw_deferred(drawing: Drawing, attempt: Attempt, event: SpansEvent) -> None:
-    """A row for every answer that crosses a step's end, its pieces joined by arrows."""
-    for answer in event.deferred:
-        arguments = {"step": event.step, "age": answer.age, "tokens": answer.tokens, "trained": answer.trained}
-        start, end = attempt.at(answer.start_s), attempt.at(answer.end_s)
-        piece = Slice((DEFERRED, "answers"), start, end, f"answer {answer.sequence_id}", arguments)
-        before = drawing.last_segment.pop(answer.sequence_id, None)
+def _add_deferred(data: TraceData, attempt: Attempt, event: SpansEvent) -> None:
+    """One row per response that crosses a step boundary; flow arrows join its slices."""
+    for response in event.deferred:
+        arguments = {"step": event.step, "age": response.age, "tokens": response.tokens, "trained": response.trained}
+        start, end = attempt.at(response.start_s), attempt.at(response.end_s)
+        slice_ = Slice((DEFERRED, "answers"), start, end, f"answer {response.sequence_id}", arguments)
+        before = data.last_segment.pop(response.sequence_id, None)
         if before is not None:
-            drawing.flows.append(Flow("deferred", before, piece))
-        if not answer.trained:
-            drawing.last_segment[answer.sequence_id] = piece
-        drawing.slices.append(piece)
+            data.flows.append(Flow("deferred", before, slice_))
+        if not response.trained:
+            data.last_segment[response.sequence_id] = slice_
+        data.slices.append(slice_)
 
 
-def _placed(drawing: Drawing) -> list[Json]:
-    """The events of the file: names first, then by time."""
-    _choose_lanes(drawing.slices)
-    tracks = sorted({(piece.track, piece.lane) for piece in drawing.slices}, key=lambda t: (PROCESSES.index(t[0][0]), *t))
+def _trace_events(data: TraceData) -> list[Json]:
+    """Metadata events, then all others by time."""
+    _assign_lanes(data.slices)
+    tracks = sorted({(slice_.track, slice_.lane) for slice_ in data.slices}, key=lambda t: (PROCESSES.index(t[0][0]), *t))
     threads = {key: number for number, key in enumerate(tracks, start=1)}
-    placed = [_slice(piece, threads) for piece in drawing.slices]
+    events = [_slice_event(slice_, threads) for slice_ in data.slices]
     run = PROCESSES.index(RUN) + 1
-    placed += [{"ph": "C", "pid": run, "ts": ts, "name": name, "args": {"value": v}} for ts, name, v in drawing.counters]
-    placed += [
+    events += [{"ph": "C", "pid": run, "ts": ts, "name": name, "args": {"value": v}} for ts, name, v in data.counters]
+    events += [
         {"ph": "i", "s": "p", "pid": run, "tid": 0, "ts": ts, "name": name, "args": arguments}
-        for ts, name, arguments in drawing.marks
+        for ts, name, arguments in data.instants
     ]
-    for number, flow in enumerate(drawing.flows, start=1):
-        placed += _arrow(number, flow, threads)
-    placed.sort(key=lambda event: (event["ts"], RANK[event["ph"]], -event.get("dur", 0)))
-    return _names(threads) + placed
+    for number, flow in enumerate(data.flows, start=1):
+        events += _flow_events(number, flow, threads)
+    events.sort(key=lambda event: (event["ts"], PHASE_ORDER[event["ph"]], -event.get("dur", 0)))
+    return _metadata(threads) + events
 
 
-def _choose_lanes(slices: list[Slice]) -> None:
-    """Slices of one thread may enclose each other and must not overlap otherwise; deferred answers stand side by side."""
+def _assign_lanes(slices: list[Slice]) -> None:
+    """Set `lane` so that slices of one thread nest or do not overlap; deferred responses never nest."""
     open_ends: dict[tuple[Track, int], list[int]] = {}
-    for piece in sorted(slices, key=lambda s: (s.start, -s.end)):
+    for slice_ in sorted(slices, key=lambda s: (s.start, -s.end)):
         while True:
-            ends = open_ends.setdefault((piece.track, piece.lane), [])
-            while ends and ends[-1] <= piece.start:
+            ends = open_ends.setdefault((slice_.track, slice_.lane), [])
+            while ends and ends[-1] <= slice_.start:
                 ends.pop()
-            if not ends or (piece.end <= ends[-1] and piece.track[0] != DEFERRED):
-                ends.append(piece.end)
+            if not ends or (slice_.end <= ends[-1] and slice_.track[0] != DEFERRED):
+                ends.append(slice_.end)
                 break
-            piece.lane += 1
+            slice_.lane += 1
 
 
-def _slice(piece: Slice, threads: dict[tuple[Track, int], int]) -> Json:
-    placed = {
-        "ph": "X", "cat": piece.track[0], "name": piece.name, **_address(piece, threads), "ts": piece.start,
-        "dur": piece.end - piece.start, "args": piece.arguments,
+def _slice_event(slice_: Slice, threads: dict[tuple[Track, int], int]) -> Json:
+    event = {
+        "ph": "X", "cat": slice_.track[0], "name": slice_.name, **_thread_ids(slice_, threads), "ts": slice_.start,
+        "dur": slice_.end - slice_.start, "args": slice_.arguments,
     }  # fmt: skip
-    return placed | {"cname": piece.colour} if piece.colour else placed
+    return event | {"cname": slice_.colour} if slice_.colour else event
 
 
-def _address(piece: Slice, threads: dict[tuple[Track, int], int]) -> Json:
-    return {"pid": PROCESSES.index(piece.track[0]) + 1, "tid": threads[piece.track, piece.lane]}
+def _thread_ids(slice_: Slice, threads: dict[tuple[Track, int], int]) -> Json:
+    return {"pid": PROCESSES.index(slice_.track[0]) + 1, "tid": threads[slice_.track, slice_.lane]}
 
 
-def _arrow(number: int, flow: Flow, threads: dict[tuple[Track, int], int]) -> list[Json]:
-    """From inside the source to the beginning of the target; none where a slice without length has no inside."""
+def _flow_events(number: int, flow: Flow, threads: dict[tuple[Track, int], int]) -> list[Json]:
+    """From inside the source to the start of the target; empty if one of them has zero length."""
     source, target = flow.source, flow.target
     start = min(source.end - 1, target.start)
     if start < source.start or target.end == target.start:
         return []
     common = {"cat": "flow", "name": flow.name, "id": number}
     return [
-        {"ph": "s", **common, **_address(source, threads), "ts": start},
-        {"ph": "f", "bp": "e", **common, **_address(target, threads), "ts": target.start},
+        {"ph": "s", **common, **_thread_ids(source, threads), "ts": start},
+        {"ph": "f", "bp": "e", **common, **_thread_ids(target, threads), "ts": target.start},
     ]
 
 
-def _names(threads: dict[tuple[Track, int], int]) -> list[Json]:
-    """Names and order of processes and threads."""
-    named: list[Json] = []
+def _metadata(threads: dict[tuple[Track, int], int]) -> list[Json]:
+    """Names and sort order of processes and threads."""
+    events: list[Json] = []
     for number, process in enumerate(PROCESSES, start=1):
         if any(track[0] == process for track, _ in threads):
-            named += _name("process", process, number, 0, number)
+            events += _name_events("process", process, number, 0, number)
     for (track, lane), tid in threads.items():
         title = track[1] if lane == 0 else f"{track[1]} ({lane + 1})"
-        named += _name("thread", title, PROCESSES.index(track[0]) + 1, tid, tid)
-    return named
+        events += _name_events("thread", title, PROCESSES.index(track[0]) + 1, tid, tid)
+    return events
 
 
-def _name(kind: str, name: str, pid: int, tid: int, order: int) -> list[Json]:
-    about = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
+def _name_events(kind: str, name: str, pid: int, tid: int, order: int) -> list[Json]:
+    common = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
     return [
-        about | {"name": f"{kind}_name", "args": {"name": name}},
-        about | {"name": f"{kind}_sort_index", "args": {"sort_index": order}},
+        common | {"name": f"{kind}_name", "args": {"name": name}},
+        common | {"name": f"{kind}_sort_index", "args": {"sort_index": order}},
     ]

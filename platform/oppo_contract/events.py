@@ -1,8 +1,8 @@
-"""What an attempt tells while it runs: an envelope (attempt, producer, seq, time) around one kind of payload.
+"""Telemetry events of an attempt: an envelope (producer, seq, time) and one kind of payload.
 
-A producer (the engine, its supervisor) numbers its events 1, 2, 3, …; ingest applies each number exactly once. Times are
-POSIX seconds (UTC). Times inside `SpansEvent` and `StepEvent` are seconds since the attempt's `StartedEvent.time`.
-Non-finite numbers travel as the strings "NaN", "Infinity" and "-Infinity", because JSON has none.
+A producer (the engine or its supervisor) numbers its events 1, 2, 3, …; ingest applies each number exactly once. Times are
+POSIX seconds (UTC); inside `SpansEvent` and `StepEvent`, seconds since the attempt's `StartedEvent.time`. Non-finite numbers are
+the strings "NaN", "Infinity" and "-Infinity", because JSON has none.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 MAX_EVENT_BYTES = 1024 * 1024
 MAX_METRICS_PER_STEP = 500
-# What is left out while a file beside the events file, with this at the end of its name, says that the outbox is full.
+# Events dropped while the outbox is full. The supervisor signals that with a file: events file name + FULL_SUFFIX.
 DETAIL_KINDS = ("spans", "samples", "log")
 FULL_SUFFIX = ".full"
-# Where several processes of a node train one run, the first one writes the events file, and each other one a file of its own
-# beside it, with this and its number at the end: so the numbering of the first is not disturbed.
+# With several ranks on a node, local rank 0 writes the events file; rank n writes events file name + LOCAL_RANK_SUFFIX + n.
 LOCAL_RANK_SUFFIX = ".process-"
-MAX_STEP = 2**31 - 1  # more than anybody trains, and all that a platform has room for
-MAX_TIME = 253_402_300_799.0  # the end of the year 9999, beyond which no calendar goes
+MAX_STEP = 2**31 - 1  # the range of the database column
+MAX_TIME = 253_402_300_799.0  # end of the year 9999, the maximum of datetime
 
 MetricKey = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_./:-]+$")]
-# What a device does, and whose work it is (docs/metrics.md explains each).
+# Kind of work and model role (docs/metrics.md explains each).
 Phase = Literal[
     "decode",
     "actor-prefill",
@@ -46,13 +45,13 @@ Counter = Literal["live_rows", "waiting_handovers", "finished", "overcommit", "c
 
 
 class WireModel(BaseModel):
-    """Anything that crosses a process or machine boundary: unknown keys are errors, non-finite floats are spelt out."""
+    """Base of all messages and events: unknown keys are errors, non-finite floats are strings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
 class Envelope(WireModel):
-    """Who said it, as which number, and when."""
+    """Producer, sequence number and time of an event."""
 
     producer: Literal["engine", "supervisor"] = Field(
         description="The producer; with several nodes, each node's engine and supervisor is a producer of its own."
@@ -62,7 +61,7 @@ class Envelope(WireModel):
 
 
 class StartedEvent(Envelope):
-    """The engine has loaded everything and is about to take its first step."""
+    """The engine has loaded everything and starts its first step."""
 
     kind: Literal["started"] = "started"
     devices: list[str] = Field(description="Names of the allocated devices, such as `cpu:0`.")
@@ -85,7 +84,7 @@ class StepEvent(Envelope):
 
 
 class SpansEvent(Envelope):
-    """The timeline of one step, by column: span i did `phase[i]` on `device[i]` from `start_s[i]` to `end_s[i]`."""
+    """The timeline of one step, by column: span i is `phase[i]` on `device[i]` from `start_s[i]` to `end_s[i]`."""
 
     kind: Literal["spans"] = "spans"
     step: int = Field(ge=1, le=MAX_STEP, description="The step, counted from 1.")
@@ -109,7 +108,7 @@ class SpansEvent(Envelope):
 
 
 class DeferredSequence(WireModel):
-    """A sequence that crossed a step's end: it was decoded here from `start_s` to `end_s`, and trained here or not yet."""
+    """A sequence that crosses a step boundary: decoded in this step from `start_s` to `end_s`."""
 
     sequence_id: int = Field(description="Its number, unique within the run.")
     age: int = Field(ge=0, description="Staleness so far, steps.")
@@ -120,7 +119,7 @@ class DeferredSequence(WireModel):
 
 
 class DecisionEvent(Envelope):
-    """A controller changed or kept its value, and why."""
+    """A controller changed or kept its value."""
 
     kind: Literal["decision"] = "decision"
     step: int = Field(ge=0, le=MAX_STEP, description="The step after which the decision was made.")
@@ -135,7 +134,7 @@ class DecisionEvent(Envelope):
 
 
 class Sample(WireModel):
-    """One trained answer. Its text is untrusted."""
+    """One trained response. Its text is untrusted."""
 
     sequence_id: int = Field(description="Its number in the run.")
     prompt: str = Field(description="The prompt.")
@@ -153,7 +152,7 @@ class Sample(WireModel):
 
 
 class SamplesEvent(Envelope):
-    """Some answers of a step."""
+    """Sampled responses of a step."""
 
     kind: Literal["samples"] = "samples"
     step: int = Field(ge=0, le=MAX_STEP, description="The step that trained them, or after which they were evaluated.")
@@ -175,7 +174,7 @@ class CheckpointEvent(Envelope):
 
 
 class LogEvent(Envelope):
-    """Lines that the engine or its supervisor wrote."""
+    """Log lines of the engine or its supervisor."""
 
     kind: Literal["log"] = "log"
     stream: Literal["stdout", "stderr", "supervisor"] = Field(description="The stream.")
@@ -183,7 +182,7 @@ class LogEvent(Envelope):
 
 
 class DroppedEvent(Envelope):
-    """The outbox was full: so much detail of these steps was not written, so that metrics and checkpoints always are."""
+    """Events dropped because the outbox was full; metrics and checkpoints are never dropped."""
 
     kind: Literal["left_out"] = "left_out"
     from_step: int = Field(ge=0, description="First step with dropped data.")
@@ -193,7 +192,7 @@ class DroppedEvent(Envelope):
     lines: int = Field(ge=0, description="Log lines dropped.")
 
     def summary(self) -> str:
-        """What was left out, a sentence."""
+        """One sentence for the run's log."""
         steps = f"step {self.to_step}" if self.from_step == self.to_step else f"steps {self.from_step} to {self.to_step}"
         counts = ((self.timelines, "timeline"), (self.answers, "sample"), (self.lines, "log line"))
         things = ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count) or "nothing"
@@ -201,7 +200,7 @@ class DroppedEvent(Envelope):
 
 
 class FinishedEvent(Envelope):
-    """The engine ended by itself: all steps done, budget reached, asked to stop, or an error it could name."""
+    """The engine ended: all steps done, budget reached, stop requested, or an error."""
 
     kind: Literal["finished"] = "finished"
     outcome: Literal["succeeded", "stopped", "failed"] = Field(description="`stopped`: on request.")
@@ -226,5 +225,5 @@ EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 def parse_event(line: str | bytes) -> Event:
-    """One line of an outbox file. Raises pydantic's ValidationError when it is not an event."""
+    """Parse one line of an outbox file. Raises pydantic's ValidationError."""
     return EVENT_ADAPTER.validate_json(line)

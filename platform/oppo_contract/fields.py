@@ -1,8 +1,4 @@
-"""What a field of the spec may hold, in words, read from `RunSpec`'s JSON schema.
-
-One reading serves the complaints about bad values (`problems`) and the table in docs/configuration.md, so that the two never
-disagree with each other or with what pydantic checks.
-"""
+"""Describes the fields of a spec from `RunSpec`'s JSON schema: allowed values as text, for errors and docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -12,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 Schema = dict[str, Any]
-ALLOWED = "x-allowed"  # a field's own words for its pattern, in its json_schema_extra
+ALLOWED = "x-allowed"  # key in json_schema_extra: description of the allowed values, for fields with a pattern
 
 
 @dataclass(frozen=True, slots=True)
 class FieldDoc:
-    """One field, for the documentation. `path` is dotted; `default` is JSON, None for a section and where one must be given."""
+    """Documentation of one field. `path` is dotted; `default` is JSON, None for sections and required fields."""
 
     path: str
     allowed: str
@@ -29,9 +25,9 @@ class FieldDoc:
 
 @dataclass(frozen=True, slots=True)
 class FieldLocation:
-    """Where one of pydantic's complaints points: the path as a user writes it, and the schema that stands there.
+    """The field that a pydantic error refers to: its path in the spec, and its schema.
 
-    `branch` is the alternative that pydantic tried in a union, with the length of the union's own path.
+    `branch` is the union member that pydantic tried, with the length of the union's own path.
     """
 
     path: tuple[str | int, ...]
@@ -40,29 +36,29 @@ class FieldLocation:
 
 
 class SpecSchema:
-    """A pydantic model's JSON schema, with its references resolved on the way."""
+    """A pydantic model's JSON schema; resolves references."""
 
     def __init__(self, schema: Schema) -> None:
         self.root = schema
 
-    def resolved(self, schema: Schema) -> Schema:
-        """The schema a reference points to; a field's own description and default win over the section's."""
+    def resolve(self, schema: Schema) -> Schema:
+        """Follow a `$ref`; the field's own description and default override the section's."""
         if "$ref" not in schema:
             return schema
         target: Schema = self.root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
         return {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
 
-    def choices(self, schema: Schema) -> list[Schema]:
-        """The alternatives of a union, null left out; one for anything else."""
-        options = [self.resolved(option) for option in schema.get("anyOf", [schema])]
+    def union_members(self, schema: Schema) -> list[Schema]:
+        """The members of a union without null; for other schemas, the schema itself."""
+        options = [self.resolve(option) for option in schema.get("anyOf", [schema])]
         return [option for option in options if option.get("type") != "null"]
 
-    def place(self, location: tuple[str | int, ...]) -> FieldLocation:
-        """Follow pydantic's `loc`, which names the tried alternative after each union, to a place in the spec."""
+    def locate(self, location: tuple[str | int, ...]) -> FieldLocation:
+        """Find the field for pydantic's `loc`, which contains the tried member after each union."""
         path: list[str | int] = []
         at, branch = self.root, None
         for part in location:
-            options = self.choices(at)
+            options = self.union_members(at)
             if len(options) > 1:
                 at = next((option for option in options if _is_branch(option, str(part))), options[0])
                 branch = (len(path), at)
@@ -73,21 +69,21 @@ class SpecSchema:
 
     def _inside(self, schema: Schema, part: str | int) -> Schema:
         inner: Schema = schema.get("items", {}) if isinstance(part, int) else schema.get("properties", {}).get(part, {})
-        return self.resolved(inner)
+        return self.resolve(inner)
 
     def keys(self, schema: Schema) -> list[str]:
-        """The keys of a section, sorted; empty for anything else."""
-        return sorted(key for option in self.choices(schema) for key in option.get("properties", {}))
+        """The keys of a section, sorted; empty for other schemas."""
+        return sorted(key for option in self.union_members(schema) for key in option.get("properties", {}))
 
-    def words(self, schema: Schema) -> list[str]:
-        """The words a field may hold, when it is a choice among words."""
-        return [word for option in self.choices(schema) for word in option.get("enum", []) if isinstance(word, str)]
+    def enum_values(self, schema: Schema) -> list[str]:
+        """The text values of a choice; empty for other schemas."""
+        return [word for option in self.union_members(schema) for word in option.get("enum", []) if isinstance(word, str)]
 
-    def allowed(self, schema: Schema) -> str:
-        """What may stand there, as a phrase: `a whole number, 1 to 64`."""
+    def describe(self, schema: Schema) -> str:
+        """The allowed values as a phrase, such as `an integer, 1 to 64`."""
         if not schema:
             return ""
-        phrases = [schema[ALLOWED]] if ALLOWED in schema else [self._phrase(option) for option in self.choices(schema)]
+        phrases = [schema[ALLOWED]] if ALLOWED in schema else [self._phrase(option) for option in self.union_members(schema)]
         if any(option.get("type") == "null" for option in schema.get("anyOf", [])):
             phrases.append("null")
         return ", or ".join(phrases)
@@ -107,30 +103,30 @@ class SpecSchema:
             case "number":
                 return "a number" + _range(schema)
             case "array":
-                return f"a list{_count(schema, 'Items', 'items')}, each {self.allowed(self.resolved(schema['items']))}"
+                return f"a list{_count(schema, 'Items', 'items')}, each {self.describe(self.resolve(schema['items']))}"
             case "object":
                 return "a mapping with " + ", ".join(self.keys(schema))
             case _:
                 return "text" + _count(schema, "Length", "characters")
 
     def field_docs(self, schema: Schema | None = None, prefix: str = "") -> Iterator[FieldDoc]:
-        """Every field in the order of the spec, sections before what they hold."""
+        """Every field in the order of the spec, a section before its fields."""
         schema = self.root if schema is None else schema
         for key, field in schema["properties"].items():
-            inner = self.resolved(field)
-            sections, mark = [option for option in self.choices(inner) if "properties" in option], ""
-            for listed in (option for option in self.choices(inner) if option.get("type") == "array"):
-                sections += [item for item in self.choices(self.resolved(listed["items"])) if "properties" in item]
-                mark = "[]"
+            inner = self.resolve(field)
+            sections, suffix = [option for option in self.union_members(inner) if "properties" in option], ""
+            for listed in (option for option in self.union_members(inner) if option.get("type") == "array"):
+                sections += [item for item in self.union_members(self.resolve(listed["items"])) if "properties" in item]
+                suffix = "[]"
             default = json.dumps(inner["default"]) if "default" in inner else None
             required = key in schema.get("required", [])
-            yield FieldDoc(prefix + key, self.allowed(inner), default, required, inner.get("description", ""), bool(sections))
+            yield FieldDoc(prefix + key, self.describe(inner), default, required, inner.get("description", ""), bool(sections))
             for section in sections:
-                yield from self.field_docs(section, f"{prefix}{key}{mark}.")
+                yield from self.field_docs(section, f"{prefix}{key}{suffix}.")
 
 
 def _is_branch(option: Schema, tried: str) -> bool:
-    # pydantic names a model ModelSpec, or function-after[its_validator(), ModelSpec].
+    # pydantic's `loc` has ModelSpec, or function-after[its_validator(), ModelSpec].
     title = option.get("title")
     return title is not None and (tried == title or tried.endswith(f", {title}]"))
 

@@ -1,14 +1,14 @@
-"""How a process of ours ends with the process that answers for it, however that one ends, `kill -9` included.
+"""Lifeline pipe: child processes end when their parent ends for any reason, `kill -9` included.
 
-The answering process keeps the writing end of a pipe; everybody below it inherits the reading end, whose number stands in
-`OPPO_LIFELINE_FD`. Nothing is ever written: the end-of-file is the message. Our own programs listen with `watch_lifeline`;
-programs of others (PostgreSQL, Valkey, an engine) run below a guard, which is this very file run as a script:
+The parent holds the write end of a pipe; its descendants inherit the read end, whose number is in `OPPO_LIFELINE_FD`. Nothing is
+written: end-of-file means that the parent is gone. Our programs call `watch_lifeline`; other programs (PostgreSQL, Valkey, an
+engine) run below a guard, which is this file run as a script:
 
     python -I -S lifeline.py --fd N --stop INT [--user UID:GID] -- program argument…
 
-The guard listens in the program's place, passes its own stop signal on, and ends with the program's exit status. On Linux the
-program also asks the kernel to be signalled when its guard dies (after the uid is dropped, because setuid clears that wish).
-Standard library only: the guard must start in milliseconds and stay small.
+The guard watches the pipe, forwards stop signals, and exits with the program's status. On Linux the program also sets
+PR_SET_PDEATHSIG (after dropping the uid, because setuid clears it), for the case that the guard dies. Standard library only: the
+guard must start in milliseconds and stay small.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from types import TracebackType
 from typing import IO
 
 LIFELINE_FD = "OPPO_LIFELINE_FD"
-LIFELINE_LOST = 113  # exit status of a process whose lifeline was cut
+LIFELINE_LOST = 113  # exit status of a process whose lifeline was closed
 DEFAULT_GRACE_S = 20.0
 PR_SET_PDEATHSIG = 1
 
 
 class Lifeline:
-    """The pipe that one process holds for all below it. Closing it, or dying, ends them."""
+    """The parent's end of the pipe. Its descendants end when it is closed or this process ends."""
 
     def __init__(self) -> None:
-        self.fd, self._held = os.pipe()
+        self.fd, self._write_fd = os.pipe()
 
     def environ(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
-        """`base` (default: this process's environment) with the pipe's number in it; pass `fd` on with `pass_fds`."""
+        """`base` (default: this process's environment) plus the pipe's number; the child also needs `pass_fds=(fd,)`."""
         return {**(os.environ if base is None else base), LIFELINE_FD: str(self.fd)}
 
     def close(self) -> None:
-        """End everybody below. Harmless when it is cut already."""
-        for fd in (self._held, self.fd):
+        """End all descendants. Idempotent."""
+        for fd in (self._write_fd, self.fd):
             if fd >= 0:
                 os.close(fd)
-        self._held = self.fd = -1
+        self._write_fd = self.fd = -1
 
     def __enter__(self) -> Lifeline:
         return self
@@ -58,19 +58,19 @@ class Lifeline:
 
 
 def inherited_lifeline() -> int | None:
-    """Number of the pipe this process was started with, or None when nobody answers for it."""
+    """File descriptor of the inherited pipe; None if there is none."""
     text = os.environ.get(LIFELINE_FD, "")
     if not text.isdigit():
         return None
     try:
         os.fstat(int(text))
-    except OSError:  # a variable that was inherited without its pipe
+    except OSError:  # the variable was inherited without the pipe
         return None
     return int(text)
 
 
 def watch_lifeline(on_lost: Callable[[], None] | None = None) -> None:
-    """End this process at once when the inherited lifeline is cut, after calling `on_lost`; returns immediately."""
+    """Start a thread that ends this process when the inherited lifeline is closed, after calling `on_lost`."""
     fd = inherited_lifeline()
     if fd is None:
         return
@@ -99,13 +99,16 @@ def start_guarded(
     errors: IO[bytes] | int | None = subprocess.STDOUT,
     pass_lifeline: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own that ends when `lifeline_fd`, a `Lifeline`'s, reaches its end of file.
+    """Start a program below a guard, in a new session; it ends when `lifeline_fd` reaches end-of-file.
 
-    `stop_signal` asks the program to end, SIGKILL follows after `grace_s` seconds. `user` is (uid, gid) and needs root; `errors`
-    goes where `output` goes by default; `pass_lifeline` gives the program the pipe too, for one with children of its own.
+    Args:
+        stop_signal: sent first; SIGKILL follows after `grace_s` seconds.
+        user: (uid, gid); needs root.
+        output, errors: as `stdout` and `stderr` of `Popen`; by default both go to `output`.
+        pass_lifeline: let the program inherit the pipe, for its own children.
 
     Returns:
-        The guard; its exit status is the program's (128 + n when signal n ended it), terminating it stops the program.
+        The guard. Its exit status is the program's, or 128 + n for signal n. Terminating the guard stops the program.
     """
     guard = [sys.executable, "-I", "-S", __file__, "--fd", str(lifeline_fd)]
     guard += ["--stop", str(int(stop_signal)), "--grace", str(grace_s)]
@@ -126,15 +129,15 @@ def start_guarded(
 
 
 def die_with_parent(stop_signal: int) -> None:
-    """On Linux: let the kernel send `stop_signal` to this process when the thread that started it dies."""
+    """On Linux, PR_SET_PDEATHSIG: the kernel sends `stop_signal` to this process when the thread that started it dies."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_PDEATHSIG, stop_signal, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
 
-def _become(argv: Sequence[str], user: str, stop_signal: int, guard_pid: int) -> None:
-    """In the forked child: drop the uid, ask to die with the guard, become the program. Never returns."""
+def _exec_program(argv: Sequence[str], user: str, stop_signal: int, guard_pid: int) -> None:
+    """In the forked child: drop the uid, set the parent-death signal, exec the program. Never returns."""
     try:
         if user:
             uid, gid = (int(part) for part in user.split(":"))
@@ -142,16 +145,16 @@ def _become(argv: Sequence[str], user: str, stop_signal: int, guard_pid: int) ->
             os.setgid(gid)
             os.setuid(uid)
         die_with_parent(stop_signal)
-        if os.getppid() == guard_pid:  # otherwise the guard died before the wish was made
-            os.execvp(argv[0], list(argv))  # noqa: S606 - the guard's whole purpose
+        if os.getppid() == guard_pid:  # else the guard died before `die_with_parent`
+            os.execvp(argv[0], list(argv))  # noqa: S606
     except OSError as error:
         sys.stderr.write(f"cannot start {argv[0]}: {error}\n")
         sys.stderr.flush()
     os._exit(127)
 
 
-def _stand_guard(pid: int, lifeline_fd: int, stop_signal: int, grace_s: float, wake_fd: int, asked: list[int]) -> int:
-    """Wait for the program's end; stop it when the lifeline is cut or the guard was signalled. Returns its exit status."""
+def _run_guard(pid: int, lifeline_fd: int, stop_signal: int, grace_s: float, wake_fd: int, signals: list[int]) -> int:
+    """Wait for the program; stop it when the lifeline is closed or the guard is signalled. Returns the exit status."""
     kill_at = float("inf")
     stopping = False
     watched = [lifeline_fd, wake_fd]
@@ -166,11 +169,11 @@ def _stand_guard(pid: int, lifeline_fd: int, stop_signal: int, grace_s: float, w
         lost = lifeline_fd in ready
         if lost:
             watched = [wake_fd]
-        if (lost or asked) and not stopping:
+        if (lost or signals) and not stopping:
             os.kill(pid, stop_signal)
             stopping = True
             kill_at = time.monotonic() + grace_s
-        if lost:  # nobody is left who could lose patience
+        if lost:  # no parent is left to escalate a long grace period
             kill_at = min(kill_at, time.monotonic() + DEFAULT_GRACE_S)
         if time.monotonic() >= kill_at:
             os.kill(pid, signal.SIGKILL)
@@ -178,7 +181,7 @@ def _stand_guard(pid: int, lifeline_fd: int, stop_signal: int, grace_s: float, w
 
 
 def guard(arguments: Sequence[str]) -> int:
-    """The guard's main program; see the module's text."""
+    """Main program of the guard (module docstring). Returns the exit status."""
     options = {"--fd": "-1", "--stop": "15", "--grace": str(DEFAULT_GRACE_S), "--user": ""}
     rest, pass_on = list(arguments), False
     while rest[0] != "--":
@@ -193,27 +196,27 @@ def guard(arguments: Sequence[str]) -> int:
     guard_pid = os.getpid()
     status = fork_guarded(lifeline_fd, stop_signal, grace_s)
     if status is None:
-        _become(rest[1:], options["--user"], stop_signal, guard_pid)
+        _exec_program(rest[1:], options["--user"], stop_signal, guard_pid)
         return 127
     return status
 
 
 def fork_guarded(lifeline_fd: int, stop_signal: int, grace_s: float) -> int | None:
-    """Fork, and stand guard over the child. The caller must have no other thread.
+    """Fork, and guard the child. The caller must be single-threaded.
 
     Returns:
-        None in the child, whose signals are as a new program finds them; in the guard, after the child's end, its exit status.
+        In the child: None, with default signal handlers. In the guard, after the child has ended: its exit status.
     """
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    asked: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _frame: asked.append(received))
+        signal.signal(number, lambda received, _frame: signals.append(received))
     signal.signal(signal.SIGCHLD, lambda _received, _frame: None)
     pid = os.fork()
     if pid != 0:
-        return _stand_guard(pid, lifeline_fd, stop_signal, grace_s, wake_read, asked)
+        return _run_guard(pid, lifeline_fd, stop_signal, grace_s, wake_read, signals)
     with contextlib.suppress(ValueError):
         signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):

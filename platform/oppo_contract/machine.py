@@ -1,4 +1,4 @@
-"""Small things that several processes need of the machine they run on: its cores, and files that only their owner can read."""
+"""Helpers shared by all processes: available CPU cores, atomic writes of private files, fsync of folders."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from pathlib import Path
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def write_private(file: Path, text: str, *, synced: bool = True) -> None:
-    """Write a file that only its owner can read: whole or not at all, also on a full disk or when the process is killed.
+    """Write a file with mode 0600 atomically: a full disk or a killed process leaves the old content.
 
-    `synced`: also when the power fails; not worth the time for what is written every second and may be lost.
+    `synced` also survives a power failure; too slow for state that is written every second and may be lost.
     """
-    fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as out:
             out.write(text)
             out.flush()
             if synced:
                 os.fsync(out.fileno())
-        fresh.replace(file)
+        temporary.replace(file)
     except OSError:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     if synced:
         sync_folder(file.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the folder's entries to the disk, so that a renamed file is found after a power failure."""
+    """fsync the folder, so that a renamed file survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

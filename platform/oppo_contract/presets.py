@@ -1,4 +1,4 @@
-"""Starting points for a spec: what the form's cards and `oppo demo` fill in."""
+"""Presets of `overlap` settings, for the submit form and `oppo demo`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Preset:
 
     key: str
     title: str
-    says: str
+    description: str
     overlap: dict[str, Any]
 
 

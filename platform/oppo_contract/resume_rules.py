@@ -1,8 +1,7 @@
-"""Which settings a run may have otherwise than the run that wrote the checkpoint it begins with, field by field.
+"""Which settings may change when a run resumes from a checkpoint or is forked from one (docs/operations.md).
 
-The law of resumed attempts and of forks alike (docs/operations.md): a setting may change where the saved state still means the
-same under the new value. Of a path's rules the longest one counts. Asked at submit by the platform, and by the engine before it
-loads anything.
+A setting may change if the saved state is still valid under the new value. The longest rule that matches a path decides. Checked
+by the platform at submit, and by the engine before it loads a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from oppo_contract.spec import RunSpec
 
 NEW_RUN = "start a new run from the trained actor (`oppo export`)"
-# From the next step on, or at once where nothing computes differently.
 ALLOWED = (
     "name", "fork", "steps", "ppo", "overlap", "training", "evaluation", "resources", "queue", "retries", "secrets", "budget",
     "checkpoints", "logging", "models.reward.http",
@@ -47,23 +45,23 @@ ALLOWED_BELOW_REFUSED = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting's value in the checkpoint and now."""
+    """A setting's value in the checkpoint and in the new spec."""
 
     path: str
     old: Any
     new: Any
 
     def __str__(self) -> str:
-        return f"{self.path}: {_said(self.old)} → {_said(self.new)}"
+        return f"{self.path}: {_shown(self.old)} → {_shown(self.new)}"
 
 
-def diff_specs(saved: RunSpec, asked: RunSpec) -> list[Change]:
-    """Every setting that differs, by path."""
-    return list(_differences("", saved.model_dump(mode="json"), asked.model_dump(mode="json")))
+def diff_specs(saved: RunSpec, requested: RunSpec) -> list[Change]:
+    """Every setting that differs, in the order of the spec."""
+    return list(_differences("", saved.model_dump(mode="json"), requested.model_dump(mode="json")))
 
 
 def refusing_rule(path: str) -> str | None:
-    """The rule of `REFUSED` that forbids a change of `path`; None when it may change."""
+    """The key of `REFUSED` that forbids a change of `path`; None if it may change."""
     kinds = [(rule, True) for rule in REFUSED] + [(rule, False) for rule in ALLOWED + ALLOWED_BELOW_REFUSED]
     matching = [(len(rule), rule, refused) for rule, refused in kinds if matches_rule(path, rule)]
     _, rule, refused = max(matching)
@@ -71,30 +69,30 @@ def refusing_rule(path: str) -> str | None:
 
 
 def max_in_flight(spec: RunSpec) -> int:
-    """Answers that may be in flight at once: (B + Δ_max)·G, or B·G where none is deferred."""
-    return _places(spec, spec.overlap.overcommit.max)
+    """Maximum number of responses in flight: (B + Δ_max)·G, or B·G without deferral."""
+    return _pool_size(spec, spec.overlap.overcommit.max)
 
 
 def max_checkpointed(spec: RunSpec) -> int:
-    """Answers that a checkpoint may hold which this run wrote in the middle of a step: those that it tops its pool up to.
+    """Maximum number of responses in flight in a mid-step checkpoint of this run.
 
-    Between two steps at most Δ_max·G are left, for which a batch alone has room.
+    Between two steps at most Δ_max·G are in flight, which always fit.
     """
     bounds = spec.overlap.overcommit
-    return _places(spec, bounds.initial if bounds.controller == "fixed" else bounds.max)
+    return _pool_size(spec, bounds.initial if bounds.controller == "fixed" else bounds.max)
 
 
 def min_overcommit(in_flight: int, spec: RunSpec) -> int:
-    """The lowest `overlap.overcommit.max` under which there is room for so many answers, in units of the pool: groups."""
+    """The smallest `overlap.overcommit.max`, in groups, whose pool holds `in_flight` responses."""
     return max(0, math.ceil((in_flight - spec.ppo.rows) / spec.ppo.group_size))
 
 
-def _places(spec: RunSpec, overcommit: int) -> int:
+def _pool_size(spec: RunSpec, overcommit: int) -> int:
     return spec.ppo.rows + (overcommit * spec.ppo.group_size if spec.overlap.inter_step != "off" else 0)
 
 
 def matches_rule(path: str, rule: str) -> bool:
-    """Whether `path` is `rule` or lies below it."""
+    """Whether `path` is `rule` or below it."""
     return path == rule or path.startswith(rule + ".")
 
 
@@ -106,6 +104,6 @@ def _differences(path: str, old: Any, new: Any) -> Iterable[Change]:
         yield Change(path, old, new)
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     text = "empty" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 120 else text[:117] + "…"

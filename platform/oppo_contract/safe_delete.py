@@ -1,8 +1,7 @@
-"""Deleting a folder of artifacts, contained: the one function that does so, on the platform's machine and on workers.
+"""Delete artifact folders without ever leaving the artifact root; used by the platform and by workers.
 
-Law: nothing outside the root is ever deleted, whoever wrote the path, and whatever is swapped for a link meanwhile. The way down
-is walked folder by folder from the open root, and no link is followed on it; what is below the last folder is deleted without
-following links either. Standard library only.
+Guarantee: nothing outside the root is deleted, whatever the path, and even if a folder is replaced by a symlink meanwhile. The
+path is opened folder by folder from the root with O_NOFOLLOW; the last folder is deleted by descriptor. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-MOST_TRIES = 10_000  # each time a part of the folder is gone, so that only a broken file system comes to the end
+MAX_TRIES = 10_000  # each try deletes something, so only a broken file system reaches the limit
 
 
 class OutsideRootError(ValueError):
-    """A path that does not lie below the root, or whose way there leads over a link."""
+    """A path that is not below the root, or that contains a symlink."""
 
 
 def file_url_path(url: str) -> Path:
-    """The path of a `file://` URL of this host. Raises OutsideRootError for anything else, and for one with `..` in it."""
+    """The path of a `file://` URL of this host. Raises OutsideRootError for any other URL, and for a path with `..`."""
     parts = urlsplit(url)
     path = Path(unquote(parts.path))
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not path.is_absolute():
@@ -32,16 +31,16 @@ def file_url_path(url: str) -> Path:
 
 
 def delete_run_folder(root_url: str, run_id: int, url: str) -> bool:
-    """Delete a folder of a run's artifacts, or all of them. Returns whether there was one.
+    """Delete the artifact folder of a run, or a folder below it. Returns whether it existed.
 
     Args:
-        root_url: where all artifacts lie.
-        run_id: the run, whose artifacts lie in `runs/{run_id}` below it.
-        url: `file://` URL of that folder or of one below it.
+        root_url: the artifact root; the run's folder is `runs/{run_id}` below it.
+        run_id: the run.
+        url: `file://` URL of the folder to delete.
 
     Raises:
-        OutsideRootError: it is no folder of that run, or a link stands on the way or in its place.
-        OSError: something could not be deleted, or the root is not there; what had been deleted by then is gone.
+        OutsideRootError: not a folder of this run, or the path contains a symlink.
+        OSError: the root does not exist, or something could not be deleted; the deletion may be partial.
     """
     root, folder = file_url_path(root_url), file_url_path(url)
     if not folder.is_relative_to(root / "runs" / str(run_id)):
@@ -50,51 +49,47 @@ def delete_run_folder(root_url: str, run_id: int, url: str) -> bool:
 
 
 def delete_below(root: Path, folder: Path) -> bool:
-    """Delete `folder` with everything in it. Returns whether there was one.
+    """Delete `folder`, an absolute path below `root`, with its content. Returns whether it existed.
 
-    Args:
-        root: a folder that exists; it may be a link itself, as a mounted store may.
-        folder: below it, absolute.
+    `root` must exist; it may itself be a symlink.
 
     Raises:
-        OutsideRootError: it is not below the root, or a link stands on the way or in its place.
-        OSError: something could not be deleted; what had been by then is gone.
+        OutsideRootError: not below the root, or the path contains a symlink.
+        OSError: something could not be deleted; the deletion may be partial.
     """
     if not folder.is_relative_to(root) or folder == root or ".." in folder.parts:
-        raise OutsideRootError(f"{folder} does not lie below {root}")
-    *way, name = folder.relative_to(root).parts
+        raise OutsideRootError(f"{folder} is not below {root}")
+    *parents, name = folder.relative_to(root).parts
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for part in way:
-            deeper = _opened(part, descriptor, folder)
-            if deeper is None:
+        for part in parents:
+            child = _open_folder(part, descriptor, folder)
+            if child is None:
                 return False
             os.close(descriptor)
-            descriptor = deeper
-        return _removed(name, descriptor, folder)
+            descriptor = child
+        return _delete_tree(name, descriptor, folder)
     finally:
         os.close(descriptor)
 
 
-def _opened(part: str, above: int, folder: Path) -> int | None:
+def _open_folder(part: str, parent: int, folder: Path) -> int | None:
     try:
-        return os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+        return os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise OutsideRootError(f"{part!r} on the way to {folder} is a link or no folder") from error
+        raise OutsideRootError(f"{part!r} in the path of {folder} is a link or not a folder") from error
 
 
-def _removed(name: str, above: int, folder: Path) -> bool:
-    found = _opened(name, above, folder)
-    if found is None:
-        return False
-    os.close(found)
-    for _ in range(MOST_TRIES):
-        with suppress(FileNotFoundError):  # somebody else deletes it as well, and was faster with a part of it
-            shutil.rmtree(name, dir_fd=above)  # with descriptors all the way down; refuses a link that took its place meanwhile
+def _delete_tree(name: str, parent: int, folder: Path) -> bool:
+    existed = False
+    for _ in range(MAX_TRIES):
+        if (descriptor := _open_folder(name, parent, folder)) is None:
+            return existed
+        os.close(descriptor)
+        existed = True
+        with suppress(FileNotFoundError):  # deleted concurrently
+            shutil.rmtree(name, dir_fd=parent)  # uses descriptors, and refuses a symlink
             return True
-        if (found := _opened(name, above, folder)) is None:
-            return True
-        os.close(found)
-    raise OSError(f"{folder} cannot be deleted: what is in it comes and goes")
+    raise OSError(f"{folder} cannot be deleted: its content keeps changing")

@@ -1,16 +1,17 @@
-"""`RunSpec`, the whole configuration of a run: the form, the YAML file, the API's body and the engine's settings.
+"""`RunSpec`: the configuration of a run, for the form, the YAML file, the API body and the engine.
 
-There is no second configuration language. Every field carries its unit and its meaning in its description, which the
-form and the documentation print. Symbols (B, Δ, C, v, age) as in docs/algorithm.md. The sections are in `sections/`.
+The submit form and the documentation show each field's description, which has its meaning and unit. Symbols (B, Δ, C, v, age) as
+in docs/algorithm.md. The sections are in `sections/`; validators here check settings of several sections.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from oppo_contract.retired import replace_retired_settings, drop_unused_settings
+from oppo_contract.retired import drop_unused_settings, replace_retired_settings
 from oppo_contract.sections.base import Name, Section
 from oppo_contract.sections.models import HttpReward, Lora, Models, ModelSpec, RewardPart, RewardSpec, TinyArchitecture
 from oppo_contract.sections.ppo import Kl, Ppo, Pretraining
@@ -28,20 +29,13 @@ __all__ = [
 ]  # fmt: skip
 
 SPEC_VERSION: Literal[1] = 1
-# Sections that only the platform reads. They are not delivered to engines, so that an older one does not stumble over them.
+# Sections that only the platform reads. Not sent to engines, which may be older and reject unknown keys.
 PLATFORM_SECTIONS = ("fork", "queue", "retries", "secrets")
 MAX_SPEC_BYTES = 256 * 1024
 
 
-def _refuse_with(setting: str, reasons: list[tuple[bool, str, Any, str]]) -> None:
-    """Raises Impossible for the first of (applies, path, value, what is allowed) that applies."""
-    for applies, path, value, allowed in reasons:
-        if applies:
-            raise SettingError(path, f"cannot be combined with {setting}", value=value, allowed=allowed)
-
-
 class RunSpec(Section):
-    """One PPO-RLHF run, whole."""
+    """Configuration of one PPO-RLHF run."""
 
     version: Literal[1] = Field(SPEC_VERSION, description="Version of this schema.")
     name: Name = Field(description="Display name of the run.")
@@ -66,191 +60,159 @@ class RunSpec(Section):
     checkpoints: Checkpoints = Field(default_factory=Checkpoints, description="When checkpoints are saved.")
     logging: Logging = Field(default_factory=Logging, description="What is recorded besides metrics.")
 
+    def _check_conflicts(self, setting: str, conflicts: list[tuple[str, bool, str]]) -> None:
+        """Raise SettingError for the first of (path, whether it conflicts with `setting`, allowed values) that applies."""
+        for path, applies, allowed in conflicts:
+            if applies:
+                value = reduce(getattr, path.split("."), self)
+                shown = value.model_dump(exclude_none=True) if isinstance(value, Section) else value
+                raise SettingError(path, f"cannot be combined with {setting}", value=shown, allowed=allowed)
+
     @model_validator(mode="after")
-    def secrets_are_named(self) -> Self:
+    def check_secret_references(self) -> Self:
         check_references(self.secrets or {})
         return self
 
     @model_validator(mode="after")
-    def a_fork_goes_on(self) -> Self:
+    def check_fork_step(self) -> Self:
         if self.fork is not None and self.steps <= self.fork.step:
             allowed = f"above {self.fork.step}, the step it starts from (fork.step)"
             raise SettingError("steps", "leaves no steps to train", value=self.steps, allowed=allowed)
         return self
 
     @model_validator(mode="after")
-    def overcommit_within_batch(self) -> Self:
-        if self.overlap.inter_step != "off" and self.overlap.overcommit.max > self.ppo.batch_size:
-            raise SettingError(
-                "overlap.overcommit.max",
-                "is above ppo.batch_size",
-                value=self.overlap.overcommit.max,
-                allowed=f"at most {self.ppo.batch_size}",
-            )
+    def check_overcommit(self) -> Self:
+        value, limit = self.overlap.overcommit.max, self.ppo.batch_size
+        if self.overlap.inter_step != "off" and value > limit:
+            raise SettingError("overlap.overcommit.max", "is above ppo.batch_size", value=value, allowed=f"at most {limit}")
         return self
 
     @model_validator(mode="after")
-    def update_overlap_is_exact(self) -> Self:
-        """Exact only while every ratio is 1 and the whitening statistics enter linearly (docs/algorithm.md)."""
+    def check_update_overlap(self) -> Self:
+        """Exact only if every ratio is 1 and the whitening statistics enter linearly (docs/algorithm.md)."""
         if not self.overlap.update_overlap:
             return self
-        reasons = [
-            (self.ppo.epochs > 1, "ppo.epochs", self.ppo.epochs, "1"),
-            (self.ppo.mini_batches > 1, "ppo.mini_batches", self.ppo.mini_batches, "1"),
-            (self.ppo.whiten_rewards, "ppo.whiten_rewards", True, "false: they need the whole batch before a gradient"),
-            (self.ppo.normalize_scores != "off", "ppo.normalize_scores", "running", "off: it needs the whole batch"),
-            (self.ppo.on_nonfinite != "raise", "ppo.on_nonfinite", self.ppo.on_nonfinite, "raise"),
-            (self.ppo.algorithm != "ppo", "ppo.algorithm", self.ppo.algorithm, "ppo"),
-            (self.overlap.intra_step == "off", "overlap.intra_step", "off", "per_sequence or per_chunk"),
-            (
-                self.resources.dtype == "bfloat16",
-                "resources.dtype",
-                "bfloat16",
-                "float32 or float64: sums of gradients would round",
-            ),
-            (self.resources.kind == "cuda", "resources.kind", "cuda", "cpu or any: it trains in two processes on CPUs"),
+        ppo, resources, recompute = self.ppo, self.resources, self.training.recompute
+        conflicts = [
+            ("ppo.epochs", ppo.epochs > 1, "1"),
+            ("ppo.mini_batches", ppo.mini_batches > 1, "1"),
+            ("ppo.whiten_rewards", ppo.whiten_rewards, "false: they need the whole batch before a gradient"),
+            ("ppo.normalize_scores", ppo.normalize_scores != "off", "off: it needs the whole batch"),
+            ("ppo.on_nonfinite", ppo.on_nonfinite != "raise", "raise"),
+            ("ppo.algorithm", ppo.algorithm != "ppo", "ppo"),
+            ("overlap.intra_step", self.overlap.intra_step == "off", "per_sequence or per_chunk"),
+            ("resources.dtype", resources.dtype == "bfloat16", "float32 or float64: sums of gradients would round"),
+            ("resources.kind", resources.kind == "cuda", "cpu or any: it trains in two processes on CPUs"),
+            ("training.recompute", recompute == "selective", "off, head or full: two gradients are taken of one pass"),
         ]
-        if self.training.recompute == "selective":
-            reasons.append((True, "training.recompute", "selective", "off, head or full: two gradients are taken of one pass"))
-        _refuse_with("overlap.update_overlap", reasons)
+        self._check_conflicts("overlap.update_overlap", conflicts)
         return self
 
     @model_validator(mode="after")
-    def sharded_training_is_possible(self) -> Self:
-        if self.training.backend == "plain":
+    def check_sharded_training(self) -> Self:
+        ppo, training, overlap = self.ppo, self.training, self.overlap.update_overlap
+        if training.backend == "plain":
             return self
-        reasons = [
-            (
-                self.resources.dtype == "float64" and self.training.backend == "deepspeed",
-                "resources.dtype",
-                "float64",
-                "float32 or bfloat16: it updates float32 weights",
-            ),
-            (self.overlap.update_overlap, "overlap.update_overlap", True, "false: it needs the whole gradient in one process"),
-            (
-                self.ppo.on_nonfinite != "raise",
-                "ppo.on_nonfinite",
-                self.ppo.on_nonfinite,
-                "raise: a sharded backend clips and steps at once",
-            ),
-            (
-                self.ppo.ema_decay is not None,
-                "ppo.ema_decay",
-                self.ppo.ema_decay,
-                "empty: no rank has the full weights to average",
-            ),
-            (
-                self.training.zero_stage == 3 and self.training.recompute != "off",
-                "training.recompute",
-                self.training.recompute,
-                "off, or training.zero_stage 1 or 2: at stage 3 nodes would gather weights unequally often",
-            ),
+        float64 = self.resources.dtype == "float64" and training.backend == "deepspeed"
+        gathers = training.zero_stage == 3 and training.recompute != "off"
+        unequal = "off, or training.zero_stage 1 or 2: at stage 3 nodes would gather weights unequally often"
+        conflicts = [
+            ("resources.dtype", float64, "float32 or bfloat16: it updates float32 weights"),
+            ("overlap.update_overlap", overlap, "false: it needs the whole gradient in one process"),
+            ("ppo.on_nonfinite", ppo.on_nonfinite != "raise", "raise: a sharded backend clips and steps at once"),
+            ("ppo.ema_decay", ppo.ema_decay is not None, "empty: no rank has the full weights to average"),
+            ("training.recompute", gathers, unequal),
         ]
-        _refuse_with(f"training.backend {self.training.backend}", reasons)
+        self._check_conflicts(f"training.backend {training.backend}", conflicts)
         return self
 
     @model_validator(mode="after")
-    def vllm_is_possible(self) -> Self:
-        own = self.resources.decoding_devices
+    def check_vllm(self) -> Self:
+        kind, dtype, decoding = self.resources.kind, self.resources.dtype, self.resources.decoding_devices
         if self.rollout.backend != "vllm":
-            _refuse_with("rollout.backend torch", [(bool(own), "resources.decoding_devices", own, "0, or rollout.backend vllm")])
+            conflict = ("resources.decoding_devices", bool(decoding), "0, or rollout.backend vllm")
+            self._check_conflicts("rollout.backend torch", [conflict])
             return self
-        reasons = [
-            (self.resources.kind == "cpu", "resources.kind", "cpu", "cuda or any: vLLM decodes on a GPU"),
-            (self.resources.dtype == "float64", "resources.dtype", "float64", "float32 or bfloat16"),
-            (self.models.actor.tiny is not None, "models.actor", "tiny", "path: a model of an architecture that vLLM supports"),
-            (self.ppo.tis != "all", "ppo.tis", self.ppo.tis, "all: its log-probs differ from the trainer's by rounding"),
-            (self.overlap.update_overlap, "overlap.update_overlap", True, "false: it trains on CPUs"),
-            (
-                self.rollout.vllm_sleep and self.overlap.kv_after_update == "keep",
-                "rollout.vllm_sleep",
-                True,
-                "false, or overlap.kv_after_update recompute: a sleeping decoder keeps no KV cache",
-            ),
+        tiny = self.models.actor.tiny is not None
+        sleeps = self.rollout.vllm_sleep and self.overlap.kv_after_update == "keep"
+        keeps = "false, or overlap.kv_after_update recompute: a sleeping decoder keeps no KV cache"
+        conflicts = [
+            ("resources.kind", kind == "cpu", "cuda or any: vLLM decodes on a GPU"),
+            ("resources.dtype", dtype == "float64", "float32 or bfloat16"),
+            ("models.actor", tiny, "path: a model of an architecture that vLLM supports"),
+            ("ppo.tis", self.ppo.tis != "all", "all: its log-probs differ from the trainer's by rounding"),
+            ("overlap.update_overlap", self.overlap.update_overlap, "false: it trains on CPUs"),
+            ("rollout.vllm_sleep", sleeps, keeps),
         ]
-        _refuse_with("rollout.backend vllm", reasons)
+        self._check_conflicts("rollout.backend vllm", conflicts)
         return self
 
     @model_validator(mode="after")
-    def vllm_has_a_place(self) -> Self:
-        """In the engine's process, in one of its own, there on GPUs of its own: each has what it does not go with."""
-        own = self.resources.decoding_devices
+    def check_vllm_placement(self) -> Self:
         if self.rollout.backend != "vllm":
             return self
-        reasons = [
+        decoding, in_engine = bool(self.resources.decoding_devices), self.rollout.vllm_process == "engine"
+        sharded = self.training.backend != "plain"
+        group = "plain, or rollout.vllm_process own: in one process both need the default process group"
+        gpus = "plain, or separate GPUs for vLLM (resources.decoding_devices): otherwise all ranks wait when one vLLM dies"
+        conflicts = [
+            ("training.backend", sharded and in_engine, group),
+            ("training.backend", sharded and self.resources.ranks > 1 and not decoding, gpus),
             (
-                self.training.backend != "plain" and self.rollout.vllm_process == "engine",
-                "training.backend",
-                self.training.backend,
-                "plain, or rollout.vllm_process own: in one process both need the default process group",
-            ),
-            (
-                self.training.backend != "plain" and self.resources.ranks > 1 and not own,
-                "training.backend",
-                self.training.backend,
-                "plain, or separate GPUs for vLLM (resources.decoding_devices): otherwise all ranks wait when one vLLM dies",
-            ),
-            (
-                bool(own) and self.rollout.vllm_process == "engine",
                 "resources.decoding_devices",
-                own,
+                decoding and in_engine,
                 "0, or rollout.vllm_process own: the engine's process uses the training GPU",
             ),
             (
-                bool(own) and self.rollout.vllm_sleep,
                 "rollout.vllm_sleep",
-                True,
+                decoding and self.rollout.vllm_sleep,
                 "false: vLLM has GPUs of its own (resources.decoding_devices)",
             ),
         ]
-        _refuse_with("rollout.backend vllm", reasons)
+        self._check_conflicts("rollout.backend vllm", conflicts)
         return self
 
     @model_validator(mode="after")
-    def scorers_have_a_device(self) -> Self:
+    def check_scoring_devices(self) -> Self:
         if not self.resources.scoring_devices:
             return self
-        reasons = [
-            (
-                self.training.backend != "plain",
-                "training.backend",
-                self.training.backend,
-                "plain: two threads of a process would call collectives for actor and critic in no fixed order",
-            ),
-            (self.overlap.update_overlap, "overlap.update_overlap", True, "false: it trains on CPUs"),
+        threads = "plain: two threads of a process would call collectives for actor and critic in no fixed order"
+        conflicts = [
+            ("training.backend", self.training.backend != "plain", threads),
+            ("overlap.update_overlap", self.overlap.update_overlap, "false: it trains on CPUs"),
         ]
-        _refuse_with("resources.scoring_devices", reasons)
+        self._check_conflicts("resources.scoring_devices", conflicts)
         return self
 
     @model_validator(mode="after")
-    def reward_is_served_on_a_gpu(self) -> Self:
+    def check_reward_serving(self) -> Self:
         if all(source.served_by == "torch" for source in self.models.reward.sources()):
             return self
-        reasons = [
-            (self.resources.kind == "cpu", "resources.kind", "cpu", "cuda or any: vLLM reads on a GPU"),
-            (self.resources.dtype == "float64", "resources.dtype", "float64", "float32 or bfloat16"),
+        conflicts = [
+            ("resources.kind", self.resources.kind == "cpu", "cuda or any: vLLM runs on a GPU"),
+            ("resources.dtype", self.resources.dtype == "float64", "float32 or bfloat16"),
         ]
-        _refuse_with("models.reward.served_by vllm", reasons)
+        self._check_conflicts("models.reward.served_by vllm", conflicts)
         return self
 
     @model_validator(mode="after")
-    def every_rank_has_its_share(self) -> Self:
-        """Each rank trains B ÷ ranks sequences a step, and as many in every mini-batch as the others."""
-        ppo, ranks = self.ppo, self.resources.ranks
-        if ppo.batch_size % (ranks * ppo.mini_batches):
+    def check_batch_per_rank(self) -> Self:
+        """Each rank trains B ÷ ranks prompts per step, the same number in every mini-batch."""
+        ranks, mini_batches = self.resources.ranks, self.ppo.mini_batches
+        if self.ppo.batch_size % (ranks * mini_batches):
             raise SettingError(
                 "ppo.batch_size",
-                f"cannot be divided among {ranks} ranks (a process a device, or resources.processes a node) with"
-                f" {ppo.mini_batches} mini-batches on each",
-                value=ppo.batch_size,
-                allowed=f"a multiple of {ranks * ppo.mini_batches}",
+                f"cannot be divided among {ranks} ranks (one per device, or resources.processes per node) with"
+                f" {mini_batches} mini-batches each",
+                value=self.ppo.batch_size,
+                allowed=f"a multiple of {ranks * mini_batches}",
             )
         return self
 
     @model_validator(mode="after")
-    def critic_is_wanted(self) -> Self:
-        if not self.ppo.has_critic and self.models.critic != "actor":
-            critic = self.models.critic
+    def check_critic_is_used(self) -> Self:
+        critic = self.models.critic
+        if not self.ppo.has_critic and critic != "actor":
             raise SettingError(
                 "models.critic",
                 f"has no effect with ppo.algorithm {self.ppo.algorithm}, which has no critic",
@@ -260,38 +222,34 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def the_actor_is_trained(self) -> Self:
-        if self.ppo.value_warmup_steps >= self.steps:
+    def check_value_warmup(self) -> Self:
+        warmup = self.ppo.value_warmup_steps
+        if warmup >= self.steps:
+            message = f"leaves none of the {self.steps} steps to train the actor"
             raise SettingError(
-                "ppo.value_warmup_steps",
-                f"leaves none of the {self.steps} steps to train the actor",
-                value=self.ppo.value_warmup_steps,
-                allowed=f"at most {self.steps - 1}, or more steps",
+                "ppo.value_warmup_steps", message, value=warmup, allowed=f"at most {self.steps - 1}, or more steps"
             )
         return self
 
     @model_validator(mode="after")
-    def stopping_at_the_target_needs_one(self) -> Self:
+    def check_stop_at_target(self) -> Self:
         if self.budget.stop_at_target and self.budget.target_reward is None:
-            raise SettingError("budget.stop_at_target", "needs budget.target_reward", value=True, allowed="false, or with a target")
+            allowed = "false, or with a target"
+            raise SettingError("budget.stop_at_target", "needs budget.target_reward", value=True, allowed=allowed)
         return self
 
     @model_validator(mode="after")
-    def tiny_models_hold_an_answer(self) -> Self:
+    def check_tiny_context(self) -> Self:
         longest = self.rollout.max_prompt_tokens + self.rollout.max_new_tokens
+        message = "is below rollout.max_prompt_tokens + rollout.max_new_tokens"
         for path, tiny in self.tiny_models():
             if tiny.context < longest:
-                raise SettingError(
-                    f"{path}.tiny.context",
-                    "is below rollout.max_prompt_tokens + rollout.max_new_tokens",
-                    value=tiny.context,
-                    allowed=f"{longest} or more",
-                )
+                raise SettingError(f"{path}.tiny.context", message, value=tiny.context, allowed=f"{longest} or more")
         return self
 
     @property
     def device_kind(self) -> Literal["any", "cpu", "cuda"]:
-        """Which devices will do: what `resources.kind` says, less what another setting rules out."""
+        """Device kind to allocate: `resources.kind`, narrowed by settings that need a CPU or a GPU."""
         kind, sources = self.resources.kind, self.models.reward.sources()
         if kind != "any":
             return kind
@@ -301,7 +259,7 @@ class RunSpec(Section):
         return "cpu" if self.overlap.update_overlap or streams_sharded else "any"
 
     def tiny_models(self) -> list[tuple[str, TinyArchitecture]]:
-        """The roles that read the actor's tokens with a built-in architecture, as (field path, architecture)."""
+        """(field path, architecture) of each tiny model that reads the actor's tokens."""
         roles = {
             "models.actor": self.models.actor,
             "models.reference": self.models.reference,
@@ -311,16 +269,15 @@ class RunSpec(Section):
 
     @property
     def initial_overcommit(self) -> int:
-        """Δ at the first step; 0 when nothing is deferred."""
+        """Δ at the first step; 0 without deferral."""
         return self.overlap.overcommit.initial if self.overlap.inter_step != "off" else 0
 
 
 def load_spec(data: Any) -> RunSpec:
-    """Check plain data (from YAML, JSON or a form) and return the spec. Retired settings that are off are left out.
+    """Validate plain data (from YAML, JSON or a form). Removed settings that had no effect are ignored.
 
     Raises:
-        SpecError: with one `SpecProblem` for every complaint, each naming the field's path, the value, what is allowed
-            and, for an unknown key, the nearest valid one.
+        SpecError: with one `SpecProblem` per error.
     """
     data = drop_unused_settings(data)
     try:
@@ -330,9 +287,5 @@ def load_spec(data: Any) -> RunSpec:
 
 
 def load_stored_spec(data: Any) -> RunSpec:
-    """The spec that an older run or checkpoint holds: values that are gone are read as `oppo_contract.retired` says.
-
-    Raises:
-        SpecError: as `load_spec`.
-    """
+    """Validate the spec of a stored run or checkpoint; `oppo_contract.retired` replaces removed settings. Raises SpecError."""
     return load_spec(replace_retired_settings(data))

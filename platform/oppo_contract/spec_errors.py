@@ -1,4 +1,4 @@
-"""Complaints about a spec, as data: where, what was given, what is allowed, and the nearest valid key."""
+"""Errors in a spec as data: path, given value, allowed values and the nearest valid key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SHOWN_VALUE_LENGTH = 80
 MAX_PROBLEMS = 50
 
-# pydantic's error types in our words; what is allowed instead stands beside it.
+# Messages by pydantic error type; `SpecProblem.allowed` says what is valid.
 MESSAGES = {
     "missing": "is required",
     "extra_forbidden": "unknown key",
@@ -49,7 +49,7 @@ MESSAGES = {
 
 @dataclass(frozen=True, slots=True)
 class SpecProblem:
-    """One complaint. `path` is dotted (`overlap.overcommit.max`); empty for the document as a whole."""
+    """One error. `path` is dotted (`overlap.overcommit.max`); empty for the whole document."""
 
     path: str
     message: str
@@ -58,23 +58,23 @@ class SpecProblem:
     suggestion: str | None = None
 
     def __str__(self) -> str:
-        said = f"{self.path or 'the spec'}: {self.message}"
+        text = f"{self.path or 'the spec'}: {self.message}"
         if self.value is not None:
-            said += f" (given: {self.value})"
+            text += f" (given: {self.value})"
         if self.allowed:
-            said += f"; allowed: {self.allowed}"
+            text += f"; allowed: {self.allowed}"
         if self.suggestion:
-            said += f"; did you mean {self.suggestion}?"
-        return said
+            text += f"; did you mean {self.suggestion}?"
+        return text
 
     def as_dict(self) -> dict[str, str]:
-        """The complaint as JSON-ready text fields, the empty ones left out."""
+        """The fields as JSON-ready text, without empty ones."""
         texts = {name: getattr(self, name) for name in ("path", "message", "value", "allowed", "suggestion")}
         return {name: text for name, text in texts.items() if text is not None}
 
 
 class SpecError(ValueError):
-    """A spec that was refused, with every reason at once."""
+    """An invalid spec, with all errors."""
 
     def __init__(self, problems: list[SpecProblem]) -> None:
         self.problems = problems
@@ -82,9 +82,9 @@ class SpecError(ValueError):
 
 
 class SettingError(ValueError):
-    """Raised by a section's validator: values that are fine alone but not together.
+    """Raised by a section's validator for values that are valid alone but not together.
 
-    `field` is the key to change, dotted and relative to the section; `allowed` says to what.
+    `field` is the key to change, dotted and relative to the section; `allowed` describes valid values.
     """
 
     def __init__(self, field: str, message: str, *, value: object, allowed: str) -> None:
@@ -93,29 +93,29 @@ class SettingError(ValueError):
 
 
 def translate_errors(error: ValidationError, model: type[BaseModel], data: Any) -> list[SpecProblem]:
-    """Translate pydantic's complaints about `data`, checked against `model`, into the field's own words."""
+    """Translate pydantic's errors about `data`, validated as `model`."""
     schema = SpecSchema(model.model_json_schema())
-    placed = [(detail, schema.place(detail["loc"])) for detail in error.errors(include_url=False)]
-    told = [(detail, place) for detail, place in placed if _was_meant(place, data)]
-    problems = [_problem(detail, place, schema) for detail, place in told[:MAX_PROBLEMS]]
-    if len(told) > MAX_PROBLEMS:
-        problems.append(SpecProblem("", f"has {len(told) - MAX_PROBLEMS} more problems"))
+    located = [(detail, schema.locate(detail["loc"])) for detail in error.errors(include_url=False)]
+    relevant = [(detail, field) for detail, field in located if _in_matching_branch(field, data)]
+    problems = [_translate(detail, field, schema) for detail, field in relevant[:MAX_PROBLEMS]]
+    if len(relevant) > MAX_PROBLEMS:
+        problems.append(SpecProblem("", f"has {len(relevant) - MAX_PROBLEMS} more problems"))
     return problems
 
 
 def nearest_match(word: str, words: Sequence[str]) -> str | None:
-    """The most similar of `words`, whatever its case, or None when nothing is close."""
+    """The most similar of `words`, ignoring case; None if none is similar."""
     by_lower = {other.lower(): other for other in words}
     close = difflib.get_close_matches(word.lower()[:100], list(by_lower), n=1, cutoff=0.6)
     return by_lower[close[0]] if close else None
 
 
-def _was_meant(place: FieldLocation, data: Any) -> bool:
-    # A field that takes a word or a mapping complains once for each: what was given tells which of them was meant.
-    if place.branch is None:
+def _in_matching_branch(field: FieldLocation, data: Any) -> bool:
+    # pydantic reports an error for each member of a union: keep those of the member that the given value resembles.
+    if field.branch is None:
         return True
-    length, branch = place.branch
-    return isinstance(_value_at(data, place.path[:length]), dict) == (branch.get("type") == "object")
+    length, branch = field.branch
+    return isinstance(_value_at(data, field.path[:length]), dict) == (branch.get("type") == "object")
 
 
 def _value_at(data: Any, path: tuple[str | int, ...]) -> Any:
@@ -124,23 +124,24 @@ def _value_at(data: Any, path: tuple[str | int, ...]) -> Any:
     return data
 
 
-def _problem(detail: ErrorDetails, place: FieldLocation, schema: SpecSchema) -> SpecProblem:
+def _translate(detail: ErrorDetails, field: FieldLocation, schema: SpecSchema) -> SpecProblem:
     kind, given = detail["type"], detail["input"]
-    path = ".".join(str(part) for part in place.path)
+    path = ".".join(str(part) for part in field.path)
     if kind == "value_error":
-        return _impossible(path, detail["ctx"]["error"])
+        return _from_setting_error(path, detail["ctx"]["error"])
     if (entry := find_retired(path, given)) is not None:
         return SpecProblem(path, entry.message, _shown(given), entry.allowed)
     if kind == "extra_forbidden":
-        keys = schema.keys(schema.place(place.path[:-1]).schema)
-        return SpecProblem(path, MESSAGES[kind], _shown(given), "one of " + ", ".join(keys), nearest_match(str(place.path[-1]), keys))
-    at = schema.place(place.path[: place.branch[0]]).schema if place.branch and kind == "literal_error" else place.schema
-    near = nearest_match(given, schema.words(at)) if kind == "literal_error" and isinstance(given, str) else None
+        keys = schema.keys(schema.locate(field.path[:-1]).schema)
+        near = nearest_match(str(field.path[-1]), keys)
+        return SpecProblem(path, MESSAGES[kind], _shown(given), "one of " + ", ".join(keys), near)
+    at = schema.locate(field.path[: field.branch[0]]).schema if field.branch and kind == "literal_error" else field.schema
+    near = nearest_match(given, schema.enum_values(at)) if kind == "literal_error" and isinstance(given, str) else None
     value = None if kind == "missing" else _shown(given)
-    return SpecProblem(path, MESSAGES.get(kind, detail["msg"]), value, schema.allowed(at) or None, near)
+    return SpecProblem(path, MESSAGES.get(kind, detail["msg"]), value, schema.describe(at) or None, near)
 
 
-def _impossible(section: str, error: Exception) -> SpecProblem:
+def _from_setting_error(section: str, error: Exception) -> SpecProblem:
     if not isinstance(error, SettingError):
         return SpecProblem(section, str(error))
     path = ".".join(part for part in (section, error.field) if part)
@@ -151,6 +152,6 @@ def _shown(value: object) -> str:
     try:
         text = json.dumps(value, default=str, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
-        # Python refuses to print a number of more than 4,300 digits, and JSON has no mappings as keys.
+        # Such as an integer of more than 4,300 digits, or a mapping as a key.
         return "a value that cannot be displayed"
     return text if len(text) <= SHOWN_VALUE_LENGTH else text[: SHOWN_VALUE_LENGTH - 1] + "…"

@@ -1,7 +1,4 @@
-"""The states of a run and the transitions between them, as data.
-
-`oppo_platform.runs.transitions.move_run` is the one function that applies them; everything else asks this table.
-"""
+"""The states of a run and the allowed transitions. Only `oppo_platform.runs.transitions.move_run` changes a run's state."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from enum import StrEnum
 
 
 class RunState(StrEnum):
-    """Where a run is in its life."""
+    """State of a run."""
 
     QUEUED = "queued"
     ALLOCATED = "allocated"
@@ -25,7 +22,7 @@ class RunState(StrEnum):
 
 
 S = RunState
-# What each means, for people: docs/reference/states.md is written from it.
+# Also the source of docs/reference/states.md.
 STATE_DESCRIPTIONS: dict[RunState, str] = {
     S.QUEUED: "waiting for devices",
     S.ALLOCATED: "devices are allocated; the node has not claimed it yet",
@@ -40,7 +37,7 @@ STATE_DESCRIPTIONS: dict[RunState, str] = {
     S.CANCELLED: "cancelled by a user",
 }
 ENDED = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED})
-# The states in which devices are held, and so in which exactly one attempt is live.
+# The run holds devices and has exactly one live attempt.
 HOLDING_DEVICES = frozenset({S.ALLOCATED, S.STARTING, S.RUNNING, S.PAUSING, S.PREEMPTING, S.CANCELLING})
 
 TRANSITIONS: dict[RunState, frozenset[RunState]] = {
@@ -48,11 +45,11 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     S.ALLOCATED: frozenset({S.STARTING, S.QUEUED, S.PAUSED, S.CANCELLING, S.CANCELLED, S.FAILED}),
     S.STARTING: frozenset({S.RUNNING, S.QUEUED, S.PAUSING, S.PREEMPTING, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
     S.RUNNING: frozenset({S.QUEUED, S.PAUSING, S.PREEMPTING, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
-    # An engine that was asked to stop cannot be asked back. Resumed meanwhile, the run goes to the queue instead; and vice versa.
+    # A stop request cannot be withdrawn: a run that is resumed while it is pausing returns to the queue, and vice versa.
     S.PAUSING: frozenset({S.PAUSED, S.QUEUED, S.PREEMPTING, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
     S.PAUSED: frozenset({S.QUEUED, S.CANCELLED}),
     S.PREEMPTING: frozenset({S.QUEUED, S.PAUSING, S.CANCELLING, S.SUCCEEDED, S.FAILED}),
-    # The engine may have been faster than the wish to cancel it.
+    # The engine may end before the cancel request reaches it.
     S.CANCELLING: frozenset({S.CANCELLED, S.SUCCEEDED, S.FAILED}),
     S.SUCCEEDED: frozenset(),
     S.FAILED: frozenset(),
@@ -61,5 +58,5 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
 
 
 def can_transition(old: RunState, new: RunState) -> bool:
-    """Whether a run may go from `old` to `new`."""
+    """Whether the transition from `old` to `new` is allowed."""
     return new in TRANSITIONS[old]

@@ -1,4 +1,4 @@
-"""A spec as YAML 1.2 text: `1e-5` is a number, `off` is a word, a key may stand only once, nothing is executed."""
+"""Parses and writes specs as YAML 1.2: `1e-5` is a number, `off` is text; duplicate keys, aliases and tags are errors."""
 
 from __future__ import annotations
 
@@ -40,53 +40,53 @@ def parse_yaml(text: str) -> Any:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise _refused(f"is not valid YAML{where}: {error.problem or error.context}") from None
+        raise _error(f"is not valid YAML{where}: {error.problem or error.context}") from None
     except SpecError:
         raise
     except (YAMLError, ValueError) as error:
-        raise _refused(f"is not valid YAML: {str(error).splitlines()[0]}") from None
+        raise _error(f"is not valid YAML: {str(error).splitlines()[0]}") from None
 
 
 def check_size(data: Any) -> None:
-    """Hold data that came as JSON to the limits of `parse_yaml`: it may have to be written as YAML. Raises `SpecError`."""
-    level, values, depth = [data], 1, 2  # as if it stood in a stream and a document
+    """Apply the limits of `parse_yaml` to JSON data, which may be written as YAML later. Raises `SpecError`."""
+    level, values, depth = [data], 1, 2  # YAML's stream and document events count as two levels
     while level := [value for value in level if isinstance(value, dict | list)]:
-        level, depth = [inner for value in level for inner in _inside(value)], depth + 1
+        level, depth = [inner for value in level for inner in _children(value)], depth + 1
         values += len(level)
         if depth > MAX_DEPTH:
-            raise _refused(TOO_DEEP)
+            raise _error(TOO_DEEP)
         if values > MAX_VALUES:
-            raise _refused(TOO_MANY)
+            raise _error(TOO_MANY)
     _check_bytes(json.dumps(data, ensure_ascii=False))
 
 
-def _inside(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+def _children(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
     return (*value, *value.values()) if isinstance(value, dict) else value
 
 
 def _check_bytes(text: str) -> None:
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_SPEC_BYTES:
-        raise _refused(f"is {size:,} bytes long; at most {MAX_SPEC_BYTES:,} are accepted")
+        raise _error(f"is {size:,} bytes long; at most {MAX_SPEC_BYTES:,} are accepted")
 
 
 def _check_events(events: Iterable[Event]) -> None:
-    # Before anything is built: aliases make a small text expand without bound, and pure Python reads slowly.
+    # Before construction: aliases could expand a small text without bound.
     depth = 0
     for number, event in enumerate(events):
         name = type(event).__name__
         depth += name.endswith("StartEvent") - name.endswith("EndEvent")
         if name == "AliasEvent":
-            raise _refused(f"uses an alias (*) at line {event.start_mark.line + 1}; repeat the value instead")
+            raise _error(f"uses an alias (*) at line {event.start_mark.line + 1}; repeat the value instead")
         if getattr(event, "tag", None) is not None:
-            raise _refused(f"uses a tag (!) at line {event.start_mark.line + 1}; use the plain value")
+            raise _error(f"uses a tag (!) at line {event.start_mark.line + 1}; use the plain value")
         if depth > MAX_DEPTH:
-            raise _refused(TOO_DEEP)
+            raise _error(TOO_DEEP)
         if number > MAX_VALUES:
-            raise _refused(TOO_MANY)
+            raise _error(TOO_MANY)
 
 
-def _refused(message: str) -> SpecError:
+def _error(message: str) -> SpecError:
     return SpecError([SpecProblem("", message)])
 
 
@@ -94,7 +94,7 @@ def load_yaml(text: str) -> RunSpec:
     """Parse and check a spec written as YAML. Raises `SpecError`, as `parse_yaml` and `load_spec` do."""
     data = parse_yaml(text)
     if data is None:
-        raise _refused("is empty; start from `oppo spec example`")
+        raise _error("is empty; start from `oppo spec example`")
     return load_spec(data)
 
 
@@ -103,7 +103,7 @@ def dump_yaml(data: Any) -> str:
     from ruamel.yaml import YAML
 
     yaml = YAML(typ="safe", pure=True)
-    # Before the representer is touched: it is made then, and reads these two once.
+    # Set before `yaml.representer` is first accessed, which reads both once.
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False
     yaml.representer.yaml_representers = {**yaml.representer.yaml_representers, str: _text_node}
@@ -113,6 +113,6 @@ def dump_yaml(data: Any) -> str:
 
 
 def _text_node(representer: SafeRepresenter, text: str) -> ScalarNode:
-    # Escaped is whatever a reader could take for a line break: U+0085 would come back as a space.
+    # Escape line-break characters such as U+0085, which would be read back as a space.
     style = None if text.isprintable() else '"'
     return representer.represent_scalar("tag:yaml.org,2002:str", text, style=style)

@@ -42,7 +42,9 @@ def page() -> str:
     from oppo_platform.runs.state_help import ATTEMPT_STATES
     from oppo_platform.runs.state_help import OUTCOMES as MEANT
 
-    runs = ((code(state), STATE_DESCRIPTIONS[state], _next(TRANSITIONS[state]), _word(state in HOLDING_DEVICES)) for state in RunState)
+    runs = (
+        (code(state), STATE_DESCRIPTIONS[state], _next(TRANSITIONS[state]), _word(state in HOLDING_DEVICES)) for state in RunState
+    )
     attempts = ((code(state), meaning, _next(after)) for state, (meaning, after) in ATTEMPT_STATES.items())
     outcomes = ((code(outcome), meaning, _word(outcome in DIED)) for outcome, meaning in MEANT.items())
     return "".join(

@@ -45,7 +45,12 @@ def trained(platform):
         again.rng.seed(2)
 
         def tell(count):
-            second.tell([EVENT_ADAPTER.validate_json(EVENT_ADAPTER.dump_json(event).replace(b"cpu:", b"cuda:")) for event in again.tell(count)])
+            second.tell(
+                [
+                    EVENT_ADAPTER.validate_json(EVENT_ADAPTER.dump_json(event).replace(b"cpu:", b"cuda:"))
+                    for event in again.tell(count)
+                ]
+            )
 
         return tell
 

@@ -146,7 +146,7 @@ ASIDE = APART | {"resources.devices": 6, "resources.decoding_devices": 2, "resou
         ({"resources.decoding_devices": 6}, "resources.decoding_devices", "at most 5"),
         ({"resources.processes": 6}, "resources.processes", "2, or empty"),
         ({"training.backend": "deepspeed"}, "training.backend", "plain"),
-        ({"resources.kind": "cpu"}, "resources.devices", "resources.processes shares a node's cores out"),
+        ({"resources.kind": "cpu"}, "resources.devices", "resources.processes divides a node's cores"),
     ],
 )
 def test_each_rank_has_a_gpu_for_its_scorers_or_none_has(
@@ -162,7 +162,10 @@ def test_each_rank_has_a_gpu_for_its_scorers_or_none_has(
 def test_a_cpu_has_no_second_device_for_scorers(minimal: dict[str, Any]) -> None:
     devices = {"resources.kind": "cpu", "resources.devices": 2, "resources.scoring_devices": 1}
     (problem,) = refused(changed_by(minimal, devices))
-    assert (problem.path, problem.message) == ("resources.devices", "is more than one cpu device a node, which is the whole node")
+    assert (problem.path, problem.message) == (
+        "resources.devices",
+        "is more than one cpu device per node; a cpu device is the whole node",
+    )
 
 
 def test_vllm_in_a_process_of_its_own_goes_with_deepspeed(minimal: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oppo_contract.retired import RETIRED, replace_retired_settings, drop_unused_settings
+from oppo_contract.retired import RETIRED, drop_unused_settings, replace_retired_settings
 from oppo_contract.spec import load_spec, load_stored_spec
 from tests.contract.test_bad_input import change, refused
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oppo_contract.checkpoint_pins import pins_locked, pinned_names
+from oppo_contract.checkpoint_pins import pinned_names, pins_locked
 
 stopping = threading.Event()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from oppo_contract.wire import DeletionResult, DeletionOrder
+from oppo_contract.wire import DeletionOrder, DeletionResult
 from worker.deletions import Deletions
 
 

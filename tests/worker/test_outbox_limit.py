@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oppo_contract.events import EVENT_ADAPTER, FULL_SUFFIX, CheckpointEvent, Event, DroppedEvent, parse_event
+from oppo_contract.events import EVENT_ADAPTER, FULL_SUFFIX, CheckpointEvent, DroppedEvent, Event, parse_event
 from oppo_contract.wire import Claimed, EventBatch
 from oppo_core.reporting.event_log import TOLD_EVERY, Journal
 from worker import outbox_limit, uploader

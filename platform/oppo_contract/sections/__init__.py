@@ -1,1 +1,1 @@
-"""The sections of a `RunSpec`, one file a subject. Import them from `oppo_contract.spec`."""
+"""Sections of `RunSpec`. Import them from `oppo_contract.spec`."""

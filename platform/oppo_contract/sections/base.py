@@ -1,4 +1,4 @@
-"""What every section of the spec is made of."""
+"""Base class and field types of spec sections."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
-    """A part of the spec. Unknown keys are errors, values are never coerced, an instance never changes."""
+    """A section of the spec: unknown keys are errors, values are not coerced, instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     def reject_unused(self, name: str, why: str, remedy: str = "") -> None:
-        """Refuse a value that would change nothing, so that nobody waits for its effect. A default never is.
+        """Raise SettingError if field `name` is not its default, for a setting without effect.
 
-        Raises:
-            Impossible: field `name` has another value than its default; `why` it means nothing, and a `remedy` besides.
+        Args:
+            why: the reason, completes "has no effect …".
+            remedy: a change of other settings that gives it an effect.
         """
         value, default = getattr(self, name), type(self).model_fields[name].default
         if value != default:
             allowed = f"{json.dumps(default)} (the default)"
-            raise SettingError(name, f"has no effect {why}", value=value, allowed=f"{allowed}, or {remedy}" if remedy else allowed)
+            raise SettingError(
+                name, f"has no effect {why}", value=value, allowed=f"{allowed}, or {remedy}" if remedy else allowed
+            )

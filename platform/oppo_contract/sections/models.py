@@ -1,4 +1,4 @@
-"""Where the four roles' weights come from, and what scores an answer."""
+"""Spec sections of models and rewards: weights of the four roles, reward models, rules, services, LoRA."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENV_WORDS = "the name of an environment variable that begins with OPPO_REWARD_: 
 
 
 def hub_advice(path: str) -> str:
-    """What to do with a path that may be the id of a model on a hub, `owner/name`; empty for any other."""
+    """Advice for a path that looks like a hub model id, `owner/name`; otherwise empty."""
     owner, slash, name = path.partition("/")
     if not (owner and slash and name) or "/" in name or path.startswith((".", "~")):
         return ""
@@ -24,7 +24,7 @@ def hub_advice(path: str) -> str:
 
 
 class TinyArchitecture(Section):
-    """Our own small transformer, randomly initialised: for tests, benches and machines without a model folder."""
+    """The built-in small transformer, randomly initialised: for tests, benchmarks and demos."""
 
     hidden: int = Field(64, ge=8, le=2048, multiple_of=8, description="Width of the residual stream, units.")
     layers: int = Field(2, ge=1, le=64, description="Transformer blocks.")
@@ -33,19 +33,15 @@ class TinyArchitecture(Section):
     vocab: int = Field(64, ge=4, le=262144, description="Size of the vocabulary, tokens.")
 
     @model_validator(mode="after")
-    def heads_divide_hidden(self) -> Self:
+    def check_heads(self) -> Self:
         if self.hidden % self.heads:
-            raise SettingError(
-                "heads",
-                f"hidden {self.hidden} cannot be divided among {self.heads} heads",
-                value=self.heads,
-                allowed=f"a divisor of {self.hidden}",
-            )
+            message, allowed = f"hidden {self.hidden} cannot be divided among {self.heads} heads", f"a divisor of {self.hidden}"
+            raise SettingError("heads", message, value=self.heads, allowed=allowed)
         return self
 
 
 class ModelSpec(Section):
-    """Where a model's weights come from: exactly one of `path` and `tiny`."""
+    """Source of a model's weights: exactly one of `path` and `tiny`."""
 
     path: Path | None = Field(
         None,
@@ -55,7 +51,7 @@ class ModelSpec(Section):
     tiny: TinyArchitecture | None = Field(None, description="A randomly initialised small model instead of a folder.")
 
     @model_validator(mode="after")
-    def one_source(self) -> Self:
+    def check_one_source(self) -> Self:
         if (self.path is None) == (self.tiny is None):
             given = sorted(self.model_fields_set)
             raise SettingError("", "give exactly one of path and tiny", value=given, allowed="path or tiny")
@@ -63,7 +59,7 @@ class ModelSpec(Section):
 
 
 class HttpReward(Section):
-    """A reward service. It gets answers as JSON and returns a number for each (docs/rewards.md)."""
+    """An HTTP reward service: receives responses as JSON, returns a score for each (docs/rewards.md)."""
 
     url: str = Field(
         pattern=r"^https?://[^\s]+$",
@@ -87,7 +83,7 @@ class HttpReward(Section):
 
 
 class RewardSource(Section):
-    """One thing that scores a finished answer."""
+    """One source of scores for finished responses."""
 
     model: ModelSpec | None = Field(None, description="A sequence-classification model with one label.")
     reads: Literal["tokens", "text", "chat"] = Field(
@@ -113,7 +109,7 @@ class RewardSource(Section):
     )
 
     @model_validator(mode="after")
-    def vllm_serves_models(self) -> Self:
+    def check_served_by(self) -> Self:
         if self.served_by == "torch":
             self.reject_unused("memory_share", "with served_by torch", "served_by vllm")
             return self
@@ -124,8 +120,8 @@ class RewardSource(Section):
             raise SettingError("served_by", "requires reads: tokens", value="vllm", allowed="torch, or reads: tokens")
         return self
 
-    def given(self) -> list[str]:
-        """Which of the sources are named."""
+    def given_sources(self) -> list[str]:
+        """Which of `model`, `rule` and `http` are set."""
         return [name for name in ("model", "rule", "http") if getattr(self, name) is not None]
 
 
@@ -135,42 +131,41 @@ class RewardPart(RewardSource):
     weight: float = Field(1.0, ge=-1000, le=1000, description="Weight of this source in the sum.")
 
     @model_validator(mode="after")
-    def one_source(self) -> Self:
-        if len(self.given()) != 1:
-            raise SettingError("", "give exactly one of model, rule and http", value=self.given(), allowed="model, rule or http")
+    def check_one_source(self) -> Self:
+        given = self.given_sources()
+        if len(given) != 1:
+            raise SettingError("", "give exactly one of model, rule and http", value=given, allowed="model, rule or http")
         return self
 
 
 class RewardSpec(RewardSource):
-    """What scores a finished answer: a reward model, a rule, a service, or a weighted sum of these."""
+    """Source of the reward: a reward model, a rule, a service, or a weighted sum of these."""
 
     parts: list[RewardPart] | None = Field(None, min_length=1, max_length=8, description="Several sources; their weighted sum.")
 
     @model_validator(mode="after")
-    def one_source(self) -> Self:
-        given = self.given() + (["parts"] if self.parts is not None else [])
+    def check_one_source(self) -> Self:
+        given = self.given_sources() + (["parts"] if self.parts is not None else [])
         if len(given) != 1:
-            raise SettingError(
-                "", "give exactly one of model, rule, http and parts", value=given, allowed="model, rule, http or parts"
-            )
+            allowed = "model, rule, http or parts"
+            raise SettingError("", "give exactly one of model, rule, http and parts", value=given, allowed=allowed)
         return self
 
     def sources_by_path(self) -> list[tuple[str, RewardPart]]:
-        """The parts, each with the path of its field `model`."""
+        """(path of field `model`, part) of each part."""
         if self.parts is None:
             return [("models.reward.model", self.sources()[0])]
         return [(f"models.reward.parts.{number}.model", part) for number, part in enumerate(self.parts)]
 
     def sources(self) -> list[RewardPart]:
-        """The parts; a single source is one part of weight 1."""
+        """The parts; a single source becomes one part of weight 1."""
         if self.parts is not None:
             return self.parts
-        alone = {name: getattr(self, name) for name in RewardSource.model_fields}
-        return [RewardPart(weight=1.0, **alone)]
+        return [RewardPart(weight=1.0, **{name: getattr(self, name) for name in RewardSource.model_fields})]
 
 
 class Lora(Section):
-    """Low-rank adapters (arXiv 2106.09685) in place of full training."""
+    """Low-rank adapters (LoRA, arXiv 2106.09685) instead of full training."""
 
     rank: int = Field(16, ge=1, le=1024, description="Rank of the adapters.")
     alpha: Positive = Field(32.0, description="Scale of the adapters is alpha ÷ rank.")
@@ -184,7 +179,7 @@ class Lora(Section):
 
 
 class Models(Section):
-    """The four roles. The reference and the critic default to copies, so that two paths make a run."""
+    """Actor, reward, reference and critic. Reference and critic default to copies of the actor."""
 
     actor: ModelSpec = Field(description="The policy to train: a causal language model.")
     reward: RewardSpec = Field(description="Source of the reward.")
@@ -197,23 +192,18 @@ class Models(Section):
 
     @property
     def reference_is_base(self) -> bool:
-        """Whether the reference is the actor without its adapters, over the very same weights."""
+        """Whether the reference is the actor without its adapters, sharing its weights."""
         return self.lora is not None and self.reference is None
 
     @model_validator(mode="after")
-    def critic_has_a_source(self) -> Self:
-        if self.critic == "reward" and self.reward.model is None:
-            raise SettingError(
-                "critic",
-                "starts from the reward model, but the reward is not a single model",
-                value="reward",
-                allowed="actor, or a mapping with path or tiny",
-            )
-        if self.critic == "reward" and self.reward.reads != "tokens":
-            raise SettingError(
-                "critic",
-                "starts from the reward model, but that model has another tokenizer than the actor",
-                value="reward",
-                allowed="actor, or a mapping with path or tiny",
-            )
+    def check_critic_source(self) -> Self:
+        if self.critic != "reward":
+            return self
+        message = ""
+        if self.reward.model is None:
+            message = "starts from the reward model, but the reward is not a single model"
+        elif self.reward.reads != "tokens":
+            message = "starts from the reward model, but that model has another tokenizer than the actor"
+        if message:
+            raise SettingError("critic", message, value="reward", allowed="actor, or a mapping with path or tiny")
         return self

@@ -1,4 +1,4 @@
-"""The PPO step: loss, advantages, rewards, optimizers."""
+"""Spec section of the PPO step: loss, advantages, rewards, optimizers, KL penalty, PPO-ptx."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from oppo_contract.sections.base import Path, Positive, Section, Share
 from oppo_contract.spec_errors import SettingError
 
-# What concerns the critic, or the per-token rewards and discounts that only a critic makes use of.
+# Settings of the critic, and of per-token rewards and discounts, which only a critic uses.
 CRITIC_SETTINGS = (
     "critic_learning_rate", "critic_warmup_steps", "critic_schedule", "value_warmup_steps", "value_clip_range", "gamma",
     "gae_lambda", "whiten_rewards",
@@ -34,8 +34,7 @@ class Kl(Section):
     horizon: int = Field(10_000, ge=1, description="Horizon of the adaptive controller, sequences.")
 
     @model_validator(mode="after")
-    def settings_have_a_meaning(self) -> Self:
-        """As `Ppo.settings_have_a_meaning`."""
+    def check_unused_settings(self) -> Self:
         if self.controller == "fixed":
             for name in ("target", "horizon"):
                 self.reject_unused(name, "while the coefficient is fixed", "controller adaptive")
@@ -45,7 +44,7 @@ class Kl(Section):
 
 
 class Pretraining(Section):
-    """Text mixed into the actor's update, against forgetting (PPO-ptx, arXiv 2203.02155 §3.5)."""
+    """Pretraining loss in the actor's update (PPO-ptx, arXiv 2203.02155 §3.5)."""
 
     data: Path = Field(description="Id from a worker's catalogue or a local JSON Lines file of texts.")
     field: str = Field("text", min_length=1, max_length=120, description="Key of the text in each line.")
@@ -134,45 +133,40 @@ class Ppo(Section):
 
     @property
     def rows(self) -> int:
-        """Answers trained by one step: B × G."""
+        """Responses trained per step: B × G."""
         return self.batch_size * self.group_size
 
     @property
     def has_critic(self) -> bool:
-        """Whether a value model is trained: with PPO, not with GRPO and RLOO."""
+        """Whether a value model is trained: PPO only."""
         return self.algorithm == "ppo"
 
     @property
     def is_regularized(self) -> bool:
-        """Whether the policy loss has a part that does not depend on advantages: an entropy bonus or a KL penalty."""
+        """Whether the policy loss has a term without advantages: an entropy bonus or a KL penalty."""
         return bool(self.entropy_coefficient) or self.kl.placement == "loss"
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps that one PPO step takes, of the actor as of the critic."""
+        """Optimizer steps per PPO step, for actor and critic each."""
         return self.epochs * self.mini_batches
 
     @model_validator(mode="after")
-    def every_mini_batch_has_texts(self) -> Self:
+    def check_pretraining_sequences(self) -> Self:
         if self.pretraining is not None and self.pretraining.sequences % self.mini_batches:
-            raise SettingError(
-                "pretraining.sequences",
-                f"cannot be divided into {self.mini_batches} mini_batches",
-                value=self.pretraining.sequences,
-                allowed=f"a multiple of {self.mini_batches}",
-            )
+            message, allowed = f"cannot be divided into {self.mini_batches} mini_batches", f"a multiple of {self.mini_batches}"
+            raise SettingError("pretraining.sequences", message, value=self.pretraining.sequences, allowed=allowed)
         return self
 
     @model_validator(mode="after")
-    def groups_fit_the_algorithm(self) -> Self:
+    def check_group_size(self) -> Self:
         if (self.algorithm == "ppo") != (self.group_size == 1):
-            wanted = "1" if self.algorithm == "ppo" else "2 or more"
-            raise SettingError("group_size", f"does not fit algorithm {self.algorithm}", value=self.group_size, allowed=wanted)
+            allowed = "1" if self.algorithm == "ppo" else "2 or more"
+            raise SettingError("group_size", f"does not fit algorithm {self.algorithm}", value=self.group_size, allowed=allowed)
         return self
 
     @model_validator(mode="after")
-    def settings_have_a_meaning(self) -> Self:
-        """What would change nothing is refused, so that nobody waits for its effect."""
+    def check_unused_settings(self) -> Self:
         without = () if self.has_critic else CRITIC_SETTINGS
         for name in (*without, *(() if self.algorithm == "grpo" else ("normalize_advantages_by_std",))):
             self.reject_unused(name, f"with algorithm {self.algorithm}")
@@ -187,7 +181,7 @@ class Ppo(Section):
         return self
 
     @model_validator(mode="after")
-    def mini_batches_divide_batch(self) -> Self:
+    def check_mini_batches(self) -> Self:
         if self.batch_size % self.mini_batches:
             divisors = [d for d in range(1, self.batch_size + 1) if self.batch_size % d == 0]
             nearest = min(divisors, key=lambda d: abs(d - self.mini_batches))

@@ -1,4 +1,4 @@
-"""How the actor answers, and what runs at the same time."""
+"""Spec sections of the rollout (sampling, stop conditions, vLLM) and of the overlap of stages (Δ, chunks, deferral)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oppo_contract.spec_errors import SettingError
 
 
 class Rollout(Section):
-    """How the actor answers."""
+    """Sampling of responses."""
 
     max_new_tokens: int = Field(
         512, ge=1, le=131072, description="Max response length including the end-of-sequence token, tokens."
@@ -64,7 +64,7 @@ class Rollout(Section):
     )
 
     @model_validator(mode="after")
-    def vllm_decodes(self) -> Self:
+    def check_vllm_settings(self) -> Self:
         if self.backend == "torch":
             for name in ("vllm_process", "vllm_memory_share", "vllm_sleep"):
                 self.reject_unused(name, "with rollout.backend torch", "backend vllm")
@@ -79,7 +79,7 @@ class Rollout(Section):
 
 
 class Overcommit(Section):
-    """Δ, the extra sequences in flight, and the controller that moves it."""
+    """Δ, the extra rollouts in flight, and its controller."""
 
     controller: Literal["fixed", "slope"] = Field(
         "slope", description="Keep Δ at `initial`, or adapt it to the slope of the reward (`inter_step: defer` only)."
@@ -94,7 +94,7 @@ class Overcommit(Section):
     step: int = Field(1, ge=1, description="Size of an additive change, rollouts.")
 
     @model_validator(mode="after")
-    def ordered(self) -> Self:
+    def check_bounds(self) -> Self:
         if not self.min <= self.initial <= self.max:
             field = "initial" if self.min <= self.max else "min"
             raise SettingError(
@@ -107,7 +107,7 @@ class Overcommit(Section):
 
 
 class Chunk(Section):
-    """C, the tokens decoded between two hand-overs, and the controller that tunes it."""
+    """C, the tokens decoded per chunk, and its controller."""
 
     controller: Literal["fixed", "tuner"] = Field(
         "fixed", description="Keep C at `size`, or try candidates and keep the fastest."
@@ -120,7 +120,7 @@ class Chunk(Section):
 
 
 class Overlap(Section):
-    """What runs at the same time. Everything off is plain sequential PPO."""
+    """Overlap of stages. All off is sequential PPO."""
 
     intra_step: Literal["off", "per_sequence", "per_chunk"] = Field(
         "per_chunk",
@@ -148,7 +148,7 @@ class Overlap(Section):
     )
 
     @model_validator(mode="after")
-    def a_cache_is_kept_of_deferred_answers(self) -> Self:
+    def check_kv_after_update(self) -> Self:
         if self.inter_step != "defer":
             self.reject_unused(
                 "kv_after_update", f"with inter_step {self.inter_step}, which defers no responses", "inter_step defer"

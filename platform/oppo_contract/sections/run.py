@@ -1,4 +1,4 @@
-"""Data, machine, budget, and what a run keeps and tells."""
+"""Spec sections of data, evaluation, resources, queue, retries, budget, checkpoints and logging."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Evaluation(Section):
 
 
 class Fork(Section):
-    """The checkpoint of another run that this one begins with. The platform's business: the engine is given the checkpoint."""
+    """The checkpoint of another run to start from. Platform only: the engine gets the checkpoint's folder."""
 
     run: int = Field(ge=1, le=2**63 - 1, description="Id of a run of the same team.")
     step: int = Field(ge=0, le=2**31 - 1, description="Step of its checkpoint; step numbers continue from there.")
 
 
 class Resources(Section):
-    """What the run needs from its nodes."""
+    """Devices, nodes, ranks and precision."""
 
     devices: int = Field(
         1,
@@ -86,23 +86,23 @@ class Resources(Section):
     cpu_threads: int | None = Field(None, ge=1, le=1024, description="CPU cores for the engine; empty: all cores of the node.")
 
     @model_validator(mode="after")
-    def devices_are_divided_evenly(self) -> Self:
+    def check_devices_per_node(self) -> Self:
         if self.devices % self.nodes:
             raise SettingError(
                 "devices",
-                f"counts the devices of the whole run, which are divided evenly among {self.nodes} nodes",
+                f"is the total of the run and cannot be divided evenly among {self.nodes} nodes",
                 value=self.devices,
                 allowed=f"{self.nodes}, or another multiple of it",
             )
         return self
 
     @model_validator(mode="after")
-    def some_devices_train(self) -> Self:
+    def check_device_roles(self) -> Self:
         each, training = self.devices // self.nodes, self._training_devices
         if self.decoding_devices >= each:
             raise SettingError(
                 "decoding_devices",
-                f"leaves none of the {each} devices that resources.devices gives each node to train",
+                f"leaves none of the {each} devices per node (resources.devices) to train",
                 value=self.decoding_devices,
                 allowed=f"at most {each - 1}, or more devices",
             )
@@ -110,34 +110,34 @@ class Resources(Section):
             half, odd = divmod(each - self.decoding_devices, 2)
             raise SettingError(
                 "scoring_devices",
-                f"leaves {max(0, training)} of the {each} devices that resources.devices gives each node to its actors, and each"
-                " has one device for its scorers",
+                f"leaves {max(0, training)} of the {each} devices per node (resources.devices) to actors, and each actor"
+                " needs one device for its scorers",
                 value=self.scoring_devices,
-                allowed="0, or an even number of devices that do not only decode" if odd else f"0 or {half}",
+                allowed="0, with an even number of devices that do not decode" if odd else f"0 or {half}",
             )
         if self.decoding_devices % training:
             raise SettingError(
                 "decoding_devices",
-                f"cannot be divided among the {training} ranks that the other devices of a node are",
+                f"cannot be divided among the {training} ranks on the other devices of a node",
                 value=self.decoding_devices,
                 allowed=f"a multiple of {training}",
             )
         return self
 
     @model_validator(mode="after")
-    def processes_fit_the_devices(self) -> Self:
+    def check_processes(self) -> Self:
         each = self._training_devices
         if self.kind == "cpu" and self.devices > self.nodes:
             raise SettingError(
                 "devices",
-                "is more than one cpu device a node, which is the whole node",
+                "is more than one cpu device per node; a cpu device is the whole node",
                 value=self.devices,
-                allowed=f"{self.nodes}; resources.processes shares a node's cores out among several ranks",
+                allowed=f"{self.nodes}; resources.processes divides a node's cores among several ranks",
             )
         if self.kind != "cpu" and self.processes not in (None, each):
             raise SettingError(
                 "processes",
-                f"is not the {each} that resources.devices gives each node, and a GPU has exactly one rank",
+                f"is not {each}, the training devices per node (resources.devices); a GPU has exactly one rank",
                 value=self.processes,
                 allowed=f"{each}, or empty, or kind cpu",
             )
@@ -145,22 +145,22 @@ class Resources(Section):
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks of data-parallel training on each node."""
+        """Data-parallel ranks per node."""
         return self.processes or self._training_devices
 
     @property
     def _training_devices(self) -> int:
-        """Of each node's devices those on which an actor is trained."""
+        """Devices per node on which an actor is trained."""
         return self.devices // self.nodes - self.decoding_devices - self.scoring_devices
 
     @property
     def ranks(self) -> int:
-        """Ranks of the whole run."""
+        """Data-parallel ranks of the run."""
         return self.nodes * self.ranks_per_node
 
 
 class Queue(Section):
-    """How the run waits and for how long it may hold devices. The platform's business: the engine never sees it."""
+    """Queueing and maximum runtime. Platform only."""
 
     priority: int = Field(DEFAULT_PRIORITY, ge=1, le=99, description="Priority within the team; higher runs first.")
     preemptible: bool = Field(True, description="May be preempted with a checkpoint; keeps its place in the queue.")
@@ -173,10 +173,7 @@ class Queue(Section):
 
 
 class LogRule(Section):
-    """What to do when a run dies with certain words.
-
-    The words are looked for as they stand, not as a regular expression: nothing that a user writes can take long to match.
-    """
+    """Action for a failure whose log contains a text. The text is not a regular expression, so matching is always fast."""
 
     match: str = Field(
         min_length=1,
@@ -189,7 +186,7 @@ class LogRule(Section):
 
 
 class Retries(Section):
-    """What happens after a death. Preemption, pauses and shut-downs of a worker are none."""
+    """Retries after a failure. Preemption, pauses and worker shutdowns are not failures."""
 
     attempts: int | None = Field(
         None, ge=1, le=100, description="Failed attempts after which the run fails; empty: the platform's limit."
@@ -211,7 +208,7 @@ class Retries(Section):
 
 
 class Budget(Section):
-    """When to stop, and what to aim for."""
+    """Stop conditions and the target reward."""
 
     max_hours: float | None = Field(None, gt=0, description="End the run with a checkpoint after this many hours of training.")
     target_reward: float | None = Field(None, description="Target reward, shown in charts and used for time-to-target.")
@@ -226,7 +223,7 @@ class Budget(Section):
 
 
 class Checkpoints(Section):
-    """When the state is saved."""
+    """Checkpoint interval and retention."""
 
     every_steps: int = Field(100, ge=1, description="Steps between two checkpoints; the last step always writes one.")
     keep: int = Field(2, ge=1, description="Latest checkpoints to keep.")
@@ -239,7 +236,7 @@ class Checkpoints(Section):
 
 
 class Logging(Section):
-    """What a run tells besides its metrics."""
+    """Samples, timelines and external trackers."""
 
     samples_per_step: int = Field(2, ge=0, le=64, description="Responses recorded as text per step.")
     spans_every: int = Field(1, ge=1, description="Record the timeline every n steps.")

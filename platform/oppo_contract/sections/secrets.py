@@ -1,4 +1,4 @@
-"""Secrets of the run's team, by name: the spec names them, and never holds a value."""
+"""Spec section `secrets`: references to team secrets by name; a spec never contains a value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oppo_contract.spec_errors import SettingError
 PREFIX = "secret:"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 NAME_WORDS = "1 to 64 letters, digits and _ . -, the first a letter"
-# An allow-list: a variable such as LD_PRELOAD or OPPO_REWARD_HOSTS decides what runs on a node, or whom it may talk to.
+# Allow-list: variables such as LD_PRELOAD or OPPO_REWARD_HOSTS control what runs on a node and which hosts it may contact.
 VARIABLE = re.compile(r"(?!OPPO_(?!REWARD_))[A-Z][A-Z0-9_]{0,110}_(KEY|TOKEN|SECRET|PASSWORD)")
 VARIABLE_WORDS = "capital letters, digits and _, ending in _KEY, _TOKEN, _SECRET or _PASSWORD; of OPPO_ ones only OPPO_REWARD_"
 
@@ -25,12 +25,12 @@ SecretRefs = Annotated[
 
 
 def check_references(references: Mapping[str, str]) -> None:
-    """Raise `SettingError` for a variable that may not be set, or for what is not `secret:NAME`."""
+    """Raise SettingError for a variable that is not allowed, or a value that is not `secret:NAME`."""
     for variable, reference in references.items():
         if not VARIABLE.fullmatch(variable):
             raise SettingError("secrets", "is a variable name that secrets cannot use", value=variable, allowed=VARIABLE_WORDS)
         if not reference.startswith(PREFIX) or not NAME.fullmatch(reference.removeprefix(PREFIX)):
-            # What stands there may be the secret itself: it is not repeated.
+            # The value may be the secret itself: do not show it.
             raise SettingError(
                 f"secrets.{variable}",
                 "is not a secret reference; specs must not contain secret values",
@@ -40,5 +40,5 @@ def check_references(references: Mapping[str, str]) -> None:
 
 
 def secret_names(references: Mapping[str, str]) -> dict[str, str]:
-    """Variable → name of the secret, of checked references."""
+    """Variable → name of the secret, for valid references."""
     return {variable: reference.removeprefix(PREFIX) for variable, reference in references.items()}

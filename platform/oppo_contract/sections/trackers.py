@@ -1,4 +1,4 @@
-"""Other experiment trackers that the engine tells its steps to, besides its own events (docs/trackers.md)."""
+"""Spec sections of external experiment trackers: TensorBoard, MLflow, Weights & Biases (docs/trackers.md)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Label = Annotated[
     str,
     Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$", json_schema_extra={ALLOWED: LABEL_WORDS}),
 ]
-# What the engine itself keeps in a run's folder.
-TAKEN = ("checkpoints", "spared", "trackers")
+# Used by the engine in a run's folder.
+RESERVED_FOLDERS = ("checkpoints", "spared", "trackers")
 
 
 class TensorBoardTracker(Section):
@@ -41,9 +41,9 @@ class TensorBoardTracker(Section):
     folder: RunFolder = Field("tensorboard", description="Output folder, inside the run's folder.")
 
     @model_validator(mode="after")
-    def not_the_engines_own(self) -> Self:
-        if self.folder.split("/")[0] in TAKEN:
-            allowed = "another folder than " + ", ".join(TAKEN)
+    def check_folder(self) -> Self:
+        if self.folder.split("/")[0] in RESERVED_FOLDERS:
+            allowed = "another folder than " + ", ".join(RESERVED_FOLDERS)
             raise SettingError("folder", "is a folder reserved for the engine", value=self.folder, allowed=allowed)
         return self
 
@@ -60,7 +60,7 @@ class MlflowTracker(Section):
     )
 
     @model_validator(mode="after")
-    def a_server(self) -> Self:
+    def check_uri(self) -> Self:
         _check_address("uri", self.uri)
         return self
 
@@ -80,7 +80,7 @@ class WandbTracker(Section):
     )
 
     @model_validator(mode="after")
-    def a_server_is_for_online_runs(self) -> Self:
+    def check_url(self) -> Self:
         if self.mode == "offline":
             self.reject_unused("url", "while mode is offline", "mode online")
         elif self.url is not None:
@@ -89,7 +89,7 @@ class WandbTracker(Section):
 
 
 class Trackers(Section):
-    """Which of them; several at once will do."""
+    """External trackers; any number at once."""
 
     tensorboard: TensorBoardTracker | None = Field(None, description="TensorBoard; off when empty, on with `{}`.")
     mlflow: MlflowTracker | None = Field(None, description="MLflow; off when empty.")
@@ -106,11 +106,11 @@ class Trackers(Section):
 
     @property
     def enabled(self) -> dict[str, Section]:
-        """Those that are on, by key."""
+        """Trackers that are on, by key."""
         return {name: section for name in ("tensorboard", "mlflow", "wandb") if (section := getattr(self, name)) is not None}
 
     @model_validator(mode="after")
-    def settings_are_for_some_tracker(self) -> Self:
+    def check_unused_settings(self) -> Self:
         if not self.enabled:
             for name in ("samples_every", "flush_s"):
                 self.reject_unused(name, "without a tracker", "one of tensorboard, mlflow and wandb")
@@ -118,16 +118,16 @@ class Trackers(Section):
 
 
 def _check_address(field: str, address: str) -> None:
-    """Raises Impossible for what has only the looks of a server's address, or holds a user or password."""
+    """Raise SettingError for a malformed server URL, or one with a user or password."""
     try:
         parts = urlsplit(address)
-        good = bool(parts.hostname) and parts.port != 0
+        valid = bool(parts.hostname) and parts.port != 0
     except ValueError:
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         raise SettingError(field, "is not a server URL", value=address, allowed=ADDRESS_WORDS)
     if "@" in parts.netloc:
-        # It may be a password: it is not repeated.
+        # Do not show it: it may contain a password.
         raise SettingError(
             field, "contains a user or password; specs are readable by the whole team", value="…", allowed=ADDRESS_WORDS
         )

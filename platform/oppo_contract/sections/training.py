@@ -1,4 +1,4 @@
-"""Who takes the optimizer's steps, what of it each rank keeps, and what the passes before them keep."""
+"""Spec section of training: backend, optimizer sharding, offload, activation checkpointing, sequence packing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from oppo_contract.sections.base import Section
-from oppo_contract.spec_errors import SettingError
 
 
 class Training(Section):
-    """Who takes the optimizer's steps, what of it each rank keeps, and what the passes before them keep."""
+    """Training backend, sharding and memory options."""
 
     backend: Literal["plain", "deepspeed", "fsdp2"] = Field(
         "plain",
@@ -41,16 +40,15 @@ class Training(Section):
     )
 
     @model_validator(mode="after")
-    def means_something(self) -> Self:
-        for path, given, default in (("zero_stage", self.zero_stage, 2), ("offload", self.offload, "off")):
-            if self.backend != "deepspeed" and given != default:
-                said = f"has no effect with training.backend {self.backend}"
-                raise SettingError(path, said, value=given, allowed=f"{default}, or with backend deepspeed")
+    def check_unused_settings(self) -> Self:
+        if self.backend != "deepspeed":
+            for name in ("zero_stage", "offload"):
+                self.reject_unused(name, f"with training.backend {self.backend}", "backend deepspeed")
         return self
 
     @property
     def packs(self) -> bool:
-        """Whether passes are packed."""
+        """Whether responses are packed."""
         return self.packing == "on"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import transaction
 
-from oppo_contract.resume_rules import REFUSED, diff_specs, min_overcommit, max_checkpointed, refusing_rule, max_in_flight
+from oppo_contract.resume_rules import REFUSED, diff_specs, max_checkpointed, max_in_flight, min_overcommit, refusing_rule
 from oppo_contract.retired import replace_retired_settings
 from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_contract.spec_errors import SpecError, SpecProblem

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db.models import Q, QuerySet
 
 from oppo_contract import wire
-from oppo_contract.safe_delete import OutsideRootError, file_url_path, delete_run_folder
+from oppo_contract.safe_delete import OutsideRootError, delete_run_folder, file_url_path
 from oppo_platform import clock
 from oppo_platform.cluster.models import Node
 from oppo_platform.runs.attempts import artifact_url

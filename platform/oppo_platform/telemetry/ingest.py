@@ -21,10 +21,10 @@ from django.db import transaction
 from oppo_contract.events import (
     CheckpointEvent,
     DecisionEvent,
+    DroppedEvent,
     Envelope,
     Event,
     FinishedEvent,
-    DroppedEvent,
     LogEvent,
     SamplesEvent,
     SpansEvent,

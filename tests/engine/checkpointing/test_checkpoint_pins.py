@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from oppo_contract.checkpoint_pins import FOLDER, remove_older_pins, pins_exist, pins_locked, write_pins, pinned_names
+from oppo_contract.checkpoint_pins import FOLDER, pinned_names, pins_exist, pins_locked, remove_older_pins, write_pins
 from oppo_core.checkpointing.save_restore import delete
 
 

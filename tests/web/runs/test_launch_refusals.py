@@ -43,7 +43,9 @@ TOO_OLD = wire.SUPPORTED_VERSIONS[0] - 1
 
 
 def test_every_version_that_is_spoken_can_take_part_in_a_run_on_several_nodes():
-    assert all(wire.ADDED_IN_VERSION[field] <= wire.SUPPORTED_VERSIONS[0] for field in (("Claim", "address"), ("Claimed", "rendezvous")))
+    assert all(
+        wire.ADDED_IN_VERSION[field] <= wire.SUPPORTED_VERSIONS[0] for field in (("Claim", "address"), ("Claimed", "rendezvous"))
+    )
 
 
 def test_a_worker_that_is_too_old_gets_no_part_in_it(world, settings):
