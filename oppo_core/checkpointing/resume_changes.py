@@ -9,6 +9,7 @@ from oppo_contract.resume_rules import (
     ALLOWED,
     REFUSED,
     Change,
+    diff_specs,
     matches_rule,
     max_in_flight,
     min_overcommit,
