@@ -1,5 +1,5 @@
-"""Virtual devices: the engine's own loop, pool, controllers, hand-over, report and accounting, on a clock that only models move.
+"""Simulation: the engine's own training loop, pool, controllers and accounting on virtual devices with a virtual clock.
 
-Nothing here decides when something runs: `oppo_core/train.py` and `oppo_core/update/strategies.py` do, as on real machines.
-Simulated is what costs time: decoding, reading, training, and how long each answer is (docs/simulation.md).
+`oppo_core/train.py` and `oppo_core/update/strategies.py` decide when something runs, as on real devices. Simulated are the
+costs of decoding, prefill and training, and the length of each answer (docs/simulation.md).
 """

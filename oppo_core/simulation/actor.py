@@ -1,4 +1,4 @@
-"""The actor's trainer on virtual devices: it moves the clock and learns nothing."""
+"""The actor's trainer on virtual devices: it advances the clock and trains nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oppo_core.simulation.machine import Machine
 
 
 class SimulatedActor:
-    """An `ActorProtocol`, and what update overlap asks of the actor besides."""
+    """An `ActorProtocol` with the additional methods that update overlap uses."""
 
     saves_bytes = 0
 
@@ -26,20 +26,19 @@ class SimulatedActor:
         self._machine = machine
         self._costs = machine.devices.costs.actor
         self._ppo = ppo
-        self._held_tokens = 0
+        self._retained_tokens = 0
 
     def logprobs(self, tokens: list[NDArray[np.int64]], prompt_lengths: list[int], supports: Rows[Support] = ()) -> list[Tensor]:
-        """See `ActorProtocol.logprobs`. With one optimizer step a batch the graph of one pass is kept for `update`."""
+        """Zeros [T]. With one optimizer step per batch the graph of one pass is retained for `update`."""
         lengths = [len(ids) for ids in tokens]
         self._machine.work(self._machine.forward_us(self._costs, lengths))
         one_step = self._ppo.epochs * self._ppo.mini_batches == 1
-        self._held_tokens = min(self._machine.tokens(lengths), self._machine.pass_tokens) if one_step else 0
+        self._retained_tokens = min(self._machine.tokens(lengths), self._machine.pass_tokens) if one_step else 0
         return [torch.zeros(n - prompt) for n, prompt in zip(lengths, prompt_lengths, strict=True)]
 
     def update(
         self, experience: Experience, step: int, kl_coefficient: float, early: EarlyPart | None = None
     ) -> dict[str, float]:
-        """See `ActorProtocol.update`, and `ActorTrainer.update`."""
         if self.is_critic_warmup(step):
             return self.warmup_metrics(step)
         done = frozenset[int]() if early is None else early.rows
@@ -50,27 +49,26 @@ class SimulatedActor:
         return {}
 
     def _train(self, lengths: list[int]) -> None:
-        """Forward, where no graph was kept, and backward over answers."""
-        again = max(0, self._machine.tokens(lengths) - self._held_tokens)
-        self._held_tokens = 0
-        self._machine.work(self._machine.forward_us(self._costs, [again]) + self._machine.backward_us(self._costs, lengths))
+        """Forward passes where no graph was retained, and backward passes."""
+        forward = max(0, self._machine.tokens(lengths) - self._retained_tokens)
+        self._retained_tokens = 0
+        self._machine.work(self._machine.forward_us(self._costs, [forward]) + self._machine.backward_us(self._costs, lengths))
 
     def is_critic_warmup(self, step: int) -> bool:
         """Whether only the critic is trained in PPO step `step`."""
         return step < self._ppo.value_warmup_steps
 
     def warmup_metrics(self, step: int) -> dict[str, float]:
-        """A step without training: a kept graph is let go of."""
-        self._held_tokens = 0
+        """A step without training: the retained graph is dropped."""
+        self._retained_tokens = 0
         return {}
 
     def forget(self) -> None:
-        """See `ActorProtocol.forget`."""
-        self._held_tokens = 0
+        self._retained_tokens = 0
 
     def save(self, folder: Path, source: Path | None, eos: int, pad: int) -> None:
-        """See `ActorProtocol.save`: there are no weights, but writing them takes its time."""
+        """Writes nothing; costs the time of a checkpoint."""
         self._machine.work(self._machine.devices.overheads.checkpoint_us)
 
     def load(self, folder: Path) -> None:
-        """See `ActorProtocol.load`: there is nothing to take back."""
+        pass

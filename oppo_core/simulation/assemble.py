@@ -1,4 +1,4 @@
-"""An engine on virtual devices: what `oppo_core.engine.build.assemble` takes, with everything that computes simulated."""
+"""An engine on virtual devices: every part that computes is simulated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from oppo_core.simulation.actor import SimulatedActor
 from oppo_core.simulation.decoder import SimulatedDecoder
 from oppo_core.simulation.early import SimulatedEarlyScorers, no_gradients
 from oppo_core.simulation.experience import SimulatedExperience
-from oppo_core.simulation.lengths import Length, drawn
+from oppo_core.simulation.lengths import Length, sample_lengths
 from oppo_core.simulation.machine import Machine
 from oppo_core.simulation.scorers import SimulatedScorers
 from oppo_core.train import train_step
@@ -32,26 +32,25 @@ from oppo_core.update.overlapped import OverlappedUpdate
 from oppo_core.update.strategies import CriticFreeUpdate, PlainUpdate
 from oppo_estimate.devices import ACTOR_GROUP, READING_ROLES, Devices, DevicesError
 
-PROMPTS = 64  # different ones; all are alike to a simulation
-# A text that no simulated answer's placeholder tokens stand for anything in: the smallest vocabulary of bytes.
-VOCABULARY = 259
+PROMPTS = 64
+VOCABULARY = 259  # the byte codec's smallest; placeholder tokens are never decoded
 
 
 class MemoryJournal(Journal):
-    """Events as (kind, payload), in memory; writing a step's takes its time."""
+    """Events as (kind, payload) in memory; a step's event costs time."""
 
     def __init__(self, machine: Machine) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self._machine = machine
 
     def write(self, kind: str, at: float | None = None, **payload: Any) -> None:
-        """Keep an event."""
+        """Append an event."""
         self.events.append((kind, payload))
         if kind == "step":
             self._machine.work(self._machine.devices.overheads.report_us)
 
     def close(self) -> None:
-        """Nothing to close."""
+        pass
 
     @property
     def steps(self) -> list[dict[str, float]]:
@@ -60,21 +59,20 @@ class MemoryJournal(Journal):
 
 
 class PricedPrompts(PromptStream):
-    """A prompt stream that takes its time."""
+    """A prompt stream whose draws cost time."""
 
     def __init__(self, prompts: list[NDArray[np.int64]], seed: int, shuffle: bool, machine: Machine) -> None:
         super().__init__(prompts, seed, shuffle)
         self.machine = machine
 
     def draw(self, number: int) -> int:
-        """See `PromptStream.draw`."""
         self.machine.work(self.machine.devices.overheads.prompt_us)
         return super().draw(number)
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualLayout(Layout):
-    """Every scorer where the description places it."""
+    """A layout with every scorer on the devices of its description."""
 
     places: tuple[tuple[str, Role], ...] = ()
 
@@ -85,13 +83,13 @@ class VirtualLayout(Layout):
 
 
 def virtual_layout(spec: RunSpec, devices: Devices, machine: Machine) -> VirtualLayout:
-    """Who uses which devices."""
+    """Devices of each role."""
     places: list[tuple[str, Role]] = []
     for role in (role for role in READING_ROLES if role in scorers_of(spec)):
-        process = machine.beside(role)
+        process = machine.process_of(role)
         places += [(device, role) for device in (machine.own if process is None else process.devices)]
     scorers = tuple(dict.fromkeys(device for device, _ in places))
-    decoding = len(machine.own) if devices.costs.decode.parallel else 1  # a second device that adds nothing stays idle
+    decoding = len(machine.own) if devices.costs.decode.parallel else 1  # a second device without speed-up stays idle
     return VirtualLayout(devices.names, machine.own, scorers, decoding, machine.streams, places=tuple(places))
 
 
@@ -101,17 +99,17 @@ def assemble(
     """An engine that runs `spec` on virtual `devices`.
 
     Args:
-        length: how long each answer is; default: drawn as the devices' workload says.
-        prompts: default: prompts as long as the workload says.
-        out: where checkpoints go, when any are asked for.
+        length: length of each answer; default: drawn from the devices' workload.
+        prompts: default: prompts of the workload's length.
+        out: folder of checkpoints, if the spec has any.
 
     Raises:
-        DevicesError: update overlap, where the critic has no devices beside the actor's.
+        DevicesError: update overlap without devices of the critic's own.
     """
     streams = spec.overlap.intra_step != "off" and bool(devices.groups)
     machine = Machine(devices, streams, spec.ppo.micro_batch_tokens)
     most = spec.rollout.max_new_tokens
-    length = length or drawn(spec.seed, devices.workload.lengths, most)
+    length = length or sample_lengths(spec.seed, devices.workload.lengths, most)
     layout = virtual_layout(spec, devices, machine)
     engine = Engine(
         spec=spec, layout=layout, codec=ByteCodec(VOCABULARY), prompts=prompts or _prompts(spec, devices, machine),
@@ -126,7 +124,7 @@ def assemble(
 
 
 def steps_of(engine: Engine) -> Iterator[dict[str, float]]:
-    """Train without checkpoints, step by step; gives each step's metrics."""
+    """Train without checkpoints; yields each step's metrics."""
     journal = engine.journal
     assert isinstance(journal, MemoryJournal)
     step_report.started(engine)
@@ -153,5 +151,5 @@ def _update(spec: RunSpec, devices: Devices) -> PlainUpdate:
     if not spec.overlap.update_overlap:
         return PlainUpdate()
     if devices.place["critic"] == ACTOR_GROUP:
-        raise DevicesError("update overlap needs a critic that has devices beside the actor's")
+        raise DevicesError("update overlap needs a critic with devices of its own")
     return OverlappedUpdate(no_gradients())

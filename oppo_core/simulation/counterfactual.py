@@ -1,4 +1,4 @@
-"""What a recorded run would have taken under other schedules, from its own answers and fitted costs."""
+"""Durations of a recorded run under other schedules, from its own answers and fitted costs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from oppo_contract.spec_errors import SpecError
 from oppo_core.simulation.assemble import MemoryJournal
 from oppo_core.simulation.fit_costs import Fit
-from oppo_core.simulation.plan import Told
+from oppo_core.simulation.plan import Progress, no_progress
 from oppo_core.simulation.recording import Recording
-from oppo_core.simulation.replay import replayed, run
+from oppo_core.simulation.replay import build_replay, run
 from oppo_estimate.devices import DevicesError
 from oppo_estimate.schedules import SCHEDULES, Row, Target, summary, warm_up, with_speedups
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The schedule that was really run, replayed: seconds in all, and the mean absolute error of a step ÷ the mean step."""
+    """The recorded schedule replayed: total seconds, and mean absolute error per step ÷ mean step."""
 
     recorded_s: float
     replayed_s: float
@@ -25,26 +25,30 @@ class Check:
 
     @property
     def error(self) -> float:
-        """How much longer the replay is than the run, as a share."""
+        """Relative error of the replay's duration."""
         return self.replayed_s / self.recorded_s - 1
 
 
 def check(recording: Recording, fitted: Fit) -> Check:
-    """Replay what was run."""
-    engine = replayed(recording, fitted.devices)
+    """Replay the recorded schedule."""
+    engine = build_replay(recording, fitted.devices)
     windows = list(run(engine, recording, follow=True))
     errors = [abs(one - step.seconds) for one, step in zip(windows, recording.steps, strict=True)]
     return Check(recording.seconds, sum(windows), sum(errors) / recording.seconds)
 
 
 def counterfactuals(
-    recording: Recording, fitted: Fit, target: Target, overcommits: Iterable[int] = (), progress: Told = lambda what, step: None
+    recording: Recording,
+    fitted: Fit,
+    target: Target,
+    overcommits: Iterable[int] = (),
+    progress: Progress = no_progress,
 ) -> list[Row]:
-    """One row a schedule, and one for `both` with each Δ of `overcommits`. Δ is as recorded where the run deferred."""
+    """One row a schedule, and one for `both` with each Δ of `overcommits`. Δ is the recorded one if the run deferred."""
     deferred = recording.spec.overlap.inter_step == "defer"
-    wanted: list[tuple[str, str, int | None]] = [(name, name, None) for name in SCHEDULES]
-    wanted += [(f"both, Δ = {overcommit}", "both", overcommit) for overcommit in overcommits]
-    rows = [_row(recording, fitted, target, *one, follow=deferred and one[2] is None, progress=progress) for one in wanted]
+    variants: list[tuple[str, str, int | None]] = [(name, name, None) for name in SCHEDULES]
+    variants += [(f"both, Δ = {overcommit}", "both", overcommit) for overcommit in overcommits]
+    rows = [_row(recording, fitted, target, *one, follow=deferred and one[2] is None, progress=progress) for one in variants]
     return with_speedups(rows)
 
 
@@ -56,10 +60,10 @@ def _row(
     schedule: str,
     overcommit: int | None,
     follow: bool,
-    progress: Told,
+    progress: Progress,
 ) -> Row:
     try:
-        engine = replayed(recording, fitted.devices, schedule, overcommit)
+        engine = build_replay(recording, fitted.devices, schedule, overcommit)
     except SpecError as error:
         return Row(label, problem="; ".join(str(problem) for problem in error.problems))
     except DevicesError as error:

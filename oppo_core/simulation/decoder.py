@@ -1,6 +1,6 @@
-"""A decoder that knows beforehand how long each answer will be, so that it jumps from finish to finish.
+"""A decoder that knows every answer's length in advance and advances the clock from one finished answer to the next.
 
-A placeholder token is the policy version it was "sampled" under: enough for the scorers to know how old an answer is.
+Each placeholder token is the policy version under which it was "sampled", from which the scorers compute staleness.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class SimulatedDecoder:
     """A `DecoderProtocol` that moves the clock instead of computing."""
 
     def __init__(self, machine: Machine, length: Length, most: int, keeps_cache: bool) -> None:
-        """`most`: longest answer, tokens; `keeps_cache`: deferred answers are not read again under new weights."""
+        """`most`: longest answer, tokens; `keeps_cache`: deferred answers keep their KV cache under new weights."""
         self.live: list[Sequence] = []
         self.rounds = 0
         self.decoded = 0
@@ -29,7 +29,7 @@ class SimulatedDecoder:
         self._width = 0
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
-        """See `DecoderProtocol.begin`. Costs the new weights' hand-over and one pass over what must be read."""
+        """Costs the transfer of new weights and one prefill pass over the sequences without a valid cache."""
         self.live = list(sequences)
         self.rounds = self.decoded = 0
         self._width = len(sequences)
@@ -44,20 +44,20 @@ class SimulatedDecoder:
         return sum(lengths)
 
     def pause(self) -> None:
-        """See `DecoderProtocol.pause`: costs nothing."""
+        pass
 
     def close(self) -> None:
-        """See `DecoderProtocol.close`: there is nothing to let go of."""
+        pass
 
     def save(self, folder: Path) -> None:
-        """See `DecoderProtocol.save`: there are no keys and values."""
+        pass
 
     def load(self, folder: Path, sequences: list[Sequence]) -> None:
-        """See `DecoderProtocol.load`: what goes on is taken for cached."""
+        """Unfinished sequences count as cached."""
         self._cached = {s.sequence_id for s in sequences if not s.finished}
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
-        """See `DecoderProtocol.advance`; costs the rounds, over all rows that were live at the step's beginning when padded."""
+        """Costs the rounds; with padding, over all rows that were live when the step began."""
         used = min([rounds, *(self._ends[s.sequence_id] - s.length for s in self.live)])
         count = len(self.live)
         cached = [len(s.prompt) + s.length for s in self.live]

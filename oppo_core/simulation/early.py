@@ -1,4 +1,4 @@
-"""Update overlap on virtual devices: scorers that train early (`oppo_core/scoring/early.py`)."""
+"""Update overlap on virtual devices: simulated early gradients (`oppo_core/scoring/early.py`)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from oppo_estimate.devices import ReadingRole
 
 
 class SimulatedEarlyScorers(SimulatedScorers):
-    """An `EarlyTrainerProtocol` too: the critic is read and trained in one pass over whole answers."""
+    """Also an `EarlyTrainerProtocol`: the critic is read and trained in one pass over finished answers."""
 
     streamed: tuple[ReadingRole, ...] = ("reward", "reference")
 
     def __init__(self, machine: Machine, seed: int, has_reward_model: bool, ppo: Ppo) -> None:
         super().__init__(machine, seed, has_reward_model, ppo)
-        self._process = machine.beside("critic")
+        self._process = machine.process_of("critic")
         self._early: set[int] = set()
 
     def train_early(self, batch: EarlyBatch) -> None:
-        """See `EarlyTrainerProtocol.train_early`: one backward pass for the critic, two for the actor."""
+        """Costs one backward pass for the critic, two for the actor."""
         ids = [s.sequence_id for s in batch.sequences]
         lengths, costs = self._lengths(ids), self._machine.devices.costs
         self._order("actor", "actor-forward", self._machine.forward_us(costs.actor, lengths, self._process), len(ids))
@@ -41,20 +41,17 @@ class SimulatedEarlyScorers(SimulatedScorers):
         self._early |= set(ids)
 
     def start_collect(self, sequence_ids: list[int]) -> None:
-        """See `ScorerProtocol.start_collect`."""
         costs, late = self._machine.devices.costs, [i for i in sequence_ids if i not in self._early]
         read = self._machine.forward_us(costs.critic, self._lengths(late), self._process)
         self._order("critic", "critic-prefill", read, len(late))
-        self._asked = sequence_ids
+        self._requested = sequence_ids
         score_us = len(sequence_ids) * self._machine.devices.overheads.score_us
-        self._machine.order(self._machine.beside("reward"), "reward", "score", score_us, rows=len(sequence_ids))
+        self._machine.submit(self._machine.process_of("reward"), "reward", "score", score_us, rows=len(sequence_ids))
 
     def wait_collect(self) -> dict[int, Scored]:
-        """See `ScorerProtocol.wait_collect`."""
         return {i: self._with_proximal(scored) if i in self._early else scored for i, scored in super().wait_collect().items()}
 
     def start_critic_update(self, update: CriticUpdate) -> None:
-        """See `ScorerProtocol.start_critic_update`."""
         costs = self._machine.devices.costs
         late = [i for i in update.sequence_ids if i not in self._early]
         us = self._machine.backward_us(costs.critic, self._lengths(late), self._process) + costs.critic.optimizer_us
@@ -63,7 +60,7 @@ class SimulatedEarlyScorers(SimulatedScorers):
         self._early = set()
 
     def _order(self, role: Role, phase: Phase, us: float, rows: int) -> None:
-        self._machine.order(self._process, role, phase, us, rows=rows)
+        self._machine.submit(self._process, role, phase, us, rows=rows)
 
     def _lengths(self, sequence_ids: list[int]) -> list[int]:
         return [self.tracks[i].total for i in sequence_ids]
@@ -73,5 +70,5 @@ class SimulatedEarlyScorers(SimulatedScorers):
 
 
 def no_gradients() -> EarlyGradients:
-    """Of a network without parameters."""
+    """Early gradients of a network without parameters."""
     return EarlyGradients([], [], [], torch.zeros(3))

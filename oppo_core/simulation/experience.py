@@ -1,4 +1,4 @@
-"""A batch as the report and the controllers need it, without a number for every token: nothing is trained on it."""
+"""A batch with the fields that the report and the controllers read; per-token values are zero."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oppo_core.simulation.machine import Machine
 
 
 class SimulatedExperience:
-    """Takes the place of `build_experience`: true masks, staleness and scores; everything else is zero."""
+    """Replaces `build_experience`: real masks, staleness and scores; all else is zero."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -29,12 +29,12 @@ class SimulatedExperience:
         version: int,
         before: ScoreMoments,
     ) -> Experience:
-        """See `build_experience`; costs the advantages."""
+        """Costs the time of computing advantages."""
         lengths = torch.tensor([s.length for s in batch])
         self._machine.work(int(lengths.sum()) * self._machine.devices.overheads.advantage_us)
-        place = torch.arange(int(lengths.max()))
-        older = torch.tensor([s.stale_tokens(version) for s in batch])
-        mask, raw = place < lengths[:, None], raw_scores(batch, scored)
+        position = torch.arange(int(lengths.max()))
+        stale = torch.tensor([s.stale_tokens(version) for s in batch])
+        mask, raw = position < lengths[:, None], raw_scores(batch, scored)
         moments = before.updated(raw)
         scores = shaped_scores(raw, batch, ppo, moments)
         zeros = torch.zeros((), dtype=torch.float64).expand(mask.shape)
@@ -42,7 +42,7 @@ class SimulatedExperience:
         rewards[:, 0] = scores
         return Experience(
             sequences=batch, tokens=[s.tokens() for s in batch], prompt_lengths=[len(s.prompt) for s in batch],
-            mask=mask, stale=place < older[:, None], behaviour_logp=zeros, proximal_logp=zeros, reference_logp=zeros,
+            mask=mask, stale=position < stale[:, None], behaviour_logp=zeros, proximal_logp=zeros, reference_logp=zeros,
             values=zeros, raw_scores=raw, moments=moments,
             scores=scores, kl=zeros, rewards=rewards, raw_advantages=zeros, advantages=zeros, returns=zeros,
             weights=zeros + mask,

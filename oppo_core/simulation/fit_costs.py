@@ -1,7 +1,7 @@
-"""Costs fitted to a recorded run, by least squares over its spans.
+"""Costs fitted to a recorded run by non-negative least squares over its spans.
 
-A span's time is a sum of costs times counts (rounds, rows, tokens, passes). The counts come from replaying the run on virtual
-devices: doubling one cost lengthens each span by exactly that cost's share. So nothing needs to be counted anew here.
+A span's time is a sum of costs times counts (rounds, rows, tokens, passes). The counts come from replays on virtual devices:
+doubling one cost lengthens each span by that cost's share.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from oppo_contract.events import Phase
 from oppo_core.simulation.recording import Key, Recording, RecordingError
-from oppo_core.simulation.replay import SECOND_US, devices_like, replayed, run, simulated_spans
+from oppo_core.simulation.replay import SECOND_US, build_replay, devices_like, run, simulated_spans
 from oppo_estimate.devices import Devices
 
 # Phases of one kind of work, and the costs that make up their time.
@@ -38,9 +38,8 @@ BLOCKS: dict[str, tuple[tuple[Phase, ...], tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """How well one kind of work is explained: its spans, their recorded seconds, and the mean absolute error of one span ÷ the
-    mean span."""
+class BlockFit:
+    """Fit of one kind of work: number of spans, recorded seconds, and mean absolute error per span ÷ mean span."""
 
     name: str
     spans: int
@@ -51,10 +50,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Devices that cost what the run cost, block by block; `other_s`: seconds a step in no block, taken as a fixed cost."""
+    """Fitted devices; `other_s`: seconds per step outside all blocks, taken as a fixed cost."""
 
     devices: Devices
-    blocks: list[Block]
+    blocks: list[BlockFit]
     other_s: float
 
 
@@ -62,22 +61,22 @@ def fit(recording: Recording) -> Fit:
     """Fit every cost.
 
     Raises:
-        RecordingError: the run used what a replay cannot know, or its spans are not those of the replay.
+        RecordingError: the run used a feature that cannot be build_replay, or its spans differ from the replay's.
     """
-    _refuse(recording)
+    _check_supported(recording)
     template = devices_like(recording)
     base = _spans(recording, template)
-    told = {key: span for step in recording.steps for key, span in step.spans.items()}
-    common = [key for key in base if key in told]
+    recorded = {key: span for step in recording.steps for key, span in step.spans.items()}
+    common = [key for key in base if key in recorded]
     if not common:
         raise RecordingError("the recorded spans are not those of its spec; is it the right spec?")
     devices, blocks = template, []
     for name, (phases, paths) in BLOCKS.items():
-        keys = [key for key in common if key[2] in phases and (key[2] not in ("score", "advantages") or key[1] == _worker(key))]
+        keys = [key for key in common if key[2] in phases and _is_work(key)]
         counts = (
             [_column(_spans(recording, with_cost(template, path, 2 * SECOND_US)), base, keys) for path in paths] if keys else []
         )
-        block = _fitted(name, paths, keys, counts, told)
+        block = _fitted(name, paths, keys, counts, recorded)
         blocks.append(block)
         for path, us in block.costs.items():
             devices = with_cost(devices, path, us)
@@ -105,38 +104,38 @@ def cost_at(devices: Devices, path: str) -> float:
     return float(value)
 
 
-def nonnegative_least_squares(columns: Sequence[NDArray[np.float64]], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weights ≥ 0 of `columns` whose sum comes closest to `wanted`; a column that would need a negative weight is left out."""
+def nonnegative_least_squares(columns: Sequence[NDArray[np.float64]], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights ≥ 0 of `columns` whose sum comes closest to `target`; columns with negative weights are dropped."""
     weights = np.zeros(len(columns))
     used = [number for number, column in enumerate(columns) if column.any()]
     while used:
         matrix = np.stack([columns[number] for number in used], axis=1)
         scale = np.abs(matrix).max(axis=0)
-        found = np.linalg.lstsq(matrix / scale, wanted, rcond=None)[0] / scale
-        if (found >= 0).all():
-            weights[used] = found
+        solution = np.linalg.lstsq(matrix / scale, target, rcond=None)[0] / scale
+        if (solution >= 0).all():
+            weights[used] = solution
             break
-        used.remove(used[int(np.argmin(found * scale))])
+        used.remove(used[int(np.argmin(solution * scale))])
     return weights
 
 
 def _fitted(
-    name: str, paths: Sequence[str], keys: list[Key], counts: list[NDArray[np.float64]], told: dict[Key, tuple[float, float]]
-) -> Block:
-    seconds = np.array([told[key][1] - told[key][0] for key in keys])
+    name: str, paths: Sequence[str], keys: list[Key], counts: list[NDArray[np.float64]], recorded: dict[Key, tuple[float, float]]
+) -> BlockFit:
+    seconds = np.array([recorded[key][1] - recorded[key][0] for key in keys])
     weights = nonnegative_least_squares(counts, seconds)
     explained = sum((w * column for w, column in zip(weights, counts, strict=False)), np.zeros(len(keys)))
-    # The sum of a block is what counts in a replay; least squares without a constant may miss it.
+    # A replay needs the block's exact sum, which least squares without a constant may miss.
     stretch = float(seconds.sum() / explained.sum()) if explained.any() else 1.0
     error = float(np.abs(seconds - stretch * explained).mean() / seconds.mean()) if seconds.any() else 0.0
     costs = {path: float(1e6 * stretch * w) for path, w in zip(paths, weights, strict=False)}
     costs |= {path: 0.0 for path in paths if path not in costs}
-    return Block(name, len(keys), float(seconds.sum()), error, costs)
+    return BlockFit(name, len(keys), float(seconds.sum()), error, costs)
 
 
-def _worker(key: Key) -> str:
-    """Whose span of a phase is the work itself, not its sending to another process."""
-    return "reward" if key[2] == "score" else "actor"
+def _is_work(key: Key) -> bool:
+    """Whether the span is the work itself, not its submission to another process."""
+    return key[1] == {"score": "reward", "advantages": "actor"}.get(key[2], key[1])
 
 
 def _column(
@@ -147,14 +146,14 @@ def _column(
 
 
 def _spans(recording: Recording, devices: Devices) -> dict[Key, tuple[float, float]]:
-    engine = replayed(recording, devices)
+    engine = build_replay(recording, devices)
     for _ in run(engine, recording, follow=True):
         pass
     return simulated_spans(engine)
 
 
 def _other_seconds(recording: Recording, common: set[Key]) -> float:
-    """Seconds of the loop's process within spans that no block explains, or within none."""
+    """Seconds of the loop's process outside the spans of all blocks."""
     seconds = 0.0
     for step in recording.steps:
         own = [(key, span) for key, span in step.spans.items() if key[1] == "actor"]
@@ -163,14 +162,14 @@ def _other_seconds(recording: Recording, common: set[Key]) -> float:
     return seconds
 
 
-def _refuse(recording: Recording) -> None:
+def _check_supported(recording: Recording) -> None:
     spec = recording.spec
     reasons = {
-        "overlap.update_overlap (who trained what, and when, is not recorded)": spec.overlap.update_overlap,
-        "overlap.inter_step tail_batch (how long discarded answers would have become is not recorded)": (
+        "overlap.update_overlap (early gradients are not recorded)": spec.overlap.update_overlap,
+        "overlap.inter_step tail_batch (lengths of discarded answers are not recorded)": (
             spec.overlap.inter_step == "tail_batch"
         ),
-        "ppo.algorithm other than ppo (a replay knows neither groups nor the lack of a critic)": spec.ppo.algorithm != "ppo",
+        "ppo.algorithm other than ppo (a replay has no groups and needs a critic)": spec.ppo.algorithm != "ppo",
     }
     used = [name for name, applies in reasons.items() if applies]
     if used:

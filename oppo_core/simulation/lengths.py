@@ -1,4 +1,4 @@
-"""How long each answer will be, as a function of (seed, sequence_id) alone: the same in every schedule."""
+"""Answer lengths as a function of (seed, sequence_id) alone, so that every schedule gets the same."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from oppo_estimate.devices import Listed, LogNormal
 
 Length = Callable[[int], int]
-# Keeps these draws apart from those of prompts and scores, which hang on the same seed and number.
+# Separate random streams for lengths and scores of the same sequence.
 LENGTHS, SCORES = 1, 2
 
 
-def drawn(seed: int, source: LogNormal | Listed, most: int) -> Length:
-    """Lengths from a distribution, from 1 to `most` tokens; `most` stands for an answer that was cut off."""
+def sample_lengths(seed: int, source: LogNormal | Listed, most: int) -> Length:
+    """Lengths from a distribution, from 1 to `most` tokens; `most` means a truncated answer."""
 
     def length(sequence_id: int) -> int:
-        generator = numbers(seed, LENGTHS, sequence_id)
+        generator = generator_for(seed, LENGTHS, sequence_id)
         if isinstance(source, Listed):
             value = source.values[int(generator.integers(len(source.values)))]
         else:
@@ -28,9 +28,9 @@ def drawn(seed: int, source: LogNormal | Listed, most: int) -> Length:
     return length
 
 
-def recorded(seed: int, known: Mapping[int, int], most: int) -> Length:
-    """The lengths that a run recorded; a sequence that it did not record gets one of those that it did."""
-    others = drawn(seed, Listed(values=list(known.values())), most)
+def recorded_lengths(seed: int, known: Mapping[int, int], most: int) -> Length:
+    """Lengths of a recorded run; a sequence that is not in the recording gets a random recorded length."""
+    others = sample_lengths(seed, Listed(values=list(known.values())), most)
 
     def length(sequence_id: int) -> int:
         return min(known[sequence_id], most) if sequence_id in known else others(sequence_id)
@@ -38,6 +38,6 @@ def recorded(seed: int, known: Mapping[int, int], most: int) -> Length:
     return length
 
 
-def numbers(seed: int, purpose: int, sequence_id: int) -> np.random.Generator:
-    """Random numbers for one purpose and one sequence."""
+def generator_for(seed: int, purpose: int, sequence_id: int) -> np.random.Generator:
+    """Random generator for one purpose and one sequence."""
     return np.random.Generator(np.random.Philox(key=[seed, (purpose << 56) + sequence_id]))

@@ -1,4 +1,4 @@
-"""Devices at work: costs from the description, time on the timeline, on as many devices as the stage uses."""
+"""Virtual devices that execute work: costs from the description, time on the virtual timeline."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ US = 1e-6
 
 
 class Machine:
-    """The loop's own process, and one process for every other group of devices."""
+    """The training loop's process, and one process for every other group of devices."""
 
     def __init__(self, devices: Devices, streams: bool, pass_tokens: int) -> None:
-        """`streams`: scorers work beside the actor; `pass_tokens`: most tokens in one pass."""
+        """`streams`: scorers work concurrently with the actor; `pass_tokens`: most tokens in one pass."""
         self.devices = devices
         self.streams = streams
         self.pass_tokens = pass_tokens
@@ -26,38 +26,38 @@ class Machine:
         self.trace = Recorder(self.own, self.timeline)
         self._groups = {} if self.shares else {name: Process(devices.group(name)) for name in devices.groups}
         self.timeline.processes = list(self._groups.values())
-        self.at_work = len(self.own)
+        self.devices_used = len(self.own)
 
     def use(self, count: int) -> None:
-        """The loop's process works on its first `count` devices from now on."""
-        self.at_work = count
+        """From now on the loop's process uses its first `count` devices."""
+        self.devices_used = count
 
-    def beside(self, role: ReadingRole) -> Process | None:
-        """The process of a scorer; None when it is the loop's own."""
+    def process_of(self, role: ReadingRole) -> Process | None:
+        """The process of a scorer; None if it runs in the loop's process."""
         return self._groups.get(self.devices.place[role])
 
     def work(self, us: float) -> None:
-        """The loop's process works."""
+        """Spend time in the loop's process."""
         self.timeline.work(us * US)
 
-    def order(self, process: Process | None, role: Role, phase: Phase, us: float, chunk: int = 0, rows: int = 0) -> None:
-        """Work for a process beside the loop; with None, or when nothing is streamed, it is done before this returns."""
+    def submit(self, process: Process | None, role: Role, phase: Phase, us: float, chunk: int = 0, rows: int = 0) -> None:
+        """Submit work to a process; with None, or without streaming, it completes before this returns."""
         if process is None:
             with self.trace.span(role, phase, chunk, rows):
                 self.work(us)
             return
-        self.timeline.give(process, Task(role, phase, us * US, chunk, rows))
+        self.timeline.submit(process, Task(role, phase, us * US, chunk, rows))
         if not self.streams:
             self.wait()
 
     def wait(self) -> None:
-        """The loop's process stands still until everybody else is done."""
+        """Block the loop's process until all submitted work is done."""
         with self.trace.wait("score"):
             self.timeline.wait()
 
     def decode_us(self, rounds: int, cached: Rows[int], width: int) -> float:
         """`Devices.decode_us` on the devices that the loop's process uses now."""
-        return self.devices.decode_us(self.at_work, rounds, cached, width)
+        return self.devices.decode_us(self.devices_used, rounds, cached, width)
 
     def forward_us(self, costs: Reading, lengths: Rows[int], process: Process | None = None) -> float:
         """Forward passes over rows of `lengths` tokens."""
@@ -72,5 +72,5 @@ class Machine:
         return self.devices.tokens(lengths)
 
     def _passes_us(self, costs: Reading, token_us: float, lengths: Rows[int], process: Process | None) -> float:
-        count = self.at_work if process is None else len(process.devices)
+        count = self.devices_used if process is None else len(process.devices)
         return self.devices.passes_us(count, costs, token_us, lengths, self.pass_tokens)

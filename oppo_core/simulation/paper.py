@@ -1,4 +1,4 @@
-"""The lay-outs of the OPPO paper (arXiv 2509.25762) on virtual devices, and its public figures beside what they give.
+"""The lay-outs of the OPPO paper (arXiv 2509.25762) on virtual devices, with its published figures for comparison.
 
 Nothing is fitted to the paper: costs are in `machines/paper-*.yaml`, the workload is assumed (docs/simulation.md).
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oppo_contract.spec import RunSpec, load_spec
-from oppo_core.simulation.plan import plan
+from oppo_core.simulation.plan import Progress, no_progress, plan
 from oppo_estimate.devices import Devices, load_devices
 from oppo_estimate.schedules import Row, Target, with_speedups
 
@@ -30,7 +30,6 @@ PAPER_SPEC: dict[str, Any] = {
 # A driver's "utilization" counts the time in which any kernel runs, and decoding from Python leaves gaps between kernels.
 # Measured in transformers' generation: 0.76 (its authors, 8B) and 0.37 (a TRL user, 1.4B, A100s); docs/simulation.md.
 KERNELS_IN_DECODE = (0.76, 0.37)
-Told = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A public figure: what it says, its range, how a lay-out's rows say it, and what stands between the two.
+    """A published figure: its name, range and unit, the simulated counterpart, and a remark on the difference.
 
-    `comparable`: whether the model has a basis for an absolute figure.
+    `comparable`: whether the simulation has a basis for an absolute figure.
     """
 
     what: str
@@ -61,7 +60,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A claim beside the range that the lay-outs give."""
+    """A claim and its simulated range over the lay-outs."""
 
     claim: Claim
     low: float
@@ -69,7 +68,7 @@ class Verdict:
 
     @property
     def explained(self) -> str:
-        """Whether the simulated range lies in the paper's, beside it, or about it."""
+        """Whether the simulated range is within the paper's, outside, or overlaps it."""
         if not self.claim.comparable:
             return "not comparable"
         if self.high < self.claim.low:
@@ -79,7 +78,7 @@ class Verdict:
         return "yes" if self.claim.low <= self.low and self.high <= self.claim.high else "in part"
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data."""
         paper = [self.claim.low, self.claim.high]
         return {
             "figure": self.claim.what, "unit": self.claim.unit, "paper": paper, "simulated": [self.low, self.high],
@@ -88,22 +87,22 @@ class Verdict:
 
 
 def paper_spec(**changes: Mapping[str, Any]) -> RunSpec:
-    """The paper's run; `changes` by section, laid over it one level deep."""
+    """The paper's run; `changes` by section, merged one level deep."""
     tree = PAPER_SPEC | {name: PAPER_SPEC[name] | dict(section) for name, section in changes.items()}
     return load_spec(tree)
 
 
 def layouts() -> list[Case]:
-    """Every lay-out with the assumptions as they stand."""
+    """Every lay-out with the default assumptions."""
     return [Case(name, paper_spec(), load_devices(name)) for name in LAYOUTS]
 
 
-def measured(case: Case, steps: int, told: Told = lambda what, step: None) -> dict[str, Row]:
+def simulate_case(case: Case, steps: int, on_step: Progress = no_progress) -> dict[str, Row]:
     """Rows by schedule: sequential, intra, inter, both."""
     target = Target(case.spec.steps)
 
     def progress(schedule: str, step: int) -> None:
-        told(f"{case.name}, {schedule}", step)
+        on_step(f"{case.name}, {schedule}", step)
 
     rows = plan(case.spec, case.baseline or case.devices, target, steps, schedules=("sequential",), progress=progress)
     rows += plan(case.spec, case.devices, target, steps, schedules=OVERLAPPED, progress=progress)
@@ -117,12 +116,12 @@ def utilization(row: Row, case: Case, kernels: float) -> float:
 
 
 def verdicts(results: list[tuple[Case, dict[str, Row]]]) -> list[Verdict]:
-    """Every public figure beside the range over the lay-outs."""
-    found = []
+    """Every published figure with its simulated range over the lay-outs."""
+    compared = []
     for claim in CLAIMS:
         values = [claim.simulated(case, rows) for case, rows in results]
-        found.append(Verdict(claim, min(values), max(values)))
-    return found
+        compared.append(Verdict(claim, min(values), max(values)))
+    return compared
 
 
 def _used(schedule: str, kernels: float) -> Callable[[Case, Mapping[str, Row]], float]:
@@ -136,20 +135,20 @@ def _gained(kernels: float) -> Callable[[Case, Mapping[str, Row]], float]:
 HIGH, LOW = KERNELS_IN_DECODE
 CLAIMS = (
     Claim("speed-up, intra only", 1.2, 1.3, "×", lambda case, rows: rows["intra"].speedup,
-          "it hides the reward's reading and nothing else; the paper's gain needs scoring twice to thrice as slow"),
+          "only the reward's prefill is hidden; the paper's gain needs scoring two to three times as slow"),
     Claim("speed-up, inter only", 1.6, 2.06, "×", lambda case, rows: rows["inter"].speedup,
-          "it saves rounds of the tail: the more, the dearer a round is beside the update"),
+          "decode rounds of the tail are saved: the gain grows with the cost of a round relative to the update"),
     Claim("speed-up, both", 1.8, 2.8, "×", lambda case, rows: rows["both"].speedup, "about the product of the two"),
     Claim("time to reward, 4,300 min sequential", 2300, 2300, "min", lambda case, rows: 4300 / rows["both"].speedup,
-          "of which lay-out is not public; as many steps to the target in both"),
+          "the lay-out is not public; equal steps to the target are assumed"),
     Claim("time to reward, 13,000 min sequential", 5200, 5200, "min", lambda case, rows: 13000 / rows["both"].speedup,
           "likewise"),
     Claim("time per step, both", 99.84, 99.84, "s", lambda case, rows: rows["both"].step_s,
-          "the paper's lengths are not public: absolute times are an accident of ours", comparable=False),
+          "the paper's lengths are not public, so absolute times are not comparable", comparable=False),
     Claim("steps a deferred answer waits", 1.0, 1.1, "", lambda case, rows: rows["both"].deferred_age,
           "“almost all by one step”: its tail must be shorter, or its steps longer"),
     Claim("utilization, sequential, busy", 35.7, 50.6, "%", _used("sequential", 1.0),
-          "busy as in this project, decoding in full: another quantity"),
+          "busy as defined here, all of decoding: another quantity"),
     Claim(f"utilization, sequential, decode at {100 * LOW:.0f} %", 35.7, 50.6, "%", _used("sequential", LOW),
           "as a driver counts it, by a TRL user's measurement"),
     Claim(f"utilization, sequential, decode at {100 * HIGH:.0f} %", 35.7, 50.6, "%", _used("sequential", HIGH),
@@ -158,5 +157,5 @@ CLAIMS = (
     Claim(f"utilization, both, decode at {100 * LOW:.0f} %", 67.3, 74.1, "%", _used("both", LOW), ""),
     Claim(f"utilization, both, decode at {100 * HIGH:.0f} %", 67.3, 74.1, "%", _used("both", HIGH), ""),
     Claim(f"utilization, both ÷ sequential, decode at {100 * LOW:.0f} %", 1.40, 2.08, "×", _gained(LOW),
-          "overlap saves padded work too, which had counted as use"),
+          "overlap also saves padded work, which counts as utilization"),
 )  # fmt: skip

@@ -10,7 +10,11 @@ from oppo_core.simulation.assemble import assemble, steps_of
 from oppo_estimate.devices import Devices, DevicesError
 from oppo_estimate.schedules import SCHEDULES, Row, Target, summary, variant, warm_up, with_speedups
 
-Told = Callable[[str, int], None]  # of (what, its step)
+Progress = Callable[[str, int], None]  # called with (schedule, step)
+
+
+def no_progress(schedule: str, step: int) -> None:
+    """The default: progress is not reported."""
 
 
 def plan(
@@ -20,20 +24,23 @@ def plan(
     steps: int,
     overcommits: Iterable[int] = (),
     schedules: Iterable[str] = tuple(SCHEDULES),
-    progress: Told = lambda what, step: None,
+    progress: Progress = no_progress,
 ) -> list[Row]:
-    """One row a schedule, and one for `both` with each fixed Δ of `overcommits`; `progress` is told of every step.
-
-    `speedup` is the baseline's time to the target ÷ this one's, by time a trained token: what favours short answers in a run's
-    first steps is no speed.
-    """
-    wanted: list[tuple[str, str, int | None]] = [(name, name, None) for name in schedules]
-    wanted += [(f"both, Δ = {overcommit}", "both", overcommit) for overcommit in overcommits]
-    return with_speedups([_row(spec, devices, target, steps, *one, progress=progress) for one in wanted])
+    """One row per schedule, and one for `both` with each fixed Δ of `overcommits`; `progress` is called after every step."""
+    variants: list[tuple[str, str, int | None]] = [(name, name, None) for name in schedules]
+    variants += [(f"both, Δ = {overcommit}", "both", overcommit) for overcommit in overcommits]
+    return with_speedups([_row(spec, devices, target, steps, *one, progress=progress) for one in variants])
 
 
 def _row(
-    spec: RunSpec, devices: Devices, target: Target, steps: int, label: str, schedule: str, overcommit: int | None, progress: Told
+    spec: RunSpec,
+    devices: Devices,
+    target: Target,
+    steps: int,
+    label: str,
+    schedule: str,
+    overcommit: int | None,
+    progress: Progress,
 ) -> Row:
     try:
         engine = assemble(variant(spec, schedule, steps, overcommit), devices)

@@ -1,4 +1,4 @@
-"""A recorded run as a simulation needs it: what was trained when, with which Δ and C, and how long everything took."""
+"""A recorded run, read from its events file: trained answers, Δ, C and spans of every step."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from oppo_contract.events import Event, Phase, Role, SpansEvent, StartedEvent, S
 from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_contract.spec_errors import SpecError
 
-Key = tuple[int, Role, Phase, int, int]  # step, role, phase, chunk, and the how many-th of its kind
+Key = tuple[int, Role, Phase, int, int]  # step, role, phase, chunk, count within these
 
 
 class RecordingError(ValueError):
-    """Events that cannot be replayed, with the reason and the remedy."""
+    """Events that cannot be replayed. The message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One step. Times in seconds; `spans` by key, each once however many devices it occupied."""
+    """One step. Times in seconds; `spans` by key, each once even if it occupied several devices."""
 
     window: tuple[float, float]
     overcommit: int
     chunk: int
     tokens: int
     spans: dict[Key, tuple[float, float]]
-    unknown_s: float  # seconds in which the actor's first device was idle for no recorded cause
+    unknown_s: float  # idle seconds of the actor's first device without a recorded cause
 
     @property
     def seconds(self) -> float:
@@ -38,7 +38,7 @@ class RecordedStep:
 
 @dataclass(slots=True)
 class Recording:
-    """A whole run, from its first step. `lengths` and `prompts`: response and prompt tokens of every trained answer by its id."""
+    """A run from its first step. `lengths` and `prompts`: response and prompt tokens of every trained answer by its id."""
 
     spec: RunSpec
     started: StartedEvent
@@ -53,18 +53,18 @@ class Recording:
         return sum(step.seconds for step in self.steps)
 
     def devices_of(self, role: Role) -> list[str]:
-        """Devices on which a role worked, in order."""
+        """Devices that a role used, in order."""
         return [device for device, lane in self.started.lanes if lane == role]
 
 
 def read_recording(file: Path, spec: RunSpec | None = None) -> Recording:
-    """The run whose engine wrote `file`; its spec is `spec.json` beside it when none is given.
+    """Read the run from its events file; `spec`: default: `spec.json` beside the file.
 
-    A run that was resumed counts as one: where a step was repeated, the later one.
+    Of a step that was repeated after a resume the later one counts.
 
     Raises:
-        RecordingError: the file is no events file, begins after step 1, has steps without a timeline, or its spec is missing; or
-            it is one of several ranks'.
+        RecordingError: the file is no events file, begins after step 1, has steps without a timeline or is from one of several
+            ranks; or its spec is missing.
     """
     started, steps, timelines = None, dict[int, StepEvent](), dict[int, SpansEvent]()
     for event in _events(file):
@@ -79,7 +79,7 @@ def read_recording(file: Path, spec: RunSpec | None = None) -> Recording:
     recording = Recording(spec or _spec_beside(file), started)
     ranks = recording.spec.resources.ranks
     if ranks > 1:
-        raise RecordingError(f"{file} tells what one of {ranks} ranks did; a replay needs all answers, so a run of one rank")
+        raise RecordingError(f"{file} is from one of {ranks} ranks; a replay needs all answers, so a run of one rank")
     for number in range(1, max(steps) + 1):
         if number not in steps:
             raise RecordingError(f"{file} lacks step {number}; a replay needs the run from its first step on")
@@ -105,7 +105,7 @@ def _add(recording: Recording, step: StepEvent, timeline: SpansEvent) -> None:
 
 
 def spans_by_key(timeline: SpansEvent) -> dict[Key, tuple[float, float]]:
-    """(start, end) of every span; those that differ in their device alone are one."""
+    """(start, end) of every span; spans that differ in their device alone count once."""
     columns = (timeline.start_s, timeline.end_s, timeline.role, timeline.phase, timeline.chunk)
     counts: dict[tuple[Role, Phase, int], int] = defaultdict(int)
     spans: dict[Key, tuple[float, float]] = {}

@@ -1,4 +1,4 @@
-"""A recorded run on virtual devices: the same answers, Δ and C step by step, under costs that may be any."""
+"""A recorded run replayed on virtual devices: the same answers, Δ and C per step, under given costs."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from oppo_core.engine.state import Engine
 from oppo_core.reporting import step_report
 from oppo_core.rollout.prompts import PromptStream
 from oppo_core.simulation.assemble import MemoryJournal, PricedPrompts, assemble
-from oppo_core.simulation.lengths import recorded
+from oppo_core.simulation.lengths import recorded_lengths
 from oppo_core.simulation.recording import Key, Recording, spans_by_key
 from oppo_core.train import train_step
 from oppo_estimate.devices import ACTOR_GROUP, Costs, Decode, Devices, Overheads, Reading, Training
 from oppo_estimate.schedules import shortened, variant
 
 SECOND_US = 1e6
-# What a second core adds, measured (docs/simulation.md, "A recorded run"): a recording tells of one number of cores only.
+# Speed-up of a second core, measured (docs/simulation.md, "A recorded run"): a recording has one number of cores only.
 DECODE_PARALLEL, PASS_PARALLEL = 0.35, 0.6
 SCORERS = "scorers"
 
 
 def devices_like(recording: Recording) -> Devices:
-    """The devices on which a run was recorded, with every cost a second. Of n devices that all did everything, n − n ÷ 2 are the
-    actor's when scorers are streamed, as in `oppo_core.engine.layout.lay_out`."""
+    """The devices of a recorded run, with every cost one second.
+
+    Of n devices that every role used, n − n ÷ 2 are the actor's with streaming, as in `oppo_core.engine.layout.lay_out`.
+    """
     actor, scorers = recording.devices_of("actor"), recording.devices_of("critic")
     everything = recording.started.devices
-    beside = [device for device in scorers if device not in actor]
-    count = len(actor) if beside else max(1, len(everything) - len(everything) // 2)
+    separate = [device for device in scorers if device not in actor]
+    count = len(actor) if separate else max(1, len(everything) - len(everything) // 2)
     groups = {SCORERS: len(everything) - count} if len(everything) > count else {}
     place = SCORERS if groups else ACTOR_GROUP
     kind = everything[0].rpartition(":")[0]
     one, reading = SECOND_US, Reading(pass_us=SECOND_US, token_us=SECOND_US, parallel=PASS_PARALLEL)
     training = Training(pass_us=one, token_us=one, backward_us=one, optimizer_us=one, parallel=PASS_PARALLEL)
-    alone = recording.decodes_on < len(actor)
-    decode = Decode(round_us=one, row_us=one, cached_token_us=one, parallel=0 if alone else DECODE_PARALLEL)
+    one_device = recording.decodes_on < len(actor)
+    decode = Decode(round_us=one, row_us=one, cached_token_us=one, parallel=0 if one_device else DECODE_PARALLEL)
     return Devices(
         name="recorded", kind=kind, actor=count, groups=groups, place=dict.fromkeys(("reward", "reference", "critic"), place),
         without_streaming="share", overheads=Overheads(prompt_us=one, score_us=one, advantage_us=one, report_us=one),
@@ -47,13 +49,13 @@ def devices_like(recording: Recording) -> Devices:
     )  # fmt: skip
 
 
-def replayed(recording: Recording, devices: Devices, schedule: str | None = None, overcommit: int | None = None) -> Engine:
-    """An engine that answers every recorded prompt with an answer as long as the recorded one; `schedule`: default: its own.
+def build_replay(recording: Recording, devices: Devices, schedule: str | None = None, overcommit: int | None = None) -> Engine:
+    """An engine whose answers have the recorded lengths. `schedule`: default: the recorded one.
 
-    `overcommit`: Δ where something is deferred; default: as recorded, step by step.
+    `overcommit`: a fixed Δ; default: the recorded Δ of each step.
 
     Raises:
-        SpecError, DevicesError: the run's other settings, or the devices, do not allow this schedule.
+        SpecError, DevicesError: the run's other settings or the devices do not allow this schedule.
     """
     spec = recording.spec
     chosen = spec if schedule is None else variant(spec, schedule, len(recording.steps), overcommit)
@@ -61,24 +63,24 @@ def replayed(recording: Recording, devices: Devices, schedule: str | None = None
     tree["logging"] |= {"samples_per_step": 0, "spans_every": 1}
     tree["overlap"]["overcommit"]["controller"] = tree["overlap"]["chunk"]["controller"] = "fixed"
     chosen = load_spec(shortened(tree, len(recording.steps)))
-    length = recorded(spec.seed, recording.lengths, spec.rollout.max_new_tokens)
+    length = recorded_lengths(spec.seed, recording.lengths, spec.rollout.max_new_tokens)
     engine = assemble(chosen, devices, length)
     engine.prompts = recorded_prompts(recording, engine)
     return engine
 
 
 def recorded_prompts(recording: Recording, engine: Engine) -> PromptStream:
-    """Prompt i as long as that of answer i was; in order, because answers are numbered in the order of their prompts."""
-    known, usual = recording.prompts, round(float(np.mean(list(recording.prompts.values()))))
+    """Prompts with the recorded lengths, in order: answers are numbered in the order of their prompts."""
+    known, mean = recording.prompts, round(float(np.mean(list(recording.prompts.values()))))
     prompts: list[NDArray[np.int64]] = [
-        np.zeros(known.get(number, usual), dtype=np.int64) for number in range(max(known) + 1 + 4 * len(known))
+        np.zeros(known.get(number, mean), dtype=np.int64) for number in range(max(known) + 1 + 4 * len(known))
     ]
     assert isinstance(engine.prompts, PricedPrompts)
     return PricedPrompts(prompts, recording.spec.seed, False, engine.prompts.machine)
 
 
 def run(engine: Engine, recording: Recording, follow: bool) -> Iterator[float]:
-    """Train step by step; gives each window's length. `follow`: Δ as recorded. C is as recorded in any case."""
+    """Train; yields each step's length in seconds. `follow`: use the recorded Δ. C is always the recorded one."""
     step_report.started(engine)
     start = engine.clock()
     for step in recording.steps:

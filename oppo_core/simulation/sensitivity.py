@@ -1,4 +1,4 @@
-"""How the paper's speed-ups on virtual devices change with each assumption, one at a time."""
+"""Sensitivity of the simulated speed-ups to each assumption, one at a time."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ CHANGES: tuple[tuple[str, Changed | None, dict[str, Mapping[str, Any]]], ...] = 
 )
 
 
-# Chosen because they bring the model near the paper's figures, and for no other reason.
+# Chosen only because they bring the simulation near the paper's figures.
 FITTED = ("one epoch, reward model at MFU 0.2", scaled(2, "costs.reward.token_us"), {"ppo": {"epochs": 1}})
 
 
 def cases() -> list[Case]:
-    """Every assumption changed alone, then those that change for the sequential run or for the others only, then a fit."""
+    """Every assumption changed alone, then changes of the sequential run only, then a fit."""
     base, spec = load_devices(BASE), paper_spec()
     lean, shared = having(padded=False)(base), having(padded=False, without_streaming="share")(base)
     fit, fitting, settings = FITTED

@@ -1,7 +1,7 @@
-"""The virtual clock. The loop's own work moves it; processes beside it work through their queues meanwhile.
+"""The virtual clock. The loop's work advances it while other processes work through their queues.
 
-Deterministic: a process starts its next task at max(own free time, arrival), and everything that works at the same moment slows
-everything else down by the same factor.
+Deterministic: a process starts its next task at max(end of the previous task, submission). Processes that work at the same time
+slow each other down by the same factor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from oppo_core.trace.recorder import Span
 
 @dataclass(slots=True)
 class Task:
-    """Work that a process has been given: `left` seconds of it, counted as if nobody else worked."""
+    """Work in a process's queue: `left` seconds of it, without contention."""
 
     role: Role
     phase: Phase
@@ -28,14 +28,14 @@ class Task:
 
 @dataclass(slots=True)
 class Process:
-    """A process beside the loop: its devices, and its tasks in order."""
+    """A process besides the loop's: its devices, and its queue of tasks."""
 
     devices: tuple[str, ...]
     tasks: deque[Task] = field(default_factory=deque)
 
 
 class Timeline:
-    """Seconds since the simulation began, read by calling it. `done` is told of every span of work beside the loop."""
+    """Seconds since the simulation began, read by calling it. `done` is called with each finished span of the other processes."""
 
     def __init__(self, contention: float, done: Callable[[Span], None]) -> None:
         self.now = 0.0
@@ -47,22 +47,22 @@ class Timeline:
         return self.now
 
     def work(self, seconds: float) -> None:
-        """The loop's process works for `seconds`, or longer when others slow it down."""
+        """Spend `seconds` in the loop's process, or longer under contention."""
         while seconds > 0:
-            seconds -= self._pass(seconds, 1)
+            seconds -= self._advance(seconds, 1)
 
-    def give(self, process: Process, task: Task) -> None:
+    def submit(self, process: Process, task: Task) -> None:
         """Queue a task; it starts when those before it are done, not before now."""
         if task.left > 0:
             process.tasks.append(task)
 
     def wait(self) -> None:
-        """The loop's process stands still until every other one is done."""
+        """Block the loop's process until every other process is done."""
         while any(process.tasks for process in self.processes):
-            self._pass(float("inf"), 0)
+            self._advance(float("inf"), 0)
 
-    def _pass(self, most: float, working: int) -> float:
-        """Let everybody work until the first is done, the loop's process for at most `most` seconds; returns seconds of work."""
+    def _advance(self, most: float, working: int) -> float:
+        """Advance until the first task is done, or the loop's process has worked `most` seconds; returns seconds of work."""
         busy = [process for process in self.processes if process.tasks]
         work = min([most, *(process.tasks[0].left for process in busy)])
         slower = 1 + (self._contention - 1) * max(0, len(busy) + working - 1)

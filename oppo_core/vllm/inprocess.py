@@ -95,7 +95,6 @@ class InProcessDecoder:
         self._asked: dict[int, int] = {}  # live sequences, and how many tokens each had when it was asked for
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
-        """See `DecoderProtocol.begin`."""
         self._take_weights(version)
         kept = {s.sequence_id for s in sequences if self._is_asked(s)} if self.settings.keeps_cache else set()
         if not self.settings.keeps_cache:

@@ -94,10 +94,10 @@ class AsyncEngine(Protocol):
         """Go on."""
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """See `Engine.sleep`."""
+        pass
 
     async def wake_up(self, tags: list[str] | None = None) -> bool:
-        """See `Engine.wake_up`."""
+        pass
 
     async def init_weight_transfer_engine(self, request: Any) -> None:
         """Meet whoever sends weights."""

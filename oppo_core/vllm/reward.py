@@ -92,12 +92,10 @@ class PrefixReward:
         self._latest = time.monotonic()
 
     def read_on(self, tokens: dict[int, NDArray[np.int64]]) -> None:
-        """See `GrowingReward.read_on`."""
         for sequence_id, row in tokens.items():
             self._read(sequence_id, row.tolist(), finished=False)
 
     def start(self, answers: list[Answer], alive: Callable[[], None]) -> None:
-        """See `FinishedReward.start`."""
         for answer in answers:
             self._read(answer.sequence_id, answer.prompt_ids + answer.response_ids, finished=True)
 
@@ -160,11 +158,9 @@ class PrefixReward:
         return all(i in self._scores for i in sequence_ids)
 
     def score(self, sequence_id: int) -> float:
-        """See `FinishedReward.score`."""
         return self._scores[sequence_id]
 
     def cached(self, sequence_id: int) -> tuple[int, int]:
-        """See `GrowingReward.cached`."""
         reading = self._readings.get(sequence_id)
         return (reading.known, reading.found) if reading is not None else (0, 0)
 

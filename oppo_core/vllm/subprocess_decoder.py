@@ -95,7 +95,6 @@ class StreamingDecoder:
         self._inbox: queue.SimpleQueue[tuple[str, Output | Exception]] = queue.SimpleQueue()
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
-        """See `DecoderProtocol.begin`."""
         self._pause()
         going_on = {self._row_of(s) for s in sequences}
         # Before other weights come: what arrives of these answers was sampled under the weights before.
@@ -274,7 +273,6 @@ class StreamingDecoder:
             (folder / AHEAD).write_text(json.dumps(ahead))
 
     def load(self, folder: Path, sequences: list[Sequence]) -> None:
-        """See `DecoderProtocol.load`."""
         if (folder / AHEAD).exists():
             self._take_back(json.loads((folder / AHEAD).read_text()), {s.sequence_id: s for s in sequences})
 

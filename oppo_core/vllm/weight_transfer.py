@@ -113,7 +113,6 @@ class Transfer:
         client.abandon = trainer.shutdown
 
     def send(self, version: int) -> None:
-        """See `HandOver.send`."""
         self._client.version = version
         if torch.cuda.is_available():
             # The sender reads on streams of its own, which do not wait for what the update has queued.
@@ -122,7 +121,6 @@ class Transfer:
             self._trainer.send_weights()
 
     def close(self) -> None:
-        """See `HandOver.close`."""
         self._trainer.shutdown()
 
 

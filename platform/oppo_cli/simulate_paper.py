@@ -18,14 +18,14 @@ SCHEDULES = 4
 
 def paper_report(steps: int | None) -> dict[str, Any]:
     """Simulate and print; returns everything as plain data. `steps`: simulated steps of every schedule."""
-    from oppo_core.simulation.paper import layouts, measured, verdicts
+    from oppo_core.simulation.paper import layouts, simulate_case, verdicts
     from oppo_core.simulation.sensitivity import cases
 
     steps, screen = steps or STEPS, console()
     wanted, changed = layouts(), cases()
     with Progress(screen, (len(wanted) + len(changed)) * SCHEDULES * steps) as progress:
-        results = [(case, measured(case, steps, progress.show)) for case in wanted]
-        sensitivity = [(case, measured(case, steps, progress.show)) for case in changed]
+        results = [(case, simulate_case(case, steps, progress.show)) for case in wanted]
+        sensitivity = [(case, simulate_case(case, steps, progress.show)) for case in changed]
     judged = verdicts(results)
     screen.print(_layout_table(results), highlight=False)
     screen.print(_claim_table(judged), highlight=False)

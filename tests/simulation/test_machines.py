@@ -16,7 +16,7 @@ from oppo_core.engine.state import Engine
 from oppo_core.simulation import sensitivity
 from oppo_core.simulation.assemble import assemble, steps_of
 from oppo_core.simulation.machine import Machine
-from oppo_core.simulation.paper import LAYOUTS, Case, layouts, measured, utilization, verdicts
+from oppo_core.simulation.paper import LAYOUTS, Case, layouts, simulate_case, utilization, verdicts
 from oppo_core.simulation.plan import plan
 from oppo_estimate.devices import Devices, builtin_names, load_devices
 from oppo_estimate.schedules import SCHEDULES, Row, Target, variant
@@ -37,7 +37,7 @@ Rows = dict[str, Row]
 @pytest.fixture(scope="module")
 def measurements() -> list[tuple[Case, Rows]]:
     """Every lay-out of the paper, a few steps."""
-    return [(case, measured(case, STEPS)) for case in layouts()]
+    return [(case, simulate_case(case, STEPS)) for case in layouts()]
 
 
 @pytest.mark.parametrize("name", builtin_names())

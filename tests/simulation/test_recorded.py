@@ -145,7 +145,7 @@ def test_without_its_spec_a_run_is_refused(recorded: Callable[[str], Path]) -> N
 
 def test_one_of_several_ranks_is_refused(recorded: Callable[[str], Path], small: Callable[..., RunSpec]) -> None:
     several = small({"ppo": {"batch_size": 4}, "resources": {"kind": "cpu", "processes": 2}})
-    with pytest.raises(RecordingError, match="one of 2 ranks did"):
+    with pytest.raises(RecordingError, match="is from one of 2 ranks"):
         read_recording(recorded("sequential"), several)
 
 
