@@ -89,13 +89,13 @@ class RewardBuilder:
         longest, folder = r.max_prompt_tokens + r.max_new_tokens, find(model.path, self.roots)
         place = self.device.index or 0
         arguments = reward_arguments(str(folder), wanted.dtype, longest, self.slots, memory_share, place)
-        return build.reward_of(folder, arguments, wanted.longest_silence_s)
+        return build.build_reward(folder, arguments, wanted.longest_silence_s)
 
     def _judge(self, source: RewardPart) -> FinishedReward:
         if source.rule is not None:
             rule = find_rule(source.rule)
             lines = self.lines() if asks_for_line(source.rule, rule) else None
-            # Less than the silence, so that the rule is named before its process is taken for hung.
+            # Less than the silence, so that the rule is named before its process is assumed to hang.
             return RuleReward(source.rule, rule, lines, 0.9 * self.spec.resources.longest_silence_s)
         from oppo_core.rewards.service import ServiceReward  # the only part that needs an HTTP library
 

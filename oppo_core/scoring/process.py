@@ -169,7 +169,7 @@ class ProcessScorers(ScorerProxy):
             os.kill(self._process.pid, signal.SIGUSR1)  # faulthandler writes its stack to stderr
         return ScorerError(
             f"the scorer process gave no sign of life for {self._longest_silence_s:g} s (resources.longest_silence_s) and is"
-            " taken for hung; its stack is in the log"
+            " assumed to hang; its stack is in the log"
         )
 
 

@@ -120,7 +120,7 @@ class ThreadedScorers(ScorerProxy):
             faulthandler.dump_traceback(all_threads=True)
             raise ScorerError(
                 f"the scorers' thread gave no sign of life for {self._longest_silence_s:g} s (resources.longest_silence_s) and is"
-                " taken for hung; its stack is in the log"
+                " assumed to hang; its stack is in the log"
             )
 
     def _serve(self) -> None:

@@ -1,4 +1,4 @@
-"""An asyncio loop in a thread of its own: vLLM's engine in another process speaks asyncio, the training loop does not."""
+"""An asyncio event loop in a thread, for vLLM's asynchronous engine; the training loop is synchronous."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any, TypeVar
 from oppo_core.vllm.errors import VllmError
 
 Result = TypeVar("Result")
-ENDS_WITHIN_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 
 
-class Loop:
-    """Runs coroutines for other threads, any of which may ask at the same time."""
+class AsyncioThread:
+    """Runs coroutines for other threads. Thread-safe."""
 
-    def __init__(self, silence_s: float) -> None:
-        """`silence_s`: how long an answer may take, seconds."""
-        self.silence_s = silence_s
+    def __init__(self, timeout_s: float) -> None:
+        """`timeout_s`: default limit for one call, seconds."""
+        self.timeout_s = timeout_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="oppo-vllm", daemon=True)
         self._thread.start()
 
-    def run(self, what: Coroutine[Any, Any, Result], doing: str, patience_s: float | None = None) -> Result:
-        """Wait for what comes of it, `patience_s` or as long as everything may take.
+    def run(self, coroutine: Coroutine[Any, Any, Result], doing: str, limit_s: float | None = None) -> Result:
+        """Run a coroutine and return its result within `limit_s`, by default `timeout_s`.
 
         Raises:
-            VllmError: it raised, or took too long; `doing` says at what.
+            VllmError: it raised or timed out; `doing` names the operation in the message.
         """
-        future, most_s = self.start(what), patience_s or self.silence_s
+        future, most_s = self.start(coroutine), limit_s or self.timeout_s
         try:
             return future.result(most_s)
         except TimeoutError as error:
@@ -38,27 +38,27 @@ class Loop:
                 raise VllmError(f"vLLM failed at {doing}: {error}") from error
             future.cancel()
             raise VllmError(
-                f"vLLM gave no answer for {most_s:g} s at {doing}, so it is taken for hung (resources.longest_silence_s)"
+                f"vLLM gave no answer for {most_s:g} s at {doing}, so it is assumed to hang (resources.longest_silence_s)"
             ) from None
         except VllmError:
             raise
-        except Exception as error:  # its own kinds of errors, of which we know no list
+        except Exception as error:  # vLLM has no common base class of errors
             raise VllmError(f"vLLM failed at {doing}: {type(error).__name__}: {error}") from error
 
-    def start(self, what: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Let it run beside others."""
-        return asyncio.run_coroutine_threadsafe(what, self._loop)
+    def start(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Schedule a coroutine without waiting for it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """Cancel whatever still runs, and end the thread."""
+        """Cancel all coroutines and end the thread."""
         if self._loop.is_closed():
             return
         ended = self.start(self._cancel_all())
         try:
-            ended.result(ENDS_WITHIN_S)
+            ended.result(CLOSE_TIMEOUT_S)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(ENDS_WITHIN_S)
+            self._thread.join(CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():
             self._loop.close()
 

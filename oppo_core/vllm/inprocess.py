@@ -18,7 +18,7 @@ from torch import Tensor
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stop_conditions import StopConditions, update_finished
-from oppo_core.vllm.engine_args import ENVIRONMENT, prepare, prompt_of, sampling_arguments, supports_of
+from oppo_core.vllm.engine_args import IN_PROCESS_ENVIRONMENT, prepare, sampling_arguments, sampling_supports, tokens_prompt
 from oppo_core.vllm.errors import VllmError
 from oppo_core.vllm.protocols import Completion, Engine, Output
 
@@ -32,7 +32,7 @@ def start_engine(arguments: dict[str, Any]) -> Engine:
     Raises:
         ImportError: vLLM is not installed.
     """
-    prepare(ENVIRONMENT)
+    prepare(IN_PROCESS_ENVIRONMENT)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -47,14 +47,14 @@ def sampling_parameters(arguments: dict[str, Any]) -> Any:
     return SamplingParams(output_kind=RequestOutputKind.DELTA, **arguments)
 
 
-def give_back_cached() -> None:
+def empty_cuda_cache() -> None:
     """Let torch return to the device what it keeps of the update's memory; vLLM takes its own from the device itself."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 @contextmanager
-def short_memory_named() -> Iterator[None]:
+def out_of_memory_as_vllm_error() -> Iterator[None]:
     """Memory of the GPU that runs out within it is a VllmError that says what to do, whosever words tell of it."""
     try:
         yield
@@ -112,9 +112,9 @@ class InProcessDecoder:
         """Hand the trainer's weights over. An engine that sleeps has none, and takes room for keys and values only after them."""
         if version == self._version and not self._asleep:
             return
-        with short_memory_named():
+        with out_of_memory_as_vllm_error():
             if self._asleep:
-                give_back_cached()
+                empty_cuda_cache()
                 self.engine.wake_up(tags=["weights"])
             self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self._weights()})
             self.engine.set_weight_version(str(version))
@@ -129,7 +129,7 @@ class InProcessDecoder:
         for sequence in sequences:
             if sequence.sequence_id not in self._asked:
                 parameters = self._parameters(sampling_arguments(self.settings, sequence))
-                self.engine.add_request(str(sequence.sequence_id), prompt_of(sequence), parameters)
+                self.engine.add_request(str(sequence.sequence_id), tokens_prompt(sequence), parameters)
                 self._asked[sequence.sequence_id] = sequence.length
         self.live = list(sequences)
 
@@ -167,7 +167,7 @@ class InProcessDecoder:
     def _note(self, sequence: Sequence, told: Output, version: int) -> bool:
         """Write what is new into the sequence; returns whether it is finished. Raises VllmError when vLLM ended it otherwise."""
         completion: Completion = told.outputs[0]
-        tokens, supports = list(completion.token_ids), supports_of(completion)
+        tokens, supports = list(completion.token_ids), sampling_supports(completion)
         for place, (token, logprob) in enumerate(zip(tokens, completion.logprobs.logprobs, strict=True)):
             sequence.response.append(token)
             sequence.behaviour_logprobs.append(logprob)

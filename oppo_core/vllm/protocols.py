@@ -1,4 +1,4 @@
-"""The parts of vLLM that we use. `names.json` holds its own declarations of them, and a test compares (scripts/vllm_names.py)."""
+"""The parts of vLLM that we use; tests/backends/test_vllm_names.py compares them with the pinned wheel's declarations."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Protocol
 
 
 class Logprobs(Protocol):
-    """`vllm.logprobs.FlatLogprobs`: with `logprobs=0` one entry a token, the sampled one's."""
+    """`vllm.logprobs.FlatLogprobs`: with `logprobs=0` one entry per token, the sampled one's."""
 
     logprobs: list[float]
 
 
 class Mask(Protocol):
-    """`vllm.outputs.SamplingMask`: what each token was sampled among, ids a token."""
+    """`vllm.outputs.SamplingMask`: sampling support, ids per token."""
 
     token_ids: list[list[int]]
 
 
 class VersionSpan(Protocol):
-    """`vllm.outputs.WeightVersionSpan`: tokens [start, end) of a request were sampled by the weights of that label."""
+    """`vllm.outputs.WeightVersionSpan`: tokens [start, end) of a request were sampled by the weights with that label."""
 
     version: str
     start: int
@@ -28,7 +28,7 @@ class VersionSpan(Protocol):
 
 
 class Completion(Protocol):
-    """`vllm.outputs.CompletionOutput`, with `RequestOutputKind.DELTA`: what is new since the output before."""
+    """`vllm.outputs.CompletionOutput`, with `RequestOutputKind.DELTA`: the new tokens since the previous output."""
 
     token_ids: Items[int]
     logprobs: Any
@@ -46,19 +46,19 @@ class Output(Protocol):
 
 
 class Engine(Protocol):
-    """`vllm.v1.engine.llm_engine.LLMEngine` in our process, so that a step of it is a round of ours."""
+    """`vllm.v1.engine.llm_engine.LLMEngine` in our process; one of its steps is one decode step."""
 
     def add_request(self, request_id: str, prompt: Any, params: Any) -> str:
-        """Queue a request; the next `step` reads its prompt."""
+        """Queue a request; the next `step` prefills its prompt."""
 
     def step(self) -> list[Any]:
         """One pass: an `Output` for each request that got a token."""
 
     def abort_request(self, request_ids: list[str]) -> None:
-        """Forget unfinished requests."""
+        """Abort unfinished requests."""
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget keys and values; with the flag running requests lose theirs too and are read anew."""
+        """Drop the KV cache; with the flag also that of running requests, which are prefilled again."""
 
     def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -66,32 +66,32 @@ class Engine(Protocol):
         """Call a method of the worker that holds the model."""
 
     def set_weight_version(self, weight_version: str) -> None:
-        """Label the weights; outputs tell by which labels their tokens were sampled."""
+        """Label the weights; outputs carry the labels of their tokens."""
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Stop scheduling and give memory back; level 2 drops weights, keys and values. `mode` keep: requests stay."""
+        """Stop scheduling and release memory; level 2 drops weights and KV cache. `mode` keep: requests stay queued."""
 
     def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Take memory again, of what the tags name; returns whether nothing sleeps any more, and scheduling goes on."""
+        """Allocate memory again for the tags; returns whether everything is awake and scheduling resumes."""
 
     def has_unfinished_requests(self) -> bool:
-        """Whether a `step` could do anything."""
+        """Whether a `step` has work."""
 
 
 class AsyncEngine(Protocol):
-    """`vllm.v1.engine.async_llm.AsyncLLM`: an engine in another process, which goes on by itself. Asked in its loop's thread."""
+    """`vllm.v1.engine.async_llm.AsyncLLM`: an engine in another process. Called in its event loop's thread."""
 
     def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncGenerator[Any, None]:
-        """Queue a request, and give an `Output` whenever some of its tokens have come."""
+        """Queue a request; yields an `Output` for each group of new tokens."""
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests; the last output of each has what had come, and is finished."""
+        """Abort requests; the last output of each has all its tokens and is finished."""
 
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
-        """Begin no further pass, and return when none runs. `mode` keep: requests stay; with the flag they are read anew."""
+        """Stop scheduling; returns when no pass runs. `mode` keep: requests stay queued; with `clear_cache` prefilled again."""
 
     async def resume_generation(self) -> None:
-        """Go on."""
+        """Resume scheduling."""
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
         pass
@@ -100,39 +100,39 @@ class AsyncEngine(Protocol):
         pass
 
     async def init_weight_transfer_engine(self, request: Any) -> None:
-        """Meet whoever sends weights."""
+        """Connect to the sender of weights."""
 
     async def start_weight_update(self) -> None:
-        """Weights come now."""
+        """Begin an update."""
 
     async def update_weights(self, request: Any) -> None:
-        """Take some; returns when they are there."""
+        """Receive some weights; returns when they are loaded."""
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """All have come; what is sampled from now on is labelled so."""
+        """End the update; tokens sampled from now on carry this label."""
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the other process."""
+        """End the engine's process."""
 
 
 class WeightTrainer(Protocol):
-    """`vllm.distributed.weight_transfer.base.TrainerWeightTransferEngine`: who sends weights to an engine."""
+    """`vllm.distributed.weight_transfer.base.TrainerWeightTransferEngine`: sends weights to an engine."""
 
     def send_weights(self) -> None:
-        """Send all, and return when they are taken."""
+        """Send all weights; returns when they are loaded."""
 
     def shutdown(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
 
 class Scores(Protocol):
-    """`vllm.outputs.PoolingOutput`: a number a label."""
+    """`vllm.outputs.PoolingOutput`: one number per label."""
 
     data: Any
 
 
 class Pooled(Protocol):
-    """`vllm.outputs.PoolingRequestOutput`; `num_cached_tokens` are those that were not computed, because they had been before."""
+    """`vllm.outputs.PoolingRequestOutput`; `num_cached_tokens`: tokens found in the prefix cache."""
 
     outputs: Any
     num_cached_tokens: int
@@ -140,10 +140,10 @@ class Pooled(Protocol):
 
 
 class PoolingEngine(Protocol):
-    """The same engine for a model that reads and writes nothing."""
+    """The same engine for a pooling model, which generates no tokens."""
 
     def encode(self, prompt: Any, pooling_params: Any, request_id: str) -> AsyncGenerator[Any, None]:
-        """Queue a request, and give its one `Pooled`."""
+        """Queue a request; yields its one `Pooled`."""
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the other process."""
+        """End the engine's process."""

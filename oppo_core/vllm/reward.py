@@ -1,9 +1,8 @@
-"""The reward model as a pooling model of vLLM's with a prefix cache, in a process of its own.
+"""A reward model served by vLLM as a pooling model with prefix caching, in another process.
 
-Each time an answer has grown by whole blocks, its prefix is read: vLLM finds the keys and values of the blocks before and
-computes the new ones. What it says of an unfinished answer is thrown away, since only the cache is wanted; the finished one is
-read last, of which the last block is computed in any case. One request of an answer is under way at a time, as only one that has
-ended can be found. Blocks that were evicted are computed again, and counted: vLLM tells how many tokens of a request it found.
+Whenever an answer has grown by whole blocks, its prefix is sent: vLLM reuses the cached blocks and prefills the new ones. Scores
+of unfinished answers are discarded. An answer has one request in flight at a time, because only finished requests are cached.
+Evicted blocks are computed again; `num_cached_tokens` counts the hits.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from oppo_contract.model_folder import ModelFolderError, read_config
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.protocol import Answer
-from oppo_core.vllm.asyncio_thread import Loop
+from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.engine_args import BLOCK_TOKENS
 from oppo_core.vllm.protocols import Pooled, PoolingEngine
 
@@ -30,25 +29,25 @@ CLASSIFIER = "ForSequenceClassification"
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
-    """An answer with its prompt, as far as it is written.
+class PrefixState:
+    """A growing answer with its prompt.
 
-    `read`: tokens in the whole blocks that vLLM has read. `known`, `found`: of all its requests, tokens that had been read
-    before, and those of them that were still cached.
+    `read`: tokens in whole blocks that vLLM has prefilled. `known`: over all requests, tokens that had been prefilled before;
+    `hits`: those of them that were still cached. `over`: scored or no longer needed.
     """
 
     tokens: list[int]
     finished: bool = False
     read: int = 0
     known: int = 0
-    found: int = 0
-    under_way: bool = False
+    hits: int = 0
+    in_flight: bool = False
     over: bool = False
 
     def due(self) -> tuple[list[int], bool] | None:
-        """What to read next, and whether it is the whole: all of a finished answer, of an unfinished one new whole blocks.
+        """Tokens to send next, and whether they are the whole answer: of an unfinished answer only new whole blocks.
 
-        None when there is nothing. Another thread writes: the tokens first, and then that they are all.
+        None if there are none. Another thread sets `tokens` first and then `finished`.
         """
         finished, tokens = self.finished, self.tokens
         whole = len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
@@ -57,21 +56,21 @@ class Reading:
         return (tokens, True) if finished else (tokens[:whole], False)
 
     def note(self, tokens: int, cached: int) -> None:
-        """So many tokens were read, of which so many were found."""
+        """Record a request of `tokens` tokens, `cached` of which were in the prefix cache."""
         known = min(self.read, (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
         self.known += known
-        self.found += min(known, cached)
+        self.hits += min(known, cached)
         self.read = tokens // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 def pooling_parameters() -> Any:
-    """vLLM's `PoolingParams` for a raw score, which is told once it is there."""
+    """vLLM's `PoolingParams` for a raw score."""
     from vllm.pooling_params import PoolingParams
 
     return PoolingParams(**POOLING)
 
 
-# The model's own number, not squeezed between 0 and 1.
+# The logit, without an activation function.
 POOLING = {"task": "classify", "use_activation": False}
 
 
@@ -80,16 +79,16 @@ class PrefixReward:
 
     elsewhere = True
 
-    def __init__(self, engine: PoolingEngine, loop: Loop, parameters: Callable[[], Any] = pooling_parameters) -> None:
-        """`loop` is where `engine` was made; both are closed with the reward."""
+    def __init__(self, engine: PoolingEngine, loop: AsyncioThread, parameters: Callable[[], Any] = pooling_parameters) -> None:
+        """`loop` is the event loop of `engine`; both are closed with the reward."""
         self.engine = engine
         self._loop, self._parameters = loop, parameters
-        self._readings: dict[int, Reading] = {}
+        self._states: dict[int, PrefixState] = {}
         self._scores: dict[int, float] = {}
         self._numbers = count()
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._error: Exception | None = None
-        self._latest = time.monotonic()
+        self._last_progress = time.monotonic()
 
     def read_on(self, tokens: dict[int, NDArray[np.int64]]) -> None:
         for sequence_id, row in tokens.items():
@@ -100,94 +99,93 @@ class PrefixReward:
             self._read(answer.sequence_id, answer.prompt_ids + answer.response_ids, finished=True)
 
     def _read(self, sequence_id: int, tokens: list[int], finished: bool) -> None:
-        reading = self._readings.setdefault(sequence_id, Reading([]))
-        reading.tokens = tokens
-        reading.finished = finished  # in this order: see `Reading.due`
-        self._latest = time.monotonic()
-        self._loop.start(self._follow(sequence_id, reading))
+        state = self._states.setdefault(sequence_id, PrefixState([]))
+        state.tokens = tokens
+        state.finished = finished  # after the tokens: see `PrefixState.due`
+        self._last_progress = time.monotonic()
+        self._loop.start(self._follow(sequence_id, state))
 
-    async def _follow(self, sequence_id: int, reading: Reading) -> None:
-        """In the loop's thread: read until there is nothing new. Whoever follows this answer already will see what is new."""
-        if reading.under_way:
+    async def _follow(self, sequence_id: int, state: PrefixState) -> None:
+        """In the loop's thread: send requests until nothing is due. One coroutine per answer; others return at once."""
+        if state.in_flight:
             return
-        reading.under_way = True
+        state.in_flight = True
         try:
-            while (due := reading.due()) is not None:
+            while (due := state.due()) is not None:
                 tokens, finished = due
-                told = await self._ask(f"{sequence_id}.{next(self._numbers)}", tokens)
-                reading.note(len(tokens), told.num_cached_tokens)
-                self._tell(sequence_id, reading, _score_of(told) if finished else None)
-        except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it was
-            with self._news:
+                pooled = await self._encode(f"{sequence_id}.{next(self._numbers)}", tokens)
+                state.note(len(tokens), pooled.num_cached_tokens)
+                self._record(sequence_id, state, _parse_score(pooled) if finished else None)
+        except Exception as error:  # noqa: BLE001 - `wait` reports every error
+            with self._changed:
                 self._error = error
-                self._news.notify_all()
+                self._changed.notify_all()
         finally:
-            reading.under_way = False
+            state.in_flight = False
 
-    async def _ask(self, request_id: str, tokens: list[int]) -> Pooled:
+    async def _encode(self, request_id: str, tokens: list[int]) -> Pooled:
         request = self.engine.encode({"prompt_token_ids": tokens}, self._parameters(), request_id)
-        told: list[Pooled] = [output async for output in request]
-        if not told or told[-1].error is not None:
-            raise RewardError(f"vLLM's reward model did not read request {request_id}: {told and told[-1].error}")
-        return told[-1]
+        outputs: list[Pooled] = [output async for output in request]
+        if not outputs or outputs[-1].error is not None:
+            raise RewardError(f"vLLM's reward model did not read request {request_id}: {outputs and outputs[-1].error}")
+        return outputs[-1]
 
-    def _tell(self, sequence_id: int, reading: Reading, score: float | None) -> None:
-        with self._news:
-            self._latest = time.monotonic()
-            if score is not None and not reading.over:
+    def _record(self, sequence_id: int, state: PrefixState, score: float | None) -> None:
+        with self._changed:
+            self._last_progress = time.monotonic()
+            if score is not None and not state.over:
                 self._scores[sequence_id] = score
-                reading.over = True
-                self._news.notify_all()
+                state.over = True
+                self._changed.notify_all()
 
     def wait(self, sequence_ids: list[int], timeout_s: float) -> bool:
-        """See `FinishedReward.wait`. An engine that is silent for too long is taken for hung."""
-        with self._news:
-            self._news.wait_for(lambda: self._error is not None or self._have(sequence_ids), timeout_s)
+        """Raises RewardError when the engine failed, or reported no progress for `loop.timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or self._all_scored(sequence_ids), timeout_s)
             if self._error is not None:
                 error = self._error
                 raise RewardError(f"vLLM's reward model failed: {type(error).__name__}: {error}") from error
-            silent_s = time.monotonic() - self._latest
-            if not self._have(sequence_ids) and silent_s > self._loop.silence_s:
+            idle_s = time.monotonic() - self._last_progress
+            if not self._all_scored(sequence_ids) and idle_s > self._loop.timeout_s:
                 raise RewardError(
-                    f"vLLM's reward model has told nothing for {silent_s:.0f} s, so it is taken for hung"
+                    f"vLLM's reward model has reported nothing for {idle_s:.0f} s, so it is assumed to hang"
                     " (resources.longest_silence_s)"
                 )
-            return self._have(sequence_ids)
+            return self._all_scored(sequence_ids)
 
-    def _have(self, sequence_ids: list[int]) -> bool:
+    def _all_scored(self, sequence_ids: list[int]) -> bool:
         return all(i in self._scores for i in sequence_ids)
 
     def score(self, sequence_id: int) -> float:
         return self._scores[sequence_id]
 
     def cached(self, sequence_id: int) -> tuple[int, int]:
-        reading = self._readings.get(sequence_id)
-        return (reading.known, reading.found) if reading is not None else (0, 0)
+        state = self._states.get(sequence_id)
+        return (state.known, state.hits) if state is not None else (0, 0)
 
     def forget(self, sequence_id: int) -> None:
-        """See `FinishedReward.forget`. A request that is under way ends by itself, and nobody looks at it."""
-        reading = self._readings.pop(sequence_id, None)
-        with self._news:
-            if reading is not None:
-                reading.over = True
+        """Drop an answer. A request in flight ends by itself; its result is ignored."""
+        state = self._states.pop(sequence_id, None)
+        with self._changed:
+            if state is not None:
+                state.over = True
             self._scores.pop(sequence_id, None)
 
     def close(self) -> None:
-        """See `FinishedReward.close`: vLLM's process ends."""
         self.engine.shutdown()
         self._loop.close()
 
 
-def _score_of(told: Pooled) -> float:
-    """Raises RewardError when it is not one number."""
-    numbers = told.outputs.data.reshape(-1)
+def _parse_score(pooled: Pooled) -> float:
+    """The one score of a text. Raises RewardError when there is not exactly one number."""
+    numbers = pooled.outputs.data.reshape(-1)
     if len(numbers) != 1:
-        raise RewardError(f"vLLM's reward model gives {len(numbers)} numbers a text, not one")
+        raise RewardError(f"vLLM's reward model gives {len(numbers)} numbers per text, not one")
     return float(numbers[0])
 
 
 def check_classifier(folder: Path) -> None:
-    """Raises ModelFolderError when vLLM would make something else of the model than one score a text."""
+    """Raises ModelFolderError when vLLM would not serve the model as a classifier with one label."""
     config: dict[str, Any] = read_config(folder)
     names = config.get("architectures") or [""]
     labels = len(config["id2label"]) if "id2label" in config else config.get("num_labels", 2)

@@ -1,12 +1,12 @@
-"""A decoder that is vLLM's engine in a process of its own, on GPUs of its own or on ours, and decodes on while we take and score.
+"""A decoder over vLLM's engine in another process, on separate GPUs or the trainer's, which decodes while answers are scored.
 
-Its tokens come in pieces, and each is taken in its turn: a round is one token of every live answer, whenever it came. So chunks
-and batches are counted as with every other decoder, and depend on no timing. What vLLM has written beyond the batch's last token
-waits for the next step, whose first rounds it is, with the version of the weights that sampled it.
+One round consumes one received token of every live answer, so chunks and batches do not depend on timing. Tokens that vLLM
+sampled beyond the batch's last token are kept for the next step's first rounds, with the version of the weights that sampled
+them.
 
-From a batch's last token to the next step's beginning vLLM is paused. Then it is given the trainer's weights, and forgets what it
-has cached, unless caches are kept. Versions are noted as tokens come. vLLM tells with a request's end which weights sampled which
-token, and that is what counts: of tokens that it has held back the first may be older than they looked.
+vLLM is paused from a batch's last token to the next step's beginning, when it receives the trainer's weights and drops its KV
+cache, unless caches are kept. Versions are recorded when tokens arrive and corrected when a request ends: vLLM then reports which
+weights sampled which token.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sampling_support import support_from_json, support_to_json
 from oppo_core.rollout.sequence import Sequence, Support
 from oppo_core.rollout.stop_conditions import StopConditions, update_finished
-from oppo_core.vllm.asyncio_thread import Loop
-from oppo_core.vllm.engine_args import prompt_of, sampling_arguments, supports_of
+from oppo_core.vllm.asyncio_thread import AsyncioThread
+from oppo_core.vllm.engine_args import sampling_arguments, sampling_supports, tokens_prompt
 from oppo_core.vllm.errors import VllmError
-from oppo_core.vllm.inprocess import give_back_cached, sampling_parameters, short_memory_named
+from oppo_core.vllm.inprocess import empty_cuda_cache, out_of_memory_as_vllm_error, sampling_parameters
 from oppo_core.vllm.protocols import AsyncEngine, Completion, Output
-from oppo_core.vllm.weight_transfer import HandOver
+from oppo_core.vllm.weight_transfer import WeightTransfer
 
 AHEAD = "ahead.json"
-ASKS_AGAIN_S = 0.5  # an abort that overtook its request found nothing
+ABORT_RETRY_S = 0.5  # an abort may arrive before its request and have no effect
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A token that vLLM has sampled, the log-prob and version it was sampled under, and among what: empty, or one entry."""
+class SampledToken:
+    """A token with the log-prob and policy version it was sampled under, and its support (`among`): empty, or one entry."""
 
     token: int
     logprob: float
@@ -47,45 +47,45 @@ class Told:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """An answer, the request that writes it while there is one, and tokens that have come before their turn.
+    """An answer, its request in flight, and tokens received ahead of their round.
 
-    `first`: how many tokens it had, those before their turn included, when it was asked for.
+    `first`: number of tokens, those ahead included, when the request was submitted.
     """
 
     sequence: Sequence
     request: str | None = None
     first: int = 0
-    ahead: deque[Told] = field(default_factory=deque)
+    ahead: deque[SampledToken] = field(default_factory=deque)
 
     @property
     def length(self) -> int:
-        """Tokens so far."""
+        """Tokens so far, those ahead included."""
         return self.sequence.length + len(self.ahead)
 
 
 class StreamingDecoder:
     """A `DecoderProtocol` (oppo_core/rollout/decoder.py) over an `AsyncEngine`.
 
-    It keeps no keys and values over an interruption: what is resumed is read anew. Errors are VllmErrors.
+    A resumed run prefills its answers again. Errors are VllmErrors.
     """
 
     def __init__(
         self,
         engine: AsyncEngine,
-        loop: Loop,
+        loop: AsyncioThread,
         settings: DecodeSettings,
-        hand_over: HandOver,
+        weight_transfer: WeightTransfer,
         stops: StopConditions | None = None,
         interval: int = 1,
         parameters: Callable[[dict[str, Any]], Any] = sampling_parameters,
         sleeps: bool = False,
     ) -> None:
-        """`interval`: tokens that come together. `loop` is where `engine` was made; both are closed with the decoder."""
+        """`interval`: tokens per message. `loop` is the event loop of `engine`; both are closed with the decoder."""
         self.engine = engine
         self.settings = settings
         self.live: list[Sequence] = []
         self.rounds = self.decoded = 0  # since `begin`
-        self._loop, self._hand_over, self._stops, self._parameters = loop, hand_over, stops, parameters
+        self._loop, self._weight_transfer, self._stops, self._parameters = loop, weight_transfer, stops, parameters
         self._interval, self._sleeps = interval, sleeps
         self._paused = self._asleep = False
         self._version: int | None = None  # of the weights that the engine has
@@ -96,86 +96,86 @@ class StreamingDecoder:
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
         self._pause()
-        going_on = {self._row_of(s) for s in sequences}
-        # Before other weights come: what arrives of these answers was sampled under the weights before.
-        self._forget([row for row in self._rows.values() if row not in going_on])
-        forgets = not self.settings.keeps_cache or self._asleep
+        continued = {self._active_row(s) for s in sequences}
+        # Before the new weights: tokens that still arrive were sampled under the previous ones.
+        self._forget([row for row in self._rows.values() if row not in continued])
+        drops_cache = not self.settings.keeps_cache or self._asleep
         self._take_weights(version)
-        self._rows = {s.sequence_id: self._row_of(s) or Row(s) for s in sequences}
-        unread = [row for row in self._rows.values() if forgets or self._lacks(row)]
+        self._rows = {s.sequence_id: self._active_row(s) or Row(s) for s in sequences}
+        unread = [row for row in self._rows.values() if drops_cache or self._needs_request(row)]
         for row in unread:
             row.sequence.kept_version = version if self.settings.keeps_cache else None
         self.live = list(sequences)
         self.rounds = self.decoded = 0
         if self._stops is not None:
             self._stops.retain(self._rows)
-        self._ask()
+        self._submit_missing()
         return sum(len(row.sequence.prompt) + row.sequence.length - 1 for row in unread)
 
-    def _row_of(self, sequence: Sequence) -> Row | None:
-        """What is under way of this very answer; one that begins anew under the same number is another one."""
+    def _active_row(self, sequence: Sequence) -> Row | None:
+        """The row of this very `Sequence` object; a restarted answer has the same id but is another object."""
         row = self._rows.get(sequence.sequence_id)
         return row if row is not None and row.sequence is sequence else None
 
     def _take_weights(self, version: int) -> None:
-        """Hand the trainer's weights over. An engine that sleeps has none, and takes room for keys and values only after them."""
+        """Send the trainer's weights. A sleeping engine first allocates weights, and the KV cache after the transfer."""
         if version == self._version and not self._asleep:
             return
-        with short_memory_named():
+        with out_of_memory_as_vllm_error():
             if self._asleep:
-                give_back_cached()
+                empty_cuda_cache()
                 self._loop.run(self.engine.wake_up(tags=["weights"]), "waking up")
-            self._hand_over.send(version)
+            self._weight_transfer.send(version)
             if self._asleep and not self._loop.run(self.engine.wake_up(tags=["kv_cache"]), "waking up"):
-                raise VllmError("vLLM does not wake up: it has weights, and no room for keys and values")
+                raise VllmError("vLLM does not wake up: it has weights, but no memory for its KV cache")
         self._version, self._asleep = version, False
 
     def _pause(self) -> None:
         if not self._paused:
-            forgets = not self.settings.keeps_cache
-            self._loop.run(self.engine.pause_generation(mode="keep", clear_cache=forgets), "pausing")
+            drops_cache = not self.settings.keeps_cache
+            self._loop.run(self.engine.pause_generation(mode="keep", clear_cache=drops_cache), "pausing")
             self._paused = True
         while not self._inbox.empty():
-            self._hear()
+            self._receive()
 
     def pause(self) -> None:
-        """See `DecoderProtocol.pause`. Requests stay queued; weights come again with `begin`."""
+        """Pause the engine, or put it to sleep; requests stay queued, and `begin` sends weights."""
         if self._sleeps:
             self._loop.run(self.engine.sleep(level=2, mode="keep"), "falling asleep")
             self._paused = self._asleep = True
         self._pause()
 
-    def _ask(self) -> None:
-        """Ask for the rest of every live answer that nobody writes, and let vLLM go on."""
+    def _submit_missing(self) -> None:
+        """Submit requests for all answers that need one, and resume the engine."""
         for row in self._rows.values():
-            if self._lacks(row):
+            if self._needs_request(row):
                 self._start(row)
         self._loop.run(self.engine.resume_generation(), "resuming")
         self._paused = False
 
-    def _lacks(self, row: Row) -> bool:
-        """Whether an answer has an unwritten rest that nobody writes."""
+    def _needs_request(self, row: Row) -> bool:
+        """Whether an answer is incomplete and has no request in flight."""
         ended = bool(row.ahead) and row.ahead[-1].token == self.settings.eos
         return row.request is None and row.length < self.settings.max_new and not ended
 
     def _start(self, row: Row) -> None:
-        waiting = [told.token for told in row.ahead]
+        ahead = [sampled.token for sampled in row.ahead]
         row.request = f"{row.sequence.sequence_id}.{next(self._numbers)}"
         row.first = row.length
         self._requests[row.request] = row
-        arguments = sampling_arguments(self.settings, row.sequence, len(waiting)) | {"stream_interval": self._interval}
-        self._loop.start(self._follow(row.request, prompt_of(row.sequence, waiting), self._parameters(arguments)))
+        arguments = sampling_arguments(self.settings, row.sequence, len(ahead)) | {"stream_interval": self._interval}
+        self._loop.start(self._follow(row.request, tokens_prompt(row.sequence, ahead), self._parameters(arguments)))
 
     async def _follow(self, request_id: str, prompt: Any, parameters: Any) -> None:
-        """In the loop's thread: put into the inbox whatever comes of a request."""
+        """In the loop's thread: put a request's outputs into the inbox."""
         try:
             async for output in self.engine.generate(prompt, parameters, request_id):
                 self._inbox.put((request_id, output))
-        except Exception as error:  # noqa: BLE001 - the training loop must hear of it, whatever it was
+        except Exception as error:  # noqa: BLE001 - `_receive` raises it in the training loop
             self._inbox.put((request_id, error))
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
-        """See `DecoderProtocol.advance`. Tokens have the version that they were sampled under, which may be an older one."""
+        """Tokens keep the version that they were sampled under, which may be older than `version`."""
         for used in range(1, rounds + 1):
             finished = self._round()
             if finished:
@@ -186,7 +186,7 @@ class StreamingDecoder:
         rows = [self._rows[s.sequence_id] for s in self.live]
         for row in rows:
             while not row.ahead and row.request is not None:
-                self._hear()
+                self._receive()
             if not row.ahead:
                 raise VllmError(f"vLLM ended answer {row.sequence.sequence_id} after {row.sequence.length} tokens")
         finished = [row for row in rows if self._take(row)]
@@ -197,12 +197,12 @@ class StreamingDecoder:
         return sorted((row.sequence for row in finished), key=lambda s: s.sequence_id)
 
     def _take(self, row: Row) -> bool:
-        """Write the next token into the answer; returns whether it is finished."""
-        sequence, told = row.sequence, row.ahead.popleft()
-        sequence.response.append(told.token)
-        sequence.behaviour_logprobs.append(told.logprob)
-        sequence.token_versions.append(told.version)
-        sequence.support += told.among
+        """Append the next token to the answer; returns whether it is finished."""
+        sequence, sampled = row.sequence, row.ahead.popleft()
+        sequence.response.append(sampled.token)
+        sequence.behaviour_logprobs.append(sampled.logprob)
+        sequence.token_versions.append(sampled.version)
+        sequence.support += sampled.among
         if update_finished(sequence, self.settings.eos, self.settings.max_new, self._stops):
             row.ahead.clear()
         return sequence.finished
@@ -213,53 +213,53 @@ class StreamingDecoder:
             del self._rows[row.sequence.sequence_id]
 
     def _abort(self, rows: list[Row]) -> None:
-        """End the requests that still write these, and take what they have written so far."""
-        while under_way := [row.request for row in rows if row.request is not None]:
-            self._loop.run(self.engine.abort(under_way), "ending requests")
+        """Abort the rows' requests, and receive their remaining tokens."""
+        while in_flight := [row.request for row in rows if row.request is not None]:
+            self._loop.run(self.engine.abort(in_flight), "ending requests")
             try:
                 while any(row.request is not None for row in rows):
-                    self._hear(ASKS_AGAIN_S)
+                    self._receive(ABORT_RETRY_S)
             except queue.Empty:
                 continue
 
-    def _hear(self, patience_s: float | None = None) -> None:
-        """Wait for one piece of news. Raises queue.Empty when none comes within `patience_s`, where that is given."""
+    def _receive(self, timeout_s: float | None = None) -> None:
+        """Wait for one message. Raises queue.Empty when none arrives within `timeout_s`, if given."""
         try:
-            request_id, told = self._inbox.get(timeout=patience_s or self._loop.silence_s)
+            request_id, message = self._inbox.get(timeout=timeout_s or self._loop.timeout_s)
         except queue.Empty:
-            if patience_s is not None:
+            if timeout_s is not None:
                 raise
             raise VllmError(
-                f"vLLM wrote no token for {self._loop.silence_s:g} s (resources.longest_silence_s), so it is taken for hung"
+                f"vLLM wrote no token for {self._loop.timeout_s:g} s (resources.longest_silence_s), so it is assumed to hang"
             ) from None
-        if isinstance(told, Exception):
-            raise VllmError(f"vLLM failed at answer {request_id}: {type(told).__name__}: {told}") from told
-        self._note(self._requests[request_id], told)
+        if isinstance(message, Exception):
+            raise VllmError(f"vLLM failed at answer {request_id}: {type(message).__name__}: {message}") from message
+        self._record(self._requests[request_id], message)
 
-    def _note(self, row: Row, told: Output) -> None:
-        completion: Completion = told.outputs[0]
+    def _record(self, row: Row, output: Output) -> None:
+        completion: Completion = output.outputs[0]
         assert self._version is not None
         if not row.sequence.finished:
-            supports = supports_of(completion)
+            supports = sampling_supports(completion)
             pairs = zip(completion.token_ids, completion.logprobs.logprobs, strict=True) if completion.token_ids else ()
-            for place, (token, logprob) in enumerate(pairs):
-                row.ahead.append(Told(token, logprob, self._version, supports[place : place + 1]))
-        if told.finished:
+            for index, (token, logprob) in enumerate(pairs):
+                row.ahead.append(SampledToken(token, logprob, self._version, supports[index : index + 1]))
+        if output.finished:
             assert row.request is not None
             del self._requests[row.request]
             row.request = None
-            self._settle(row, completion)
+            self._correct_versions(row, completion)
 
-    def _settle(self, row: Row, completion: Completion) -> None:
-        """Correct what was noted of versions by what vLLM says. Raises VllmError when a token came before its weights."""
+    def _correct_versions(self, row: Row, completion: Completion) -> None:
+        """Replace recorded versions by those that vLLM reports. Raises VllmError when a token is newer than recorded."""
         labels = [int(span.version) for span in completion.weight_versions or [] for _ in range(span.start, span.end)]
         written = row.sequence.token_versions
-        noted = [*written, *(told.version for told in row.ahead)][row.first :]
-        if not labels or labels[: len(noted)] == noted:
+        recorded = [*written, *(sampled.version for sampled in row.ahead)][row.first :]
+        if not labels or labels[: len(recorded)] == recorded:
             return
-        known = labels[: len(noted)]
-        if len(known) < len(noted) or any(label > seen for label, seen in zip(known, noted, strict=True)):
-            raise VllmError(f"answer {row.sequence.sequence_id}: vLLM sampled under {labels}, noted were {noted}")
+        known = labels[: len(recorded)]
+        if len(known) < len(recorded) or any(label > seen for label, seen in zip(known, recorded, strict=True)):
+            raise VllmError(f"answer {row.sequence.sequence_id}: vLLM sampled under {labels}, recorded were {recorded}")
         for place, label in enumerate(known, start=row.first):
             if place < len(written):
                 written[place] = label
@@ -267,31 +267,30 @@ class StreamingDecoder:
                 row.ahead[place - len(written)] = replace(row.ahead[place - len(written)], version=label)
 
     def save(self, folder: Path) -> None:
-        """See `DecoderProtocol.save`: tokens received ahead. Requests end here and are submitted again, resumed or not."""
+        """Save tokens received ahead. Requests are aborted and submitted again, whether or not the run resumes from here."""
         self._abort(list(self._rows.values()))
-        if ahead := self._waiting():
+        if ahead := self._ahead_as_json():
             (folder / AHEAD).write_text(json.dumps(ahead))
 
     def load(self, folder: Path, sequences: list[Sequence]) -> None:
         if (folder / AHEAD).exists():
-            self._take_back(json.loads((folder / AHEAD).read_text()), {s.sequence_id: s for s in sequences})
+            self._restore_ahead(json.loads((folder / AHEAD).read_text()), {s.sequence_id: s for s in sequences})
 
-    def _waiting(self) -> dict[str, list[dict[str, Any]]]:
-        """Tokens before their turn by sequence_id, as plain data."""
-        told = {str(i): [asdict(t) | {"among": support_to_json(t.among)} for t in row.ahead] for i, row in self._rows.items()}
-        return {i: tokens for i, tokens in told.items() if tokens}
+    def _ahead_as_json(self) -> dict[str, list[dict[str, Any]]]:
+        """Tokens received ahead by sequence_id, as plain data."""
+        ahead = {str(i): [asdict(t) | {"among": support_to_json(t.among)} for t in row.ahead] for i, row in self._rows.items()}
+        return {i: tokens for i, tokens in ahead.items() if tokens}
 
-    def _take_back(self, waiting: dict[str, list[dict[str, Any]]], sequences: dict[int, Sequence]) -> None:
-        for sequence_id, tokens in waiting.items():
+    def _restore_ahead(self, ahead: dict[str, list[dict[str, Any]]], sequences: dict[int, Sequence]) -> None:
+        for sequence_id, tokens in ahead.items():
             sequence = sequences.get(int(sequence_id))
             if sequence is not None and not sequence.finished:
-                told = (Told(**token | {"among": support_from_json(token["among"])}) for token in tokens)
-                self._rows[sequence.sequence_id] = Row(sequence, ahead=deque(told))
+                restored = (SampledToken(**token | {"among": support_from_json(token["among"])}) for token in tokens)
+                self._rows[sequence.sequence_id] = Row(sequence, ahead=deque(restored))
 
     def close(self) -> None:
-        """See `DecoderProtocol.close`: vLLM's processes end."""
         try:
-            self._hand_over.close()
+            self._weight_transfer.close()
         finally:
             self.engine.shutdown()
             self._loop.close()

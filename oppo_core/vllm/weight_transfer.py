@@ -1,9 +1,8 @@
-"""The trainer's weights into a vLLM that lives in another process, through its weight-transfer API.
+"""Transfer of the trainer's weights to vLLM in another process, through its weight-transfer API.
 
-To GPUs of its own they are broadcast by NCCL, in a group made for this alone. On our own GPU handles of the memory are handed
-over (CUDA IPC), which vLLM opens, so nothing is copied by way of the host. Either way they go in packs (`pack_bytes`), one
-weight after the other: adapters are merged one layer at a time, and what a backend cuts up among ranks it has gathered after
-its step.
+To separate GPUs weights are broadcast by NCCL in a process group of their own. On a shared GPU vLLM opens CUDA IPC handles, so
+nothing is copied through the host. Both send packs (`pack_bytes`), one weight after another: adapters are merged one layer at a
+time, and sharded weights were gathered after the optimizer step.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from oppo_core.models.adapters import plain_layout, plain_weights
-from oppo_core.vllm.asyncio_thread import Loop
+from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.errors import VllmError
 from oppo_core.vllm.protocols import AsyncEngine, WeightTrainer
 from oppo_estimate.memory import PACK_BYTES, pack_bytes
@@ -27,97 +26,97 @@ from oppo_estimate.memory import PACK_BYTES, pack_bytes
 HOST = "127.0.0.1"
 
 
-class HandOver(Protocol):
-    """How an engine gets the trainer's weights."""
+class WeightTransfer(Protocol):
+    """Sends the trainer's weights to an engine."""
 
     def send(self, version: int) -> None:
-        """Hand over the present weights, which are labelled so. The engine is paused. Raises VllmError when it fails."""
+        """Send the current weights, labelled `version`, to the paused engine. Raises VllmError on failure."""
 
     def close(self) -> None:
-        """Let go of what connects the two."""
+        """Close the connection."""
 
 
 @dataclass(frozen=True, slots=True)
-class Meta:
-    """`vllm.distributed.weight_transfer.base.ParamMeta`: a weight that will come."""
+class WeightMeta:
+    """`vllm.distributed.weight_transfer.base.ParamMeta`: name, dtype and shape of a weight."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
-class Source:
-    """`WeightSource` of the same module: a network's weights by the names of its folder, in the same order each time."""
+class WeightSource:
+    """`WeightSource` of the same module: a network's weights by their names in its model folder, always in the same order."""
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
 
-    def metadata(self) -> list[Meta]:
-        """What iterating will give, at no cost."""
-        return [Meta(name, weight.dtype, tuple(weight.shape)) for name, weight in plain_layout(self._network).items()]
+    def metadata(self) -> list[WeightMeta]:
+        """Names, dtypes and shapes in iteration order, without computing weights."""
+        return [WeightMeta(name, weight.dtype, tuple(weight.shape)) for name, weight in plain_layout(self._network).items()]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for (name, weight), meta in zip(plain_weights(self._network), self.metadata(), strict=True):
             yield name, weight.to(meta.dtype)
 
 
-def largest_weight(source: Source) -> int:
-    """Bytes of the largest weight that will come."""
+def largest_weight(source: WeightSource) -> int:
+    """Size of the largest weight in bytes."""
     return max(math.prod(meta.shape) * meta.dtype.itemsize for meta in source.metadata())
 
 
-class Client:
-    """`VLLMWeightSyncClient` of the same module: what the sending side asks the engine, from whichever thread it likes.
+class WeightSyncClient:
+    """`VLLMWeightSyncClient` of the same module: the sender's calls to the engine. Thread-safe.
 
-    `version` labels the next weights: the sender finishes without a label of its own. `abandon` is called when the engine cannot
-    take weights that are being sent, because the sender would wait for it on the GPU, where nobody could tell it.
+    `version`: label of the next weights, since the sender gives none. `abandon`: called when the engine fails during a transfer;
+    otherwise the sender would wait on the GPU without end.
     """
 
     def __init__(
-        self, engine: AsyncEngine, loop: Loop, init_request: Callable[..., Any], update_request: Callable[..., Any]
+        self, engine: AsyncEngine, loop: AsyncioThread, init_request: Callable[..., Any], update_request: Callable[..., Any]
     ) -> None:
-        """`init_request`, `update_request`: vLLM's classes of these names, or what stands in for them."""
+        """`init_request`, `update_request`: vLLM's request classes."""
         self.version: int | None = None
         self.abandon: Callable[[], None] = lambda: None
         self._engine, self._loop = engine, loop
         self._init_request, self._update_request = init_request, update_request
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Let the engine meet the trainer."""
+        """Connect the engine to the trainer."""
         request = self._init_request(init_info=init_info)
-        self._loop.run(self._engine.init_weight_transfer_engine(request), "meeting the trainer")
+        self._loop.run(self._engine.init_weight_transfer_engine(request), "connecting to the trainer")
 
     def start_weight_update(self) -> None:
-        """Weights come now."""
-        self._loop.run(self._engine.start_weight_update(), "beginning to take weights")
+        """Begin an update."""
+        self._loop.run(self._engine.start_weight_update(), "beginning a weight update")
 
     def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
-        """Let the engine take those that are described. Returns when it has them."""
+        """Let the engine load the described weights. Returns when it has them."""
         try:
-            self._loop.run(self._engine.update_weights(self._update_request(update_info=update_info)), "taking weights")
+            self._loop.run(self._engine.update_weights(self._update_request(update_info=update_info)), "loading weights")
         except VllmError:
             self.abandon()
             raise
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """All have come; the version is ours unless another one is given."""
+        """End the update; `weight_version`: default: `version`."""
         label = weight_version if weight_version is not None else str(self.version)
-        self._loop.run(self._engine.finish_weight_update(weight_version=label), "taking the last weights")
+        self._loop.run(self._engine.finish_weight_update(weight_version=label), "finishing a weight update")
 
 
-class Transfer:
-    """A `HandOver` by vLLM's own sending side."""
+class VllmWeightTransfer:
+    """A `WeightTransfer` that uses vLLM's own sender."""
 
-    def __init__(self, trainer: WeightTrainer, client: Client) -> None:
+    def __init__(self, trainer: WeightTrainer, client: WeightSyncClient) -> None:
         self._trainer, self._client = trainer, client
         client.abandon = trainer.shutdown
 
     def send(self, version: int) -> None:
         self._client.version = version
         if torch.cuda.is_available():
-            # The sender reads on streams of its own, which do not wait for what the update has queued.
+            # The sender's CUDA streams do not wait for kernels that the update has queued.
             torch.cuda.current_stream().synchronize()
-        with _named():
+        with as_vllm_error():
             self._trainer.send_weights()
 
     def close(self) -> None:
@@ -125,39 +124,39 @@ class Transfer:
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """Whatever goes wrong within, of vLLM's and NCCL's own kinds, is a VllmError."""
+def as_vllm_error() -> Iterator[None]:
+    """Errors of vLLM and NCCL become VllmErrors."""
     try:
         yield
     except VllmError:
         raise
     except Exception as error:
-        raise VllmError(f"handing over weights failed: {type(error).__name__}: {error}") from error
+        raise VllmError(f"the weight transfer failed: {type(error).__name__}: {error}") from error
 
 
-def connect(engine: AsyncEngine, loop: Loop, network: nn.Module, devices: int) -> Transfer:
-    """Meet the engine, which was started for it: by NCCL on `devices` GPUs of its own, by CUDA IPC where that is 0.
+def connect(engine: AsyncEngine, loop: AsyncioThread, network: nn.Module, devices: int) -> VllmWeightTransfer:
+    """Connect to an engine that `start_engine_process` started: by NCCL with `devices` GPUs of its own, by CUDA IPC if 0.
 
     Raises:
         ImportError: vLLM is not installed.
-        VllmError: they do not meet.
+        VllmError: the connection fails.
     """
     from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-    client = Client(engine, loop, WeightTransferInitRequest, WeightTransferUpdateRequest)
-    source = Source(network)
-    given = trainer_arguments(devices, largest_weight(source))
-    info = NCCLTrainerInitInfo(**given) if devices else IPCTrainerInitInfo(**given)
-    with _named():
+    client = WeightSyncClient(engine, loop, WeightTransferInitRequest, WeightTransferUpdateRequest)
+    source = WeightSource(network)
+    arguments = trainer_arguments(devices, largest_weight(source))
+    info = NCCLTrainerInitInfo(**arguments) if devices else IPCTrainerInitInfo(**arguments)
+    with as_vllm_error():
         trainer = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
-    return Transfer(trainer, client)
+    return VllmWeightTransfer(trainer, client)
 
 
 def trainer_arguments(devices: int, largest: int) -> dict[str, Any]:
-    """Arguments of `NCCLTrainerInitInfo`, or of `IPCTrainerInitInfo` without devices. Each rank is its own engine's sender.
+    """Arguments of `NCCLTrainerInitInfo`, or of `IPCTrainerInitInfo` without devices. Each rank sends to its own engine.
 
     `largest`: bytes of the largest weight, such as a vocabulary's embedding.
     """
@@ -169,6 +168,6 @@ def trainer_arguments(devices: int, largest: int) -> dict[str, Any]:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind((HOST, 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])

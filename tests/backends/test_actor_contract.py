@@ -27,9 +27,9 @@ from oppo_core.rollout.sampling_support import mask_unsupported
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.rollout.tokenizer import ByteCodec
-from oppo_core.vllm.asyncio_thread import Loop
-from oppo_core.vllm.build import start_apart
-from oppo_core.vllm.engine_args import APART, HANDLES, apart_arguments, engine_arguments
+from oppo_core.vllm.asyncio_thread import AsyncioThread
+from oppo_core.vllm.build import start_engine_process
+from oppo_core.vllm.engine_args import IPC_ENVIRONMENT, SUBPROCESS_ENVIRONMENT, engine_arguments, process_arguments
 from oppo_core.vllm.inprocess import InProcessDecoder, start_engine
 from oppo_core.vllm.subprocess_decoder import StreamingDecoder
 from oppo_core.vllm.weight_transfer import connect
@@ -79,9 +79,9 @@ def vllm_apart(
     """vLLM in a process of its own, on our GPU or on `devices` of its own."""
     network = real_network(folder, 1 + devices)
     places = list(range(1, 1 + devices)) or [0]
-    arguments = apart_arguments(engine_arguments(str(folder), "float32", settings, SLOTS, 0.3, sleeps, places))
-    loop = Loop(600.0)
-    engine = start_apart(loop, arguments, devices)
+    arguments = process_arguments(engine_arguments(str(folder), "float32", settings, SLOTS, 0.3, sleeps, places))
+    loop = AsyncioThread(600.0)
+    engine = start_engine_process(loop, arguments, devices)
     decoder = StreamingDecoder(engine, loop, settings, connect(engine, loop, network, devices), stops, 4, sleeps=sleeps)
     OPEN.append(decoder)
     return decoder, network
@@ -146,7 +146,7 @@ def make(
     def made(settings: DecodeSettings = SETTINGS, stops: StopConditions | None = None) -> tuple[DecoderProtocol, Network]:
         return backend.make(tmp_path / "model", settings, stops)
 
-    for name, value in (HANDLES | APART).items():
+    for name, value in (IPC_ENVIRONMENT | SUBPROCESS_ENVIRONMENT).items():
         monkeypatch.setenv(name, value)
     before = set(psutil.Process().children(recursive=True))
     yield made

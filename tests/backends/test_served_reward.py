@@ -27,8 +27,8 @@ from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.protocol import Answer
 from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.scoring.results import Scored
-from oppo_core.vllm.asyncio_thread import Loop
-from oppo_core.vllm.build import reward_of
+from oppo_core.vllm.asyncio_thread import AsyncioThread
+from oppo_core.vllm.build import build_reward
 from oppo_core.vllm.engine_args import reward_arguments
 from oppo_core.vllm.reward import POOLING, PrefixReward, check_classifier
 from tests.fakes.vllm_pooling_engine import FakePoolingEngine
@@ -43,7 +43,9 @@ def make() -> Iterator[Make]:
     made = []
 
     def of(silence_s: float = PATIENCE_S, **more: Any) -> PrefixReward:
-        made.append(PrefixReward(FakePoolingEngine(small_network(), **more), Loop(silence_s), parameters=lambda: dict(POOLING)))
+        made.append(
+            PrefixReward(FakePoolingEngine(small_network(), **more), AsyncioThread(silence_s), parameters=lambda: dict(POOLING))
+        )
         return made[-1]
 
     yield of
@@ -81,7 +83,7 @@ def settle(reward: PrefixReward) -> None:
     """Wait until every reading that was begun is done: one more answer is scored after them."""
 
     async def idle() -> None:
-        while any(reading.under_way or reading.due() for reading in reward._readings.values()):
+        while any(state.in_flight or state.due() for state in reward._states.values()):
             await asyncio.sleep(0)
 
     reward._loop.run(idle(), "waiting")
@@ -180,7 +182,7 @@ def test_the_real_one_scores_as_our_own_network_does(tmp_path: Path) -> None:
     Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
     network = load_model(ModelSpec(path=str(tmp_path)), "scalar", [], torch.float32, 0)
     before = set(psutil.Process().children(recursive=True))
-    reward = reward_of(tmp_path, reward_arguments(str(tmp_path), "float32", 128, 4, 0.3, 0), 600.0)
+    reward = build_reward(tmp_path, reward_arguments(str(tmp_path), "float32", 128, 4, 0.3, 0), 600.0)
     try:
         whole = row(100)
         for length in (40, 90):
@@ -210,7 +212,7 @@ def test_a_silent_engine_is_taken_for_hung(make: Make) -> None:
     reward = make(silence_s=0.02)
     fake_engine(reward).hangs = True
     reward.start([answer(1, row(20))], lambda: None)
-    with pytest.raises(RewardError, match=r"has told nothing for .* so it is taken for hung"):
+    with pytest.raises(RewardError, match=r"has reported nothing for .* so it is assumed to hang"):
         reward.wait([1], 0.1)
 
 
@@ -218,7 +220,7 @@ def test_several_numbers_a_text_are_no_score(make: Make, monkeypatch: pytest.Mon
     reward = make()
     monkeypatch.setattr(fake_engine(reward), "_read", lambda tokens: torch.zeros(3))
     reward.start([answer(1, row(20))], lambda: None)
-    with pytest.raises(RewardError, match="gives 3 numbers a text, not one"):
+    with pytest.raises(RewardError, match="gives 3 numbers per text, not one"):
         reward.wait([1], PATIENCE_S)
 
 

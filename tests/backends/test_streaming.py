@@ -23,11 +23,11 @@ from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.rollout.tokenizer import ByteCodec
-from oppo_core.vllm.asyncio_thread import Loop
-from oppo_core.vllm.engine_args import HANDLES
+from oppo_core.vllm.asyncio_thread import AsyncioThread
+from oppo_core.vllm.engine_args import IPC_ENVIRONMENT
 from oppo_core.vllm.errors import VllmError
 from oppo_core.vllm.subprocess_decoder import StreamingDecoder
-from oppo_core.vllm.weight_transfer import Client, Source, Transfer, largest_weight, trainer_arguments
+from oppo_core.vllm.weight_transfer import VllmWeightTransfer, WeightSource, WeightSyncClient, largest_weight, trainer_arguments
 from oppo_estimate.memory import PACK_BYTES, pack_bytes
 from tests.fakes.vllm_async_engine import EngineDead, FakeAsyncEngine, FakeWeightTrainer, Wire, streaming
 
@@ -38,7 +38,7 @@ Make = Callable[..., tuple[StreamingDecoder, Any]]
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    monkeypatch.setenv(*next(iter(HANDLES.items())))
+    monkeypatch.setenv(*next(iter(IPC_ENVIRONMENT.items())))
     made = []
 
     def of(settings: DecodeSettings = SETTINGS, interval: int = 4, handles: bool = False, **more: Any) -> Any:
@@ -206,7 +206,7 @@ def test_an_answer_that_we_end_is_ended_there(make: Make) -> None:
 
 
 def test_an_end_that_overtakes_its_request_is_asked_for_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oppo_core.vllm.subprocess_decoder.ASKS_AGAIN_S", 0.01)
+    monkeypatch.setattr("oppo_core.vllm.subprocess_decoder.ABORT_RETRY_S", 0.01)
     decoder, _ = make()
     plain, late = engine_of(decoder).generate, asyncio.Event()
 
@@ -258,18 +258,18 @@ def test_a_token_that_came_before_its_weights_is_an_error(make: Make, monkeypatc
     monkeypatch.setattr(engine_of(decoder).core, "set_weight_version", lambda label: None)
     engine_of(decoder).core._label = "7"
     decoder.begin(sequences(1), 3)
-    with pytest.raises(VllmError, match=r"vLLM sampled under \[7, .*, noted were \[3, "):
+    with pytest.raises(VllmError, match=r"vLLM sampled under \[7, .*, recorded were \[3, "):
         to_the_end(decoder, 3)
 
 
 def test_handles_need_the_environments_consent(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, _ = make(handles=True)
-    monkeypatch.delenv(next(iter(HANDLES)))
-    with pytest.raises(VllmError, match="taking weights: TypeError: handles are not serializable"):
+    monkeypatch.delenv(next(iter(IPC_ENVIRONMENT)))
+    with pytest.raises(VllmError, match="loading weights: TypeError: handles are not serializable"):
         decoder.begin(sequences(1), 0)
 
 
-class Misled(Source):
+class Misled(WeightSource):
     """Gives other weights than it has said."""
 
     def metadata(self) -> Any:
@@ -280,11 +280,11 @@ class Misled(Source):
 
 
 def test_weights_that_are_not_those_that_were_told_are_an_error() -> None:
-    network, wire, loop = small_network(), Wire(), Loop(5.0)
-    client = Client(FakeAsyncEngine(network, wire), loop, SimpleNamespace, SimpleNamespace)
+    network, wire, loop = small_network(), Wire(), AsyncioThread(5.0)
+    client = WeightSyncClient(FakeAsyncEngine(network, wire), loop, SimpleNamespace, SimpleNamespace)
     try:
-        with pytest.raises(VllmError, match=r"handing over weights failed: ValueError: .* was told"):
-            Transfer(FakeWeightTrainer(client, Misled(network), wire), client).send(1)
+        with pytest.raises(VllmError, match=r"the weight transfer failed: ValueError: .* was told"):
+            VllmWeightTransfer(FakeWeightTrainer(client, Misled(network), wire), client).send(1)
     finally:
         loop.close()
 
@@ -296,18 +296,18 @@ def test_an_engine_that_dies_while_it_takes_weights_keeps_nobody_waiting() -> No
         def receive(self, info: dict[str, Any]) -> dict[str, torch.Tensor]:
             raise EngineDead("the engine's process has ended")
 
-    network, wire, loop = small_network(), Dying(), Loop(20.0)
-    client = Client(FakeAsyncEngine(network, wire), loop, SimpleNamespace, SimpleNamespace)
+    network, wire, loop = small_network(), Dying(), AsyncioThread(20.0)
+    client = WeightSyncClient(FakeAsyncEngine(network, wire), loop, SimpleNamespace, SimpleNamespace)
     try:
-        with pytest.raises(VllmError, match="failed at taking weights: EngineDead: the engine's process has ended"):
-            Transfer(FakeWeightTrainer(client, Source(network), wire), client).send(1)
+        with pytest.raises(VllmError, match="failed at loading weights: EngineDead: the engine's process has ended"):
+            VllmWeightTransfer(FakeWeightTrainer(client, WeightSource(network), wire), client).send(1)
     finally:
         loop.close()
 
 
 def test_a_buffer_that_handles_lead_to_holds_the_largest_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's sender refuses a weight that does not fit into it; by NCCL such a weight ends its pack."""
-    largest = largest_weight(Source(small_network()))
+    largest = largest_weight(WeightSource(small_network()))
     assert largest == 64 * 16 * 8  # of the places
     assert trainer_arguments(0, largest)["packed_buffer_size_bytes"] == PACK_BYTES
     for module in ("oppo_core.vllm.weight_transfer", "oppo_estimate.memory"):
@@ -324,7 +324,7 @@ def test_adapters_are_merged_one_weight_after_the_other() -> None:
         for name, weight in network.named_parameters():
             if "lora_B" in name:
                 weight += 0.5
-    source, merged = Source(network), merged_weights(network)
+    source, merged = WeightSource(network), merged_weights(network)
     assert plain == {meta.name for meta in source.metadata()}
     assert [(m.name, m.dtype, m.shape) for m in source.metadata()] == [(n, w.dtype, tuple(w.shape)) for n, w in source]
     assert all(torch.equal(weight, merged[name]) for name, weight in source)

@@ -22,10 +22,16 @@ from oppo_core.rewards.protocol import Answer
 from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tokenizer import ByteCodec
-from oppo_core.vllm.build import build_decoder, own_places, reward_of
-from oppo_core.vllm.engine_args import AGENT_STORE, APART, ENVIRONMENT, HANDLES, reward_arguments
+from oppo_core.vllm.build import build_decoder, build_reward, decoding_gpus
+from oppo_core.vllm.engine_args import (
+    AGENT_STORE,
+    IN_PROCESS_ENVIRONMENT,
+    IPC_ENVIRONMENT,
+    SUBPROCESS_ENVIRONMENT,
+    reward_arguments,
+)
 from oppo_core.vllm.errors import VllmError
-from scripts.vllm_names import FILE
+from tests.backends.vllm_names import FILE
 from tests.fakes.vllm_async_engine import FakeAsyncEngine, FakeWeightTrainer, Wire
 from tests.fakes.vllm_engine import FakeEngine
 from tests.fakes.vllm_pooling_engine import FakePoolingEngine
@@ -165,10 +171,10 @@ def decoded(decoder: DecoderProtocol) -> list[list[int]]:
 
 def test_each_rank_has_an_equal_part_of_the_gpus_that_only_decode() -> None:
     spec = spec_of(devices=6, decoding=4)
-    assert [own_places(spec, device) for device in (0, 1)] == [[2, 3], [4, 5]]
-    assert own_places(spec_of(), 0) == []
+    assert [decoding_gpus(spec, device) for device in (0, 1)] == [[2, 3], [4, 5]]
+    assert decoding_gpus(spec_of(), 0) == []
     behind_those_that_score = spec_of(devices=6, decoding=2, scoring=2)
-    assert [own_places(behind_those_that_score, device) for device in (0, 1)] == [[4], [5]]
+    assert [decoding_gpus(behind_those_that_score, device) for device in (0, 1)] == [[4], [5]]
 
 
 def test_the_three_places_write_the_same(told: Started) -> None:
@@ -187,25 +193,25 @@ def test_on_our_gpu_weights_come_by_handles(told: Started) -> None:
     assert (told.backend, told.arguments["device_ids"], told.arguments["tensor_parallel_size"]) == ("ipc", [3], 1)
     assert told.arguments["enable_sleep_mode"] is True
     assert "world_size" not in told.info
-    assert (APART | HANDLES).items() <= os.environ.items()
+    assert (SUBPROCESS_ENVIRONMENT | IPC_ENVIRONMENT).items() <= os.environ.items()
 
 
 def test_on_gpus_of_its_own_weights_come_by_nccl_and_nothing_is_unpickled(told: Started) -> None:
     decoded(build_decoder(spec_of(devices=3, decoding=2), Path("folder"), small_network(), SETTINGS, None, 8, 0))
     assert (told.backend, told.arguments["device_ids"], told.arguments["tensor_parallel_size"]) == ("nccl", [1, 2], 2)
     assert (told.info["world_size"], told.info["rank"], told.info["packed"]) == (3, 0, True)
-    assert APART.items() <= os.environ.items()
-    assert not HANDLES.keys() & os.environ.keys()
+    assert SUBPROCESS_ENVIRONMENT.items() <= os.environ.items()
+    assert not IPC_ENVIRONMENT.keys() & os.environ.keys()
     assert told.engines[0].dead
 
 
 def test_in_our_process_a_step_returns_its_own_tokens(told: Started) -> None:
     decoded(build_decoder(spec_of("engine"), Path("folder"), small_network(), SETTINGS, None, 8, 2))
     assert (told.arguments["async_scheduling"], told.arguments["device_ids"], told.backend) == (False, [2], "")
-    assert ENVIRONMENT.items() <= os.environ.items()
+    assert IN_PROCESS_ENVIRONMENT.items() <= os.environ.items()
 
 
-MET = "handing over weights failed: RuntimeError: nobody came"
+MET = "the weight transfer failed: RuntimeError: nobody came"
 
 
 @pytest.mark.parametrize(("fault", "words"), [("start", "failed at starting: RuntimeError: no memory"), ("meet", MET)])
@@ -219,10 +225,10 @@ def test_whoever_does_not_start_or_meet_leaves_nothing_behind(told: Started, fau
 def test_a_reward_model_reads_by_itself(told: Started, tmp_path: Path) -> None:
     config = {"model_type": "qwen2", "architectures": ["Qwen2ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    os.environ.update(HANDLES)  # as beside a decoder that reads some
-    reward = reward_of(tmp_path, reward_arguments(str(tmp_path), "float32", 64, 4, 0.2, 1), 20.0)
-    assert told.environment.keys() & (APART | HANDLES).keys() == APART.keys()
-    assert HANDLES.items() <= os.environ.items()
+    os.environ.update(IPC_ENVIRONMENT)  # as beside a decoder that reads some
+    reward = build_reward(tmp_path, reward_arguments(str(tmp_path), "float32", 64, 4, 0.2, 1), 20.0)
+    assert told.environment.keys() & (SUBPROCESS_ENVIRONMENT | IPC_ENVIRONMENT).keys() == SUBPROCESS_ENVIRONMENT.keys()
+    assert IPC_ENVIRONMENT.items() <= os.environ.items()
     try:
         reward.start([Answer(1, [3, 4], [5, 6, 1], ByteCodec(VOCAB))], lambda: None)
         assert reward.wait([1], 20.0)
@@ -231,4 +237,4 @@ def test_a_reward_model_reads_by_itself(told: Started, tmp_path: Path) -> None:
     assert (told.arguments["runner"], told.arguments["device_ids"], told.arguments["block_size"]) == ("pooling", [1], 16)
     told.fault = "start"
     with pytest.raises(VllmError, match="starting the reward model: RuntimeError: no memory"):
-        reward_of(tmp_path, reward_arguments(str(tmp_path), "float32", 64, 4, 0.2, 1), 20.0)
+        build_reward(tmp_path, reward_arguments(str(tmp_path), "float32", 64, 4, 0.2, 1), 20.0)

@@ -19,7 +19,7 @@ from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.vllm import engine_args, inprocess, protocols, reward, weight_transfer
-from scripts.vllm_names import FILE, names_of
+from tests.backends.vllm_names import FILE, names_of
 from tests.fakes.vllm_async_engine import FakeAsyncEngine, FakeWeightTrainer
 from tests.fakes.vllm_engine import FakeEngine
 from tests.fakes.vllm_pooling_engine import FakePoolingEngine
@@ -36,7 +36,7 @@ SHAPES = {
     protocols.Output: "RequestOutput",
     protocols.Pooled: "PoolingRequestOutput",
     protocols.Scores: "PoolingOutput",
-    weight_transfer.Meta: "ParamMeta",
+    weight_transfer.WeightMeta: "ParamMeta",
 }
 # Ours, vLLM's, and what is held to the same names.
 CALLED = [
@@ -44,8 +44,8 @@ CALLED = [
     (protocols.AsyncEngine, "AsyncLLM", FakeAsyncEngine),
     (protocols.PoolingEngine, "AsyncLLM", FakePoolingEngine),
     (protocols.WeightTrainer, "TrainerWeightTransferEngine", FakeWeightTrainer),
-    (weight_transfer.Client, "VLLMWeightSyncClient", weight_transfer.Client),
-    (weight_transfer.Source, "WeightSource", weight_transfer.Source),
+    (weight_transfer.WeightSyncClient, "VLLMWeightSyncClient", weight_transfer.WeightSyncClient),
+    (weight_transfer.WeightSource, "WeightSource", weight_transfer.WeightSource),
 ]
 SETTINGS = DecodeSettings(3, 1, 0.9, 12, 40, 400, filters=Filters(20, 0.9, 0.01))
 
@@ -104,16 +104,18 @@ def test_what_makes_engines_takes_what_it_is_given() -> None:
 def test_the_arguments_are_fields_and_the_environment_is_read() -> None:
     made = engine_args.engine_arguments("x", "bfloat16", SETTINGS, 4, 0.5, True, [1, 2])
     assert made.keys() <= set(CLASSES["EngineArgs"]["fields"])
-    apart = engine_args.apart_arguments(made)
+    apart = engine_args.process_arguments(made)
     assert {*apart, "weight_transfer_config"} <= {*CLASSES["EngineArgs"]["fields"], *CLASSES["AsyncEngineArgs"]["fields"]}
     assert (apart["tensor_parallel_size"], "async_scheduling" in apart) == (2, False)
     sequence = Sequence(0, 0, np.asarray([1]))
     given = engine_args.sampling_arguments(SETTINGS, sequence)
     assert {*given, "output_kind", "stream_interval"} <= set(CLASSES["SamplingParams"]["fields"])
     assert {"top_k", "top_p", "min_p"} <= given.keys()
-    assert engine_args.prompt_of(sequence).keys() <= set(CLASSES["TokensPrompt"]["fields"])
+    assert engine_args.tokens_prompt(sequence).keys() <= set(CLASSES["TokensPrompt"]["fields"])
     assert "DELTA" in CLASSES["RequestOutputKind"]["fields"]
-    assert {*engine_args.ENVIRONMENT, *engine_args.APART, *engine_args.HANDLES} == set(KNOWN["environment"])
+    assert {*engine_args.IN_PROCESS_ENVIRONMENT, *engine_args.SUBPROCESS_ENVIRONMENT, *engine_args.IPC_ENVIRONMENT} == set(
+        KNOWN["environment"]
+    )
 
 
 def test_every_import_of_vllm_is_one_that_was_looked_at() -> None:

@@ -103,7 +103,7 @@ def test_vllm_serves_reward_models_that_it_can(minimal: dict[str, Any], changes:
 
 
 # Four GPUs a node, three of which decode: vLLM in a process of its own.
-APART = {
+SUBPROCESS_ENVIRONMENT = {
     "models.actor": {"path": "a"}, "rollout.backend": "vllm", "ppo.tis": "all", "rollout.vllm_process": "own",
     "resources.devices": 4, "resources.decoding_devices": 3,
 }  # fmt: skip
@@ -126,15 +126,15 @@ def changed_by(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_gpus_that_only_decode_are_vllms_own(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
-    spec = load_spec(changed_by(minimal, APART))
+    spec = load_spec(changed_by(minimal, SUBPROCESS_ENVIRONMENT))
     assert (spec.resources.ranks_per_node, spec.resources.ranks) == (1, 1)
-    (problem,) = refused(changed_by(minimal, APART | changes))
+    (problem,) = refused(changed_by(minimal, SUBPROCESS_ENVIRONMENT | changes))
     assert problem.path == path
     assert allowed in (problem.allowed or "")
 
 
 # Six GPUs a node: two train, two score, and vLLM decodes on two.
-ASIDE = APART | {"resources.devices": 6, "resources.decoding_devices": 2, "resources.scoring_devices": 2}
+ASIDE = SUBPROCESS_ENVIRONMENT | {"resources.devices": 6, "resources.decoding_devices": 2, "resources.scoring_devices": 2}
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,13 @@ def test_a_cpu_has_no_second_device_for_scorers(minimal: dict[str, Any]) -> None
 
 
 def test_vllm_in_a_process_of_its_own_goes_with_deepspeed(minimal: dict[str, Any]) -> None:
-    load_spec(changed_by(minimal, APART | {"training.backend": "deepspeed"}))
+    load_spec(changed_by(minimal, SUBPROCESS_ENVIRONMENT | {"training.backend": "deepspeed"}))
 
 
 @pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
 def test_ranks_that_share_weights_out_do_not_hand_them_over_together(minimal: dict[str, Any], backend: str) -> None:
     """By CUDA IPC they would, and one whose vLLM has died would hold up the others."""
-    on_our_gpus = APART | {"training.backend": backend, "resources.devices": 2, "resources.decoding_devices": 0}
+    on_our_gpus = SUBPROCESS_ENVIRONMENT | {"training.backend": backend, "resources.devices": 2, "resources.decoding_devices": 0}
     (problem,) = refused(changed_by(minimal, on_our_gpus))
     assert (problem.path, problem.message) == ("training.backend", "cannot be combined with rollout.backend vllm")
     assert problem.allowed.startswith("plain, or separate GPUs for vLLM (resources.decoding_devices)")

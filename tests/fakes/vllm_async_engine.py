@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from oppo_core.models.protocol import Network
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.stop_conditions import StopConditions
-from oppo_core.vllm.asyncio_thread import Loop
+from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.subprocess_decoder import StreamingDecoder
-from oppo_core.vllm.weight_transfer import Client, Source, Transfer
+from oppo_core.vllm.weight_transfer import VllmWeightTransfer, WeightSource, WeightSyncClient
 from tests.fakes.vllm_engine import FakeEngine, load_plain
 
 ABORTED = "abort"
@@ -249,7 +249,7 @@ class Wire:
 class FakeWeightTrainer:
     """A `WeightTrainer`, over a wire or by handles. Like vLLM's it finishes without saying which version it was."""
 
-    def __init__(self, client: Client, source: Source, wire: Wire | None) -> None:
+    def __init__(self, client: WeightSyncClient, source: WeightSource, wire: Wire | None) -> None:
         self._client, self._source, self._wire = client, source, wire
         client.init_weight_transfer_engine({"packed": True})
 
@@ -257,12 +257,12 @@ class FakeWeightTrainer:
         """See `WeightTrainer`."""
         self._client.start_weight_update()
         if self._wire is None:
-            self._hand_over(list(self._source))
+            self._weight_transfer(list(self._source))
         else:
             self._broadcast(self._wire)
         self._client.finish_weight_update()
 
-    def _hand_over(self, weights: list[tuple[str, Tensor]]) -> None:
+    def _weight_transfer(self, weights: list[tuple[str, Tensor]]) -> None:
         self._client.update_weights({"names": [n for n, _ in weights], "ipc_handles": [w for _, w in weights]})
 
     def _broadcast(self, wire: Wire) -> None:
@@ -295,8 +295,8 @@ def streaming(
 ) -> StreamingDecoder:  # fmt: skip
     """A `StreamingDecoder` over these two, whose weights are `network`'s."""
     assert isinstance(network, nn.Module)
-    wire, loop = None if handles else Wire(), Loop(silence_s)
+    wire, loop = None if handles else Wire(), AsyncioThread(silence_s)
     engine = FakeAsyncEngine(network, wire)
-    client = Client(engine, loop, SimpleNamespace, SimpleNamespace)
-    transfer = Transfer(FakeWeightTrainer(client, Source(network), wire), client)
+    client = WeightSyncClient(engine, loop, SimpleNamespace, SimpleNamespace)
+    transfer = VllmWeightTransfer(FakeWeightTrainer(client, WeightSource(network), wire), client)
     return StreamingDecoder(engine, loop, settings, transfer, stops, interval, parameters=dict, sleeps=sleeps)

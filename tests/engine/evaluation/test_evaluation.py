@@ -15,7 +15,7 @@ import torch
 
 from oppo_contract.events import parse_event
 from oppo_core.evaluation import schedule as evaluation_module
-from oppo_core.evaluation.evaluator import APART, evaluator_of
+from oppo_core.evaluation.evaluator import SUBPROCESS_ENVIRONMENT, evaluator_of
 from oppo_core.evaluation.schedule import evaluate
 from oppo_core.ppo import actor as actor_module
 from oppo_core.ppo.optimizer import NonFiniteError
@@ -153,7 +153,7 @@ def scored(said: Callable[[int], float | None]) -> Iterator[None]:
     def wait_evaluate(scorers: ScorerSet) -> dict[int, float]:
         count[0] += 1
         told = said(count[0])
-        return plain(scorers) | ({} if told is None else {APART + 3: told})
+        return plain(scorers) | ({} if told is None else {SUBPROCESS_ENVIRONMENT + 3: told})
 
     with mock.patch.object(ScorerSet, "wait_evaluate", wait_evaluate):
         yield

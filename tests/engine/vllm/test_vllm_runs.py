@@ -19,7 +19,7 @@ from oppo_core.models.adapters import merged_weights
 from oppo_core.models.model_io import load_model
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rollout.decoder import DecoderProtocol
-from oppo_core.vllm.asyncio_thread import Loop
+from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.inprocess import InProcessDecoder
 from oppo_core.vllm.reward import POOLING, PrefixReward
 from tests.fakes.vllm_async_engine import streaming
@@ -125,7 +125,7 @@ def test_an_engine_that_is_never_assembled_lets_its_decoder_go(world: Any, tmp_p
 
 def served(builder: RewardBuilder, model: Any, memory_share: float) -> PrefixReward:
     network = load_model(model, "scalar", builder.roots, builder.dtype, 0)
-    return PrefixReward(FakePoolingEngine(network), Loop(20.0), parameters=lambda: dict(POOLING))
+    return PrefixReward(FakePoolingEngine(network), AsyncioThread(20.0), parameters=lambda: dict(POOLING))
 
 
 @pytest.mark.full

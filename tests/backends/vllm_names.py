@@ -1,6 +1,6 @@
-"""What the pinned vLLM calls the things that oppo_core/vllm uses, read from a wheel's sources without importing them.
+"""Names and parameters of vLLM that oppo_core/vllm uses, read from the pinned wheel's sources without importing them.
 
-python -m scripts.vllm_names vllm-0.32.0-….whl      writes oppo_core/vllm/names.json
+python -m tests.backends.vllm_names vllm-0.32.0-….whl      writes tests/fixtures/vllm_names.json
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-FILE = Path(__file__).parent.parent / "oppo_core" / "vllm" / "names.json"
+FILE = Path(__file__).parents[1] / "fixtures" / "vllm_names.json"
 # Files and their classes. Of a class the fields and the methods' parameters are kept, of a module the environment's names.
-WANTED = {
+CLASSES = {
     "vllm/engine/arg_utils.py": ["EngineArgs", "AsyncEngineArgs"],
     "vllm/sampling_params.py": ["SamplingParams", "RequestOutputKind"],
     "vllm/pooling_params.py": ["PoolingParams"],
@@ -68,20 +68,20 @@ def names_of(wheel: Path) -> dict[str, Any]:
         KeyError: the wheel lacks a file, or a file a class.
     """
     with ZipFile(wheel) as archive:
-        trees = {name: ast.parse(archive.read(name)) for name in WANTED}
+        trees = {name: ast.parse(archive.read(name)) for name in CLASSES}
     return {
         "wheel": wheel.name,
         "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        "classes": {name: {c: _declared(trees[name], c) for c in classes} for name, classes in WANTED.items() if classes},
+        "classes": {name: {c: _declared(trees[name], c) for c in classes} for name, classes in CLASSES.items() if classes},
         "environment": _environment(trees["vllm/envs.py"]),
     }
 
 
 def _declared(tree: ast.Module, name: str) -> dict[str, Any]:
-    found = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}[name]
-    methods = {n.name: n for n in found.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
-    fields = [n.target.id for n in found.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
-    fields += [t.id for n in found.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
+    declared = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}[name]
+    methods = {n.name: n for n in declared.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+    fields = [n.target.id for n in declared.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+    fields += [t.id for n in declared.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
     if "__init__" in methods and not fields:  # a plain class: what it is made with
         fields = _parameters(methods["__init__"])
     return {"fields": sorted(fields), "methods": {m: _parameters(methods[m]) for m in METHODS.get(name, [])}}
