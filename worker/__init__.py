@@ -1,11 +1,10 @@
 """The worker of one node: an agent, a Celery consumer, and a supervisor for every attempt.
 
-    agent ── heartbeat every 2 s ──▶ platform          the agent is the parent of everything on the node
-      ├── consumer   Celery; passes launch orders on to the agent through a pipe, and so only shortens the wait
-      └── supervisor one an attempt: claims it, starts the engine, renews the lease, ships events, reports the outcome
-            └── engine `python -m oppo_core`, in a session of its own; it dies with its supervisor
+    agent ── heartbeat every 2 s ──▶ platform          the parent of all other processes
+      ├── consumer   Celery: forwards launch orders to the agent through a pipe, earlier than the next heartbeat
+      └── supervisor one per attempt: claims it, starts the engine, renews the lease, uploads events, reports the outcome
+            └── engine `python -m oppo_core`, in its own session; it ends with its supervisor
 
-The law: a supervisor holds the lock of its attempt's folder for as long as it lives, the platform hands an attempt out once,
-and what the engine wrote stays on disk until the platform has acknowledged it. So nothing is lost and nothing runs twice,
-whoever is killed when.
+Guarantee: a supervisor holds the lock of its attempt's folder while it runs, the platform grants each claim once, and events stay
+on disk until the platform has acknowledged them. So nothing is lost and nothing runs twice, whichever process is killed.
 """

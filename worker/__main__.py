@@ -1,4 +1,4 @@
-"""The worker's processes: `python -m worker agent | consume | supervise ATTEMPT EPOCH`. People use `oppo worker`."""
+"""Starts the worker's processes: `python -m worker agent | consume | supervise ATTEMPT EPOCH`. Users run `oppo worker`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import importlib
 import sys
 
 USAGE = "use: python -m worker agent [--keep-attempts] | consume | supervise ATTEMPT EPOCH\n"
-# What a supervisor needs; the last ones are otherwise imported when they are first used.
-OF_SUPERVISORS = ("worker.supervisor", "httpcore", "pynvml")
+# Imported by the fork server; the last two are otherwise imported lazily.
+SUPERVISOR_MODULES = ("worker.supervisor", "httpcore", "pynvml")
 
 
 def main(arguments: list[str]) -> int:
-    """Run one of the worker's processes; returns its exit status."""
+    """Run one of the worker's processes. Returns the exit status."""
     match arguments:
         case ["agent"] | ["agent", "--keep-attempts"]:
             from worker.agent import run_agent
@@ -30,12 +30,12 @@ def main(arguments: list[str]) -> int:
 
 
 def preload() -> None:
-    """For a fork server: import what supervisors need, and read the certificates."""
-    for name in OF_SUPERVISORS:
+    """In a fork server: import the supervisor's modules and load the CA certificates."""
+    for name in SUPERVISOR_MODULES:
         importlib.import_module(name)
-    from worker.platform_api import tls
+    from worker.platform_api import tls_context
 
-    tls()
+    tls_context()
 
 
 if __name__ == "__main__":

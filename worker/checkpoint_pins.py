@@ -1,4 +1,4 @@
-"""Sees to it that the checkpoint which the platform knows stays on disk (`oppo_contract.checkpoint_pins` has the law)."""
+"""Pins checkpoints that the platform may resume from (`oppo_contract.checkpoint_pins`): the engine does not delete them."""
 
 from __future__ import annotations
 
@@ -8,55 +8,55 @@ from pathlib import Path, PurePath
 from oppo_contract.checkpoint_pins import pins_locked, remove_older_pins, write_pins
 from oppo_contract.machine import write_private
 from oppo_contract.wire import CheckpointRef
-from worker.artifacts import path_of
+from worker.artifacts import url_path
 from worker.folders import AttemptFolder
 
 
-class Keeper:
-    """Names the newest registered checkpoint of a run, the one that is being registered, and those that others begin with."""
+class CheckpointPins:
+    """Pins of one attempt: the newest registered checkpoint, the one being registered, and those that other runs start from."""
 
     def __init__(self, artifacts: Path, attempt: AttemptFolder, resume_from: CheckpointRef | None) -> None:
         self._artifacts = artifacts
         self._attempt = attempt
-        known = attempt.registered_file.read_text() if attempt.registered_file.exists() else ""
-        self._known = known or (path_of(resume_from.url).name if resume_from is not None else "")
-        self._asked = ""
+        saved = attempt.registered_file.read_text() if attempt.registered_file.exists() else ""
+        self._registered = saved or (url_path(resume_from.url).name if resume_from is not None else "")
+        self._pending = ""
         self._others: frozenset[str] = frozenset()
 
     def begin(self) -> None:
-        """Before the engine starts: what it resumes from is spared, whatever earlier attempts named."""
+        """Before the engine starts: pin the checkpoint to resume from, and remove the pins of earlier attempts."""
         with pins_locked(self._artifacts):
-            self._name()
+            self._write()
             remove_older_pins(self._artifacts, self._attempt.attempt_id)
 
-    def spare_for_others(self, names: Iterable[str]) -> None:
-        """Spare these as well, which other runs are about to begin with. Raises OSError; then it is to be asked again."""
-        wanted = frozenset(name for name in names if PurePath(name).name == name)
-        if wanted == self._others:
+    def pin_for_others(self, names: Iterable[str]) -> None:
+        """Also pin these, which other runs are about to start from. After an OSError, call again."""
+        requested = frozenset(name for name in names if PurePath(name).name == name)
+        if requested == self._others:
             return
-        before, self._others = self._others, wanted
+        before, self._others = self._others, requested
         try:
             with pins_locked(self._artifacts):
-                self._name()
+                self._write()
         except OSError:
             self._others = before
             raise
 
-    def keep(self, folder: Path | None) -> bool:
-        """Spare a checkpoint from now on, besides the one that is registered; False when it is gone already."""
+    def pin(self, folder: Path | None) -> bool:
+        """Pin a checkpoint that is about to be registered; False if it is already deleted."""
         if folder is None:
             return False
-        self._asked = folder.name
+        self._pending = folder.name
         with pins_locked(self._artifacts):
-            self._name()
+            self._write()
             return folder.is_dir()
 
-    def registered(self) -> None:
-        """The platform has answered: it resumes from the one asked for, and the one before may go."""
-        self._known = self._asked
-        write_private(self._attempt.registered_file, self._known)
+    def confirm(self) -> None:
+        """The pending checkpoint is registered: unpin the one before."""
+        self._registered = self._pending
+        write_private(self._attempt.registered_file, self._registered)
         with pins_locked(self._artifacts):
-            self._name()
+            self._write()
 
-    def _name(self) -> None:
-        write_pins(self._artifacts, self._attempt.attempt_id, sorted({self._known, self._asked, *self._others} - {""}))
+    def _write(self) -> None:
+        write_pins(self._artifacts, self._attempt.attempt_id, sorted({self._registered, self._pending, *self._others} - {""}))

@@ -1,8 +1,8 @@
-"""The Celery consumer: hears `oppo.launch` on the node's queue and passes it on to the agent. `python -m worker consume`.
+"""Celery consumer: receives `oppo.launch` on the node's queue and forwards it to the agent. `python -m worker consume`.
 
-A message only shortens the wait for the next heartbeat, whose reply lists the same attempts. So it is acknowledged early, and
-losing it, repeating it or hearing it late is harmless. The order goes through an inherited pipe, because the agent must be the
-supervisor's parent: a supervisor outlives this process.
+The reply to the next heartbeat lists the same attempts, so a lost, repeated or late message is harmless, and messages are
+acknowledged early. Orders are written to an inherited pipe, because supervisors must be children of the agent: they outlive this
+process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TASK = "oppo.launch"
 
 
 def consumer_app(node: NodeIdentity, launch_fd: int) -> Celery:
-    """The Celery app of a node: one queue, one task, JSON only."""
+    """The node's Celery app: one queue, one task, JSON only."""
     app = Celery("oppo-worker", broker=node.broker_url)
     app.conf.update(
         task_default_queue=node.queue,
@@ -39,13 +39,13 @@ def consumer_app(node: NodeIdentity, launch_fd: int) -> Celery:
 
     @app.task(name=TASK)  # type: ignore[untyped-decorator]
     def launch(attempt_id: int, epoch: int) -> None:
-        os.write(launch_fd, b"%d %d\n" % (int(attempt_id), int(epoch)))  # shorter than PIPE_BUF, so it arrives whole
+        os.write(launch_fd, b"%d %d\n" % (int(attempt_id), int(epoch)))  # shorter than PIPE_BUF, so the write is atomic
 
     return app
 
 
 def consume() -> int:
-    """The consumer's main program; ends with the agent."""
+    """Main program of the consumer; ends with the agent. Returns the exit status."""
     watch_lifeline()
     node = WorkerFolder.from_environment().identity()
     if node is None:

@@ -1,8 +1,7 @@
-"""Folders that the platform wants deleted from this node's disk, because their run or checkpoint was.
+"""Deletes artifact folders of deleted runs and checkpoints on orders of the platform.
 
-Guarantee: each order is tried until it worked or failed, and is told either way with a heartbeat; the platform repeats what it
-has not heard of. Nothing of a run is deleted while an attempt at it has files on this node. `oppo_contract.safe_delete` keeps it
-within the artifact root.
+Guarantee: the result of each order is reported with a heartbeat; the platform repeats an order until then. Folders of a run are
+not deleted while one of its attempts has files on this node. `oppo_contract.safe_delete` stays below the artifact root.
 """
 
 from __future__ import annotations
@@ -19,57 +18,57 @@ log = structlog.get_logger("worker.deletions")
 
 
 class Deletions:
-    """Deletes in a thread of its own, because a checkpoint may be large. Used by the agent's thread."""
+    """Deletes folders in a thread, because a checkpoint may be large. Called from the agent's thread."""
 
     def __init__(self, root_url: str) -> None:
         self._root_url = root_url
-        self._waiting: dict[int, DeletionOrder] = {}
-        self._done: dict[int, DeletionResult] = {}
-        self._told: list[int] = []
+        self._pending: dict[int, DeletionOrder] = {}
+        self._results: dict[int, DeletionResult] = {}
+        self._reported: list[int] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def done(self) -> list[DeletionResult]:
-        """What became of orders since the last heartbeat that was answered."""
+    def results(self) -> list[DeletionResult]:
+        """Results for the next heartbeat."""
         with self._lock:
-            self._told = list(self._done)
-            return list(self._done.values())
+            self._reported = list(self._results)
+            return list(self._results.values())
 
-    def obey(self, orders: Iterable[DeletionOrder], busy: set[int]) -> None:
-        """The platform has heard what `done` said, and wants this.
+    def start(self, orders: Iterable[DeletionOrder], busy: set[int]) -> None:
+        """Called after a heartbeat was answered: forget the reported results, and start the orders of the reply.
 
         Args:
-            orders: what to delete; what is under way is not begun again.
-            busy: runs with an attempt here, which have to wait.
+            orders: folders to delete; orders in progress are not repeated.
+            busy: runs with an attempt on this node; their orders are skipped.
         """
         with self._lock:
-            for told in self._told:
-                self._done.pop(told, None)
-            self._told = []
+            for number in self._reported:
+                self._results.pop(number, None)
+            self._reported = []
             for order in orders:
-                if order.run_id not in busy and order.id not in self._done:
-                    self._waiting.setdefault(order.id, order)
-            if self._waiting and (self._thread is None or not self._thread.is_alive()):
+                if order.run_id not in busy and order.id not in self._results:
+                    self._pending.setdefault(order.id, order)
+            if self._pending and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._work, name="deletions", daemon=True)
                 self._thread.start()
 
     def _work(self) -> None:
         while True:
             with self._lock:
-                order = next(iter(self._waiting.values()), None)
+                order = next(iter(self._pending.values()), None)
                 if order is None:
                     self._thread = None
                     return
-            done = self._carried_out(order)
+            result = self._delete(order)
             with self._lock:
-                self._done[order.id] = done
-                del self._waiting[order.id]
+                self._results[order.id] = result
+                del self._pending[order.id]
 
-    def _carried_out(self, order: DeletionOrder) -> DeletionResult:
+    def _delete(self, order: DeletionOrder) -> DeletionResult:
         try:
-            was_there = delete_run_folder(self._root_url, order.run_id, order.url)
+            existed = delete_run_folder(self._root_url, order.run_id, order.url)
         except (OutsideRootError, OSError) as error:
             log.warning("folder_not_deleted", run=order.run_id, url=order.url, error=str(error))
             return DeletionResult(id=order.id, error=str(error)[:2000])
-        log.info("folder_deleted", run=order.run_id, url=order.url, was_there=was_there)
+        log.info("folder_deleted", run=order.run_id, url=order.url, was_there=existed)
         return DeletionResult(id=order.id)

@@ -1,4 +1,4 @@
-"""The engine's process: in a session of its own, below a guard, on a lifeline that its supervisor holds."""
+"""Starts, stops and cleans up the engine: a process in its own session, below a guard, on the supervisor's lifeline."""
 
 from __future__ import annotations
 
@@ -18,62 +18,54 @@ import psutil
 from oppo_contract.lifeline import LIFELINE_FD, Lifeline, start_guarded
 from oppo_contract.machine import write_private
 from oppo_contract.wire import Claimed
-from worker.artifacts import ArtifactError, FileStore, check_manifest, path_of
+from worker.artifacts import ArtifactError, FileStore, check_manifest, url_path
 from worker.devices import engine_environment
 from worker.folders import AttemptFolder, NodeIdentity
 from worker.prefork import Fork, run_fork
-from worker.rendezvous import TORCHRUN, processes_of, threads_below, torchrun
+from worker.rendezvous import TORCHRUN, ranks_per_node, torchrun, torchrun_environ
 
-# An engine may have an environment of its own, say another torch build.
+# Overrides the engine's command line, for example to use another torch build.
 ENGINE_COMMAND = "OPPO_ENGINE_COMMAND"
-# What the engine must not see: it needs no access to anything but its files.
-KEPT_FROM_ENGINE = ("DATABASE_URL", "REDIS_URL", "OPPO_", "DJANGO_")
-# But for these: which reward services it may talk to, and their tokens; and which trackers.
-MEANT_FOR_ENGINE = ("OPPO_REWARD_", "OPPO_TRACKER_")
-OUR_ENGINE = [sys.executable, "-m", "oppo_core"]
-# Variables that Python reads when it starts, or torch when it is imported. A secret with such a name has no effect on a fork.
-READ_EARLY = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "PYTORCH", "CUDA", "NCCL_", "MALLOC_")
-PATIENT_S = 24 * 3600.0
-GONE_WITHIN_S = 30.0
-LOOK_AGAIN_S = 0.05
-# What torchrun puts into the environment of the processes that it starts, each in a session of its own.
-BELOW_TORCHRUN = "TORCHELASTIC_RUN_ID"
+# Hidden from the engine, which needs no credentials of the platform; visible: settings of reward services and trackers.
+HIDDEN_PREFIXES = ("DATABASE_URL", "REDIS_URL", "OPPO_", "DJANGO_")
+VISIBLE_PREFIXES = ("OPPO_REWARD_", "OPPO_TRACKER_")
+DEFAULT_ENGINE = [sys.executable, "-m", "oppo_core"]
+# Read at the start of Python or the import of torch: secrets with such names need a cold start.
+STARTUP_PREFIXES = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "PYTORCH", "CUDA", "NCCL_", "MALLOC_")
+ENGINE_GRACE_S = 24 * 3600.0
+KILL_TIMEOUT_S = 30.0
+POLL_S = 0.05
+# Set by torchrun for its processes, each of which has its own session.
+TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 
 def is_for_engine(variable: str) -> bool:
-    """Whether the engine, which runs models and rules of others, gets to see an environment variable."""
-    return variable.startswith(MEANT_FOR_ENGINE) or not variable.startswith(KEPT_FROM_ENGINE)
+    """Whether the engine, which may run untrusted models and rules, inherits an environment variable."""
+    return variable.startswith(VISIBLE_PREFIXES) or not variable.startswith(HIDDEN_PREFIXES)
 
 
 def engine_environ() -> dict[str, str]:
-    """This process's environment as far as the engine may see it."""
+    """This process's environment without hidden variables."""
     return {key: value for key, value in os.environ.items() if is_for_engine(key)} | {"PYTHONUNBUFFERED": "1"}
 
 
 def engine_program() -> list[str]:
-    """What starts an engine."""
-    return shlex.split(os.environ.get(ENGINE_COMMAND, "")) or OUR_ENGINE
+    """The start of the engine's command line."""
+    return shlex.split(os.environ.get(ENGINE_COMMAND, "")) or DEFAULT_ENGINE
 
 
 def engine_command(claimed: Claimed, folder: AttemptFolder, node: NodeIdentity) -> list[str]:
-    """The engine's command line (docs/interfaces.md); writes the spec file it names.
+    """The engine's command line (docs/interfaces.md); writes its spec file.
 
     Raises:
-        ArtifactError: the run's folder or the checkpoint to resume from is not usable.
-        OSError: they cannot be reached from here, or not now.
+        ArtifactError: the run's folder or the checkpoint to resume from is invalid.
+        OSError: the artifact root is not accessible from this node.
     """
     store = FileStore(claimed.artifact_url)
     store.root.mkdir(parents=True, exist_ok=True)
     folder.spec_file.write_text(json.dumps(claimed.spec))
-    command = [
-        *engine_program(),
-        "--spec",
-        str(folder.spec_file),
-        "--out",
-        str(store.root),
-        "--events",
-        str(folder.engine_events),
-    ]
+    command = [*engine_program(), "--spec", str(folder.spec_file), "--out", str(store.root)]
+    command += ["--events", str(folder.engine_events)]
     for root in node.models_roots:
         command += ["--root", str(root)]
     if claimed.resume_from is not None:
@@ -83,14 +75,14 @@ def engine_command(claimed: Claimed, folder: AttemptFolder, node: NodeIdentity) 
     resources = claimed.spec.get("resources")
     threads = resources.get("cpu_threads") if isinstance(resources, dict) else None
     command += ["--threads", str(threads)] if threads else []
-    processes = processes_of(claimed.spec)
+    processes = ranks_per_node(claimed.spec)
     if processes == 1 and claimed.rendezvous is None:
         return command
     return torchrun(command, processes, claimed.rendezvous)
 
 
 class EngineProcess:
-    """One engine, from start to the end of its last descendant."""
+    """A running engine and its descendants."""
 
     def __init__(
         self,
@@ -101,150 +93,149 @@ class EngineProcess:
         on_end: Callable[[], None],
         job: socket.socket | None = None,
     ) -> None:
-        """Start `command`, in the fork behind `job` if that can run it. Raises OSError; then no process is left."""
+        """Start `command`, in the fork of `job` if possible. After an OSError no process is left."""
         self._lifeline = Lifeline()
-        environment = threads_below(command) | engine_environ() | dict(secrets) | {"PYTHONUNBUFFERED": "1"}
+        environment = torchrun_environ(command) | engine_environ() | dict(secrets) | {"PYTHONUNBUFFERED": "1"}
         environment |= engine_environment(device_indices)
-        below_torchrun = TORCHRUN in command  # it closes the pipe for its engine, which dies with it instead
+        below_torchrun = TORCHRUN in command  # torchrun closes inherited files; its engine ends with it
         forked: Fork | None = None
         with folder.log_file("stdout").open("ab") as output, folder.log_file("stderr").open("ab") as errors:
-            can_fork = command[:3] == OUR_ENGINE and not any(name.startswith(READ_EARLY) for name in secrets)
+            can_fork = command[:3] == DEFAULT_ENGINE and not any(name.startswith(STARTUP_PREFIXES) for name in secrets)
             if job is not None and not can_fork:
                 job.close()
             elif job is not None:
                 files = {LIFELINE_FD: self._lifeline.fd, "stdout": output.fileno(), "stderr": errors.fileno()}
-                forked = run_fork(job, command[3:], files, environment, folder.path, PATIENT_S)
+                forked = run_fork(job, command[3:], files, environment, folder.path, ENGINE_GRACE_S)
             self._guard = forked or start_guarded(
                 command,
                 self._lifeline.fd,
-                grace_s=PATIENT_S,
+                grace_s=ENGINE_GRACE_S,
                 env=environment if below_torchrun else self._lifeline.environ(environment),
                 output=output,
                 errors=errors,
                 pass_lifeline=not below_torchrun,
                 cwd=folder.path,
             )
-        self._home = folder.path
+        self._folder = folder.path
         try:
             write_private(folder.session_file, str(self._guard.pid))
-        except OSError:  # nobody would find it after this process
-            self.clear_away()
+        except OSError:  # after a crash, no other process could find the engine
+            self.clean_up()
             raise
         self._on_end = on_end
         threading.Thread(target=self._wait, name="engine-end", daemon=True).start()
 
     @property
     def ended(self) -> bool:
-        """Whether the engine's main process is gone."""
+        """Whether the engine's main process has ended."""
         return self._guard.returncode is not None
 
     @property
     def exit_code(self) -> int:
-        """Its exit status; 128 + n when signal n ended it."""
+        """Exit status; 128 + n for signal n."""
         code = int(self._guard.returncode or 0)
         return code if code >= 0 else 128 - code
 
-    def ask_to_stop(self) -> None:
-        """SIGTERM: finish the chunk, write a checkpoint, leave.
+    def request_stop(self) -> None:
+        """Send SIGTERM: the engine finishes the chunk, writes a checkpoint and exits.
 
-        Below torchrun it goes to the engine itself: torchrun would wait for it half a minute at most, and would not tell other
-        nodes that all is well.
+        Below torchrun it is sent to the ranks directly: torchrun would kill them after 30 s and report a failure to other nodes.
         """
-        ranks = [process for process in _below_torchrun(self._home) if _session_of(process) == process.pid]
+        ranks = [process for process in _below_torchrun(self._folder) if _session_of(process) == process.pid]
         for process in ranks:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
         if not ranks:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended; the thread that waits for it has yet to say so
+            with contextlib.suppress(ProcessLookupError):  # ended just now
                 self._guard.terminate()
 
     def kill(self) -> None:
-        """End every process of the engine at once."""
-        kill_session(self._guard.pid, self._home)
+        """Kill every process of the engine."""
+        kill_session(self._guard.pid, self._folder)
 
-    def clear_away(self) -> None:
-        """After the end: make sure that no descendant is left on the devices, and let go of the lifeline."""
+    def clean_up(self) -> None:
+        """After the end: close the lifeline and kill remaining descendants."""
         self._lifeline.close()
-        kill_session(self._guard.pid, self._home)
+        kill_session(self._guard.pid, self._folder)
 
     def _wait(self) -> None:
         self._guard.wait()
         self._on_end()
 
 
-def kill_session(session: int | None, home: Path, *, only_at_home: bool = False) -> None:
-    """Kill every process of a session, and what the engine started outside of it, and wait until none is left.
+def kill_session(session: int | None, folder: Path, *, only_in_folder: bool = False) -> None:
+    """Kill every process of a session and the engine's processes in other sessions, and wait for their end.
 
     Args:
-        session: its number, if it is known.
-        home: the folder in which they work.
-        only_at_home: spare processes that work elsewhere; for a number that may be somebody else's by now.
+        session: session id, if known.
+        folder: working directory of the engine's processes.
+        only_in_folder: skip processes with another working directory, if the session id may have been reused.
 
     Raises:
-        TimeoutError: a process does not die (it hangs in the kernel).
+        TimeoutError: a process does not end, because it hangs in the kernel.
     """
-    deadline = time.monotonic() + GONE_WITHIN_S
+    deadline = time.monotonic() + KILL_TIMEOUT_S
     others: set[int] = set()
-    while members := [*_members(session, home if only_at_home else None), *_in_other_sessions(home, others)]:
+    while members := [*_session_members(session, folder if only_in_folder else None), *_in_other_sessions(folder, others)]:
         for process in members:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {[process.pid for process in members]} of the engine do not end")
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
 
 
 def kill_leftover(folder: AttemptFolder) -> None:
-    """End what an engine whose supervisor was killed may have left. Raises TimeoutError, as `kill_session`."""
+    """Kill processes left by an engine whose supervisor was killed. Raises TimeoutError, as `kill_session`."""
     if folder.session_file.exists():
-        kill_session(folder.session(), folder.path, only_at_home=True)
+        kill_session(folder.session(), folder.path, only_in_folder=True)
 
 
-def _members(session: int | None, working_folder: Path | None) -> list[psutil.Process]:
-    found: list[psutil.Process] = []
+def _session_members(session: int | None, working_folder: Path | None) -> list[psutil.Process]:
+    members: list[psutil.Process] = []
     if session is None:
-        return found
+        return members
     for pid in psutil.pids():
         try:
-            if os.getsid(pid) != session:  # asked first, because a `Process` reads files and there are hundreds
+            if os.getsid(pid) != session:  # checked first, because creating a `Process` is slow
                 continue
             process = psutil.Process(pid)
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
             if working_folder is None or Path(process.cwd()) == working_folder:
-                found.append(process)
+                members.append(process)
         except (ProcessLookupError, PermissionError, psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return found
+    return members
 
 
-def _in_other_sessions(home: Path, seen: set[int]) -> list[psutil.Process]:
-    """Processes of an attempt's engine wherever they are: below torchrun, and what those started, also if it has outlived them.
+def _in_other_sessions(folder: Path, seen: set[int]) -> list[psutil.Process]:
+    """Processes of an attempt's engine in other sessions: torchrun's, and their descendants even if torchrun has ended.
 
-    They work in the attempt's folder, and write to its logs or are in the session of one that does. That stays true of a program
-    that writes its title over its environment, as vLLM's does. Somebody who looks around in the folder does neither.
+    Their working directory is the attempt's folder, and they write to its logs or share the session of a process that does. That
+    also holds for programs that overwrite their environment, such as vLLM, and not for a user's shell in the folder.
 
     Args:
-        home: the attempt's folder.
-        seen: their sessions so far; what is found now is added.
+        folder: the attempt's folder.
+        seen: session ids known so far; new ones are added.
     """
-    here = [process for process in psutil.process_iter() if _works_in(process, home)]
+    here = [process for process in psutil.process_iter() if _works_in(process, folder)]
     seen.update(
-        filter(None, (_session_of(process) for process in here if _is_of_torchrun(process) or _writes_logs(process, home)))
+        filter(None, (_session_of(process) for process in here if _started_by_torchrun(process) or _writes_logs(process, folder)))
     )
     return [process for process in here if _session_of(process) in seen]
 
 
-def _works_in(process: psutil.Process, home: Path) -> bool:
+def _works_in(process: psutil.Process, folder: Path) -> bool:
     try:
-        return Path(process.cwd()) == home and process.status() != psutil.STATUS_ZOMBIE
+        return Path(process.cwd()) == folder and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
 
 
-def _writes_logs(process: psutil.Process, home: Path) -> bool:
-    """Whether its standard streams are the engine's; False where there is no /proc."""
-    logs = [str(AttemptFolder(home).log_file(stream)) for stream in ("stdout", "stderr")]
+def _writes_logs(process: psutil.Process, folder: Path) -> bool:
+    """Whether stdout or stderr is a log of the engine; False without /proc."""
+    logs = [str(AttemptFolder(folder).log_file(stream)) for stream in ("stdout", "stderr")]
     for number in (1, 2):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/{process.pid}/fd/{number}") in logs:
@@ -252,9 +243,9 @@ def _writes_logs(process: psutil.Process, home: Path) -> bool:
     return False
 
 
-def _is_of_torchrun(process: psutil.Process) -> bool:
+def _started_by_torchrun(process: psutil.Process) -> bool:
     try:
-        return BELOW_TORCHRUN in process.environ()
+        return TORCHRUN_VARIABLE in process.environ()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
 
@@ -262,19 +253,19 @@ def _is_of_torchrun(process: psutil.Process) -> bool:
 def _session_of(process: psutil.Process) -> int | None:
     try:
         return os.getsid(process.pid)
-    except OSError:  # it ended since it was found
+    except OSError:  # ended
         return None
 
 
-def _below_torchrun(home: Path) -> list[psutil.Process]:
-    """Processes that torchrun started in an attempt's folder."""
-    return [process for process in psutil.process_iter() if _works_in(process, home) and _is_of_torchrun(process)]
+def _below_torchrun(folder: Path) -> list[psutil.Process]:
+    """Processes started by torchrun in an attempt's folder."""
+    return [process for process in psutil.process_iter() if _works_in(process, folder) and _started_by_torchrun(process)]
 
 
 def _checkpoint_folder(url: str, store: FileStore, node: NodeIdentity) -> Path:
-    if node.artifact_root:  # a fork resumes from another run's checkpoint
+    if node.artifact_root:  # a fork starts from another run's checkpoint
         return FileStore(node.artifact_root).folder(url)
-    folder = path_of(url).resolve()
+    folder = url_path(url).resolve()
     if not folder.is_relative_to(store.root.parent):
         raise ArtifactError(f"{url} leads outside {store.root.parent}")
     return folder

@@ -1,6 +1,6 @@
-"""The worker's files: who the node is, and one folder an attempt, with its lock.
+"""The worker's files: the node's identity, and a folder with a lock for each attempt.
 
-OPPO_HOME/worker/node.json            the node's identity, 0600: it holds its token and the broker's password
+OPPO_HOME/worker/node.json            identity of the node with its token and the broker's password, 0600
 OPPO_HOME/worker/attempts/17/         lock, claim.json (0600), spec.json, engine.jsonl, supervisor.jsonl, stdout.log, …
 """
 
@@ -22,20 +22,20 @@ from oppo_contract.events import FULL_SUFFIX
 from oppo_contract.machine import write_private
 from oppo_contract.wire import Claimed, RunningAttempt
 
-LOCK_WITHIN_S = 1.0
-LOOK_AGAIN_S = 0.05
+LOCK_TIMEOUT_S = 1.0
+POLL_S = 0.05
 
 log = structlog.get_logger("worker.folders")
 
 
 class Record(BaseModel):
-    """A small file of ours."""
+    """Base of the worker's JSON files."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class NodeIdentity(Record):
-    """What a node keeps from joining."""
+    """The node's identity and the platform's addresses, saved at join."""
 
     platform_url: str
     name: str
@@ -47,15 +47,15 @@ class NodeIdentity(Record):
     models_roots: list[Path] = []
 
 
-class KeptClaim(Record):
-    """What a supervisor got from its claim; enough to report the attempt even after the supervisor was killed."""
+class SavedClaim(Record):
+    """A supervisor's claim; enough to report the attempt after the supervisor was killed."""
 
     epoch: int
     claimed: Claimed
 
 
 class EngineEnd(Record):
-    """How the engine's process ended, and which signal it had been sent for the platform, if any."""
+    """How the engine's process ended, and the platform's signal that stopped it, if any."""
 
     exit_code: int
     signal: str | None = None
@@ -63,7 +63,7 @@ class EngineEnd(Record):
 
 
 class AttemptFolder:
-    """Files of one attempt. They stay until its outcome is acknowledged."""
+    """Files of one attempt, deleted when its outcome is acknowledged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,23 +80,23 @@ class AttemptFolder:
         self.full_file = self.engine_events.with_name(self.engine_events.name + FULL_SUFFIX)
 
     def log_file(self, stream: str) -> Path:
-        """What the engine wrote to `stdout` or `stderr`."""
+        """The engine's `stdout` or `stderr`."""
         return self.path / f"{stream}.log"
 
     @contextmanager
     def locked(self, epoch: int) -> Iterator[bool]:
-        """Hold the attempt's lock; yields False when another supervisor has it."""
+        """Hold the attempt's lock; yields False if another supervisor holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with self.lock_file.open("a+") as lock:
-            held = _lock_within(lock.fileno(), LOCK_WITHIN_S)
-            if held:
+            acquired = _try_lock(lock.fileno())
+            if acquired:
                 lock.truncate(0)
                 lock.write(f"{os.getpid()} {epoch}")
                 lock.flush()
-            yield held
+            yield acquired
 
-    def supervised(self) -> RunningAttempt | None:
-        """The attempt when a supervisor lives, else None."""
+    def running_attempt(self) -> RunningAttempt | None:
+        """The attempt if its supervisor runs, else None."""
         try:
             with self.lock_file.open() as lock:
                 try:
@@ -109,36 +109,33 @@ class AttemptFolder:
         return None
 
     def supervisor_pid(self) -> int | None:
-        """Process id of the living supervisor."""
-        if self.supervised() is None:
+        """Process id of the running supervisor."""
+        if self.running_attempt() is None:
             return None
         words = self.lock_file.read_text().split()
         return int(words[0]) if words else None
 
-    def kept_claim(self) -> KeptClaim | None:
-        """The claim that an earlier supervisor left; one that says nothing any more is moved aside, and is told of once."""
+    def saved_claim(self) -> SavedClaim | None:
+        """The claim of an earlier supervisor; an unreadable one is moved aside and logged."""
         try:
-            return KeptClaim.model_validate_json(self.claim_file.read_bytes())
-        except FileNotFoundError:  # its supervisor may remove the folder at any moment
+            return SavedClaim.model_validate_json(self.claim_file.read_bytes())
+        except FileNotFoundError:  # its supervisor may delete the folder at any time
             return None
         except ValueError as error:
-            self._put_claim_aside(str(error))
+            # Without its token nothing can be uploaded: the platform ends the attempt when its lease expires.
+            aside = self.claim_file.with_name(self.claim_file.name + ".unreadable")
+            with contextlib.suppress(FileNotFoundError):
+                self.claim_file.replace(aside)
+            log.error("claim_unreadable", attempt=self.attempt_id, moved_to=str(aside), detail=str(error)[:200])
             return None
 
-    def _put_claim_aside(self, why: str) -> None:
-        """Without its token nobody can ship what lies here: the platform gives the attempt up when its lease ends."""
-        aside = self.claim_file.with_name(self.claim_file.name + ".unreadable")
-        with contextlib.suppress(FileNotFoundError):
-            self.claim_file.replace(aside)
-        log.error("claim_unreadable", attempt=self.attempt_id, moved_to=str(aside), detail=why[:200])
-
-    def left_behind(self) -> RunningAttempt | None:
-        """The attempt when a supervisor claimed it and could not report its outcome; it has points and checkpoints to ship."""
-        claim = self.kept_claim()
+    def unreported_attempt(self) -> RunningAttempt | None:
+        """The attempt if it was claimed and its outcome is not reported; events and checkpoints may be left to upload."""
+        claim = self.saved_claim()
         return None if claim is None else RunningAttempt(attempt_id=self.attempt_id, epoch=claim.epoch)
 
     def engine_end(self) -> EngineEnd | None:
-        """How the engine ended, when a supervisor lived to see it and its file says so."""
+        """How the engine ended; None if its supervisor was killed before, or the file is unreadable."""
         try:
             return EngineEnd.model_validate_json(self.end_file.read_bytes())
         except FileNotFoundError:
@@ -148,21 +145,21 @@ class AttemptFolder:
             return None
 
     def session(self) -> int | None:
-        """The engine's session, as far as the file that was written at its start tells."""
+        """The engine's session id; None if it was not started, or the file is unreadable."""
         try:
             return int(self.session_file.read_text())
         except (FileNotFoundError, ValueError):
             return None
 
     def stuck(self) -> str:
-        """What is left of the engine and does not end; empty when nothing is."""
+        """Message about processes of the engine that cannot be killed; empty if there are none."""
         try:
             return self.stuck_file.read_text()
         except FileNotFoundError:
             return ""
 
     def remove(self) -> None:
-        """Forget the attempt: everything is acknowledged, or it was never ours."""
+        """Delete the folder."""
         if self.path.exists():
             shutil.rmtree(self.path)
 
@@ -181,11 +178,11 @@ class WorkerFolder:
         return cls(Path(os.environ.get("OPPO_HOME", "").strip() or ".oppo").expanduser())
 
     def identity(self) -> NodeIdentity | None:
-        """Who the node is, or None before it joined."""
+        """The node's identity; None before it joined."""
         return NodeIdentity.model_validate_json(self.node_file.read_bytes()) if self.node_file.exists() else None
 
-    def keep_identity(self, identity: NodeIdentity) -> None:
-        """Remember who the node is."""
+    def save_identity(self, identity: NodeIdentity) -> None:
+        """Save the node's identity."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(self.node_file, identity.model_dump_json(indent=1))
 
@@ -194,21 +191,21 @@ class WorkerFolder:
         return AttemptFolder(self.attempts_folder / str(attempt_id))
 
     def attempts(self) -> list[AttemptFolder]:
-        """Every attempt that has files here."""
+        """Every attempt with files on this node."""
         if not self.attempts_folder.exists():
             return []
         return [AttemptFolder(path) for path in sorted(self.attempts_folder.iterdir()) if path.name.isdigit()]
 
 
-def _lock_within(descriptor: int, within_s: float) -> bool:
-    # The agent looks at locks with a shared one of its own for an instant; a supervisor must not mistake that for a rival.
-    deadline = time.monotonic() + within_s
+def _try_lock(descriptor: int) -> bool:
+    # The agent briefly takes a shared lock to check for a supervisor, so retry for `LOCK_TIMEOUT_S`.
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
         else:
             return True

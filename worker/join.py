@@ -1,4 +1,4 @@
-"""How a node becomes part of a cluster: `oppo worker join URL TOKEN`."""
+"""Joins a node to a cluster: `oppo worker join URL TOKEN`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ from worker.platform_api import PlatformApi
 def join_platform(
     folder: WorkerFolder, platform_url: str, token: str, models_roots: list[Path], name: str | None = None
 ) -> NodeIdentity:
-    """Join and remember the identity. Joining again replaces it.
-
-    Raises:
-        Unreachable, RefusedError, UnacceptableError: as every call to the platform.
-    """
+    """Join and save the node's identity; joining again replaces it. Raises as `PlatformApi`."""
     host = socket.gethostname()
-    chosen = name or re.sub(r"[^A-Za-z0-9._-]", "-", host).strip("-._") or "node"
+    name = name or re.sub(r"[^A-Za-z0-9._-]", "-", host).strip("-._") or "node"
     with PlatformApi(platform_url, token) as api:
-        joined = api.join(Join(name=chosen, hostname=host, cpus=available_cores(), memory_bytes=memory_bytes()))
+        joined = api.join(Join(name=name, hostname=host, cpus=available_cores(), memory_bytes=memory_bytes()))
     identity = NodeIdentity(
         platform_url=platform_url.rstrip("/"),
-        name=chosen,
+        name=name,
         node_id=joined.node_id,
         node_token=joined.node_token,
         queue=joined.queue,
@@ -35,5 +31,5 @@ def join_platform(
         artifact_root=joined.artifact_root,
         models_roots=[root.resolve() for root in models_roots],
     )
-    folder.keep_identity(identity)
+    folder.save_identity(identity)
     return identity

@@ -1,6 +1,6 @@
-"""When an outbox is full: too much waits for the platform, or its disk is about to be. The engine then leaves out detail.
+"""Detects a full outbox: too many unsent bytes, or low disk space. The engine then drops detail events.
 
-A file beside the engine's events says so (`oppo_contract.events.FULL_SUFFIX`), so that it outlives this process.
+A file next to the engine's events signals it (`oppo_contract.events.FULL_SUFFIX`), and survives this process.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ import os
 import shutil
 from pathlib import Path
 
-MOST_BYTES, LEAST_FREE = "OPPO_OUTBOX_MOST_BYTES", "OPPO_OUTBOX_LEAST_FREE_BYTES"
-DEFAULT_MOST_BYTES, DEFAULT_LEAST_FREE = 2 * 2**30, 256 * 2**20
+MAX_BYTES, MIN_FREE = "OPPO_OUTBOX_MOST_BYTES", "OPPO_OUTBOX_LEAST_FREE_BYTES"
+DEFAULT_MAX_BYTES, DEFAULT_MIN_FREE = 2 * 2**30, 256 * 2**20
 
 
 class OutboxLimit:
-    """Full from the limit on, until half of it is sent; and while little is free on the disk, until twice as much is."""
+    """Hysteresis: full from the limit on until half of it is sent; on low disk space until twice the minimum is free."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self.most_bytes = _number(MOST_BYTES, DEFAULT_MOST_BYTES)
-        self._least_free = _number(LEAST_FREE, DEFAULT_LEAST_FREE)
+        self.max_bytes = _number(MAX_BYTES, DEFAULT_MAX_BYTES)
+        self._min_free = _number(MIN_FREE, DEFAULT_MIN_FREE)
         self.full = file.exists()
         self.disk_low = False
 
-    def look(self, waiting: int) -> str:
-        """Look again, with so many bytes that wait. Returns what is to be said of it, or nothing."""
+    def update(self, unsent: int) -> str:
+        """Update `full` and its file for this many unsent bytes. Returns a log line if it changed, else empty."""
         free = shutil.disk_usage(self._file.parent).free
-        self.disk_low = free < self._least_free * (2 if self.disk_low else 1)
-        full = self.disk_low or waiting > self.most_bytes * (0.5 if self.full else 1.0)
+        self.disk_low = free < self._min_free * (2 if self.disk_low else 1)
+        full = self.disk_low or unsent > self.max_bytes * (0.5 if self.full else 1.0)
         if full == self.full:
             return ""
         self.full = full
@@ -35,7 +35,7 @@ class OutboxLimit:
             self._file.unlink(missing_ok=True)
             return "the outbox has space again: all events are recorded"
         self._file.touch()
-        why = f"{free:,} bytes are free on its disk" if self.disk_low else f"{waiting:,} bytes wait for the platform"
+        why = f"{free:,} bytes are free on its disk" if self.disk_low else f"{unsent:,} bytes wait for the platform"
         return f"the outbox is full, {why}: timelines, samples and log lines are dropped"
 
 

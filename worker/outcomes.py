@@ -1,67 +1,93 @@
-"""How an attempt ended, in the platform's words: a pure function of what was seen."""
+"""Builds an attempt's outcome report from the engine's exit status, its last event and its logs."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
-from oppo_contract.events import FinishedEvent
+from pydantic import ValidationError
+
+from oppo_contract.events import LOCAL_RANK_SUFFIX, FinishedEvent, parse_event
 from oppo_contract.wire import Outcome
-from worker.folders import EngineEnd
+from worker.folders import AttemptFolder, EngineEnd
+from worker.redaction import Redactor
 
-REFUSED = 2  # the engine's exit status for a spec or command line that it does not take
+SPEC_REJECTED = 2  # exit status of the engine for an invalid spec or command line
 MAX_REASON = 3900
-LOST_OTHERS = "RankError:"  # how an engine's last reason begins when it lost those on other nodes
-Word = Literal["succeeded", "failed", "cancelled", "paused", "preempted", "engine_died"]
-STOPPED_FOR: dict[str | None, Word] = {"cancel": "cancelled", "pause": "paused", "preempt": "preempted"}
+RANK_ERROR = "RankError:"  # prefix of the engine's reason when it lost other ranks
+OutcomeName = Literal["succeeded", "failed", "cancelled", "paused", "preempted", "engine_died"]
+OUTCOME_OF_SIGNAL: dict[str, OutcomeName] = {"cancel": "cancelled", "pause": "paused", "preempt": "preempted"}
 
 
-def outcome_of(
+def build_outcome(
     epoch: int, end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str], lost: str = ""
 ) -> Outcome:
     """The report of an attempt.
 
     Args:
-        epoch: the attempt's.
-        end: how the engine's process ended; None when its supervisor was killed before that.
-        finished: the engine's last event, if it wrote one.
+        epoch: of the attempt.
+        end: how the engine's process ended; None if its supervisor was killed before.
+        finished: the engine's last event, if any.
         last_lines: the end of its log.
-        lost: what the platform cannot be told any more. Checkpoints are among it, so whatever was trained since does not count.
+        lost: why events cannot be delivered any more. Checkpoints may be among them, so training since then does not count.
     """
-    broken = bool(lost) and (finished is None or finished.outcome != "failed")
-    word, reason = (_stopped(end), lost) if broken else _word_and_reason(end, finished, last_lines)
+    if lost and (finished is None or finished.outcome != "failed"):
+        name, reason = OUTCOME_OF_SIGNAL.get((end and end.signal) or "", "engine_died"), lost
+    else:
+        name, reason = _name_and_reason(end, finished, last_lines)
     code = end.exit_code if end is not None else None
-    return Outcome(epoch=epoch, outcome=word, exit_code=code, reason=reason[:MAX_REASON], last_log_lines=last_lines)
+    return Outcome(epoch=epoch, outcome=name, exit_code=code, reason=reason[:MAX_REASON], last_log_lines=last_lines)
 
 
-def lost_others(finished: FinishedEvent | None) -> bool:
-    """Whether an engine on one of several nodes ended because another one did, or was silent."""
-    return finished is not None and finished.outcome == "failed" and finished.reason.startswith(LOST_OTHERS)
+def lost_peer(finished: FinishedEvent | None) -> bool:
+    """Whether the engine failed because another rank ended or did not respond."""
+    return finished is not None and finished.outcome == "failed" and finished.reason.startswith(RANK_ERROR)
 
 
-def _word_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str]) -> tuple[Word, str]:
-    if finished is not None and finished.outcome != "stopped" and not lost_others(finished):  # it was faster than any wish
+def find_root_cause(finished: FinishedEvent | None, folder: AttemptFolder, redactor: Redactor) -> FinishedEvent | None:
+    """The last event of local rank 0, or of the local rank whose failure caused it.
+
+    Only rank 0's events are uploaded. Other ranks' files are read if rank 0 lost another rank, or if torchrun killed it half a
+    minute after another rank's end.
+    """
+    if finished is not None and not lost_peer(finished):
+        return finished
+    for file in sorted(folder.path.glob(folder.engine_events.name + LOCAL_RANK_SUFFIX + "*")):
+        event = _last_event(file)
+        if event is not None and event.outcome == "failed" and not lost_peer(event):
+            return event.model_copy(update={"reason": redactor.text(event.reason)})
+    return finished
+
+
+def _last_event(file: Path) -> FinishedEvent | None:
+    lines = [line for line in file.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    try:
+        last = parse_event(lines[-1]) if lines else None
+    except ValidationError:  # incomplete, or written by another version
+        return None
+    return last if isinstance(last, FinishedEvent) else None
+
+
+def _name_and_reason(end: EngineEnd | None, finished: FinishedEvent | None, last_lines: list[str]) -> tuple[OutcomeName, str]:
+    if finished is not None and finished.outcome != "stopped" and not lost_peer(finished):  # ended before any stop request
         return finished.outcome, finished.reason
     if end is None:
-        # Also when the engine was quick enough to save: a death counts, or a node that kills supervisors would go on for ever.
+        # Also if the engine saved a checkpoint: it must count as a failure, or a node that kills supervisors would retry forever.
         saved = f"; it saved a checkpoint at step {finished.step}" if finished is not None else ""
         return "engine_died", f"the supervisor was killed, and the engine ended with it{saved}"
     if end.signal is not None:
-        return STOPPED_FOR[end.signal], end.reason or (finished.reason if finished else f"ended on request to {end.signal}")
-    if finished is not None and lost_others(finished):  # a death like any other, which need not be the end of the run
+        reason = finished.reason if finished else f"ended on request to {end.signal}"
+        return OUTCOME_OF_SIGNAL[end.signal], end.reason or reason
+    if finished is not None and lost_peer(finished):  # the run may be retried
         return "engine_died", finished.reason
-    if finished is not None and end.reason is None:  # one that was killed for a reason may have been quick enough to save
+    if finished is not None and end.reason is None:  # without a reason the supervisor did not kill it
         return "preempted", f"the engine stopped at step {finished.step}: {finished.reason}"
-    if end.exit_code == REFUSED:
+    if end.exit_code == SPEC_REJECTED:
         return "failed", end.reason or "the engine rejected the spec: " + " ".join(last_lines[-5:])
-    return "engine_died", end.reason or _death(end.exit_code, last_lines)
+    return "engine_died", end.reason or _describe_exit(end.exit_code, last_lines)
 
 
-def _stopped(end: EngineEnd | None) -> Word:
-    """What an engine was stopped for; one that nobody had asked to has died."""
-    return STOPPED_FOR.get(end.signal if end is not None else None, "engine_died")
-
-
-def _death(exit_code: int, last_lines: list[str]) -> str:
+def _describe_exit(exit_code: int, last_lines: list[str]) -> str:
     how = f"was killed by signal {exit_code - 128}" if exit_code > 128 else f"exited with status {exit_code}"
-    said = f"; last log line: {last_lines[-1]}" if last_lines else ""
-    return f"the engine {how} without finishing{said}"
+    last = f"; last log line: {last_lines[-1]}" if last_lines else ""
+    return f"the engine {how} without finishing{last}"

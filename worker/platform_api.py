@@ -1,7 +1,7 @@
-"""The platform's worker interface as Python calls (`oppo_contract.wire` has the table). Every failure has one of three names.
+"""HTTP client for the platform's worker API (`oppo_contract.wire` lists the calls).
 
-Only the platform's own word is final, in the forms that `oppo_contract.wire` promises. A proxy says 404 while the platform is
-stopped, and a platform that was not told its own name says 400: taking that for a refusal would end runs and drop their events.
+Only errors in the forms of `oppo_contract.wire` are final. Others are retried: a proxy returns 404 while the platform is stopped,
+and a misconfigured ALLOWED_HOSTS returns 400; treating these as final would end runs and drop events.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Reply = TypeVar("Reply", bound=WireModel)
 
 
 class Unreachable(Exception):
-    """Nobody answered, or not the platform, or it could not serve us now: try again, after `retry_after_s` if it said so."""
+    """No response, or not a final one from the platform: retry, after `retry_after_s` if given."""
 
     def __init__(self, detail: str, retry_after_s: float | None = None) -> None:
         super().__init__(detail)
@@ -48,7 +48,7 @@ class Unreachable(Exception):
 
 
 class RefusedError(Exception):
-    """Decided elsewhere: this call will never succeed. `reason` is one of `Refused.reason`, or `unauthorized`."""
+    """The platform rejects this call for good. `reason` is one of `Refused.reason`, or `unauthorized`."""
 
     def __init__(self, detail: str, reason: str) -> None:
         super().__init__(detail)
@@ -56,7 +56,7 @@ class RefusedError(Exception):
 
 
 class UnacceptableError(Exception):
-    """The body is too large or not understood; sending the same again is useless."""
+    """The body is too large or invalid; do not retry it."""
 
 
 class GapError(Exception):
@@ -68,13 +68,13 @@ class GapError(Exception):
 
 
 @functools.cache
-def tls() -> ssl.SSLContext:
-    """What connections are secured with; reading the certificates takes a while, so all share one."""
+def tls_context() -> ssl.SSLContext:
+    """TLS context shared by all connections, because loading the CA certificates is slow."""
     return httpx.create_ssl_context()
 
 
 class PlatformApi:
-    """A connection with one token. Not thread-safe: each thread opens its own.
+    """A connection with one token. Not thread-safe.
 
     Every call raises `Unreachable`, `RefusedError` or `UnacceptableError`.
     """
@@ -82,37 +82,37 @@ class PlatformApi:
     def __init__(self, platform_url: str, token: str) -> None:
         headers = {"Authorization": f"Bearer {token}", VERSION_HEADER: str(WIRE_VERSION)}
         base_url = f"{platform_url.rstrip('/')}/api/worker/v1/"
-        self._http = httpx.Client(base_url=base_url, timeout=TIMEOUT_S, headers=headers, verify=tls())
+        self._http = httpx.Client(base_url=base_url, timeout=TIMEOUT_S, headers=headers, verify=tls_context())
 
     def join(self, request: Join) -> Joined:
-        """Become a node of the cluster; the token must be a join token."""
+        """Add this node to the cluster; needs a join token."""
         return self._post("join", request, Joined)
 
     def node_heartbeat(self, request: NodeHeartbeat) -> NodeOrders:
-        """Report the node; the token must be the node's, here and in `claim`."""
+        """Report the node's state; needs the node's token, as `claim`."""
         return self._post("heartbeat", request, NodeOrders)
 
     def claim(self, attempt_id: int, epoch: int, address: Address | None = None) -> Claimed:
-        """Take the attempt, or one of its launches, once and for good; `address`: where engines on other nodes find this one."""
+        """Claim the attempt, or this node's rank of it. `address`: for engines on other nodes."""
         return self._post(f"attempts/{attempt_id}/claim", Claim(epoch=epoch, address=address), Claimed)
 
     def attempt_heartbeat(self, attempt_id: int, request: AttemptHeartbeat) -> AttemptOrders:
-        """Renew the lease; the token must be the attempt's, here and below."""
+        """Renew the lease; needs the attempt's token, as the calls below."""
         return self._post(f"attempts/{attempt_id}/heartbeat", request, AttemptOrders)
 
     def send_events(self, attempt_id: int, body: bytes) -> int:
-        """Send an `EventBatch` as JSON; returns the high-water mark. Raises also `GapError`."""
+        """Send an `EventBatch` as JSON. Returns the high-water mark. Also raises `GapError`."""
         response = self._send(f"attempts/{attempt_id}/events", body)
-        if response.status_code == httpx.codes.CONFLICT and (gap := _as(Gap, response)) is not None:
+        if response.status_code == httpx.codes.CONFLICT and (gap := _try_parse(Gap, response)) is not None:
             raise GapError(gap)
-        return _read(response, Applied).high_water
+        return _parse(response, Applied).high_water
 
     def register_checkpoint(self, attempt_id: int, request: CheckpointRegistration) -> Applied:
-        """Make a checkpoint count."""
+        """Register a checkpoint."""
         return self._post(f"attempts/{attempt_id}/checkpoints", request, Applied)
 
     def report_outcome(self, attempt_id: int, request: Outcome) -> Applied:
-        """Say how the engine ended."""
+        """Report how the engine ended."""
         return self._post(f"attempts/{attempt_id}/outcome", request, Applied)
 
     def close(self) -> None:
@@ -126,52 +126,52 @@ class PlatformApi:
         self.close()
 
     def _post(self, path: str, request: WireModel, reply: type[Reply]) -> Reply:
-        return _read(self._send(path, request.model_dump_json().encode()), reply)
+        return _parse(self._send(path, request.model_dump_json().encode()), reply)
 
     def _send(self, path: str, body: bytes) -> httpx.Response:
         try:
             return self._http.post(path, content=body, headers={"Content-Type": "application/json"})
-        except httpx.RequestError as error:  # also an answer that is not encoded as it says
+        except httpx.RequestError as error:  # also a response with an invalid encoding
             raise Unreachable(f"{type(error).__name__}: {error}") from error
 
 
-def _read(response: httpx.Response, reply: type[Reply]) -> Reply:
+def _parse(response: httpx.Response, reply: type[Reply]) -> Reply:
     status = response.status_code
     if status < 300:
         try:
             return reply.model_validate_json(response.content)
         except ValidationError as error:
             raise Unreachable(f"the platform's response is invalid: {error.errors(include_url=False)[:3]}") from error
-    said = f"{status} {response.text[:500]}"
-    if status == httpx.codes.REQUEST_ENTITY_TOO_LARGE:  # whoever sets the limit
-        raise UnacceptableError(said)
-    if status == httpx.codes.CONFLICT and (refused := _as(Refused, response)) is not None:
+    detail = f"{status} {response.text[:500]}"
+    if status == httpx.codes.REQUEST_ENTITY_TOO_LARGE:  # from a proxy too
+        raise UnacceptableError(detail)
+    if status == httpx.codes.CONFLICT and (refused := _try_parse(Refused, response)) is not None:
         raise RefusedError(refused.detail, refused.reason)
     if _is_problem(response):
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND):
-            raise RefusedError(said, "unauthorized")
+            raise RefusedError(detail, "unauthorized")
         if status == httpx.codes.UNPROCESSABLE_ENTITY:
-            raise UnacceptableError(said)
-    raise Unreachable(said, _retry_after(response))
+            raise UnacceptableError(detail)
+    raise Unreachable(detail, _retry_after(response))
 
 
-def _as(form: type[Reply], response: httpx.Response) -> Reply | None:
-    """The body in one of the contract's forms; None when it is in another."""
+def _try_parse(model: type[Reply], response: httpx.Response) -> Reply | None:
+    """The body as `model`; None if it is invalid."""
     try:
-        return form.model_validate_json(response.content)
+        return model.model_validate_json(response.content)
     except ValidationError:
         return None
 
 
 def _is_problem(response: httpx.Response) -> bool:
-    """Whether the platform itself has refused: its problem details name the request, and repeat the status."""
+    """Whether the body is the platform's problem details, with request id and status."""
     if response.headers.get("Content-Type", "").partition(";")[0].strip() != PROBLEM_TYPE:
         return False
     try:
-        told = response.json()
+        problem = response.json()
     except ValueError:
         return False
-    return isinstance(told, dict) and told.get("status") == response.status_code and "request_id" in told
+    return isinstance(problem, dict) and problem.get("status") == response.status_code and "request_id" in problem
 
 
 def _retry_after(response: httpx.Response) -> float | None:

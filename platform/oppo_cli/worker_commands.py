@@ -56,7 +56,7 @@ def run(keep_attempts: bool, url: str | None, token: str | None, name: str | Non
             raise Refusal("This machine has not joined a platform yet. Run: oppo worker join URL TOKEN")
         _join(url, token, name, models_roots)
     elif models_roots:
-        folder.keep_identity(identity.model_copy(update={"models_roots": [root.resolve() for root in models_roots]}))
+        folder.save_identity(identity.model_copy(update={"models_roots": [root.resolve() for root in models_roots]}))
     arguments = ["--keep-attempts"] if keep_attempts else []
     os.execv(sys.executable, [sys.executable, "-m", "worker", "agent", *arguments])  # noqa: S606
 

@@ -245,7 +245,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     platform = SmallPlatform()
     bench = Bench(platform, serve(platform), tmp_path, Lifeline())
     url = f"http://127.0.0.1:{bench.server.server_address[1]}"
-    bench.folder.keep_identity(
+    bench.folder.save_identity(
         NodeIdentity(platform_url=url, name="n", node_id=1, node_token="node", queue="q", broker_url="redis://127.0.0.1:1/0")
     )
     yield bench

@@ -19,7 +19,7 @@ from worker import supervisor
 from worker.agent import Supervisors
 from worker.catalogue import Catalogue
 from worker.devices import device_reports
-from worker.folders import AttemptFolder, KeptClaim, WorkerFolder
+from worker.folders import AttemptFolder, SavedClaim, WorkerFolder
 
 
 def test_it_reports_devices_and_starts_what_is_unclaimed(bench, tools) -> None:
@@ -102,7 +102,7 @@ def test_what_a_supervisor_could_not_clear_away_is_told_of_its_devices(bench, to
     claimed = Claimed(
         attempt_token="attempt", run_id=7, spec=attempt.spec, device_indices=[0], lease_s=900.0, artifact_url=attempt.artifact_url
     )
-    write_private(folder.claim_file, KeptClaim(epoch=1, claimed=claimed).model_dump_json())
+    write_private(folder.claim_file, SavedClaim(epoch=1, claimed=claimed).model_dump_json())
     folder.session_file.write_text(str(2**22 + 1))  # above every process id
     write_private(folder.stuck_file, "attempt 1 could not be cleaned up: processes [12] of the engine do not end")
     attempt.claimed = True
@@ -132,7 +132,7 @@ def test_a_changed_catalogue_is_reported(bench, tools, tmp_path: Path) -> None:
     root.mkdir()
     (root / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     identity = bench.folder.identity()
-    bench.folder.keep_identity(identity.model_copy(update={"models_roots": [root]}))
+    bench.folder.save_identity(identity.model_copy(update={"models_roots": [root]}))
     bench.start("agent")
     assert [(entry["id"], entry["rows"]) for entry in tools.first_catalogue(bench)] == [("prompts.jsonl", 2)]
     model = root / "tiny"
@@ -175,14 +175,14 @@ def test_a_supervisor_that_has_just_gone_is_asked_nothing(supervisors: Superviso
         assert held
         attempt.lock_file.write_text(f"{gone} 1")
         supervisors.stop()
-        supervised = AttemptFolder.supervised
+        running_attempt = AttemptFolder.running_attempt
 
         def goes(folder: AttemptFolder) -> RunningAttempt | None:
-            found = supervised(folder)
+            found = running_attempt(folder)
             folder.remove()
             return found
 
-        monkeypatch.setattr(AttemptFolder, "supervised", goes)
+        monkeypatch.setattr(AttemptFolder, "running_attempt", goes)
         supervisors.stop(LaunchOrder(attempt_id=1, epoch=1))
     supervisors.wait(0.0)
     assert not attempt.path.exists()
@@ -192,7 +192,7 @@ def test_a_supervisor_that_could_not_be_started_is_started_later(
     supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order, started = LaunchOrder(attempt_id=1, epoch=1), []
-    monkeypatch.setattr(node_agent, "LAUNCH_AGAIN_S", 0.0)
+    monkeypatch.setattr(node_agent, "RELAUNCH_AFTER_S", 0.0)
     monkeypatch.setattr(subprocess, "Popen", no_more_processes)
     supervisors.launch(order)
     assert not supervisors.children
@@ -210,7 +210,7 @@ def beats_of_one_here(bench: Any, monkeypatch: pytest.MonkeyPatch, most: int = 3
     node = node_agent.NodeAgent(bench.folder, bench.folder.identity())
 
     def stop_later(_path: str, _body: dict[str, Any]) -> None:
-        node.wake.stop_asked = len(bench.platform.node_beats) >= most - 1
+        node.wake.stop_requested = len(bench.platform.node_beats) >= most - 1
 
     bench.platform.before = stop_later
     node.run(keep_attempts=True)
@@ -226,7 +226,7 @@ def test_an_agent_that_can_start_nothing_goes_on_telling(bench: Any, monkeypatch
 def test_a_node_whose_models_lie_on_a_disk_that_hangs_goes_on_telling(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
     monkeypatch.setattr(Catalogue, "_scan", lambda _self: goes_on.wait(60) and [])
-    monkeypatch.setattr("worker.catalogue.FIRST_SCAN_WITHIN_S", 0.01)
+    monkeypatch.setattr("worker.catalogue.FIRST_SCAN_TIMEOUT_S", 0.01)
     assert [beat["catalogue"] for beat in beats_of_one_here(bench, monkeypatch)] == [None] * 3
     goes_on.set()
 

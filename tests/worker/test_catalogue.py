@@ -13,8 +13,8 @@ import pytest
 import structlog
 
 from oppo_contract.wire import CatalogueEntry
-from worker.artifacts import ArtifactError, FileStore, contained, path_of
-from worker.catalogue import Catalogue, CatalogueWatch, _described
+from worker.artifacts import ArtifactError, FileStore, contained, url_path
+from worker.catalogue import Catalogue, CatalogueScanner, _parse_config
 
 
 @pytest.fixture
@@ -87,15 +87,15 @@ def test_one_odd_entry_is_left_out_alone_and_told_once(root: Path) -> None:
 @pytest.mark.parametrize("odd", [-1, 1e400, 2**31, "many", [4096], {"text": 1}, None])
 def test_numbers_that_are_none_count_as_unknown(odd: object) -> None:
     config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": odd, "vocab_size": odd}
-    assert _described(config) == ("Qwen2ForCausalLM", "causal_lm", 0, 0)
-    assert _described(config | {"n_positions": 1024})[2] == 1024
-    assert _described({"model_type": "oppo_tiny", "architecture": odd}) == ("oppo_tiny", "causal_lm", 0, 0)
-    assert _described({"model_type": "oppo_tiny", "architecture": {"context": odd, "vocab": 64}})[2:] == (0, 64)
+    assert _parse_config(config) == ("Qwen2ForCausalLM", "causal_lm", 0, 0)
+    assert _parse_config(config | {"n_positions": 1024})[2] == 1024
+    assert _parse_config({"model_type": "oppo_tiny", "architecture": odd}) == ("oppo_tiny", "causal_lm", 0, 0)
+    assert _parse_config({"model_type": "oppo_tiny", "architecture": {"context": odd, "vocab": 64}})[2:] == (0, 64)
 
 
 @pytest.mark.parametrize("odd", [[7], [], {"a": 1}, "A" * 201, ["nul\0ForCausalLM"], [None]])
 def test_names_that_are_none_are_left_out(odd: object) -> None:
-    assert _described({"architectures": odd, "model_type": 3}) == ("", "", 0, 0)
+    assert _parse_config({"architectures": odd, "model_type": 3}) == ("", "", 0, 0)
 
 
 def test_no_more_is_told_than_a_heartbeat_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,25 +115,25 @@ def test_a_root_that_hangs_holds_up_nobody(root: Path, tools: Any, monkeypatch: 
         return scan(catalogue)
 
     monkeypatch.setattr(Catalogue, "_scan", hangs)
-    monkeypatch.setattr("worker.catalogue.FIRST_SCAN_WITHIN_S", 0.01)
-    monkeypatch.setattr("worker.catalogue.LONG_SCAN_S", 0.0)
-    watch = CatalogueWatch([root])
+    monkeypatch.setattr("worker.catalogue.FIRST_SCAN_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("worker.catalogue.SLOW_SCAN_S", 0.0)
+    watch = CatalogueScanner([root])
     with structlog.testing.capture_logs() as said:
-        assert [watch.news(wanted=True) for _ in range(5)] == [None] * 5, "nothing is known yet, which is not: nothing is there"
+        assert [watch.unsent(requested=True) for _ in range(5)] == [None] * 5, "unknown, not empty"
     assert [entry["event"] for entry in said] == ["catalogue_takes_long"]
     goes_on.set()
-    entries = tools.eventually(watch.news)
+    entries = tools.eventually(watch.unsent)
     assert "qwen" in {entry.id for entry in entries}
 
 
 def test_news_are_told_until_they_have_arrived(root: Path) -> None:
-    watch = CatalogueWatch([root])
-    entries = watch.news()
+    watch = CatalogueScanner([root])
+    entries = watch.unsent()
     assert entries
-    assert watch.news() is entries, "the heartbeat was lost"
-    watch.was_told(entries)
-    assert watch.news() is None
-    assert watch.news(wanted=True) is entries
+    assert watch.unsent() is entries, "the heartbeat was lost"
+    watch.acknowledge(entries)
+    assert watch.unsent() is None
+    assert watch.unsent(requested=True) is entries
 
 
 def test_a_missing_root_offers_nothing(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_missing_root_offers_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["http://host/a", "file://elsewhere/a", "a/b", "", "file:relative"])
 def test_only_local_file_urls_are_taken(url: str) -> None:
     with pytest.raises(ArtifactError):
-        path_of(url)
+        url_path(url)
 
 
 def test_nothing_leads_out_of_the_store(tmp_path: Path) -> None:
@@ -154,7 +154,6 @@ def test_nothing_leads_out_of_the_store(tmp_path: Path) -> None:
     (root / "link").symlink_to(tmp_path)
     store = FileStore(root.as_uri())
     assert store.folder(f"{root.as_uri()}/runs/1") == root / "runs" / "1"
-    assert store.url(root / "runs" / "a b") == f"{root.as_uri()}/runs/a%20b"
     for outside in ("../x", "runs/../../x", "link/x", "/etc/passwd"):
         with pytest.raises(ArtifactError):
             contained(root, Path(outside))

@@ -9,8 +9,8 @@ import pytest
 from oppo_contract.checkpoint_pins import pinned_names
 from oppo_contract.wire import CheckpointRef
 from tests.worker.test_supervisor import steps_of
-from worker import checkpoint_pins as keeper_module
-from worker.checkpoint_pins import Keeper
+from worker import checkpoint_pins as pins_module
+from worker.checkpoint_pins import CheckpointPins
 from worker.folders import AttemptFolder
 
 
@@ -42,25 +42,25 @@ def test_a_fork_begins_with_the_checkpoint_in_another_runs_folder(bench) -> None
 def test_what_others_begin_with_is_spared_until_they_have(tmp_path) -> None:
     attempt = AttemptFolder(tmp_path / "3")
     attempt.path.mkdir()
-    keeper = Keeper(tmp_path / "run", attempt, None)
-    keeper.begin()
-    keeper.spare_for_others(["step-00000020", "../elsewhere", "a/b"])
+    pins = CheckpointPins(tmp_path / "run", attempt, None)
+    pins.begin()
+    pins.pin_for_others(["step-00000020", "../elsewhere", "a/b"])
     assert pinned_names(tmp_path / "run") == {"step-00000020"}
-    keeper.keep(tmp_path / "run" / "checkpoints" / "step-00000040")
+    pins.pin(tmp_path / "run" / "checkpoints" / "step-00000040")
     assert pinned_names(tmp_path / "run") == {"step-00000020", "step-00000040"}
-    keeper.spare_for_others([])
+    pins.pin_for_others([])
     assert pinned_names(tmp_path / "run") == {"step-00000040"}
 
 
 def test_what_could_not_be_spared_is_asked_for_again(tmp_path, monkeypatch) -> None:
     attempt = AttemptFolder(tmp_path / "3")
     attempt.path.mkdir()
-    keeper = Keeper(tmp_path / "run", attempt, None)
+    pins = CheckpointPins(tmp_path / "run", attempt, None)
     with monkeypatch.context() as away:
-        away.setattr(keeper_module, "write_pins", broken)
+        away.setattr(pins_module, "write_pins", broken)
         with pytest.raises(OSError, match="stale"):
-            keeper.spare_for_others(["step-00000020"])
-    keeper.spare_for_others(["step-00000020"])
+            pins.pin_for_others(["step-00000020"])
+    pins.pin_for_others(["step-00000020"])
     assert pinned_names(tmp_path / "run") == {"step-00000020"}
 
 

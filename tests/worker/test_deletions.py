@@ -17,7 +17,7 @@ def order(root: Path, number: int, run_id: int) -> DeletionOrder:
 def told(deletions: Deletions, count: int) -> list[DeletionResult]:
     """What was done, once so many are."""
     deadline = time.monotonic() + 10
-    while len(found := deletions.done()) < count and time.monotonic() < deadline:
+    while len(found := deletions.results()) < count and time.monotonic() < deadline:
         time.sleep(0.005)
     return found
 
@@ -28,22 +28,22 @@ def test_orders_are_carried_out_and_told_until_the_platform_has_heard(tmp_path: 
     (tmp_path / "runs" / "2" / "checkpoints" / "x").symlink_to("/")
     deletions = Deletions(tmp_path.as_uri())
     orders = [order(tmp_path, n, n) for n in (1, 2, 3)] + [order(tmp_path, 4, 9)]
-    assert deletions.done() == []
-    deletions.obey(orders, busy={3})
+    assert deletions.results() == []
+    deletions.start(orders, busy={3})
     assert {each.id: each.error for each in told(deletions, 3)} == {1: "", 2: "", 4: ""}
     assert [p.name for p in (tmp_path / "runs").iterdir()] == ["3"]  # an attempt at it has files here
-    assert len(deletions.done()) == 3  # the answer was lost: told again
-    deletions.obey([order(tmp_path, 3, 3)], busy=set())
+    assert len(deletions.results()) == 3  # the answer was lost: told again
+    deletions.start([order(tmp_path, 3, 3)], busy=set())
     assert [each.id for each in told(deletions, 1)] == [3]
-    deletions.obey([], busy=set())
-    assert deletions.done() == []
+    deletions.start([], busy=set())
+    assert deletions.results() == []
 
 
 def test_what_cannot_be_deleted_is_told_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     deletions = Deletions((tmp_path / "root").as_uri())
-    deletions.obey([DeletionOrder(id=1, run_id=1, url=(tmp_path / "elsewhere").as_uri())], busy=set())
+    deletions.start([DeletionOrder(id=1, run_id=1, url=(tmp_path / "elsewhere").as_uri())], busy=set())
     assert "is not a folder of run 1" in told(deletions, 1)[0].error
     assert (tmp_path / "elsewhere").exists()
-    deletions.obey([order(tmp_path / "root", 2, 1)], busy=set())
+    deletions.start([order(tmp_path / "root", 2, 1)], busy=set())
     assert "No such file" in told(deletions, 1)[0].error

@@ -12,7 +12,7 @@ import pytest
 
 from worker import devices
 from worker.devices import device_reports, engine_environment
-from worker.gpu_throttling import SLOW_BEATS, WELL_BEATS, ClockWatch, slowed
+from worker.gpu_throttling import RECOVERED_BEATS, SLOW_BEATS, ThrottleMonitor, throttle_reason
 
 
 class NVMLError(Exception):
@@ -126,7 +126,7 @@ class Two(Nvml):
 
 def test_a_card_that_the_driver_has_lost_does_not_take_the_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_nvml", Two)
-    well, lost = device_reports(clocks=ClockWatch())
+    well, lost = device_reports(throttling=ThrottleMonitor())
     assert (well.model, well.health) == ("H100", "")
     assert (lost.index, lost.kind, lost.model, lost.memory_bytes) == (1, "cuda", "", 0)
     assert lost.health == "the driver cannot access the device: GPU is lost"
@@ -181,12 +181,12 @@ def test_processes_count_unless_an_attempt_of_this_node_holds_the_card(card: Any
     said = device_reports()[0].health
     assert said.startswith(f"leftover processes: {os.getpid()} (")
     assert said.endswith(f"), {gone}")
-    assert device_reports(held={0})[0].health == ""
+    assert device_reports(busy={0})[0].health == ""
 
 
 def test_memory_errors_count_also_under_a_run(card: Any) -> None:
     card(errors=3)
-    assert "ECC" in device_reports(held={0})[0].health
+    assert "ECC" in device_reports(busy={0})[0].health
     card(errors=4)
     assert "4" not in device_reports()[0].health, "the sentence stays the same, so that a card that was put back stays there"
 
@@ -205,7 +205,7 @@ def test_memory_errors_count_also_under_a_run(card: Any) -> None:
 )
 def test_faulty_memory_that_waits_for_a_reset_or_for_another_card(card: Any, facts: dict[str, Any], said: str) -> None:
     card(**facts)
-    assert device_reports(held={0})[0].health == said
+    assert device_reports(busy={0})[0].health == said
 
 
 def test_what_a_supervisor_could_not_clear_goes_first(card: Any) -> None:
@@ -213,13 +213,13 @@ def test_what_a_supervisor_could_not_clear_goes_first(card: Any) -> None:
     assert device_reports(stuck={0: "attempt 1 could not be cleaned up"})[0].health == "attempt 1 could not be cleaned up"
 
 
-def health_after(beats: int, clocks: ClockWatch, held: tuple[int, ...] = ()) -> str:
+def health_after(beats: int, clocks: ThrottleMonitor, held: tuple[int, ...] = ()) -> str:
     """What is said at the last of so many heartbeats."""
-    return [device_reports(held=held, clocks=clocks)[0].health for _ in range(beats)][-1]
+    return [device_reports(busy=held, throttling=clocks)[0].health for _ in range(beats)][-1]
 
 
 def test_a_card_that_stays_too_hot_is_told_until_it_has_been_well_for_long(card: Any) -> None:
-    clocks = ClockWatch()
+    clocks = ThrottleMonitor()
     card(reasons=pynvml.nvmlClocksEventReasonHwThermalSlowdown)
     assert health_after(SLOW_BEATS - 1, clocks) == ""
     hot = health_after(1, clocks, held=(0,))
@@ -227,12 +227,12 @@ def test_a_card_that_stays_too_hot_is_told_until_it_has_been_well_for_long(card:
     card(reasons=pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown)
     assert health_after(SLOW_BEATS, clocks) == hot, "the sentence stays the same, so that a card that was put back stays there"
     card()
-    assert health_after(WELL_BEATS - 1, clocks) == hot
+    assert health_after(RECOVERED_BEATS - 1, clocks) == hot
     assert health_after(1, clocks) == ""
 
 
 def test_a_moment_of_heat_is_nothing(card: Any) -> None:
-    clocks = ClockWatch()
+    clocks = ThrottleMonitor()
     for _ in range(3):
         card(reasons=pynvml.nvmlClocksEventReasonSwThermalSlowdown)
         assert health_after(SLOW_BEATS - 1, clocks) == ""
@@ -255,4 +255,4 @@ def test_a_moment_of_heat_is_nothing(card: Any) -> None:
     ],
 )
 def test_what_counts_as_slow(facts: dict[str, Any], busy: float | None, said: str) -> None:
-    assert slowed(Nvml(**facts), 0, busy) == said
+    assert throttle_reason(Nvml(**facts), 0, busy) == said

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from worker import disks
-from worker.disks import disks_of
+from worker.disks import node_disks
 
 
 def test_a_node_tells_of_its_artifacts_and_its_outbox(tmp_path: Path) -> None:
-    told = disks_of((tmp_path / "not" / "yet").as_uri(), tmp_path / "worker").reports()
+    told = node_disks((tmp_path / "not" / "yet").as_uri(), tmp_path / "worker").reports()
     assert [report.what for report in told] == ["artifacts", "outbox"]
     assert all(0 < report.free_bytes <= report.total_bytes for report in told)
     assert told[0].path == str(tmp_path / "not" / "yet")
-    assert [report.what for report in disks_of("s3://bucket", tmp_path).reports()] == ["outbox"]
+    assert [report.what for report in node_disks("s3://bucket", tmp_path).reports()] == ["outbox"]
 
 
 def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,19 +28,19 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.M
         raise OSError("stale")
 
     monkeypatch.setattr(disks.shutil, "disk_usage", look)
-    monkeypatch.setattr(disks, "FIRST_LOOK_WITHIN_S", 0.01)
-    watched = disks_of("", tmp_path)
+    monkeypatch.setattr(disks, "FIRST_CHECK_TIMEOUT_S", 0.01)
+    watched = node_disks("", tmp_path)
     assert [watched.reports() for _ in range(5)] == [[]] * 5
     assert len(looks) == 1
     hangs.set()
 
 
 def test_a_disk_is_looked_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = disks_of("", tmp_path)
+    watched = node_disks("", tmp_path)
     first = watched.reports()
     assert first
     assert watched.reports() is first
-    monkeypatch.setattr(disks, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(disks, "CHECK_EVERY_S", 0.0)
     watched.reports()
     assert watched._look is not None
     watched._look.join(10)

@@ -15,7 +15,7 @@ from tests.processes import gone
 def send(bench: Any, redis_url: str) -> Any:
     """Send a launch order to the node's queue."""
     queue = f"oppo.test.{bench.home.name}"
-    bench.folder.keep_identity(bench.folder.identity().model_copy(update={"queue": queue, "broker_url": redis_url}))
+    bench.folder.save_identity(bench.folder.identity().model_copy(update={"queue": queue, "broker_url": redis_url}))
     app = Celery(broker=redis_url, set_as_current=False)
     app.conf.task_ignore_result = True
     return lambda attempt: app.send_task("oppo.launch", kwargs={"attempt_id": attempt, "epoch": 1}, queue=queue)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from oppo_contract.wire import MAX_BATCH_BYTES, EventBatch
 from worker.folders import AttemptFolder
-from worker.logs import MAX_LINES_A_ROUND, LogTail, last_lines
+from worker.logs import MAX_LINES_PER_ROUND, LogTail, last_lines
 from worker.outbox import OutboxReader, OutboxWriter
 from worker.redaction import Redactor
 
@@ -111,7 +111,7 @@ def test_log_lines_are_followed_across_a_restart_and_bounded(tmp_path: Path) -> 
     ]
     assert told[:2] == ["first", "progress 2"]
     assert told[2].endswith("lines were dropped")
-    assert len(told) == 2 + 1 + MAX_LINES_A_ROUND
+    assert len(told) == 2 + 1 + MAX_LINES_PER_ROUND
     assert told[-1] == "last without a break"
     assert last_lines(folder, NOTHING_SECRET)[-1] == "last without a break"
 

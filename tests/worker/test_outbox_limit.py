@@ -15,13 +15,13 @@ from oppo_contract.events import EVENT_ADAPTER, FULL_SUFFIX, CheckpointEvent, Dr
 from oppo_contract.wire import Claimed, EventBatch
 from oppo_core.reporting.event_log import TOLD_EVERY, Journal
 from worker import outbox_limit, uploader
-from worker.folders import AttemptFolder, KeptClaim
+from worker.folders import AttemptFolder, SavedClaim
 from worker.logs import LogTail
 from worker.outbox import OutboxWriter
-from worker.outbox_limit import LEAST_FREE, MOST_BYTES, OutboxLimit
+from worker.outbox_limit import MAX_BYTES, MIN_FREE, OutboxLimit
 from worker.platform_api import Unreachable
 from worker.redaction import Redactor
-from worker.uploader import Shipping
+from worker.uploader import Uploader
 
 ANSWER = {"sequence_id": 1, "prompt": "p" * 200, "response": "r", "stale_response": "", "score": 0.5, "kl": 0.1, "length": 1,
           "age": 0, "versions": (0, 0)}  # fmt: skip
@@ -108,23 +108,23 @@ class Platform:
 
 
 @pytest.fixture
-def outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Platform, Shipping, AttemptFolder]:
+def outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Platform, Uploader, AttemptFolder]:
     """An attempt whose platform is away, and whose outbox may hold 40,000 bytes."""
-    monkeypatch.setenv(MOST_BYTES, "40000")
+    monkeypatch.setenv(MAX_BYTES, "40000")
     monkeypatch.setattr(uploader, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(uploader, "LONGEST_WAIT_S", 0.02)
-    monkeypatch.setattr(uploader, "FOLLOW_EVERY_S", 0.01)
+    monkeypatch.setattr(uploader, "MAX_WAIT_S", 0.02)
+    monkeypatch.setattr(uploader, "LOG_INTERVAL_S", 0.01)
     folder = AttemptFolder(tmp_path / "17")
     folder.path.mkdir()
     claimed = Claimed(
         attempt_token="t", run_id=1, spec={}, device_indices=[0], lease_s=900, artifact_url=(tmp_path / "runs" / "1").as_uri()
     )
     platform = Platform()
-    carries = Shipping(folder, KeptClaim(epoch=1, claimed=claimed), platform, on_started=lambda: None)  # type: ignore[arg-type]
+    carries = Uploader(folder, SavedClaim(epoch=1, claimed=claimed), platform, on_started=lambda: None)  # type: ignore[arg-type]
     return platform, carries, folder
 
 
-def test_a_long_outage_loses_detail_only_and_says_which(outage: tuple[Platform, Shipping, AttemptFolder], tools: Any) -> None:
+def test_a_long_outage_loses_detail_only_and_says_which(outage: tuple[Platform, Uploader, AttemptFolder], tools: Any) -> None:
     platform, carries, folder = outage
     thread = threading.Thread(target=carries.run, daemon=True)
     thread.start()
@@ -157,32 +157,32 @@ def test_a_long_outage_loses_detail_only_and_says_which(outage: tuple[Platform, 
     assert "… 50 lines were dropped because the outbox was full" in said
 
 
-def test_a_supervisor_that_comes_back_knows_that_the_outbox_is_full(outage: tuple[Platform, Shipping, AttemptFolder]) -> None:
+def test_a_supervisor_that_comes_back_knows_that_the_outbox_is_full(outage: tuple[Platform, Uploader, AttemptFolder]) -> None:
     _, carries, folder = outage
     journal = Journal(folder.engine_events)
     for step in range(1, 200):
         tell_step(journal, step)
-    carries._mind_the_limit()
+    carries._update_limit()
     assert carries.limit.full
     claim = carries.claim
-    again = Shipping(folder, claim, carries.api, on_started=lambda: None)
+    again = Uploader(folder, claim, carries.api, on_started=lambda: None)
     assert again.limit.full
-    again._mind_the_limit()
+    again._update_limit()
     assert folder.full_file.exists()
 
 
 def test_a_disk_that_fails_stops_no_sending(
-    outage: tuple[Platform, Shipping, AttemptFolder], monkeypatch: pytest.MonkeyPatch
+    outage: tuple[Platform, Uploader, AttemptFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     platform, carries, folder = outage
 
     def fails(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for name in ("spare_for_others", "keep"):
-        monkeypatch.setattr(carries.keeper, name, fails)
+    for name in ("pin_for_others", "pin"):
+        monkeypatch.setattr(carries.pins, name, fails)
     monkeypatch.setattr(carries._tail, "follow", fails)
-    monkeypatch.setattr(carries.limit, "look", fails)
+    monkeypatch.setattr(carries.limit, "update", fails)
     journal = Journal(folder.engine_events)
     for step in range(1, 20):
         tell_step(journal, step)
@@ -195,17 +195,17 @@ def test_a_disk_that_fails_stops_no_sending(
 
 
 def test_what_is_still_to_be_done_is_not_given_back_to_the_disk(
-    outage: tuple[Platform, Shipping, AttemptFolder], monkeypatch: pytest.MonkeyPatch
+    outage: tuple[Platform, Uploader, AttemptFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, carries, _ = outage
     freed: list[object] = []
     monkeypatch.setattr(carries._engine, "free", lambda *given: freed.append(given))
     told = {"seq": 1, "time": 0, "step": 1, "folder": "f", "manifest_sha256": "a" * 64, "bytes": 1}
     carries._unregistered.append(CheckpointEvent(producer="engine", **told))  # type: ignore[arg-type]
-    carries._mind_the_limit()
+    carries._update_limit()
     assert freed == []
     carries._unregistered.clear()
-    carries._mind_the_limit()
+    carries._update_limit()
     assert len(freed) == 1
 
 
@@ -223,12 +223,12 @@ def test_an_end_while_the_outbox_is_full_tells_what_was_left_out(tmp_path: Path)
 def test_a_disk_that_is_about_to_be_full_is_left_to_metrics_and_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(LEAST_FREE, "1000")
+    monkeypatch.setenv(MIN_FREE, "1000")
     free = [5000, 999, 1500, 1999, 2000]
     monkeypatch.setattr(outbox_limit.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free.pop(0)))
     flag = tmp_path / "engine.jsonl.full"
     watched = OutboxLimit(flag)
-    said = [(watched.look(0), flag.exists()) for _ in range(5)]
+    said = [(watched.update(0), flag.exists()) for _ in range(5)]
     assert said[1] == ("the outbox is full, 999 bytes are free on its disk: timelines, samples and log lines are dropped", True)
     assert said[4] == ("the outbox has space again: all events are recorded", False)
     assert [each for each in said if each[0]] == [said[1], said[4]]

@@ -23,12 +23,12 @@ def test_no_value_is_left_and_json_stays_json(value: str, before: str, after: st
 
 def test_of_values_that_hold_each_other_nothing_is_left() -> None:
     redactor = Redactor({"SHORT_KEY": "abcdefgh", "LONG_KEY": "abcdefghijkl"})
-    assert redactor.lines(["x abcdefghijkl y abcdefgh"]) == ["x [LONG_KEY] y [SHORT_KEY]"]
+    assert redactor.text("x abcdefghijkl y abcdefgh") == "x [LONG_KEY] y [SHORT_KEY]"
 
 
 def test_short_lines_of_a_value_are_left_alone() -> None:
     redactor = Redactor({"PEM_KEY": "-----BEGIN\nMIIEvQIBADANB\nend"})
-    assert redactor.lines(["the end", "MIIEvQIBADANB"]) == ["the end", "[PEM_KEY]"]
+    assert [redactor.text(line) for line in ("the end", "MIIEvQIBADANB")] == ["the end", "[PEM_KEY]"]
 
 
 def test_without_secrets_nothing_changes() -> None:

@@ -14,10 +14,9 @@ from oppo_contract import wire
 from oppo_contract.events import FinishedEvent
 from oppo_contract.spec import load_spec
 from worker.folders import AttemptFolder, EngineEnd
-from worker.local_ranks import cause_of
-from worker.outcomes import outcome_of
+from worker.outcomes import build_outcome, find_root_cause
 from worker.redaction import Redactor
-from worker.rendezvous import check_address, own_address, processes_of, threads_below, torchrun
+from worker.rendezvous import check_address, own_address, ranks_per_node, torchrun, torchrun_environ
 
 MINIMAL = {
     "name": "n", "steps": 1, "data": {"prompts": "p"}, "ppo": {"batch_size": 24},
@@ -95,8 +94,8 @@ def test_several_processes_of_one_node_meet_on_it(monkeypatch: pytest.MonkeyPatc
     ]
     assert int(line[11]) > 1
     assert line[12:] == ["--max-restarts", "0", "--log-dir", "/dev/null", "-m", "oppo_core"]
-    assert threads_below(line) == {"OMP_NUM_THREADS": "1"}
-    assert threads_below(torchrun(["engine"], 1, meeting(1))) == threads_below(["engine"]) == {}
+    assert torchrun_environ(line) == {"OMP_NUM_THREADS": "1"}
+    assert torchrun_environ(torchrun(["engine"], 1, meeting(1))) == torchrun_environ(["engine"]) == {}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_several_processes_of_one_node_meet_on_it(monkeypatch: pytest.MonkeyPatc
     ],
 )  # fmt: skip
 def test_a_node_gets_a_process_a_device_or_as_many_as_the_run_says(resources: dict[str, Any] | None, each: int) -> None:
-    assert processes_of({"resources": resources}) == each
+    assert ranks_per_node({"resources": resources}) == each
     if resources:
         assert load_spec({**MINIMAL, "resources": resources}).resources.ranks_per_node == each
 
@@ -117,17 +116,17 @@ def test_devices_that_only_decode_or_score_get_no_process(elsewhere: dict[str, i
     resources = {"devices": 12, "nodes": 2} | elsewhere
     decoded = {"resources": resources, "rollout": {"backend": "vllm", "vllm_process": "own"}}
     spec = load_spec({**MINIMAL, **decoded, "ppo": {"batch_size": 24, "tis": "all"}})
-    assert processes_of(decoded) == spec.resources.ranks_per_node == 2
+    assert ranks_per_node(decoded) == spec.resources.ranks_per_node == 2
 
 
 def test_an_engine_that_lost_the_others_has_died_and_may_be_tried_again() -> None:
     said = FinishedEvent(producer="engine", seq=1, time=0.0, outcome="failed", step=3, reason="RankError: rank 1 died")
-    told = outcome_of(1, EngineEnd(exit_code=1), said, [])
+    told = build_outcome(1, EngineEnd(exit_code=1), said, [])
     assert (told.outcome, told.reason) == ("engine_died", "RankError: rank 1 died")
-    asked = outcome_of(1, EngineEnd(exit_code=1, signal="pause"), said, [])
+    asked = build_outcome(1, EngineEnd(exit_code=1, signal="pause"), said, [])
     assert asked.outcome == "paused"  # it was to stop anyway
     other = said.model_copy(update={"reason": "PromptError: line 3"})
-    assert outcome_of(1, EngineEnd(exit_code=1), other, []).outcome == "failed"
+    assert build_outcome(1, EngineEnd(exit_code=1), other, []).outcome == "failed"
 
 
 @pytest.mark.full
@@ -176,15 +175,15 @@ def test_the_process_that_has_ended_a_run_says_why_and_not_the_one_that_lost_it(
     folder.path.mkdir()
     lost = FinishedEvent(producer="engine", seq=1, time=0.0, outcome="failed", step=1, reason="RankError: rank 2 has ended")
     redactor = Redactor({"KEY": "s3cret-key"})
-    assert cause_of(lost, folder, redactor) == lost
-    assert cause_of(None, folder, redactor) is None
+    assert find_root_cause(lost, folder, redactor) == lost
+    assert find_root_cause(None, folder, redactor) is None
     beside = folder.engine_events
     beside.with_name(beside.name + ".process-1").write_text(ended("failed", "RankError: rank 2 has ended"))
     beside.with_name(beside.name + ".process-2").write_text(ended("failed", "RewardError: 401 for s3cret-key") + '{"half')
-    told = cause_of(lost, folder, redactor)
+    told = find_root_cause(lost, folder, redactor)
     assert told is not None
     assert told.reason.startswith("RewardError: 401 for ")
     assert "s3cret" not in told.reason
-    assert cause_of(None, folder, redactor) == told  # torchrun has killed the first one
+    assert find_root_cause(None, folder, redactor) == told  # torchrun has killed the first one
     stopped = lost.model_copy(update={"outcome": "stopped", "reason": "asked to stop"})
-    assert cause_of(stopped, folder, redactor) == stopped
+    assert find_root_cause(stopped, folder, redactor) == stopped

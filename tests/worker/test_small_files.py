@@ -15,9 +15,9 @@ from oppo_contract.machine import write_private
 from worker import folders
 from worker.engine_process import kill_leftover
 from worker.folders import AttemptFolder, EngineEnd, WorkerFolder
-from worker.local_ranks import cause_of
 from worker.logs import LogTail
 from worker.outbox import OutboxReader, OutboxWriter
+from worker.outcomes import find_root_cause
 from worker.redaction import Redactor
 
 NOTHING_SECRET = Redactor({})
@@ -35,8 +35,8 @@ def attempt(tmp_path: Path) -> AttemptFolder:
 @pytest.mark.parametrize("text", TORN)
 def test_a_claim_that_says_nothing_is_moved_aside_once(attempt: AttemptFolder, text: str) -> None:
     attempt.claim_file.write_text(text)
-    assert attempt.left_behind() is None
-    assert attempt.kept_claim() is None
+    assert attempt.unreported_attempt() is None
+    assert attempt.saved_claim() is None
     assert not attempt.claim_file.exists()
     assert attempt.path.joinpath("claim.json.unreadable").read_text() == text
 
@@ -70,7 +70,7 @@ def test_a_last_word_that_does_not_parse_is_none(attempt: AttemptFolder) -> None
     said = {"producer": "engine", "seq": 1, "time": 0, "kind": "finished", "outcome": "failed", "step": 3, "reason": "why"}
     for rank, line in enumerate(["\0\0\0\n", '{"kind": "surprise"}\n', json.dumps(said) + "\n"], start=1):
         attempt.path.joinpath(f"{attempt.engine_events.name}{LOCAL_RANK_SUFFIX}{rank}").write_text(line)
-    cause = cause_of(None, attempt, NOTHING_SECRET)
+    cause = find_root_cause(None, attempt, NOTHING_SECRET)
     assert cause is not None
     assert cause.reason == "why"
 

@@ -17,8 +17,8 @@ import pytest
 from oppo_contract.wire import AttemptOrders, Claimed
 from worker import engine_process
 from worker.engine_process import EngineProcess, kill_leftover
-from worker.folders import AttemptFolder, KeptClaim, NodeIdentity, WorkerFolder
-from worker.outcomes import outcome_of
+from worker.folders import AttemptFolder, NodeIdentity, SavedClaim, WorkerFolder
+from worker.outcomes import build_outcome
 from worker.supervisor import Supervisor
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
@@ -40,7 +40,7 @@ def supervisor(folder: AttemptFolder, tmp_path: Path) -> Supervisor:
     node = NodeIdentity(
         platform_url="http://127.0.0.1:9", name="n", node_id=1, node_token="node", queue="q", broker_url="redis://127.0.0.1:1/0"
     )
-    return Supervisor(folder, KeptClaim(epoch=1, claimed=claimed), node)
+    return Supervisor(folder, SavedClaim(epoch=1, claimed=claimed), node)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def engine(folder: AttemptFolder) -> Iterator[EngineProcess]:
     """One that only sleeps."""
     engine = EngineProcess(SLEEPS, folder, [], {}, lambda: None)
     yield engine
-    engine.clear_away()
+    engine.clean_up()
 
 
 def test_a_process_that_ends_while_it_is_looked_for_keeps_no_engine_from_stopping(
@@ -60,7 +60,7 @@ def test_a_process_that_ends_while_it_is_looked_for_keeps_no_engine_from_stoppin
     child.wait()
     with monkeypatch.context() as at_once:
         at_once.setattr(engine_process, "_below_torchrun", lambda _home: [found])
-        engine.ask_to_stop()
+        engine.request_stop()
     tools.eventually(lambda: engine.ended)
 
 
@@ -70,7 +70,7 @@ class Asked:
     def __init__(self) -> None:
         self.times = 0
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         self.times += 1
 
 
@@ -132,7 +132,7 @@ def test_a_mount_that_fails_costs_one_attempt_and_not_the_run(supervisor: Superv
     supervisor.rank = rank
     supervisor._start_engine()
     assert supervisor.engine is None
-    told = outcome_of(1, supervisor.folder.engine_end(), None, [])
+    told = build_outcome(1, supervisor.folder.engine_end(), None, [])
     assert told.outcome == "engine_died"
     assert told.reason.startswith("the engine could not be started: [Errno 20] Not a directory")
 

@@ -13,7 +13,7 @@ from oppo_contract.events import FinishedEvent
 from worker.engine_process import is_for_engine
 from worker.folders import EngineEnd
 from worker.outbox import punch
-from worker.outcomes import outcome_of
+from worker.outcomes import build_outcome
 
 
 def steps_of(attempt: Any) -> list[int]:
@@ -122,7 +122,7 @@ def lose(attempt: Any, events: Path) -> None:
     del attempt.events["engine"][4:]
 
 
-LOST = "the platform asks for event 5 of the engine, which is not on the node's disk; the first stored event is 7"
+LOST = "the platform requests event 5 of the engine, which is not on the node's disk; the first stored event is 7"
 
 
 def test_an_attempt_that_cannot_tell_what_is_asked_for_ends_and_says_so(bench, tools) -> None:
@@ -151,10 +151,10 @@ def test_what_was_trained_and_cannot_be_told_is_trained_again(bench, tools) -> N
 def test_a_wish_counts_also_when_something_is_lost_and_so_does_a_failure(wish, outcome) -> None:
     event = {"producer": "engine", "seq": 9, "time": 0.0, "step": 3}
     stopped = FinishedEvent(**event, outcome="stopped", reason="asked to stop")
-    told = outcome_of(1, EngineEnd(exit_code=0, signal=wish), stopped, [], LOST)
+    told = build_outcome(1, EngineEnd(exit_code=0, signal=wish), stopped, [], LOST)
     assert (told.outcome, told.reason) == (outcome, LOST)
     failed = FinishedEvent(**event, outcome="failed", reason="the loss is not finite")
-    told = outcome_of(1, EngineEnd(exit_code=1, signal=wish), failed, [], LOST)
+    told = build_outcome(1, EngineEnd(exit_code=1, signal=wish), failed, [], LOST)
     assert (told.outcome, told.reason) == ("failed", "the loss is not finite")
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from oppo_contract.wire import Claimed, EventBatch
 from worker import uploader
-from worker.folders import AttemptFolder, KeptClaim
+from worker.folders import AttemptFolder, SavedClaim
 from worker.outbox import OutboxWriter
 from worker.platform_api import PlatformApi, Unreachable
-from worker.uploader import MOST_UNKNOWN, Shipping
+from worker.uploader import MAX_UNKNOWN_ERRORS, Uploader
 
 
 def not_json() -> None:
@@ -40,18 +40,18 @@ class Platform:
 
 
 @pytest.fixture
-def carry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Platform], Shipping]:
+def carry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Platform], Uploader]:
     """Starts to ship an attempt whose supervisor has one line to tell."""
     monkeypatch.setattr(uploader, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(uploader, "LONGEST_WAIT_S", 0.002)
+    monkeypatch.setattr(uploader, "MAX_WAIT_S", 0.002)
     folder = AttemptFolder(tmp_path / "17")
     folder.path.mkdir()
     OutboxWriter(folder.supervisor_events).log("stdout", ["one"])
     artifacts = (tmp_path / "runs" / "1").as_uri()
     claimed = Claimed(attempt_token="t", run_id=1, spec={}, device_indices=[0], lease_s=900, artifact_url=artifacts)
 
-    def start(platform: Platform) -> Shipping:
-        carries = Shipping(folder, KeptClaim(epoch=1, claimed=claimed), platform, on_started=lambda: None)  # type: ignore[arg-type]
+    def start(platform: Platform) -> Uploader:
+        carries = Uploader(folder, SavedClaim(epoch=1, claimed=claimed), platform, on_started=lambda: None)  # type: ignore[arg-type]
         threading.Thread(target=carries.run, daemon=True).start()
         return carries
 
@@ -61,7 +61,7 @@ def carry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Platform
 def test_an_answer_that_nobody_understands_can_wait_while_the_engine_computes(carry: Any, tools: Any) -> None:
     platform = Platform(not_json)
     carries = carry(platform)
-    tools.eventually(lambda: platform.calls > 2 * MOST_UNKNOWN)
+    tools.eventually(lambda: platform.calls > 2 * MAX_UNKNOWN_ERRORS)
     platform.fails = None
     tools.eventually(lambda: platform.lines)
     carries.close()
@@ -84,16 +84,16 @@ def test_a_disk_that_stays_away_is_given_up_after_the_end(carry: Any, monkeypatc
     platform = Platform(stale)
     carries = carry(platform)
     carries.close()
-    tools.eventually(lambda: platform.calls > 3 * MOST_UNKNOWN)
+    tools.eventually(lambda: platform.calls > 3 * MAX_UNKNOWN_ERRORS)
     assert not carries.complete.is_set(), "it may come back"
-    monkeypatch.setattr(uploader, "LONGEST_DISK_S", 0.0)
+    monkeypatch.setattr(uploader, "MAX_DISK_OUTAGE_S", 0.0)
     assert carries.complete.wait(60)
     assert carries.lost == "remaining events cannot be sent to the platform: OSError: stale file handle"
 
 
 def test_a_mistake_of_ours_ends_no_thread_in_silence(carry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     platform = Platform(None)
-    monkeypatch.setattr(Shipping, "_mind_the_limit", lambda _self: [][0])
+    monkeypatch.setattr(Uploader, "_update_limit", lambda _self: [][0])
     carries = carry(platform)
     carries.close()
     assert carries.complete.wait(60)
@@ -115,11 +115,11 @@ def test_the_engines_end_is_a_reason_not_to_wait_as_long_as_asked(carry: Any, to
 
 
 def test_nobody_is_waited_for_for_a_day(carry: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploader, "LONGEST_ASKED_S", 0.001)
+    monkeypatch.setattr(uploader, "MAX_RETRY_AFTER_S", 0.001)
     platform = Platform(wait_a_day)
     carries = carry(platform)
     tools.eventually(lambda: platform.calls > 3)
-    carries.leave()
+    carries.stop()
     assert carries.complete.wait(60)
 
 

@@ -11,9 +11,9 @@ from oppo_contract.events import CheckpointEvent, Event, FinishedEvent, LogEvent
 from oppo_contract.wire import Claimed
 from tests.web.plane.meetings import Meeting
 from tests.web.plane.network import Agenda
-from worker.folders import EngineEnd, KeptClaim
-from worker.outcomes import LOST_OTHERS
-from worker.rendezvous import LATER_THAN_THE_PLATFORM_S
+from worker.folders import EngineEnd, SavedClaim
+from worker.outcomes import RANK_ERROR
+from worker.rendezvous import TORCHRUN_MARGIN_S
 
 KILLED = 137
 # What engines say when they die, and the exit status that comes with it.
@@ -30,7 +30,7 @@ LAST_WORDS = {
 class Files:
     """An attempt's folder on a node's disk: what survives the death of every process."""
 
-    claim: KeptClaim | None = None
+    claim: SavedClaim | None = None
     end: EngineEnd | None = None
     session: bool = False
     engine: list[Event] = field(default_factory=list)
@@ -121,9 +121,7 @@ class Engine:
         """Another rank has ended or is silent."""
         if self.alive:
             self.files.note("lost sight of another rank", self.agenda.now)
-            self._tell(
-                FinishedEvent, outcome="failed", step=self.step, reason=f"{LOST_OTHERS} rank {self.rank} lost another rank"
-            )
+            self._tell(FinishedEvent, outcome="failed", step=self.step, reason=f"{RANK_ERROR} rank {self.rank} lost another rank")
             self._end(1)
 
     def _loaded(self) -> None:
@@ -134,7 +132,7 @@ class Engine:
             return
         assert self.claimed.rendezvous is not None
         self.meeting.join(self)
-        self.agenda.after(self.claimed.rendezvous.deadline_s + LATER_THAN_THE_PLATFORM_S, self._give_up)
+        self.agenda.after(self.claimed.rendezvous.deadline_s + TORCHRUN_MARGIN_S, self._give_up)
 
     def _give_up(self) -> None:
         """torchrun waits no longer, or not at all when it is asked to stop before all are there."""

@@ -9,7 +9,7 @@ from oppo_contract import wire
 from tests.web.plane.engines import Engine, Files
 from tests.web.plane.network import Serving
 from tests.web.plane.supervisors import Supervisor
-from worker.agent import LAUNCH_AGAIN_S
+from worker.agent import RELAUNCH_AFTER_S
 from worker.platform_api import RefusedError, Unreachable
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class SimulatedNode:
     def launch(self, order: wire.LaunchOrder) -> None:
         """Start a supervisor unless one lives or was started a moment ago."""
         number, now = order.attempt_id, self.local_now()
-        if number in self.supervisors or now - self.launched_at.get(number, float("-inf")) < LAUNCH_AGAIN_S:
+        if number in self.supervisors or now - self.launched_at.get(number, float("-inf")) < RELAUNCH_AFTER_S:
             return
         self.launched_at[number] = now
         files = self.files.setdefault(number, Files())

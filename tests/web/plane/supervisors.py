@@ -12,14 +12,14 @@ from oppo_contract import wire
 from oppo_contract.events import CheckpointEvent, Event, FinishedEvent, StartedEvent
 from tests.web.plane.engines import Engine, Files
 from tests.web.plane.network import Serving
-from worker.folders import EngineEnd, KeptClaim
-from worker.outcomes import lost_others, outcome_of
+from worker.folders import EngineEnd, SavedClaim
+from worker.outcomes import build_outcome, lost_peer
 from worker.platform_api import GapError, RefusedError, Unreachable
 from worker.supervisor import (
-    LEAVE_WITHIN_S,
-    OTHERS_SPEAK_WITHIN_S,
-    OUTCOME_TAKES_S,
-    STOP_WITHIN_S,
+    FLUSH_TIMEOUT_S,
+    OUTCOME_RESERVE_S,
+    PEER_REPORT_TIMEOUT_S,
+    STOP_TIMEOUT_S,
     Signal,
     lease_margin_s,
 )
@@ -40,7 +40,7 @@ class Supervisor:
         self.alive = True
         self.engine: Engine | None = None
         self.doing = self._begin
-        self.engine_started = self.told_running = self.fenced = self.leaving = False
+        self.engine_started = self.reported_running = self.fenced = self.leaving = False
         self.signal: Signal | None = None
         self.reason: str | None = None
         self.rank = 0
@@ -108,10 +108,10 @@ class Supervisor:
         except (RefusedError, Unreachable) as error:
             self.node.plane.say(f"  claim of {self.attempt_id}: {error}")
             return False
-        self.files.claim = KeptClaim(epoch=self.epoch, claimed=claimed)
+        self.files.claim = SavedClaim(epoch=self.epoch, claimed=claimed)
         return True
 
-    def _start_engine(self, claim: KeptClaim) -> None:
+    def _start_engine(self, claim: SavedClaim) -> None:
         plane = self.node.plane
         meeting = plane.meeting_at(claim.claimed.rendezvous)
         engine = Engine(plane.agenda, self.rng, self.files, claim.claimed, self._hurry, meeting)
@@ -150,12 +150,12 @@ class Supervisor:
             self.reason = f"the platform no longer accepts this attempt: {error}"
             return
         self.lease_ends = sent_at + orders.lease_s
-        self.told_running = self.engine_started
+        self.reported_running = self.engine_started
         if orders.signal is not None and self.engine is not None and self.signal != orders.signal:
             self.node.plane.say(f"  told to {orders.signal} within {orders.deadline_s:.1f} s")
             first = self.signal is None
             self.signal = orders.signal
-            self.kill_at = min(self.kill_at, sent_at + max(0.0, orders.deadline_s - OUTCOME_TAKES_S))
+            self.kill_at = min(self.kill_at, sent_at + max(0.0, orders.deadline_s - OUTCOME_RESERVE_S))
             if first:
                 self.engine.ask_to_stop()
 
@@ -163,7 +163,7 @@ class Supervisor:
         now = self.node.local_now()
         if self.leaving and self.signal is None:
             self.signal, self.reason = "preempt", "the worker was shut down"
-            self.kill_at = now + STOP_WITHIN_S
+            self.kill_at = now + STOP_TIMEOUT_S
             engine.ask_to_stop()
         if now >= self.lease_ends - lease_margin_s(self.lease_s) and not self.fenced:
             self.fenced = True
@@ -176,14 +176,14 @@ class Supervisor:
 
     def _drain(self) -> None:
         if self._ship():
-            self.speak_at = self.node.local_now() + OTHERS_SPEAK_WITHIN_S
-            self.doing = self._let_others_speak if lost_others(self.finished) else self._report
+            self.speak_at = self.node.local_now() + PEER_REPORT_TIMEOUT_S
+            self.doing = self._let_others_speak if lost_peer(self.finished) else self._report
             self.sleep(0.0)
             return
         if not self.fenced:
             self._beat()
         now = self.node.local_now()
-        self.leave_at = min(self.leave_at, now + LEAVE_WITHIN_S) if self.leaving else NEVER
+        self.leave_at = min(self.leave_at, now + FLUSH_TIMEOUT_S) if self.leaving else NEVER
         if now > self.leave_at:
             self.kill()
             return
@@ -198,9 +198,9 @@ class Supervisor:
         self.sleep(wire.HEARTBEAT_S / 2)
 
     def _report(self) -> None:
-        if self.engine_started and not self.told_running and not self.fenced:
+        if self.engine_started and not self.reported_running and not self.fenced:
             self._beat()
-        told = outcome_of(self.epoch, self.files.end, self.finished, self.files.last_lines())
+        told = build_outcome(self.epoch, self.files.end, self.finished, self.files.last_lines())
         try:
             self.node.call(lambda: Serving.outcome(self.attempt_id, told, self.rank))
             self.node.plane.say(f"  outcome of {self.attempt_id}: {told.outcome}")

@@ -147,10 +147,10 @@ def test_a_node_that_a_rule_excludes_gets_the_run_no_more(world):
 def test_deaths_of_supervisors_count(world):
     """Their engines may be quick enough to save, and are reported as dead all the same."""
     from oppo_contract.events import FinishedEvent
-    from worker.outcomes import outcome_of
+    from worker.outcomes import build_outcome
 
     saved = FinishedEvent(producer="engine", seq=1, time=0.0, outcome="stopped", step=3, reason="asked to stop")
-    told = outcome_of(1, None, saved, [])
+    told = build_outcome(1, None, saved, [])
     assert (told.outcome, told.reason) == (
         "engine_died", "the supervisor was killed, and the engine ended with it; it saved a checkpoint at step 3",
     )  # fmt: skip

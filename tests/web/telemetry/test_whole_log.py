@@ -20,9 +20,9 @@ from oppo_platform.telemetry.compaction import seal
 from oppo_platform.telemetry.metric_reader import EVERYTHING, read_points, reigns
 from oppo_platform.telemetry.models import ProducerMark
 from worker import uploader as shipping_module
-from worker.folders import AttemptFolder, KeptClaim
+from worker.folders import AttemptFolder, SavedClaim
 from worker.platform_api import PlatformApi
-from worker.uploader import Shipping
+from worker.uploader import Uploader
 
 FINE, LOST, REPLY_LOST, TWICE, LATE = "fine", "lost", "reply lost", "twice", "late"
 FATES = st.lists(st.sampled_from([FINE, LOST, REPLY_LOST, TWICE, LATE]), max_size=6)
@@ -63,7 +63,7 @@ class Network(httpx.BaseTransport):
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOOK_EVERY_S", "BETWEEN_BATCHES_S", "FIRST_WAIT_S", "LONGEST_WAIT_S"):
+    for name in ("POLL_S", "BATCH_INTERVAL_S", "FIRST_WAIT_S", "MAX_WAIT_S"):
         monkeypatch.setattr(shipping_module, name, 0.0)
 
 
@@ -122,7 +122,7 @@ def test_what_is_stored_is_what_the_engine_wrote(world, tmp_path_factory, impati
         api._http = httpx.Client(
             transport=(network := Network(worker.client, fates)), base_url=api._http.base_url, headers=api._http.headers
         )
-        ship = Shipping(folder, KeptClaim(epoch=1, claimed=claimed), api, on_started=lambda: None)
+        ship = Uploader(folder, SavedClaim(epoch=1, claimed=claimed), api, on_started=lambda: None)
         ship.close()
         ship.run()  # until everything is acknowledged; the next life reads the outbox from its beginning
         network.arrive_late()
