@@ -1,6 +1,7 @@
 """Uploads an attempt's events and registers its checkpoints; a thread of the supervisor that retries without a time limit.
 
-The outboxes of engine and supervisor are each sent in order. A checkpoint is registered after its event is acknowledged. the platform is unreachable the files grow. When an outbox is full (`worker.outbox_limit`), the engine and the log tail drop
+The outboxes of engine and supervisor are each sent in order. A checkpoint is registered after its event is acknowledged. While
+the platform is unreachable the files grow. When an outbox is full (`worker.outbox_limit`), the engine and the log tail drop
 detail events (`oppo_contract.events.DETAIL_KINDS`) and report the number; metrics, checkpoints and outcomes are never dropped.
 
 A platform restored from a backup requests events again. If they are no longer on disk, later events cannot be delivered either:

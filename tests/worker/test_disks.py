@@ -42,6 +42,6 @@ def test_a_disk_is_looked_at_now_and_then(tmp_path: Path, monkeypatch: pytest.Mo
     assert watched.reports() is first
     monkeypatch.setattr(disks, "CHECK_EVERY_S", 0.0)
     watched.reports()
-    assert watched._look is not None
-    watched._look.join(10)
+    assert watched._thread is not None
+    watched._thread.join(10)
     assert watched.reports() is not first
