@@ -32,5 +32,5 @@ def test_short_lines_of_a_value_are_left_alone() -> None:
 
 
 def test_without_secrets_nothing_changes() -> None:
-    assert Redactor({}).lines(["a line"]) == ["a line"]
+    assert Redactor({}).text("a line") == "a line"
     assert Redactor({}).event(b"{}") == b"{}"

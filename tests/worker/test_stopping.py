@@ -78,7 +78,7 @@ def test_a_disk_that_takes_no_note_keeps_no_engine_from_being_asked(supervisor: 
     supervisor.folder.supervisor_events.mkdir()  # nothing can be written to it
     supervisor.engine = engine = Asked()  # type: ignore[assignment]
     for _ in range(2):
-        supervisor._take_order(AttemptOrders(lease_s=900, signal="pause", deadline_s=60))
+        supervisor._apply_signal(AttemptOrders(lease_s=900, signal="pause", deadline_s=60))
     assert engine.times == 1
     assert supervisor.signal == "pause"
     assert supervisor.kill_at > time.monotonic() + 30
