@@ -1,4 +1,4 @@
-"""Does OPPO learn as much and as fast a step as sequential PPO? `python bench/convergence.py --work DIR [--json F] [--plot F]`"""
+"""Does OPPO learn as much per step as sequential PPO? `python bench/convergence.py --work DIR [--json F] [--plot F]`"""
 
 import sys
 

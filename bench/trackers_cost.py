@@ -1,4 +1,4 @@
-"""What does a tracker cost? `python bench/trackers_cost.py [--mlflow URI] [--wandb] [--json FILE] [--steps N]`"""
+"""The cost of a tracker: `python bench/trackers_cost.py [--mlflow URI] [--wandb] [--json FILE] [--steps N]`"""
 
 import sys
 

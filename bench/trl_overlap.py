@@ -1,4 +1,4 @@
-"""What our overlap saves TRL's PPOTrainer: `build/trl/bin/python bench/trl_overlap.py [--json FILE]` after `make test-trl`."""
+"""Gain of our overlap in TRL's PPOTrainer: `build/trl/bin/python bench/trl_overlap.py [--json FILE]` after `make test-trl`."""
 
 import sys
 from pathlib import Path

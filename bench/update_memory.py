@@ -1,4 +1,4 @@
-"""What do the levers on an update's memory cost, and what do they save? `python bench/update_memory.py [--json FILE]`"""
+"""Cost and saving of the options for an update's memory: `python bench/update_memory.py [--json FILE]`"""
 
 import sys
 

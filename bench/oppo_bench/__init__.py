@@ -1,1 +1,1 @@
-"""The benches behind `oppo bench`: each interleaves its variants in one run and writes one format (docs/performance.md)."""
+"""Benchmarks behind `oppo bench`: each interleaves its variants in one run and writes one format (docs/performance.md)."""

@@ -1,4 +1,4 @@
-"""`oppo bench`: the benches, each in a module that is imported when it is used."""
+"""`oppo bench`: each benchmark is a module that is imported on use."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ BENCHES = {
 
 @click.group(cls=LazyGroup, lazy=BENCHES)
 def bench() -> None:
-    """Measure. Every bench runs its variants in turn within one run and writes one format (docs/performance.md)."""
+    """Benchmarks. Each runs its variants interleaved in one run and writes one JSON format (docs/performance.md)."""

@@ -1,4 +1,4 @@
-"""The one format that every bench writes, and the figures in it."""
+"""The JSON format of every benchmark, and its figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oppo_bench.machine_load import Machine
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One measured figure: its name, its unit, and its spread over `n` repetitions."""
+    """A measured figure: name, unit, and spread over `n` repetitions."""
 
     name: str
     unit: str
@@ -27,18 +27,18 @@ class Result:
 
     @classmethod
     def of(cls, name: str, unit: str, values: Sequence[float]) -> Self:
-        """The figure over its repetitions, of which there is at least one."""
+        """Median, minimum and maximum over the repetitions, of which there is at least one."""
         return cls(name, unit, median(values), min(values), max(values), len(values))
 
     @classmethod
     def tail(cls, name: str, unit: str, values: Sequence[float]) -> Self:
-        """The 95th percentile in the median's place."""
+        """The same with the 95th percentile instead of the median."""
         ordered = sorted(values)
         return cls(name, unit, ordered[max(0, round(0.95 * len(ordered)) - 1)], ordered[0], ordered[-1], len(ordered))
 
 
 def document(bench: str, machine: Machine, settings: dict[str, Any], results: list[Result]) -> dict[str, Any]:
-    """What `--json` writes."""
+    """The document that `--json` writes."""
     return {
         "bench": bench, "commit": commit(), "machine": asdict(machine), "settings": settings,
         "results": [asdict(result) for result in results],
@@ -51,7 +51,7 @@ def write(file: Path, document: dict[str, Any]) -> None:
 
 
 def commit() -> str:
-    """The checkout's commit, with a + when files differ from it; else the installed package's version, if it is installed."""
+    """The checkout's commit, with a + if files differ from it; otherwise the installed package's version."""
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists() or shutil.which("git") is None:
         return _installed()
@@ -69,5 +69,5 @@ def _installed() -> str:
 
     try:
         return version("oppo-platform")
-    except PackageNotFoundError:  # copied files, as `python bench/gpu` may be run from
+    except PackageNotFoundError:  # copied files, for example of `python bench/gpu`
         return "unknown"

@@ -1,4 +1,4 @@
-"""Is the machine quiet? A bench says what else ran, because on a busy machine its figures mean little."""
+"""Measures what else runs on the machine: figures from a busy machine mean little."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-QUIET_CORES = 0.1  # what others may use, as a share of all cores
+QUIET_CORES = 0.1  # limit for other programs, as a share of all cores
 STAT = Path("/proc/stat")
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a bench ran on. `load`: before it began; `other_cores`: cores that other programs used meanwhile, None if unknown."""
+    """The machine of a benchmark. `load`: before it began; `other_cores`: cores that other programs used meanwhile, None if
+    unknown."""
 
     cpus: int
     load: float
@@ -22,7 +23,7 @@ class Machine:
 
     @property
     def complaint(self) -> str | None:
-        """A warning when something else ran."""
+        """A warning if something else ran."""
         if self.other_cores is not None and self.other_cores > QUIET_CORES * self.cpus:
             return f"Other programs used {self.other_cores:.2f} of {self.cpus} cores meanwhile: do not trust the figures."
         if self.other_cores is None and self.load > QUIET_CORES * self.cpus:
@@ -31,7 +32,7 @@ class Machine:
 
 
 class Watch:
-    """Watches from its making on what other programs, and the host of a virtual machine, take from all cores together."""
+    """Measures from its creation on how many cores other programs, and the host of a virtual machine, use."""
 
     def __init__(self) -> None:
         self.load = os.getloadavg()[0]
@@ -46,11 +47,11 @@ class Watch:
         self._followed.append(pid)
 
     def look(self) -> None:
-        """Remember what our processes have used so far; call it before one of them ends."""
+        """Record the use of our processes; call it before one of them ends."""
         self._own_s()
 
     def machine(self) -> Machine:
-        """What was seen until now."""
+        """The measurements so far."""
         busy = _all_busy_s()
         if busy is None or self._busy is None:
             return Machine(os.cpu_count() or 1, self.load, None)
@@ -65,7 +66,7 @@ class Watch:
 
 
 def _all_busy_s() -> float | None:
-    """Seconds that all cores have worked since the machine started, stolen ones included; None where /proc does not tell."""
+    """Seconds that all cores have worked since boot, stolen time included; None if /proc is not available."""
     if not STAT.exists():
         return None
     user, nice, system, _idle, _wait, irq, softirq, steal = map(int, STAT.read_text().split("\n", 1)[0].split()[1:9])
@@ -73,7 +74,7 @@ def _all_busy_s() -> float | None:
 
 
 def _used_s(pid: int) -> float | None:
-    """Processor seconds of a process; None when it is gone or /proc does not tell."""
+    """Processor seconds of a process; None if it has ended or /proc is not available."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

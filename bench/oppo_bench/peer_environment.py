@@ -1,4 +1,4 @@
-"""A peer in an environment of its own, because it pins other things than we do and is needed for a bench only."""
+"""A virtual environment for a peer whose pinned dependencies conflict with ours."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ READY = "oppo-bench-ready.txt"
 
 
 class PeerEnvironmentError(RuntimeError):
-    """The environment could not be made; the message holds pip's last words."""
+    """The environment could not be created; the message has pip's last lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """What a peer needs: `pins` for pip; `first` is installed by itself before them."""
+    """Dependencies of a peer: `pins` for pip; `first` is installed separately before them."""
 
     name: str
     pins: tuple[str, ...]
     first: tuple[str, ...] = ()
 
 
-# PPOTrainer left TRL with version 1.13. transformers is the engine's own version, so that both run the same models.
+# TRL 1.13 removed PPOTrainer. transformers has the engine's version, so that both run the same models.
 TRL = Packages("TRL", ("trl==1.12.0", "transformers==5.19.0", "accelerate==1.15.0", "datasets==5.2.0"), ("torch==2.13.0",))
 MLFLOW = Packages("MLflow", ("mlflow==3.17.2", "psycopg2-binary==2.9.13"))
 TRACKIO = Packages("trackio", ("trackio==0.43.0",))
@@ -32,7 +32,7 @@ TENSORBOARD = Packages("TensorBoard", ("tensorboard==2.21.0",))
 
 
 def python_of(folder: Path, packages: Packages, tell: Callable[[str], None]) -> Path:
-    """The interpreter of the environment in `folder`, which is made when it is missing or was not finished.
+    """Interpreter of the environment in `folder`, which is created if it is missing or incomplete.
 
     pip's own settings apply. Raises PeerEnvironmentError when pip fails.
     """

@@ -1,4 +1,4 @@
-"""The whole platform for a bench: web, scheduler and workers as processes, on servers that are running already."""
+"""The whole platform for a benchmark: web, scheduler and workers as processes, on servers that already run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPTS = "tiny/prompts.jsonl"
 
 
 def tiny_run(name: str, steps: int) -> dict[str, Any]:
-    """A run of the smallest models on one core, one stage after the other: it starts as soon as an engine can."""
+    """A run of the smallest models on one core without overlap, which starts as fast as possible."""
     tiny = {"hidden": 16, "layers": 1, "heads": 2, "context": 64, "vocab": 259}
     return {
         "name": name, "overlap": {"intra_step": "off", "inter_step": "off"}, "steps": steps, "data": {"prompts": PROMPTS},
@@ -35,14 +35,14 @@ def tiny_run(name: str, steps: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A platform that takes runs."""
+    """A platform that accepts runs."""
 
     stack: Stack
     api: DemoApi
     project: int
 
     def submit(self, spec: dict[str, Any]) -> int:
-        """Submit a run, as a user's notebook does. Raises Failure when it is not taken."""
+        """Submit a run with the client. Raises Failure when it is refused."""
         run, complaints = self.api.submit(json.dumps(spec), self.project)
         if run is None:
             raise Failure(f"The bench's run was refused: {complaints}")
@@ -50,7 +50,7 @@ class Running:
 
     @staticmethod
     def ended(runs: list[int]) -> int:
-        """How many of these runs have ended, by the database's rows."""
+        """How many of these runs have ended, from the database."""
         from oppo_contract.states import ENDED
         from oppo_platform.runs.models import Run
 
@@ -59,7 +59,8 @@ class Running:
 
 @contextmanager
 def running_platform(workers: int, environ: Mapping[str, str]) -> Iterator[Running]:
-    """Start it in the `OPPO_HOME` of this process, with variables for the workers, and wait until every node can take a run."""
+    """Start the platform in this process's `OPPO_HOME`, with variables for the workers, and wait until every node can accept a
+    run."""
     from oppo_cli.demo_api import DemoApi
 
     home = Home.from_environment()
@@ -95,14 +96,14 @@ def _add_worker(stack: Stack, prepared: Prepared, name: str) -> None:
 
 
 def _reporting() -> int:
-    """Nodes whose prompts and devices are known."""
+    """Nodes that have reported their prompts and devices."""
     from oppo_platform.cluster.models import CatalogueItem, Device
 
     return min(CatalogueItem.objects.values("node").distinct().count(), Device.objects.values("node").distinct().count())
 
 
 def wait_for(holds: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
-    """The first true value of `holds`. Raises Failure after `within_s` seconds."""
+    """Wait for the first true value of `holds`. Raises Failure after `within_s` seconds."""
     deadline = time.monotonic() + within_s
     while not (value := holds()):
         if time.monotonic() > deadline:
@@ -119,13 +120,13 @@ def ready_servers(stack: Stack) -> bool:
     assert worker.process is not None
     try:
         lines = [process.cmdline() for process in psutil.Process(worker.process.pid).children()]
-    except psutil.Error:  # one of them ended this moment
+    except psutil.Error:  # the process has just ended
         return False
     return sum("oppo_contract.prefork" in line and "ready" in line for line in lines) == 2
 
 
 def processor_s(stack: Stack) -> dict[str, float]:
-    """Processor seconds used so far by web, scheduler, the workers with all that they started, and database and broker."""
+    """Processor seconds used so far by web, scheduler, workers with all their processes, database and broker."""
     import psutil
 
     used = {"web": 0.0, "scheduler": 0.0, "workers": 0.0, "servers": 0.0}
@@ -136,7 +137,7 @@ def processor_s(stack: Stack) -> dict[str, float]:
         for process in [child, *child.children(recursive=True)]:
             try:
                 times = process.cpu_times()
-            except psutil.Error:  # it ended this moment
+            except psutil.Error:  # the process has just ended
                 continue
             used[part] += times.user + times.system + times.children_user + times.children_system
     return used

@@ -1,4 +1,4 @@
-"""What the engine's benches have in common: their settings, the file they write, and the words below their tables."""
+"""Shared by the engine's benchmarks: settings, result file, and the text below their tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def settings_of(loads: list[Load], plan: Plan) -> dict[str, Any]:
-    """Everything that the figures depend on besides the machine."""
+    """All settings that influence the figures, besides the machine."""
     from importlib.metadata import version
 
     from oppo_bench.engine.threads import thread_settings
@@ -34,7 +34,7 @@ def settings_of(loads: list[Load], plan: Plan) -> dict[str, Any]:
 
 
 def keep(bench: str, machine: Machine, settings: dict[str, Any], results: list[Result], json_file: Path | None) -> None:
-    """Write what there is so far, when a file was asked for. Raises Failure when that is impossible."""
+    """Write the results so far, if a file was requested. Raises Failure when that is impossible."""
     from oppo_bench.document import document, write
 
     if json_file is None:
@@ -46,7 +46,7 @@ def keep(bench: str, machine: Machine, settings: dict[str, Any], results: list[R
 
 
 def explain(screen: Console, machine: Machine, load: Load, plan: Plan) -> None:
-    """Say how it was measured, and whether the machine was quiet."""
+    """Print how the figures were measured, and whether the machine was quiet."""
     told = "" if machine.other_cores is None else f", other programs used {machine.other_cores:.2f} cores meanwhile"
     screen.print(
         f"{plan.repetitions} repetitions of {plan.steps} steps, variants in turn, the first {load.left_out} steps left out, on"

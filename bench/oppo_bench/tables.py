@@ -1,4 +1,4 @@
-"""What the benches show in the terminal."""
+"""Tables of benchmark results in the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from oppo_cli.simulate_tables import console
 
 
 def show(title: str, results: list[Result]) -> None:
-    """Print figures: median (or what the name says), least, most, repetitions."""
+    """Print figures: median (or what the name says), minimum, maximum, repetitions."""
     table = Table(title=title, title_justify="left")
     for column in ("figure", "median", "min", "max", "n"):
         table.add_column(column, justify="left" if column == "figure" else "right")
@@ -22,7 +22,7 @@ def show(title: str, results: list[Result]) -> None:
 
 
 def case_table(case: str, variants: list[str], results: list[Result]) -> Table:
-    """A line a variant: time a trained token with its spread, time a step, ratios and shares (docs/performance.md)."""
+    """One row per variant: time per trained token with its spread, time per step, ratios and shares (docs/performance.md)."""
     named = {result.name: result for result in results}
     table = Table(title=case, title_justify="left", box=None, pad_edge=False)
     table.add_column("variant", no_wrap=True)
@@ -55,7 +55,7 @@ def floor_line(case: str, results: list[Result]) -> str:
 
 
 def peer_table(case: str, results: list[Result]) -> Table:
-    """A line a trainer: time a trained token with its spread, time a step, and how many times faster than TRL."""
+    """One row per trainer: time per trained token with its spread, time per step, and the speed-up over TRL."""
     named = {result.name: result for result in results}
     table = Table(title=case, title_justify="left", box=None, pad_edge=False)
     table.add_column("trainer", no_wrap=True)

@@ -1,4 +1,4 @@
-"""`oppo bench api`: the ten most used calls of the API with 10,000 runs in the database, through a real web process."""
+"""`oppo bench api`: the ten most frequent API calls with 10,000 runs in the database, through a real web process."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ Call = Callable[["httpx.Client", int], "httpx.Response"]
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures as JSON as well.")
 @click.option("--quick", is_flag=True, help="A tenth of the runs, fewer repetitions.")
 def api(json_file: Path | None, quick: bool) -> None:
-    """Time the calls that page, client and command line make most, on a real PostgreSQL and Valkey.
+    """Time the most frequent calls of pages, client and command line, on a real PostgreSQL and Valkey.
 
-    First each call by itself, the ten in turn, over one connection; then eight clients at once that make the ten in turn, for
-    requests a second. Times are those of whole replies.
+    First each call by itself, the ten in turn, over one connection; then eight clients at once that make the ten calls in
+    turn, for
+    requests per second. Times are those of whole responses.
     """
     before = other_programs()
     scale, repetitions, window_s = (10, QUICK, QUICK_WINDOW_S) if quick else (1, REPETITIONS, WINDOW_S)
@@ -62,7 +63,7 @@ def api(json_file: Path | None, quick: bool) -> None:
 
 
 def calls_on(there: Crowd) -> dict[str, Call]:
-    """The ten calls by operation id; the number picks one of the runs that have told much."""
+    """The ten calls by operation id; the number selects one of the runs with much data."""
 
     def of_a_run(path: str, **query: Any) -> Call:
         return lambda client, n: _get(client, f"runs/{there.told[n % len(there.told)]}{path}", **query)
@@ -91,7 +92,7 @@ def _checked(answer: httpx.Response) -> httpx.Response:
 
 
 def alone(client: httpx.Client, calls: dict[str, Call], repetitions: int) -> list[Result]:
-    """Each call by one client, in turn; the first two rounds are left out."""
+    """Each call by one client, in turn, without the first two rounds."""
     from oppo_bench.document import Result
 
     taken: dict[str, list[float]] = defaultdict(list)
@@ -108,7 +109,7 @@ def alone(client: httpx.Client, calls: dict[str, Call], repetitions: int) -> lis
 
 
 def together(base_url: str, token: str, calls: dict[str, Call], window_s: float) -> list[Result]:
-    """Requests a second of several clients at once, window by window, and how long their requests took meanwhile."""
+    """Requests per second of several clients at once by window, and the duration of their requests."""
     from oppo_bench.document import Result
 
     rates, taken = [], list[float]()
@@ -124,14 +125,14 @@ def together(base_url: str, token: str, calls: dict[str, Call], window_s: float)
 
 
 def _window(base_url: str, token: str, calls: dict[str, Call], window_s: float) -> list[float]:
-    """Milliseconds of every request that ended within the window. Raises what a client met."""
+    """Milliseconds of every request that ended within the window. Raises a client's error."""
     taken, faults, start = list[float](), list[Exception](), threading.Barrier(CLIENTS)
     ways = list(calls.values())
 
     def one(number: int) -> None:
         try:
             with bench_client(base_url, token) as client:
-                _get(client, "me")  # connected, before the time begins
+                _get(client, "me")  # connected before the window begins
                 start.wait()
                 _ask_until(time.perf_counter() + window_s, client, ways[number:] + ways[:number], taken)
         except Exception as error:  # noqa: BLE001 - told by the thread that waits for all
@@ -150,7 +151,7 @@ def _window(base_url: str, token: str, calls: dict[str, Call], window_s: float) 
 
 
 def _ask_until(end: float, client: httpx.Client, ways: list[Call], taken: list[float]) -> None:
-    """Ask in turn until the time is over; the last request, which ends after it, does not count."""
+    """Send calls in turn until the window ends; the last request, which ends after it, does not count."""
     n = 0
     while (begun := time.perf_counter()) < end:
         ways[n % len(ways)](client, n)

@@ -1,4 +1,4 @@
-"""Many runs for `oppo bench api`, some of which wait, and a few of which have told something of every kind."""
+"""Fills the database for `oppo bench api`: many runs, some of them queued, a few with data of every kind."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SPEC = {
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Ids of the runs that have told much, and a spec that can be submitted."""
+    """Ids of the runs with much data, and a spec to submit."""
 
     told: list[int]
     spec: dict[str, Any]
 
 
 def crowd(owner: load.Tenant, scale: int) -> Crowd:
-    """10,000 ended runs of 40 metrics, 100 that wait, and 10 with long histories; a `scale`-th of them."""
+    """10,000 ended runs with 40 metrics, 100 queued, and 10 with long histories; all divided by `scale`."""
     from oppo_platform.cluster.models import CatalogueItem, Device
 
     CatalogueItem.objects.create(node=owner.node, entry_id="letters", kind="prompts", bytes=1000, rows=10)
@@ -44,7 +44,7 @@ def crowd(owner: load.Tenant, scale: int) -> Crowd:
 
 
 def _tell(run: Run, seed: int, scale: int) -> None:
-    """Series, spans, answers, lines and decisions of one run."""
+    """Series, spans, answers, log lines and decisions of one run."""
     attempt, steps = run.attempts.get(), STEPS // scale
     reward, step_s, *others = load.walks(seed, 20, steps)
     columns = {KEYS[0]: reward, KEYS[1]: abs(step_s)} | dict(zip(KEYS[2:], others, strict=False))

@@ -1,7 +1,8 @@
-"""The cluster simulator: the scheduling policy, FIFO and FIFO + EASY backfill on one trace of submissions.
+"""The cluster simulator: the scheduling policy, FIFO, and FIFO + EASY backfill on one trace of submissions.
 
-`read_trace` and `synthesize` give a trace, `simulate` plays it under one planner on virtual time, `figures_of` says how it went.
-docs/scheduling.md shows what comes out. No Django, no database, no clock: equal traces and conduct give equal outcomes.
+`read_trace` and `synthesize` give a trace, `simulate` runs it under one planner in virtual time, `figures_of` summarizes the
+outcome.
+Results are in docs/scheduling.md. No Django, no database, no clock: equal traces and settings give equal outcomes.
 """
 
 from oppo_bench.cluster.baselines import easy, fifo

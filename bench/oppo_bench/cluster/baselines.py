@@ -1,7 +1,7 @@
-"""What the policy is compared with: FIFO, and FIFO with EASY backfill. The same gang rules; no quotas, shares or preemption.
+"""Baselines of the policy: FIFO, and FIFO with EASY backfill. Same gang rules; no quotas, shares or preemption.
 
-Both are planners like `policy.plan`. They look at runs in the order of submission and take devices as the policy does: best fit
-on one node, else whole nodes.
+Both are planners like `policy.plan`. They consider runs in the order of submission and place them as the policy does: best fit on
+one node, otherwise whole nodes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from oppo_platform.scheduling.policy.snapshot import DevicesByNode
 
 
 def fifo(snapshot: Snapshot, now: float) -> Decisions:
-    """First in, first out: who does not fit holds up everybody behind."""
+    """First in, first out: a run that does not fit blocks all runs behind it."""
     room, placements = Room(snapshot, now), list[Placement]()
     for run in _in_order(snapshot):
         placed = _start(run, room, now)
@@ -25,10 +25,12 @@ def fifo(snapshot: Snapshot, now: float) -> Decisions:
 
 
 def easy(snapshot: Snapshot, now: float) -> Decisions:
-    """FIFO; devices are reserved for the first run that does not fit, and whoever does not delay it by its estimate may start.
+    """FIFO with EASY backfill: devices are reserved for the first run that does not fit; later runs may start if they do not
+    delay it.
 
-    A run behind gets free devices that are not reserved, or reserved ones if it is expected to be off them in time. Without an
-    estimate a run gets no reserved device. An estimate that was wrong delays the head: nothing is stopped for it.
+        A later run gets free devices without a reservation, or reserved ones if its estimate ends before they are needed. A
+        run without
+        an estimate gets no reserved device. A wrong estimate delays the head: nothing is stopped for it.
     """
     room, placements, queue = Room(snapshot, now), list[Placement](), _in_order(snapshot)
     while queue:
@@ -62,7 +64,7 @@ def _start(run: WaitingRun, room: Room, now: float) -> Placement | None:
 
 
 def _start_around(run: WaitingRun, room: Room, now: float, head: Reservation) -> Placement | None:
-    """On devices that are reserved for the head, when it is expected to be off them in time."""
+    """Place a run on devices reserved for the head, if its estimate ends before they are needed."""
     demand, until = room.demand(run), _end(run, now)
     if until == UNKNOWN or head.start is None:
         return None
@@ -79,7 +81,7 @@ def _end(run: WaitingRun, now: float) -> float:
 
 
 def _reserve(run: WaitingRun, room: Room) -> Reservation:
-    """Keep the devices on which the run could start first, by the estimates of those that hold them."""
+    """Reserve the devices on which the run can start first, by the estimates of the running runs."""
     found = [(*_earliest(run, place), place.pool_id) for place in room.demand(run).places]
     start, devices, pool_id = min(found, key=lambda entry: (entry[0], entry[2]))
     reservation = Reservation(run.run_id, pool_id, devices, None if start == UNKNOWN else start)
@@ -88,7 +90,7 @@ def _reserve(run: WaitingRun, room: Room) -> Reservation:
 
 
 def _earliest(run: WaitingRun, place: Place) -> tuple[float, DevicesByNode]:
-    """The first instant at which enough devices are expected to be free, and which."""
+    """The earliest time at which enough devices are expected to be free, and these devices."""
     instants = sorted({instant for each in place.bins for instant in each.free_at.values()})
     first = bisect_left(instants, True, key=lambda instant: _cut_at(run, place, instant) is not None)
     chosen = _cut_at(run, place, instants[first])

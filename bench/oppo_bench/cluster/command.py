@@ -1,4 +1,4 @@
-"""`oppo cluster`: what the scheduling policy would do with a cluster and a stream of submissions that need not exist."""
+"""`oppo cluster`: the scheduling policy on a simulated cluster and stream of submissions."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def simulate(
     window: float,
     json_file: Path | None,
 ) -> None:
-    """Play TRACE (- for standard input) under the scheduling policy, FIFO, and FIFO + backfill, and compare.
+    """Simulate TRACE (- for standard input) under the scheduling policy, FIFO, and FIFO + backfill, and compare.
 
-    Virtual time, the same policy as the scheduler's, the same figures every time. docs/scheduling.md says what they mean.
+    Virtual time and the scheduler's own policy: the same trace gives the same figures. docs/scheduling.md explains them.
     """
     from oppo_bench.cluster import Conduct, TraceError, read_trace
     from oppo_platform.scheduling.policy import PolicySettings
@@ -99,7 +99,8 @@ def _report(trace: Trace, conduct: Conduct, window_s: float, json_file: Path | N
 def synthesize(median: float, **recipe: object) -> None:
     """Print a synthetic trace as JSON Lines.
 
-    steady: Poisson arrivals, gangs of 1 to 64, most of them small. burst: the same, and the first team submits 200 runs at once.
+    steady: Poisson arrivals, gangs of 1 to 64, most of them small. burst: the same, and the first team submits 200 runs
+    at once.
     gangs: half of the runs want 8 devices or more. Durations are log-normal, cut at a minute and at three days.
     """
     from oppo_bench.cluster import Recipe

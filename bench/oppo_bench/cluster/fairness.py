@@ -1,9 +1,9 @@
 """Jain's index of the teams' GPU-seconds, by windows of time.
 
 In a window team t has demand d = GPU-seconds that its runs held or waited for. It is entitled to the weighted max-min fair share
-of what there is: nobody gets more than d, and all who get less than d get the same per unit of weight. With x = held ÷ entitled
-and n teams with demand, J = (Σx)² ÷ (n · Σx²): 1 when all got the same part of what they are entitled to, 1/n when one got all.
-A window counts when two teams or more had demand and all together wanted more than there is.
+of the capacity: at most d, and equal per unit of weight for all teams below their demand. With x = held ÷ entitled and n teams
+with demand, J = (Σx)² ÷ (n · Σx²): 1 if all teams got the same part of their entitlement, 1/n if one team got everything.
+A window counts if two teams or more had demand and total demand exceeded the capacity.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Windows = list[dict[str, float]]  # GPU-seconds by team, window by window
 
 
 def fairness(outcome: Outcome, span: Span, window_s: float) -> tuple[float, int]:
-    """The mean index over the windows of the span that count, and how many these are (none: 1.0)."""
+    """Mean index over the windows of the span that count, and their number (none: 1.0)."""
     trace = outcome.trace
     windows = [(start, min(start + window_s, span[1])) for start in _starts(span, window_s)]
     asked = {number: (s.team, s.devices) for number, s in enumerate(trace.submissions, 1)}
@@ -44,7 +44,7 @@ def jain(values: Sequence[float]) -> float:
 
 
 def entitled(available: float, demand: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    """The weighted max-min fair division: by rising demand per weight, each gets its demand or its share of what is left."""
+    """Weighted max-min fair division: by rising demand per weight, each team gets its demand or its share of the remainder."""
     shares: dict[str, float] = {}
     weight, left = sum(weights[team] for team in demand), available
     for team in sorted(demand, key=lambda name: (demand[name] / weights[name], name)):

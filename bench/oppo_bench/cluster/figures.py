@@ -1,10 +1,10 @@
-"""How a trace went under one planner, from who waited when and who held what when.
+"""Figures of a trace under one planner, from waits and held devices.
 
 available  = devices · (last submission − first submission), in GPU-seconds
-used       = what of it was held; useful: held without work that was lost, restarts and stops
-fragmented = GPU-seconds of it that were free while a gang (more than one device) waited that fits into the sum of the free ones
+used       = held GPU-seconds ÷ available; useful: held without lost work, restarts and stops
+fragmented = free GPU-seconds while a gang (more than one device) waited that fits into the sum of the free devices
 Jain       = see `fairness`
-slowdown   = (end − submission) ÷ the run's own time, both at least `SLOWDOWN_BOUND_S`: a short run may wait as long as that
+slowdown   = (end − submission) ÷ the run's own time, both at least `SLOWDOWN_BOUND_S`, so that short runs do not dominate
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZE_CLASSES = ((1, "1"), (8, "2–8"), (32, "9–32"), (10**9, "33 +"))
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Values in short; all 0 when there are none."""
+    """Summary of values; all 0 when there are none."""
 
     n: int
     mean: float
@@ -39,7 +39,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
-        """The spread of these values; p95 is the smallest of them that 95 % do not exceed."""
+        """Summary of these values; p95 is the smallest value that 95 % do not exceed."""
         ordered = sorted(values)
         if not ordered:
             return cls(0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -49,7 +49,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one planner. Waits are all the time that a run spent in the queue, seconds; shares are of 1."""
+    """Figures of one planner. Waits are a run's total time in the queue, seconds; shares are of 1."""
 
     wait: Spread
     wait_by_team: dict[str, Spread]
@@ -60,7 +60,7 @@ class Figures:
     jain: float
     jain_windows: int
     preemptions: int
-    preempted_most: int  # the run that was preempted most often
+    preempted_most: int  # of the run that was preempted most often
     lost_gpu_s: float
     restart_gpu_s: float  # devices held while their run restarted or stopped
     fragmentation: float
@@ -72,7 +72,7 @@ class Figures:
 
 
 def figures_of(outcome: Outcome, window_s: float = WINDOW_S) -> Figures:
-    """The figures of an outcome."""
+    """Figures of an outcome."""
     trace = outcome.trace
     waits = _waits(outcome)
     by_size = _grouped(waits, trace, _size_class)
@@ -110,7 +110,7 @@ def _vain(hold: Hold) -> float:
 
 
 def _waits(outcome: Outcome) -> dict[int, float]:
-    """Seconds in the queue by run, of all its waits."""
+    """Total seconds in the queue by run."""
     waits: dict[int, float] = defaultdict(float)
     for wait in outcome.waits:
         waits[wait.run_id] += wait.end - wait.start

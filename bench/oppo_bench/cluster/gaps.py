@@ -1,7 +1,7 @@
-"""Fragmentation: GPU-seconds that lay idle while a gang waited that fits into the sum of the free devices.
+"""Fragmentation: free GPU-seconds while a gang waited that fits into the sum of the free devices.
 
-A gang asks for more than one device. Devices count by pool and kind, as gangs are not mixed. It is no matter why the gang did not
-start: free devices scattered over nodes, kept for another run, a quota, or the order of the queue.
+A gang requests more than one device. Devices count by pool and kind, as gangs are not mixed. The reason of the wait does not
+matter: devices scattered over nodes, reserved for another run, a quota, or the order of the queue.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from oppo_bench.cluster.simulation import Outcome
 from oppo_bench.cluster.trace import Span, overlap
 
 Group = tuple[int, str]  # pool id, kind
-Change = tuple[
-    float, Group | None, str, int, int
-]  # instant, group whose free devices change, kind and size of a gang, by how much
+Change = tuple[float, Group | None, str, int, int]  # instant, group of devices, kind and size of a gang, change
 
 
 def fragmented_gpu_s(outcome: Outcome, span: Span) -> float:
-    """The GPU-seconds within a span."""
+    """GPU-seconds within a span."""
     free = Counter[Group]()
     for node in outcome.trace.nodes():
         for device in node.devices:

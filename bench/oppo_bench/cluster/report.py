@@ -1,4 +1,4 @@
-"""What `oppo cluster simulate` plays, prints and writes."""
+"""Runs, prints and writes `oppo cluster simulate`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oppo_platform.scheduling import policy
 if TYPE_CHECKING:
     from oppo_bench.machine_load import Machine
 
-# Name → planner, and whether teams have quotas under it.
+# Name → planner, and whether it applies quotas.
 PLANNERS: Mapping[str, tuple[Planner, bool]] = {
     "policy": (policy.plan, True),
     "fifo": (fifo, False),
@@ -35,7 +35,7 @@ HEADINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One planner's figures, and how long the simulation took."""
+    """One planner's figures, and the duration of the simulation."""
 
     name: str
     figures: Figures
@@ -43,7 +43,7 @@ class Played:
 
 
 def play(name: str, trace: Trace, conduct: Conduct, window_s: float, progress: Progress) -> Played:
-    """Play the trace under one planner."""
+    """Simulate the trace under one planner."""
     planner, quotas = PLANNERS[name]
     began = time.monotonic()
     done = 0
@@ -58,7 +58,7 @@ def play(name: str, trace: Trace, conduct: Conduct, window_s: float, progress: P
 
 
 def print_report(screen: Console, trace: Trace, conduct: Conduct, played: list[Played]) -> None:
-    """The tables, and what they rest on."""
+    """Print the tables and the settings."""
     devices = sum(pool.nodes * pool.gpus for pool in trace.cluster.pools)
     teams = len(trace.cluster.teams)
     title = f"{trace.name}: {len(trace.submissions):,} runs of {teams} teams on {devices:,} devices in {duration(trace.last_s)}"
@@ -110,7 +110,7 @@ def _waits(title: str, played: list[Played], groups: Callable[[Figures], dict[st
 
 
 def keep(trace: Trace, conduct: Conduct, window_s: float, played: list[Played], machine: Machine, json_file: Path | None) -> None:
-    """Write the figures in the benches' format, when a file was asked for. Raises Failure when that is impossible."""
+    """Write the figures in the benchmarks' format, if a file was requested. Raises Failure when that is impossible."""
     if json_file is None:
         return
     settings: dict[str, Any] = {

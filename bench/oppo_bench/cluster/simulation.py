@@ -1,7 +1,7 @@
-"""A trace played on virtual time: submissions come, a planner decides, runs end, and who is preempted resumes what it saved.
+"""Simulates a trace in virtual time: submissions arrive, a planner decides, runs end, preempted runs resume from a checkpoint.
 
-The planner sees what the scheduler's would see, a `policy.Snapshot`; how long a run really takes it does not see. Instants are
-seconds since the trace's beginning. A planner that gives a device twice, or a run part of its gang, is refused.
+The planner sees a `policy.Snapshot` as the scheduler's does, without true durations. Instants are seconds since the trace's
+beginning. A planner that assigns a device twice, or only part of a gang, raises ValueError.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ NEVER = math.inf
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
-    """How the platform behaves around the planner; all in seconds."""
+    """Behaviour of the platform around the planner; all in seconds."""
 
-    cycle_s: float = 10.0  # two plans are at least so far apart
-    recheck_s: float = 60.0  # and at most so far while somebody waits, because shares and terms move without an event
-    checkpoint_s: float = 900.0  # a run saves its work so often
-    measured_s: float = 300.0  # after so much work its end is known from its steps per second, whatever was estimated before
-    restart_s: float = 120.0  # what a preempted run needs on its devices before it works again
+    cycle_s: float = 10.0  # least time between two plans
+    recheck_s: float = 60.0  # most time between two plans while a run waits: shares change without an event
+    checkpoint_s: float = 900.0  # interval of checkpoints
+    measured_s: float = 300.0  # after so much work a run's end is known from its steps per second, instead of from its estimate
+    restart_s: float = 120.0  # restart time of a preempted run
     policy: PolicySettings = field(default_factory=PolicySettings)
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A run held these devices; `lost_s` of its work was in vain and `idle_s` were spent on restarting and stopping."""
+    """Devices held by a run; `lost_s` of its work was lost and `idle_s` were spent on restarting and stopping."""
 
     run_id: int
     devices: tuple[int, ...]
@@ -66,19 +66,19 @@ class Wait:
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened. Run ids are 1, 2, … in the order of the trace's submissions."""
+    """Outcome of a simulation. Run ids are 1, 2, … in the order of submission."""
 
     trace: Trace
     holds: list[Hold] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
-    ends: dict[int, float] = field(default_factory=dict)  # when each run was done
-    refused: dict[int, str] = field(default_factory=dict)  # why it can never start
-    stuck: tuple[int, ...] = ()  # still in the queue when nothing could happen any more
+    ends: dict[int, float] = field(default_factory=dict)  # completion of each run
+    refused: dict[int, str] = field(default_factory=dict)  # reason by run that can never start
+    stuck: tuple[int, ...] = ()  # still queued at the end of the simulation
     plans: int = 0
 
 
 class _Kind(IntEnum):
-    """What happens; of several at one instant the lower goes first."""
+    """Kinds of events; at one instant the lower value is handled first."""
 
     DONE = 0
     FREED = 1
@@ -92,16 +92,16 @@ class _Job:
     run_id: int
     team_id: int
     asked: Submission
-    saved_s: float = 0.0  # work that a checkpoint holds
+    saved_s: float = 0.0  # work saved in a checkpoint
     queued_at: float = 0.0
     started_at: float = 0.0
-    restart_s: float = 0.0  # of the present attempt
+    restart_s: float = 0.0  # of the current attempt
     attempts: int = 0
     lost_s: float = 0.0  # in the attempt that is being stopped
     idle_s: float = 0.0
 
     def waiting(self, measured_s: float) -> WaitingRun:
-        """As the planner sees it in the queue: what is left of its estimate, or of its work once that was measured."""
+        """As the planner sees it in the queue: with the rest of its estimate, or of its work once its pace was measured."""
         asked, left = self.asked, None
         known = asked.work_s if self.saved_s >= measured_s else asked.estimate_s
         if known is not None:
@@ -110,7 +110,7 @@ class _Job:
             run_id=self.run_id, team_id=self.team_id, devices=asked.devices, priority=asked.priority, nodes_max=asked.nodes_max,
             kind=asked.kind, submitted_at=asked.at_s, queued_at=self.queued_at, preemptible=asked.preemptible,
             max_runtime_s=asked.max_runtime_s, steps_left=left, steps_per_s=None if left is None else 1.0,
-            preempted=self.attempts,  # no attempt ends otherwise and is followed by another
+            preempted=self.attempts,  # every other end of an attempt is final
         )  # fmt: skip
 
     def running(self, placed: Placement, estimate: float | None) -> RunningRun:
@@ -123,12 +123,12 @@ class _Job:
         )  # fmt: skip
 
     def end(self) -> float:
-        """When the present attempt is over if nobody stops it."""
+        """End of the current attempt without preemption."""
         limit = NEVER if self.asked.max_runtime_s is None else self.asked.max_runtime_s
         return self.started_at + min(limit, self.restart_s + self.asked.work_s - self.saved_s)
 
     def stop(self, now: float, checkpoint_s: float) -> None:
-        """It is preempted: what it did since its last checkpoint is lost."""
+        """Preempt the run: work since its last checkpoint is lost."""
         done = self.saved_s + max(0.0, now - self.started_at - self.restart_s)
         kept = max(self.saved_s, math.floor(done / checkpoint_s) * checkpoint_s)
         self.lost_s, self.saved_s = done - kept, kept
@@ -137,15 +137,15 @@ class _Job:
 def simulate(
     trace: Trace, planner: Planner, conduct: Conduct, *, quotas: bool = True, ended: Callable[[], None] = lambda: None
 ) -> Outcome:
-    """Play the trace to its end. Without `quotas` no team has one; `ended` is called whenever a run ends or is refused.
+    """Simulate the trace to its end. `quotas` False: no team has one; `ended` is called whenever a run ends or is refused.
 
-    Raises ValueError when the planner gives away what is not free.
+    Raises ValueError when the planner assigns devices that are not free.
     """
     return _World(trace, planner, conduct, quotas, ended).play()
 
 
 class _World:
-    """The cluster, its queue, and what will happen."""
+    """State of the cluster, the queue and the event list."""
 
     def __init__(self, trace: Trace, planner: Planner, conduct: Conduct, quotas: bool, ended: Callable[[], None]) -> None:
         self._planner, self._conduct, self._ended = planner, conduct, ended
@@ -159,17 +159,17 @@ class _World:
         heapq.heapify(self._events)
         self._waiting: dict[int, WaitingRun] = {}
         self._running: dict[int, RunningRun] = {}
-        self._unmeasured: set[int] = set()  # running, and nobody knows for how long
+        self._unmeasured: set[int] = set()  # running with an unknown end
         self._free = set(self._node_of)
         self._reserved = self._start.reservations
-        # GPU-seconds of ended attempts as they would count at instant 0: one number that is right for every later instant.
+        # GPU-seconds of ended attempts, decayed to instant 0: one number from which every later value follows.
         self._used: dict[int, float] = defaultdict(float)
         self._verdicts: dict[tuple[object, ...], str | None] = {}
         self._planned_at, self._plan_at = -NEVER, NEVER
         self._outcome = Outcome(trace)
 
     def play(self) -> Outcome:
-        """Until nothing can happen any more."""
+        """Run until no event is left."""
         while (now := min(self._next_event(), self._plan_at)) < NEVER:
             happened = False
             while self._next_event() <= now:
@@ -241,7 +241,7 @@ class _World:
             self._plan_at = now + max(self._conduct.cycle_s, self._conduct.recheck_s)
 
     def _measure(self, now: float) -> None:
-        """Tell the planner the ends of those that have worked for long enough."""
+        """Give the planner the ends of runs that have worked for long enough."""
         jobs = [self._jobs[run_id] for run_id in self._unmeasured]
         for job in jobs:
             if now - job.started_at - job.restart_s >= self._conduct.measured_s:

@@ -1,7 +1,7 @@
 """Synthetic traces: Poisson arrivals, log-normal durations, gangs, and estimates that are wrong or missing.
 
-The mean rate of arrivals follows from the load: Σ devices · duration ÷ (GPUs · the time over which runs are submitted). Given how
-many there are, the arrivals of a Poisson process are spread evenly at random, so that the load is met exactly.
+The mean arrival rate follows from the load: Σ devices · duration ÷ (GPUs · span of submissions). Given their number, arrivals of
+a Poisson process are uniform in time, so the load is met exactly.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LONGEST_S = 3 * 24 * 3600.0
 SHORTEST_S = 60.0
 PRIORITIES = (40, 50, 50, 50, 60)
 USERS_A_TEAM = 4
-BURST_AT = 0.25  # of the time over which runs are submitted
+BURST_AT = 0.25  # of the span of submissions
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What kind of trace: how often each gang size comes, and how many runs the first team submits at once."""
+    """Kind of a trace: frequency of each gang size, and number of runs that the first team submits at once."""
 
     gangs: Mapping[int, float]
     burst: int = 0
@@ -38,7 +38,7 @@ SHAPES: Mapping[str, Shape] = MappingProxyType({"steady": Shape(SMALL), "burst":
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All that a synthetic trace depends on. Durations: log-normal, cut at a minute and at three days."""
+    """All parameters of a synthetic trace. Durations: log-normal, cut at a minute and at three days."""
 
     shape: str = "steady"
     seed: int = 0
@@ -50,13 +50,13 @@ class Recipe:
     median_s: float = 1800.0
     sigma: float = 1.5
     estimate_sigma: float = 0.5  # estimate ÷ duration is log-normal with this σ
-    estimate_missing: float = 0.2  # share of the runs without
-    bounded: float = 0.3  # share with an enforced max_runtime_s, 1.2 to 3 times as long as they take
-    preemptible: float = 0.85  # share
+    estimate_missing: float = 0.2  # share of the runs without an estimate
+    bounded: float = 0.3  # share with an enforced max_runtime_s of 1.2 to 3 times their duration
+    preemptible: float = 0.85  # share of preemptible runs
 
 
 def synthesize(recipe: Recipe) -> Trace:
-    """A trace, the same for the same recipe. Raises ValueError when the GPUs make no whole number of nodes."""
+    """A trace, the same for the same recipe. Raises ValueError when the GPUs are not a whole number of nodes."""
     if recipe.gpus % recipe.gpus_a_node:
         raise ValueError(f"{recipe.gpus} GPUs make no whole number of nodes of {recipe.gpus_a_node}.")
     random, shape = Random(recipe.seed), SHAPES[recipe.shape]
@@ -80,7 +80,7 @@ def _duration(random: Random, recipe: Recipe) -> float:
 
 
 def _appetites(teams: int) -> list[float]:
-    """Cumulated shares of the submissions: team k submits ∝ 1 ÷ √k, so that some want more than their share and some less."""
+    """Cumulated shares of the submissions: team k submits ∝ 1 ÷ √k, so that demand is unequal."""
     return list(accumulate(1.0 / math.sqrt(number) for number in range(1, teams + 1)))
 
 
@@ -104,7 +104,7 @@ def _submission(random: Random, recipe: Recipe, drawn: tuple[float, str, int, fl
 
 
 def _cluster(recipe: Recipe, names: list[str]) -> Cluster:
-    """Equal weights; the GPUs are divided evenly into the teams' own, and borrowing is free."""
+    """Equal weights; the GPUs are divided evenly into the teams' quotas, and borrowing is unlimited."""
     quota = QuotaInTrace(nominal=recipe.gpus // recipe.teams)
     return Cluster(
         trace=recipe.shape,

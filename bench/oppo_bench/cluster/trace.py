@@ -1,6 +1,6 @@
-"""A trace: JSON Lines, the cluster on the first line, then one submission a line, in the order of `at_s`.
+"""Trace files: JSON Lines with the cluster on the first line, then one submission per line, ordered by `at_s`.
 
-Unknown fields and wrong types are refused with the line and the field. All instants are seconds since the trace's beginning.
+Unknown fields and wrong types are refused with line and field. All instants are seconds since the trace's beginning.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class _Line(BaseModel):
 
 
 class PoolOfNodes(_Line):
-    """So many equal nodes of a pool."""
+    """Several equal nodes of a pool."""
 
     name: Name
     nodes: int = Field(ge=1, le=MOST_DEVICES)
-    gpus: int = Field(ge=1, le=1024)  # devices a node
+    gpus: int = Field(ge=1, le=1024)  # devices per node
     kind: Literal["cuda", "cpu"] = "cuda"
     model: str = ""
 
 
 class QuotaInTrace(_Line):
-    """A team's devices in a pool: its own, and how many it may borrow (null: all there are)."""
+    """A team's devices in a pool: its own, and how many it may borrow (null: unlimited)."""
 
     nominal: int = Field(default=0, ge=0)
     borrow_cap: int | None = Field(default=None, ge=0)
 
 
 class TeamInTrace(_Line):
-    """A team: its weight in fair sharing and its quotas by the pools' names."""
+    """A team: its weight in fair sharing, and its quotas by pool name."""
 
     name: Name
     weight: Positive = 1.0
@@ -50,15 +50,15 @@ class TeamInTrace(_Line):
 
 
 class Cluster(_Line):
-    """The first line: what the submissions share."""
+    """The first line: data that the submissions share."""
 
-    trace: str = ""  # the trace's name, for people
+    trace: str = ""  # display name of the trace
     pools: tuple[PoolOfNodes, ...] = Field(min_length=1)
     teams: tuple[TeamInTrace, ...] = Field(min_length=1)
 
 
 class Submission(_Line):
-    """One run: when it is submitted, what it asks for, and how long it really takes."""
+    """One run: submission time, request, and true duration."""
 
     at_s: AtLeastZero
     team: Name
@@ -67,44 +67,44 @@ class Submission(_Line):
     devices: int = Field(ge=1)
     nodes_max: int = Field(default=1, ge=1)
     duration_s: Positive  # on its devices, without waits and restarts
-    estimate_s: Positive | None = None  # what the schedulers believe
+    estimate_s: Positive | None = None  # the user's estimate
     preemptible: bool = True
-    max_runtime_s: Positive | None = None  # enforced: a run is over after so long, done or not
+    max_runtime_s: Positive | None = None  # enforced limit
     kind: Literal["any", "cuda", "cpu"] = "any"
 
     @property
     def work_s(self) -> float:
-        """Seconds on its devices that it takes, or is allowed."""
+        """Seconds on its devices: its duration, or its limit if shorter."""
         return self.duration_s if self.max_runtime_s is None else min(self.duration_s, self.max_runtime_s)
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read; the text names the line and the field."""
+    """An invalid trace; the message names the line and the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A cluster and its submissions, sorted by `at_s`. Pools and teams are numbered from 1 as they are listed."""
+    """A cluster and its submissions, sorted by `at_s`. Pools and teams are numbered from 1 in their order."""
 
     cluster: Cluster
     submissions: tuple[Submission, ...]
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """Display name."""
         return self.cluster.trace or "trace"
 
     @property
     def last_s(self) -> float:
-        """When the last submission comes."""
+        """Instant of the last submission."""
         return max((s.at_s for s in self.submissions), default=0.0)
 
     def pools(self) -> tuple[Pool, ...]:
-        """The pools as the policy knows them."""
+        """Pools in the policy's types."""
         return tuple(Pool(number, pool.name) for number, pool in enumerate(self.cluster.pools, 1))
 
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes and their devices, numbered through from 1."""
+        """Nodes and their devices, numbered from 1."""
         nodes: list[Node] = []
         device_id = 0
         for pool_id, pool in enumerate(self.cluster.pools, 1):
@@ -116,7 +116,7 @@ class Trace:
         return tuple(nodes)
 
     def teams(self) -> tuple[Team, ...]:
-        """The teams with weights and quotas."""
+        """Teams with weights and quotas."""
         pool_ids = {pool.name: number for number, pool in enumerate(self.cluster.pools, 1)}
         return tuple(
             Team(
@@ -136,7 +136,7 @@ class Trace:
 
 
 def read_trace(lines: Iterable[str]) -> Trace:
-    """Read a trace. Raises TraceError for the first line that is wrong."""
+    """Read a trace. Raises TraceError for the first invalid line."""
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise TraceError("The trace is empty: its first line must describe the cluster.")

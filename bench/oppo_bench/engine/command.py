@@ -1,4 +1,4 @@
-"""`oppo bench engine`: the ways to overlap a PPO step, raced against each other."""
+"""`oppo bench engine`: all ways to overlap a PPO step, interleaved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SIZES = {"cpu": "S,M", "cuda": "G1,G2"}
 DEFAULT_BATCHES = {"cpu": "16", "cuda": "32"}
-# Repetitions and steps in each; a GPU's sizes must be done within six minutes.
+# Repetitions, and steps in each; a GPU's sizes must finish within six minutes.
 AMOUNT = {"cpu": (5, 4), "cuda": (3, 1)}
 MAX_AGE = {"cpu": 3, "cuda": 2}
 QUICK = (3, 2)
@@ -42,10 +42,11 @@ def engine(
     json_file: Path | None, quick: bool, sizes: str | None, batches: str | None, variants: str | None, seed: int,
     reps: int | None, steps: int | None, max_age: int | None, chunk: int, threads: int | None, device: str,
 ) -> None:  # fmt: skip
-    """Time a trained token and a step of every way to overlap PPO, and their distance from the floor.
+    """Time per trained token and per step of every way to overlap PPO, and their distance from the floor.
 
-    The engine itself runs, in its own processes and with its own threads; only the lengths of the answers are imposed, so that
-    every variant does the same work. Variants take turns step by step.
+    The real engine runs in its own processes with its own threads. Only the lengths of the answers are fixed, so that
+    every variant
+    does the same work. Variants take turns step by step.
     """
     from oppo_bench.engine.threads import wait_as_the_engine_does
 
@@ -70,7 +71,7 @@ def engine(
 
 
 def _listed(text: str, what: str, known: list[str]) -> list[str]:
-    """The parts of a list with commas. Raises Refusal for one that is not known."""
+    """Split a comma-separated list. Raises Refusal for an unknown part."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
         if part not in known:

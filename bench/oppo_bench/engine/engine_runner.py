@@ -1,4 +1,4 @@
-"""A variant in the race: a real engine, kept alive between its turns, and what a step of it cost."""
+"""A variant of the benchmark: a real engine that stays alive between its turns, and the cost of its steps."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ from oppo_core.train import train_step
 
 
 class Listener(Journal):
-    """A journal that also keeps the newest payload of each kind of event."""
+    """An event log that also keeps the newest payload of each kind of event."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.newest: dict[str, dict[str, Any]] = {}
 
     def write(self, kind: str, at: float | None = None, **payload: Any) -> None:
-        """See `Journal.write`."""
         self.newest[kind] = payload
         super().write(kind, at, **payload)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One PPO step: its wall time, the response tokens it trained and those it decoded, and what the engine says of it."""
+    """One PPO step: wall time, trained and decoded response tokens, and metrics of the engine."""
 
     seconds: float
     trained: int
@@ -58,12 +57,12 @@ class Block:
 
     @property
     def us_per_token(self) -> float:
-        """Microseconds a trained response token."""
+        """Microseconds per trained response token."""
         return 1e6 * self.seconds / sum(step.trained for step in self.steps)
 
     @property
     def us_per_step(self) -> float:
-        """Microseconds a PPO step."""
+        """Microseconds per PPO step."""
         return 1e6 * self.seconds / len(self.steps)
 
     @property
@@ -73,23 +72,23 @@ class Block:
 
     @property
     def decoded_share(self) -> float:
-        """Tokens decoded ÷ tokens trained: about 1 when the stock of half-finished answers neither grows nor shrinks."""
+        """Decoded tokens ÷ trained tokens: about 1 if the number of unfinished answers is stable."""
         return sum(step.decoded for step in self.steps) / sum(step.trained for step in self.steps)
 
     def mean(self, name: str) -> float:
-        """A share that every step tells, weighted by the step's time."""
+        """Mean of a share over the steps, weighted by their time."""
         return float(sum(getattr(step, name) * step.seconds for step in self.steps) / self.seconds)
 
 
 class Contestant:
-    """An engine of its own, with processes of its own, and the answers' lengths imposed on it."""
+    """An engine in processes of its own, with fixed answer lengths."""
 
     def __init__(self, name: str, spec: RunSpec, lengths: Lengths, out: Path, threads: int) -> None:
         self.name = name
         self.journal = Listener(out / "events.jsonl")
         self.engine: Engine = assemble(spec, [], out, self.journal, threads)
         self._padded = name == "padded"
-        self.decoder_kind = type(self.engine.decoder)  # which the engine has chosen
+        self.decoder_kind = type(self.engine.decoder)  # chosen by the engine
         if isinstance(self.engine.decoder, Decoder):
             impose(self.engine, lengths, PaddedDecoder if self._padded else ImposedDecoder)
         else:
@@ -97,7 +96,7 @@ class Contestant:
         step_report.started(self.engine)
 
     def step(self) -> StepCost:
-        """Train one step, everything included that the engine does in a run, and wait until it is really done."""
+        """Train one step as in a run, and wait for the device."""
         with unsorted() if self._padded else nullcontext():
             start = time.perf_counter()
             train_step(self.engine, self.engine.clock())
@@ -112,19 +111,19 @@ class Contestant:
         )  # fmt: skip
 
     def close(self) -> None:
-        """End its processes and let go of its memory."""
+        """End its processes and free its memory."""
         release(self.engine)
         self.journal.close()
 
 
 def finish_queued_work(engine: Engine) -> None:
-    """Return when everything that a GPU was given is done."""
+    """Wait for the GPU's queue."""
     if engine.layout.devices[0].startswith("cuda"):
         torch.cuda.synchronize()
 
 
 def release(engine: Engine) -> None:
-    """End an engine's processes and give its memory back; it cannot be used any more."""
+    """End an engine's processes and free its memory; the engine cannot be used any more."""
     engine.scorers.close()
     engine.decoder.close()
     engine.hardware.close()

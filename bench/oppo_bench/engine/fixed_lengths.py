@@ -1,4 +1,4 @@
-"""Decoders whose answers end where the bench says. Every token is still drawn, recorded and scored."""
+"""Decoders with fixed answer lengths. Every token is still sampled, recorded and scored."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from oppo_core.rollout.decoder import Decoder
 from oppo_core.rollout.device_decoder import DeviceDecoder
 from oppo_core.rollout.sequence import Sequence
 
-PADDING = -1  # sequence_id of a row that has finished
+PADDING = -1  # sequence_id of a finished row
 
 
 class ImposedDecoder(Decoder):
-    """Ends each answer, as if by its end-of-sequence token, at the length imposed on its sequence_id."""
+    """Ends each answer, as if by EOS, at the length fixed for its sequence_id."""
 
     lengths: Lengths
     ends: dict[int, int]
@@ -30,13 +30,13 @@ class ImposedDecoder(Decoder):
 
 
 class PaddedDecoder(ImposedDecoder):
-    """Rows that have finished stay in the batch until the last one has, as in the `generate` of transformers.
+    """Finished rows stay in the batch until the last one finishes, as in `generate` of transformers.
 
-    Only for runs without deferral: all rows begin together.
+    Only for runs without deferral: all rows start together.
     """
 
     def round(self, version: int) -> list[Sequence]:
-        """See `Decoder.round`; padding is not counted among the tokens decoded."""
+        """Like `Decoder.round`; padding does not count as decoded tokens."""
         padding = sum(s.sequence_id == PADDING for s in self.live)
         done = super().round(version)
         self.decoded -= padding
@@ -46,7 +46,7 @@ class PaddedDecoder(ImposedDecoder):
         return sequence.sequence_id != PADDING and super()._is_finished(sequence)
 
     def _remove(self, row: int) -> None:
-        """The row goes on, and nobody reads what it writes."""
+        """Keep the row in the batch as padding."""
         left = self.live[row]
         self.live[row] = Sequence(PADDING, left.prompt_index, left.prompt)
 
@@ -55,18 +55,18 @@ class PaddedDecoder(ImposedDecoder):
 
 
 class EndlessDecoder(ImposedDecoder):
-    """Never ends an answer: for measuring decoding with every row live."""
+    """Never ends an answer: to measure decoding with every row live."""
 
     def _is_finished(self, sequence: Sequence) -> bool:
         return False
 
 
 class ImposedDeviceDecoder(ImposedDecoder, DeviceDecoder):
-    """The same with its state on the device."""
+    """The same with device-resident state."""
 
 
 class PaddedDeviceDecoder(ImposedDeviceDecoder):
-    """Rounds stay as wide as they began: rows that have finished idle to the end."""
+    """The batch keeps its width: finished rows stay until the end."""
 
     def _close_holes(self) -> None:
         if not self.live:
@@ -74,13 +74,13 @@ class PaddedDeviceDecoder(ImposedDeviceDecoder):
 
 
 class EndlessDeviceDecoder(EndlessDecoder, ImposedDeviceDecoder):
-    """The same with its state on the device."""
+    """The same with device-resident state."""
 
 
 def impose(engine: Engine, lengths: Lengths, kind: type[ImposedDecoder] = ImposedDecoder) -> ImposedDecoder:
-    """Put a decoder of `kind` in the place of the engine's own, before its first step, and return it.
+    """Replace the engine's decoder by one of `kind` before its first step, and return it.
 
-    It decodes as the one that the engine has chosen for its device.
+    It uses the kernels that the engine chose for its device.
     """
     own = engine.decoder
     assert isinstance(own, Decoder)
@@ -97,23 +97,23 @@ def _imposed(kind: type[ImposedDecoder], own: type[Decoder]) -> type[ImposedDeco
 
 
 class ImposedStops:
-    """Ends each answer at the length imposed on it, where a decoder asks for stop conditions."""
+    """Stop conditions that end each answer at its fixed length."""
 
     def __init__(self, lengths: Lengths) -> None:
         self.lengths = lengths
 
     def reached(self, sequence: Sequence) -> bool:
-        """Whether the answer is as long as it shall be."""
+        """Whether the answer has its fixed length."""
         return sequence.length >= self.lengths.of(sequence.sequence_id)
 
     def retain(self, sequence_ids: Iterable[int]) -> None:
-        """Nothing is remembered."""
+        pass
 
     def forget(self, sequence_id: int) -> None:
-        """Nothing is remembered."""
+        pass
 
 
 def impose_on_vllm(engine: Engine, lengths: Lengths) -> None:
-    """Impose the lengths on a decoder that has its engine from somebody else; its own ends stay besides."""
+    """Fix the lengths of a vLLM decoder, in addition to its own stop conditions."""
     decoder: Any = engine.decoder
     decoder._stops = ImposedStops(lengths)

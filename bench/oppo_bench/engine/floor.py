@@ -1,8 +1,8 @@
-"""The floor: what a token costs when every stage runs at its best and no core ever waits.
+"""The floor: the cost of a token if every stage runs at its best and no core ever waits.
 
-Each stage is measured on all cores in two ways, by one process with all threads and by one process a core at the same time, and
-the better one counts. Decoding is measured with all B rows live and as far into their answers as rows are when others take the
-place of those that end; scoring and training by the engine's own sequential step over whole batches, whose answers are given.
+Each stage is measured on all cores in two ways, and the faster one counts: one process with all threads, and one process per core
+at the same time. Decoding is measured with all B rows live at the positions of a refilled batch; scoring and training by the
+engine's sequential step over whole batches of given answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from oppo_core.reporting import step_report
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.train import train_step
 
-BATCHES = 3  # trained in each measurement, the same ones every time
+BATCHES = 3  # Batches trained in each measurement, always the same.
 ROUNDS = 24
 PATIENCE_S = 600.0
 STAGE_OF = {
@@ -37,19 +37,18 @@ STAGE_OF = {
     "actor-forward": "update_actor", "update-actor": "update_actor", "update-critic": "update_critic",
 }  # fmt: skip
 STAGES = ("decode", *dict.fromkeys(STAGE_OF.values()))
-Costs = dict[str, float]  # stage → microseconds a token
+Costs = dict[str, float]  # stage → microseconds per token
 
 
 class GivenAnswers(ImposedDecoder):
-    """A decoder that costs nothing: answers of the imposed lengths, made of random tokens, are simply there."""
+    """A decoder without cost: answers of the fixed lengths, made of random tokens, are complete at once."""
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
-        """See `DecoderProtocol.begin`."""
         self.live = list(sequences)
         return 0
 
     def advance(self, rounds: int, version: int) -> tuple[list[Sequence], int]:
-        """See `DecoderProtocol.advance`; every answer is complete at once, the same ones every `BATCHES` steps."""
+        """Every answer is complete at once; answers repeat every `BATCHES` steps."""
         for sequence in self.live:
             number = sequence.sequence_id % (BATCHES * len(self.live))
             count = self.lengths.of(number)
@@ -63,7 +62,7 @@ class GivenAnswers(ImposedDecoder):
 
 
 class Meter:
-    """One process's sequential engine, and what its stages cost on the threads it has."""
+    """A sequential engine in one process, and the cost of its stages on its threads."""
 
     def __init__(self, spec: RunSpec, load: Load, out: Path, threads: int) -> None:
         self._journal = Listener(out / "events.jsonl")
@@ -74,7 +73,7 @@ class Meter:
         step_report.started(self._engine)
 
     def measure(self) -> Costs:
-        """Microseconds a token of every stage in this process, now."""
+        """Microseconds per token of every stage in this process."""
         spent: dict[str, float] = defaultdict(float)
         tokens = 0
         for _ in range(BATCHES):
@@ -96,7 +95,7 @@ class Meter:
         return time.perf_counter() - start
 
     def _half_written(self, row: int) -> Sequence:
-        """A row as one finds it at any moment: long answers more often, because they stay longer, anywhere in them."""
+        """Number of tokens that a row has at a random moment: long answers are more frequent because they stay longer."""
         lengths = np.array([self._load.lengths.of(number) for number in range(1024)])
         drawn = np.random.Generator(np.random.Philox(key=[self._load.lengths.seed + 2, row]))
         written = int(drawn.choice(lengths, p=lengths / lengths.sum()) * drawn.random())
@@ -107,13 +106,12 @@ class Meter:
         return sequence
 
     def close(self) -> None:
-        """End it."""
         self._engine.scorers.close()
         self._journal.close()
 
 
 def _spans(told: dict[str, Any]) -> list[tuple[str, float]]:
-    """(stage, seconds) of a step's spans on its first device; all its devices work on the same."""
+    """(stage, seconds) of a step's spans on its first device; all devices do the same work."""
     first = told["device"][0]
     rows = zip(told["device"], told["phase"], told["start_s"], told["end_s"], strict=True)
     return [(STAGE_OF[phase], end - start) for device, phase, start, end in rows if device == first and phase in STAGE_OF]
@@ -125,7 +123,7 @@ class _Worker:
     connection: Connection
 
     def receive(self) -> Costs:
-        """What the process tells. Raises RuntimeError when it died or is silent."""
+        """Receive a result from the process. Raises RuntimeError when it died or is silent."""
         if not self.connection.poll(PATIENCE_S):
             raise RuntimeError(f"a process of the floor's measurement was silent for {PATIENCE_S:.0f} s")
         try:
@@ -136,7 +134,7 @@ class _Worker:
 
 
 class Floor:
-    """Measures the floor of one case; between measurements its processes wait."""
+    """Measures the floor of one case; its processes wait between measurements."""
 
     def __init__(self, spec: RunSpec, load: Load, out: Path, threads: int) -> None:
         self._together = Meter(spec, load, out / "together", threads)
@@ -144,18 +142,17 @@ class Floor:
         self._workers = [_start(partial(Meter, spec, load, out / f"core-{core}", 1)) for core in range(alone)]
 
     def measure(self) -> Costs:
-        """Microseconds a token of every stage, the better way of each."""
+        """Microseconds per token of every stage, the faster way of each."""
         best = self._together.measure()
         for worker in self._workers:
             worker.connection.send("measure")
         told = [worker.receive() for worker in self._workers]
         for stage in STAGES if told else ():
-            # n cores work on n tokens at a time.
+            # n cores process n tokens at a time.
             best[stage] = min(best[stage], float(np.mean([costs[stage] for costs in told])) / len(told))
         return best
 
     def close(self) -> None:
-        """End its processes."""
         self._together.close()
         for worker in self._workers:
             worker.connection.close()
@@ -177,7 +174,7 @@ def _start(make: partial[Meter]) -> _Worker:
 
 
 def _serve(connection: Connection, make: partial[Meter]) -> None:
-    """Body of a process: one measurement a message, until the pipe closes."""
+    """Body of a process: one measurement per message, until the pipe closes."""
     meter = make()
     connection.send({})
     while True:

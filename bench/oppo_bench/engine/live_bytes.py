@@ -1,6 +1,6 @@
-"""How many bytes tensors hold at once: of every operation between two points, its results counted until they are let go of.
+"""Counts the bytes of live tensors: results of every operation within a context, until they are freed.
 
-Counted, not measured: what kernels take and give back within one operation is not seen. On a GPU torch's allocator tells.
+Temporary memory within one operation is not counted. On a GPU torch's allocator measures it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, `peak` is the most that tensors which were made within it have held together, bytes."""
+    """Context manager; `peak` is the most bytes that tensors created within it held at one time."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -27,7 +27,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, and count what it has made."""
+        """Run the operation and count its results."""
         results = operation(*args, **(kwargs or {}))
         given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         for tensor in tree_leaves(results):

@@ -1,4 +1,4 @@
-"""How many engines fit into memory side by side."""
+"""How many engines fit into memory at the same time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from oppo_bench.engine.workload import CONTEXT, FLOOR, Load
 
 MEMINFO = Path("/proc/meminfo")
-USABLE = 0.8  # share of what is free; the rest is for activations and for whoever else needs some
-SECOND_NUMBERS = {"float32": 0, "bfloat16": 6}  # bytes a trained weight: a float32 copy, and the gradient in float32
+USABLE = 0.8  # share of free memory; the rest is for activations and other programs
+SECOND_NUMBERS = {"float32": 0, "bfloat16": 6}  # bytes per trained weight: a float32 copy, and the gradient in float32
 
 
 def engine_bytes(load: Load) -> int:
-    """What one engine holds between two steps: four networks, two optimizers, four caches of B+Δ rows, shared gradients."""
+    """Memory of one engine between two steps: four networks, two optimizers, four caches of B+Δ rows, shared gradients."""
     size = load.size
     width = 2 if size.dtype == "bfloat16" else 4
     weights = size.parameters * 4 * width
@@ -23,7 +23,7 @@ def engine_bytes(load: Load) -> int:
 
 
 def free_bytes(device: str) -> int | None:
-    """Memory that is free on the device; None when the system does not tell."""
+    """Free memory of the device in bytes; None if the system does not report it."""
     if device == "cuda":
         import torch
 
@@ -35,7 +35,7 @@ def free_bytes(device: str) -> int | None:
 
 
 def heats(names: list[str], load: Load, threads: int) -> list[list[str]]:
-    """Variants that are alive together, in order: all of them where memory allows. The floor has an engine a core besides."""
+    """Variants that are alive together, in order: all of them if memory allows. The floor has one more engine per core."""
     free = free_bytes(load.device)
     if free is None:
         return [names]

@@ -1,4 +1,4 @@
-"""What the levers on an update's memory cost and save: one actor's trainer, one batch, trained again and again under each."""
+"""Cost and saving of each option for an update's memory: one actor's trainer trains one batch repeatedly under each option."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MIB = 2**20
 
 
 class Update:
-    """An actor's trainer and a batch of answers with imposed lengths; `lever` says how its passes are made."""
+    """An actor's trainer and a batch of answers with fixed lengths; `lever` sets how its passes run."""
 
     def __init__(self, network: Network, batch: int, lengths: Lengths, budget: int) -> None:
         """`budget`: most tokens of a pass, padding included."""
@@ -45,18 +45,18 @@ class Update:
 
     @property
     def tokens(self) -> int:
-        """Of the batch, prompts included."""
+        """Tokens of the batch, prompts included."""
         return sum(len(s.tokens()) for s in self.sequences)
 
     def set(self, lever: Training) -> None:
-        """From now on passes are made as `lever` says."""
+        """Use the option `lever` from now on."""
         self.trainer.training = lever
         prepare(self.trainer.network, lever)
 
     def seconds(self) -> float:
-        """Of one PPO update of the actor: proximal log-probs, loss, gradients and the optimizer's step.
+        """Seconds of one PPO update of the actor: proximal log-probs, loss, gradients and optimizer step.
 
-        On a CPU those that its cores have worked, which others that use them too change little; on a GPU wall time.
+        On a CPU processor seconds, which other programs barely change; on a GPU wall time.
         """
         clock = time.process_time if self.device.type == "cpu" else time.perf_counter
         self._wait()
@@ -67,7 +67,7 @@ class Update:
         return clock() - start
 
     def peak(self) -> int:
-        """Most bytes that its passes hold at once besides weights and optimizer: activations, logits, gradients."""
+        """Most bytes that its passes hold besides weights and optimizer: activations, logits, gradients."""
         self.trainer.optimizer.begin(0)  # the last step's gradients
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -79,7 +79,7 @@ class Update:
         return counted.peak
 
     def gradients(self, lever: Training) -> list[torch.Tensor]:
-        """Those that its passes give under a setting."""
+        """Gradients of its passes under an option."""
         self.set(lever)
         self._passes()
         found = [p.grad.clone() for p in self.trainer.optimizer.parameters if p.grad is not None]
@@ -111,7 +111,7 @@ def _answer(number: int, length: int) -> Sequence:
 
 @dataclass(slots=True)
 class Figures:
-    """What was measured of one setting: seconds of each update, and the bytes of its passes; or why it was not."""
+    """Measurements of one option: seconds of each update, and bytes of its passes; or the reason why it was not measured."""
 
     seconds: list[float] = field(default_factory=list)
     peak: int = 0
@@ -119,7 +119,7 @@ class Figures:
 
 
 def measured(update: Update, repetitions: int, goes_on: Callable[[], bool] = lambda: True) -> dict[str, Figures]:
-    """Every setting in turn, `repetitions` times while it `goes_on`, after a first round that counts bytes and is not timed."""
+    """Measure every option in turn, `repetitions` times while it `goes_on`, after an untimed round that counts bytes."""
     found = {name: Figures() for name in LEVERS}
     for repetition in range(repetitions + 1):
         if repetition > 1 and not goes_on():
@@ -141,7 +141,7 @@ def measured(update: Update, repetitions: int, goes_on: Callable[[], bool] = lam
 
 
 def results_of(case: str, found: dict[str, Figures]) -> list[Result]:
-    """Names: {case}/{setting}/ms_an_update, …/slowdown (within a round), …/peak_mb."""
+    """Figures by name: {case}/{option}/ms_an_update, …/slowdown (within a round), …/peak_mb."""
     results = []
     for name, figures in found.items():
         if not figures.seconds:
@@ -157,7 +157,7 @@ def results_of(case: str, found: dict[str, Figures]) -> list[Result]:
 
 
 def table(case: str, results: list[Result]) -> list[str]:
-    """A line a setting."""
+    """One row per option."""
     named = {result.name: result for result in results}
     lines = [
         f"{'setting':18}{'ms an update':>14}{'min–max':>18}{'÷ ' + BASE:>14}{'min–max':>13}{'MiB at the peak':>18}{'share':>8}"

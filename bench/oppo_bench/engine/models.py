@@ -1,4 +1,4 @@
-"""The weights that a bench trains: random, made here, nothing downloaded."""
+"""Models with random weights; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAD, EOS = 0, 2
 
 
 def models_of(size: Size, folder: Path, seed: int) -> dict[str, Any]:
-    """The `models` section of a spec whose four roles have that size; transformers models are written into `folder` first."""
+    """The `models` section of a spec with four roles of that size; transformers models are written into `folder` first."""
     if size.model_type == "oppo_tiny":
         shape = {"hidden": size.hidden, "layers": size.layers, "heads": size.heads, "context": CONTEXT, "vocab": size.vocab}
         return roles({"tiny": shape}, {"tiny": shape})
@@ -27,7 +27,7 @@ def models_of(size: Size, folder: Path, seed: int) -> dict[str, Any]:
 
 
 def peer_models_of(size: Size, folder: Path, seed: int) -> dict[str, Any]:
-    """The same as folders that TRL reads too: GPT-2, whose blocks are those of our own architecture, with that size."""
+    """The same as model folders that TRL reads: GPT-2, whose blocks equal those of our own architecture."""
     shape = {"n_embd": size.hidden, "n_layer": size.layers, "n_head": size.heads, "n_inner": size.inner, "vocab_size": size.vocab}
     actor = write_model("gpt2", shape, "lm", size.dtype, folder / "actor", seed)
     reward = write_model("gpt2", shape, "scalar", size.dtype, folder / "reward", seed + 1)
@@ -40,7 +40,7 @@ def roles(actor: dict[str, Any], reward: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_model(model_type: str, shape: dict[str, Any], head: Head, dtype: str, folder: Path, seed: int) -> Path:
-    """A model with random weights, as `from_pretrained` reads it, and a tokenizer of `VOCAB` words; returns `folder`."""
+    """Write a model with random weights in the format of `from_pretrained`, with a word-level tokenizer; returns `folder`."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, logging
 
@@ -59,7 +59,7 @@ def write_model(model_type: str, shape: dict[str, Any], head: Head, dtype: str, 
 
 
 def write_tokenizer(folder: Path) -> None:
-    """One word a token id; ids beyond `VOCAB` exist in the weights only, as padding of the table does."""
+    """One word per token id; ids beyond `VOCAB` exist in the weights only."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {"<pad>": PAD, "<s>": 1, "</s>": EOS} | {f"w{number}": number for number in range(3, VOCAB)}

@@ -1,4 +1,4 @@
-"""Batches as a trainer makes them that does not sort: rows in order, all padded to the longest of the batch."""
+"""Batches of a trainer that does not sort: rows in order, all padded to the longest of the batch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from oppo_core.ppo import retained_forward
 from oppo_core.rollout import decoder
 from oppo_core.scoring import incremental_prefill
 
-# Who groups rows into passes.
+# Modules that group rows into passes.
 GROUPING = (retained_forward, incremental_prefill, decoder)
 NAME = "ragged_batches"
 
 
 def in_order(lengths: Rows[int], budget: int, columns: Rows[int] | None = None, costs: object = None) -> list[list[int]]:
-    """As many rows a pass as the batch's longest allows within `budget` padded tokens; as `ragged_batches` otherwise."""
+    """As many rows per pass as the batch's longest allows within `budget` padded tokens; otherwise as `ragged_batches`."""
     rows = [row for row in range(len(lengths)) if lengths[row] > 0]
     width = max(1, budget // max((lengths[row] for row in rows), default=1))
     return [rows[first : first + width] for first in range(0, len(rows), width)]
@@ -24,7 +24,7 @@ def in_order(lengths: Rows[int], budget: int, columns: Rows[int] | None = None, 
 
 @contextmanager
 def unsorted() -> Iterator[None]:
-    """Until the end of the block this process makes its passes by `in_order`."""
+    """Within the block this process groups rows by `in_order`."""
     kept = [getattr(module, NAME) for module in GROUPING]
     try:
         for module in GROUPING:

@@ -1,4 +1,4 @@
-"""`oppo bench engine`: every way to overlap the work, on the same work, in one run; and how far each is from the floor."""
+"""`oppo bench engine`: every variant on the same work in one run, and the distance of each from the floor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARES = {"bubble": "share", "overlap_factor": "ratio", "decode_occupancy": "sha
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: `repetitions` of `steps` PPO steps each, on `threads` cores."""
+    """Amount of measurement: `repetitions` of `steps` PPO steps each, on `threads` cores."""
 
     repetitions: int
     steps: int
@@ -33,13 +33,13 @@ class Plan:
     variants: tuple[str, ...] = (*VARIANTS, FLOOR)
 
     def variants_on(self, device: str) -> list[str]:
-        """Those that a device can run."""
+        """Variants that the device can run."""
         return [name for name in self.variants if device == "cpu" or name not in CPU_ONLY]
 
 
 @dataclass(slots=True)
 class Measured:
-    """One case: a block of steps a variant and repetition, and the floor's stages a repetition."""
+    """Results of one case: a block of steps per variant and repetition, and the floor's stages per repetition."""
 
     load: Load
     blocks: dict[str, list[Block]] = field(default_factory=lambda: defaultdict(list))
@@ -49,7 +49,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What all variants of a case share: the weights' source, the prompts, and a folder for what they write."""
+    """Shared by all variants of a case: the models section, the prompts and a scratch folder."""
 
     load: Load
     models: dict[str, Any]
@@ -58,10 +58,11 @@ class Scene:
 
 
 def race(load: Load, plan: Plan, watch: Watch, tell: Tell) -> Measured:
-    """Run one case, the variants' steps in turn, and return what they cost.
+    """Run one case, the variants' steps in turn, and return their costs.
 
-    Engines stay alive side by side, so that all meet the same moments of the machine; only one works at a time. Where
-    memory is too small for all of them they run in heats. Scratch files are deleted at the end.
+    Engines stay alive at the same time, so that all see the same state of the machine; only one works at a time. If
+    memory is too
+    small for all of them, they run in heats. Scratch files are deleted at the end.
     """
     folder = Path(tempfile.mkdtemp(prefix="oppo-bench-"))
     measured = Measured(load)
@@ -122,7 +123,7 @@ def _floor(scene: Scene, plan: Plan, stack: ExitStack, tell: Tell) -> Floor:
 
 
 def results_of(measured: Measured) -> list[Result]:
-    """Named figures of a case; ratios are taken within each repetition, whose variants met the same machine."""
+    """Named figures of a case; ratios are computed within each repetition."""
     load = measured.load
     case = load.case
     floor = [sum(costs.values()) for costs in measured.floor]

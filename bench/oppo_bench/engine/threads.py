@@ -1,4 +1,4 @@
-"""How OpenMP's threads wait for each other. To be set before torch is imported, so this module imports nothing heavy."""
+"""How OpenMP's threads wait. Set before torch is imported, so this module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
 
 
 def wait_as_the_engine_does() -> None:
-    """The engine's own setting (`python -m oppo_core`): spin a little, then sleep; what the user set is kept."""
+    """The engine's own setting (`python -m oppo_core`): spin briefly, then sleep; the user's settings take precedence."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def thread_settings() -> dict[str, str]:
-    """What is set, for the bench's record."""
+    """Variables that are set, for the benchmark's record."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}

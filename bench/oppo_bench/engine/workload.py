@@ -1,4 +1,4 @@
-"""What the engine bench trains: sizes, imposed answer lengths, and the spec of every variant."""
+"""Work of the engine benchmark: sizes, fixed answer lengths, and the spec of every variant."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from oppo_contract.spec import RunSpec, load_spec
 
 VOCAB, PROMPT_TOKENS, PROMPTS, LONGEST = 2048, 8, 64, 512
 CONTEXT = LONGEST + 2 * PROMPT_TOKENS
-# A whole padded batch of 16 is one pass.
+# A padded batch of 16 fits into one pass.
 MICRO_BATCH_TOKENS = 16 * CONTEXT
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A network's shape: our own architecture, or a transformers model type with that shape (`model_type`)."""
+    """Shape of a network: our own architecture, or a transformers model type (`model_type`)."""
 
     hidden: int
     layers: int
@@ -33,12 +33,12 @@ class Size:
 
     @classmethod
     def tiny(cls, hidden: int, layers: int, heads: int) -> Size:
-        """Our own architecture, whose feed-forward layer is four times as wide as the residual stream."""
+        """Our own architecture, whose feed-forward layer has four times the hidden width."""
         return cls(hidden, layers, heads, heads, 4 * hidden, VOCAB)
 
     @property
     def parameters(self) -> int:
-        """Weights of one network, biases and norms left out."""
+        """Weights of one network without biases and norms."""
         head = self.hidden // self.heads
         attention = 2 * self.hidden * head * (self.heads + self.key_heads)
         matrices = 2 if self.model_type == "oppo_tiny" else 3  # of the feed-forward layer
@@ -49,8 +49,8 @@ SIZES = {
     "S": Size.tiny(128, 2, 4),
     "M": Size.tiny(256, 4, 8),
     "L": Size.tiny(512, 8, 8),
-    # The shapes of Qwen2.5-0.5B and Qwen2.5-1.5B, as their config.json files give them. Passes are as large as fits beside the
-    # four networks and two optimizers in 80 GB: logits over this vocabulary take 0.6 MB a token.
+    # Shapes of Qwen2.5-0.5B and Qwen2.5-1.5B from their config.json files. Passes are as large as fits beside the four networks
+    # and two optimizers in 80 GB: logits over this vocabulary take 0.6 MB per token.
     "G1": Size(896, 24, 14, 2, 4864, 151936, "qwen2", "bfloat16", 4096),
     "G2": Size(1536, 28, 12, 2, 8960, 151936, "qwen2", "bfloat16", 1024),
 }
@@ -67,15 +67,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all": BOTH | {"update_overlap": True},
 }
 FLOOR = "floor"
-# What a GPU's six minutes are enough for.
+# Variants that fit into a GPU's six minutes.
 ON_GPU = ("sequential", "intra", "inter", "both", FLOOR)
-# The update is shared between processes, which a GPU's one process has not.
+# Update overlap needs two processes with devices of their own.
 CPU_ONLY = ("all",)
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long answer `sequence_id` is, whatever the weights say: log-normal, cut to 1 … `longest` tokens."""
+    """Length of answer `sequence_id`, independent of the weights: log-normal, cut to 1 … `longest` tokens."""
 
     seed: int
     median: float = 64.0
@@ -83,14 +83,14 @@ class Lengths:
     longest: int = LONGEST
 
     def of(self, sequence_id: int) -> int:
-        """Response tokens, the end-of-sequence token included; the same for the same seed."""
+        """Response tokens, EOS included; deterministic for a seed."""
         normal = np.random.Generator(np.random.Philox(key=[self.seed, sequence_id])).normal()
         return int(np.clip(round(self.median * np.exp(self.sigma * normal)), 1, self.longest))
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One case of the bench: what is trained, apart from how the work overlaps."""
+    """One case of the benchmark, apart from the kind of overlap."""
 
     name: str
     size: Size
@@ -102,22 +102,22 @@ class Load:
 
     @property
     def case(self) -> str:
-        """How its figures are named."""
+        """Prefix of its figures' names."""
         return f"{self.name}/B{self.batch}"
 
     @property
     def overcommit(self) -> int:
-        """Δ of the variants that defer."""
+        """Δ of the variants with deferral."""
         return self.batch // 2
 
     @property
     def left_out(self) -> int:
-        """Steps at the beginning that are not measured: the pool fills, and nothing was deferred long enough."""
+        """First steps that are not measured, until the pool has its usual mix of ages."""
         return self.max_age + 1
 
 
 def write_prompts(folder: Path, seed: int) -> Path:
-    """Random prompts of equal length as token ids, which every vocabulary holds."""
+    """Random prompts of equal length as token ids that every vocabulary has."""
     drawn = np.random.Generator(np.random.Philox(key=[seed, 2**32])).integers(3, VOCAB, (PROMPTS, PROMPT_TOKENS))
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in drawn.tolist()))
@@ -125,9 +125,9 @@ def write_prompts(folder: Path, seed: int) -> Path:
 
 
 def spec_of(load: Load, overlap: dict[str, Any], models: dict[str, Any], prompts: Path) -> RunSpec:
-    """The spec of one variant; `models` is its section of that name. Every setting but those that overlap is the same for all."""
+    """The spec of one variant; `models` is its section of that name. Only overlap settings differ between variants."""
     given = dict(overlap)
-    if load.device == "cuda" or load.size.dtype == "bfloat16":  # two processes on CPUs share it, and add in full precision
+    if load.device == "cuda" or load.size.dtype == "bfloat16":  # two processes on CPUs share the update and add in full precision
         given.pop("update_overlap", None)
     changes = {
         "max_age": load.max_age, "chunk": {"size": load.chunk},

@@ -1,4 +1,4 @@
-"""What is raced: shapes, batch sizes, ways to overlap the work, and in which order it is measured while there is time."""
+"""Cases of the GPU benchmark: shapes, batch sizes, variants, and the order of measurement."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from oppo_bench.engine import workload
 from oppo_bench.engine.workload import BOTH, SIZES, Lengths, Load, Size
 
-# "tiny" is for trying the bench on a CPU; the others are the shapes of Qwen2.5, as their config.json files give them.
+# "tiny" is for a trial on a CPU; the others are the shapes of Qwen2.5 from their config.json files.
 SHAPES = {
     "tiny": Size(32, 2, 4, 2, 64, 2048, "qwen2", "float32"),
     "0.5B": SIZES["G1"],
     "1.5B": SIZES["G2"],
     "7B": Size(3584, 28, 28, 4, 18944, 152064, "qwen2", "bfloat16", 1024),
 }
-UNTIED = ("7B",)  # whose head is a table of its own
-ADAPTED = ("7B",)  # trained by adapters, all roles on one frozen backbone: four copies and two optimizers fit on no GPU
+UNTIED = ("7B",)  # with an untied head
+ADAPTED = ("7B",)  # trained by adapters over one frozen backbone: four copies do not fit on one GPU
 SHORT = Lengths(seed=1, median=8, longest=32)
 LONG_TAILED = Lengths(seed=1)
 
-# The engine bench's, but for what two processes on CPUs share; `all` is the most that goes on one GPU.
+# Variants of the engine benchmark without those of two CPU processes; `all` is the most that fits on one GPU.
 ON_ONE_GPU = ("padded", "sequential", "per_sequence", "intra", "inter", "both")
 VARIANTS: dict[str, dict[str, Any]] = {name: workload.VARIANTS[name] for name in ON_ONE_GPU}
 VARIANTS["all"] = BOTH | {"kv_after_update": "keep"}
@@ -35,7 +35,7 @@ MEANING = {
     "vllm": "OPPO, decoded by vLLM in the engine's process",
     "vllm_apart": "OPPO, decoded by vLLM in a process of its own on the same GPU, which decodes on meanwhile",
 }
-# Where vLLM's engine lives. In a run of their own: in our process it gives its memory back with the process only.
+# Where vLLM's engine runs. In-process vLLM needs a run of its own: it releases memory only at process exit.
 BY_VLLM = {"vllm": "engine", "vllm_apart": "own"}
 OVERLAP = VARIANTS | dict.fromkeys(BY_VLLM, BOTH)
 BASE = "sequential"
@@ -45,26 +45,26 @@ FEW = (BASE, "both", "all")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One size and batch with the variants that are raced on it."""
+    """One size and batch with its variants."""
 
     size: str
     batch: int
     variants: tuple[str, ...]
     lengths: Lengths = field(default=LONG_TAILED)
-    weight: float = 1.0  # its share of the time, beside the others'
+    weight: float = 1.0  # share of the time budget
 
     @property
     def case(self) -> str:
-        """How its figures are named."""
+        """Prefix of its figures' names."""
         return f"{self.size}/B{self.batch}"
 
     def load(self, device: str) -> Load:
-        """The same for the engine bench's helpers. Answers may be two steps old."""
+        """The case as the engine benchmark's `Load`. Answers may be two steps old."""
         chunk = 16 if self.lengths is LONG_TAILED else 8
         return Load(self.size, SHAPES[self.size], self.batch, self.lengths, device, max_age=2, chunk=chunk)
 
 
-# By worth: what comes last is left out first.
+# By importance: the last ones are left out first.
 ON_GPU = (
     Cell("0.5B", 32, tuple(VARIANTS), weight=3.0),
     Cell("1.5B", 32, SOME, weight=2.0),
@@ -72,13 +72,13 @@ ON_GPU = (
     Cell("1.5B", 112, FEW),
     Cell("7B", 32, FEW),
 )
-# Where the levers on an update's memory are measured (oppo_bench.engine.memory_options), after the races of the size.
+# Cases for the options of an update's memory (oppo_bench.engine.memory_options), after the races of the size.
 UPDATES = (Cell("tiny", 4, (), SHORT), Cell("0.5B", 32, (), weight=0.6), Cell("1.5B", 32, (), weight=0.6))
 TINY = (Cell("tiny", 4, tuple(VARIANTS), SHORT), Cell("tiny", 12, SOME, SHORT))
 
 
 def cells_of(sizes: list[str], batches: list[int] | None, variants: list[str] | None) -> list[Cell]:
-    """The planned cells of these sizes, fewer where `batches` or `variants` name some; `BASE` is always raced."""
+    """Planned cells of these sizes, restricted to `batches` or `variants` if given; `BASE` is always included."""
     wanted = None if variants is None else {*variants, BASE}
     cells = [cell for cell in (*TINY, *ON_GPU) if cell.size in sizes and (batches is None or cell.batch in batches)]
     if wanted is None:
@@ -87,7 +87,7 @@ def cells_of(sizes: list[str], batches: list[int] | None, variants: list[str] | 
 
 
 def planned_of(races: list[Cell], updates: bool) -> list[Cell]:
-    """Races and measured updates in the order in which they are taken: size by size, because networks are made for a size."""
+    """Races and measured updates in order: size by size, because networks are built per size."""
     sizes = dict.fromkeys(cell.size for cell in races)
     cells = (*races, *(UPDATES if updates else ()))
     return [cell for size in sizes for cell in cells if cell.size == size]

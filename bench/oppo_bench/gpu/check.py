@@ -1,4 +1,4 @@
-"""Is it right what is measured? Asked in the same run, on the same device, and the command fails where it is not."""
+"""Correctness checks in the same run on the same device; the command fails if one fails."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.incremental_prefill import IncrementalPrefill
 
 PROMPTS, COMPANY, CHUNK = 8, 4, 16
-# The temperature at which the likeliest token is drawn: far below the gaps between logits, which decide in float32.
+# A temperature that makes sampling greedy: far below the gaps between float32 logits.
 GREEDY = 1e-7
-# Nats, and units of the scores. In float32 no number may be further off; in bfloat16, where single ones are, all on average.
+# Nats, and units of the scores. In float32 the limit holds for every value; in bfloat16 for the mean.
 WORST, MEAN = 1e-3, 5e-2
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked: what was seen, and what had to be; `limit` None: only told."""
+    """One check: the value, and its limit; `limit` None: information only."""
 
     name: str
     seen: float
@@ -38,12 +38,12 @@ class Finding:
 
     @property
     def fine(self) -> bool:
-        """Whether it is as it must be."""
+        """Whether the value is within its limit."""
         return self.limit is None or self.seen <= self.limit
 
 
 def findings(house: Warehouse, load: Load, kind: type[Decoder]) -> list[Finding]:
-    """Everything that is checked for a size; `kind` is the decoder that the engine has chosen for the device."""
+    """All checks of a size; `kind` is the decoder that the engine chose for the device."""
     tokens = 32 if load.name == "tiny" else 64
     found = []
     for role in ("reference", "reward", "critic"):
@@ -62,7 +62,7 @@ def findings(house: Warehouse, load: Load, kind: type[Decoder]) -> list[Finding]
 
 
 def exactly(network: HuggingNetwork) -> HuggingNetwork:
-    """The same in float32, where two ways to compute one number differ by little."""
+    """The same checks in float32, where two ways to compute one number differ little."""
     if next(network.parameters()).dtype == torch.float32:
         return network
     head = None if network.own_head is None else copy.deepcopy(network.own_head).float()
@@ -70,9 +70,9 @@ def exactly(network: HuggingNetwork) -> HuggingNetwork:
 
 
 def greedy(network: HuggingNetwork, kind: type[Decoder], tokens: int, dtype: str, limit: float | None) -> Finding:
-    """Share of greedy tokens that differ: whole passes without a cache, plain decoding, and the path of OPPO.
+    """Share of differing greedy tokens between whole passes without a cache, plain decoding, and OPPO's path.
 
-    The last one decodes chunk by chunk in the company of other answers, and is cut off half-way, deferred and begun again.
+    OPPO's path decodes in chunks together with other answers, and is interrupted, deferred and resumed.
     """
     settings = DecodeSettings(1, -1, GREEDY, CONTEXT - 512, tokens, 4096)
     one, plain = _by_whole_passes(network, tokens), _decoded(Decoder(network, settings, PROMPTS), tokens, 0)
@@ -89,7 +89,7 @@ def _prompt(number: int) -> NDArray[np.int64]:
 
 @torch.no_grad()
 def _by_whole_passes(network: HuggingNetwork, tokens: int) -> list[list[int]]:
-    """The likeliest next token of each prompt, again and again, reading everything from the start each time."""
+    """The likeliest next token of each prompt, repeatedly, with a full forward pass each time."""
     device = next(network.parameters()).device
     read = torch.tensor(np.stack([_prompt(row) for row in range(PROMPTS)]), device=device)
     for _ in range(tokens):
@@ -101,7 +101,7 @@ def _by_whole_passes(network: HuggingNetwork, tokens: int) -> list[list[int]]:
 
 
 def _decoded(decoder: Decoder, tokens: int, company: int) -> list[list[int]]:
-    """The answers of a decoder; with company it is interrupted half-way and begins again, as after an update."""
+    """Answers of a decoder; with `company` it is interrupted and resumed, as after an update."""
     ours = [Sequence(row, row, _prompt(row)) for row in range(PROMPTS)]
     others = [Sequence(PROMPTS + n, 0, _prompt(PROMPTS + n)[: PROMPT_TOKENS - n]) for n in range(company)]
     decoder.begin(ours + others)
@@ -115,7 +115,7 @@ def _decoded(decoder: Decoder, tokens: int, company: int) -> list[list[int]]:
 
 
 def streamed(network: HuggingNetwork, role: str, load: Load, dtype: str) -> Finding:
-    """How far what a network says of answers read chunk by chunk is from what it says of them in one pass."""
+    """Largest difference between outputs of chunked prefill and of one pass."""
     lengths = [int(n) for n in np.clip([load.lengths.of(number) for number in range(PROMPTS)], CHUNK + 1, 200)]
     answers = {
         n: np.random.Generator(np.random.Philox(key=[9, n])).integers(3, VOCAB, length) for n, length in enumerate(lengths)
@@ -129,7 +129,7 @@ def streamed(network: HuggingNetwork, role: str, load: Load, dtype: str) -> Find
 
 
 def gradients(network: HuggingNetwork, load: Load) -> Finding:
-    """How far gradients of packed, recomputed passes are from those of padded passes that keep everything, as a share."""
+    """Relative difference between gradients of packed, recomputed passes and of padded passes that save everything."""
     update = Update(network, PROMPTS, Lengths(load.lengths.seed, longest=200), load.size.micro_batch_tokens)
     plain = update.gradients(LEVERS[BASE])
     apart, length = 0.0, sum(float(gradient.square().sum()) for gradient in plain)
@@ -141,7 +141,7 @@ def gradients(network: HuggingNetwork, load: Load) -> Finding:
 
 
 def _states(network: HuggingNetwork, answers: dict[int, NDArray[np.int64]], chunk: int) -> dict[int, Tensor]:
-    """Hidden states [T, H] of every answer, read in pieces of `chunk` tokens."""
+    """Hidden states [T, H] of every answer, prefilled in chunks of `chunk` tokens."""
     stream = IncrementalPrefill(network, len(answers), CONTEXT, PassBudget(4096))
     states: dict[int, list[Tensor]] = {n: [] for n in answers}
     for end in range(chunk, CONTEXT + chunk, chunk):
@@ -160,7 +160,7 @@ def _apart(network: HuggingNetwork, role: str, tokens: NDArray[np.int64], one: T
 
 
 def _said(network: HuggingNetwork, role: str, tokens: NDArray[np.int64], states: Tensor) -> Tensor:
-    """The score, the log-probs of the tokens, or their values."""
+    """Scores, log-probs of the tokens, or values."""
     if role == "reference":
         next_T1 = torch.from_numpy(tokens[1:]).to(states.device)[:, None]
         return torch.log_softmax(precise(network.logits(states[:-1])), -1).gather(-1, next_T1)

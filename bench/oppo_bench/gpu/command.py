@@ -1,4 +1,4 @@
-"""The command: what to measure, for how long, and what is told of it."""
+"""The command line of the GPU benchmark: what to measure, for how long, and the report."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from oppo_contract.machine import available_cores
 from oppo_core.trace.gpu_stats import hardware_of
 
 OK, WRONG, REFUSED = 0, 1, 2
-SECONDS = 400.0  # eight minutes, less what starting takes and by how much the last repetition may run over
-LEAST_S = {"cuda": 20.0, "cpu": 1.0}  # a cell with less is left out
+SECONDS = 400.0  # eight minutes, less start-up and the overrun of the last repetition
+LEAST_S = {"cuda": 20.0, "cpu": 1.0}  # a cell with less time is left out
 NO_GPU = "python bench/gpu: torch sees no GPU here; --device cpu --sizes tiny tries the command without one"
 SPANS = "a stage's time is from where the device begins with its work to where it is done, pauses between kernels included"
 
 
 @dataclass(slots=True)
 class Told:
-    """Everything that ends up in the file."""
+    """Everything for the result file."""
 
     results: list[Result] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Told:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure; 0: all is right, 1: something that was checked is wrong, 2: there is nothing to measure on."""
+    """Measure; 0: all checks pass, 1: a check failed, 2: no device to measure on."""
     options = _parser().parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         print(NO_GPU, file=sys.stderr)
@@ -204,14 +204,14 @@ def _vllm() -> str:
 
 
 def _too_large(size: str, device: torch.device) -> str | None:
-    """Why a size cannot be raced on the device at all."""
+    """Why a size does not fit on the device."""
     if size in ADAPTED and importlib.util.find_spec("peft") is None:
         return "peft is not installed, and only adapters fit"
     if device.type == "cpu":
         return None
     free = torch.cuda.mem_get_info(device)[0]
     shape = SHAPES[size]
-    number = 2 if size in ADAPTED else 2 + 2 * 22  # the frozen backbone; actor and critic with all that trains them
+    number = 2 if size in ADAPTED else 2 + 2 * 22  # the frozen backbone; actor and critic with their training state
     needed = shape.parameters * number
     return f"weights and optimizers need about {needed / GB:.0f} GB, {free / GB:.0f} are free" if needed > free else None
 
@@ -254,5 +254,5 @@ def _conclude(told: Told) -> None:
 
 
 def _tell(line: str) -> None:
-    """Progress, for whoever watches."""
+    """Print progress."""
     print(f"\r\x1b[2K{line}", end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)

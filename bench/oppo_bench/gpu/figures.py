@@ -1,4 +1,4 @@
-"""From a race to named figures, and to the table."""
+"""Named figures and the table of a race."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oppo_contract.events import IdleCause
 from oppo_core.trace.step_trace import IDLE_CAUSES
 
 MS = 1e3
-# A stage's spans by the names of docs/metrics.md; the actor's forward pass belongs to its update.
+# Names of stages by docs/metrics.md; the actor's forward pass belongs to its update.
 SPANS = {
     "decode": ("timing_s/gen",), "score": ("timing_s/score",), "update_actor": ("timing_s/adv", "timing_s/update_actor"),
     "update_critic": ("timing_s/update_critic",),
@@ -21,7 +21,7 @@ SPANS = {
 
 
 def results_of(race: Race, ceilings: Ceilings) -> list[Result]:
-    """A cell's figures by name; ratios are taken within each repetition, whose variants met the same machine."""
+    """A cell's figures by name; ratios are computed within each repetition."""
     case, results = race.cell.case, list[Result]()
     base = [us_per_token(block) for block in race.blocks.get(BASE, [])]
     for name, blocks in race.blocks.items():
@@ -29,7 +29,7 @@ def results_of(race: Race, ceilings: Ceilings) -> list[Result]:
         token = [us_per_token(block) for block in blocks]
         results.append(Result.of(f"{given}/us_per_token", "us", token))
         results.append(Result.of(f"{given}/step_ms", "ms", [MS * fmean(s.seconds for s in block) for block in blocks]))
-        # In several heats the base has more repetitions than the others; each heat's were taken beside them.
+        # With several heats the base has more repetitions than the others; each heat has its own.
         pairs = zip(base[race.first.get(name, 0) :], token, strict=False)
         results.append(Result.of(f"{given}/speedup", "ratio", [b / own for b, own in pairs]))
         results += _shares(given, blocks) + _driver(given, blocks)
@@ -38,7 +38,7 @@ def results_of(race: Race, ceilings: Ceilings) -> list[Result]:
 
 
 def us_per_token(block: list[Step]) -> float:
-    """Microseconds a trained response token."""
+    """Microseconds per trained response token."""
     return 1e6 * sum(step.seconds for step in block) / sum(step.trained for step in block)
 
 
@@ -47,12 +47,12 @@ def _mean(block: list[Step], name: str) -> float:
 
 
 def _device(block: list[Step]) -> str:
-    """The one device's name in the metrics."""
+    """The device's name in the metrics."""
     return next(name.removeprefix("bubble/") for name in block[0].metrics if name.startswith("bubble/"))
 
 
 def _shares(given: str, blocks: list[list[Step]]) -> list[Result]:
-    """Busy and bubble as the spans tell them, idle time by cause, memory."""
+    """Busy time and bubble from the spans, idle time by cause, memory."""
     device = _device(blocks[0])
     told = [
         Result.of(f"{given}/busy", "share", [_mean(block, f"busy/{device}") for block in blocks]),
@@ -70,7 +70,7 @@ def _shares(given: str, blocks: list[list[Step]]) -> list[Result]:
 
 
 def _driver(given: str, blocks: list[list[Step]]) -> list[Result]:
-    """What NVML and GPM said, where they did: `nvml/utilization`, `gpm/sm_util` and the like."""
+    """Metrics of NVML and GPM if available: `nvml/utilization`, `gpm/sm_util` and others."""
     names = sorted({name for block in blocks for step in block for name in step.driver})
     told = []
     for name in names:
@@ -82,7 +82,7 @@ def _driver(given: str, blocks: list[list[Step]]) -> list[Result]:
 
 
 def _against_the_floor(given: str, race: Race, name: str, ceilings: Ceilings) -> list[Result]:
-    """Utilization of the device's rate, the floor of each stage and of the step, and how many times longer they took."""
+    """Utilization of the device's peak rate, the floor of each stage and of the step, and the ratio to it."""
     overlaps = OVERLAP[name]["intra_step"] != "off"
     share = 0.0 if race.load.name in ADAPTED else 1.0
     told: dict[str, list[float]] = {}
@@ -120,7 +120,7 @@ SPREAD = ("us_per_token", "speedup")
 
 
 def table(race: Race, results: list[Result]) -> list[str]:
-    """A line a variant, medians; for the time and the ratio with least and most."""
+    """One row per variant, medians; time and ratio with minimum and maximum."""
     named = {result.name: result for result in results}
     shown = [key for key in COLUMNS if any(f"{race.cell.case}/{name}/{key}" in named for name in race.blocks)]
     heads = [
@@ -144,7 +144,7 @@ def _cells(given: str, shown: list[str], named: dict[str, Result]) -> list[str]:
 
 
 def stage_lines(race: Race, results: list[Result]) -> list[str]:
-    """How long each stage took against its floor, and where time was idle, a line a variant."""
+    """Duration of each stage relative to its floor, and idle time, one line per variant."""
     named, lines = {result.name: result for result in results}, []
     for name in race.blocks:
         given = f"{race.cell.case}/{name}"
@@ -158,5 +158,5 @@ def stage_lines(race: Race, results: list[Result]) -> list[str]:
 
 
 def findings_of(size: str, found: list[Finding]) -> list[Result]:
-    """What was checked, as figures."""
+    """The checks as figures."""
     return [Result.of(f"{size}/check/{finding.name}", "difference", [finding.seen]) for finding in found]

@@ -1,7 +1,7 @@
-"""The least time that a step can take: bytes that must move and operations that must be done, over what the device can do.
+"""The roofline floor of a step: bytes moved and operations, divided by the device's measured rates.
 
-Both ceilings, bytes and operations a second, are measured in the same run: a large copy and a large matrix product in the
-weights' precision. Nothing can be faster than the larger of bytes ÷ bandwidth and operations ÷ rate, so that is a stage's floor.
+Both rates, bytes and operations per second, are measured in the same run by a large copy and a large matrix product in the
+weights' precision. A stage's floor is the larger of bytes ÷ bandwidth and operations ÷ rate.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}
 PRODUCT_WIDTH = {"cuda": 8192, "cpu": 512}
 TRIES = 5
 WIDTH = {"bfloat16": 2, "float32": 4}
-# A trained number's traffic in an optimizer step: gradient, master and two moments read, master, moments and weight written.
+# Memory traffic of one trained weight in an optimizer step: gradient, master and two moments read; master, moments and weight
+# written.
 UPDATE_BYTES = {"bfloat16": 4 * 4 + 3 * 4 + 2, "float32": 4 * 4 + 3 * 4}
-BACKWARD = 2  # times a forward pass: half of it for the weights' own gradients
+BACKWARD = 2  # times a forward pass: half of it for the gradients of the weights
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Bytes (read or written) and operations a second that the device reached, and those its vendor states."""
+    """Bytes (read or written) and operations per second that the device reached, and its vendor's values."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -47,7 +48,7 @@ class Ceilings:
 
 
 def _best(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of a few tries, after one that is left out."""
+    """Seconds of the fastest of a few tries, after a warm-up."""
     work()
     taken = []
     for _ in range(TRIES):
@@ -60,14 +61,14 @@ def _best(work: Callable[[], object], device: torch.device) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Return when the device has done everything that it was given."""
+    """Wait for the device's queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one step did. `rows`: (prompt, response) tokens of every answer trained; rounds and tokens decoded are its own."""
+    """Work of one step. `rows`: (prompt, response) tokens of every trained answer; rounds and decoded tokens are its own."""
 
     rows: list[tuple[int, int]]
     rounds: int
@@ -85,14 +86,14 @@ class Need:
         return Need(self.bytes + other.bytes, self.flops + other.flops)
 
     def seconds(self, ceilings: Ceilings) -> float:
-        """The least time, when the two overlap perfectly."""
+        """Minimum time if the two overlap perfectly."""
         return max(self.bytes / ceilings.bytes_per_s, self.flops / ceilings.flops_per_s)
 
 
 def needs(size: Size, work: Work, trained_share: float = 1.0) -> dict[str, Need]:
-    """What each stage needs at least. Weights are read once a decode round, and once in all by every other stage.
+    """Bytes and operations of each stage. Weights are read once per decode round, and once in total by every other stage.
 
-    `trained_share`: numbers that the optimizers step, as a share of all (adapters: about 0); others need no gradient.
+    `trained_share`: share of weights that the optimizers step (adapters: about 0); others need no gradient.
     """
     weights = size.parameters * WIDTH[size.dtype]
     response, tokens = sum(n for _, n in work.rows), sum(p + n for p, n in work.rows)
@@ -117,7 +118,7 @@ def needs(size: Size, work: Work, trained_share: float = 1.0) -> dict[str, Need]
 
 
 def floors(stages: dict[str, Need], ceilings: Ceilings, overlaps: bool) -> dict[str, float]:
-    """Least seconds a stage and of the step: stages after each other, or decoding and scoring at the same time."""
+    """Minimum seconds per stage and of the step: stages one after another, or decoding and scoring at the same time."""
     least = {name: need.seconds(ceilings) for name, need in stages.items()}
     if not overlaps:
         return least | {"step": sum(least.values())}
@@ -126,5 +127,5 @@ def floors(stages: dict[str, Need], ceilings: Ceilings, overlaps: bool) -> dict[
 
 
 def model_flops(stages: dict[str, Need]) -> float:
-    """Operations that the step's results need, none of them counted twice."""
+    """Operations that the step's results need, none counted twice."""
     return sum(need.flops for need in stages.values())

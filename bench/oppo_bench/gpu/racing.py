@@ -1,4 +1,4 @@
-"""The race of one cell: engines side by side, their steps in turn, until the cell's time is used up."""
+"""The race of one cell: engines in one process, their steps in turn, until the cell's time is used up."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from oppo_core.scoring.thread import ThreadedScorers
 from oppo_core.trace.gpu_stats import Hardware
 from oppo_core.trace.recorder import Recorder
 
-# Typed so, because names are put in the place of what it has imported.
+# Typed as Any because imported names are replaced.
 engines: Any = import_module("oppo_core.engine.build")
 Tell = Callable[[str], None]
 GB = 1e9
-ROOM = 0.85  # share of what is free that caches may take
+ROOM = 0.85  # share of free memory for caches
 
 
 class Clock:
-    """The time that is left of the whole command's."""
+    """Remaining time of the whole command."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
@@ -47,7 +47,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One measured step: wall time, trained tokens, the engine's own metrics, the driver's, and what was done."""
+    """One measured step: wall time, trained tokens, metrics of the engine and the driver, and its work."""
 
     seconds: float
     trained: int
@@ -59,20 +59,21 @@ class Step:
 
 @dataclass(slots=True)
 class Race:
-    """What a cell's variants have cost, by variant and repetition, and what engine parts they used."""
+    """Steps by variant and repetition, and the engine parts in use."""
 
     cell: Cell
     load: Load
     blocks: dict[str, list[list[Step]]] = field(default_factory=lambda: defaultdict(list))
     parts: dict[str, str] = field(default_factory=dict)  # variant → its decoder and scorers
-    kind: type[Decoder] = Decoder  # the decoder that the engine has chosen for the device
+    kind: type[Decoder] = Decoder  # the decoder that the engine chose for the device
     first: dict[str, int] = field(default_factory=dict)  # variant → the base's repetitions before its own heat's
     left_out: list[str] = field(default_factory=list)
 
 
 @contextmanager
 def all_on_one_device() -> Iterator[None]:
-    """Lay runs on a CPU out as on a GPU, until the end of the block: one device and process, its decoder, scorers in a thread."""
+    """Within the block runs on a CPU use the GPU's layout: one process and device, device-resident decoder, scorers in a thread.
+    """
     lay_out, remote, build_decoder = engines.lay_out, engines.ProcessScorers, engines.build_decoder
 
     def as_on_a_gpu(spec: Any, device: Any, threads: int, hidden: int, named: Any = str) -> Layout:
@@ -94,7 +95,7 @@ def all_on_one_device() -> Iterator[None]:
 
 
 class Entrant:
-    """A variant with an engine of its own; its actor and critic are trained by all variants in turn."""
+    """A variant with an engine of its own; all variants train the same actor and critic in turn."""
 
     def __init__(self, name: str, race: Race, house: Warehouse, prompts: Path, folder: Path, threads: int) -> None:
         spec = spec_of(race.load, OVERLAP[name], house.models(), prompts)
@@ -112,13 +113,13 @@ class Entrant:
         race.parts[name] = f"{type(engine.decoder).__name__}, {type(engine.scorers).__name__}"
 
     def share(self, first: Entrant) -> None:
-        """Train with the first one's optimizers, so that their moments are held once."""
+        """Use the first entrant's optimizers, so that their state exists once."""
         self.contestant.engine.actor = first.contestant.engine.actor
         _scorers(self).trainer = _scorers(first).trainer
-        gc.collect()  # its own optimizers, and the decoder that the imposed one has replaced
+        gc.collect()  # its own optimizers, and the replaced decoder
 
     def step(self, driver: Hardware, device: torch.device) -> Step:
-        """One PPO step, measured."""
+        """One measured PPO step."""
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         driver.take()
@@ -131,14 +132,14 @@ class Entrant:
 
 
 def _scorers(entrant: Entrant) -> Any:
-    """The `ScorerSet` behind whatever queues its work."""
+    """The `ScorerSet` behind the queue or thread."""
     scorers: Any = entrant.contestant.engine.scorers
     return getattr(scorers, "_scorers", scorers)
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Where a race is run: networks, prompts, scratch folder, device, the driver's view, and the clock with the cell's share."""
+    """Environment of a race: networks, prompts, scratch folder, device, driver metrics, and the clock with the cell's share."""
 
     house: Warehouse
     prompts: Path
@@ -166,14 +167,14 @@ def run(race: Race, track: Track) -> None:
 
 
 def cache_bytes(load: Load) -> int:
-    """Keys and values that one variant's four networks hold for B+Δ rows."""
+    """KV cache of one variant's four networks for B+Δ rows."""
     size, width = load.size, 2 if load.size.dtype == "bfloat16" else 4
     token = size.layers * 2 * size.key_heads * (size.hidden // size.heads) * width
     return 4 * (load.batch + load.overcommit) * CONTEXT * token
 
 
 def training_bytes(load: Load, adapted: bool) -> int:
-    """What training one actor and one critic takes beside their weights, and what a pass holds of logits and activations."""
+    """Training state of one actor and one critic besides their weights, and a pass's logits and activations."""
     size = load.size
     number = 20 if size.dtype == "bfloat16" else 16  # gradient, two moments, the optimizer's temporary, each in float32; masters
     trained = 0 if adapted else 2 * size.parameters * number
@@ -190,7 +191,7 @@ def _heats(race: Race, track: Track) -> list[list[str]]:
 
 
 def race_heat(race: Race, track: Track, names: list[str], clock: Clock, label: str) -> None:
-    """Assemble, warm up, and take steps in turn until the time is used up."""
+    """Assemble, warm up, and run steps in turn until the time is used up."""
     with ExitStack() as stack:
         entrants: list[Entrant] = []
         for name in names:
@@ -202,7 +203,7 @@ def race_heat(race: Race, track: Track, names: list[str], clock: Clock, label: s
                 entrant.share(entrants[0])
         for entrant in entrants:
             track.tell(f"{race.cell.case}: warming up {entrant.name}")
-            # The pool of one that defers fills, and its oldest answers come of age; a GPU sees every shape of a round.
+            # Warm-up: the pool fills, its oldest answers reach their age, and a GPU sees every shape of a round.
             for _ in range(race.load.left_out):
                 if clock.left > 0:
                     entrant.step(track.driver, track.device)
@@ -221,5 +222,5 @@ def _repeat(race: Race, track: Track, entrants: list[Entrant], clock: Clock) -> 
         steps = {e.name: [e.step(track.driver, track.device) for _ in range(race.load.max_age)] for e in entrants}
         for name, block in steps.items():
             race.blocks[name].append(block)
-        if clock.left < start - clock.left:  # another one would take longer than is left
+        if clock.left < start - clock.left:  # another one would exceed the remaining time
             clock = Clock(0)

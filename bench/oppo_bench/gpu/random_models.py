@@ -1,7 +1,7 @@
-"""Networks with random weights, built once a size on the device; no file of weights is written or read but for vLLM.
+"""Networks with random weights, built once per size on the device; weights are written to disk for vLLM only.
 
-Reward and reference share one frozen backbone, as nobody writes to it. All variants train one and the same actor and critic:
-lengths are imposed, so no variant's work depends on what the weights are, and several variants fit into memory side by side.
+Reward and reference share one frozen backbone. All variants train the same actor and critic: lengths are fixed, so no variant's
+work depends on the weights, and several variants fit into memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME = "load_model"
 
 
 class Warehouse:
-    """The four roles' networks of one size. `folder` gets a tokenizer and a config a role, which the engine reads."""
+    """The four roles' networks of one size. `folder` gets a tokenizer and a config per role, which the engine reads."""
 
     def __init__(self, load: Load, folder: Path, device: torch.device) -> None:
         from transformers import AutoConfig
@@ -50,7 +50,7 @@ class Warehouse:
         self._adapted: set[str] = set()
 
     def _copy(self, model: nn.Module) -> Any:
-        """A module of its own; with adapters on the very same tensors, which stay frozen."""
+        """A copy of a module; with adapters over the same tensors, which stay frozen."""
         tensors = [*model.parameters(), *model.buffers()] if self._shared else []
         return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
@@ -61,11 +61,11 @@ class Warehouse:
         return named | ({"lora": {"rank": 16}} if self._shared else {})
 
     def write_weights(self) -> None:
-        """Put the actor's weights beside its tokenizer, for vLLM, which reads a folder."""
+        """Write the actor's weights beside its tokenizer, for vLLM, which reads a folder."""
         self.networks["actor"].model.save_pretrained(self.folder / "actor")
 
     def load_model(self, spec: Any, head: str, roots: Any, dtype: Any, seed: int, lora: Any = None, device: Any = None) -> Any:
-        """In the place of the engine's own function: the role's network, which is there already."""
+        """Replaces the engine's own function: returns the role's existing network."""
         role = Path(spec.path).name
         if lora is not None and role not in self._adapted:
             adapt(self.networks[role], lora, seed)
@@ -75,7 +75,7 @@ class Warehouse:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Until the end of the block the engine's parts get their networks here."""
+        """Within the block the engine's parts get their networks here."""
         own = folders.load_model
         users = [m for name, m in list(sys.modules.items()) if name.startswith("oppo_core") and getattr(m, NAME, None) is own]
         try:
@@ -98,7 +98,7 @@ def described(size: Size, untied: bool) -> dict[str, Any]:
 
 
 def random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
-    """A causal language model, as the engine's own loader leaves one."""
+    """A causal language model, as the engine's own loader returns one."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
@@ -110,7 +110,7 @@ def random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: in
 
 
 def _scalar(backbone: Any, seed: int) -> HuggingNetwork:
-    """A backbone with one number a token."""
+    """A backbone with a scalar head."""
     weight = next(backbone.parameters())
     head = nn.Linear(backbone.config.hidden_size, 1).to(weight)
     drawn = torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(seed)) / backbone.config.hidden_size**0.5

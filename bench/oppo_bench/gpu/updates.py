@@ -1,4 +1,4 @@
-"""What the levers on an update's memory cost and save on the device: recomputation and packing, one actor, one batch."""
+"""Cost and saving of the options for an update's memory on the device: recomputation and packing, one actor, one batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oppo_bench.gpu.random_models import Warehouse
 
 
 def measure(cell: Cell, house: Warehouse, device: torch.device, repetitions: int, seconds: float, tell: Tell) -> list[Result]:
-    """Every setting in turn, on the size's actor. Figures are named {size}/B{n}/update/{setting}/…"""
+    """Every option in turn, on the size's actor. Figures are named {size}/B{n}/update/{option}/…"""
     tell(f"{cell.case}: updates")
     clock = Clock(seconds)
     update = Update(house.networks["actor"], cell.batch, cell.lengths, cell.load(device.type).size.micro_batch_tokens)
@@ -27,6 +27,6 @@ def measure(cell: Cell, house: Warehouse, device: torch.device, repetitions: int
 
 
 def lines(cell: Cell, results: list[Result]) -> list[str]:
-    """What is shown of them."""
+    """Lines of output."""
     heading = f"{cell.case}, one update of the actor under training.recompute and training.packing:"
     return [heading, *table(f"{cell.case}/update", results)]

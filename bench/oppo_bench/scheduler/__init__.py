@@ -1,1 +1,1 @@
-"""`oppo bench scheduler`: scheduling cycles, submit-to-start latency, attempts a second."""
+"""`oppo bench scheduler`: scheduling cycles, submit-to-start latency, attempts per second."""

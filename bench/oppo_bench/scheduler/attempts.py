@@ -1,8 +1,7 @@
-"""How many short attempts a platform gets through, and whether one is lost or doubled: `oppo bench scheduler`.
+"""Throughput of short attempts, and whether one is lost or duplicated: `oppo bench scheduler`.
 
 Everything is real but the engine, which takes 50 ms (`oppo_bench.scheduler.stub_engine`): web, scheduler, broker, database and
-four workers on this machine, since a node without GPUs runs one attempt at a time. Runs are submitted while others are served, so
-that some always wait.
+four workers on this machine, since a node without GPUs runs one attempt at a time. Submissions keep the queue filled.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LOOK_EVERY_S = 0.1
 
 
 def attempts_per_second(count: int) -> list[Result]:
-    """Serve `count` attempts; how many a second, where the time of one went, and what the rows say of lost and doubled ones."""
+    """Run `count` attempts; returns their rate, how the time of one is spent, and lost and duplicated attempts by the rows."""
     from oppo_bench.document import Result
     from oppo_bench.scheduler import stub_engine
 
@@ -49,7 +48,7 @@ def attempts_per_second(count: int) -> list[Result]:
 
 
 def _serve(running: Running, count: int) -> list[int]:
-    """Submit runs and see them through; gives up when none has ended for a long while."""
+    """Submit runs and wait for them; raises when none has ended for a long time."""
     runs: list[int] = []
     progress_at, seen = time.monotonic(), 0
     while seen < count and time.monotonic() - progress_at < STUCK_AFTER_S:
@@ -63,7 +62,7 @@ def _serve(running: Running, count: int) -> list[int]:
 
 
 def _starts(home: Path) -> dict[int, list[dict[str, float]]]:
-    """What every engine left behind, by its run."""
+    """Files that every engine left, by its run."""
     found: dict[int, list[dict[str, float]]] = {}
     for file in home.glob("artifacts/**/start-*.json"):
         found.setdefault(int(file.parent.name), []).append(json.loads(file.read_text()))
@@ -78,7 +77,7 @@ def _lost(runs: list[int]) -> int:
 
 
 def _doubled(runs: list[int], starts: dict[int, list[dict[str, float]]]) -> int:
-    """Attempts beyond a run's first, as the rows tell, and engines beyond an attempt's first, as they tell themselves."""
+    """Attempts beyond a run's first, by the rows; and engines beyond an attempt's first, by their files."""
     from oppo_platform.runs.models import Attempt
 
     rows = Counter(Attempt.objects.filter(run_id__in=runs).values_list("run_id", flat=True))
@@ -86,7 +85,7 @@ def _doubled(runs: list[int], starts: dict[int, list[dict[str, float]]]) -> int:
 
 
 def _shares(runs: list[int], starts: dict[int, list[dict[str, float]]]) -> list[Result]:
-    """Of an attempt's time from its allocation to its end, what went into starting its two processes, and what into the rest."""
+    """Shares of an attempt's time between allocation and end: start of its two processes, and the rest."""
     from oppo_bench.document import Result
     from oppo_platform.runs.models import Attempt
     from oppo_platform.scheduling.models import Dispatch

@@ -1,4 +1,4 @@
-"""`oppo bench scheduler`: what a cycle takes, and how soon a freed GPU is given away again."""
+"""`oppo bench scheduler`: duration of a cycle, and time until a freed GPU is assigned again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STARTS, ATTEMPTS, FEW = 40, 1000, (6, 60)
 ENDED_A_CYCLE = 0.05  # of the running runs
 LOOK_AT_OTHERS_S = 3.0
 PATIENCE_S = 30
-ORDER_WITHIN_S = 5.0  # two of the scheduler's own rounds
+ORDER_WITHIN_S = 5.0  # two of the scheduler's own cycles
 
 
 @click.command()
@@ -40,10 +40,11 @@ ORDER_WITHIN_S = 5.0  # two of the scheduler's own rounds
 @click.option("--quick", is_flag=True, help="The two smaller clusters, fewer repetitions.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of everything drawn.")
 def scheduler(json_file: Path | None, quick: bool, seed: int) -> None:
-    """Time the way of a run to its engine, many short attempts, and the scheduler's cycles, on a real PostgreSQL and broker.
+    """Time a run's way to its engine, many short attempts, and the scheduler's cycles, on a real PostgreSQL and broker.
 
-    First the whole platform runs here, with real workers. Then ten teams with quotas share nodes of eight GPUs, all in use:
-    before each timed cycle a twentieth of the runs end; the cycle gives their GPUs away, tells every waiting run why it waits,
+    First the whole platform runs here, with real workers. Then ten teams with quotas share nodes of eight GPUs, all in
+    use:
+    before each timed cycle a twentieth of the runs end; the cycle assigns their GPUs, records why every queued run waits,
     and sends the launch orders.
     """
     before, results = other_programs(), []
@@ -78,7 +79,7 @@ def scheduler(json_file: Path | None, quick: bool, seed: int) -> None:
 
 
 def other_programs() -> Machine:
-    """What other programs take of the machine while the bench does nothing; what it starts itself is no stranger."""
+    """Cores that other programs use while the benchmark is idle, its own servers excluded."""
     from oppo_bench.machine_load import Watch
 
     watch = Watch()
@@ -95,7 +96,7 @@ def bench_servers() -> Iterator[None]:
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oppo-bench-")))
         for server in (embedded.PostgresServer(home), embedded.ValkeyServer(home)):
-            stack.callback(server.remove_data)  # as root it lies outside
+            stack.callback(server.remove_data)  # as root it is elsewhere
         os.environ["DATABASE_URL"] = stack.enter_context(embedded.postgres(home))
         os.environ["REDIS_URL"] = stack.enter_context(embedded.valkey(home))
         os.environ["OPPO_HOME"] = str(home)
@@ -143,9 +144,9 @@ def end_some(chance: random.Random, count: int | None = None) -> None:
 
 
 def _freed_to_dispatch(repetitions: int, seed: int) -> list[Result]:
-    """From the commit that frees a run's GPUs to the next launch order in the broker, with a scheduler process of its own.
+    """Time from the commit that frees a run's GPUs to the next launch order in the broker, with a separate scheduler process.
 
-    Sometimes the freed GPUs are rightly given to nobody, because the run in front waits for more of them: these are counted.
+    Freed GPUs may rightly stay free because the run in front waits for more of them: these cases are counted.
     """
     import redis
     from django.conf import settings
@@ -163,7 +164,7 @@ def _freed_to_dispatch(repetitions: int, seed: int) -> list[Result]:
             end_some(chance, 1)
             start = time.perf_counter()
             if broker.brpop(queues, timeout=ORDER_WITHIN_S) is None:
-                kept_back += 1  # one GPU of the several that the run in front waits for
+                kept_back += 1  # one of several GPUs that the run in front waits for
                 if kept_back > repetitions:
                     raise click.ClickException("Launch orders hardly ever come: nothing that waits fits what is freed.")
                 continue
@@ -176,7 +177,7 @@ def _freed_to_dispatch(repetitions: int, seed: int) -> list[Result]:
 
 
 def _drain(broker: Any, queues: list[str], settle_s: float) -> None:
-    """Take orders out until none came for a while."""
+    """Remove orders until none arrives for a while."""
     while broker.brpop(queues, timeout=settle_s) is not None:
         pass
 
@@ -194,7 +195,7 @@ def _scheduler_process() -> Iterator[None]:
 
 
 def _tell_legs(results: list[Result]) -> None:
-    """Where the time from a click to the engine's first event went, in shares of the medians' sum."""
+    """Print the shares of the time from a click to the engine's first event, by stage."""
     found = {r.name: r.median for r in results}
     legs = {leg: found[f"submit_to_start_s/{leg}"] for leg in LEGS}
     for leg, meaning in LEGS.items():

@@ -1,6 +1,6 @@
-"""A cluster under load for `oppo bench scheduler`: nodes of eight GPUs, ten teams with quotas, running and waiting runs.
+"""A cluster under load for `oppo bench scheduler`: nodes of eight GPUs, ten teams with quotas, running and queued runs.
 
-Rows are written in bulk; everything that is measured goes through the scheduler itself.
+Rows are inserted in bulk; everything measured goes through the scheduler itself.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from datetime import timedelta
 from typing import Any
 
 GPUS_A_NODE, TEAMS = 8, 10
-# How many GPUs runs ask for, and how often.
+# Requested GPUs, and their frequency.
 GANGS, OFTEN = (1, 2, 4, 8), (50, 25, 15, 10)
 SPEC = {"name": "load", "steps": 100_000, "resources": {"kind": "cuda"}}
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many waiting runs for so many GPUs."""
+    """Number of GPUs and of queued runs."""
 
     waiting: int
     gpus: int
@@ -26,17 +26,17 @@ class Load:
 
     @property
     def name(self) -> str:
-        """As in the figures' names, `1000x200`."""
+        """As in the figures' names, for example `1000x200`."""
         return f"{self.waiting}x{self.gpus}"
 
 
 def drawn(seed: int) -> random.Random:
-    """The numbers that a load is drawn from: repeatable, and no secrets."""
+    """Random numbers of a load: repeatable."""
     return random.Random(seed)
 
 
 def build(load: Load) -> None:
-    """Empty the tables and write the cluster; a first cycle places what fits, the rest waits."""
+    """Empty the tables and write the cluster; a first cycle places what fits, the rest is queued."""
     from django.db import connection, transaction
 
     from oppo_platform.scheduling.cycle import run_cycle
@@ -58,7 +58,7 @@ def _nodes(load: Load) -> Any:
 
     now = clock.now()
     pool = Pool.objects.create(name="H100", created_at=now)
-    seen = now + timedelta(days=1)  # nobody reports here, and no node shall fall silent
+    seen = now + timedelta(days=1)  # no worker reports, and no node may become unreachable
     nodes = Node.objects.bulk_create(
         Node(
             name=f"gpu-{n:03}", hostname="host", cpus=64, memory_bytes=1 << 40, token_prefix=f"n{n}", token_digest="", pool=pool,
@@ -95,7 +95,7 @@ def _runs(load: Load, projects: list[Any]) -> None:
 
     chance, now, user = drawn(load.seed), clock.now(), User.objects.get()
     mean = sum(size * weight for size, weight in zip(GANGS, OFTEN, strict=True)) / sum(OFTEN)
-    # The first cycle gives every GPU to somebody; about `waiting` are left.
+    # The first cycle assigns every GPU; about `waiting` runs stay queued.
     sizes = chance.choices(GANGS, OFTEN, k=load.waiting + round(load.gpus / mean))
     Run.objects.bulk_create(
         (

@@ -1,4 +1,4 @@
-"""An engine that takes 50 ms, for `oppo bench scheduler`'s count of attempts, and only there: the standard library, no torch.
+"""An engine that takes 50 ms, for `oppo bench scheduler` only: the standard library, no torch.
 
 It leaves a file `start-PID.json` beside its checkpoints: that it ran, and when the attempt's files before it were written.
 """
@@ -14,7 +14,7 @@ LASTS_S = 0.05
 
 
 def main() -> int:
-    """Say that it started and that it is done."""
+    """Write the started and the finished event."""
     began = time.time()
     told = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     seen = {name: os.stat(name).st_mtime for name in ("lock", "claim.json")}

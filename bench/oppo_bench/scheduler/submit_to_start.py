@@ -1,4 +1,4 @@
-"""From the click to the engine: `submit_to_start_s` of `oppo bench scheduler`, leg by leg, through everything that is real."""
+"""Time from the click to the engine's first event: `submit_to_start_s` of `oppo bench scheduler`, by stage, without stand-ins."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from oppo_bench.platform_stack import Running, ready_servers, running_platform, 
 if TYPE_CHECKING:
     from oppo_bench.document import Result
 
-LEFT_OUT = 2  # the first runs warm the web process and the database up
+LEFT_OUT = 2  # the first runs warm up the web process and the database
 STEPS = 20
-# From each station to the next: where the time between a click and the engine's first event goes.
+# Stages between a click and the engine's first event.
 LEGS = {
     "submit": "the call, until the run is written down",
     "cycle": "the scheduler is woken and gives it a device",
@@ -26,7 +26,8 @@ LEGS = {
 
 
 def submit_to_start(repetitions: int) -> list[Result]:
-    """Submit runs one by one to an idle cluster. The whole way, its legs, and when the platform knows of the start."""
+    """Submit runs one by one to an idle cluster. Returns the total, its stages, and the time until the platform knows of the
+    start."""
     from oppo_bench.document import Result
 
     taken, known = [], []
@@ -49,7 +50,7 @@ def submit_to_start(repetitions: int) -> list[Result]:
 
 
 def _start_one(running: Running, number: int) -> tuple[list[float], float]:
-    """One run from its submission to its end: when it passed each station, and how long after its start that was known."""
+    """One run from submission to end: the time of each stage, and how long after its start the platform knew."""
     from oppo_platform.runs.models import Transition
     from oppo_platform.scheduling.models import Dispatch
 
@@ -65,7 +66,7 @@ def _start_one(running: Running, number: int) -> tuple[list[float], float]:
 
 
 def _first_event(attempts: Path) -> tuple[float, float, float]:
-    """Wait for the one attempt there is: when its supervisor began, when its claim was kept, and the time of its first event."""
+    """Wait for the run's one attempt: start of its supervisor, time of its claim, and time of its first event."""
 
     def told() -> tuple[float, float, float] | None:
         for file in attempts.glob("*/engine.jsonl"):

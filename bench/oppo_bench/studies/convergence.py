@@ -1,12 +1,12 @@
-"""Does OPPO learn as much, and as fast a step, as sequential PPO? `python bench/convergence.py --work DIR [--json F] [--plot F]`
+"""Does OPPO learn as much as sequential PPO, per step? `python bench/convergence.py --work DIR [--json F] [--plot F]`
 
-Paired seeds on the letters task: the same seed trains both variants. Two figures a run, declared beforehand: the *final reward*
+Paired seeds on the letters task: the same seed trains both variants. Two figures per run, declared beforehand: the *final reward*
 (the rule's mean score of held-out prompts) and the *steps to the target* (first step at which the mean training score of the
-last ten steps reaches `budget.target_reward`). The variants count as equivalent in a figure when the 90 % bootstrap interval
-of the mean paired difference lies within ± 10 % of the sequential median (two one-sided tests at 5 %). `--ablation` trains what
-staleness could harm besides: `max_age` 1, 2, 5 and without limit, importance weights off, for stale tokens, for all.
+last ten steps reaches `budget.target_reward`). The variants count as equivalent in a figure if the 90 % bootstrap interval
+of the mean paired difference is within ± 10 % of the sequential median (two one-sided tests at 5 %). `--ablation` also trains
+settings whose staleness could harm: `max_age` 1, 2, 5 and unlimited; importance weights off, for stale tokens, for all.
 
-Only what is learned is looked at, never time, so several runs go on at once, each on one core. Exit status 0 only if equivalent.
+Time is not measured, so several runs train at once, each on one core. Exit status 0 only if equivalent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FIGURES = {"final_reward": "score", "steps_to_target": "steps"}
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A name, and what it changes in `oppo.yaml` (None: the sequential example as it stands)."""
+    """A name, and its changes of `oppo.yaml` (None: the sequential example)."""
 
     name: str
     overlap: dict[str, Any] | None = None
@@ -63,7 +63,7 @@ PAIR = (Variant("sequential"), Variant("oppo", {}))
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run learned. `scores`: mean training score a step; `steps_to_target` is `steps` + 1 when it was not reached."""
+    """Result of one run. `scores`: mean training score per step; `steps_to_target` is `steps` + 1 if it was not reached."""
 
     variant: str
     seed: int
@@ -75,14 +75,14 @@ class Outcome:
 
 
 def ablation() -> list[Variant]:
-    """Every age limit with every importance weighting, beside the sequential run."""
+    """Every age limit with every importance weighting, and the sequential run."""
     ages = {1: "1", 2: "2", 5: "5", UNLIMITED: "∞"}
     cells = product(ages.items(), ("off", "stale", "all"))
     return [Variant(f"max_age {name}, tis {tis}", {"max_age": age}, tis) for (age, name), tis in cells]
 
 
 def train(variant: Variant, seed: int, steps: int | None, models: Path, out: Path) -> list[StepEvent]:
-    """Train in a process of one core; raises CalledProcessError when it fails. A run that is there already is read again."""
+    """Train in a process on one core, or read a finished run again; raises CalledProcessError when training fails."""
     events = out / "events.jsonl"
     if not (out / "done").exists():
         out.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def train(variant: Variant, seed: int, steps: int | None, models: Path, out: Pat
 
 
 def outcome(variant: Variant, seed: int, steps: int | None, work: Path, prompts: Sequence[str]) -> Outcome:
-    """Train, judge held-out prompts, and look up when the target was reached."""
+    """Train, score held-out prompts, and find the step that reached the target."""
     out = work / "runs" / f"{variant.name.replace(' ', '-').replace(',', '')}-{seed}-{steps or 'all'}"
     told = train(variant, seed, steps, work / "models", out)
     scores = [step.metrics["critic/score/mean"] for step in told]
@@ -127,12 +127,12 @@ class Comparison:
 
     @property
     def equivalent(self) -> bool:
-        """Whether the whole interval lies within the margin."""
+        """Whether the whole interval is within the margin."""
         return -self.margin <= self.low and self.high <= self.margin
 
 
 def compare(outcomes: Sequence[Outcome], figure: str) -> Comparison:
-    """Bootstrap over the pairs, which are what was drawn at random."""
+    """Bootstrap over the pairs."""
     values = {
         name: np.array([getattr(o, figure) for o in sorted(outcomes, key=lambda o: o.seed) if o.variant == name], dtype=float)
         for name in ("sequential", "oppo")
@@ -147,7 +147,7 @@ def compare(outcomes: Sequence[Outcome], figure: str) -> Comparison:
 
 
 def pair_table(comparisons: Sequence[Comparison]) -> str:
-    """One line a figure."""
+    """One line per figure."""
     lines = [
         f"{c.figure:16}{c.sequential:12.3f}{c.oppo:10.3f}{c.difference:+12.3f}   [{c.low:+.3f}, {c.high:+.3f}]   ± {c.margin:.3f}"
         f"   {'equivalent' if c.equivalent else 'NOT SHOWN TO BE EQUIVALENT'}"
@@ -158,7 +158,7 @@ def pair_table(comparisons: Sequence[Comparison]) -> str:
 
 
 def ablation_table(outcomes: Sequence[Outcome]) -> str:
-    """One line a variant, over its seeds."""
+    """One line per variant, over its seeds."""
     lines = ["variant                   seeds  final reward (min–max)   steps to target (min–max)   stale tokens   least ess"]
     for name in dict.fromkeys(o.variant for o in outcomes):
         rows = [o for o in outcomes if o.variant == name]
@@ -211,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def write_json(path: Path, outcomes: Sequence[Outcome], comparisons: Sequence[Comparison]) -> None:
-    """The bench format (docs/performance.md), and every run's curve."""
+    """Write the benchmark format (docs/performance.md) with every run's curve."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=EXAMPLES).stdout.strip()
     rows = []
     for name, (figure, unit) in product(dict.fromkeys(o.variant for o in outcomes), FIGURES.items()):

@@ -1,4 +1,4 @@
-"""The picture that `bench/convergence.py --plot` writes: every seed's curve faint, the median of each variant over it."""
+"""The picture of `bench/convergence.py --plot`: faint curves of all seeds, and each variant's median."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMOOTHED = 10  # steps
 def draw(path: Path, runs: list[Any], target: float) -> None:
     """Write the curves of `runs` (each with `variant` and `scores`) as a PNG file.
 
-    A headless Chromium takes it: $OPPO_CHROMIUM, or one on PATH.
+    A headless Chromium renders it: $OPPO_CHROMIUM, or one on PATH.
     """
     figure = curves(runs, target)
     browser_path = os.environ.get("OPPO_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

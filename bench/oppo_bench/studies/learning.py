@@ -1,8 +1,8 @@
-"""Does PPO learn, on every seed, sequential and OPPO alike? `python bench/learning.py --work DIR [--json FILE] [--quick]`
+"""Does PPO learn on every seed, sequential and OPPO alike? `python bench/learning.py --work DIR [--json FILE] [--quick]`
 
-Trains the letters task on the *learned* reward model and judges held-out prompts by the *rule*, which training never sees.
-A run is good when that score rises by more than five standard errors, the KL stays within its limit, and the long tail of
-lengths is still there. Exit status 0 only if all runs are good. Variants are interleaved: seed by seed, one after the other.
+Trains the letters task on the *learned* reward model and scores held-out prompts by the *rule*, which training never uses.
+A run is good if that score rises by more than five standard errors, the KL stays within its limit, and the long tail of
+lengths remains. Exit status 0 only if all runs are good. Variants are interleaved: seed by seed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 VARIANTS = ("sequential", "oppo")
 SEEDS, QUICK_STEPS = 5, 60
 RISE_WANTED_SE = 5.0
-# KL(policy ‖ reference) of a whole answer: a batch's mean, and of the last tenth of the steps the median, because one derailed
-# answer in some thousands (a saga that loses its grammar early) carries 2,000 nats and would be all that a mean shows.
+# KL(policy ‖ reference) of a whole answer: a batch's mean, and the median over the last tenth of the steps, because one
+# degenerate answer in some thousands carries 2,000 nats and would dominate a mean.
 KL_LIMIT_NATS = 10.0
 TAIL_WANTED = 0.75  # 95th percentile of lengths after training ÷ before
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one training run did to the held-out prompts."""
+    """Effect of one training run on the held-out prompts."""
 
     variant: str
     seed: int
@@ -45,18 +45,18 @@ class Outcome:
     rule_after: float
     rise_se: float  # rise ÷ its standard error
     kl_nats: float  # median over the last tenth of the steps
-    kl_mean_nats: float  # mean over the same steps: told, not judged
+    kl_mean_nats: float  # mean over the same steps: reported, not tested
     p95_ratio: float
     step_s: float
 
     @property
     def good(self) -> bool:
-        """Learned, near the reference, tail kept."""
+        """Learned, near the reference, with the tail of lengths."""
         return self.rise_se > RISE_WANTED_SE and self.kl_nats <= KL_LIMIT_NATS and self.p95_ratio >= TAIL_WANTED
 
 
 def train(variant: str, seed: int, steps: int | None, models: Path, out: Path) -> list[StepEvent]:
-    """Run the engine on an example spec in a process of its own; raises CalledProcessError when it fails."""
+    """Run the engine on an example spec in another process; raises CalledProcessError when it fails."""
     spec = load_yaml((EXAMPLES / f"{variant}.yaml").read_text())
     spec = spec.model_copy(update={"seed": seed, "steps": steps or spec.steps})
     out.mkdir(parents=True, exist_ok=False)
@@ -69,7 +69,7 @@ def train(variant: str, seed: int, steps: int | None, models: Path, out: Path) -
 
 
 def outcome(variant: str, seed: int, before: Judgement, after: Judgement, steps: Sequence[StepEvent]) -> Outcome:
-    """Compare held-out answers before and after, and read the KL from the last tenth of the steps."""
+    """Compare held-out answers before and after, and read the KL of the last tenth of the steps."""
     error = math.hypot(before.standard_error, after.standard_error)
     kls = [step.metrics["objective/kl"] for step in steps[-max(1, len(steps) // 10) :]]
     return Outcome(
@@ -80,7 +80,7 @@ def outcome(variant: str, seed: int, before: Judgement, after: Judgement, steps:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """One line a run."""
+    """One line per run."""
     head = "variant      seed  rule before   after  rise, SE  KL, nats    mean  p95 kept  s/step  good"
     lines = [
         f"{o.variant:12}{o.seed:5}{o.rule_before:13.3f}{o.rule_after:8.3f}{o.rise_se:10.1f}{o.kl_nats:10.2f}{o.kl_mean_nats:8.2f}"
@@ -91,7 +91,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def results(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
-    """The bench format's rows."""
+    """Rows of the benchmark format."""
     units = {
         "rule_before": "score",
         "rule_after": "score",
@@ -110,7 +110,7 @@ def results(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
 
 
 def main() -> int:
-    """Prepare, train, judge, print; 0 when every run is good."""
+    """Prepare, train, score, print; 0 if every run is good."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for models and runs; models are kept and used again")
     parser.add_argument("--json", type=Path)

@@ -1,7 +1,7 @@
-"""What does a tracker cost? `python bench/trackers_cost.py [--mlflow URI] [--wandb] [--json FILE] [--steps N]`
+"""The cost of a tracker: `python bench/trackers_cost.py [--mlflow URI] [--wandb] [--json FILE] [--steps N]`
 
-Trains the run of `oppo_bench.telemetry.logging_cost` (hidden 128, 16 answers, four samples a step) once for each tracker,
-TensorBoard always, and measures processor time and memory of the tracker's process. The engine itself does nothing for a tracker
+Trains the run of `oppo_bench.telemetry.logging_cost` (hidden 128, 16 answers, four samples per step) once for each tracker,
+TensorBoard always, and measures processor time and memory of the tracker's process. The engine itself does no tracker work
 in a step. MLflow needs a server (`--mlflow`).
 """
 
@@ -32,14 +32,14 @@ FLUSH_S = 120.0
 
 @dataclass(slots=True)
 class Watch:
-    """Looks at a tracker's process, and at what it has started, whenever the engine asks whether to stop."""
+    """Samples a tracker's process tree at every check of the engine for a stop request."""
 
     engine: Engine
     process: psutil.Process
     looks: list[tuple[int, float, int]] = field(default_factory=list)  # steps done, processor seconds, bytes
 
     def should_stop(self) -> bool:
-        """Never; looks once a step."""
+        """Always false; samples once per step."""
         step = self.engine.progress.step
         if step >= LEFT_OUT and (not self.looks or step > self.looks[-1][0]):
             family = [self.process, *self.process.children(recursive=True)]
@@ -50,7 +50,7 @@ class Watch:
 
 
 def measure(section: dict[str, Any], steps: int) -> list[dict[str, Any]]:
-    """Rows of the bench format for one tracker."""
+    """Rows of the benchmark format for one tracker."""
     tree = spec_of(steps)
     tree["logging"]["trackers"] = {**section, "flush_s": FLUSH_S}
     spec = load_spec(tree)
@@ -82,7 +82,7 @@ def row(name: str, unit: str, value: float, n: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print a table, and write the bench format when asked."""
+    """Measure, print a table, and write the benchmark format if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mlflow", metavar="URI")
     parser.add_argument("--wandb", action="store_true")

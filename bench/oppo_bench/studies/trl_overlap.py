@@ -1,8 +1,9 @@
-"""What our overlap saves TRL's PPOTrainer: `build/trl/bin/python bench/trl_overlap.py [--json FILE]` after `make test-trl`.
+"""Gain of our overlap in TRL's PPOTrainer: `build/trl/bin/python bench/trl_overlap.py [--json FILE]` after `make test-trl`.
 
-Three trainers of the same work as in `oppo bench trl`, each in a process of its own, one step at a time in turn: TRL alone, with
-the reward model reading along (Δ = 0), and with Δ = B/2 besides. Answers have the same imposed lengths everywhere. Our decoder is
-made to end them there; the end-of-sequence token is written where they end and nowhere else.
+Three trainers of the work of `oppo bench trl`, each in its own process, one step at a time in turn: TRL alone, with streamed
+reward prefill (Δ = 0), and with Δ = B/2 as well. Answers have the same fixed lengths everywhere; EOS is written where they end
+and
+nowhere else.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ CHUNK, MAX_AGE = 16, 3
 
 
 def train(config: dict[str, Any]) -> None:
-    """Body of a trainer's process: steps when asked for."""
+    """Body of a trainer's process: one step per message."""
     import torch
 
     from oppo_bench.trl.peer import TurnByTurn, Work, trainer_of
     from oppo_core.integrations import trl
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the libraries print is no answer
+    os.dup2(2, 1)  # keep the libraries' output out of the result
     torch.set_num_threads(config["threads"])
     work = Work(config)
     trainer = trainer_of(config, work, TurnByTurn(work, sys.stdin, answers))
@@ -44,7 +45,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 def impose(rollouts: Any, work: Any) -> None:
-    """Let answers end at their imposed lengths, and tell how many tokens each batch has."""
+    """Let answers end at their fixed lengths, and report the tokens of each batch."""
     own = rollouts.next
 
     def is_finished(sequence: Any) -> bool:
@@ -97,13 +98,13 @@ def race(repetitions: int, steps: int, threads: int, seed: int) -> tuple[dict[st
 
 
 def variants(load: Any) -> dict[str, dict[str, int] | None]:
-    """By name, what each trainer overlaps."""
+    """What each trainer overlaps, by name."""
     streamed = {"overcommit": 0, "chunk": CHUNK}
     return {TRL: None, STREAMED: streamed, DEFERRED: streamed | {"overcommit": load.overcommit, "max_age": MAX_AGE}}
 
 
 def peers(load: Any, steps: int, threads: int, stack: ExitStack) -> list[Any]:
-    """The trainers, each in a process that `stack` ends."""
+    """The trainers' processes, which `stack` ends."""
     from oppo_bench.engine.models import peer_models_of
     from oppo_bench.engine.workload import LONGEST, write_prompts
     from oppo_bench.trl.race import ROWS_A_PASS, Peer
@@ -133,7 +134,7 @@ def used_s(pid: int) -> float:
 
 
 def main() -> None:
-    """Race, print the figures, and write the bench format when asked."""
+    """Race, print the figures, and write the benchmark format if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", nargs="?", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)

@@ -1,10 +1,10 @@
-"""What do the levers on an update's memory cost, and what do they save? `python bench/update_memory.py [--json FILE]`
+"""Cost and saving of the options for an update's memory: `python bench/update_memory.py [--json FILE]`
 
-Trains one actor on one batch of answers with imposed, long-tailed lengths, under `training.recompute` off, head, selective
-and full, padded and packed, in passes of at most `--budget` tokens. The settings take turns, round by round, so that what else
-runs on the machine meets all of them. Time is processor time of a whole update of the actor: proximal log-probs, loss,
-gradients, the optimizer's step. Bytes are counted: the most that tensors of the passes have held at once, gradients included,
-weights and the optimizer's state not.
+Trains one actor on one batch of answers with fixed, long-tailed lengths, under `training.recompute` off, head, selective
+and full, padded and packed, in passes of at most `--budget` tokens. The options take turns, round by round, so that other load on
+the machine affects all of them. Time is processor time of a whole update of the actor: proximal log-probs, loss, gradients,
+optimizer step. Bytes are counted: the most that tensors of the passes held at one time, gradients included, weights and
+optimizer state not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from oppo_contract.spec import TinyArchitecture  # noqa: E402
 from oppo_core.models.protocol import Network  # noqa: E402
 from oppo_core.models.tiny_transformer import init_tiny  # noqa: E402
 
-# M and L are ours, as `oppo bench engine` has them; Q has the proportions of a model that people use: a large vocabulary.
+# M and L are those of `oppo bench engine`; Q has the proportions of a published model with a large vocabulary.
 RACED = {"M": SIZES["M"], "Q": Size(256, 4, 8, 2, 1408, 32768, "qwen2"), "L": SIZES["L"]}
 
 
@@ -46,7 +46,7 @@ def network_of(size: Size) -> Network:
 
 
 def main() -> None:
-    """Measure, print the tables, and write the bench format when asked."""
+    """Measure, print the tables, and write the benchmark format if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--sizes", default="M,Q", help=f"comma-separated, of {', '.join(RACED)}")

@@ -1,4 +1,4 @@
-"""`oppo bench telemetry`: how fast points come in, and how soon their picture is there, through a real web process."""
+"""`oppo bench telemetry`: ingest rate and chart latency through a real web process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 LOGGED_STEPS = 40
 REPETITIONS, QUICK = 40, 8
-# One token makes all requests here; they are counted as ever, but never refused.
+# One token sends all requests: its requests are counted but never rate limited.
 RATE = 1_000_000_000
 WEB_WITHIN_S = 30.0
 
@@ -63,10 +63,11 @@ WEB_WITHIN_S = 30.0
 @click.option("--peers", is_flag=True, help="Race MLflow, trackio and TensorBoard instead; installs them the first time.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the random walks.")
 def telemetry(json_file: Path | None, quick: bool, full: bool, peers: bool, seed: int) -> None:
-    """Time ingest and reading of metrics over HTTP, on a real PostgreSQL.
+    """Time ingest and queries of metrics over HTTP, on a real PostgreSQL.
 
-    Values are random walks in float64. Ingest ends when every point can be read; bytes a point include indexes and pyramid.
-    Times of reading are those of whole replies, one at a time, over one connection.
+        Values are random walks in float64. Ingest ends when every point can be read; bytes per point include indexes and
+        pyramid.
+        Query times are those of whole responses, one at a time, over one connection.
     """
     if full and peers:
         raise Refusal("--full and --peers measure different things: choose one.")
@@ -96,7 +97,7 @@ def _tell(text: str) -> None:
 
 
 def _alone(scale: int, repetitions: int, seed: int, full: bool) -> Iterator[list[Result]]:
-    """Ours, figure by figure."""
+    """Our figures alone."""
     _tell("logging")
     yield _logging(LOGGED_STEPS // (1 if scale == 1 else 4))
     _tell("event to pixel")
@@ -119,7 +120,7 @@ def _alone(scale: int, repetitions: int, seed: int, full: bool) -> Iterator[list
 
 
 def _race(kept: Path, scale: int, seed: int) -> Iterator[list[Result]]:
-    """Ours and the others', in turn."""
+    """Ours and the peers', in turn."""
     with bench_web() as (base_url, _):
         owner = load.tenant()
         with bench_client(base_url, owner.token) as client:
@@ -128,7 +129,7 @@ def _race(kept: Path, scale: int, seed: int) -> Iterator[list[Result]]:
 
 @contextmanager
 def bench_web() -> Iterator[tuple[str, int]]:
-    """A web process as production has it: its address and its process id."""
+    """A web process with production settings: its address and process id."""
     from django.core.management import call_command
 
     from oppo_platform.embedded.ports import LOOPBACK, remembered_port
@@ -155,7 +156,7 @@ def _wait_for_web(base_url: str, process: subprocess.Popen[bytes]) -> None:
             if httpx.get(f"{base_url}/healthz").status_code == httpx.codes.OK:
                 return
         except httpx.TransportError:
-            pass  # it does not listen yet
+            pass  # not listening yet
         if process.poll() is not None or time.monotonic() > deadline:
             raise Failure("The web process did not start.")
         time.sleep(0.05)
@@ -172,7 +173,7 @@ def bench_client(base_url: str, token: str) -> Iterator[httpx.Client]:
 
 
 def _logging(steps: int) -> list[Result]:
-    """What an engine that trains pays for its events; in a process of its own, as engines are."""
+    """Cost of events for a training engine, in a process of its own."""
     from oppo_bench.document import Result
 
     command = [sys.executable, "-m", "oppo_bench.telemetry.logging_cost", str(steps)]

@@ -1,4 +1,4 @@
-"""What draws a timeline faster while one pans it, canvas or Plotly, for `oppo bench telemetry`."""
+"""Frame times of a panned timeline, canvas against Plotly, for `oppo bench telemetry`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAN = """async (count) => {
   }
   return taken;
 }"""
-# The window is as wide as it was asked for: no step more or less than one at either end.
+# The window has the requested width, give or take one step at either end.
 SHOWS = """(count) => {
   const [, first, last] = /^steps ([\\d,]+)–([\\d,]+)/.exec(document.getElementById("range").textContent) || [];
   const [a, b] = [first, last].map((text) => Number((text || "").replace(/,/g, "")));
@@ -45,12 +45,12 @@ MIDDLE = """() => { const p = document.getElementById('figure-plot'), [a, b] = p
 
 
 def timeline_frames(base_url: str, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
-    """A timeline panned on the page's canvas and as a Plotly figure: from afar, and with every span of 40 steps."""
+    """A timeline panned on the page's canvas and as a Plotly figure: zoomed out, and with every span of 40 steps."""
     from oppo_bench.document import Result
 
     steps = 1000 // scale
     [run] = load.runs(owner, 1, [REWARD])
-    run.step = steps  # what the page asks for first
+    run.step = steps  # the page's first request
     run.save(update_fields=["step"])
     attempt = run.attempts.get()
     attempt.engine_started_at, attempt.device_names = 0.0, [f"cuda:{n}" for n in range(DEVICES)]

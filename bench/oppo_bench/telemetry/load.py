@@ -1,7 +1,7 @@
 """Runs with long histories for `oppo bench telemetry`: a team, its runs, and series of random walks.
 
-What is measured as ingest goes through HTTP like everything that a worker sends; histories that are only read are written by the
-same code below HTTP, and sealed as the housekeeper does.
+Measured ingest goes through HTTP like a worker's; histories that are only read are written by the same code below HTTP, and
+compacted like the housekeeper does.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 SECONDS_A_STEP, TOKENS_A_STEP = 1.5, 4096
 BATCH = 1000  # events, as a supervisor sends them
 POINTS_A_ROW = 4096
-CHUNKS = 12  # a step, of decoding and of scoring
+CHUNKS = 12  # per step, of decoding and of scoring
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Somebody who may read the runs."""
+    """A team and a user who may read its runs."""
 
     token: str
     project: Any
@@ -36,7 +36,7 @@ class Tenant:
 
 
 def tenant() -> Tenant:
-    """A team with a project, a user with an API token, and a node."""
+    """Create a team with a project, a user with an API token, and a node."""
     from oppo_contract.wire import WIRE_VERSION
     from oppo_platform import clock
     from oppo_platform.accounts.api_tokens import create_api_token
@@ -56,7 +56,7 @@ def tenant() -> Tenant:
 
 
 def runs(owner: Tenant, count: int, keys: Sequence[str], state: str = "succeeded") -> list[Run]:
-    """Runs with one attempt each; `keys` are the metrics that they have."""
+    """Runs with one attempt each; `keys` are their metrics."""
     from oppo_contract.spec import RunSpec
     from oppo_platform import clock
     from oppo_platform.runs.models import Attempt, AttemptState, Run
@@ -102,7 +102,7 @@ def walks(seed: int, count: int, length: int) -> NDArray[np.float64]:
 
 
 def keep_history(attempt: Attempt, columns: Mapping[str, NDArray[np.float64]]) -> None:
-    """Write series of one attempt with its axes, one point a step from step 1 on, and seal them."""
+    """Write series of one attempt with its axes, one point per step from step 1 on, and compact them."""
     import numpy as np
 
     from oppo_platform.telemetry import blocks
@@ -124,7 +124,7 @@ def keep_history(attempt: Attempt, columns: Mapping[str, NDArray[np.float64]]) -
 
 
 def keep_timeline(attempt: Attempt, steps: int, devices: int) -> None:
-    """Spans of so many steps on so many devices: chunks of decoding and scoring with bubbles between them, and an update."""
+    """Spans of some steps on some devices: chunks of decoding and scoring with bubbles between them, and an update."""
     from oppo_platform.telemetry.models import SpanBatch
     from oppo_platform.telemetry.timeline_downsampling import pack_far
 
@@ -138,7 +138,7 @@ def keep_timeline(attempt: Attempt, steps: int, devices: int) -> None:
 
 
 def _spans(step: int, devices: int, chance: random.Random) -> dict[str, Any]:
-    """One step as a `SpansEvent` tells it."""
+    """One step as a `SpansEvent`."""
     columns: dict[str, list[Any]] = {name: [] for name in ("device", "role", "phase", "start_s", "end_s", "chunk", "rows")}
     idle: list[list[Any]] = []
     begin, chunk_s = SECONDS_A_STEP * (step - 1), 0.7 * SECONDS_A_STEP / CHUNKS

@@ -1,8 +1,8 @@
-"""What logging costs an engine that trains: `python -m oppo_bench.telemetry.logging_cost STEPS` prints a line of JSON.
+"""Cost of logging for a training engine: `python -m oppo_bench.telemetry.logging_cost STEPS` prints a line of JSON.
 
-Trains a small OPPO run (hidden 128, 16 answers with a long tail of lengths, four samples a step) and times every call that
-writes an event: steps with all their metrics, spans, samples, decisions. The engine only appends to a file; a supervisor, which
-is another process, sends it.
+Trains a small OPPO run (hidden 128, 16 answers with a long tail of lengths, four samples per step) and times every call that
+writes an event: steps with all their metrics, spans, samples, decisions. The engine only appends to a file; the supervisor
+uploads it from another process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEFT_OUT = 2
 
 @dataclass(slots=True)
 class Watch:
-    """Seconds that events took to write, and when steps ended."""
+    """Seconds spent writing events, and the end of every step."""
 
     written_s: float = 0.0
     of_kind: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -57,7 +57,7 @@ def spec_of(steps: int) -> dict[str, Any]:
 
 
 def measure(steps: int) -> dict[str, list[float]]:
-    """By figure, one value a step: share of the step, and µs of the call that tells a step with all its metrics."""
+    """By figure, one value per step: share of the step, and µs of the call that writes a step with all its metrics."""
     from oppo_contract.spec import load_spec
     from oppo_core.engine.build import assemble
     from oppo_core.reporting.event_log import Journal

@@ -1,4 +1,5 @@
-"""An engine that only tells steps, one every few tenths of a second, for `oppo bench telemetry`: the standard library, no torch.
+"""An engine that only reports steps, one every few tenths of a second, for `oppo bench telemetry`: the standard library, no
+torch.
 
 It leaves `steps.json` in its folder: when it wrote each step's event.
 """
@@ -11,12 +12,12 @@ import math
 import sys
 import time
 
-STEPS, EVERY_S = 60, 0.37  # no multiple of what anybody else waits
-FIRST_AFTER_S = 6.0  # by then a page is open
+STEPS, EVERY_S = 60, 0.37  # not a multiple of any polling interval
+FIRST_AFTER_S = 6.0  # time for a page to open
 
 
 def main() -> int:
-    """Start, tell steps, end."""
+    """Start, report steps, end."""
     told = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     written: dict[int, float] = {}
     numbers = itertools.count(1)

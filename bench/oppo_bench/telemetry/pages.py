@@ -1,4 +1,4 @@
-"""Pages in a real browser, for `oppo bench telemetry`: how soon the first chart is there, and a step that an engine wrote."""
+"""Pages in a real browser, for `oppo bench telemetry`: time to the first chart, and from an engine's event to the chart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZE = {"width": 1440, "height": 900}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 COMMANDS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# Notes when a step is in the picture: after the frame in which the chart has it.
+# Records the time of each step in the picture: after the frame in which the chart has it.
 WATCH = """() => {
   window.seenSteps = {};
   const look = () => {
@@ -55,7 +55,7 @@ def browser() -> Iterator[Any]:
 
 
 def logged_in(chromium: Any, base_url: str, user: Any) -> Any:
-    """What a browser keeps of somebody who has logged in."""
+    """Session cookie of a logged-in user."""
     from oppo_platform.accounts.services import create_login_link
 
     context = chromium.new_context(base_url=base_url)
@@ -67,7 +67,7 @@ def logged_in(chromium: Any, base_url: str, user: Any) -> Any:
 
 
 def first_chart(base_url: str, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
-    """A run of 10,000 steps opened with an empty cache: seconds to the first curve, and to Plotly's; kilobytes in all."""
+    """A run of 10,000 steps opened with an empty cache: seconds to the first curve, and to Plotly's; total kilobytes."""
     from oppo_bench.document import Result
 
     [run] = load.runs(owner, 1, [REWARD, KL])
@@ -91,7 +91,7 @@ def first_chart(base_url: str, owner: load.Tenant, scale: int, repetitions: int,
 
 
 def opened(chromium: Any, url: str, chart: str, state: Any = None) -> tuple[float, float, list[str]]:
-    """A page with an empty cache: seconds until the first chart, kB transferred until nothing more comes, other origins asked."""
+    """A page with an empty cache: seconds until the first chart, kB transferred in total, other origins requested."""
     context = chromium.new_context(storage_state=state, viewport=SIZE)
     page, received, asked = context.new_page(), [0.0], []
     network = context.new_cdp_session(page)
@@ -110,7 +110,7 @@ def opened(chromium: Any, url: str, chart: str, state: Any = None) -> tuple[floa
 
 
 def event_to_pixel() -> list[Result]:
-    """From an engine's line in its outbox, over supervisor, ingest and stream, to the frame in which a page shows the step."""
+    """From an engine's line in its outbox through supervisor, ingest and stream to the frame in which a page shows the step."""
     from oppo_bench.document import Result
     from oppo_bench.telemetry import paced_engine
     from oppo_platform.accounts.models import User
@@ -128,7 +128,7 @@ def event_to_pixel() -> list[Result]:
         seen = {int(step): ms for step, ms in page.evaluate("window.seenSteps").items()}
         [file] = _written(running.stack.home.path)
         written = {int(step): at for step, at in json.loads(file.read_text()).items()}
-    # A step that came together with a newer one is in the picture with that one.
+    # A step that arrived together with a newer one is drawn with that one.
     shown = {step: min(ms for later, ms in seen.items() if later >= step) for step in written}
     taken = [shown[step] - 1e3 * at for step, at in written.items()]
     return [Result.tail("event_to_pixel_ms/p95", "ms", taken), Result.of("event_to_pixel_ms", "ms", taken)]

@@ -1,4 +1,4 @@
-"""`oppo bench telemetry --peers`: the same work by other trackers, in turn with ours, on the same machine and PostgreSQL."""
+"""`oppo bench telemetry --peers`: the same work on other trackers, in turn with ours, on the same machine and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -27,22 +27,21 @@ LONG, SPIKES = 1_000_000, (17, 250_000, 500_001, 777_777, 999_990)
 COMPARED, COMPARED_STEPS = 50, 10_000
 LISTED, METRICS_LISTED, ROWS = 10_000, 40, 50
 REPETITIONS, QUICK = 10, 2
-SPIKE = 10_000.0  # above everything else: wide enough that float32 still tells it
+SPIKE = 10_000.0  # above all other values, and exact in float32
 Tell = Callable[[str], None]
-Times = dict[str, dict[str, list[float]]]  # work → tracker → one figure a repetition
+Times = dict[str, dict[str, list[float]]]  # work → tracker → one figure per repetition
 
 
 def race(client: httpx.Client, base_url: str, owner: load.Tenant, kept: Path, scale: int, seed: int, tell: Tell) -> list[Result]:
-    """Every piece of work by everybody who can do it, one after the other in each repetition.
+    """Every piece of work on every tracker that can do it, in turn in each repetition.
 
-    What is stored and how often a page asks is each tracker's own way; `trackers` tells it. Pages are opened first, while a
-    tracker holds one run only.
+    Storage and polling are each tracker's own. Pages are opened first, while a tracker holds one run only.
 
     Args:
-        kept: the folder that the trackers' environments are kept in.
+        kept: folder of the trackers' environments.
 
     Raises:
-        Failure: a tracker could not be installed, started, or did not do what it was told.
+        Failure: a tracker could not be installed or started, or failed at its work.
     """
     from oppo_bench.telemetry.peer_trackers.tracker import TrackerError
 
@@ -120,7 +119,7 @@ def _pages(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int,
 
 
 def _ingest(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, tell: Tell) -> None:
-    """20 metrics × 10,000 steps over HTTP until every point can be read; then what a point takes on disk."""
+    """20 metrics × 10,000 steps over HTTP until every point can be read; then bytes per point on disk."""
     able = _able(trackers, "ingest")
     points = METRICS * STEPS // scale
     before = {tracker.name: tracker.stored_bytes() for tracker in able}
@@ -135,7 +134,7 @@ def _ingest(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int
 
 
 def _long(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, tell: Tell) -> None:
-    """One series of 1,000,000 points with five spikes of one step each: the whole of it, and a hundredth of it."""
+    """One series of 1,000,000 points with five spikes of one step each: all of it, and a hundredth of it."""
     length = LONG // scale
     values = load.walks(seed, 1, length)[0]
     values[[place // scale for place in SPIKES]] = top = float(round(values.max()) + SPIKE)
@@ -180,7 +179,7 @@ def _table(trackers: Sequence[Tracker], scale: int, repetitions: int, times: Tim
 
 
 def _in_turn(able: Sequence[Tracker], work: str, do: Callable[[Tracker, int], Any], repetitions: int, times: Times) -> None:
-    """Milliseconds of each call, everybody's turn after the other; the first two of each are left out."""
+    """Milliseconds of each call, in turn; the first two of each are left out."""
     for n in range(-2, repetitions):
         for tracker in able:
             start = time.perf_counter()
@@ -190,7 +189,7 @@ def _in_turn(able: Sequence[Tracker], work: str, do: Callable[[Tracker, int], An
 
 
 def results_of(times: Times) -> list[Result]:
-    """Everybody's figures, and theirs ÷ ours, repetition by repetition."""
+    """All figures, and the ratio to ours per repetition."""
     from oppo_bench.document import Result
 
     results = []

@@ -1,4 +1,4 @@
-"""The platform as a partner of other trackers' turns (`bench_peers`)."""
+"""The platform as a tracker of the benchmark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLES = ("telemetry_series", "telemetry_hotpoints", "telemetry_block")
 
 
 class Ours:
-    """The platform in the race: everything over HTTP but what `keep` and `list_runs` store."""
+    """The platform; all over HTTP except `keep` and `list_runs`."""
 
     name = "OPPO"
     can = frozenset({"ingest", "overview", "zoom", "compare", "table", "page"})
@@ -29,7 +29,7 @@ class Ours:
         self._unsealed: list[int] = []
 
     def ingest(self, columns: Columns) -> float:
-        """Batches of 1,000 steps, as a supervisor sends them when it has a backlog."""
+        """Batches of 1,000 steps, as a supervisor sends them after an outage."""
         [length] = {len(values) for values in columns.values()}
         [run] = load.runs(self._owner, 1, list(columns), "running")
         attempt, token = load.attempt_token(run)
@@ -44,7 +44,7 @@ class Ours:
         return time.perf_counter() - start
 
     def stored_bytes(self) -> int:
-        """Of the series' tables, sealed and vacuumed."""
+        """Size of the series' tables, compacted and vacuumed."""
         from django.db import connection
 
         from oppo_platform.telemetry.compaction import seal
@@ -59,23 +59,23 @@ class Ours:
             return int(cursor.fetchone()[0])
 
     def keep(self, runs: Sequence[Columns]) -> list[str]:
-        """Below HTTP, and sealed."""
+        """Below HTTP, and compacted."""
         made = load.runs(self._owner, len(runs), list(runs[0]))
         for run, columns in zip(made, runs, strict=True):
             load.keep_history(run.attempts.get(), columns)
         return [str(run.pk) for run in made]
 
     def overview(self, run: str, key: str) -> list[float]:
-        """About 1,000 buckets; each shows its least and its greatest value, of which the greatest are returned."""
+        """About 1,000 buckets; each has its minimum and maximum, of which the maxima are returned."""
         told = self._get(f"runs/{run}/metrics", keys=key, max_points=BUCKETS).json()["series"][key]
         return list(told.get("high") or told["y"])
 
     def zoom(self, run: str, key: str, first: int, last: int) -> None:
-        """The same of a range."""
+        """The same for a range."""
         self._get(f"runs/{run}/metrics", keys=key, max_points=BUCKETS, since_step=first, to_step=last).json()
 
     def compare(self, runs: Sequence[str], key: str) -> int:
-        """As the compare page asks: curves, figures and the settings that differ."""
+        """As the compare page requests it: curves, figures and differing settings."""
         answer = self._get("compare", runs=",".join(runs), keys=key, max_points=BUCKETS_COMPARED)
         assert len(answer.json()["series"]) == len(runs)
         return answer.num_bytes_downloaded
@@ -93,7 +93,7 @@ class Ours:
         return f"{self._base_url}/runs/{run}", CHART
 
     def logged_in(self, chromium: Any) -> Any:
-        """What a browser keeps of somebody who has logged in."""
+        """Session cookie of a logged-in user."""
         return logged_in(chromium, self._base_url, self._owner.user)
 
     def _get(self, path: str, **asked: Any) -> httpx.Response:

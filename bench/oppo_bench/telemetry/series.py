@@ -1,4 +1,4 @@
-"""Metrics over HTTP, for `oppo bench telemetry`: how fast they come in, and how soon pictures of them are there."""
+"""Metrics over HTTP, for `oppo bench telemetry`: ingest rate, and latency of charts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _get(client: httpx.Client, path: str, **query: Any) -> httpx.Response:
 
 
 def _timed(call: Callable[[int], Any], repetitions: int) -> list[float]:
-    """Milliseconds of each call; two more before them are left out."""
+    """Milliseconds of each call after two warm-up calls."""
     taken = []
     for n in range(-2, repetitions):
         start = time.perf_counter()
@@ -44,7 +44,7 @@ def _timed(call: Callable[[int], Any], repetitions: int) -> list[float]:
 
 
 def ingest(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
-    """20 metrics over HTTP in batches of 1,000 steps, until the last one can be read; then what they take on disk."""
+    """20 metrics over HTTP in batches of 1,000 steps until the last one can be read; then their size on disk."""
     from oppo_bench.document import Result
 
     rates, sizes = [], []
@@ -69,7 +69,7 @@ def ingest(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: in
 
 
 def _seal(attempt: int) -> None:
-    """As the housekeeper does, and what PostgreSQL does by itself after a while."""
+    """Compact like the housekeeper, and vacuum like PostgreSQL does by itself after a while."""
     from django.db import connection
 
     from oppo_platform.telemetry.compaction import seal
@@ -80,7 +80,7 @@ def _seal(attempt: int) -> None:
 
 
 def _stored_bytes() -> int:
-    """Of the series' tables, with indexes and what lies outside their rows."""
+    """Size of the series' tables, with indexes and TOAST."""
     from django.db import connection
 
     tables = ("telemetry_series", "telemetry_hotpoints", "telemetry_block")
@@ -90,7 +90,7 @@ def _stored_bytes() -> int:
 
 
 def crowded(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
-    """The long series again, after 100 million points of other runs have come in."""
+    """The long series again, after 100 million points of other runs were ingested."""
     from django.db import connection
 
     from oppo_bench.document import Result
@@ -114,7 +114,7 @@ def crowded(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: i
 def long_series(
     client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int, name: str = ""
 ) -> list[Result]:
-    """One long series with five spikes of one step each: as a whole, and nearer and nearer."""
+    """One long series with five spikes of one step each: the whole, and zoomed in step by step."""
     import random
 
     from oppo_bench.document import Result
@@ -147,7 +147,7 @@ def long_series(
 
 
 def compare(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
-    """50 runs in one request, as the compare page asks for them: curves, time to a target, figures, settings that differ."""
+    """50 runs in one request, as the compare page requests them: curves, time to a target, figures, differing settings."""
     from oppo_bench.document import Result
 
     compared = load.runs(owner, COMPARED, [REWARD, "timing_s/step"])
@@ -187,7 +187,7 @@ def runs_table(client: httpx.Client, owner: load.Tenant, scale: int, repetitions
 
 
 def timeline(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: int, seed: int) -> list[Result]:
-    """The timeline of a whole run in one reply, merged to at most 5,000 spans."""
+    """The timeline of a whole run in one response, merged to at most 5,000 spans."""
     from oppo_bench.document import Result
 
     steps = TRACED_STEPS // scale

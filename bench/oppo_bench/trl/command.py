@@ -32,10 +32,11 @@ AMOUNT, QUICK = (5, 2), (2, 1)
 def trl(
     json_file: Path | None, quick: bool, folder: Path | None, seed: int, reps: int | None, steps: int | None, threads: int | None
 ) -> None:
-    """Time a trained token of TRL 1.12.0's PPOTrainer and of the engine on the same work: size M, B = 16.
+    """Time per trained token of TRL 1.12.0's PPOTrainer and of the engine on the same work: size M, B = 16.
 
-    Both load the same checkpoint and train answers of the same imposed lengths, in one epoch and one mini-batch, in float32, on
-    the same threads; they take turns. TRL lives in an environment of its own, which is made the first time (some minutes).
+        Both load the same checkpoint and train answers of the same fixed lengths, in one epoch and one mini-batch, in
+        float32, on
+        the same threads, in turn. TRL has its own environment, which is created the first time (some minutes).
     """
     from oppo_bench.engine.threads import wait_as_the_engine_does
 

@@ -1,8 +1,9 @@
-"""TRL's side of `oppo bench trl`: its PPOTrainer, one step at a time, in TRL's own environment.
+"""TRL's part of `oppo bench trl`: its PPOTrainer, one step at a time, in TRL's own environment.
 
-Started by path as `python peer.py CONFIG.json`; imports nothing of ours. A line on stdin asks for one step; a line of
-JSON on stdout answers it. Each answer's end-of-sequence token is forced where its imposed length ends and forbidden before, by a
-logits processor, so that generation really stops when the longest answer of the batch is complete.
+Started by path as `python peer.py CONFIG.json`; imports none of our packages. A line on stdin requests one step; a line of JSON
+on
+stdout is the result. A logits processor forces EOS at each answer's fixed length and forbids it before, so that generation
+stops when the longest answer of the batch is complete.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 
 class ImposedEnds(LogitsProcessor):  # type: ignore[misc]
-    """Forces the end-of-sequence token as token number `ends_B` of each row (from 1), and no sooner; never a pad token."""
+    """Forces EOS as token number `ends_B` of each row (from 1), and no sooner; never a pad token."""
 
     def __init__(self, ends_B: torch.Tensor, context: int, eos: int, pad: int) -> None:
         self.ends_B, self.context, self.eos, self.pad = ends_B, context, eos, pad
@@ -43,7 +44,7 @@ class ImposedEnds(LogitsProcessor):  # type: ignore[misc]
 
 
 class Work:
-    """Which lengths come next, and what the last batch was."""
+    """The next answer lengths, and the last batch."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.lengths: list[int] = config["lengths"]
@@ -52,7 +53,7 @@ class Work:
         self.tokens = 0
 
     def impose(self, model: Any, eos: int, pad: int) -> None:
-        """Let `model.generate` end each answer at its imposed length."""
+        """Let `model.generate` end each answer at its fixed length."""
         own = model.generate
 
         def generate(input_ids: torch.Tensor, **given: Any) -> Any:
@@ -67,7 +68,7 @@ class Work:
 
     @staticmethod
     def _checked(responses: torch.Tensor, ends: list[int], eos: int) -> int:
-        """Response tokens of a batch. Raises RuntimeError when an answer has another length than imposed."""
+        """Response tokens of a batch. Raises RuntimeError when an answer has a wrong length."""
         written = (responses == eos).int().argmax(1) + 1
         if written.tolist() != ends or responses.shape[1] != max(ends):
             raise RuntimeError(f"lengths {ends} were imposed, but {written.tolist()} came out in {responses.shape[1]} rounds")
@@ -75,7 +76,7 @@ class Work:
 
 
 class TurnByTurn(TrainerCallback):  # type: ignore[misc]
-    """Waits before every step until somebody asks for it, and answers when it is done."""
+    """Waits before every step for a request, and reports when it is done."""
 
     def __init__(self, work: Work, asked: TextIO, answers: TextIO) -> None:
         self.work, self.asked, self.answers = work, asked, answers
@@ -87,7 +88,7 @@ class TurnByTurn(TrainerCallback):  # type: ignore[misc]
         self._wait()
 
     def on_step_end(self, *given: Any, **named: Any) -> None:
-        """A step is done but for letting go of its tensors, which the next one's time includes."""
+        """A step is done; freeing its tensors counts as time of the next."""
         self._tell({"seconds": time.perf_counter() - self.start, "tokens": self.work.tokens})
         self._wait()
 
@@ -101,7 +102,7 @@ class TurnByTurn(TrainerCallback):  # type: ignore[misc]
 
 
 def trainer_of(config: dict[str, Any], work: Work, callback: TurnByTurn) -> PPOTrainer:
-    """TRL's trainer for the same work: full precision, no gradient checkpointing, one pass a batch."""
+    """TRL's trainer for the same work: full precision, no gradient checkpointing, one pass per batch."""
     tokenizer = AutoTokenizer.from_pretrained(config["actor"])
     policy, reference = (AutoModelForCausalLM.from_pretrained(config["actor"], dtype=torch.float32) for _ in range(2))
     reward, value = (AutoModelForSequenceClassification.from_pretrained(config["reward"], dtype=torch.float32) for _ in range(2))
@@ -122,9 +123,9 @@ def trainer_of(config: dict[str, Any], work: Work, callback: TurnByTurn) -> PPOT
 
 
 def main() -> None:
-    """Train as many steps as there are lengths, each when asked for."""
+    """Train as many steps as there are lengths, one per request."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the libraries print is no answer
+    os.dup2(2, 1)  # keep the libraries' output out of the result
     config = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(config["threads"])
     work = Work(config)

@@ -22,7 +22,7 @@ from oppo_bench.engine.workload import LONGEST, VARIANTS, Load, spec_of, write_p
 from oppo_bench.machine_load import Watch
 
 PATIENCE_S = 900.0
-# TRL's micro-batch: with 2, 4 and 16 rows a pass a step took the same processor time (within 1 %).
+# TRL's micro-batch: with 2, 4 and 16 rows per pass a step took the same processor time (within 1 %).
 ROWS_A_PASS = 4
 PEER = Path(__file__).with_name("peer.py")
 TRL, OPPO, SEQUENTIAL, OWN = "trl", "oppo", "sequential", "oppo_own"
@@ -30,18 +30,18 @@ TRL, OPPO, SEQUENTIAL, OWN = "trl", "oppo", "sequential", "oppo_own"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One PPO step: its wall time and the response tokens it trained."""
+    """One PPO step: wall time and trained response tokens."""
 
     seconds: float
     tokens: int
 
 
 class PeerError(RuntimeError):
-    """TRL's process died, fell silent or complained; the message holds its last words."""
+    """TRL's process died, was silent or failed; the message has its last lines."""
 
 
 class Peer:
-    """TRL's trainer in its own process and environment, sleeping between its turns."""
+    """TRL's trainer in its own process and environment, idle between its turns."""
 
     def __init__(self, python: Path, config: dict[str, Any], folder: Path, name: str = TRL, script: Path = PEER) -> None:
         self.name = name
@@ -59,7 +59,7 @@ class Peer:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Its process id."""
         return self._process.pid
 
     def step(self) -> Turn:
@@ -97,7 +97,7 @@ class Peer:
 
 
 class Ours:
-    """One of the engine's variants as a partner of TRL's turns."""
+    """One of the engine's variants."""
 
     def __init__(self, name: str, contestant: Contestant) -> None:
         self.name = name
@@ -116,8 +116,8 @@ class Ours:
 def race(load: Load, plan: Plan, python: Path, watch: Watch, tell: Tell) -> list[Result]:
     """TRL (its interpreter is `python`) and the engine, in turn; named figures of the case.
 
-    Raises:
-        PeerError: TRL's process failed.
+        Raises:
+            PeerError: TRL's process failed.
     """
     scratch = Path(tempfile.mkdtemp(prefix="oppo-bench-"))
     blocks: dict[str, list[list[Turn]]] = defaultdict(list)
@@ -166,7 +166,7 @@ def _assemble(load: Load, plan: Plan, python: Path, scratch: Path, stack: ExitSt
 
 
 def results_of(case: str, blocks: dict[str, list[list[Turn]]]) -> list[Result]:
-    """Time a token and a step, and how many times faster than TRL, repetition by repetition."""
+    """Time per token and per step, and speed-up over TRL, per repetition."""
     results: list[Result] = []
     peer = [_us_per_token(block) for block in blocks[TRL]]
     for name, measured in blocks.items():

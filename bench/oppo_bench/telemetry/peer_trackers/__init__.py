@@ -1,1 +1,1 @@
-"""Other experiment trackers, each with its own server and spoken to by its own API: what `oppo bench telemetry --peers` races."""
+"""Other experiment trackers, each with its own server and API, for `oppo bench telemetry --peers`."""

@@ -1,4 +1,4 @@
-"""MLflow's server with PostgreSQL, spoken to by its REST API, which costs less than its client."""
+"""MLflow's server with PostgreSQL, through its REST API, which costs less than its client."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import psycopg
 from oppo_bench.telemetry.peer_trackers.tracker import Columns, Server
 
 API, PAGES = "/api/2.0/mlflow", "/ajax-api/2.0/mlflow"
-POINTS_A_CALL = 1000  # the most that log-batch takes
-SHOWN = 320  # points of a series that its page asks for
+POINTS_A_CALL = 1000  # limit of log-batch
+SHOWN = 320  # points of a series that its page requests
 EXPERIMENT = "0"
 METRICS = ("metrics", "latest_metrics")
 
 
 class Mlflow:
-    """MLflow in the race."""
+    """MLflow as a tracker of the benchmark."""
 
     name = "MLflow"
     can = frozenset({"ingest", "overview", "zoom", "compare", "table", "page"})
@@ -36,7 +36,7 @@ class Mlflow:
         self._server.wait_for(lambda: self._server.http.get("/health").is_success, "its start")
 
     def ingest(self, columns: Columns) -> float:
-        """Batches of 1,000 points, the most it takes, one after the other, over one connection."""
+        """Batches of 1,000 points, its limit, one after the other, over one connection."""
         [length] = {len(values) for values in columns.values()}
         run, told = self._new_run(), {key: values.tolist() for key, values in columns.items()}
         steps = POINTS_A_CALL // len(told)
@@ -54,7 +54,7 @@ class Mlflow:
         return time.perf_counter() - start
 
     def stored_bytes(self) -> int:
-        """Of the tables of metrics, vacuumed."""
+        """Size of the metrics' tables, vacuumed."""
         with psycopg.connect(self._database, autocommit=True) as connection:
             for table in METRICS:
                 connection.execute(f"VACUUM FULL {table}")
@@ -98,7 +98,7 @@ class Mlflow:
         return answer.num_bytes_downloaded
 
     def list_runs(self, count: int, keys: Sequence[str]) -> None:
-        """Rows like those that it writes itself."""
+        """Rows like its own."""
         model, names = self._new_run(), [uuid4().hex for _ in range(count)]
         with psycopg.connect(self._database) as connection:
             found = connection.execute("SELECT column_name FROM information_schema.columns WHERE table_name = 'runs'")

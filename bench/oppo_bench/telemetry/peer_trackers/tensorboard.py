@@ -15,7 +15,7 @@ READS_WITHIN_S = 600.0
 
 
 class TensorBoard(Limited):
-    """TensorBoard in the race. Nothing is told to it over HTTP; it has no zoom of its own and no table of runs."""
+    """TensorBoard as a tracker of the benchmark. It has no HTTP ingest, zoom or table of runs."""
 
     name = "TensorBoard"
     can = frozenset({"overview", "compare", "page"})
@@ -38,11 +38,11 @@ class TensorBoard(Limited):
         self._server.wait_for(lambda: self._server.http.get("/").is_success, "its start")
 
     def stored_bytes(self) -> int:
-        """Of its event files."""
+        """Size of its event files."""
         return sum(file.stat().st_size for file in (self._folder / "logs").rglob("events.*"))
 
     def keep(self, runs: Sequence[Columns]) -> list[str]:
-        """Event files, which it has read when this returns."""
+        """Write event files; returns when it has read them."""
         self._runs += len(runs)
         names = [f"run-{self._runs - n}" for n in range(len(runs))]
         script = [str(self._python), "-P", str(Path(__file__).with_name("tensorboard_peer.py")), str(self._folder / "logs")]
@@ -51,11 +51,11 @@ class TensorBoard(Limited):
         return names
 
     def overview(self, run: str, key: str) -> list[float]:
-        """What it kept of the series: 1,000 points, chosen at random."""
+        """Its sample of the series: 1,000 points, chosen at random."""
         return [point["value"] for point in self._series(key)[run]]
 
     def compare(self, runs: Sequence[str], key: str) -> int:
-        """A metric of all runs, as its page asks for it."""
+        """A metric of all runs, as its page requests it."""
         answer = self._ask(key)
         assert set(runs) <= set(answer.json()[0]["runToSeries"])
         return int(answer.num_bytes_downloaded)

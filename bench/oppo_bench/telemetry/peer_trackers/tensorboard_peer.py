@@ -1,4 +1,4 @@
-"""TensorBoard's side, in its own environment: LOGDIR FILE.npz, which has an array `RUN KEY` a series, to event files."""
+"""TensorBoard's part, in its own environment: LOGDIR FILE.npz, which has an array `RUN KEY` per series, to event files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
 def main(logdir: str, file: str) -> None:
-    """One event file a run."""
+    """One event file per run."""
     writers: dict[str, EventFileWriter] = {}
     for name, values in np.load(file).items():
         run, _, key = name.partition(" ")

@@ -1,4 +1,4 @@
-"""What a tracker must be able to do to take part, and the server process that most of them are."""
+"""Interface of a tracker in the benchmark, and the server process that most of them have."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ STARTS_WITHIN_S, STOPS_WITHIN_S = 120.0, 20.0
 
 
 class TrackerError(RuntimeError):
-    """A tracker did not start, answered with an error, or showed something else than it was told."""
+    """A tracker did not start, answered with an error, or returned wrong values."""
 
 
 class Tracker(Protocol):
-    """A tracker in the race. What it cannot do at all is missing from `can`, and its method raises TrackerError."""
+    """A tracker. Operations that it lacks are missing from `can`, and their methods raise TrackerError."""
 
     name: str
     can: frozenset[str]
 
     def ingest(self, columns: Columns) -> float:
-        """Tell a new run over HTTP until the last point can be read. Returns seconds."""
+        """Send a new run over HTTP until the last point can be read. Returns seconds."""
 
     def stored_bytes(self) -> int:
-        """What all metrics take on disk, with indexes, once it has come to rest."""
+        """Size of all metrics on disk, with indexes, after maintenance."""
 
     def keep(self, runs: Sequence[Columns]) -> list[str]:
-        """Store finished runs, however that is quickest. Returns their names."""
+        """Store finished runs in the fastest way. Returns their names."""
 
     def overview(self, run: str, key: str) -> list[float]:
-        """Everything that a chart of the whole series would show, as its own page asks for it."""
+        """All data of a chart of the whole series, as its own page requests it."""
 
     def zoom(self, run: str, key: str, first: int, last: int) -> None:
-        """The same of a range of steps."""
+        """The same for a range of steps."""
 
     def compare(self, runs: Sequence[str], key: str) -> int:
-        """One metric of many runs as its own page asks for it. Returns bytes received."""
+        """One metric of many runs as its own page requests it. Returns bytes received."""
 
     def list_runs(self, count: int, keys: Sequence[str]) -> None:
-        """Store so many runs with a last value of each of these metrics."""
+        """Store this many runs with a last value of each of these metrics."""
 
     def table(self, key: str, rows: int) -> None:
         """The first rows of all runs, the highest value first."""
 
     def page(self, run: str) -> tuple[str, str]:
-        """(address, what to wait for) of the page with a run's charts."""
+        """(address, selector to wait for) of the page with a run's charts."""
 
 
 class Limited:
-    """What a tracker answers to work that it cannot do."""
+    """Default methods of a tracker that lacks an operation."""
 
     name = ""
 
@@ -64,26 +64,26 @@ class Limited:
         return TrackerError(f"{self.name} cannot do that.")
 
     def ingest(self, columns: Columns) -> float:
-        """It takes nothing over HTTP."""
+        """No HTTP ingest."""
         raise self._unable()
 
     def zoom(self, run: str, key: str, first: int, last: int) -> None:
-        """It draws what it has."""
+        """No zoom."""
         raise self._unable()
 
     def list_runs(self, count: int, keys: Sequence[str]) -> None:
-        """It has no table of runs with values."""
+        """No table of runs."""
         raise self._unable()
 
     def table(self, key: str, rows: int) -> None:
-        """Nor does it sort one."""
+        """No table of runs."""
         raise self._unable()
 
 
 def keep_arrays(
     script: Sequence[str], file: Path, names: Sequence[str], runs: Sequence[Columns], environ: Mapping[str, str]
 ) -> None:
-    """Have a script in a tracker's own environment store runs, given as an array `RUN KEY` a series. Raises TrackerError."""
+    """Run a script in a tracker's own environment that stores runs, given as an array `RUN KEY` per series. Raises TrackerError."""
     arrays = {
         f"{name} {key.replace('/', '|')}": values
         for name, columns in zip(names, runs, strict=True)
@@ -110,14 +110,14 @@ class Server:
         self.http = httpx.Client(base_url=base_url, timeout=600.0)
 
     def wait_for(self, ready: Callable[[], bool], what: str, within_s: float = STARTS_WITHIN_S) -> None:
-        """Ask until it says yes. Raises TrackerError."""
+        """Poll until it is true. Raises TrackerError."""
         deadline = time.monotonic() + within_s
         while True:
             try:
                 if ready():
                     return
             except httpx.TransportError:
-                pass  # it does not listen yet
+                pass  # not listening yet
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise TrackerError(f"{self.name}: {what} did not happen. Its last words:\n{self._last_words()}")
             time.sleep(0.1)
@@ -136,17 +136,17 @@ class Server:
         return answer
 
     def close(self) -> None:
-        """End it with everything that it started."""
+        """End it with all its processes."""
         self.http.close()
         self._process.terminate()
         try:
             self._process.wait(timeout=STOPS_WITHIN_S)
         except subprocess.TimeoutExpired:
-            pass  # its children are ended with it below
+            pass  # its children are ended below
         try:
             os.killpg(self._process.pid, 9)
         except ProcessLookupError:
-            pass  # nothing is left of it
+            pass  # it has already ended
         self._process.wait()
         self._log.close()
 

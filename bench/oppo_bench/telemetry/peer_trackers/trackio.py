@@ -11,11 +11,11 @@ from oppo_bench.telemetry.peer_trackers.tracker import Columns, Limited, Server,
 
 PROJECT, TOKEN = "bench", "bench"
 STEPS_A_CALL = 1000
-SHOWN = 3000  # points of a series that its page asks for
+SHOWN = 3000  # points of a series that its page requests
 
 
 class Trackio(Limited):
-    """trackio in the race. It has no zoom, and its runs table sorts in the browser."""
+    """trackio as a tracker of the benchmark. It has no zoom, and its runs table sorts in the browser."""
 
     name = "trackio"
     can = frozenset({"ingest", "overview", "compare", "page"})
@@ -55,13 +55,13 @@ class Trackio(Limited):
         return sum(file.stat().st_size for file in (self._folder / "data").rglob("*.db*"))
 
     def keep(self, runs: Sequence[Columns]) -> list[str]:
-        """Through its own storage, past HTTP."""
+        """Through its own storage API, without HTTP."""
         names = [self._name() for _ in runs]
         keep_arrays([*self._command, "keep", PROJECT], self._folder / "kept.npz", names, runs, self._environ)
         return names
 
     def overview(self, run: str, key: str) -> list[float]:
-        """As its page: all metrics of the run, at most 3,000 points. It remembers what it was asked before."""
+        """As its page: all metrics of the run, at most 3,000 points. It caches requests."""
         [told] = self._logs([run])
         return [row[key] for row in told if key in row]
 

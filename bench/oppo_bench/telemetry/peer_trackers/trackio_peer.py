@@ -1,4 +1,4 @@
-"""trackio's side, in trackio's own environment: `serve PORT`, or `keep PROJECT FILE.npz` with an array `RUN KEY` a series."""
+"""trackio's part, in trackio's own environment: `serve PORT`, or `keep PROJECT FILE.npz` with an array `RUN KEY` per series."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-ROWS = 50_000  # a transaction
+ROWS = 50_000  # per transaction
 
 
 def keep(project: str, file: str) -> None:
-    """Write runs through its storage, past HTTP."""
+    """Write runs through its storage API, without HTTP."""
     from trackio.sqlite_storage import SQLiteStorage
 
     runs: dict[str, dict[str, list[float]]] = defaultdict(dict)
@@ -27,7 +27,7 @@ def keep(project: str, file: str) -> None:
 
 
 def serve(port: int) -> None:
-    """Its dashboard, until it is ended."""
+    """Run its dashboard until it is ended."""
     import trackio
 
     trackio.show(open_browser=False, block_thread=True, server_port=port)
