@@ -55,13 +55,13 @@ def commit() -> str:
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists() or shutil.which("git") is None:
         return _installed()
-    told = [
+    lines = [
         subprocess.run(["git", "-C", str(checkout), *asked], capture_output=True, text=True, check=False)
         for asked in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
     ]
-    if any(done.returncode for done in told):
+    if any(done.returncode for done in lines):
         return _installed()
-    return told[0].stdout.strip() + ("+" if told[1].stdout.strip() else "")
+    return lines[0].stdout.strip() + ("+" if lines[1].stdout.strip() else "")
 
 
 def _installed() -> str:

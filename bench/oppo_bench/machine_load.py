@@ -31,7 +31,7 @@ class Machine:
         return None
 
 
-class Watch:
+class LoadMonitor:
     """Measures from its creation on how many cores other programs, and the host of a virtual machine, use."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Watch:
         """Count a process as ours that `multiprocessing` did not start."""
         self._followed.append(pid)
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Record the use of our processes; call it before one of them ends."""
         self._own_s()
 

@@ -31,7 +31,7 @@ TRACKIO = Packages("trackio", ("trackio==0.43.0",))
 TENSORBOARD = Packages("TensorBoard", ("tensorboard==2.21.0",))
 
 
-def python_of(folder: Path, packages: Packages, tell: Callable[[str], None]) -> Path:
+def ensure_environment(folder: Path, packages: Packages, tell: Callable[[str], None]) -> Path:
     """Interpreter of the environment in `folder`, which is created if it is missing or incomplete.
 
     pip's own settings apply. Raises PeerEnvironmentError when pip fails.

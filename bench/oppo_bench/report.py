@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from oppo_bench.machine_load import Machine
 
 
-def settings_of(loads: list[Load], plan: Plan) -> dict[str, Any]:
+def describe_settings(loads: list[Load], plan: Plan) -> dict[str, Any]:
     """All settings that influence the figures, besides the machine."""
     from importlib.metadata import version
 
@@ -33,7 +33,7 @@ def settings_of(loads: list[Load], plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def keep(bench: str, machine: Machine, settings: dict[str, Any], results: list[Result], json_file: Path | None) -> None:
+def write_results(bench: str, machine: Machine, settings: dict[str, Any], results: list[Result], json_file: Path | None) -> None:
     """Write the results so far, if a file was requested. Raises Failure when that is impossible."""
     from oppo_bench.document import document, write
 
@@ -47,10 +47,10 @@ def keep(bench: str, machine: Machine, settings: dict[str, Any], results: list[R
 
 def explain(screen: Console, machine: Machine, load: Load, plan: Plan) -> None:
     """Print how the figures were measured, and whether the machine was quiet."""
-    told = "" if machine.other_cores is None else f", other programs used {machine.other_cores:.2f} cores meanwhile"
+    busy = "" if machine.other_cores is None else f", other programs used {machine.other_cores:.2f} cores meanwhile"
     screen.print(
         f"{plan.repetitions} repetitions of {plan.steps} steps, variants in turn, the first {load.left_out} steps left out, on"
-        f" {plan.threads} threads; median of the repetitions. Load before: {machine.load:.2f}{told}.",
+        f" {plan.threads} threads; median of the repetitions. Load before: {machine.load:.2f}{busy}.",
         highlight=False,
         style="dim",
     )

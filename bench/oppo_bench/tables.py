@@ -32,8 +32,8 @@ def case_table(case: str, variants: list[str], results: list[Result]) -> Table:
         token = named.get(f"{case}/{variant}/us_per_token")
         if token is None:
             continue
-        told = {key: named.get(f"{case}/{variant}/{key}") for key in _SHAPES}
-        cells = [shape.format(result.median * scale) if (result := told[key]) else "–" for key, (shape, scale) in _SHAPES.items()]
+        row = {key: named.get(f"{case}/{variant}/{key}") for key in _SHAPES}
+        cells = [shape.format(result.median * scale) if (result := row[key]) else "–" for key, (shape, scale) in _SHAPES.items()]
         table.add_row(variant, f"{token.median:,.1f}", f"{token.min:,.1f}–{token.max:,.1f}", *cells)
     return table
 

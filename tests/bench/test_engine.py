@@ -16,13 +16,13 @@ from click.testing import CliRunner
 
 from oppo_bench.document import Result, document
 from oppo_bench.engine import memory, workload
-from oppo_bench.engine.engine_runner import Contestant
+from oppo_bench.engine.engine_runner import EngineRunner
 from oppo_bench.engine.floor import STAGES
-from oppo_bench.engine.models import models_of, roles
+from oppo_bench.engine.models import build_models, roles
 from oppo_bench.engine.padding import GROUPING, in_order, unsorted
-from oppo_bench.engine.race import Measured, Plan, race, results_of
-from oppo_bench.engine.workload import FLOOR, VARIANTS, Lengths, Load, Size, spec_of, write_prompts
-from oppo_bench.machine_load import Machine, Watch
+from oppo_bench.engine.race import Measured, Plan, race, to_results
+from oppo_bench.engine.workload import FLOOR, VARIANTS, Lengths, Load, Size, build_spec, write_prompts
+from oppo_bench.machine_load import LoadMonitor, Machine
 from oppo_cli.main import main
 from oppo_core.ppo.microbatching import ragged_batches
 from oppo_core.rollout.sequence import Sequence
@@ -34,13 +34,13 @@ PROMISED = {"padded", "sequential", "per_sequence", "intra", "inter", "both", "a
 RACED = ("padded", "sequential", "inter", "all", "floor")
 
 
-def contestant(name: str, folder: Path, load: Load = LOAD) -> Contestant:
+def contestant(name: str, folder: Path, load: Load = LOAD) -> EngineRunner:
     """A variant, assembled in this process."""
-    models, prompts = models_of(load.size, folder, load.lengths.seed), write_prompts(folder, load.lengths.seed)
-    return Contestant(name, spec_of(load, VARIANTS[name], models, prompts), load.lengths, folder / name, 2)
+    models, prompts = build_models(load.size, folder, load.lengths.seed), write_prompts(folder, load.lengths.seed)
+    return EngineRunner(name, build_spec(load, VARIANTS[name], models, prompts), load.lengths, folder / name, 2)
 
 
-def trained_in(variant: Contestant, steps: int) -> list[Sequence]:
+def trained_in(variant: EngineRunner, steps: int) -> list[Sequence]:
     """The answers that the next `steps` steps train, in order."""
     trained: list[Sequence] = []
     own = variant.engine.experience
@@ -59,7 +59,7 @@ def trained_in(variant: Contestant, steps: int) -> list[Sequence]:
 def measured() -> Measured:
     """One small race."""
     said: list[str] = []
-    result = race(LOAD, Plan(2, 1, 2, RACED), Watch(), said.append)
+    result = race(LOAD, Plan(2, 1, 2, RACED), LoadMonitor(), said.append)
     assert said
     return result
 
@@ -68,7 +68,7 @@ def measured() -> Measured:
 def test_everything_promised_is_measured(measured: Measured) -> None:
     assert set(Plan(1, 1, 1).variants) >= PROMISED
     assert set(Plan(1, 1, 1).variants_on("cpu")) >= PROMISED
-    named = {result.name: result for result in results_of(measured)}
+    named = {result.name: result for result in to_results(measured)}
     for variant in RACED:
         result = named[f"T/B4/{variant}/us_per_token"]
         assert result.unit == "us"
@@ -102,7 +102,7 @@ def test_the_floor_has_every_stage(measured: Measured) -> None:
 
 @pytest.mark.full
 def test_the_document_is_what_others_read(measured: Measured, tmp_path: Path) -> None:
-    written = json.loads(json.dumps(document("engine", Machine(2, 0.4, None), {"seed": 3}, results_of(measured))))
+    written = json.loads(json.dumps(document("engine", Machine(2, 0.4, None), {"seed": 3}, to_results(measured))))
     assert set(written) == {"bench", "commit", "machine", "settings", "results"}
     assert written["machine"]["cpus"] == 2
     assert all(set(row) == {"name", "unit", "median", "min", "max", "n"} for row in written["results"])
@@ -184,7 +184,7 @@ def test_every_size_and_variant_is_a_valid_spec(tmp_path: Path) -> None:
     for (name, size), device in product(workload.SIZES.items(), ("cpu", "cuda")):
         load = Load(name, size, 16, Lengths(0), device)
         for overlap in VARIANTS.values():
-            spec = spec_of(load, overlap, roles({"path": "actor"}, {"path": "reward"}), tmp_path / "prompts.jsonl")
+            spec = build_spec(load, overlap, roles({"path": "actor"}, {"path": "reward"}), tmp_path / "prompts.jsonl")
             assert spec.overlap.overcommit.max <= spec.ppo.batch_size // 2
 
 
@@ -225,7 +225,7 @@ def test_a_busy_machine_is_named() -> None:
     assert Machine(2, 0.1, 0.05).complaint is None
     assert "0.50 of 2" in str(Machine(2, 0.1, 0.5).complaint)
     assert Machine(2, 1.5, None).complaint is not None
-    assert Watch().machine().cpus >= 1
+    assert LoadMonitor().machine().cpus >= 1
 
 
 def test_spread() -> None:

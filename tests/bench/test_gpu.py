@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from oppo_bench.engine.fixed_lengths import ImposedDeviceDecoder, PaddedDeviceDecoder, impose_on_vllm
+from oppo_bench.engine.fixed_lengths import FixedLengthDeviceDecoder, PaddedDeviceDecoder, fix_vllm_lengths
 from oppo_bench.engine.memory_options import LEVERS
 from oppo_bench.engine.workload import write_prompts
 from oppo_bench.gpu import check, command, figures, random_models
-from oppo_bench.gpu.cases import ON_GPU, SHAPES, SHORT, UPDATES, VARIANTS, Cell, cells_of, planned_of
+from oppo_bench.gpu.cases import ON_GPU, SHAPES, SHORT, UPDATES, VARIANTS, Cell, plan_order, select_cells
 from oppo_bench.gpu.floor import Ceilings, Work, floors, needs
-from oppo_bench.gpu.racing import Entrant, Race, all_on_one_device
-from oppo_bench.gpu.random_models import Warehouse
+from oppo_bench.gpu.racing import Race, Variant, all_on_one_device
+from oppo_bench.gpu.random_models import ModelSet
 from oppo_core.models.adapters import merged_weights
 from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
@@ -113,12 +113,12 @@ def test_the_plan_has_what_was_asked_for() -> None:
     assert [cell.case for cell in ON_GPU] == ["0.5B/B32", "1.5B/B32", "0.5B/B112", "1.5B/B112", "7B/B32"]
     assert set(ON_GPU[0].variants) == set(VARIANTS)
     assert all("sequential" in cell.variants for cell in ON_GPU)
-    planned = planned_of(cells_of(["0.5B", "1.5B"], None, None), updates=True)
+    planned = plan_order(select_cells(["0.5B", "1.5B"], None, None), updates=True)
     sizes = [cell.size for cell in planned]
     assert sizes == sorted(sizes)  # networks of one size at a time
     assert [cell.case for cell in planned if cell in UPDATES] == ["0.5B/B32", "1.5B/B32"]
-    assert planned_of(list(ON_GPU), updates=False) == sorted(ON_GPU, key=lambda cell: list(SHAPES).index(cell.size))
-    assert cells_of(["0.5B"], [112], ["both"]) == [Cell("0.5B", 112, ("sequential", "both"), ON_GPU[2].lengths)]
+    assert plan_order(list(ON_GPU), updates=False) == sorted(ON_GPU, key=lambda cell: list(SHAPES).index(cell.size))
+    assert select_cells(["0.5B"], [112], ["both"]) == [Cell("0.5B", 112, ("sequential", "both"), ON_GPU[2].lengths)]
     # The published sizes: 0.49, 1.54 and 7.6 billion weights, the last with a second table of words.
     assert [round(SHAPES[name].parameters / 1e9, 2) for name in ("0.5B", "1.5B", "7B")] == [0.49, 1.54, 7.07]
 
@@ -143,14 +143,14 @@ def test_the_lock_file_has_every_wheel_that_a_gpu_machine_needs() -> None:
 def test_answers_are_as_long_as_imposed_on_every_decoder(tmp_path: Path) -> None:
     cell = Cell("tiny", 4, tuple(VARIANTS), SHORT)
     load = cell.load("cpu")
-    house = Warehouse(load, tmp_path / "roles", torch.device("cpu"))
+    house = ModelSet(load, tmp_path / "roles", torch.device("cpu"))
     prompts, trained = write_prompts(tmp_path, SHORT.seed), {}
     with all_on_one_device():
         for name in ("sequential", "padded", "all"):
-            entrant = Entrant(name, Race(cell, load), house, prompts, tmp_path / name, 1)
+            entrant = Variant(name, Race(cell, load), house, prompts, tmp_path / name, 1)
             entrant.step(NoHardware(), torch.device("cpu"))
             trained[name] = entrant.contestant.journal.newest["spans"]["trained"]
-            kinds = {"sequential": ImposedDeviceDecoder, "padded": PaddedDeviceDecoder, "all": ImposedDeviceDecoder}
+            kinds = {"sequential": FixedLengthDeviceDecoder, "padded": PaddedDeviceDecoder, "all": FixedLengthDeviceDecoder}
             assert type(entrant.contestant.engine.decoder) is kinds[name]
             entrant.contestant.close()
     for rows in trained.values():
@@ -161,14 +161,14 @@ def test_answers_are_as_long_as_imposed_on_every_decoder(tmp_path: Path) -> None
 
 def test_lengths_are_imposed_on_vllm(tmp_path: Path) -> None:
     """By what stands in for its engine; the real one has not been raced."""
-    house = Warehouse(Cell("tiny", 4, ("vllm",), SHORT).load("cpu"), tmp_path / "roles", torch.device("cpu"))
+    house = ModelSet(Cell("tiny", 4, ("vllm",), SHORT).load("cpu"), tmp_path / "roles", torch.device("cpu"))
     network, settings = house.networks["actor"], DecodeSettings(1, -1, 1.0, 16, 40, 4096)
     weights: Any = network
     here = InProcessDecoder(FakeEngine(network), settings, lambda: merged_weights(weights).items(), parameters=dict)
     apart = streaming(network, settings, None, interval=4, handles=False, sleeps=False)
     decoder: DecoderProtocol
     for decoder in (here, apart):
-        impose_on_vllm(SimpleNamespace(decoder=decoder), SHORT)  # type: ignore[arg-type]
+        fix_vllm_lengths(SimpleNamespace(decoder=decoder), SHORT)  # type: ignore[arg-type]
         answers = [Sequence(number, 0, np.array([3, 4, 5])) for number in range(3)]
         decoder.begin(answers)
         while decoder.live:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oppo_bench.telemetry.peer_trackers.tracker import Server, TrackerError
-from oppo_bench.telemetry.peers import results_of
+from oppo_bench.telemetry.peers import to_results
 
 
 def test_ratios_are_taken_repetition_by_repetition() -> None:
@@ -16,7 +16,7 @@ def test_ratios_are_taken_repetition_by_repetition() -> None:
         "compare_ms": {"OPPO": [10.0, 20.0], "MLflow": [40.0, 20.0]},
         "spikes_shown": {"OPPO": [5.0], "MLflow": [0.0]},
     }
-    named = {result.name: result for result in results_of(times)}
+    named = {result.name: result for result in to_results(times)}
     assert (named["compare_ms/MLflow"].unit, named["compare_ms/MLflow"].median) == ("ms", 30.0)
     better = named["compare_ms/MLflow/ours_times_better"]
     assert (better.unit, better.min, better.max) == ("ratio", 1.0, 4.0)

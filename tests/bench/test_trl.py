@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from oppo_bench.engine.models import models_of, peer_models_of
+from oppo_bench.engine.models import build_models, build_peer_models
 from oppo_bench.engine.workload import SIZES, Size
-from oppo_bench.peer_environment import READY, TRL, PeerEnvironmentError, python_of
-from oppo_bench.trl.race import Peer, PeerError, Turn, results_of
+from oppo_bench.peer_environment import READY, TRL, PeerEnvironmentError, ensure_environment
+from oppo_bench.trl.race import Peer, PeerError, Turn, to_results
 from oppo_contract.spec import ModelSpec
 from oppo_core.models.model_io import load_model
 from oppo_core.rollout.tokenizer import FileCodec
@@ -26,7 +26,7 @@ def parameters(model: ModelSpec, head: str = "lm") -> int:
 
 @pytest.mark.parametrize("size", [SMALL, SIZES["M"]])
 def test_the_shared_checkpoint_has_the_size_of_our_own_architecture(size: Size, tmp_path: Path) -> None:
-    own, shared = models_of(size, tmp_path, 0), peer_models_of(size, tmp_path, 0)
+    own, shared = build_models(size, tmp_path, 0), build_peer_models(size, tmp_path, 0)
     actor = ModelSpec.model_validate(shared["actor"])
     assert parameters(actor) == parameters(ModelSpec.model_validate(own["actor"]))
     folders = [Path(shared["actor"]["path"]), Path(shared["reward"]["model"]["path"])]
@@ -34,7 +34,7 @@ def test_the_shared_checkpoint_has_the_size_of_our_own_architecture(size: Size, 
 
 
 def test_the_shared_reward_model_scores(tmp_path: Path) -> None:
-    reward = ModelSpec.model_validate(peer_models_of(SMALL, tmp_path, 0)["reward"]["model"])
+    reward = ModelSpec.model_validate(build_peer_models(SMALL, tmp_path, 0)["reward"]["model"])
     network = load_model(reward, "scalar", [], torch.float32, 0)
     tokens = torch.tensor([[3, 4, 5]])
     scores = network.scalar(network.hidden(tokens, torch.arange(3)[None]))
@@ -44,7 +44,7 @@ def test_the_shared_reward_model_scores(tmp_path: Path) -> None:
 
 def test_figures_are_taken_repetition_by_repetition() -> None:
     blocks = {"trl": [[Turn(4.0, 100), Turn(2.0, 100)], [Turn(8.0, 100)]], "oppo": [[Turn(1.0, 200)], [Turn(1.0, 100)]]}
-    named = {result.name: result for result in results_of("M/B16", blocks)}
+    named = {result.name: result for result in to_results("M/B16", blocks)}
     assert (named["M/B16/trl/us_per_token"].min, named["M/B16/trl/us_per_token"].max) == (30_000, 80_000)
     assert named["M/B16/trl/us_per_step"].min == 3_000_000
     assert (named["M/B16/oppo/speedup"].min, named["M/B16/oppo/speedup"].max) == (6, 8)
@@ -58,12 +58,12 @@ def test_a_peer_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> Non
 
 def test_a_finished_environment_is_used_as_it_is(tmp_path: Path) -> None:
     (tmp_path / READY).write_text("\n".join((*TRL.first, *TRL.pins)))
-    assert python_of(tmp_path, TRL, print) == tmp_path / "bin" / "python"
+    assert ensure_environment(tmp_path, TRL, print) == tmp_path / "bin" / "python"
 
 
 def test_an_environment_that_cannot_be_made_is_not_taken_for_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(PeerEnvironmentError, match="torch"):
-        python_of(tmp_path / "environment", TRL, print)
+        ensure_environment(tmp_path / "environment", TRL, print)
     assert not (tmp_path / "environment" / READY).exists()

@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "platform/oppo_platform/api/examples.json
 OTHERS = ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")
 
 
-def figures_of(bench: str, folder: Path) -> dict[str, Any]:
+def compute_figures(bench: str, folder: Path) -> dict[str, Any]:
     """What `oppo bench NAME --quick --json` writes, by the figures' names."""
     file = folder / "figures.json"
     environ = {name: value for name, value in os.environ.items() if name not in OTHERS} | {"OPPO_HOME": str(folder / "home")}
@@ -30,7 +30,7 @@ def figures_of(bench: str, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.full
 def test_the_schedulers(tmp_path: Path) -> None:
-    figures = figures_of("scheduler", tmp_path)
+    figures = compute_figures("scheduler", tmp_path)
     assert {"cycle_ms/100x50", "cycle_ms/1000x200", "quiet_cycle_ms/1000x200", "freed_to_dispatch_ms/p95"} <= set(figures)
     assert {"submit_to_start_s/p95", "submit_to_start_s/engine", "attempts_per_s", "process_start_share"} <= set(figures)
     assert figures["attempts_lost"]["median"] == 0
@@ -42,7 +42,7 @@ def test_the_schedulers(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_telemetrys(tmp_path: Path) -> None:
-    figures = figures_of("telemetry", tmp_path)
+    figures = compute_figures("telemetry", tmp_path)
     assert {"ingest_points_per_s", "overview_100k_ms/p95", "zoom_100k_ms/p95", "compare_50x1k_ms/p95"} <= set(figures)
     assert {"runs_1k_ms/p95", "timeline_100x8_ms/p95", "event_to_pixel_ms/p95", "first_chart_s", "run_page_kb"} <= set(figures)
     assert {"logging_cost_share", "streams_500_rss_mb", "streams_500_page_ms/p95", "streams_500_lag_ms/p95"} <= set(figures)
@@ -53,7 +53,7 @@ def test_telemetrys(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_apis(tmp_path: Path) -> None:
-    figures = figures_of("api", tmp_path)
+    figures = compute_figures("api", tmp_path)
     timed = {name.removesuffix("_ms/p95") for name in figures if name.endswith("_ms/p95")} - {"together"}
     operations = json.loads(EXAMPLES.read_text())
     assert len(timed) == 10

@@ -27,9 +27,9 @@ from oppo_bench.cluster import (
     TeamInTrace,
     Trace,
     TraceError,
+    compute_figures,
     easy,
     fifo,
-    figures_of,
     read_trace,
     simulate,
     synthesize,
@@ -112,7 +112,7 @@ def test_nothing_is_lost_or_doubled_in_any_trace(planner: str, seed: int, shape:
 def test_the_same_seed_gives_the_same_outcome() -> None:
     made = [synthesize(replace(SMALL, seed=seed)) for seed in (1, 1, 2)]
     assert list(made[0].lines()) == list(made[1].lines()) != list(made[2].lines())
-    one, other = (figures_of(simulate(each, policy.plan, COARSE)) for each in made[:2])
+    one, other = (compute_figures(simulate(each, policy.plan, COARSE)) for each in made[:2])
     assert asdict(one) == asdict(other)
 
 
@@ -136,7 +136,7 @@ def test_fifo_as_worked_out_by_hand() -> None:
 def test_backfill_as_worked_out_by_hand() -> None:
     outcome = simulate(trace(*QUEUE), easy, AT_ONCE)
     assert starts(outcome) == pytest.approx([0, 100, 2, 200], abs=0.01)
-    figures = figures_of(outcome)
+    figures = compute_figures(outcome)
     assert figures.wait.mean == pytest.approx((99 + 0 + 197) / 4, abs=0.01)
     assert figures.makespan_s == pytest.approx(700, abs=0.01)
     # Until the last submission, at 3: three devices for three seconds and one for one, of four for three seconds.
@@ -204,7 +204,7 @@ def test_a_preempted_run_resumes_at_its_checkpoint() -> None:
     # Stopped at 1,100 with 800 s saved; it keeps its place in front of run 2.
     assert (first.end, first.lost_s, first.idle_s) == (1110.0, 300.0, 10.0)
     assert (second.start, second.end) == (1110.0, 1110.0 + 30.0 + 1200.0)
-    assert figures_of(outcome).lost_gpu_s == 4 * 300.0
+    assert compute_figures(outcome).lost_gpu_s == 4 * 300.0
 
 
 def test_what_can_never_start_is_refused_and_holds_up_nobody() -> None:
@@ -232,7 +232,7 @@ def test_fragmentation_counts_what_is_idle_while_a_gang_waits_that_would_fit() -
     queue = (run(0, 1, 100), run(0, 1, 20), run(0, 1, 100), run(0, 1, 20), run(30, 2, 10), run(130, 1, 1))
     outcome = simulate(trace(*queue, nodes=2, gpus=2), fifo, AT_ONCE)
     assert starts(outcome) == pytest.approx([0, 0, 0, 0, 100, 130], abs=0.01)
-    assert figures_of(outcome).fragmentation == pytest.approx(2 * 70 / (4 * 130), abs=0.001)
+    assert compute_figures(outcome).fragmentation == pytest.approx(2 * 70 / (4 * 130), abs=0.001)
 
 
 LINE = '{"at_s": 0, "team": "a", "devices": 1, "duration_s": 5}'

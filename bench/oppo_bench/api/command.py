@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oppo_bench.api.load import RUNS, Crowd, crowd
-from oppo_bench.report import keep
+from oppo_bench.api.load import RUNS, Dataset, dataset
+from oppo_bench.report import write_results
 from oppo_bench.scheduler.command import bench_servers, other_programs
 from oppo_bench.tables import show
 from oppo_bench.telemetry import load as load
@@ -48,27 +48,27 @@ def api(json_file: Path | None, quick: bool) -> None:
     results: list[Result] = []
     with bench_servers(), bench_web() as (base_url, _):
         click.echo(f"{RUNS // scale:,} runs …", err=True)
-        owner = load.tenant()
-        calls = calls_on(crowd(owner, scale))
+        owner = load.create_tenant()
+        calls = calls_on(dataset(owner, scale))
         click.echo("one client …", err=True)
         with bench_client(base_url, owner.token) as client:
-            results += alone(client, calls, repetitions)
-        keep("api", before, settings, results, json_file)
+            results += sequential_latency(client, calls, repetitions)
+        write_results("api", before, settings, results, json_file)
         click.echo(f"{CLIENTS} clients …", err=True)
-        results += together(base_url, owner.token, calls, window_s)
-        keep("api", before, settings, results, json_file)
+        results += concurrent_load(base_url, owner.token, calls, window_s)
+        write_results("api", before, settings, results, json_file)
     show("API", results)
     for when, machine in {"before": before, "after": other_programs()}.items():
         click.echo(f"Load {when}: {machine.load:.2f}; other programs used {machine.other_cores or 0.0:.2f} cores {when}.")
 
 
-def calls_on(there: Crowd) -> dict[str, Call]:
+def calls_on(there: Dataset) -> dict[str, Call]:
     """The ten calls by operation id; the number selects one of the runs with much data."""
 
     def of_a_run(path: str, **query: Any) -> Call:
-        return lambda client, n: _get(client, f"runs/{there.told[n % len(there.told)]}{path}", **query)
+        return lambda client, n: _get(client, f"runs/{there.window[n % len(there.told)]}{path}", **query)
 
-    compared = ",".join(map(str, there.told[:5]))
+    compared = ",".join(map(str, there.window[:5]))
     return {
         "list_runs": lambda client, n: _get(client, "runs", sort=("-reward", "")[n % 2], limit=50),
         "show_run": of_a_run(""),
@@ -91,7 +91,7 @@ def _checked(answer: httpx.Response) -> httpx.Response:
     return answer.raise_for_status()
 
 
-def alone(client: httpx.Client, calls: dict[str, Call], repetitions: int) -> list[Result]:
+def sequential_latency(client: httpx.Client, calls: dict[str, Call], repetitions: int) -> list[Result]:
     """Each call by one client, in turn, without the first two rounds."""
     from oppo_bench.document import Result
 
@@ -108,15 +108,15 @@ def alone(client: httpx.Client, calls: dict[str, Call], repetitions: int) -> lis
     ]
 
 
-def together(base_url: str, token: str, calls: dict[str, Call], window_s: float) -> list[Result]:
+def concurrent_load(base_url: str, token: str, calls: dict[str, Call], window_s: float) -> list[Result]:
     """Requests per second of several clients at once by window, and the duration of their requests."""
     from oppo_bench.document import Result
 
     rates, taken = [], list[float]()
     for _ in range(WINDOWS):
-        told = _window(base_url, token, calls, window_s)
-        rates.append(len(told) / window_s)
-        taken += told
+        window = _window(base_url, token, calls, window_s)
+        rates.append(len(window) / window_s)
+        taken += window
     return [
         Result.of("requests_per_s", "1/s", rates),
         Result.tail("together_ms/p95", "ms", taken),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from oppo_platform.runs.models import Run
 
 RUNS, METRICS = 10_000, 40
-TOLD, WAITING = 10, 100
+DETAILED, WAITING = 10, 100
 STEPS, SAMPLED_STEPS, LINES, DECIDED, TRACED, DEVICES = 10_000, 500, 20_000, 400, 40, 8
 KEYS = ["critic/score/mean", "timing_s/step", *(f"actor/metric_{n}" for n in range(METRICS - 2))]
 SPEC = {
@@ -22,28 +22,28 @@ SPEC = {
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class Dataset:
     """Ids of the runs with much data, and a spec to submit."""
 
-    told: list[int]
+    detailed: list[int]
     spec: dict[str, Any]
 
 
-def crowd(owner: load.Tenant, scale: int) -> Crowd:
+def dataset(owner: load.Tenant, scale: int) -> Dataset:
     """10,000 ended runs with 40 metrics, 100 queued, and 10 with long histories; all divided by `scale`."""
     from oppo_platform.cluster.models import CatalogueItem, Device
 
     CatalogueItem.objects.create(node=owner.node, entry_id="letters", kind="prompts", bytes=1000, rows=10)
     Device.objects.create(node=owner.node, index=0, kind="cpu", model="m", memory_bytes=1 << 40)
-    load.runs(owner, RUNS // scale - TOLD - WAITING // scale, KEYS)
+    load.runs(owner, RUNS // scale - DETAILED - WAITING // scale, KEYS)
     load.runs(owner, WAITING // scale, [], "queued")
-    told = load.runs(owner, TOLD, KEYS, "running")
-    for number, run in enumerate(told):
-        _tell(run, number, scale)
-    return Crowd([run.pk for run in told], SPEC)
+    detailed = load.runs(owner, DETAILED, KEYS, "running")
+    for number, run in enumerate(detailed):
+        _write_events(run, number, scale)
+    return Dataset([run.pk for run in detailed], SPEC)
 
 
-def _tell(run: Run, seed: int, scale: int) -> None:
+def _write_events(run: Run, seed: int, scale: int) -> None:
     """Series, spans, answers, log lines and decisions of one run."""
     attempt, steps = run.attempts.get(), STEPS // scale
     reward, step_s, *others = load.walks(seed, 20, steps)

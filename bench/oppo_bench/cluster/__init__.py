@@ -1,12 +1,12 @@
 """The cluster simulator: the scheduling policy, FIFO, and FIFO + EASY backfill on one trace of submissions.
 
-`read_trace` and `synthesize` give a trace, `simulate` runs it under one planner in virtual time, `figures_of` summarizes the
+`read_trace` and `synthesize` give a trace, `simulate` runs it under one planner in virtual time, `compute_figures` summarizes the
 outcome.
 Results are in docs/scheduling.md. No Django, no database, no clock: equal traces and settings give equal outcomes.
 """
 
 from oppo_bench.cluster.baselines import easy, fifo
-from oppo_bench.cluster.figures import Figures, Spread, figures_of
+from oppo_bench.cluster.figures import Figures, Spread, compute_figures
 from oppo_bench.cluster.simulation import Conduct, Hold, Outcome, Planner, Wait, simulate
 from oppo_bench.cluster.synthetic_trace import SHAPES, Recipe, synthesize
 from oppo_bench.cluster.trace import Cluster, PoolOfNodes, Submission, TeamInTrace, Trace, TraceError, read_trace
@@ -27,9 +27,9 @@ __all__ = [
     "Trace",
     "TraceError",
     "Wait",
+    "compute_figures",
     "easy",
     "fifo",
-    "figures_of",
     "read_trace",
     "simulate",
     "synthesize",

@@ -69,15 +69,15 @@ def simulate(
 
 
 def _report(trace: Trace, conduct: Conduct, window_s: float, json_file: Path | None) -> None:
-    from oppo_bench.cluster.report import PLANNERS, keep, play, print_report
-    from oppo_bench.machine_load import Watch
+    from oppo_bench.cluster.report import PLANNERS, play, print_report, write_results
+    from oppo_bench.machine_load import LoadMonitor
     from oppo_cli.simulate_tables import Progress, console
 
-    screen, watch = console(), Watch()
+    screen, monitor = console(), LoadMonitor()
     with Progress(screen, len(PLANNERS) * len(trace.submissions)) as progress:
         played = [play(name, trace, conduct, window_s, progress) for name in PLANNERS]
     print_report(screen, trace, conduct, played)
-    keep(trace, conduct, window_s, played, watch.machine(), json_file)
+    write_results(trace, conduct, window_s, played, monitor.machine(), json_file)
 
 
 @cluster.command()

@@ -71,7 +71,7 @@ class Figures:
     plans: int
 
 
-def figures_of(outcome: Outcome, window_s: float = WINDOW_S) -> Figures:
+def compute_figures(outcome: Outcome, window_s: float = WINDOW_S) -> Figures:
     """Figures of an outcome."""
     trace = outcome.trace
     waits = _waits(outcome)

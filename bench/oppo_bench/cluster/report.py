@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from oppo_bench.cluster import Conduct, Figures, Planner, Spread, Trace, easy, fifo, figures_of, simulate
+from oppo_bench.cluster import Conduct, Figures, Planner, Spread, Trace, compute_figures, easy, fifo, simulate
 from oppo_bench.document import Result, document, write
 from oppo_cli.home import Failure
 from oppo_cli.simulate_tables import Progress, duration, percent
@@ -54,7 +54,7 @@ def play(name: str, trace: Trace, conduct: Conduct, window_s: float, progress: P
         progress.show(TITLES[name], done)
 
     outcome = simulate(trace, planner, conduct, quotas=quotas, ended=ended)
-    return Played(name, figures_of(outcome, window_s), time.monotonic() - began)
+    return Played(name, compute_figures(outcome, window_s), time.monotonic() - began)
 
 
 def print_report(screen: Console, trace: Trace, conduct: Conduct, played: list[Played]) -> None:
@@ -109,7 +109,9 @@ def _waits(title: str, played: list[Played], groups: Callable[[Figures], dict[st
     return table
 
 
-def keep(trace: Trace, conduct: Conduct, window_s: float, played: list[Played], machine: Machine, json_file: Path | None) -> None:
+def write_results(
+    trace: Trace, conduct: Conduct, window_s: float, played: list[Played], machine: Machine, json_file: Path | None
+) -> None:
     """Write the figures in the benchmarks' format, if a file was requested. Raises Failure when that is impossible."""
     if json_file is None:
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oppo_bench.report import explain, keep, settings_of
+from oppo_bench.report import describe_settings, explain, write_results
 from oppo_cli.home import Refusal
 
 if TYPE_CHECKING:
@@ -85,26 +85,26 @@ def _show_progress(status: Status, case: str, text: str) -> None:
 
 
 def _measure(loads: list[Load], plan: Plan, json_file: Path | None) -> None:
-    from oppo_bench.engine.race import race, results_of
-    from oppo_bench.machine_load import Watch
+    from oppo_bench.engine.race import race, to_results
+    from oppo_bench.machine_load import LoadMonitor
     from oppo_bench.tables import case_table, floor_line
     from oppo_cli.simulate_tables import console
     from oppo_core.engine.layout import LayoutError
 
-    screen, watch, results, heats = console(), Watch(), [], {}
+    screen, monitor, results, heats = console(), LoadMonitor(), [], {}
     for load in loads:
         with screen.status(load.case) as status:
             show = partial(_show_progress, status, load.case)
             try:
-                measured = race(load, plan, watch, show)
+                measured = race(load, plan, monitor, show)
             except LayoutError as error:
                 raise Refusal(str(error)) from None
-        told = results_of(measured)
-        results += told
+        figures = to_results(measured)
+        results += figures
         heats[load.case] = measured.heats
-        screen.print(case_table(load.case, [*plan.variants], told), highlight=False)
-        screen.print(floor_line(load.case, told), "", sep="\n", highlight=False)
-        keep("engine", watch.machine(), settings_of(loads, plan) | {"heats": heats}, results, json_file)
-    explain(screen, watch.machine(), loads[0], plan)
+        screen.print(case_table(load.case, [*plan.variants], figures), highlight=False)
+        screen.print(floor_line(load.case, figures), "", sep="\n", highlight=False)
+        write_results("engine", monitor.machine(), describe_settings(loads, plan) | {"heats": heats}, results, json_file)
+    explain(screen, monitor.machine(), loads[0], plan)
     if max(heats.values()) > 1:
         screen.print("Not all engines fit into memory at once: they ran in heats, so their moments differ.", highlight=False)

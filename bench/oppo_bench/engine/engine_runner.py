@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from oppo_bench.engine.fixed_lengths import ImposedDecoder, PaddedDecoder, impose, impose_on_vllm
+from oppo_bench.engine.fixed_lengths import FixedLengthDecoder, PaddedDecoder, fix_lengths, fix_vllm_lengths
 from oppo_bench.engine.padding import unsorted
 from oppo_bench.engine.workload import Lengths
 from oppo_contract.spec import RunSpec
@@ -24,7 +24,7 @@ from oppo_core.rollout.decoder import Decoder
 from oppo_core.train import train_step
 
 
-class Listener(Journal):
+class RecordingJournal(Journal):
     """An event log that also keeps the newest payload of each kind of event."""
 
     def __init__(self, path: Path) -> None:
@@ -80,19 +80,19 @@ class Block:
         return float(sum(getattr(step, name) * step.seconds for step in self.steps) / self.seconds)
 
 
-class Contestant:
+class EngineRunner:
     """An engine in processes of its own, with fixed answer lengths."""
 
     def __init__(self, name: str, spec: RunSpec, lengths: Lengths, out: Path, threads: int) -> None:
         self.name = name
-        self.journal = Listener(out / "events.jsonl")
+        self.journal = RecordingJournal(out / "events.jsonl")
         self.engine: Engine = assemble(spec, [], out, self.journal, threads)
         self._padded = name == "padded"
         self.decoder_kind = type(self.engine.decoder)  # chosen by the engine
         if isinstance(self.engine.decoder, Decoder):
-            impose(self.engine, lengths, PaddedDecoder if self._padded else ImposedDecoder)
+            fix_lengths(self.engine, lengths, PaddedDecoder if self._padded else FixedLengthDecoder)
         else:
-            impose_on_vllm(self.engine, lengths)
+            fix_vllm_lengths(self.engine, lengths)
         step_report.started(self.engine)
 
     def step(self) -> StepCost:

@@ -15,7 +15,7 @@ from oppo_core.rollout.sequence import Sequence
 PADDING = -1  # sequence_id of a finished row
 
 
-class ImposedDecoder(Decoder):
+class FixedLengthDecoder(Decoder):
     """Ends each answer, as if by EOS, at the length fixed for its sequence_id."""
 
     lengths: Lengths
@@ -29,7 +29,7 @@ class ImposedDecoder(Decoder):
         return sequence.finished
 
 
-class PaddedDecoder(ImposedDecoder):
+class PaddedDecoder(FixedLengthDecoder):
     """Finished rows stay in the batch until the last one finishes, as in `generate` of transformers.
 
     Only for runs without deferral: all rows start together.
@@ -54,18 +54,18 @@ class PaddedDecoder(ImposedDecoder):
         return [len(self._filled)]
 
 
-class EndlessDecoder(ImposedDecoder):
+class EndlessDecoder(FixedLengthDecoder):
     """Never ends an answer: to measure decoding with every row live."""
 
     def _is_finished(self, sequence: Sequence) -> bool:
         return False
 
 
-class ImposedDeviceDecoder(ImposedDecoder, DeviceDecoder):
+class FixedLengthDeviceDecoder(FixedLengthDecoder, DeviceDecoder):
     """The same with device-resident state."""
 
 
-class PaddedDeviceDecoder(ImposedDeviceDecoder):
+class PaddedDeviceDecoder(FixedLengthDeviceDecoder):
     """The batch keeps its width: finished rows stay until the end."""
 
     def _close_holes(self) -> None:
@@ -73,30 +73,30 @@ class PaddedDeviceDecoder(ImposedDeviceDecoder):
             super()._close_holes()
 
 
-class EndlessDeviceDecoder(EndlessDecoder, ImposedDeviceDecoder):
+class EndlessDeviceDecoder(EndlessDecoder, FixedLengthDeviceDecoder):
     """The same with device-resident state."""
 
 
-def impose(engine: Engine, lengths: Lengths, kind: type[ImposedDecoder] = ImposedDecoder) -> ImposedDecoder:
+def fix_lengths(engine: Engine, lengths: Lengths, kind: type[FixedLengthDecoder] = FixedLengthDecoder) -> FixedLengthDecoder:
     """Replace the engine's decoder by one of `kind` before its first step, and return it.
 
     It uses the kernels that the engine chose for its device.
     """
     own = engine.decoder
     assert isinstance(own, Decoder)
-    decoder = _imposed(kind, type(own))(own.actor, own.settings, slots(engine.spec))
+    decoder = _decoder_class(kind, type(own))(own.actor, own.settings, slots(engine.spec))
     decoder.lengths, decoder.ends = lengths, {}
     engine.decoder = decoder
     return decoder
 
 
-def _imposed(kind: type[ImposedDecoder], own: type[Decoder]) -> type[ImposedDecoder]:
-    if not issubclass(own, DeviceDecoder) or issubclass(own, ImposedDecoder):
+def _decoder_class(kind: type[FixedLengthDecoder], own: type[Decoder]) -> type[FixedLengthDecoder]:
+    if not issubclass(own, DeviceDecoder) or issubclass(own, FixedLengthDecoder):
         return kind
-    return {PaddedDecoder: PaddedDeviceDecoder, EndlessDecoder: EndlessDeviceDecoder}.get(kind, ImposedDeviceDecoder)
+    return {PaddedDecoder: PaddedDeviceDecoder, EndlessDecoder: EndlessDeviceDecoder}.get(kind, FixedLengthDeviceDecoder)
 
 
-class ImposedStops:
+class FixedLengthStops:
     """Stop conditions that end each answer at its fixed length."""
 
     def __init__(self, lengths: Lengths) -> None:
@@ -113,7 +113,7 @@ class ImposedStops:
         pass
 
 
-def impose_on_vllm(engine: Engine, lengths: Lengths) -> None:
+def fix_vllm_lengths(engine: Engine, lengths: Lengths) -> None:
     """Fix the lengths of a vLLM decoder, in addition to its own stop conditions."""
     decoder: Any = engine.decoder
-    decoder._stops = ImposedStops(lengths)
+    decoder._stops = FixedLengthStops(lengths)

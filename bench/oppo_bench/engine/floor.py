@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from oppo_bench.engine.engine_runner import Listener, finish_queued_work
-from oppo_bench.engine.fixed_lengths import EndlessDecoder, ImposedDecoder, impose
+from oppo_bench.engine.engine_runner import RecordingJournal, finish_queued_work
+from oppo_bench.engine.fixed_lengths import EndlessDecoder, FixedLengthDecoder, fix_lengths
 from oppo_bench.engine.workload import LONGEST, VOCAB, Load
 from oppo_contract.spec import RunSpec
 from oppo_core.engine.build import assemble
@@ -40,7 +40,7 @@ STAGES = ("decode", *dict.fromkeys(STAGE_OF.values()))
 Costs = dict[str, float]  # stage → microseconds per token
 
 
-class GivenAnswers(ImposedDecoder):
+class GivenAnswers(FixedLengthDecoder):
     """A decoder without cost: answers of the fixed lengths, made of random tokens, are complete at once."""
 
     def begin(self, sequences: list[Sequence], version: int = 0) -> int:
@@ -65,11 +65,11 @@ class Meter:
     """A sequential engine in one process, and the cost of its stages on its threads."""
 
     def __init__(self, spec: RunSpec, load: Load, out: Path, threads: int) -> None:
-        self._journal = Listener(out / "events.jsonl")
+        self._journal = RecordingJournal(out / "events.jsonl")
         self._engine: Engine = assemble(spec, [], out, self._journal, threads)
         self._threads, self._load = threads, load
-        self._decoder = impose(self._engine, load.lengths, EndlessDecoder)
-        impose(self._engine, load.lengths, GivenAnswers)
+        self._decoder = fix_lengths(self._engine, load.lengths, EndlessDecoder)
+        fix_lengths(self._engine, load.lengths, GivenAnswers)
         step_report.started(self._engine)
 
     def measure(self) -> Costs:
@@ -110,10 +110,10 @@ class Meter:
         self._journal.close()
 
 
-def _spans(told: dict[str, Any]) -> list[tuple[str, float]]:
+def _spans(costs: dict[str, Any]) -> list[tuple[str, float]]:
     """(stage, seconds) of a step's spans on its first device; all devices do the same work."""
-    first = told["device"][0]
-    rows = zip(told["device"], told["phase"], told["start_s"], told["end_s"], strict=True)
+    first = costs["device"][0]
+    rows = zip(costs["device"], costs["phase"], costs["start_s"], costs["end_s"], strict=True)
     return [(STAGE_OF[phase], end - start) for device, phase, start, end in rows if device == first and phase in STAGE_OF]
 
 
@@ -127,10 +127,10 @@ class _Worker:
         if not self.connection.poll(PATIENCE_S):
             raise RuntimeError(f"a process of the floor's measurement was silent for {PATIENCE_S:.0f} s")
         try:
-            told: Costs = self.connection.recv()
+            costs: Costs = self.connection.recv()
         except EOFError:
             raise RuntimeError("a process of the floor's measurement died; its last words are above") from None
-        return told
+        return costs
 
 
 class Floor:
@@ -146,10 +146,10 @@ class Floor:
         best = self._together.measure()
         for worker in self._workers:
             worker.connection.send("measure")
-        told = [worker.receive() for worker in self._workers]
-        for stage in STAGES if told else ():
+        costs = [worker.receive() for worker in self._workers]
+        for stage in STAGES if costs else ():
             # n cores process n tokens at a time.
-            best[stage] = min(best[stage], float(np.mean([costs[stage] for costs in told])) / len(told))
+            best[stage] = min(best[stage], float(np.mean([costs[stage] for costs in costs])) / len(costs))
         return best
 
     def close(self) -> None:

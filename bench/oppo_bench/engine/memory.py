@@ -30,8 +30,8 @@ def free_bytes(device: str) -> int | None:
         return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
     if not MEMINFO.exists():
         return None
-    told = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
-    return int(told["MemAvailable"].split()[0]) * 1024
+    meminfo = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+    return int(meminfo["MemAvailable"].split()[0]) * 1024
 
 
 def heats(names: list[str], load: Load, threads: int) -> list[list[str]]:

@@ -118,11 +118,11 @@ class Figures:
     failed: str = ""
 
 
-def measured(update: Update, repetitions: int, goes_on: Callable[[], bool] = lambda: True) -> dict[str, Figures]:
-    """Measure every option in turn, `repetitions` times while it `goes_on`, after an untimed round that counts bytes."""
+def measured(update: Update, repetitions: int, continues: Callable[[], bool] = lambda: True) -> dict[str, Figures]:
+    """Measure every option in turn, `repetitions` times while it `continues`, after an untimed round that counts bytes."""
     found = {name: Figures() for name in LEVERS}
     for repetition in range(repetitions + 1):
-        if repetition > 1 and not goes_on():
+        if repetition > 1 and not continues():
             break
         for name, figures in found.items():
             if figures.failed:
@@ -140,7 +140,7 @@ def measured(update: Update, repetitions: int, goes_on: Callable[[], bool] = lam
     return found
 
 
-def results_of(case: str, found: dict[str, Figures]) -> list[Result]:
+def to_results(case: str, found: dict[str, Figures]) -> list[Result]:
     """Figures by name: {case}/{option}/ms_an_update, …/slowdown (within a round), …/peak_mb."""
     results = []
     for name, figures in found.items():

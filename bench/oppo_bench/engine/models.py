@@ -13,7 +13,7 @@ Head = Literal["lm", "scalar"]
 PAD, EOS = 0, 2
 
 
-def models_of(size: Size, folder: Path, seed: int) -> dict[str, Any]:
+def build_models(size: Size, folder: Path, seed: int) -> dict[str, Any]:
     """The `models` section of a spec with four roles of that size; transformers models are written into `folder` first."""
     if size.model_type == "oppo_tiny":
         shape = {"hidden": size.hidden, "layers": size.layers, "heads": size.heads, "context": CONTEXT, "vocab": size.vocab}
@@ -26,7 +26,7 @@ def models_of(size: Size, folder: Path, seed: int) -> dict[str, Any]:
     return roles(model, model)
 
 
-def peer_models_of(size: Size, folder: Path, seed: int) -> dict[str, Any]:
+def build_peer_models(size: Size, folder: Path, seed: int) -> dict[str, Any]:
     """The same as model folders that TRL reads: GPT-2, whose blocks equal those of our own architecture."""
     shape = {"n_embd": size.hidden, "n_layer": size.layers, "n_head": size.heads, "n_inner": size.inner, "vocab_size": size.vocab}
     actor = write_model("gpt2", shape, "lm", size.dtype, folder / "actor", seed)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from oppo_bench.document import Result
-from oppo_bench.engine.engine_runner import Block, Contestant, StepCost
+from oppo_bench.engine.engine_runner import Block, EngineRunner, StepCost
 from oppo_bench.engine.floor import Costs, Floor
 from oppo_bench.engine.memory import heats
-from oppo_bench.engine.models import models_of
-from oppo_bench.engine.workload import CPU_ONLY, FLOOR, VARIANTS, Load, spec_of, write_prompts
-from oppo_bench.machine_load import Watch
+from oppo_bench.engine.models import build_models
+from oppo_bench.engine.workload import CPU_ONLY, FLOOR, VARIANTS, Load, build_spec, write_prompts
+from oppo_bench.machine_load import LoadMonitor
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 SHARES = {"bubble": "share", "overlap_factor": "ratio", "decode_occupancy": "share", "deferred_share": "share"}
 
 
@@ -48,7 +48,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Setup:
     """Shared by all variants of a case: the models section, the prompts and a scratch folder."""
 
     load: Load
@@ -57,7 +57,7 @@ class Scene:
     folder: Path
 
 
-def race(load: Load, plan: Plan, watch: Watch, tell: Tell) -> Measured:
+def race(load: Load, plan: Plan, monitor: LoadMonitor, progress: Progress) -> Measured:
     """Run one case, the variants' steps in turn, and return their costs.
 
     Engines stay alive at the same time, so that all see the same state of the machine; only one works at a time. If
@@ -67,62 +67,62 @@ def race(load: Load, plan: Plan, watch: Watch, tell: Tell) -> Measured:
     folder = Path(tempfile.mkdtemp(prefix="oppo-bench-"))
     measured = Measured(load)
     try:
-        tell("preparing weights and prompts")
+        progress("preparing weights and prompts")
         seed = load.lengths.seed
-        scene = Scene(load, models_of(load.size, folder, seed), write_prompts(folder, seed), folder)
+        setup = Setup(load, build_models(load.size, folder, seed), write_prompts(folder, seed), folder)
         planned = heats(plan.variants_on(load.device), load, plan.threads)
         measured.heats = len(planned)
         for names in planned:
-            _run_heat(scene, plan, names, measured, watch, tell)
+            _run_heat(setup, plan, names, measured, monitor, progress)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return measured
 
 
-def _run_heat(scene: Scene, plan: Plan, names: list[str], measured: Measured, watch: Watch, tell: Tell) -> None:
+def _run_heat(setup: Setup, plan: Plan, names: list[str], measured: Measured, monitor: LoadMonitor, progress: Progress) -> None:
     with ExitStack() as stack:
-        contestants = _contestants(scene, plan, names, stack, tell)
-        floor = _floor(scene, plan, stack, tell) if FLOOR in names else None
-        for step in range(scene.load.left_out):
-            tell(f"step {step + 1} of the {scene.load.left_out} that are left out")
-            for contestant in contestants:
-                contestant.step()
+        runners = _build_runners(setup, plan, names, stack, progress)
+        floor = _floor(setup, plan, stack, progress) if FLOOR in names else None
+        for step in range(setup.load.left_out):
+            progress(f"step {step + 1} of the {setup.load.left_out} that are left out")
+            for runner in runners:
+                runner.step()
         for repetition in range(plan.repetitions):
             costs: dict[str, list[StepCost]] = defaultdict(list)
             for step in range(plan.steps):
-                tell(f"repetition {repetition + 1} of {plan.repetitions}, step {step + 1} of {plan.steps}")
-                for contestant in contestants:
-                    costs[contestant.name].append(contestant.step())
+                progress(f"repetition {repetition + 1} of {plan.repetitions}, step {step + 1} of {plan.steps}")
+                for runner in runners:
+                    costs[runner.name].append(runner.step())
             for name, steps in costs.items():
                 measured.blocks[name].append(Block(steps))
             if floor is not None:
                 measured.floor.append(floor.measure())
-        watch.look()
+        monitor.sample()
 
 
-def _contestants(scene: Scene, plan: Plan, names: list[str], stack: ExitStack, tell: Tell) -> list[Contestant]:
-    contestants = []
+def _build_runners(setup: Setup, plan: Plan, names: list[str], stack: ExitStack, progress: Progress) -> list[EngineRunner]:
+    runners = []
     for name in names:
         if name == FLOOR:
             continue
-        tell(f"assembling {name}")
-        spec = spec_of(scene.load, VARIANTS[name], scene.models, scene.prompts)
-        contestant = Contestant(name, spec, scene.load.lengths, scene.folder / name, plan.threads)
-        stack.callback(contestant.close)
-        contestants.append(contestant)
-    return contestants
+        progress(f"assembling {name}")
+        spec = build_spec(setup.load, VARIANTS[name], setup.models, setup.prompts)
+        runner = EngineRunner(name, spec, setup.load.lengths, setup.folder / name, plan.threads)
+        stack.callback(runner.close)
+        runners.append(runner)
+    return runners
 
 
-def _floor(scene: Scene, plan: Plan, stack: ExitStack, tell: Tell) -> Floor:
-    tell("assembling the floor's measurement")
-    spec = spec_of(scene.load, VARIANTS["sequential"], scene.models, scene.prompts)
-    floor = Floor(spec, scene.load, scene.folder / FLOOR, plan.threads)
+def _floor(setup: Setup, plan: Plan, stack: ExitStack, progress: Progress) -> Floor:
+    progress("assembling the floor's measurement")
+    spec = build_spec(setup.load, VARIANTS["sequential"], setup.models, setup.prompts)
+    floor = Floor(spec, setup.load, setup.folder / FLOOR, plan.threads)
     stack.callback(floor.close)
     floor.measure()  # warm
     return floor
 
 
-def results_of(measured: Measured) -> list[Result]:
+def to_results(measured: Measured) -> list[Result]:
     """Named figures of a case; ratios are computed within each repetition."""
     load = measured.load
     case = load.case

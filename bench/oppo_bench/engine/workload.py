@@ -124,7 +124,7 @@ def write_prompts(folder: Path, seed: int) -> Path:
     return file
 
 
-def spec_of(load: Load, overlap: dict[str, Any], models: dict[str, Any], prompts: Path) -> RunSpec:
+def build_spec(load: Load, overlap: dict[str, Any], models: dict[str, Any], prompts: Path) -> RunSpec:
     """The spec of one variant; `models` is its section of that name. Only overlap settings differ between variants."""
     given = dict(overlap)
     if load.device == "cuda" or load.size.dtype == "bfloat16":  # two processes on CPUs share the update and add in full precision

@@ -77,7 +77,7 @@ UPDATES = (Cell("tiny", 4, (), SHORT), Cell("0.5B", 32, (), weight=0.6), Cell("1
 TINY = (Cell("tiny", 4, tuple(VARIANTS), SHORT), Cell("tiny", 12, SOME, SHORT))
 
 
-def cells_of(sizes: list[str], batches: list[int] | None, variants: list[str] | None) -> list[Cell]:
+def select_cells(sizes: list[str], batches: list[int] | None, variants: list[str] | None) -> list[Cell]:
     """Planned cells of these sizes, restricted to `batches` or `variants` if given; `BASE` is always included."""
     wanted = None if variants is None else {*variants, BASE}
     cells = [cell for cell in (*TINY, *ON_GPU) if cell.size in sizes and (batches is None or cell.batch in batches)]
@@ -86,7 +86,7 @@ def cells_of(sizes: list[str], batches: list[int] | None, variants: list[str] | 
     return [replace(c, variants=tuple(v for v in (*c.variants, *BY_VLLM) if v in wanted)) for c in cells]
 
 
-def planned_of(races: list[Cell], updates: bool) -> list[Cell]:
+def plan_order(races: list[Cell], updates: bool) -> list[Cell]:
     """Races and measured updates in order: size by size, because networks are built per size."""
     sizes = dict.fromkeys(cell.size for cell in races)
     cells = (*races, *(UPDATES if updates else ()))

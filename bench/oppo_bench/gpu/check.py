@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oppo_bench.engine.memory_options import BASE, LEVERS, Update
 from oppo_bench.engine.workload import CONTEXT, PROMPT_TOKENS, VOCAB, Lengths, Load
-from oppo_bench.gpu.random_models import Warehouse
+from oppo_bench.gpu.random_models import ModelSet
 from oppo_core.models.huggingface import HuggingNetwork
 from oppo_core.models.upcast import precise
 from oppo_core.ppo.oom_retry import PassBudget
@@ -42,12 +42,12 @@ class Finding:
         return self.limit is None or self.seen <= self.limit
 
 
-def findings(house: Warehouse, load: Load, kind: type[Decoder]) -> list[Finding]:
+def findings(models: ModelSet, load: Load, kind: type[Decoder]) -> list[Finding]:
     """All checks of a size; `kind` is the decoder that the engine chose for the device."""
     tokens = 32 if load.name == "tiny" else 64
     found = []
     for role in ("reference", "reward", "critic"):
-        exact = exactly(house.networks[role])
+        exact = exactly(models.networks[role])
         if role == "reference":
             found.append(greedy(exact, kind, tokens, "float32", 0.0))
         found.append(streamed(exact, role, load, "float32"))
@@ -55,9 +55,9 @@ def findings(house: Warehouse, load: Load, kind: type[Decoder]) -> list[Finding]
             found.append(gradients(exact, load))
         del exact
         if load.size.dtype != "float32":
-            found.append(streamed(house.networks[role], role, load, load.size.dtype))
+            found.append(streamed(models.networks[role], role, load, load.size.dtype))
     if load.size.dtype != "float32":
-        found.append(greedy(house.networks["reference"], kind, tokens, load.size.dtype, None))
+        found.append(greedy(models.networks["reference"], kind, tokens, load.size.dtype, None))
     return found
 
 
@@ -145,9 +145,9 @@ def _states(network: HuggingNetwork, answers: dict[int, NDArray[np.int64]], chun
     stream = IncrementalPrefill(network, len(answers), CONTEXT, PassBudget(4096))
     states: dict[int, list[Tensor]] = {n: [] for n in answers}
     for end in range(chunk, CONTEXT + chunk, chunk):
-        told = {n: tokens[:end] for n, tokens in answers.items()}
+        prefixes = {n: tokens[:end] for n, tokens in answers.items()}
         finished = {n for n, tokens in answers.items() if end >= len(tokens)}
-        for n, reading in stream.read(told, finished).items():
+        for n, reading in stream.read(prefixes, finished).items():
             repeated = sum(len(part) for part in states[n]) - reading.first
             states[n].append(reading.hidden[repeated:])
     return {n: torch.cat(parts) for n, parts in states.items()}
@@ -155,11 +155,11 @@ def _states(network: HuggingNetwork, answers: dict[int, NDArray[np.int64]], chun
 
 @torch.no_grad()
 def _apart(network: HuggingNetwork, role: str, tokens: NDArray[np.int64], one: Tensor, other: Tensor) -> Tensor:
-    said, again = (_said(network, role, tokens, states) for states in (one, other))
+    said, again = (_outputs(network, role, tokens, states) for states in (one, other))
     return (said - again).abs().flatten().cpu()
 
 
-def _said(network: HuggingNetwork, role: str, tokens: NDArray[np.int64], states: Tensor) -> Tensor:
+def _outputs(network: HuggingNetwork, role: str, tokens: NDArray[np.int64], states: Tensor) -> Tensor:
     """Scores, log-probs of the tokens, or values."""
     if role == "reference":
         next_T1 = torch.from_numpy(tokens[1:]).to(states.device)[:, None]

@@ -19,13 +19,13 @@ import torch
 from oppo_bench.document import Result, commit, document, write
 from oppo_bench.engine.workload import write_prompts
 from oppo_bench.gpu import updates
-from oppo_bench.gpu.cases import ADAPTED, BY_VLLM, MEANING, OVERLAP, SHAPES, UPDATES, Cell, cells_of, planned_of
+from oppo_bench.gpu.cases import ADAPTED, BY_VLLM, MEANING, OVERLAP, SHAPES, UPDATES, Cell, plan_order, select_cells
 from oppo_bench.gpu.check import Finding, findings
-from oppo_bench.gpu.figures import findings_of, results_of, stage_lines, table
+from oppo_bench.gpu.figures import findings_as_results, stage_lines, table, to_results
 from oppo_bench.gpu.floor import Ceilings
 from oppo_bench.gpu.racing import GB, Clock, Race, Track, all_on_one_device, run
-from oppo_bench.gpu.random_models import Warehouse
-from oppo_bench.machine_load import Watch
+from oppo_bench.gpu.random_models import ModelSet
+from oppo_bench.machine_load import LoadMonitor
 from oppo_contract.machine import available_cores
 from oppo_core.trace.gpu_stats import hardware_of
 
@@ -37,7 +37,7 @@ SPANS = "a stage's time is from where the device begins with its work to where i
 
 
 @dataclass(slots=True)
-class Told:
+class Report:
     """Everything for the result file."""
 
     results: list[Result] = field(default_factory=list)
@@ -57,26 +57,28 @@ def main(arguments: list[str] | None = None) -> int:
     if BY_VLLM.keys() & {*(options.variants or [])} and (device.type != "cuda" or importlib.util.find_spec("vllm") is None):
         print("python bench/gpu: vllm needs a GPU and its wheel", file=sys.stderr)
         return REFUSED
-    clock, watch, told = Clock(options.seconds), Watch(), Told()
-    cells = cells_of(options.sizes, options.batches, options.variants)
-    planned = planned_of(cells, options.updates == "on")
+    clock, monitor, report = Clock(options.seconds), LoadMonitor(), Report()
+    cells = select_cells(options.sizes, options.batches, options.variants)
+    planned = plan_order(cells, options.updates == "on")
     _introduce(cells, device, options)
     scratch = Path(tempfile.mkdtemp(prefix="oppo-gpu-"))
     try:
         for size in dict.fromkeys(cell.size for cell in planned):
-            _measure_size([cell for cell in planned if cell.size == size], planned, device, options, clock, scratch / size, told)
+            _measure_size(
+                [cell for cell in planned if cell.size == size], planned, device, options, clock, scratch / size, report
+            )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if not any(BY_VLLM.keys() & {*cell.variants} for cell in cells):
-        told.left_out.append(f"vllm: {_vllm()}")
-    _conclude(told)
+        report.left_out.append(f"vllm: {_vllm()}")
+    _print_summary(report)
     if options.json:
         settings = {"seed": 1, "device": _name(device), "torch": torch.__version__, "seconds": options.seconds} | {
             "date": time.strftime("%Y-%m-%d"),
-            "parts": told.parts, "left_out": told.left_out, "wrong": told.wrong, "spans": SPANS,
+            "parts": report.parts, "left_out": report.left_out, "wrong": report.wrong, "spans": SPANS,
         }  # fmt: skip
-        write(options.json, document("gpu", watch.machine(), settings, told.results))
-    return WRONG if told.wrong else OK
+        write(options.json, document("gpu", monitor.machine(), settings, report.results))
+    return WRONG if report.wrong else OK
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,46 +134,46 @@ def _measure_size(
     options: argparse.Namespace,
     clock: Clock,
     folder: Path,
-    told: Told,
+    report: Report,
 ) -> None:
     """All cells of one size, and the checks after the first of them."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
     if clock.left < LEAST_S[device.type]:
-        told.left_out += [f"{_named(cell)}: no time left" for cell in cells]
+        report.left_out += [f"{_named(cell)}: no time left" for cell in cells]
         return
     load = cells[0].load(device.type)
     if reason := _too_large(cells[0].size, device):
-        told.left_out += [f"{_named(cell)}: {reason}" for cell in cells]
+        report.left_out += [f"{_named(cell)}: {reason}" for cell in cells]
         return
     folder.mkdir(parents=True)
     prompts = write_prompts(folder, load.lengths.seed)
-    house = Warehouse(load, folder / "roles", device)
+    models = ModelSet(load, folder / "roles", device)
     ceilings = Ceilings.measured(device, getattr(torch, load.size.dtype))
-    told.results += _ceilings(cells[0].size, ceilings)
+    report.results += _ceilings(cells[0].size, ceilings)
     for number, cell in enumerate(cells):
         seconds = clock.left * cell.weight / sum(later.weight for later in planned[planned.index(cell) :])
         if cell in UPDATES:
-            _update(cell, house, device, options, seconds, told)
+            _update(cell, models, device, options, seconds, report)
             continue
-        race = _race(cell, house, prompts, folder / str(cell.batch), device, options, seconds, told)
+        race = _race(cell, models, prompts, folder / str(cell.batch), device, options, seconds, report)
         if number == 0:
-            _judge(cell.size, findings(house, load, race.kind), told)
-        _tell_race(race, results_of(race, ceilings), told)
+            _print_checks(cell.size, findings(models, load, race.kind), report)
+        _print_race(race, to_results(race, ceilings), report)
 
 
 def _race(
-    cell: Cell, house: Warehouse, prompts: Path, folder: Path, device: torch.device, options: argparse.Namespace, seconds: float,
-    told: Told,
+    cell: Cell, models: ModelSet, prompts: Path, folder: Path, device: torch.device, options: argparse.Namespace, seconds: float,
+    report: Report,
 ) -> Race:  # fmt: skip
     race = Race(cell, cell.load(device.type))
     if seconds < LEAST_S[device.type]:
-        told.left_out.append(f"{cell.case}: no time left")
+        report.left_out.append(f"{cell.case}: no time left")
         return race
     driver = hardware_of({str(device): device})
     threads = 1 if device.type == "cuda" else available_cores()
-    track = Track(house, prompts, folder, device, threads, driver, seconds, options.repetitions, _tell)
+    track = Track(models, prompts, folder, device, threads, driver, seconds, options.repetitions, _print_progress)
     try:
         if device.type == "cpu":
             with all_on_one_device():
@@ -187,12 +189,14 @@ def _named(cell: Cell) -> str:
     return f"{cell.case}, updates" if cell in UPDATES else cell.case
 
 
-def _update(cell: Cell, house: Warehouse, device: torch.device, options: argparse.Namespace, seconds: float, told: Told) -> None:
+def _update(
+    cell: Cell, models: ModelSet, device: torch.device, options: argparse.Namespace, seconds: float, report: Report
+) -> None:
     if seconds < LEAST_S[device.type]:
-        told.left_out.append(f"{_named(cell)}: no time left")
+        report.left_out.append(f"{_named(cell)}: no time left")
         return
-    results = updates.measure(cell, house, device, options.repetitions, seconds, _tell)
-    told.results += results
+    results = updates.measure(cell, models, device, options.repetitions, seconds, _print_progress)
+    report.results += results
     print("\n" + "\n".join(updates.lines(cell, results)))
 
 
@@ -224,19 +228,19 @@ def _ceilings(size: str, ceilings: Ceilings) -> list[Result]:
     ]
 
 
-def _judge(size: str, found: list[Finding], told: Told) -> None:
-    told.results += findings_of(size, found)
+def _print_checks(size: str, found: list[Finding], report: Report) -> None:
+    report.results += findings_as_results(size, found)
     for finding in found:
         verdict = "told only" if finding.limit is None else "right" if finding.fine else "WRONG"
         print(f"{size}: {finding.words}: {finding.seen:.3g} ({verdict}, at most {finding.limit})")
         if not finding.fine:
-            told.wrong.append(f"{size}: {finding.words}: {finding.seen:.3g}, above {finding.limit}")
+            report.wrong.append(f"{size}: {finding.words}: {finding.seen:.3g}, above {finding.limit}")
 
 
-def _tell_race(race: Race, results: list[Result], told: Told) -> None:
-    told.results += results
-    told.left_out += race.left_out
-    told.parts[race.cell.case] = race.parts
+def _print_race(race: Race, results: list[Result], report: Report) -> None:
+    report.results += results
+    report.left_out += race.left_out
+    report.parts[race.cell.case] = race.parts
     if not race.blocks:
         return
     repetitions = max(map(len, race.blocks.values()))
@@ -246,13 +250,13 @@ def _tell_race(race: Race, results: list[Result], told: Told) -> None:
     print("; ".join(f"{name}: {parts}" for name, parts in race.parts.items()))
 
 
-def _conclude(told: Told) -> None:
-    for line in told.left_out:
+def _print_summary(report: Report) -> None:
+    for line in report.left_out:
         print(f"left out: {line}")
-    for line in told.wrong:
+    for line in report.wrong:
         print(f"WRONG: {line}", file=sys.stderr)
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     """Print progress."""
     print(f"\r\x1b[2K{line}", end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ SPANS = {
 }  # fmt: skip
 
 
-def results_of(race: Race, ceilings: Ceilings) -> list[Result]:
+def to_results(race: Race, ceilings: Ceilings) -> list[Result]:
     """A cell's figures by name; ratios are computed within each repetition."""
     case, results = race.cell.case, list[Result]()
     base = [us_per_token(block) for block in race.blocks.get(BASE, [])]
@@ -54,7 +54,7 @@ def _device(block: list[Step]) -> str:
 def _shares(given: str, blocks: list[list[Step]]) -> list[Result]:
     """Busy time and bubble from the spans, idle time by cause, memory."""
     device = _device(blocks[0])
-    told = [
+    results = [
         Result.of(f"{given}/busy", "share", [_mean(block, f"busy/{device}") for block in blocks]),
         Result.of(f"{given}/bubble", "share", [_mean(block, f"bubble/{device}") for block in blocks]),
         Result.of(f"{given}/overlap_factor", "ratio", [_mean(block, "overlap_factor") for block in blocks]),
@@ -62,45 +62,45 @@ def _shares(given: str, blocks: list[list[Step]]) -> list[Result]:
         Result.of(f"{given}/deferred_share", "share", [_mean(block, "oppo/deferred_token_share") for block in blocks]),
     ]
     causes: list[IdleCause] = [c for c in IDLE_CAUSES if any(_mean(block, f"idle_s/{device}/{c}") > 0 for block in blocks)]
-    told += [
+    results += [
         Result.of(f"{given}/idle_ms/{c}", "ms", [MS * _mean(block, f"idle_s/{device}/{c}") for block in blocks]) for c in causes
     ]
     peak = [max(step.peak_bytes for step in block) / GB for block in blocks]
-    return told + ([Result.of(f"{given}/peak_gb", "GB", peak)] if max(peak) else [])
+    return results + ([Result.of(f"{given}/peak_gb", "GB", peak)] if max(peak) else [])
 
 
 def _driver(given: str, blocks: list[list[Step]]) -> list[Result]:
     """Metrics of NVML and GPM if available: `nvml/utilization`, `gpm/sm_util` and others."""
     names = sorted({name for block in blocks for step in block for name in step.driver})
-    told = []
+    results = []
     for name in names:
         source, _, rest = name.partition("/")
         values = [step.driver[name] for block in blocks for step in block if name in step.driver]
         unit = "GB" if rest.endswith("_gb") else "share"
-        told.append(Result.of(f"{given}/{source}/{rest.rpartition('/')[2]}", unit, values))
-    return told
+        results.append(Result.of(f"{given}/{source}/{rest.rpartition('/')[2]}", unit, values))
+    return results
 
 
 def _against_the_floor(given: str, race: Race, name: str, ceilings: Ceilings) -> list[Result]:
     """Utilization of the device's peak rate, the floor of each stage and of the step, and the ratio to it."""
     overlaps = OVERLAP[name]["intra_step"] != "off"
     share = 0.0 if race.load.name in ADAPTED else 1.0
-    told: dict[str, list[float]] = {}
+    results: dict[str, list[float]] = {}
     peak = ceilings.stated_flops_per_s or ceilings.flops_per_s
     for block in race.blocks[name]:
         stages = [needs(race.load.size, step.work, share) for step in block]
         least = [floors(stage, ceilings, overlaps) for stage in stages]
         seconds = sum(step.seconds for step in block)
-        told.setdefault("mfu", []).append(sum(map(model_flops, stages)) / (seconds * peak))
-        told.setdefault("floor/step_ms", []).append(MS * fmean(floor["step"] for floor in least))
-        told.setdefault("to_floor", []).append(seconds / sum(floor["step"] for floor in least))
+        results.setdefault("mfu", []).append(sum(map(model_flops, stages)) / (seconds * peak))
+        results.setdefault("floor/step_ms", []).append(MS * fmean(floor["step"] for floor in least))
+        results.setdefault("to_floor", []).append(seconds / sum(floor["step"] for floor in least))
         for stage, spans in SPANS.items():
             taken = fmean(sum(step.metrics.get(span, 0.0) for span in spans) for step in block)
             floor = fmean(floor[stage] for floor in least)
-            told.setdefault(f"floor/{stage}_ms", []).append(MS * floor)
-            told.setdefault(f"stage/{stage}_ms", []).append(MS * taken)
-            told.setdefault(f"to_floor/{stage}", []).append(taken / floor)
-    return [Result.of(f"{given}/{key}", _unit(key), values) for key, values in told.items()]
+            results.setdefault(f"floor/{stage}_ms", []).append(MS * floor)
+            results.setdefault(f"stage/{stage}_ms", []).append(MS * taken)
+            results.setdefault(f"to_floor/{stage}", []).append(taken / floor)
+    return [Result.of(f"{given}/{key}", _unit(key), values) for key, values in results.items()]
 
 
 def _unit(key: str) -> str:
@@ -157,6 +157,6 @@ def stage_lines(race: Race, results: list[Result]) -> list[str]:
     return lines
 
 
-def findings_of(size: str, found: list[Finding]) -> list[Result]:
+def findings_as_results(size: str, found: list[Finding]) -> list[Result]:
     """The checks as figures."""
     return [Result.of(f"{size}/check/{finding.name}", "difference", [finding.seen]) for finding in found]

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from oppo_bench.engine.engine_runner import Contestant
-from oppo_bench.engine.workload import CONTEXT, Load, spec_of
+from oppo_bench.engine.engine_runner import EngineRunner
+from oppo_bench.engine.workload import CONTEXT, Load, build_spec
 from oppo_bench.gpu.cases import BASE, BY_VLLM, OVERLAP, Cell
 from oppo_bench.gpu.floor import Work
-from oppo_bench.gpu.random_models import Warehouse
+from oppo_bench.gpu.random_models import ModelSet
 from oppo_core.engine.layout import Layout
 from oppo_core.rollout.decoder import Decoder
 from oppo_core.rollout.device_decoder import DeviceDecoder
@@ -28,7 +28,7 @@ from oppo_core.trace.recorder import Recorder
 
 # Typed as Any because imported names are replaced.
 engines: Any = import_module("oppo_core.engine.build")
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 GB = 1e9
 ROOM = 0.85  # share of free memory for caches
 
@@ -72,8 +72,7 @@ class Race:
 
 @contextmanager
 def all_on_one_device() -> Iterator[None]:
-    """Within the block runs on a CPU use the GPU's layout: one process and device, device-resident decoder, scorers in a thread.
-    """
+    """Within the block a CPU uses the GPU's layout: one process and device, device-resident decoder, scorers in a thread."""
     lay_out, remote, build_decoder = engines.lay_out, engines.ProcessScorers, engines.build_decoder
 
     def as_on_a_gpu(spec: Any, device: Any, threads: int, hidden: int, named: Any = str) -> Layout:
@@ -94,25 +93,25 @@ def all_on_one_device() -> Iterator[None]:
         engines.lay_out, engines.ProcessScorers, engines.build_decoder = lay_out, remote, build_decoder
 
 
-class Entrant:
+class Variant:
     """A variant with an engine of its own; all variants train the same actor and critic in turn."""
 
-    def __init__(self, name: str, race: Race, house: Warehouse, prompts: Path, folder: Path, threads: int) -> None:
-        spec = spec_of(race.load, OVERLAP[name], house.models(), prompts)
+    def __init__(self, name: str, race: Race, models: ModelSet, prompts: Path, folder: Path, threads: int) -> None:
+        spec = build_spec(race.load, OVERLAP[name], models.models(), prompts)
         if name in BY_VLLM:
-            house.write_weights()
+            models.write_weights()
             rollout = spec.rollout.model_copy(update={"backend": "vllm", "vllm_process": BY_VLLM[name]})
             spec = spec.model_copy(update={"rollout": rollout})
         self.name = name
-        with house.serving():
-            self.contestant = Contestant(name, spec, race.load.lengths, folder, threads)
+        with models.serving():
+            self.contestant = EngineRunner(name, spec, race.load.lengths, folder, threads)
         engine = self.contestant.engine
         kind = self.contestant.decoder_kind
         if name == BASE and issubclass(kind, Decoder):
             race.kind = kind
         race.parts[name] = f"{type(engine.decoder).__name__}, {type(engine.scorers).__name__}"
 
-    def share(self, first: Entrant) -> None:
+    def share(self, first: Variant) -> None:
         """Use the first entrant's optimizers, so that their state exists once."""
         self.contestant.engine.actor = first.contestant.engine.actor
         _scorers(self).trainer = _scorers(first).trainer
@@ -131,7 +130,7 @@ class Entrant:
         return Step(cost.seconds, cost.trained, newest["step"]["metrics"], told, work, peak)
 
 
-def _scorers(entrant: Entrant) -> Any:
+def _scorers(entrant: Variant) -> Any:
     """The `ScorerSet` behind the queue or thread."""
     scorers: Any = entrant.contestant.engine.scorers
     return getattr(scorers, "_scorers", scorers)
@@ -141,7 +140,7 @@ def _scorers(entrant: Entrant) -> Any:
 class Track:
     """Environment of a race: networks, prompts, scratch folder, device, driver metrics, and the clock with the cell's share."""
 
-    house: Warehouse
+    models: ModelSet
     prompts: Path
     folder: Path
     device: torch.device
@@ -149,7 +148,7 @@ class Track:
     driver: Hardware
     seconds: float
     repetitions: int
-    tell: Tell
+    progress: Progress
 
 
 def run(race: Race, track: Track) -> None:
@@ -185,7 +184,7 @@ def _heats(race: Race, track: Track) -> list[list[str]]:
     names = [name for name in race.cell.variants if name != BASE]
     if track.device.type != "cuda":
         return [[BASE, *names]]
-    free = ROOM * torch.cuda.mem_get_info(track.device)[0] - training_bytes(race.load, "lora" in track.house.models())
+    free = ROOM * torch.cuda.mem_get_info(track.device)[0] - training_bytes(race.load, "lora" in track.models.models())
     together = max(1, int(free // cache_bytes(race.load)) - 1)
     return [[BASE, *names[first : first + together]] for first in range(0, len(names), together)] or [[BASE]]
 
@@ -193,16 +192,16 @@ def _heats(race: Race, track: Track) -> list[list[str]]:
 def race_heat(race: Race, track: Track, names: list[str], clock: Clock, label: str) -> None:
     """Assemble, warm up, and run steps in turn until the time is used up."""
     with ExitStack() as stack:
-        entrants: list[Entrant] = []
+        entrants: list[Variant] = []
         for name in names:
-            track.tell(f"{race.cell.case}: assembling {name}")
-            entrant = Entrant(name, race, track.house, track.prompts, track.folder / label / name, track.threads)
+            track.progress(f"{race.cell.case}: assembling {name}")
+            entrant = Variant(name, race, track.models, track.prompts, track.folder / label / name, track.threads)
             stack.callback(entrant.contestant.close)
             entrants.append(entrant)
             if len(entrants) > 1:
                 entrant.share(entrants[0])
         for entrant in entrants:
-            track.tell(f"{race.cell.case}: warming up {entrant.name}")
+            track.progress(f"{race.cell.case}: warming up {entrant.name}")
             # Warm-up: the pool fills, its oldest answers reach their age, and a GPU sees every shape of a round.
             for _ in range(race.load.left_out):
                 if clock.left > 0:
@@ -210,13 +209,13 @@ def race_heat(race: Race, track: Track, names: list[str], clock: Clock, label: s
         _repeat(race, track, entrants, clock)
 
 
-def _repeat(race: Race, track: Track, entrants: list[Entrant], clock: Clock) -> None:
+def _repeat(race: Race, track: Track, entrants: list[Variant], clock: Clock) -> None:
     for number in range(track.repetitions):
         start = clock.left
         if start <= 0:
             race.left_out.append(f"{race.cell.case}: repetitions from {number + 1} on of {', '.join(e.name for e in entrants)}")
             return
-        track.tell(f"{race.cell.case}: repetition {number + 1} of {track.repetitions}")
+        track.progress(f"{race.cell.case}: repetition {number + 1} of {track.repetitions}")
         for entrant in entrants:
             race.first.setdefault(entrant.name, len(race.blocks[BASE]))
         steps = {e.name: [e.step(track.driver, track.device) for _ in range(race.load.max_age)] for e in entrants}

@@ -29,7 +29,7 @@ ROLES = ("actor", "reward", "reference", "critic")
 NAME = "load_model"
 
 
-class Warehouse:
+class ModelSet:
     """The four roles' networks of one size. `folder` gets a tokenizer and a config per role, which the engine reads."""
 
     def __init__(self, load: Load, folder: Path, device: torch.device) -> None:

@@ -7,18 +7,20 @@ import gc
 import torch
 
 from oppo_bench.document import Result
-from oppo_bench.engine.memory_options import Update, measured, results_of, table
+from oppo_bench.engine.memory_options import Update, measured, table, to_results
 from oppo_bench.gpu.cases import Cell
-from oppo_bench.gpu.racing import Clock, Tell
-from oppo_bench.gpu.random_models import Warehouse
+from oppo_bench.gpu.racing import Clock, Progress
+from oppo_bench.gpu.random_models import ModelSet
 
 
-def measure(cell: Cell, house: Warehouse, device: torch.device, repetitions: int, seconds: float, tell: Tell) -> list[Result]:
+def measure(
+    cell: Cell, models: ModelSet, device: torch.device, repetitions: int, seconds: float, progress: Progress
+) -> list[Result]:
     """Every option in turn, on the size's actor. Figures are named {size}/B{n}/update/{option}/…"""
-    tell(f"{cell.case}: updates")
+    progress(f"{cell.case}: updates")
     clock = Clock(seconds)
-    update = Update(house.networks["actor"], cell.batch, cell.lengths, cell.load(device.type).size.micro_batch_tokens)
-    results = results_of(f"{cell.case}/update", measured(update, repetitions, lambda: clock.left > 0))
+    update = Update(models.networks["actor"], cell.batch, cell.lengths, cell.load(device.type).size.micro_batch_tokens)
+    results = to_results(f"{cell.case}/update", measured(update, repetitions, lambda: clock.left > 0))
     del update
     gc.collect()
     if device.type == "cuda":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oppo_bench.report import keep
+from oppo_bench.report import write_results
 from oppo_bench.scheduler.attempts import attempts_per_second
 from oppo_bench.scheduler.load import Load, begin_all, build, drawn
 from oppo_bench.scheduler.submit_to_start import LEGS, submit_to_start
@@ -57,19 +57,19 @@ def scheduler(json_file: Path | None, quick: bool, seed: int) -> None:
     with bench_servers():
         click.echo(f"{starts} starts on an idle platform …", err=True)
         results += submit_to_start(starts)
-        keep("scheduler", before, settings, results, json_file)
+        write_results("scheduler", before, settings, results, json_file)
         click.echo(f"{attempts} short attempts …", err=True)
         results += attempts_per_second(attempts)
-        keep("scheduler", before, settings, results, json_file)
+        write_results("scheduler", before, settings, results, json_file)
         for load in loads:
             click.echo(f"{load.name}: {load.waiting} waiting runs, {load.gpus} GPUs …", err=True)
             build(load)
             results += _cycles(load, cycles)
             if load.waiting == 1000:
                 results += _freed_to_dispatch(freed, seed)
-            keep("scheduler", before, settings, results, json_file)
+            write_results("scheduler", before, settings, results, json_file)
     show("Scheduler", results)
-    _tell_legs(results)
+    _print_stages(results)
     for when, machine in {"before": before, "after": other_programs()}.items():
         click.echo(
             f"Load {when}: {machine.load:.2f}; other programs used {machine.other_cores or 0.0:.2f} cores for a moment {when}."
@@ -80,11 +80,11 @@ def scheduler(json_file: Path | None, quick: bool, seed: int) -> None:
 
 def other_programs() -> Machine:
     """Cores that other programs use while the benchmark is idle, its own servers excluded."""
-    from oppo_bench.machine_load import Watch
+    from oppo_bench.machine_load import LoadMonitor
 
-    watch = Watch()
+    monitor = LoadMonitor()
     time.sleep(LOOK_AT_OTHERS_S)
-    return watch.machine()
+    return monitor.machine()
 
 
 @contextmanager
@@ -194,7 +194,7 @@ def _scheduler_process() -> Iterator[None]:
         process.wait(timeout=PATIENCE_S)
 
 
-def _tell_legs(results: list[Result]) -> None:
+def _print_stages(results: list[Result]) -> None:
     """Print the shares of the time from a click to the engine's first event, by stage."""
     found = {r.name: r.median for r in results}
     legs = {leg: found[f"submit_to_start_s/{leg}"] for leg in LEGS}

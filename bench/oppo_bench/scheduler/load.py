@@ -30,7 +30,7 @@ class Load:
         return f"{self.waiting}x{self.gpus}"
 
 
-def drawn(seed: int) -> random.Random:
+def generator(seed: int) -> random.Random:
     """Random numbers of a load: repeatable."""
     return random.Random(seed)
 
@@ -48,7 +48,7 @@ def build(load: Load) -> None:
         projects = _teams(load, pool)
         _runs(load, projects)
     run_cycle()
-    begin_all(drawn(load.seed))
+    begin_all(generator(load.seed))
 
 
 def _nodes(load: Load) -> Any:
@@ -93,7 +93,7 @@ def _runs(load: Load, projects: list[Any]) -> None:
     from oppo_platform.accounts.models import User
     from oppo_platform.runs.models import Run
 
-    chance, now, user = drawn(load.seed), clock.now(), User.objects.get()
+    chance, now, user = generator(load.seed), clock.now(), User.objects.get()
     mean = sum(size * weight for size, weight in zip(GANGS, OFTEN, strict=True)) / sum(OFTEN)
     # The first cycle assigns every GPU; about `waiting` runs stay queued.
     sizes = chance.choices(GANGS, OFTEN, k=load.waiting + round(load.gpus / mean))

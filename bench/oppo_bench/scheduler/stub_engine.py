@@ -16,13 +16,13 @@ LASTS_S = 0.05
 def main() -> int:
     """Write the started and the finished event."""
     began = time.time()
-    told = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
+    arguments = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     seen = {name: os.stat(name).st_mtime for name in ("lock", "claim.json")}
-    with open(f"{told['--out']}/start-{os.getpid()}.json", "w") as file:
+    with open(f"{arguments['--out']}/start-{os.getpid()}.json", "w") as file:
         json.dump({"began": began, **seen}, file)
     started = {"kind": "started", "devices": ["cpu:0"], "lanes": [["cpu:0", "actor"]], "start_step": 0, "total_steps": 1}
     finished = {"kind": "finished", "outcome": "succeeded", "step": 1, "reason": "all steps are done"}
-    with open(told["--events"], "a") as events:
+    with open(arguments["--events"], "a") as events:
         for seq, event in enumerate((started, finished), start=1):
             events.write(json.dumps({"producer": "engine", "seq": seq, "time": time.time(), **event}) + "\n")
             events.flush()

@@ -92,24 +92,24 @@ def train(variant: Variant, seed: int, steps: int | None, models: Path, out: Pat
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run([*command, "--events", str(events), "--root", str(models)], check=True, env=environment)
         (out / "done").touch()
-    told = (parse_event(line) for line in events.read_text().splitlines())
-    return [event for event in told if isinstance(event, StepEvent)]
+    parsed = (parse_event(line) for line in events.read_text().splitlines())
+    return [event for event in parsed if isinstance(event, StepEvent)]
 
 
 def outcome(variant: Variant, seed: int, steps: int | None, work: Path, prompts: Sequence[str]) -> Outcome:
     """Train, score held-out prompts, and find the step that reached the target."""
     out = work / "runs" / f"{variant.name.replace(' ', '-').replace(',', '')}-{seed}-{steps or 'all'}"
-    told = train(variant, seed, steps, work / "models", out)
-    scores = [step.metrics["critic/score/mean"] for step in told]
+    events = train(variant, seed, steps, work / "models", out)
+    scores = [step.metrics["critic/score/mean"] for step in events]
     target = variant.spec(seed, steps).budget.target_reward
     assert target is not None
     smooth = np.convolve(scores, np.ones(WINDOW) / WINDOW, mode="valid")
     reached = np.flatnonzero(smooth >= target)
-    judged = judge(out / "checkpoints" / f"step-{told[-1].step:08d}" / "actor", prompts)
+    judged = judge(out / "checkpoints" / f"step-{events[-1].step:08d}" / "actor", prompts)
     return Outcome(
         variant.name, seed, scores, judged.rule, int(reached[0]) + WINDOW if len(reached) else len(scores) + 1,
-        statistics.mean(step.metrics["oppo/deferred_token_share"] for step in told),
-        min(step.metrics["oppo/ess"] for step in told),
+        statistics.mean(step.metrics["oppo/deferred_token_share"] for step in events),
+        min(step.metrics["oppo/ess"] for step in events),
     )  # fmt: skip
 
 

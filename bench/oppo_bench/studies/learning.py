@@ -64,8 +64,8 @@ def train(variant: str, seed: int, steps: int | None, models: Path, out: Path) -
     events = out / "events.jsonl"
     command = [sys.executable, "-m", "oppo_core", "--spec", str(out / "spec.json"), "--out", str(out)]
     subprocess.run([*command, "--events", str(events), "--root", str(models)], check=True)
-    told = (parse_event(line) for line in events.read_text().splitlines())
-    return [event for event in told if isinstance(event, StepEvent)]
+    parsed = (parse_event(line) for line in events.read_text().splitlines())
+    return [event for event in parsed if isinstance(event, StepEvent)]
 
 
 def outcome(variant: str, seed: int, before: Judgement, after: Judgement, steps: Sequence[StepEvent]) -> Outcome:

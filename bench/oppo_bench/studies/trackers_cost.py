@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from oppo_bench.telemetry.logging_cost import spec_of
+from oppo_bench.telemetry.logging_cost import build_spec
 from oppo_contract.spec import load_spec
 from oppo_core.engine.build import assemble
 from oppo_core.engine.state import Engine
@@ -51,7 +51,7 @@ class Watch:
 
 def measure(section: dict[str, Any], steps: int) -> list[dict[str, Any]]:
     """Rows of the benchmark format for one tracker."""
-    tree = spec_of(steps)
+    tree = build_spec(steps)
     tree["logging"]["trackers"] = {**section, "flush_s": FLUSH_S}
     spec = load_spec(tree)
     with tempfile.TemporaryDirectory() as name:
@@ -101,5 +101,5 @@ def main() -> None:
         asked = ["git", "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
         machine = {"cpus": os.cpu_count(), "load": load}
-        document = {"bench": "trackers_cost", "commit": commit, "machine": machine, "settings": spec_of(options.steps)}
+        document = {"bench": "trackers_cost", "commit": commit, "machine": machine, "settings": build_spec(options.steps)}
         options.json.write_text(json.dumps({**document, "results": results}, indent=1) + "\n")

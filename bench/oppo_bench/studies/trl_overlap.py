@@ -29,22 +29,22 @@ def train(config: dict[str, Any]) -> None:
     """Body of a trainer's process: one step per message."""
     import torch
 
-    from oppo_bench.trl.peer import TurnByTurn, Work, trainer_of
+    from oppo_bench.trl.peer import TurnByTurn, Work, build_trainer
     from oppo_core.integrations import trl
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keep the libraries' output out of the result
     torch.set_num_threads(config["threads"])
     work = Work(config)
-    trainer = trainer_of(config, work, TurnByTurn(work, sys.stdin, answers))
+    trainer = build_trainer(config, work, TurnByTurn(work, sys.stdin, answers))
     amounts = config["overlap"]
     with trl.overlap(trainer, **amounts) if amounts else nullcontext() as rollouts:
         if rollouts is not None:
-            impose(rollouts, work)
+            fix_lengths(rollouts, work)
         trainer.train()
 
 
-def impose(rollouts: Any, work: Any) -> None:
+def fix_lengths(rollouts: Any, work: Any) -> None:
     """Let answers end at their fixed lengths, and report the tokens of each batch."""
     own = rollouts.next
 
@@ -67,17 +67,17 @@ def race(repetitions: int, steps: int, threads: int, seed: int) -> tuple[dict[st
     """Settings and figures, and how quiet the machine was."""
     from oppo_bench.document import Result
     from oppo_bench.engine.workload import SIZES, Lengths, Load
-    from oppo_bench.machine_load import Watch
-    from oppo_bench.trl.race import Turn, results_of
+    from oppo_bench.machine_load import LoadMonitor
+    from oppo_bench.trl.race import Turn, to_results
 
     load = replace(Load("M", SIZES["M"], 16, Lengths(seed)), max_age=MAX_AGE, chunk=CHUNK)
     blocks: dict[str, list[list[Turn]]] = defaultdict(list)
     processor: dict[str, list[float]] = defaultdict(list)
-    watch = Watch()
+    monitor = LoadMonitor()
     with ExitStack() as stack:
         racers = peers(load, load.left_out + repetitions * steps, threads, stack)
         for racer in racers:
-            watch.follow(racer.pid)
+            monitor.follow(racer.pid)
         for racer in racers * load.left_out:
             racer.step()
         for _ in range(repetitions):
@@ -89,12 +89,12 @@ def race(repetitions: int, steps: int, threads: int, seed: int) -> tuple[dict[st
             for racer in racers:
                 spent, tokens = used_s(racer.pid) - before[racer.name], sum(turn.tokens for turn in blocks[racer.name][-1])
                 processor[racer.name].append(1e6 * spent / tokens)
-        watch.look()
+        monitor.sample()
     settings = {"size": "M", "batch": load.batch, "overlap": variants(load), "threads": threads, "seed": seed}
     settings |= {"repetitions": repetitions, "steps": steps, "left_out": load.left_out}
-    results = results_of(load.case, blocks)
+    results = to_results(load.case, blocks)
     results += [Result.of(f"{load.case}/{name}/processor_us_per_token", "us", values) for name, values in processor.items()]
-    return settings, results, watch.machine()
+    return settings, results, monitor.machine()
 
 
 def variants(load: Any) -> dict[str, dict[str, int] | None]:
@@ -105,13 +105,13 @@ def variants(load: Any) -> dict[str, dict[str, int] | None]:
 
 def peers(load: Any, steps: int, threads: int, stack: ExitStack) -> list[Any]:
     """The trainers' processes, which `stack` ends."""
-    from oppo_bench.engine.models import peer_models_of
+    from oppo_bench.engine.models import build_peer_models
     from oppo_bench.engine.workload import LONGEST, write_prompts
     from oppo_bench.trl.race import ROWS_A_PASS, Peer
 
     scratch, seed = Path(tempfile.mkdtemp(prefix="oppo-bench-")), load.lengths.seed
     stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-    models, prompts = peer_models_of(load.size, scratch, seed), write_prompts(scratch, seed)
+    models, prompts = build_peer_models(load.size, scratch, seed), write_prompts(scratch, seed)
     config = {
         "actor": models["actor"]["path"], "reward": models["reward"]["model"]["path"], "batch": load.batch, "seed": seed,
         "rows_a_pass": ROWS_A_PASS, "threads": threads, "longest": LONGEST,

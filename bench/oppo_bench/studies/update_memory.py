@@ -20,9 +20,9 @@ wait_as_the_engine_does()
 import torch  # noqa: E402
 
 from oppo_bench.document import Result, document, write  # noqa: E402
-from oppo_bench.engine.memory_options import Update, measured, results_of, table  # noqa: E402
+from oppo_bench.engine.memory_options import Update, measured, table, to_results  # noqa: E402
 from oppo_bench.engine.workload import CONTEXT, LONGEST, SIZES, Lengths, Size  # noqa: E402
-from oppo_bench.machine_load import Watch  # noqa: E402
+from oppo_bench.machine_load import LoadMonitor  # noqa: E402
 from oppo_contract.spec import TinyArchitecture  # noqa: E402
 from oppo_core.models.protocol import Network  # noqa: E402
 from oppo_core.models.tiny_transformer import init_tiny  # noqa: E402
@@ -31,7 +31,7 @@ from oppo_core.models.tiny_transformer import init_tiny  # noqa: E402
 RACED = {"M": SIZES["M"], "Q": Size(256, 4, 8, 2, 1408, 32768, "qwen2"), "L": SIZES["L"]}
 
 
-def network_of(size: Size) -> Network:
+def random_network(size: Size) -> Network:
     """Random weights in the shape of `size`."""
     if size.model_type == "oppo_tiny":
         shape = {"hidden": size.hidden, "layers": size.layers, "heads": size.heads, "context": CONTEXT, "vocab": size.vocab}
@@ -59,12 +59,12 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=LONGEST, help="tokens of the longest answer")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    watch, results = Watch(), list[Result]()
+    monitor, results = LoadMonitor(), list[Result]()
     lengths = Lengths(seed=1, longest=options.longest)
     for name in options.sizes.split(","):
         size, case = RACED[name], f"{name}/B{options.batch}"
-        update = Update(network_of(size), options.batch, lengths, options.budget)
-        found = results_of(case, measured(update, options.repetitions))
+        update = Update(random_network(size), options.batch, lengths, options.budget)
+        found = to_results(case, measured(update, options.repetitions))
         results += found
         print(
             f"\n{case}: {size.model_type}, hidden {size.hidden}, {size.layers} layers, vocabulary {size.vocab:,}, {size.dtype};"
@@ -72,7 +72,7 @@ def main() -> None:
             f" {options.repetitions} repetitions in turns, {options.threads} threads, processor time"
         )
         print("\n".join(table(case, found)))
-    machine = watch.machine()
+    machine = monitor.machine()
     print(f"\n{time.strftime('%Y-%m-%d')}, torch {torch.__version__}, load {machine.load:.2f} before, others used"
           f" {machine.other_cores if machine.other_cores is None else round(machine.other_cores, 2)} cores")  # fmt: skip
     if options.json:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oppo_bench.report import keep
+from oppo_bench.report import write_results
 from oppo_bench.scheduler.command import bench_servers, other_programs
 from oppo_bench.tables import show
 from oppo_bench.telemetry import load as load
@@ -65,9 +65,9 @@ WEB_WITHIN_S = 30.0
 def telemetry(json_file: Path | None, quick: bool, full: bool, peers: bool, seed: int) -> None:
     """Time ingest and queries of metrics over HTTP, on a real PostgreSQL.
 
-        Values are random walks in float64. Ingest ends when every point can be read; bytes per point include indexes and
-        pyramid.
-        Query times are those of whole responses, one at a time, over one connection.
+    Values are random walks in float64. Ingest ends when every point can be read; bytes per point include indexes and
+    pyramid.
+    Query times are those of whole responses, one at a time, over one connection.
     """
     if full and peers:
         raise Refusal("--full and --peers measure different things: choose one.")
@@ -82,9 +82,9 @@ def telemetry(json_file: Path | None, quick: bool, full: bool, peers: bool, seed
         "repetitions": repetitions,
     }  # fmt: skip
     with bench_servers():
-        for told in _race(kept, scale, seed) if peers else _alone(scale, repetitions, seed, full):
-            results += told
-            keep("telemetry", before, settings, results, json_file)
+        for measured in _race(kept, scale, seed) if peers else _measure_ours(scale, repetitions, seed, full):
+            results += measured
+            write_results("telemetry", before, settings, results, json_file)
     show("Telemetry", results)
     for when, machine in {"before": before, "after": other_programs()}.items():
         click.echo(
@@ -96,14 +96,14 @@ def _tell(text: str) -> None:
     click.echo(f"{text} …", err=True)
 
 
-def _alone(scale: int, repetitions: int, seed: int, full: bool) -> Iterator[list[Result]]:
+def _measure_ours(scale: int, repetitions: int, seed: int, full: bool) -> Iterator[list[Result]]:
     """Our figures alone."""
     _tell("logging")
     yield _logging(LOGGED_STEPS // (1 if scale == 1 else 4))
     _tell("event to pixel")
     yield event_to_pixel()
     with bench_web() as (base_url, web_pid):
-        owner = load.tenant()
+        owner = load.create_tenant()
         with bench_client(base_url, owner.token) as client:
             for measure in (ingest, long_series, compare, runs_table, timeline):
                 _tell(measure.__name__.replace("_", " "))
@@ -122,7 +122,7 @@ def _alone(scale: int, repetitions: int, seed: int, full: bool) -> Iterator[list
 def _race(kept: Path, scale: int, seed: int) -> Iterator[list[Result]]:
     """Ours and the peers', in turn."""
     with bench_web() as (base_url, _):
-        owner = load.tenant()
+        owner = load.create_tenant()
         with bench_client(base_url, owner.token) as client:
             yield race(client, base_url, owner, kept, scale, seed, _tell)
 
@@ -180,6 +180,6 @@ def _logging(steps: int) -> list[Result]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Failure(f"The engine could not be measured: {done.stderr[-1000:]}")
-    told = json.loads(done.stdout.splitlines()[-1])
+    measured = json.loads(done.stdout.splitlines()[-1])
     units = {"logging_cost_share": "share", "logging_us_a_step": "us", "logging_us_a_call": "us", "logged_step_ms": "ms"}
-    return [Result.of(name, unit, told[name]) for name, unit in units.items()]
+    return [Result.of(name, unit, measured[name]) for name, unit in units.items()]

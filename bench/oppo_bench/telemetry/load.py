@@ -35,7 +35,7 @@ class Tenant:
     node: Any
 
 
-def tenant() -> Tenant:
+def create_tenant() -> Tenant:
     """Create a team with a project, a user with an API token, and a node."""
     from oppo_contract.wire import WIRE_VERSION
     from oppo_platform import clock
@@ -147,12 +147,12 @@ def _spans(step: int, devices: int, chance: random.Random) -> dict[str, Any]:
         for chunk in range(CHUNKS):
             start = begin + chunk * chunk_s
             end = start + chunk_s * chance.uniform(0.5, 1.0)
-            told = (device, "actor" if actor else "reward", "decode" if actor else "score", start, end, chunk + 1, 64)
-            for name, value in zip(columns, told, strict=True):
+            span = (device, "actor" if actor else "reward", "decode" if actor else "score", start, end, chunk + 1, 64)
+            for name, value in zip(columns, span, strict=True):
                 columns[name].append(value)
             idle.append([device, chance.choice(("decode", "tail", "score")), end, start + chunk_s])
-        told = (device, "actor", "update-actor", begin + 0.7 * SECONDS_A_STEP, begin + 0.95 * SECONDS_A_STEP, 0, 64)
-        for name, value in zip(columns, told, strict=True):
+        span = (device, "actor", "update-actor", begin + 0.7 * SECONDS_A_STEP, begin + 0.95 * SECONDS_A_STEP, 0, 64)
+        for name, value in zip(columns, span, strict=True):
             columns[name].append(value)
         idle.append([device, "weights", begin + 0.95 * SECONDS_A_STEP, begin + SECONDS_A_STEP])
     more = {"window_s": [begin, begin + SECONDS_A_STEP], "deferred": [], "flows": [], "counters": {}, "trained": []}

@@ -46,7 +46,7 @@ class Watch:
             self.steps.append((time.perf_counter(), self.written_s))
 
 
-def spec_of(steps: int) -> dict[str, Any]:
+def build_spec(steps: int) -> dict[str, Any]:
     """The run."""
     return {
         "name": "logging cost", "steps": steps, "data": {"prompts": "prompts.jsonl"}, "checkpoints": {"every_steps": 1000},
@@ -66,7 +66,7 @@ def measure(steps: int) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as name:
         folder, watch = Path(name), Watch()
         (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(64)))
-        engine = assemble(load_spec(spec_of(steps)), [folder], folder, Journal(folder / "events.jsonl"))
+        engine = assemble(load_spec(build_spec(steps)), [folder], folder, Journal(folder / "events.jsonl"))
         engine.journal.write = partial(watch.write, engine.journal.write)  # type: ignore[method-assign]
         try:
             train(engine, lambda: False)

@@ -18,10 +18,10 @@ FIRST_AFTER_S = 6.0  # time for a page to open
 
 def main() -> int:
     """Start, report steps, end."""
-    told = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
+    arguments = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     written: dict[int, float] = {}
     numbers = itertools.count(1)
-    with open(told["--events"], "a") as events:
+    with open(arguments["--events"], "a") as events:
 
         def tell(**event: object) -> float:
             now = time.time()
@@ -38,7 +38,7 @@ def main() -> int:
             written[step] = tell(kind="step", step=step, metrics=metrics, **counts)
             time.sleep(EVERY_S)
         tell(kind="finished", outcome="succeeded", step=STEPS, reason="all steps are done")
-    with open(f"{told['--out']}/steps.json", "w") as file:
+    with open(f"{arguments['--out']}/steps.json", "w") as file:
         json.dump(written, file)
     return 0
 

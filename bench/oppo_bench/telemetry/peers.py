@@ -28,11 +28,13 @@ COMPARED, COMPARED_STEPS = 50, 10_000
 LISTED, METRICS_LISTED, ROWS = 10_000, 40, 50
 REPETITIONS, QUICK = 10, 2
 SPIKE = 10_000.0  # above all other values, and exact in float32
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 Times = dict[str, dict[str, list[float]]]  # work → tracker → one figure per repetition
 
 
-def race(client: httpx.Client, base_url: str, owner: load.Tenant, kept: Path, scale: int, seed: int, tell: Tell) -> list[Result]:
+def race(
+    client: httpx.Client, base_url: str, owner: load.Tenant, kept: Path, scale: int, seed: int, progress: Progress
+) -> list[Result]:
     """Every piece of work on every tracker that can do it, in turn in each repetition.
 
     Storage and polling are each tracker's own. Pages are opened first, while a tracker holds one run only.
@@ -48,24 +50,24 @@ def race(client: httpx.Client, base_url: str, owner: load.Tenant, kept: Path, sc
     times: Times = defaultdict(lambda: defaultdict(list))
     repetitions = QUICK if scale > 1 else REPETITIONS
     try:
-        with _peers(kept, tell) as peers:
+        with _peers(kept, progress) as peers:
             trackers: list[Tracker] = [Ours(client, base_url, owner), *peers]
-            _pages(trackers, scale, seed, max(3, repetitions // 3), times, tell)
-            _ingest(trackers, scale, seed, max(1, repetitions // 4), times, tell)
-            _long(trackers, scale, seed, repetitions, times, tell)
-            _compare(trackers, scale, seed, repetitions, times, tell)
-            _table(trackers, scale, repetitions, times, tell)
+            _pages(trackers, scale, seed, max(3, repetitions // 3), times, progress)
+            _ingest(trackers, scale, seed, max(1, repetitions // 4), times, progress)
+            _long(trackers, scale, seed, repetitions, times, progress)
+            _compare(trackers, scale, seed, repetitions, times, progress)
+            _table(trackers, scale, repetitions, times, progress)
     except TrackerError as error:
         raise Failure(str(error)) from error
-    return results_of(times)
+    return to_results(times)
 
 
 @contextmanager
-def _peers(kept: Path, tell: Tell) -> Iterator[list[Tracker]]:
+def _peers(kept: Path, progress: Progress) -> Iterator[list[Tracker]]:
     """MLflow, trackio and TensorBoard, each in its own environment, with its server."""
     import psycopg
 
-    from oppo_bench.peer_environment import MLFLOW, TENSORBOARD, TRACKIO, PeerEnvironmentError, python_of
+    from oppo_bench.peer_environment import MLFLOW, TENSORBOARD, TRACKIO, PeerEnvironmentError, ensure_environment
     from oppo_bench.telemetry.peer_trackers.mlflow import Mlflow
     from oppo_bench.telemetry.peer_trackers.tensorboard import TensorBoard
     from oppo_bench.telemetry.peer_trackers.trackio import Trackio
@@ -76,7 +78,9 @@ def _peers(kept: Path, tell: Tell) -> Iterator[list[Tracker]]:
         connection.execute("CREATE DATABASE mlflow")
     with ExitStack() as stack:
         try:
-            pythons = {each.name: python_of(kept / each.name.lower(), each, tell) for each in (MLFLOW, TRACKIO, TENSORBOARD)}
+            pythons = {
+                each.name: ensure_environment(kept / each.name.lower(), each, progress) for each in (MLFLOW, TRACKIO, TENSORBOARD)
+            }
         except PeerEnvironmentError as error:
             raise Failure(str(error)) from error
         folders, ports = {}, {}
@@ -85,7 +89,7 @@ def _peers(kept: Path, tell: Tell) -> Iterator[list[Tracker]]:
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="oppo-bench-", ignore_cleanup_errors=True))
             )
             ports[name] = remembered_port(home, name)
-        tell("starting the trackers")
+        progress("starting the trackers")
         peers: list[Any] = []
         makers: list[Callable[[], Any]] = [
             lambda: Mlflow(pythons["MLflow"], f"{url.rpartition('/')[0]}/mlflow", ports["MLflow"], folders["MLflow"]),
@@ -102,7 +106,7 @@ def _able(trackers: Sequence[Tracker], work: str) -> list[Tracker]:
     return [tracker for tracker in trackers if work in tracker.can]
 
 
-def _pages(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, tell: Tell) -> None:
+def _pages(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, progress: Progress) -> None:
     """A run of 10,000 steps with two metrics, opened by a browser with an empty cache: until the first chart, and kilobytes."""
     reward, kl = load.walks(seed, 2, STEPS // scale)
     able = _able(trackers, "page")
@@ -111,14 +115,14 @@ def _pages(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int,
         states = {tracker.name: tracker.logged_in(chromium) if isinstance(tracker, Ours) else None for tracker in able}
         for n in range(-1, repetitions):
             for tracker in able:
-                tell(f"first chart: {tracker.name}")
+                progress(f"first chart: {tracker.name}")
                 seconds, size, _ = opened(chromium, *places[tracker.name], states[tracker.name])
                 if n >= 0:
                     times["first_chart_s"][tracker.name].append(seconds)
                     times["page_kb"][tracker.name].append(size)
 
 
-def _ingest(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, tell: Tell) -> None:
+def _ingest(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, progress: Progress) -> None:
     """20 metrics × 10,000 steps over HTTP until every point can be read; then bytes per point on disk."""
     able = _able(trackers, "ingest")
     points = METRICS * STEPS // scale
@@ -126,21 +130,21 @@ def _ingest(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int
     for n in range(repetitions):
         columns = {f"walk/{k}": values for k, values in enumerate(load.walks(seed + n, METRICS, STEPS // scale))}
         for tracker in able:
-            tell(f"ingest: {tracker.name}")
+            progress(f"ingest: {tracker.name}")
             times["us_per_point"][tracker.name].append(1e6 * tracker.ingest(columns) / points)
     for tracker in able:
         taken = tracker.stored_bytes() - before[tracker.name]
         times["bytes_per_point"][tracker.name].append(taken / (points * repetitions))
 
 
-def _long(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, tell: Tell) -> None:
+def _long(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, progress: Progress) -> None:
     """One series of 1,000,000 points with five spikes of one step each: all of it, and a hundredth of it."""
     length = LONG // scale
     values = load.walks(seed, 1, length)[0]
     values[[place // scale for place in SPIKES]] = top = float(round(values.max()) + SPIKE)
     kept: dict[str, str] = {}
     for tracker in _able(trackers, "overview"):
-        tell(f"a long series: {tracker.name}")
+        progress(f"a long series: {tracker.name}")
         [kept[tracker.name]] = tracker.keep([{"walk": values}])
 
     def zoom(tracker: Tracker, n: int) -> None:
@@ -157,23 +161,23 @@ def _long(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, 
     _in_turn(_able(trackers, "zoom"), "zoom_ms", zoom, repetitions, times)
 
 
-def _compare(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, tell: Tell) -> None:
+def _compare(trackers: Sequence[Tracker], scale: int, seed: int, repetitions: int, times: Times, progress: Progress) -> None:
     """One metric of 50 runs of 10,000 steps, in one request."""
     columns: list[Columns] = [{"compared": values} for values in load.walks(seed, COMPARED, COMPARED_STEPS // scale)]
     kept: dict[str, list[str]] = {}
     for tracker in _able(trackers, "compare"):
-        tell(f"fifty runs: {tracker.name}")
+        progress(f"fifty runs: {tracker.name}")
         kept[tracker.name] = tracker.keep(columns)
         times["compare_kb"][tracker.name] = [tracker.compare(kept[tracker.name], "compared") / 1e3]
     able = _able(trackers, "compare")
     _in_turn(able, "compare_ms", lambda each, n: each.compare(kept[each.name], "compared"), repetitions, times)
 
 
-def _table(trackers: Sequence[Tracker], scale: int, repetitions: int, times: Times, tell: Tell) -> None:
+def _table(trackers: Sequence[Tracker], scale: int, repetitions: int, times: Times, progress: Progress) -> None:
     """The first 50 of 10,000 runs with 40 metrics each, sorted by one of them."""
     keys, able = [f"m/{n}" for n in range(METRICS_LISTED)], _able(trackers, "table")
     for tracker in able:
-        tell(f"many runs: {tracker.name}")
+        progress(f"many runs: {tracker.name}")
         tracker.list_runs(LISTED // scale, keys)
     _in_turn(able, "runs_ms", lambda each, n: each.table(keys[n % METRICS_LISTED], ROWS), repetitions, times)
 
@@ -188,7 +192,7 @@ def _in_turn(able: Sequence[Tracker], work: str, do: Callable[[Tracker, int], An
                 times[work][tracker.name].append(1e3 * (time.perf_counter() - start))
 
 
-def results_of(times: Times) -> list[Result]:
+def to_results(times: Times) -> list[Result]:
     """All figures, and the ratio to ours per repetition."""
     from oppo_bench.document import Result
 

@@ -39,8 +39,8 @@ class Ours:
         for body in load.batches(columns):
             self._client.post(f"/api/worker/v1/attempts/{attempt}/events", content=body, headers=headers).raise_for_status()
         keys = ",".join(columns)
-        told = self._get(f"runs/{run.pk}/metrics", keys=keys, max_points=100).json()["series"]
-        assert all(column["step"][-1] == length for column in told.values()), "a point that was told cannot be read"
+        response = self._get(f"runs/{run.pk}/metrics", keys=keys, max_points=100).json()["series"]
+        assert all(column["step"][-1] == length for column in response.values()), "a point that was told cannot be read"
         return time.perf_counter() - start
 
     def stored_bytes(self) -> int:
@@ -67,8 +67,8 @@ class Ours:
 
     def overview(self, run: str, key: str) -> list[float]:
         """About 1,000 buckets; each has its minimum and maximum, of which the maxima are returned."""
-        told = self._get(f"runs/{run}/metrics", keys=key, max_points=BUCKETS).json()["series"][key]
-        return list(told.get("high") or told["y"])
+        response = self._get(f"runs/{run}/metrics", keys=key, max_points=BUCKETS).json()["series"][key]
+        return list(response.get("high") or response["y"])
 
     def zoom(self, run: str, key: str, first: int, last: int) -> None:
         """The same for a range."""

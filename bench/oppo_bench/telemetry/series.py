@@ -58,17 +58,17 @@ def ingest(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: in
         for body in bodies:
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             client.post(f"/api/worker/v1/attempts/{attempt}/events", content=body, headers=headers).raise_for_status()
-        told = _get(client, f"runs/{run.pk}/metrics", keys="walk/*", max_points=100).json()["series"]
+        response = _get(client, f"runs/{run.pk}/metrics", keys="walk/*", max_points=100).json()["series"]
         taken = time.perf_counter() - start
-        assert all(column["step"][-1] == STEPS // scale for column in told.values()), "a point that was told cannot be read"
-        assert len(told) == METRICS
+        assert all(column["step"][-1] == STEPS // scale for column in response.values()), "a point that was told cannot be read"
+        assert len(response) == METRICS
         rates.append(METRICS * STEPS // scale / taken)
-        _seal(attempt)
+        _compact(attempt)
         sizes.append((_stored_bytes() - before) / (METRICS * STEPS // scale))
     return [Result.of("ingest_points_per_s", "1/s", rates), Result.of("bytes_per_point", "bytes", sizes)]
 
 
-def _seal(attempt: int) -> None:
+def _compact(attempt: int) -> None:
     """Compact like the housekeeper, and vacuum like PostgreSQL does by itself after a while."""
     from django.db import connection
 
@@ -199,10 +199,10 @@ def timeline(client: httpx.Client, owner: load.Tenant, scale: int, repetitions: 
     def ask(_: int = 0) -> httpx.Response:
         return _get(client, f"runs/{run.pk}/timeline", from_step=1, to_step=steps)
 
-    told = ask()
-    pieces = sum(len(step["device"]) + len(step["idle"]) for step in told.json()["steps"])
+    response = ask()
+    pieces = sum(len(step["device"]) + len(step["idle"]) for step in response.json()["steps"])
     taken, name = _timed(ask, repetitions), f"timeline_{steps}x{TRACED_DEVICES}"
     return [
         Result.tail(f"{name}_ms/p95", "ms", taken), Result.of(f"{name}_ms", "ms", taken),
-        Result.of(f"{name}_spans", "spans", [pieces]), Result.of(f"{name}_kb", "kB", [told.num_bytes_downloaded / 1e3]),
+        Result.of(f"{name}_spans", "spans", [pieces]), Result.of(f"{name}_kb", "kB", [response.num_bytes_downloaded / 1e3]),
     ]  # fmt: skip

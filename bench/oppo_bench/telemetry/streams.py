@@ -35,16 +35,16 @@ REWARD = "critic/score/mean"
 class Heard:
     """What the streams brought: when each run was first told to be at a step, and how long after telling that was."""
 
-    told_at: dict[tuple[int, int], float] = field(default_factory=dict)
+    written_at_of: dict[tuple[int, int], float] = field(default_factory=dict)
     lag_ms: list[float] = field(default_factory=list)
     opened: int = 0
     sent_away: int = 0
 
     def take(self, summary: dict[str, Any]) -> None:
         """A summary has arrived."""
-        told = self.told_at.get((summary["id"], summary["step"]))
-        if told is not None:
-            self.lag_ms.append(1e3 * (time.perf_counter() - told))
+        written_at = self.written_at_of.get((summary["id"], summary["step"]))
+        if written_at is not None:
+            self.lag_ms.append(1e3 * (time.perf_counter() - written_at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ async def _train(client: httpx.AsyncClient, heard: Heard, scene: Scene, run_id: 
             "kind": "step", "producer": "engine", "seq": step - 1, "time": time.time(), "step": step, "elapsed_s": float(step),
             "generated_tokens": step * 4096, "device_seconds": float(step), "metrics": {REWARD: 0.1 * step},
         }  # fmt: skip
-        heard.told_at[run_id, step] = time.perf_counter()
+        heard.written_at_of[run_id, step] = time.perf_counter()
         body = json.dumps({"producer": "engine", "events": [event]})
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         address = f"/api/worker/v1/attempts/{attempt}/events"

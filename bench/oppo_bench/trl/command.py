@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oppo_bench.report import explain, keep, settings_of
+from oppo_bench.report import describe_settings, explain, write_results
 from oppo_cli.home import Failure, Home, Refusal
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def trl(
 ) -> None:
     """Time per trained token of TRL 1.12.0's PPOTrainer and of the engine on the same work: size M, B = 16.
 
-        Both load the same checkpoint and train answers of the same fixed lengths, in one epoch and one mini-batch, in
-        float32, on
-        the same threads, in turn. TRL has its own environment, which is created the first time (some minutes).
+    Both load the same checkpoint and train answers of the same fixed lengths, in one epoch and one mini-batch, in
+    float32, on
+    the same threads, in turn. TRL has its own environment, which is created the first time (some minutes).
     """
     from oppo_bench.engine.threads import wait_as_the_engine_does
 
@@ -56,8 +56,8 @@ def trl(
 
 
 def _measure(load: Load, plan: Plan, place: Path, json_file: Path | None) -> None:
-    from oppo_bench.machine_load import Watch
-    from oppo_bench.peer_environment import TRL, PeerEnvironmentError, python_of
+    from oppo_bench.machine_load import LoadMonitor
+    from oppo_bench.peer_environment import TRL, PeerEnvironmentError, ensure_environment
     from oppo_bench.tables import peer_table
     from oppo_bench.trl.race import PeerError, race
     from oppo_cli.simulate_tables import console
@@ -65,12 +65,14 @@ def _measure(load: Load, plan: Plan, place: Path, json_file: Path | None) -> Non
     screen = console()
     with screen.status(load.case) as status:
         try:
-            python = python_of(place, TRL, status.update)
-            watch = Watch()
-            results = race(load, plan, python, watch, lambda text: status.update(f"{load.case}: {text}"))
+            python = ensure_environment(place, TRL, status.update)
+            monitor = LoadMonitor()
+            results = race(load, plan, python, monitor, lambda text: status.update(f"{load.case}: {text}"))
         except (PeerEnvironmentError, PeerError) as error:
             raise Failure(str(error)) from error
     screen.print(peer_table(load.case, results), highlight=False)
-    machine = watch.machine()
-    keep("trl", machine, settings_of([load], plan) | {"trl_environment": [*TRL.first, *TRL.pins]}, results, json_file)
+    machine = monitor.machine()
+    write_results(
+        "trl", machine, describe_settings([load], plan) | {"trl_environment": [*TRL.first, *TRL.pins]}, results, json_file
+    )
     explain(screen, machine, load, plan)

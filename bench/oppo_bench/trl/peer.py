@@ -28,7 +28,7 @@ from transformers import (
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 
-class ImposedEnds(LogitsProcessor):  # type: ignore[misc]
+class FixedLengthEnds(LogitsProcessor):  # type: ignore[misc]
     """Forces EOS as token number `ends_B` of each row (from 1), and no sooner; never a pad token."""
 
     def __init__(self, ends_B: torch.Tensor, context: int, eos: int, pad: int) -> None:
@@ -52,14 +52,14 @@ class Work:
         self.used = 0
         self.tokens = 0
 
-    def impose(self, model: Any, eos: int, pad: int) -> None:
+    def fix_lengths(self, model: Any, eos: int, pad: int) -> None:
         """Let `model.generate` end each answer at its fixed length."""
         own = model.generate
 
         def generate(input_ids: torch.Tensor, **given: Any) -> Any:
             ends = self.lengths[self.used : self.used + self.batch]
             self.used += self.batch
-            processors = LogitsProcessorList([ImposedEnds(torch.tensor(ends), input_ids.shape[1], eos, pad)])
+            processors = LogitsProcessorList([FixedLengthEnds(torch.tensor(ends), input_ids.shape[1], eos, pad)])
             made = own(input_ids=input_ids, **given, logits_processor=processors, eos_token_id=eos, pad_token_id=pad)
             self.tokens = self._checked(made.sequences[:, input_ids.shape[1] :], ends, eos)
             return made
@@ -101,12 +101,12 @@ class TurnByTurn(TrainerCallback):  # type: ignore[misc]
         self.start = time.perf_counter()
 
 
-def trainer_of(config: dict[str, Any], work: Work, callback: TurnByTurn) -> PPOTrainer:
+def build_trainer(config: dict[str, Any], work: Work, callback: TurnByTurn) -> PPOTrainer:
     """TRL's trainer for the same work: full precision, no gradient checkpointing, one pass per batch."""
     tokenizer = AutoTokenizer.from_pretrained(config["actor"])
     policy, reference = (AutoModelForCausalLM.from_pretrained(config["actor"], dtype=torch.float32) for _ in range(2))
     reward, value = (AutoModelForSequenceClassification.from_pretrained(config["reward"], dtype=torch.float32) for _ in range(2))
-    work.impose(policy, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    work.fix_lengths(policy, tokenizer.eos_token_id, tokenizer.pad_token_id)
     passes = config["batch"] // config["rows_a_pass"]
     args = PPOConfig(
         output_dir=config["out"], use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], disable_tqdm=True,
@@ -129,7 +129,7 @@ def main() -> None:
     config = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(config["threads"])
     work = Work(config)
-    trainer_of(config, work, TurnByTurn(work, sys.stdin, answers)).train()
+    build_trainer(config, work, TurnByTurn(work, sys.stdin, answers)).train()
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from oppo_bench.document import Result
-from oppo_bench.engine.engine_runner import Contestant
-from oppo_bench.engine.models import models_of, peer_models_of
-from oppo_bench.engine.race import Plan, Tell
-from oppo_bench.engine.workload import LONGEST, VARIANTS, Load, spec_of, write_prompts
-from oppo_bench.machine_load import Watch
+from oppo_bench.engine.engine_runner import EngineRunner
+from oppo_bench.engine.models import build_models, build_peer_models
+from oppo_bench.engine.race import Plan, Progress
+from oppo_bench.engine.workload import LONGEST, VARIANTS, Load, build_spec, write_prompts
+from oppo_bench.machine_load import LoadMonitor
 
 PATIENCE_S = 900.0
 # TRL's micro-batch: with 2, 4 and 16 rows per pass a step took the same processor time (within 1 %).
@@ -99,7 +99,7 @@ class Peer:
 class Ours:
     """One of the engine's variants."""
 
-    def __init__(self, name: str, contestant: Contestant) -> None:
+    def __init__(self, name: str, contestant: EngineRunner) -> None:
         self.name = name
         self._contestant = contestant
 
@@ -113,41 +113,43 @@ class Ours:
         self._contestant.close()
 
 
-def race(load: Load, plan: Plan, python: Path, watch: Watch, tell: Tell) -> list[Result]:
+def race(load: Load, plan: Plan, python: Path, monitor: LoadMonitor, progress: Progress) -> list[Result]:
     """TRL (its interpreter is `python`) and the engine, in turn; named figures of the case.
 
-        Raises:
-            PeerError: TRL's process failed.
+    Raises:
+        PeerError: TRL's process failed.
     """
     scratch = Path(tempfile.mkdtemp(prefix="oppo-bench-"))
     blocks: dict[str, list[list[Turn]]] = defaultdict(list)
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        peer, ours = _assemble(load, plan, python, scratch, stack, tell)
-        watch.follow(peer.pid)
+        peer, ours = _assemble(load, plan, python, scratch, stack, progress)
+        monitor.follow(peer.pid)
         racers: list[Peer | Ours] = [peer, *ours]
         for step in range(load.left_out):
-            tell(f"step {step + 1} of the {load.left_out} that are left out")
+            progress(f"step {step + 1} of the {load.left_out} that are left out")
             for racer in racers:
                 racer.step()
         for repetition in range(plan.repetitions):
             for racer in racers:
                 blocks[racer.name].append([])
             for step in range(plan.steps):
-                tell(f"repetition {repetition + 1} of {plan.repetitions}, step {step + 1} of {plan.steps}")
+                progress(f"repetition {repetition + 1} of {plan.repetitions}, step {step + 1} of {plan.steps}")
                 for racer in racers:
                     blocks[racer.name][-1].append(racer.step())
-        watch.look()
-    return results_of(load.case, blocks)
+        monitor.sample()
+    return to_results(load.case, blocks)
 
 
-def _assemble(load: Load, plan: Plan, python: Path, scratch: Path, stack: ExitStack, tell: Tell) -> tuple[Peer, list[Ours]]:
+def _assemble(
+    load: Load, plan: Plan, python: Path, scratch: Path, stack: ExitStack, progress: Progress
+) -> tuple[Peer, list[Ours]]:
     """TRL first, then ours; `stack` closes them."""
     seed = load.lengths.seed
-    tell("preparing weights and prompts")
-    shared, prompts = peer_models_of(load.size, scratch, seed), write_prompts(scratch, seed)
-    own = models_of(load.size, scratch, seed)
-    tell("loading TRL")
+    progress("preparing weights and prompts")
+    shared, prompts = build_peer_models(load.size, scratch, seed), write_prompts(scratch, seed)
+    own = build_models(load.size, scratch, seed)
+    progress("loading TRL")
     steps = load.left_out + plan.repetitions * plan.steps
     config = {
         "actor": shared["actor"]["path"], "reward": shared["reward"]["model"]["path"], "batch": load.batch, "seed": seed,
@@ -158,14 +160,14 @@ def _assemble(load: Load, plan: Plan, python: Path, scratch: Path, stack: ExitSt
     peer, racers = Peer(python, config, scratch / TRL), []
     stack.callback(peer.close)
     for name, variant, models in ((SEQUENTIAL, "sequential", shared), (OPPO, "all", shared), (OWN, "all", own)):
-        tell(f"assembling {name}")
-        spec = spec_of(load, VARIANTS[variant], models, prompts)
-        racers.append(Ours(name, Contestant(variant, spec, load.lengths, scratch / name, plan.threads)))
+        progress(f"assembling {name}")
+        spec = build_spec(load, VARIANTS[variant], models, prompts)
+        racers.append(Ours(name, EngineRunner(variant, spec, load.lengths, scratch / name, plan.threads)))
         stack.callback(racers[-1].close)
     return peer, racers
 
 
-def results_of(case: str, blocks: dict[str, list[list[Turn]]]) -> list[Result]:
+def to_results(case: str, blocks: dict[str, list[list[Turn]]]) -> list[Result]:
     """Time per token and per step, and speed-up over TRL, per repetition."""
     results: list[Result] = []
     peer = [_us_per_token(block) for block in blocks[TRL]]

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from oppo_bench.peer_environment import Packages, python_of
+from oppo_bench.peer_environment import Packages, ensure_environment
 from oppo_bench.telemetry.peer_trackers.tracker import Server
 from oppo_contract.events import Event
 
@@ -183,7 +183,7 @@ def python_of_trackers(folder: Path) -> Path:
     """The interpreter of their environment, which is made in `folder` if it is not there, by one process alone."""
     with folder.with_name(folder.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return python_of(folder, PACKAGES, print)
+        return ensure_environment(folder, PACKAGES, print)
 
 
 def site_packages(python: Path) -> str:

@@ -38,17 +38,17 @@ class Mlflow:
     def ingest(self, columns: Columns) -> float:
         """Batches of 1,000 points, its limit, one after the other, over one connection."""
         [length] = {len(values) for values in columns.values()}
-        run, told = self._new_run(), {key: values.tolist() for key, values in columns.items()}
-        steps = POINTS_A_CALL // len(told)
+        run, columns_sent = self._new_run(), {key: values.tolist() for key, values in columns.items()}
+        steps = POINTS_A_CALL // len(columns_sent)
         start = time.perf_counter()
         for first in range(1, length + 1, steps):
             points = [
                 {"key": key, "value": values[step - 1], "timestamp": 1000 * step, "step": step}
                 for step in range(first, min(first + steps, length + 1))
-                for key, values in told.items()
+                for key, values in columns_sent.items()
             ]
             self._server.post(f"{API}/runs/log-batch", json={"run_id": run, "metrics": points})
-        for key in told:
+        for key in columns_sent:
             shown = self._history([run], key)
             assert shown[-1]["step"] == length, "a point that was told cannot be read"
         return time.perf_counter() - start
@@ -134,8 +134,8 @@ class Mlflow:
 
     def _history(self, runs: Sequence[str], key: str, **more: int) -> list[dict[str, float]]:
         asked = {"run_ids": list(runs), "metric_key": key, "max_results": SHOWN, **more}
-        told: list[dict[str, float]] = self._server.get(f"{PAGES}/metrics/get-history-bulk-interval", **asked).json()["metrics"]
-        return told
+        points: list[dict[str, float]] = self._server.get(f"{PAGES}/metrics/get-history-bulk-interval", **asked).json()["metrics"]
+        return columns_sent
 
     @staticmethod
     def _copy_latest(connection: psycopg.Connection, rows: Sequence[tuple[str, float, int, str, int, bool]]) -> None:

@@ -79,8 +79,8 @@ class TensorBoard(Limited):
         return int(self._series(key)[run][-1]["step"])
 
     def _series(self, key: str) -> dict[str, list[dict[str, Any]]]:
-        told: dict[str, list[dict[str, Any]]] = self._ask(key).json()[0]["runToSeries"]
-        return told
+        response: dict[str, list[dict[str, Any]]] = self._ask(key).json()[0]["runToSeries"]
+        return response
 
     def _ask(self, key: str) -> Any:
         return self._server.post(SERIES, data={"requests": json.dumps([{"plugin": "scalars", "tag": key}])})

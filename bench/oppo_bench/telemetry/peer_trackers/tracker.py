@@ -83,7 +83,7 @@ class Limited:
 def keep_arrays(
     script: Sequence[str], file: Path, names: Sequence[str], runs: Sequence[Columns], environ: Mapping[str, str]
 ) -> None:
-    """Run a script in a tracker's own environment that stores runs, given as an array `RUN KEY` per series. Raises TrackerError."""
+    """Run a script in a tracker's environment that stores runs, an array `RUN KEY` per series. Raises TrackerError."""
     arrays = {
         f"{name} {key.replace('/', '|')}": values
         for name, columns in zip(names, runs, strict=True)

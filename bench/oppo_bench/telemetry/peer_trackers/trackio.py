@@ -62,16 +62,16 @@ class Trackio(Limited):
 
     def overview(self, run: str, key: str) -> list[float]:
         """As its page: all metrics of the run, at most 3,000 points. It caches requests."""
-        [told] = self._logs([run])
-        return [row[key] for row in told if key in row]
+        [response] = self._logs([run])
+        return [row[key] for row in response if key in row]
 
     def compare(self, runs: Sequence[str], key: str) -> int:
         """All runs in one request, as its page."""
-        told = self._call(
+        response = self._call(
             "get_logs_batch", project=PROJECT, runs=[{"run": run} for run in runs], max_points=SHOWN, scalar_only=True
         )
-        assert len(told.json()["data"]) == len(runs)
-        return int(told.num_bytes_downloaded)
+        assert len(response.json()["data"]) == len(runs)
+        return int(response.num_bytes_downloaded)
 
     def page(self, run: str) -> tuple[str, str]:
         """The project's charts."""
@@ -87,12 +87,12 @@ class Trackio(Limited):
 
     def _logs(self, runs: Sequence[str]) -> list[list[Mapping[str, Any]]]:
         asked = {"project": PROJECT, "runs": [{"run": run} for run in runs], "max_points": SHOWN, "scalar_only": True}
-        return [told["logs"] for told in self._call("get_logs_batch", **asked).json()["data"]]
+        return [response["logs"] for response in self._call("get_logs_batch", **asked).json()["data"]]
 
     def _wait_for(self, run: str, step: int) -> None:
         def there() -> bool:
-            [told] = self._logs([run])
-            return bool(told) and told[-1]["step"] == step
+            [response] = self._logs([run])
+            return bool(response) and response[-1]["step"] == step
 
         self._server.wait_for(there, f"step {step}")
 
