@@ -135,7 +135,7 @@ class Mlflow:
     def _history(self, runs: Sequence[str], key: str, **more: int) -> list[dict[str, float]]:
         asked = {"run_ids": list(runs), "metric_key": key, "max_results": SHOWN, **more}
         points: list[dict[str, float]] = self._server.get(f"{PAGES}/metrics/get-history-bulk-interval", **asked).json()["metrics"]
-        return columns_sent
+        return points
 
     @staticmethod
     def _copy_latest(connection: psycopg.Connection, rows: Sequence[tuple[str, float, int, str, int, bool]]) -> None:
