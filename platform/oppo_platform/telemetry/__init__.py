@@ -1,1 +1,1 @@
-"""What attempts tell: metrics, spans, decisions, samples, logs; and the live stream."""
+"""Data that attempts report: metrics, spans, decisions, samples, logs; and the live stream."""

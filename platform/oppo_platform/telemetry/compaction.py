@@ -1,9 +1,10 @@
-"""Sealing: an attempt's hot points become blocks with a pyramid.
+"""Compaction: an attempt's hot points become blocks with a pyramid.
 
-Guarantees: points are neither lost nor doubled, whatever is written or read meanwhile. What is sealed, and only that, is deleted
-in the same transaction; readers see both in one statement (`telemetry.metric_reader`). Of several points of one step the one that
-arrived last is kept, also when an earlier one lies in a block already: such blocks are opened again. Two sealers do not meet,
-by a lock for each attempt.
+Guarantees: no point is lost or duplicated under concurrent reads and writes. Exactly the compacted points are deleted, in the
+same
+transaction; readers see both states in one statement (`telemetry.metric_reader`). Of several points of one step the last to
+arrive is kept, even if an earlier one is already in a block: such blocks are rewritten. A lock per attempt excludes concurrent
+compaction.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from oppo_platform.telemetry.models import Block, HotPoints, ProducerMark, Serie
 
 LOCK_SPACE = 0x5EA1
 ENGINE = "engine"  # the producer of steps
-MOST_ROWS = 50_000  # a transaction; what is left is for the next one
+MOST_ROWS = 50_000  # per transaction; the rest follows in the next one
 
 
 def attempts_to_seal() -> list[int]:
-    """Attempts of which enough is hot, or that have ended with something hot."""
+    """Attempts with enough hot points, or ended with any."""
     enough = Q(high_water__gte=F("sealed") + settings.OPPO_SEAL_EVENTS)
     over = ~Q(attempt__state__in=LIVE_ATTEMPT) & Q(high_water__gt=F("sealed"))
     marks = ProducerMark.objects.filter(enough | over, producer=ENGINE)
@@ -35,7 +36,7 @@ def attempts_to_seal() -> list[int]:
 
 
 def seal(attempt_id: int) -> int:
-    """Seal what is hot of an attempt. Returns the number of points; 0 too when somebody else is at it."""
+    """Compact the hot points of an attempt. Returns the number of points; 0 if another process is compacting it."""
     sealed = 0
     while True:
         points, more = _seal_some(attempt_id)
@@ -46,10 +47,10 @@ def seal(attempt_id: int) -> int:
 
 @transaction.atomic
 def _seal_some(attempt_id: int) -> tuple[int, bool]:
-    """(points sealed, whether there may be more)."""
+    """(points compacted, whether there may be more)."""
     if not _try_lock(attempt_id):
         return 0, False
-    # Read before the points: what arrives in between is sealed now and looked at once more.
+    # Read before the points: points that arrive in between are compacted now and checked again.
     mark = ProducerMark.objects.filter(attempt_id=attempt_id, producer=ENGINE).first()
     rows = HotPoints.objects.filter(series__attempt_id=attempt_id).order_by("id")[:MOST_ROWS]
     hot, taken = defaultdict(list), []
@@ -66,7 +67,7 @@ def _seal_some(attempt_id: int) -> tuple[int, bool]:
 
 
 def lock_out_sealers(attempt_id: int) -> None:
-    """Wait until nobody seals the attempt, and keep it so until the transaction ends."""
+    """Wait until no other process compacts the attempt, and exclude it until the transaction ends."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [LOCK_SPACE, attempt_id % 2**31])
 
@@ -79,7 +80,7 @@ def _try_lock(attempt_id: int) -> bool:
 
 def _seal_series(series: Series, hot: Sequence[tuple[blocks.Steps, blocks.Values]]) -> None:
     first_step = min(int(steps.min()) for steps, _ in hot)
-    # Blocks that hot points reach into, and the last one while it has room.
+    # Blocks that overlap hot points, and the last one while it has room.
     opened = list(Block.objects.filter(series=series).filter(Q(last_step__gte=first_step) | Q(pk__in=_unfilled(series))))
     opened.sort(key=lambda block: block.first_step)
     parts = [blocks.unpack_block(b.first_step, b.stride, b.points) for b in opened] + list(hot)

@@ -1,4 +1,4 @@
-"""Runs side by side: curves, time to a target reward, speed-up, differing configuration, and a few figures each."""
+"""Comparison of runs: curves, time to a target reward, speed-up, differing configuration, and a few figures each."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from oppo_platform.telemetry.selectors import columns, matching
 
 REWARD = "critic/score/mean"
 EMA_ALPHA = 0.1
-GROUP, SMALLEST = 64, -17  # points at a time; the power of ten below which nothing is left of a number
+GROUP, SMALLEST = 64, -17  # points at a time; the power of ten below which a number is negligible
 MEANS = {"step_s": "timing_s/step", "occupancy": "decode_occupancy", "deferred_share": "oppo/deferred_token_share"}
 Reached = dict[str, float | None] | None
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is compared with what.
+    """Settings of a comparison.
 
-    `target`: the reward to reach, by default the first `budget.target_reward` found. `baseline`: a run's id, by default the
-    first one that is pinned in its project, or else the first one; its whole group when `group`, a path of the spec or `-seed`,
-    takes runs together. `counted`: with the smoothed reward by which the target counts as reached.
+    `target`: the reward to reach; default: the first `budget.target_reward` found. `baseline`: a run's id; default: the
+    first
+    run pinned in its project, or else the first one; its whole group when `group`, a path of the spec or `-seed`, groups
+    runs. `counted`: include the smoothed reward by which the target counts as reached.
     """
 
     target: float | None = None
@@ -43,10 +44,11 @@ class View:
 def compare(
     runs: Sequence[Run], keys: Sequence[str], x: Axis, max_points: int = 1000, view: View | None = None
 ) -> dict[str, Any]:
-    """Everything the compare page shows (docs/interfaces.md, `GET compare`).
+    """All data of the compare page (docs/interfaces.md, `GET compare`).
 
-    `speedup` is the baseline's time to the target divided by the run's own; without a target it is the same ratio of mean
-    seconds a step. None where one of the two is unknown. Raises `ValueError` when the baseline is none of the runs.
+    `speedup` is the baseline's time to the target ÷ the run's own; without a target the same ratio of mean seconds per
+    step. None
+    if one of the two is unknown. Raises `ValueError` when the baseline is none of the runs.
     """
     view = view or View()
     parts = reigns_of(runs)
@@ -75,9 +77,9 @@ def compare(
 
 
 def counted(points: Points | None, series: Mapping[str, Mapping[str, Any]], hit: Reached) -> list[float | None]:
-    """The smoothed reward at the rows of the reward's series, which stand for the steps up to theirs.
+    """The smoothed reward at the rows of the reward's series, each of which represents the steps up to its own.
 
-    In the row that holds the step at which the target was reached it is that step's, so that a crossing told is a crossing drawn.
+    The row with the step that reached the target has that step's value, so that the chart shows the crossing.
     """
     rows = series.get(REWARD)
     if rows is None or points is None:
@@ -124,15 +126,15 @@ def _times_faster(slow: Sequence[float | None], own: float | None) -> float | No
 
 
 def _speedup(slow: Sequence[float | None], fast: Sequence[float | None]) -> Ratio | None:
-    """Over those whose time is known."""
+    """Over the runs with a known time."""
     return speedup([time for time in slow if time], [time for time in fast if time])
 
 
 def times_to_target(parts: Parts, rewards: Mapping[int, Points], target: float | None) -> dict[int, Reached]:
-    """By run, `{step, elapsed_s}` of the first step at which the smoothed reward reaches the target; None when it never does.
+    """By run, `{step, elapsed_s}` of the first step at which the smoothed reward reaches the target; None if it never does.
 
-    Smoothed: m₁ = y₁, mₜ = 0.1·yₜ + 0.9·mₜ₋₁ over `critic/score/mean` in full resolution, non-finite values left out. A
-    single lucky batch does not count as having reached the target.
+    Smoothed: m₁ = y₁, mₜ = 0.1·yₜ + 0.9·mₜ₋₁ over `critic/score/mean` in full resolution, without non-finite values. A
+    single lucky batch does not count.
     """
     steps = {run_id: step for run_id, points in rewards.items() if (step := _reached_at(points, target)) is not None}
     walls = read_points({run_id: parts[run_id] for run_id in steps}, ["@wall"], {i: Range(s - 1, s) for i, s in steps.items()})
@@ -150,13 +152,13 @@ def _reached_at(points: Points, target: float | None) -> int | None:
 
 
 def smoothed(values: Values, alpha: float) -> Values:
-    """m₁ = y₁, mₜ = α·yₜ + (1−α)·mₜ₋₁, 64 at a time: what a group adds by itself, and what is left of the mean before it."""
+    """m₁ = y₁, mₜ = α·yₜ + (1−α)·mₜ₋₁, computed in groups of 64: each group's own contribution plus the decayed mean before it."""
     decay, groups = 1.0 - alpha, -(-len(values) // GROUP)
     padded = np.zeros(groups * GROUP)
     padded[: len(values)] = values
     shrinking = decay ** np.arange(GROUP)
     own = alpha * shrinking * np.cumsum(padded.reshape(groups, GROUP) / shrinking, axis=1)
-    # What each group leaves behind fades by decay^64 a group; the first mean is the first value, as if it had been so for ever.
+    # A group's contribution decays by decay^64 per group; the first mean is the first value.
     ends = np.concatenate([values[:1], own[:-1, -1]])
     before = np.convolve(ends, decay ** (GROUP * np.arange(1 + int(SMALLEST / (GROUP * np.log10(decay))))))[:groups]
     return (own + np.outer(before, decay * shrinking)).ravel()[: len(values)]
@@ -165,9 +167,10 @@ def smoothed(values: Values, alpha: float) -> Values:
 def figures(runs: Sequence[Run], parts: Parts, rewards: Mapping[int, Points]) -> dict[int, dict[str, float | None]]:
     """By run, `{step_s, bubble, occupancy, reward_last_tenth, wall_s, deferred_share}`.
 
-    Means over steps, leaving out the first `max_age` + 1, while the pool fills: seconds a step, bubble share over all devices,
-    rows that decode ÷ rows in flight, share of deferred tokens; mean reward over the last tenth of the steps; training
-    seconds in all.
+    Means over steps without the first `max_age` + 1, in which the pool fills: seconds per step, bubble share over all
+    devices,
+    decoding rows ÷ rows in flight, share of deferred tokens; mean reward over the last tenth of the steps; total training
+    seconds.
     """
     warm = {run.pk: Range(run.spec["overlap"]["max_age"] + 1) for run in runs}
     bubbles = {run.pk: matching(run, ["bubble/*"]) for run in runs}
@@ -184,7 +187,7 @@ def figures(runs: Sequence[Run], parts: Parts, rewards: Mapping[int, Points]) ->
 
 
 def _mean(found: Mapping[Name, Buckets], run_id: int, keys: Iterable[str]) -> float | None:
-    """The mean of the finite points of some series."""
+    """Mean of the finite points of several series."""
     whole = joined(found[run_id, key][:1] for key in keys if (run_id, key) in found)
     found_mean = float(every(whole, len(whole))["mean"][0]) if len(whole) else math.nan
     return found_mean if math.isfinite(found_mean) else None
@@ -199,7 +202,7 @@ def _last_tenth(points: Points | None) -> float | None:
 
 
 def config_diff(settings: Settings) -> list[dict[str, Any]]:
-    """The settings in which the runs differ: `{path, values: {run id: text}}`, in the order of the spec; names left out."""
+    """Settings in which the runs differ: `{path, values: {run id: text}}`, in the order of the spec, without names."""
     found = differing(settings)
     return [{"path": path, "values": {str(run_id): text for run_id, text in values.items()}} for path, values in found.items()]
 

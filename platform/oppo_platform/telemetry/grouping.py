@@ -1,4 +1,4 @@
-"""Runs that share a setting taken together, and how much faster one group is than another. Pure."""
+"""Groups of runs that share a setting, and speed-ups between groups. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from typing_extensions import TypedDict
 
-BUT_SEED = "-seed"  # instead of a path: runs that differ in nothing but name and seed
+BUT_SEED = "-seed"  # special grouping key: runs that differ only in name and seed
 ABSENT = "–"
 LEVEL = 0.9
 RESAMPLES, BOOTSTRAP_SEED = 2000, 17
@@ -16,7 +16,7 @@ Settings = Mapping[int, Mapping[str, str]]  # run id → path → text
 
 
 class Ratio(TypedDict):
-    """A ratio of two means; `low` and `high` bound its 90 % interval, None where one side has fewer than two runs."""
+    """A ratio of two means; `low` and `high` bound its 90 % interval, None if one side has fewer than two runs."""
 
     mean: float
     low: float | None
@@ -35,17 +35,17 @@ class Group(TypedDict):
 
 
 def differing(settings: Settings) -> dict[str, dict[int, str]]:
-    """By path, what each run has there, of the settings in which they are not all alike; names left out."""
+    """By path, the values of every setting that differs between runs, without names."""
     paths = dict.fromkeys(path for leaves in settings.values() for path in leaves)
     values = {path: {run_id: leaves.get(path, ABSENT) for run_id, leaves in settings.items()} for path in paths}
     return {path: found for path, found in values.items() if path != "name" and len(set(found.values())) > 1}
 
 
 def grouped(settings: Settings, by: str) -> dict[str, list[int]]:
-    """Run ids by what they have at the path `by`, in the order of the runs; `-seed` groups by everything else that differs."""
+    """Run ids by their value of the setting `by`, in the order of the runs; `-seed` groups by all other settings that differ."""
     paths = [path for path in differing(settings) if path != "seed"] if by == BUT_SEED else [by]
     ends = [path.rpartition(".")[2] for path in paths]
-    # `run` and `step` alone would be anything: of a fork the whole path says more.
+    # `run` and `step` alone are ambiguous: for forks the label has the whole path.
     short = [ends.count(end) == 1 and not path.startswith("fork.") for path, end in zip(paths, ends, strict=True)]
     names = [end if enough else path for path, end, enough in zip(paths, ends, short, strict=True)]
     found: dict[str, list[int]] = {}
@@ -57,10 +57,11 @@ def grouped(settings: Settings, by: str) -> dict[str, list[int]]:
 
 
 def speedup(baseline: Sequence[float], own: Sequence[float]) -> Ratio | None:
-    """The mean of the baseline's times divided by the mean of one's own; None where one of them has no time above zero.
+    """Mean of the baseline's times ÷ mean of the group's; None if one has no time above zero.
 
-    The interval is a percentile bootstrap: both sides are drawn again with replacement, independently and with a fixed seed, so
-    that the same times always give the same interval, in whatever order they come.
+    The interval is a percentile bootstrap: both sides are resampled independently with a fixed seed, so that the same
+    times give
+    the same interval in any order.
     """
     slow, fast = np.sort(np.asarray(baseline, float)), np.sort(np.asarray(own, float))
     if not len(slow) or not len(fast) or slow[0] <= 0 or fast[0] <= 0:
@@ -75,6 +76,6 @@ def speedup(baseline: Sequence[float], own: Sequence[float]) -> Ratio | None:
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Of the known ones; None when there is none."""
+    """Mean of the known values; None without any."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

@@ -1,9 +1,8 @@
-"""Applies batches of events, each event exactly once.
+"""Applies batches of events exactly once.
 
-Guarantee: a producer's events are applied in the order of their numbers, none twice and none left out, whatever is repeated,
-reordered or sent by two senders at once. The (attempt, producer) row is locked; what is at or below its high water is trimmed; a
-gap is refused; everything is applied and the high water advanced in one transaction. A fenced attempt may still tell its
-history.
+Guarantee: a producer's events are applied in the order of their numbers without duplicates or gaps, under repetition, reordering
+and concurrent senders. The (attempt, producer) row is locked; events up to its high-water mark are skipped; a gap is refused; the
+batch is applied and the mark advanced in one transaction. A fenced attempt may still send its history.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ OF_DRIVERS = ("nvml/", "gpm/")
 
 
 class GapFound(Exception):
-    """Events are missing before the batch, or inside it; send from `expected_seq` on."""
+    """Events are missing before or inside the batch; send from `expected_seq` on."""
 
     def __init__(self, expected_seq: int) -> None:
         self.expected_seq = expected_seq
@@ -53,23 +52,24 @@ class GapFound(Exception):
 
 
 def ingest(attempt_id: int, producer: str, events: Sequence[Event], rank: int = 0) -> int:
-    """Apply what is new of a batch and return the producer's high water.
+    """Apply the new events of a batch and return the producer's high-water mark.
 
     Args:
-        events: of one producer, oldest first, numbered without holes.
-        rank: of the node among those of the attempt. A further node's producers count apart, as `engine/1`, and of what they tell
-            only the log is kept: the head tells of the training.
+        events: of one producer, oldest first, numbered without gaps.
+        rank: of the node among those of the attempt. Producers of further nodes count separately, as `engine/1`, and
+        only their
+            log lines are stored: the run's head describes the training.
 
     Raises:
         GapFound: nothing was applied; send from `expected_seq` on.
-        AttemptRefused: nothing was applied, because the run has been deleted for good.
+        AttemptRefused: nothing was applied, because the run has been deleted permanently.
     """
     with transaction.atomic():
         mark = _locked_mark(attempt_id, f"{producer}/{rank}" if rank else producer)
         fresh = [event for event in events if event.seq > mark.high_water]
         for number, event in enumerate(fresh, start=mark.high_water + 1):
             if event.seq != number:
-                _refuse_deleted(Run.objects.only("id", "purged_at").get(attempts=attempt_id))  # its marks are gone too
+                _refuse_deleted(Run.objects.only("id", "purged_at").get(attempts=attempt_id))  # its marks are deleted, too
                 raise GapFound(number)
         if fresh:
             _apply(
@@ -89,13 +89,13 @@ def _of_rank(event: LogEvent | DroppedEvent, rank: int) -> Event:
 
 
 def _locked_mark(attempt_id: int, producer: str) -> ProducerMark:
-    # Two first batches at once: one inserts, the other finds the row after waiting for it.
+    # Two concurrent first batches: one inserts, the other waits and finds the row.
     ProducerMark.objects.bulk_create([ProducerMark(attempt_id=attempt_id, producer=producer)], ignore_conflicts=True)
     return ProducerMark.objects.select_for_update().get(attempt_id=attempt_id, producer=producer)
 
 
 def _apply(attempt: Attempt, events: list[Event]) -> None:
-    # First of all, as everywhere: writers touch the attempt. It also puts the lines of a run's producers into one order.
+    # The first lock, as in every writer: the attempt. It also orders the lines of a run's producers.
     run = Run.objects.select_for_update().only("id", "cursor", "epochs", "latest", "purged_at").get(pk=attempt.run_id)
     _refuse_deleted(run)
     by_kind: dict[type[Envelope], list[Any]] = defaultdict(list)
@@ -113,7 +113,7 @@ def _refuse_deleted(run: Run) -> None:
 
 
 def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent]) -> None:
-    """Everything that lists and heads of pages show, under the run's lock; a fenced attempt's history changes no head."""
+    """Update the fields that lists and page headers show, under the run's lock; a fenced attempt's history changes no head."""
     run.cursor += 1
     changed = ["cursor"]
     if steps and attempt.epoch == run.epochs:
@@ -130,12 +130,11 @@ def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent]) -> None:
 
 
 def _of_others(latest: Mapping[str, object], told: Mapping[str, float]) -> list[str]:
-    """The figures of devices that this step tells nothing of, because an older attempt had them. Their names stay: so do
-    their series."""
+    """Metrics of devices that this step does not report, because an older attempt had them. Their names stay: so do their series."""
     if not any(key.startswith(OF_DEVICES) for key in told):
         return []
     gone = [key for key in latest if key.startswith(OF_DEVICES) and key not in told]
-    # A driver is asked four times a second: of a shorter step it may tell nothing although its device is there.
+    # The driver is sampled four times per second: a shorter step may have no sample although its device is in use.
     present = {key.removeprefix("busy/") for key in told if key.startswith("busy/")} | set(map(_device, _of_drivers(told)))
     return gone + [key for key in _of_drivers(latest) if _device(key) not in present]
 
@@ -145,7 +144,7 @@ def _of_drivers(metrics: Iterable[str]) -> list[str]:
 
 
 def _device(key: str) -> str:
-    """The device in `nvml/{device}/{figure}`; its name may hold slashes."""
+    """The device in `nvml/{device}/{figure}`; its name may contain slashes."""
     return key.partition("/")[2].rpartition("/")[0]
 
 
@@ -155,7 +154,7 @@ def _bubble(latest: dict[str, float | None]) -> float | None:
 
 
 def finite(value: float) -> float | None:
-    """The value for JSON: None where it is NaN or infinite."""
+    """The value for JSON: None if it is NaN or infinite."""
     return value if math.isfinite(value) else None
 
 
@@ -230,7 +229,7 @@ def _write_logs(attempt: Attempt, events: list[LogEvent]) -> None:
 
 
 def _write_left_out(attempt: Attempt, events: list[DroppedEvent]) -> None:
-    """Loud: among the run's events, and in its log."""
+    """Report it among the run's events and in its log."""
     actor = f"node:{attempt.node.name}"
     for event in events:
         at, said = datetime.fromtimestamp(event.time, UTC), event.summary()
@@ -239,11 +238,11 @@ def _write_left_out(attempt: Attempt, events: list[DroppedEvent]) -> None:
 
 
 def _write_nothing(attempt: Attempt, events: list[Any]) -> None:
-    """Checkpoints count when their supervisor registers them, and a run ends by its outcome; both have calls of their own."""
+    """Checkpoints count when their supervisor registers them, and a run ends by its outcome; both have API calls of their own."""
 
 
 def _storable(value: Any) -> Any:
-    """Plain data without what PostgreSQL's text and JSON cannot hold: NUL characters, NaN, infinities."""
+    """Plain data without values that PostgreSQL's text and JSON cannot store: NUL characters, NaN, infinities."""
     match value:
         case str():
             return value.replace("\0", "\ufffd")

@@ -1,4 +1,4 @@
-"""What a run's engines and supervisors wrote, in the order in which it arrived. Lines are untrusted text."""
+"""Log lines of a run's engines and supervisors in order of arrival. Lines are untrusted text."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from oppo_platform.telemetry.search import pieces
 
 MOST_LINES = 1000
 LINES_A_READ = 5000
-# A thousand lines as objects with their attempts take more than three times as long.
+# A thousand lines as model instances with their attempts take more than three times as long.
 COLUMNS = ("pk", "attempt__epoch", "stream", "text", "time")
 
-# The platform itself has a word to say now and then: that no more metrics are kept, say.
+# The platform itself also writes lines, for example when it stops storing metrics.
 Stream = Literal["stdout", "stderr", "supervisor", "platform"]
 
 
@@ -36,14 +36,15 @@ def logs(
     """Lines of all attempts: `{"lines": [{id, attempt, stream, text, time}], "next", "earlier", "ended"}`.
 
     Args:
-        after: the first lines that follow this id, the `next` of the call before; 0: from the beginning.
-        before: the last ones before this id. With neither, the last ones of all.
+        after: the first lines after this id, the `next` of the previous call; 0: from the beginning.
+        before: the last lines before this id. With neither, the last lines of all.
         stream: only this one.
-        words: only lines with each of these pieces (`search.pieces`), in upper or lower case.
-        limit: how many, at most a thousand.
+        words: only lines with each of these words (`search.pieces`), case-insensitive.
+        limit: number of lines, at most a thousand.
 
     Returns:
-        `earlier` says whether matching lines stand before the first one told; it is None after a line, where they surely may.
+        `earlier`: whether matching lines exist before the first returned one; None with `after`, where they surely
+        may.
         `ended`: whether the run had ended when it was read, which was before its lines were.
     """
     ended = run.state in ENDED
@@ -63,7 +64,7 @@ def _matching(rows: QuerySet[LogLine], stream: Stream | None, words: str) -> Que
     if stream is not None:
         rows = rows.filter(stream=stream)
     for piece in pieces(words):
-        # Lower case is the database's on both sides: its rules and Python's differ in a few letters.
+        # Both sides use the database's lower case: its rules and Python's differ in a few letters.
         rows = rows.alias(low=Lower("text")).filter(low__contains=Lower(Value(piece, output_field=TextField())))
     return rows
 

@@ -1,4 +1,4 @@
-"""Metrics in full resolution, as they were told, a step a line. Memory holds some thousand steps at a time."""
+"""Metrics in full resolution as reported, one line per step. Memory holds some thousand steps at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS_A_READ = 5000
 async def raw_metrics(run: Run, keys: Sequence[str], within: Range) -> AsyncIterator[bytes]:
     """Newline-delimited JSON: `{"step", "wall", "tokens", "gpu_seconds", key: value, …}`, ascending by step.
 
-    A metric that was not told in a step is not in its line; one that was not finite is null. Steps of which nothing was told are
+    A metric without a value in a step is absent from its line; a non-finite one is null. Steps without any metric are
     left out.
     """
     parts, wanted = await sync_to_async(_begin)(run, keys)

@@ -1,11 +1,11 @@
-"""Reading series out of blocks and hot rows, as finely as is asked for.
+"""Reads series from blocks and hot rows at the requested resolution.
 
-    attempt 1 ████████████▌            a run's attempts: the newer one tells from its first step on (`Reign`)
+    attempt 1 ████████████▌            a run's attempts: the newer one counts from its first step on (`Reign`)
     attempt 2             ▐█████████░░ ░ hot
 
-One statement brings, of each block, the level of its pyramid that is wanted, or its points where it must be cut: at the ends of
-the range, where a newer attempt takes over, and where hot points tell a step again. One statement, because points move from hot
-rows to blocks while somebody reads.
+One statement reads the requested pyramid level of each block, or its points if it must be cut: at the ends of the range, at a
+newer
+attempt's first step, and where hot points repeat a step. It is one statement because compaction moves points concurrently.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ END = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Reign:
-    """The steps from `first` on and before `before` (None: without end) are told by this attempt."""
+    """The attempt whose values count for the steps from `first` on and before `before` (None: without end)."""
 
     attempt: Attempt
     first: int
@@ -51,12 +51,12 @@ EVERYTHING = Range()
 
 
 def reigns(run: Run) -> list[Reign]:
-    """Which attempt tells which steps, oldest first."""
+    """Steps by attempt, oldest first."""
     return reigns_of([run])[run.pk]
 
 
 def reigns_of(runs: Iterable[Run]) -> dict[int, list[Reign]]:
-    """The same of several runs, by their ids."""
+    """The same for several runs, by their ids."""
     found: dict[int, list[Reign]] = {run.pk: [] for run in runs}
     for attempt in Attempt.objects.filter(run__in=found, first_step__isnull=False).order_by("-epoch"):
         parts, first = found[attempt.run_id], attempt.first_step or 0
@@ -67,7 +67,7 @@ def reigns_of(runs: Iterable[Run]) -> dict[int, list[Reign]]:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A series of one reign, and which of its steps."""
+    """A series of one attempt's range of steps, and the steps to read."""
 
     series_id: int
     after: int
@@ -75,7 +75,7 @@ class _Wanted:
 
 
 class _Points(NamedTuple):
-    """A piece of a series in full resolution."""
+    """A part of a series in full resolution."""
 
     steps: Steps
     values: Values
@@ -83,18 +83,18 @@ class _Points(NamedTuple):
 
 _Piece = _Points | Buckets
 Name = tuple[int, str]  # (run id, key)
-Parts = Mapping[int, Sequence[Reign]]  # run id → reigns
-Within = Range | Mapping[int, Range]  # the same steps of all runs, or some of each
+Parts = Mapping[int, Sequence[Reign]]  # run id → ranges by attempt
+Within = Range | Mapping[int, Range]  # the same steps of all runs, or a range per run
 
 
 def read_buckets(parts: Parts, keys: Collection[str], within: Within, most: int) -> dict[Name, Buckets]:
-    """Series as buckets, of several runs at once, ascending by step: one bucket a point where that is few enough.
+    """Series as buckets, of several runs at once, ascending by step: one bucket per point if these are few enough.
 
     Args:
-        parts: the runs and their reigns.
-        keys: of series; those that a run has not are left out of the answer.
+        parts: the runs and their ranges by attempt.
+        keys: of series; keys that a run lacks are absent from the result.
         within: the steps.
-        most: buckets a series at most.
+        most: most buckets per series.
     """
     found: dict[Name, Buckets] = {}
     for name, pieces in _read(parts, keys, within, most).items():
@@ -112,7 +112,7 @@ def read_points(parts: Parts, keys: Collection[str], within: Within = EVERYTHING
 
 
 def _read(parts: Parts, keys: Collection[str], within: Within, most: int | None) -> dict[Name, list[_Piece]]:
-    """Pieces of each series that has points in the range, oldest first."""
+    """Parts of each series with points in the range, oldest first."""
     whose = {part.attempt.pk: (run_id, part) for run_id, reigns in parts.items() for part in reigns}
     wanted: dict[Level, list[_Wanted]] = defaultdict(list)
     names: dict[int, Name] = {}
@@ -133,7 +133,7 @@ def _read(parts: Parts, keys: Collection[str], within: Within, most: int | None)
 
 
 def _level(series: Series, asked: _Wanted, most: int | None) -> Level:
-    """The coarsest level with as many buckets as are wanted; points for whoever wants all."""
+    """The coarsest level with at least the requested number of buckets; points if all are requested."""
     if most is None:
         return "points"
     if most == 1:
@@ -145,7 +145,7 @@ def _level(series: Series, asked: _Wanted, most: int | None) -> Level:
 
 
 def _fetch(wanted: Sequence[_Wanted], level: Level) -> dict[int, list[_Piece]]:
-    """By series: its blocks in order, then what is hot."""
+    """By series: its blocks in order, then its hot points."""
     columns = [[getattr(asked, field) for asked in wanted] for field in ("series_id", "after", "until")]
     connection.ensure_connection()
     # Django's cursors read bytes as hexadecimal text; binary is twice as fast here.
@@ -158,7 +158,7 @@ def _fetch(wanted: Sequence[_Wanted], level: Level) -> dict[int, list[_Piece]]:
 
 
 def _pieces(rows: Iterable[tuple[Any, ...]], asked: _Wanted) -> Iterator[_Piece]:
-    """Blocks as they are, or cut; those that hot points reach into are one piece with them."""
+    """Blocks as they are, or cut; blocks that overlap hot points are merged with them."""
     tail: list[Points] = []
     for kind, first_step, stride, data in rows:
         if kind == "bucket":
@@ -185,7 +185,7 @@ def _bucketed(piece: _Piece) -> Buckets:
 
 
 def _rows_of(level: Level) -> str:
-    """The statement: blocks in the range, at this level or, where they must be cut or are told again, as points; hot rows."""
+    """The statement: blocks in the range at this level, or as points if they must be cut or are repeated by hot rows; hot rows."""
     block, hot = Block._meta.db_table, HotPoints._meta.db_table
     kind = "points" if level == "points" else "bucket"
     return f"""

@@ -1,4 +1,4 @@
-"""Writing points: a batch of steps becomes one hot row a series, by COPY."""
+"""Writes points: a batch of steps becomes one hot row per series, by COPY."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from oppo_platform.telemetry.blocks import pack_points
 from oppo_platform.telemetry.models import Series
 
 Axis = Literal["step", "wall", "tokens", "gpu_seconds"]
-# No metric's key can begin so (`oppo_contract.events.MetricKey`). Series → the step event's field.
+# No metric's key can begin like this (`oppo_contract.events.MetricKey`). Series → the step event's field.
 AXIS_KEYS = {"@wall": "elapsed_s", "@tokens": "generated_tokens", "@gpu_seconds": "device_seconds"}
 Column = tuple["array[int]", "array[float]"]
 COPY_HOT = "COPY telemetry_hotpoints (series_id, first_step, last_step, data) FROM STDIN (FORMAT BINARY)"
 
 
 def write_steps(attempt: Attempt, events: Sequence[StepEvent]) -> list[str]:
-    """Keep the metrics and axes of some steps; returns the keys that were left out because the run has too many.
+    """Store the metrics and axes of some steps; returns the keys that were not stored because the run has too many.
 
-    Guarantee of `ingest`, whose transaction and lock this is in: an attempt's points of one series arrive in order.
+    Runs in the transaction and under the lock of `ingest`: an attempt's points of one series arrive in order.
     """
     columns = _columns(events)
     ids = _series_ids(attempt, list(columns))
@@ -56,7 +56,7 @@ def _columns(events: Iterable[StepEvent]) -> dict[str, Column]:
 
 
 def _series_ids(attempt: Attempt, keys: list[str]) -> dict[str, int]:
-    """The series' ids, made where they are missing and the run may have more of them."""
+    """Ids of the series, created if missing and the run's limit allows more."""
     known = dict(Series.objects.filter(attempt=attempt).values_list("key", "id"))
     missing = [key for key in keys if key not in known]
     if missing:

@@ -1,4 +1,4 @@
-"""What attempts told. Series lie hot, one row a (series, batch), until they are sealed in blocks (`telemetry.compaction`).
+"""Tables of reported data. Points of a series are hot rows, one per (series, batch), until compaction makes blocks of them.
 
 Rows belong to an attempt; `selectors` merge a run's attempts (the newer wins from its first step on).
 """
@@ -19,22 +19,22 @@ def derived(expression: Any, field: models.Field[Any, Any]) -> models.GeneratedF
 
 
 def told(key: str, place: int | None = None) -> KeyTextTransform:
-    """What `data` holds under the key, as text; of a list, what stands at that place."""
+    """The value in `data` under the key, as text; of a list, the element at that index."""
     return KeyTextTransform(key, "data") if place is None else KeyTextTransform(place, KeyTransform(key, "data"))
 
 
 def derived_number(key: str, place: int | None = None) -> models.GeneratedField:
-    """`told` as a number; null where it was not finite."""
+    """The value as a number; null if it was not finite."""
     return derived(Cast(told(key, place), models.FloatField()), models.FloatField(null=True))
 
 
 class ProducerMark(models.Model):
-    """The number of the last event applied of one producer. Its lock makes ingest apply each event exactly once."""
+    """Number of the last event applied of one producer. Its row lock makes ingest apply each event exactly once."""
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="producers")
     producer = models.CharField(max_length=16)
     high_water = models.PositiveBigIntegerField(default=0)
-    # The high water when the attempt's series were last sealed; only the engine's counts.
+    # The mark when the attempt's series were last compacted; only the engine's counts.
     sealed = models.PositiveBigIntegerField(default=0)
 
     class Meta:
@@ -46,7 +46,7 @@ class Series(models.Model):
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="+")
     key = models.CharField(max_length=200)
-    # Of the sealed points; what is hot comes on top.
+    # Of the compacted points; hot points are added to it.
     points = models.PositiveBigIntegerField(default=0)
     first_step = models.PositiveIntegerField(default=0)
     last_step = models.PositiveIntegerField(default=0)
@@ -56,7 +56,7 @@ class Series(models.Model):
 
 
 class HotPoints(models.Model):
-    """Some points of a series as one batch brought them (`blocks.pack_points`), until they are sealed."""
+    """Points of a series from one batch (`blocks.pack_points`), until compaction."""
 
     series = models.ForeignKey(Series, on_delete=models.CASCADE, related_name="hot")
     first_step = models.PositiveIntegerField()
@@ -65,9 +65,10 @@ class HotPoints(models.Model):
 
 
 class Block(models.Model):
-    """At most 4,096 sealed points of a series, sorted by step, with their pyramid (`telemetry.blocks`).
+    """At most 4,096 compacted points of a series, sorted by step, with their pyramid (`telemetry.blocks`).
 
-    The blocks of a series do not overlap. Large columns lie outside the row: reading `coarse` of many blocks touches no points.
+    Blocks of a series do not overlap. Large columns are stored outside the row: reading `coarse` of many blocks reads no
+    points.
     """
 
     series = models.ForeignKey(Series, on_delete=models.CASCADE, related_name="blocks", db_index=False)
@@ -103,7 +104,7 @@ class SpanBatch(models.Model):
 
 
 class Decision(models.Model):
-    """What a controller decided, and why."""
+    """A controller's decision and its reason."""
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="+")
     step = models.PositiveIntegerField()
@@ -120,7 +121,7 @@ class Decision(models.Model):
 class SampleRow(models.Model):
     """One trained answer (`oppo_contract.events.Sample`). Its text is untrusted.
 
-    The database itself derives what samples are filtered, sorted and searched by (`telemetry.samples`) from `data`.
+    The database derives the columns for filters, order and search (`telemetry.samples`) from `data`.
     """
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="+")
@@ -128,7 +129,7 @@ class SampleRow(models.Model):
     data = models.JSONField()
     score = derived_number("score")
     kl = derived_number("kl")
-    # Not whole numbers, because a count that a worker makes up may be larger than any integer column.
+    # Not integers, because a count from a broken worker may exceed any integer column.
     length = derived_number("length")
     age = derived_number("age")
     version = derived_number("versions", 0)
@@ -150,7 +151,7 @@ class SampleRow(models.Model):
 
 
 class LogLine(models.Model):
-    """A line that the engine or its supervisor wrote. Its text is untrusted."""
+    """A line of the engine's or its supervisor's log. Its text is untrusted."""
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="+")
     stream = models.CharField(max_length=12)

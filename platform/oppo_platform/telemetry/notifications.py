@@ -1,7 +1,7 @@
-"""Which runs have changed, and what they are like now: one LISTEN connection a process, fanned out in memory to all streams.
+"""Notifications of changed runs: one LISTEN connection per process, fanned out in memory to all streams.
 
-A notification is a hint and may be lost: whoever waits also looks by itself every few seconds (`stream`). While the connection is
-away everybody is woken when it is back, because anything may have happened meanwhile.
+A notification is a hint and may be lost, so `stream` also polls every few seconds. After a lost connection every subscriber is
+woken, because any run may have changed meanwhile.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ RECONNECT_S = 1.0
 
 
 class Subscription:
-    """One stream's ear: set when one of its runs has changed."""
+    """A stream's subscription: set when one of its runs has changed."""
 
     def __init__(self, run_ids: Iterable[int]) -> None:
         self.run_ids = frozenset(run_ids)
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
-        """Something changed."""
+        """Mark a change."""
         self._changed.set()
 
     async def changed(self, within_s: float) -> bool:
-        """Wait for a change, at most `within_s` seconds; whether there was one."""
+        """Wait for a change, at most `within_s` seconds; returns whether there was one."""
         try:
             await asyncio.wait_for(self._changed.wait(), within_s)
         except TimeoutError:
@@ -47,7 +47,7 @@ class Subscription:
 
 
 class RunFeed:
-    """The process's listener. It runs while somebody subscribes. `heads` are the runs as they are now."""
+    """The process's listener. It runs while there are subscribers. `heads` caches summaries of runs."""
 
     def __init__(self) -> None:
         self.heads = Heads()
@@ -56,11 +56,11 @@ class RunFeed:
 
     @asynccontextmanager
     async def subscribe(self, run_ids: Iterable[int]) -> AsyncIterator[Subscription]:
-        """Hear of these runs for as long as the block lasts."""
+        """Subscribe to these runs within the block."""
         subscription = Subscription(run_ids)
         for run_id in subscription.run_ids:
             if not self._of_run[run_id]:
-                self.heads.forget(run_id)  # nobody heard of its changes
+                self.heads.forget(run_id)  # its changes were not received
             self._of_run[run_id].add(subscription)
         if self._listener is None or self._listener.done():
             self._listener = asyncio.create_task(self._listen(), name="run-feed")
@@ -103,7 +103,7 @@ class RunFeed:
 
 
 def listen_params() -> dict[str, Any]:
-    """How to reach the database with a connection of one's own."""
+    """Connection parameters of a dedicated database connection."""
     params = connection.get_connection_params()
     return {key: params[key] for key in ("dbname", "user", "password", "host", "port") if key in params}
 

@@ -1,4 +1,4 @@
-"""What overlap has saved: a run's own spans, one stage after another as sequential PPO runs them (docs/metrics.md)."""
+"""Time saved by overlap: a run's spans laid end to end, one stage after another as in sequential PPO (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STAGE_OF = {phase: number for number, phases in enumerate(STAGES) for phase in p
 
 
 class Saving(TypedDict):
-    """Seconds of the steps looked at, as measured and one stage after another; `saved_s` is for the whole run so far."""
+    """Seconds of the sampled steps, as measured and one stage after another; `saved_s` is for the whole run so far."""
 
     steps: int
     measured_s: float
@@ -36,7 +36,7 @@ class Saving(TypedDict):
 
 
 def saving(run: Run) -> Saving:
-    """What overlap has saved so far, from all recorded steps, or from 1,000 spread evenly over a longer run."""
+    """Time saved so far, from all recorded steps, or from 1,000 spread evenly over a longer run."""
     told = [(rows, step) for part in reigns(run) for rows in [rows_of(part, None, None)] for step in _steps(rows)]
     stride = -(-len(told) // MOST_STEPS) or 1
     chosen: dict[int, tuple[QuerySet[SpanBatch], list[int]]] = {}
@@ -58,7 +58,7 @@ def _steps(rows: QuerySet[SpanBatch]) -> list[int]:
 
 
 def sequential_s(far: FarSteps) -> float:
-    """Seconds that the steps take when each stage waits for the one before: a stage is as long as its busiest device's work."""
+    """Duration of the steps without overlap: a stage takes as long as its busiest device's work."""
     stage_of = np.array([STAGE_OF.get(name, 0) if role else 0 for role, name in KINDS])
     is_work = np.array([bool(role) for role, _ in KINDS])
     chosen = is_work[far.entries["kind"]]

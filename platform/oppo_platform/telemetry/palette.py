@@ -1,6 +1,6 @@
-"""The colours and hatches of work and idle time, for figures that are made here and drawn elsewhere.
+"""Colours and hatches of work and idle time, for figures rendered outside the pages.
 
-They are those of `static/css/tokens.css` and `static/js/plotly-theme.js`, where a page takes them from; a test compares.
+They equal those of `static/css/tokens.css` and `static/js/plotly-theme.js`; a test compares them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Literal
 
 ThemeName = Literal["light", "dark"]
 FORWARD = ("score", "actor-prefill", "actor-forward")
-# A second cue beside the colour: every cause has a hatch of its own among those it is likely to stand beside.
+# A second cue besides colour: causes that often appear side by side have different hatches.
 HATCH = {"decode": "/", "tail": "x", "score": "\\", "update": "-", "weights": "|", "data": ".", "checkpoint": "+", "eval": "/",
          "unknown": "."}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """One theme: CSS colours by the names of the tokens."""
+    """One theme: CSS colours by token name."""
 
     surface: str
     text: str
@@ -47,7 +47,7 @@ THEMES: dict[ThemeName, Palette] = {"light": LIGHT, "dark": DARK}
 
 
 def colour_of(phase: str, role: str) -> str:
-    """The name of a span's colour: the hue is the model, the depth the kind of work (`timeline-model.js` does the same)."""
+    """Token of a span's colour: the hue is the model, the depth the kind of work (`timeline-model.js` does the same)."""
     if phase == "decode" or phase.startswith("update-"):
         return phase
     if phase.endswith("checkpoint"):

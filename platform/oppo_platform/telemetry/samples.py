@@ -1,6 +1,6 @@
-"""Recorded answers of a run: filtered, sorted, searched, and side by side with other answers to the same prompt.
+"""Recorded answers of a run: filtered, sorted, searched, and compared with other answers to the same prompt.
 
-Texts are what users and models wrote. Whoever shows them shows text, never mark-up.
+Texts come from users and models: show them as text, never as markup.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Ending = Literal["eos", "stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class SampleFilter:
-    """Which answers: every condition that is not None (or empty) must hold; bounds are inclusive."""
+    """Filter of answers: every condition that is not None (or empty) must hold; bounds are inclusive."""
 
     from_step: int | None = None
     to_step: int | None = None
@@ -55,8 +55,9 @@ def samples(
 ) -> dict[str, Any]:
     """One page of answers: `{"items": [Sample + id, step, prompt_key], "next": cursor of the following page or None}`.
 
-    With `excerpt` prompts and answers are cut to about so many characters, from shortly before the first hit of the search on,
-    and `stale_response` is left out: a list of long answers would be megabytes.
+    With `excerpt` prompts and answers are cut to about that many characters from shortly before the first search hit on,
+    and
+    `stale_response` is left out: a list of long answers would be megabytes.
 
     Raises:
         BadCursor: `cursor` is no `next` of this listing.
@@ -77,7 +78,7 @@ def samples(
 def sample(run: Run, sample_id: int) -> dict[str, Any]:
     """One answer, and under `same_prompt` the figures (no texts) of every answer to its prompt, oldest step first.
 
-    Raises `SampleRow.DoesNotExist`, also for an answer that a newer attempt's telling has replaced.
+    Raises `SampleRow.DoesNotExist`, also for an answer whose step a newer attempt repeated.
     """
     row = _visible(run).get(pk=sample_id)
     same = _visible(run).filter(prompt_key=row.prompt_key).order_by("-step", "-id")[:MOST_SAME_PROMPT]
@@ -96,7 +97,7 @@ def _cut(item: dict[str, Any], length: int, words: list[str]) -> dict[str, Any]:
 
 
 def _excerpt(text: str, length: int, words: list[str]) -> str:
-    """About `length` characters, with the first place where one of the words stands; dots where something is left out."""
+    """About `length` characters around the first search hit; dots where text is left out."""
     low = text.lower()
     hits = [at for at in (low.find(word.lower()) for word in words) if at >= 0]
     first = min(hits, default=0)
@@ -106,7 +107,7 @@ def _excerpt(text: str, length: int, words: list[str]) -> str:
 
 
 def _visible(run: Run) -> QuerySet[SampleRow]:
-    """The answers of every attempt, less those of steps that a newer attempt tells."""
+    """Answers of every attempt, without steps that a newer attempt repeated."""
     told = Q(pk__in=[])
     for part in reigns(run):
         told |= Q(attempt=part.attempt) if part.before is None else Q(attempt=part.attempt, step__lt=part.before)
@@ -127,20 +128,20 @@ def _matching(rows: QuerySet[SampleRow], wanted: SampleFilter) -> QuerySet[Sampl
     }
     rows = rows.filter(**{name: value for name, value in conditions.items() if value is not None})
     for word in pieces(wanted.words):
-        # Lower case is the database's on both sides: its rules and Python's differ in a few letters.
+        # Both sides use the database's lower case: its rules and Python's differ in a few letters.
         rows = rows.filter(searched__contains=Lower(Value(word, output_field=TextField())))
     return rows
 
 
 def _place(by: Column) -> Any:
-    """What the rows are ordered by, without nulls, which no comparison would find again."""
+    """The sort key without nulls, which no comparison matches."""
     if by == "ending":
         return Coalesce("ending", Value(""), output_field=TextField())
     return F("step") if by == "step" else Coalesce(by, Value(float("-inf")), output_field=FloatField())
 
 
 def _beyond(cursor: str, by: Column, descending: bool) -> Q:
-    """The rows after the one that the cursor names."""
+    """The rows after the cursor's."""
     place, pk = read_cursor(cursor, str if by == "ending" else (int, float), int)
     way = "lt" if descending else "gt"
     return Q(**{f"place__{way}": place}) | Q(**{"place": place, f"id__{way}": pk})

@@ -1,4 +1,4 @@
-"""What somebody typed into a search field."""
+"""Parses the text of a search field."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ _PIECE = re.compile(r'"([^"]+)"|(\S+)')
 
 
 def pieces(words: str) -> list[str]:
-    """What to search for: words, and phrases in double quotes; at most ten, without the NUL that PostgreSQL cannot hold."""
+    """Search terms: words, and phrases in double quotes; at most ten, without NUL, which PostgreSQL cannot store."""
     clean = words.replace("\0", "\ufffd")
     return [phrase or word for phrase, word in _PIECE.findall(clean)][:MOST_PIECES]

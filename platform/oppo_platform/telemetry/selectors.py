@@ -1,7 +1,7 @@
-"""Reading what attempts told, merged over a run's attempts: the newer one wins from the first step that it recorded.
+"""Queries of reported data, merged over a run's attempts: the newer attempt counts from its first recorded step on.
 
 For pages and the API: `metrics(run, keys, …)`, `decisions(run, …)`. Spans: `timelines`; answers: `samples`; lines: `logs`.
-The caller has made sure that the user may see the run. Everything returned is ready for JSON.
+The caller has checked that the user may see the run. All results are ready for JSON.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ NO_POINTS = (np.empty(0, np.int32), np.empty(0))
 
 
 class Column(TypedDict):
-    """One metric: columns of the same length. `y` is None where it is not finite, `x` where it is unknown.
+    """One metric: columns of equal length. `y` is None if not finite, `x` if unknown.
 
-    With more points than were asked for a row stands for several: `step` and `x` are their last, `y` is their mean, and None if
-    one of them is not finite; `low` and `high` are the extremes of the finite ones.
+    With more points than requested a row stands for several: `step` and `x` are their last, `y` is their mean, None if
+    one of them
+    is not finite; `low` and `high` are the extremes of the finite ones.
     """
 
     step: list[int]
@@ -53,9 +54,9 @@ def metrics(run: Run, keys: Iterable[str], x: Axis = "step", max_points: int = 2
     """Series of a run, each with at most `max_points` rows that keep every spike.
 
     Args:
-        keys: metric names; one that ends in `*` stands for all that begin so (`bubble/*`).
+        keys: metric names; one that ends in `*` matches all with that prefix (`bubble/*`).
         x: the axis: step, training seconds, trained response tokens, or device-seconds.
-        within: only these steps, for a page that has the others already, or that zooms.
+        within: only these steps, for incremental updates and zoom.
     """
     wanted = matching(run, keys)
     series = columns({run.pk: reigns(run)}, {run.pk: wanted}, x, max_points, within)[run.pk]
@@ -65,7 +66,7 @@ def metrics(run: Run, keys: Iterable[str], x: Axis = "step", max_points: int = 2
 def columns(
     parts: Parts, keys: Mapping[int, Sequence[str]], x: Axis, max_points: int, within: Range = EVERYTHING
 ) -> dict[int, dict[str, Column]]:
-    """The series of several runs in one go, by run id and key."""
+    """Series of several runs in one query, by run id and key."""
     most = max(LEAST_POINTS, min(max_points, MOST_POINTS))
     wanted = {key for names in keys.values() for key in names}
     found = read_buckets(parts, wanted | ({f"@{x}"} - {"@step"}), within, most)
@@ -76,7 +77,7 @@ def columns(
 
 
 def matching(run: Run, keys: Iterable[str]) -> list[str]:
-    """The keys without repetition, patterns replaced by the run's metrics that match."""
+    """The keys without repetition, with patterns replaced by the run's matching metrics."""
     found: dict[str, None] = {}
     for key in keys:
         if key.endswith("*"):
@@ -101,30 +102,30 @@ def _column(buckets: Buckets, axis: Buckets | None, x: Axis) -> Column:
 
 
 def _places(steps: NDArray[np.int32], axis: Buckets | None) -> list[float | None]:
-    """Where steps lie on an axis; between its buckets on a straight line."""
+    """Position of steps on an axis; linear between buckets."""
     if axis is None or not len(axis):
         return [None] * len(steps)
     return _finite(np.interp(steps, axis["last"], axis["end"], left=np.nan, right=np.nan))
 
 
 def _finite(values: NDArray[np.float64]) -> list[float | None]:
-    """For JSON: None where a value is not finite."""
+    """For JSON: None if a value is not finite."""
     if np.isfinite(values).all():
         return values.tolist()
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _rounded(values: NDArray[np.float64]) -> list[float | None]:
-    """To six digits: what stands for many points is drawn, and half the bytes."""
+    """Rounded to six digits, which halves the bytes; values are for drawing."""
     with np.errstate(divide="ignore", invalid="ignore"):
         digits = np.nan_to_num(5 - np.floor(np.log10(np.abs(values))), posinf=0, neginf=0)
-    # Powers of ten are exact, so that each way ends at the number nearest to the digits, whose text is short.
+    # Powers of ten are exact, so both ways give the float nearest to the digits, whose text is short.
     up, down = 10.0 ** np.clip(digits, 0, 22), 10.0 ** np.clip(-digits, 0, 22)
     return _finite(np.where(np.abs(digits) > 22, values, np.rint(values * up / down) * down / up))
 
 
 def decisions(run: Run, since_step: int = 0) -> list[dict[str, Any]]:
-    """What the controllers decided after a step, in the order of steps."""
+    """Decisions of the controllers after each step, in the order of steps."""
     return [
         {"id": d.pk, "step": d.step, "controller": d.controller, "old": finite(d.old), "new": finite(d.new), "reason": d.reason}
         for part in reigns(run)
@@ -133,7 +134,7 @@ def decisions(run: Run, since_step: int = 0) -> list[dict[str, Any]]:
 
 
 def _within(rows: QuerySet[Any], part: Reign) -> QuerySet[Any]:
-    """The rows of an attempt that no newer attempt hides."""
+    """Rows of an attempt that no newer attempt hides."""
     inside = Q(attempt=part.attempt)
     if part.before is not None:
         inside &= Q(step__lt=part.before)

@@ -1,6 +1,6 @@
-"""Runs as they are now, for the streams of one process: however many pages watch a run, it is read once after each change.
+"""Cache of run summaries for the streams of one process: each change of a run is read once, for any number of pages.
 
-Reads are gathered for a moment and made one at a time, so that a burst of changes of many runs is one statement.
+Reads are batched for a moment and run one at a time, so that a burst of changes is one statement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import run_summary, summaries
 
 GATHER_S = 0.05
-# Notifications may be lost: what is older is read again.
+# Notifications may be lost: older entries are read again.
 OLDEST_S = 10.0
 
 
@@ -33,29 +33,29 @@ class Head:
 
 @dataclass(slots=True)
 class _Reading:
-    """A read that has not begun yet: everybody may still join it."""
+    """A read that has not started: further requests may join it."""
 
     run_ids: set[int]
     found: asyncio.Task[dict[int, Head]]
 
 
 class Heads:
-    """The newest summaries that were read, until their run changes."""
+    """The newest summaries, until their run changes."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, Head]] = {}
         self._next: _Reading | None = None
         self._one_at_a_time = asyncio.Lock()
-        # Of which somebody said meanwhile that they have changed: what a read brings may already be old.
+        # Runs that changed during the read: its result may already be stale.
         self._changed: set[int] = set()
 
     def forget(self, run_id: int) -> None:
-        """The run has changed, or nobody watches it any more."""
+        """Drop a run that has changed or has no viewers."""
         self._known.pop(run_id, None)
         self._changed.add(run_id)
 
     async def of(self, run_ids: Iterable[int]) -> list[Head]:
-        """Those of the runs that exist, by id, each read after its last change that was notified.
+        """Summaries of the runs that exist, by id, each read after its last notified change.
 
         Raises:
             django.db.Error: they could not be read.
@@ -74,7 +74,7 @@ class Heads:
         if self._next is None:
             self._next = _Reading(set(), asyncio.create_task(self._read(), name="heads"))
         self._next.run_ids |= run_ids
-        return await asyncio.shield(self._next.found)  # who leaves takes nothing from the others
+        return await asyncio.shield(self._next.found)  # a cancelled request does not affect the others
 
     async def _read(self) -> dict[int, Head]:
         async with self._one_at_a_time:
@@ -94,5 +94,5 @@ def _load(run_ids: set[int]) -> dict[int, Head]:
         told = [run_summary(run) for run in summaries(Run.objects.filter(pk__in=run_ids))]
         return {summary["id"]: Head(summary["id"], summary["cursor"], json.dumps(summary)) for summary in told}
     finally:
-        # The thread lives on; it must not keep a connection of the pool.
+        # The thread persists; it must not hold a connection of the pool.
         connection.close()

@@ -1,7 +1,8 @@
-"""A run's timeline seen from afar: spans too short for the picture become pieces that keep every total.
+"""Downsampled timelines: spans too short for the picture are merged into pieces that preserve every total.
 
-When a step's spans arrive, `pack_far` writes beside them what a far picture needs: for every device the seconds of each kind of
-work and of each cause of idle time, and the step's longest bubbles. So nobody parses a thousand large rows to draw a whole run.
+When a step's spans arrive, `pack_far` stores the data of a zoomed-out picture beside them: for every device the seconds of each
+kind
+of work and of each idle cause, and the step's longest bubbles. A whole run is then drawn without parsing a thousand large rows.
 
     window's start and end (float64) │ length of the names (uint32) │ names as JSON │ `ENTRY`s
 """
@@ -34,7 +35,7 @@ KINDS += [("", cause) for cause in get_args(IdleCause)]
 
 
 class StoredStep(NamedTuple):
-    """A step as it is stored, and how many seconds later than its attempt's clock says it is drawn."""
+    """A stored step, and the offset in seconds of its attempt's clock."""
 
     step: int
     packed: bytes
@@ -43,7 +44,7 @@ class StoredStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FarSteps:
-    """Unpacked steps. `rows` says whose step each of `entries` is (`ENTRY`); numbers are places in `devices` and `KINDS`."""
+    """Unpacked steps. `rows` has the step of each of `entries` (`ENTRY`); numbers are indices into `devices` and `KINDS`."""
 
     steps: list[int]
     windows: NDArray[np.float64]
@@ -53,7 +54,7 @@ class FarSteps:
 
 
 def pack_far(spans: Json) -> bytes:
-    """What a far picture needs of one step's spans (a `SpansEvent` as plain data; what has no finite time is left out)."""
+    """Downsampled data of one step's spans (a `SpansEvent` as plain data; entries without finite times are left out)."""
     entries = list(_entries(spans))
     starts: dict[tuple[str, Kind], float] = {}
     seconds: dict[tuple[str, Kind], float] = defaultdict(float)
@@ -71,7 +72,7 @@ def pack_far(spans: Json) -> bytes:
 
 
 def _entries(spans: Json) -> Iterator[Entry]:
-    # A worker may send columns of different lengths; what has no partner is no span.
+    # A broken worker may send columns of different lengths; surplus entries are ignored.
     columns = (spans[name] for name in ("device", "role", "phase", "start_s", "end_s"))
     for device, role, phase, start, end in zip(*columns, strict=False):
         if _is_finite(start) and _is_finite(end):
@@ -86,7 +87,7 @@ def _is_finite(time: float | None) -> bool:
 
 
 def unpack_far(stored: Sequence[StoredStep]) -> FarSteps:
-    """Steps in the order given, all times moved onto one line."""
+    """Steps in the given order, all times on one axis."""
     windows = np.zeros((len(stored), 2))
     by_names: dict[bytes, list[tuple[int, NDArray[Any]]]] = defaultdict(list)
     for row, (_, packed, shift) in enumerate(stored):
@@ -111,7 +112,7 @@ def unpack_far(stored: Sequence[StoredStep]) -> FarSteps:
 
 
 def worst_bubbles(far: FarSteps) -> list[Json]:
-    """The ten longest bubbles, longest first: where, when (seconds), why, and that in words."""
+    """The ten longest bubbles, longest first: device, time (seconds), cause, and a sentence."""
     at = np.flatnonzero(far.entries["alone"])
     at = at[np.argsort(-far.entries["seconds"][at], kind="stable")][:MOST_BUBBLES]
     return [_bubble(far, row, *entry.item()) for row, entry in zip(far.rows[at].tolist(), far.entries[at], strict=True)]
@@ -124,11 +125,13 @@ def _bubble(far: FarSteps, row: int, device: int, kind: int, alone: bool, start:
 
 
 def merged_steps(far: FarSteps, most: int = MOST_PIECES) -> list[Json]:
-    """Neighbouring steps in one, as few as keep the pieces within `most`; each looks like a `SpansEvent` without its envelope.
+    """Neighbouring steps merged until there are at most `most` pieces; each looks like a `SpansEvent` without its envelope.
 
-    A merged step is as long as its steps together. A lane's work lies at its beginning, one piece a phase, a device's idle time
-    at its end, one piece a cause: lengths are the totals, places within the merged step mean nothing. Where devices and phases
-    alone are more than `most`, all steps become one.
+    A merged step is as long as its steps together. A lane's work is at its beginning, one piece per phase, a device's
+    idle time at
+    its end, one piece per cause: lengths are totals, positions within the merged step mean nothing. If devices and phases
+    alone
+    exceed `most`, all steps become one.
     """
     totals = ~far.entries["alone"]
     rows, entries = far.rows[totals], far.entries[totals]
@@ -155,7 +158,7 @@ def _merged_step(far: FarSteps, first: int, together: int) -> Json:
 
 
 def _lay(steps: list[Json], devices: list[str], places: list[int], seconds: list[float]) -> None:
-    """Put the pieces into their steps: work from the left in each lane, idle time up to the right on each device."""
+    """Place the pieces in their steps: work from the left in each lane, idle time at the right on each device."""
     ends: dict[tuple[int, str, str], float] = {}
     idle: dict[tuple[int, str], float] = defaultdict(float)
     found = []

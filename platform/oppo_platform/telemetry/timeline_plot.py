@@ -1,8 +1,9 @@
-"""A timeline as a Plotly figure: the same one for the page, for a notebook and for a paper.
+"""A timeline as a Plotly figure, for the page, a notebook or a paper.
 
-Work is horizontal bars in a lane a role, idle time hatched bars over all lanes of its device. Steps are laid end to end, because
-a resumed attempt starts its clock anew and not every step need be recorded. What the figure shows is what the API's timeline
-holds (`timelines.timeline`), so no bar stands for anything that was not recorded.
+Work is horizontal bars in a lane per role, idle time hatched bars over all lanes of its device. Steps are laid end to end,
+because
+a resumed attempt restarts its clock and not every step need be recorded. The figure shows exactly the API's timeline
+(`timelines.timeline`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from oppo_platform.telemetry.palette import HATCH, THEMES, Palette, ThemeName, c
 from oppo_platform.telemetry.traces import is_drawable
 
 Json = dict[str, Any]
-LANE, GAP, PIXELS = 1.0, 0.4, 30  # heights: of a lane and between devices on the axis, and a lane's on the screen
+LANE, GAP, PIXELS = 1.0, 0.4, 30  # heights: of a lane and between devices on the axis, and of a lane on the screen
 MOST_ROWS = 9  # of deferred sequences
 MOST_LINKS = 160
 MOST_STEPS_NAMED = 60
@@ -25,7 +26,7 @@ MOST_STEPS_NAMED = 60
 
 @dataclass(slots=True)
 class Block:
-    """A device's lanes on the y axis, which points down: where it begins and the middle of each role's lane."""
+    """A device's lanes on the y axis, which points down: its top and the middle of each role's lane."""
 
     device: str
     top: float
@@ -33,13 +34,13 @@ class Block:
 
     @property
     def height(self) -> float:
-        """Of all its lanes together."""
+        """Height of all its lanes."""
         return LANE * max(1, len(self.middles))
 
 
 @dataclass(slots=True)
 class Bars:
-    """Bars of one colour, a list an attribute as Plotly takes them; `base` and `x` in seconds."""
+    """Bars of one colour, a list per attribute as Plotly expects them; `base` and `x` in seconds."""
 
     base: list[float] = field(default_factory=list)
     x: list[float] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Bars:
     text: list[str] = field(default_factory=list)
 
     def add(self, start_s: float, end_s: float, middle: float, height: float, text: str) -> None:
-        """One bar from `start_s` to `end_s`."""
+        """Add a bar from `start_s` to `end_s`."""
         for column, value in ((self.base, start_s), (self.x, end_s - start_s), (self.y, middle), (self.width, height)):
             column.append(value)
         self.text.append(text)
@@ -61,9 +62,9 @@ class Bars:
 
 
 def timeline_figure(told: Json, theme: ThemeName = "light") -> Json:
-    """`{"data", "layout"}` for `plotly.graph_objects.Figure` or `Plotly.newPlot`, from a reply of `timelines.timeline`.
+    """`{"data", "layout"}` for `plotly.graph_objects.Figure` or `Plotly.newPlot`, from a response of `timelines.timeline`.
 
-    A step whose times are not all known is left out, as in the Chrome trace.
+    A step with unknown times is left out, as in the Chrome trace.
     """
     colours = THEMES[theme]
     steps = [(step, shift) for step, shift in _end_to_end(step for step in told["steps"] if is_drawable(step))]
@@ -75,7 +76,7 @@ def timeline_figure(told: Json, theme: ThemeName = "light") -> Json:
 
 
 def _end_to_end(steps: Iterable[Json]) -> Iterator[tuple[Json, float]]:
-    """Each step with the seconds that its times are moved by."""
+    """Each step with the offset of its times in seconds."""
     end = 0.0
     for step in steps:
         start, stop = step["window_s"]
@@ -84,7 +85,7 @@ def _end_to_end(steps: Iterable[Json]) -> Iterator[tuple[Json, float]]:
 
 
 def _blocks(told: Json, steps: list[Json]) -> dict[str, Block]:
-    """The devices in their order; a role that worked without being announced gets its lane, too."""
+    """The devices in their order; a role without an announced lane gets one if it has spans."""
     lanes = {device: dict.fromkeys(role for on, role in told["lanes"] if on == device) for device in told["devices"]}
     for step in steps:
         for device, role in zip(step["device"], step["role"], strict=True):
@@ -126,7 +127,8 @@ def _work(steps: list[tuple[Json, float]], blocks: dict[str, Block], colours: Pa
 
 
 def _links(steps: list[tuple[Json, float]], blocks: dict[str, Block], colours: Palette) -> list[Json]:
-    """From the end of a chunk's decoding to the start of each reading of it; none from afar, where they would be a carpet."""
+    """Lines from the end of a chunk's decoding to the start of each prefill of it; none when downsampled, where they would hide
+    the picture."""
     x: list[float | None] = []
     y: list[float | None] = []
     for step, shift in steps:
@@ -145,7 +147,7 @@ def _links(steps: list[tuple[Json, float]], blocks: dict[str, Block], colours: P
 
 
 def _sequences(steps: list[tuple[Json, float]], top: float, colours: Palette) -> tuple[int, list[Json]]:
-    """How many rows of deferred sequences lie below the lanes, and their lines: begun there, and written on."""
+    """Number of rows of deferred sequences below the lanes, and their lines."""
     parts: dict[int, list[Json]] = defaultdict(list)
     for step, shift in steps:
         for told in step["deferred"]:
@@ -209,7 +211,7 @@ def _layout(steps: list[tuple[Json, float]], blocks: dict[str, Block], bottom: f
 
 
 def _edges(steps: list[tuple[Json, float]], colours: Palette) -> tuple[list[Json], list[Json]]:
-    """Where steps begin, as lines, and their numbers above, as far as there is room for them."""
+    """Starts of steps as lines, with their numbers above, as far as there is room."""
     starts = [(step["window_s"][0] + shift, _steps(step)) for step, shift in steps]
     place = {"yref": "paper", "xref": "x"}
     line = {"type": "line", "y0": 0, "y1": 1, "layer": "below", "line": {"color": colours.border, "width": 1}}

@@ -1,6 +1,6 @@
-"""The timeline of a run, merged over its attempts: near, every span of some steps; from afar, any number of steps merged.
+"""The timeline of a run, merged over its attempts: every span of a few steps, or any number of steps downsampled.
 
-The caller has made sure that the user may see the run. Everything returned is ready for JSON.
+The caller has checked that the user may see the run. All results are ready for JSON.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ MOST_NEAR_STEPS = 50
 
 
 def timeline(run: Run, from_step: int | None = None, to_step: int | None = None) -> dict[str, Any]:
-    """What each device did, step by step, and the ten worst bubbles of these steps.
+    """Spans of each device, step by step, and the ten longest bubbles of these steps.
 
-    Times are seconds since the run's first `started` event, also in later attempts, so that they lie on one line. A range with
-    both ends that holds more than 50 recorded steps is told from afar (`far.merged_steps`, at most 5,000 spans); otherwise
-    it is every span of at most 50 steps: the first ones from `from_step` on, or the newest.
+    Times are seconds since the run's first `started` event, also in later attempts, so that they share one axis. A range
+    with
+    both ends and more than 50 recorded steps is downsampled (`merged_steps`, at most 5,000 spans); otherwise the result
+    is every
+    span of at most 50 steps: the first ones from `from_step` on, or the newest.
     """
     started = Attempt.objects.filter(run=run, engine_started_at__isnull=False)
     newest, oldest = started.order_by("-epoch").first(), started.order_by("epoch").first()
@@ -47,7 +49,7 @@ def timeline(run: Run, from_step: int | None = None, to_step: int | None = None)
 
 
 def rows_of(part: Reign, from_step: int | None, to_step: int | None) -> QuerySet[SpanBatch]:
-    """The steps of an attempt that no newer attempt hides, in no order."""
+    """Steps of an attempt that no newer attempt hides, unordered."""
     rows = SpanBatch.objects.filter(attempt=part.attempt)
     if part.before is not None:
         rows = rows.filter(step__lt=part.before)
@@ -57,7 +59,7 @@ def rows_of(part: Reign, from_step: int | None, to_step: int | None) -> QuerySet
 
 
 def _devices(announced: list[str], steps: list[dict[str, Any]]) -> list[str]:
-    """Those that the newest attempt announced, then those that only an earlier one has worked on, of which these steps tell."""
+    """Devices of the newest attempt, then those of older attempts with spans in these steps."""
     told = (device for step in steps for device in (*step["device"], *(device for device, *_ in step["idle"])))
     return list(dict.fromkeys([*announced, *told]))
 

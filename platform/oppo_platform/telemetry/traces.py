@@ -1,4 +1,4 @@
-"""Some steps of a run as a Chrome trace, out of what the platform holds: what `oppo trace` draws from a run's own file."""
+"""Steps of a run as a Chrome trace from stored spans, like `oppo trace` from a run's own file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = ("device", "role", "phase", "start_s", "end_s", "chunk", "rows")
 
 
 class NothingToTrace(Exception):
-    """No step of the range was recorded, or more than a trace holds; says so in words."""
+    """No recorded step in the range, or more than a trace may have; the message says which."""
 
 
 def trace(run: Run, from_step: int, to_step: int) -> str:
@@ -56,7 +56,7 @@ def _events(run: Run, part: Reign, steps: list[dict[str, Any]]) -> Iterator[Even
 
 
 def is_drawable(data: dict[str, Any]) -> bool:
-    """Whether every time is known and every column has its length; a broken worker may have told otherwise."""
+    """Whether every time is known and columns have equal lengths; a broken worker may send others."""
     length = len(data["device"])
     times = [*data["window_s"], *data["start_s"], *data["end_s"]]
     times += [time for _, _, *both in data["idle"] for time in both]
