@@ -6,12 +6,12 @@ from oppo_contract.safe_delete import file_url_path
 from oppo_platform.housekeeping import rounds
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.storage.housekeeping import make_room
-from oppo_platform.telemetry.metric_reader import read_points, reigns
+from oppo_platform.telemetry.metric_reader import attempt_ranges, read_points
 
 
 def series_points(run, key):
     """Step → value of one metric of a run in full resolution, ascending by step."""
-    steps, values = read_points({run.pk: reigns(run)}, [key]).get((run.pk, key), ([], []))
+    steps, values = read_points({run.pk: attempt_ranges(run)}, [key]).get((run.pk, key), ([], []))
     return {int(step): float(value) for step, value in zip(steps, values, strict=True)}
 
 

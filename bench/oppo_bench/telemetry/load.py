@@ -106,7 +106,7 @@ def keep_history(attempt: Attempt, columns: Mapping[str, NDArray[np.float64]]) -
     import numpy as np
 
     from oppo_platform.telemetry import blocks
-    from oppo_platform.telemetry.compaction import seal
+    from oppo_platform.telemetry.compaction import compact
     from oppo_platform.telemetry.models import HotPoints, Series
 
     length = len(next(iter(columns.values())))
@@ -120,17 +120,17 @@ def keep_history(attempt: Attempt, columns: Mapping[str, NDArray[np.float64]]) -
             data = blocks.pack_points(steps[part], values[part])
             rows.append(HotPoints(series=series, first_step=steps[part][0], last_step=steps[part][-1], data=data))
     HotPoints.objects.bulk_create(rows, batch_size=500)
-    seal(attempt.pk)
+    compact(attempt.pk)
 
 
 def keep_timeline(attempt: Attempt, steps: int, devices: int) -> None:
     """Spans of some steps on some devices: chunks of decoding and scoring with bubbles between them, and an update."""
     from oppo_platform.telemetry.models import SpanBatch
-    from oppo_platform.telemetry.timeline_downsampling import pack_far
+    from oppo_platform.telemetry.timeline_downsampling import pack_downsampled
 
     chance = random.Random(0)
     rows = [
-        SpanBatch(attempt=attempt, step=step, data=data, far=pack_far(data))
+        SpanBatch(attempt=attempt, step=step, data=data, far=pack_downsampled(data))
         for step in range(1, steps + 1)
         for data in [_spans(step, devices, chance)]
     ]

@@ -47,10 +47,10 @@ class Ours:
         """Size of the series' tables, compacted and vacuumed."""
         from django.db import connection
 
-        from oppo_platform.telemetry.compaction import seal
+        from oppo_platform.telemetry.compaction import compact
 
         for attempt in self._unsealed:
-            seal(attempt)
+            compact(attempt)
         self._unsealed.clear()
         with connection.cursor() as cursor:
             for table in TABLES:

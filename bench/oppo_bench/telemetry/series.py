@@ -72,9 +72,9 @@ def _compact(attempt: int) -> None:
     """Compact like the housekeeper, and vacuum like PostgreSQL does by itself after a while."""
     from django.db import connection
 
-    from oppo_platform.telemetry.compaction import seal
+    from oppo_platform.telemetry.compaction import compact
 
-    seal(attempt)
+    compact(attempt)
     with connection.cursor() as cursor:
         cursor.execute("VACUUM FULL telemetry_hotpoints")
 

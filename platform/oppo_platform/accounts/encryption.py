@@ -31,13 +31,13 @@ class Unsealable(Exception):
     """It was sealed under a key that is not there any more, for another place, or was altered."""
 
 
-def seal(text: str, context: str) -> bytes:
+def encrypt(text: str, context: str) -> bytes:
     """Seal a text for a place, under the newest key."""
     key, nonce = keyring()[0], secrets.token_bytes(NONCE_BYTES)
     return VERSION + _fingerprint(key) + nonce + AESGCM(key).encrypt(nonce, text.encode(), context.encode())
 
 
-def unseal(sealed: bytes, context: str) -> str:
+def decrypt(sealed: bytes, context: str) -> str:
     """The text again. Raises `Unsealable`."""
     key = next((key for key in keyring() if sealed.startswith(VERSION + _fingerprint(key))), None)
     if key is None:
@@ -52,7 +52,7 @@ def unseal(sealed: bytes, context: str) -> str:
 def seal_again(sealed: bytes, context: str) -> bytes | None:
     """The same text under the newest key; None when no key opens it any more."""
     try:
-        return seal(unseal(sealed, context), context)
+        return encrypt(decrypt(sealed, context), context)
     except Unsealable:
         return None
 

@@ -57,7 +57,7 @@ def set_secret(actor: User, team: Team, name: str, value: str) -> bool:
         raise AccountError(f"A secret name must have {NAME_WORDS}.")
     if not SHORTEST <= len(value.encode()) <= LONGEST or "\0" in value:
         raise AccountError(f"A secret value must have {SHORTEST} to {LONGEST:,} bytes.")
-    given = {"sealed": encryption.seal(value, _place(team.pk, name)), "set_by": actor, "set_at": clock.now()}
+    given = {"sealed": encryption.encrypt(value, _place(team.pk, name)), "set_by": actor, "set_at": clock.now()}
     _, new = TeamSecret.objects.update_or_create(team=team, name=name, defaults=given)
     audit.record(team.pk, actor, "secret.set" if new else "secret.replace", name)
     return not new
@@ -101,7 +101,7 @@ def _opened(secret: TeamSecret | None, name: str) -> str:
     if secret is None:
         raise SecretUnavailable(f"The team's secret {name}, which the run needs, was deleted. Set it again and fork the run.")
     try:
-        return encryption.unseal(bytes(secret.sealed), _place(secret.team_id, name))
+        return encryption.decrypt(bytes(secret.sealed), _place(secret.team_id, name))
     except encryption.Unsealable as error:
         raise SecretUnavailable(f"The team's secret {name} cannot be decrypted: {error}. Set it again.") from None
 

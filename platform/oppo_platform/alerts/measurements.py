@@ -17,7 +17,7 @@ from oppo_platform.alerts.models import Watch
 from oppo_platform.alerts.policy import Condition, RewardMemory, window_mean
 from oppo_platform.alerts.rules import Rules
 from oppo_platform.runs.models import Run
-from oppo_platform.telemetry.metric_reader import Points, Range, Reign, read_points, reigns_of
+from oppo_platform.telemetry.metric_reader import AttemptRange, Points, Range, attempt_ranges_by_run, read_points
 from oppo_platform.telemetry.models import Decision
 
 REWARD, KL = "critic/score/mean", "objective/kl"
@@ -56,7 +56,7 @@ def measure(runs: Sequence[Run], rules: Mapping[int, Rules]) -> dict[int, Measur
         runs: with project and watch joined.
         rules: by team id.
     """
-    parts = {run_id: told for run_id, told in reigns_of(runs).items() if told}
+    parts = {run_id: told for run_id, told in attempt_ranges_by_run(runs).items() if told}
     told = [run for run in runs if run.pk in parts]
     memories = {run.pk: _memory(run.watch, parts[run.pk][-1]) for run in told}
     within = {run.pk: _within(run, rules[run.project.team_id], memories[run.pk][1]) for run in told}
@@ -75,7 +75,7 @@ def measure(runs: Sequence[Run], rules: Mapping[int, Rules]) -> dict[int, Measur
     }
 
 
-def _memory(watch: Watch, newest: Reign) -> tuple[RewardMemory, int]:
+def _memory(watch: Watch, newest: AttemptRange) -> tuple[RewardMemory, int]:
     """What is remembered, and up to which step; nothing when a newer attempt tells some of it again, otherwise perhaps."""
     if newest.attempt.epoch != watch.reward_epoch and newest.first <= watch.reward_step:
         return RewardMemory(), 0
@@ -88,7 +88,7 @@ def _within(run: Run, rules: Rules, remembered: int) -> Range:
 
 
 def _measured(
-    newest: Reign, points: Mapping[str, Points], rules: Rules, memory: RewardMemory, remembered: int, skipped: Fault | None
+    newest: AttemptRange, points: Mapping[str, Points], rules: Rules, memory: RewardMemory, remembered: int, skipped: Fault | None
 ) -> Measured:
     steps, values = points[REWARD]
     window = rules[Condition.REWARD_COLLAPSED].window_steps or 1
@@ -104,7 +104,7 @@ def _measured(
     )
 
 
-def _devices(newest: Reign) -> list[str]:
+def _devices(newest: AttemptRange) -> list[str]:
     return newest.attempt.device_names[:MOST_DEVICES]
 
 
@@ -126,7 +126,7 @@ def _broken(points: Mapping[str, Points]) -> Fault | None:
     return max(found, default=None)
 
 
-def _skipped(parts: Mapping[int, Sequence[Reign]]) -> dict[int, Fault]:
+def _skipped(parts: Mapping[int, Sequence[AttemptRange]]) -> dict[int, Fault]:
     """The last step of each run that its engine skipped because something was not finite."""
     newest = {told[-1].attempt.pk: run_id for run_id, told in parts.items()}
     counted = Run.objects.filter(pk__in=parts).annotate(skipped=KeyTextTransform(SKIPPED, "latest"))

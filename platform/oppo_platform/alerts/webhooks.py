@@ -56,7 +56,7 @@ def add_webhook(actor: User, team: Team, url: str, conditions: Sequence[str]) ->
     hook = Webhook.objects.create(
         team=team, url=url, sealed=b"", conditions=_known(conditions), created_by=actor, created_at=clock.now()
     )
-    Webhook.objects.filter(pk=hook.pk).update(sealed=encryption.seal(secret, _place(hook.pk)))
+    Webhook.objects.filter(pk=hook.pk).update(sealed=encryption.encrypt(secret, _place(hook.pk)))
     audit.record(team.pk, actor, "webhook.create", target.host, conditions=hook.conditions)
     return secret
 
@@ -99,7 +99,7 @@ def send_test(actor: User, team: Team, webhook_id: int) -> str:
 
 def secret_of(hook: Webhook) -> str:
     """For signing, and nothing else. Raises `sealing.Unsealable`."""
-    return encryption.unseal(bytes(hook.sealed), _place(hook.pk))
+    return encryption.decrypt(bytes(hook.sealed), _place(hook.pk))
 
 
 @transaction.atomic

@@ -16,7 +16,7 @@ from oppo_platform.cluster.models import CatalogueItem
 from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import RunSummary
-from oppo_platform.telemetry.metric_reader import reigns_of
+from oppo_platform.telemetry.metric_reader import attempt_ranges_by_run
 from oppo_platform.telemetry.selectors import columns
 
 REWARD = "critic/score/mean"
@@ -50,7 +50,7 @@ def with_curves(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """The summaries, each with `curve`: its mean rewards, thinned out for a sparkline."""
     lacking = [run for run in runs if run["step"] and _key(run) not in _curves]
     if lacking:
-        parts = reigns_of(Run(pk=run["id"]) for run in lacking)
+        parts = attempt_ranges_by_run(Run(pk=run["id"]) for run in lacking)
         found = columns(parts, {run_id: [REWARD] for run_id in parts}, "step", SPARK_POINTS)
         if len(_curves) > MOST_CURVES:
             _curves.clear()

@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 from oppo_platform.alerts.models import Alert
 from oppo_platform.runs.models import Attempt, Change, Checkpoint, Transition
 from oppo_platform.storage.models import RunStorage
-from oppo_platform.telemetry.compaction import lock_out_sealers
+from oppo_platform.telemetry.compaction import lock_compaction
 from oppo_platform.telemetry.models import Block, Decision, HotPoints, LogLine, ProducerMark, SampleRow, Series, SpanBatch
 
 LOCK_SPACE = 0xDE1E
@@ -48,7 +48,7 @@ def delete_batch(run_id: int, tables: Sequence[Rows]) -> int | None:
     if not _lock("pg_try_advisory_xact_lock", run_id):
         return None
     for attempt_id in _attempts(run_id).values_list("pk", flat=True):
-        lock_out_sealers(attempt_id)
+        lock_compaction(attempt_id)
     for rows in tables:
         some = rows(run_id)
         ids = list(some.order_by("pk").values_list("pk", flat=True)[:MOST_ROWS])

@@ -69,33 +69,33 @@ def newest(steps: Steps, values: Values) -> tuple[Steps, Values]:
 
 def as_buckets(steps: Steps, values: Values) -> Buckets:
     """One bucket per point."""
-    found = np.empty(len(steps), BUCKET)
+    result = np.empty(len(steps), BUCKET)
     finite = np.isfinite(values)
-    found["first"] = found["last"] = steps
-    found["count"], found["broken"] = 1, ~finite
+    result["first"] = result["last"] = steps
+    result["count"], result["broken"] = 1, ~finite
     for column in ("low", "high", "mean", "end"):
-        found[column] = np.where(finite, values, np.nan)
-    return found
+        result[column] = np.where(finite, values, np.nan)
+    return result
 
 
 def merged(buckets: Buckets, starts: NDArray[np.int64]) -> Buckets:
     """Buckets merged into larger ones, each from one of `starts` (ascending, the first 0) up to the next."""
     ends = np.append(starts[1:], len(buckets)) - 1
     known = buckets["count"] - buckets["broken"]
-    found = np.empty(len(starts), BUCKET)
-    found["first"], found["last"] = buckets["first"][starts], buckets["last"][ends]
-    found["count"] = np.add.reduceat(buckets["count"], starts)
-    found["broken"] = np.add.reduceat(buckets["broken"], starts)
-    found["low"] = np.fmin.reduceat(buckets["low"], starts)
-    found["high"] = np.fmax.reduceat(buckets["high"], starts)
-    found["mean"] = _means(buckets, known, starts, found)
+    result = np.empty(len(starts), BUCKET)
+    result["first"], result["last"] = buckets["first"][starts], buckets["last"][ends]
+    result["count"] = np.add.reduceat(buckets["count"], starts)
+    result["broken"] = np.add.reduceat(buckets["broken"], starts)
+    result["low"] = np.fmin.reduceat(buckets["low"], starts)
+    result["high"] = np.fmax.reduceat(buckets["high"], starts)
+    result["mean"] = _means(buckets, known, starts, result)
     # The last finite value is that of the last bucket with one.
     place = np.maximum.accumulate(np.where(known > 0, np.arange(len(buckets)), -1))[ends]
-    found["end"] = np.where(place >= starts, buckets["end"][place], np.nan)
-    return found
+    result["end"] = np.where(place >= starts, buckets["end"][place], np.nan)
+    return result
 
 
-def _means(buckets: Buckets, known: NDArray[np.int32], starts: NDArray[np.int64], found: Buckets) -> Values:
+def _means(buckets: Buckets, known: NDArray[np.int32], starts: NDArray[np.int64], result: Buckets) -> Values:
     """Mean of the `known` points of each merged bucket, also where their sum overflows a float.
 
     Points are divided by a power of two above their number before they are added, which rounds nothing but numbers below
@@ -106,7 +106,7 @@ def _means(buckets: Buckets, known: NDArray[np.int32], starts: NDArray[np.int64]
     weight = np.add.reduceat(known, starts)
     with np.errstate(over="ignore"):
         means = np.ldexp(np.add.reduceat(parts, starts) / np.maximum(weight, 1), POINTS_BITS)
-    return np.where(weight, np.clip(means, found["low"], found["high"]), np.nan)
+    return np.where(weight, np.clip(means, result["low"], result["high"]), np.nan)
 
 
 def every(buckets: Buckets, size: int) -> Buckets:
@@ -135,5 +135,5 @@ def unpack_buckets(data: bytes | memoryview) -> Buckets:
 
 def joined(parts: Iterable[Buckets]) -> Buckets:
     """Concatenated buckets."""
-    found = list(parts)
-    return np.concatenate(found) if found else np.empty(0, BUCKET)
+    result = list(parts)
+    return np.concatenate(result) if result else np.empty(0, BUCKET)

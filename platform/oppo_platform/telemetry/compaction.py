@@ -27,7 +27,7 @@ ENGINE = "engine"  # the producer of steps
 MOST_ROWS = 50_000  # per transaction; the rest follows in the next one
 
 
-def attempts_to_seal() -> list[int]:
+def attempts_to_compact() -> list[int]:
     """Attempts with enough hot points, or ended with any."""
     enough = Q(high_water__gte=F("sealed") + settings.OPPO_SEAL_EVENTS)
     over = ~Q(attempt__state__in=LIVE_ATTEMPT) & Q(high_water__gt=F("sealed"))
@@ -35,18 +35,18 @@ def attempts_to_seal() -> list[int]:
     return list(marks.order_by("attempt_id").values_list("attempt_id", flat=True))
 
 
-def seal(attempt_id: int) -> int:
+def compact(attempt_id: int) -> int:
     """Compact the hot points of an attempt. Returns the number of points; 0 if another process is compacting it."""
-    sealed = 0
+    compacted = 0
     while True:
-        points, more = _seal_some(attempt_id)
-        sealed += points
+        points, more = _compact_batch(attempt_id)
+        compacted += points
         if not more:
-            return sealed
+            return compacted
 
 
 @transaction.atomic
-def _seal_some(attempt_id: int) -> tuple[int, bool]:
+def _compact_batch(attempt_id: int) -> tuple[int, bool]:
     """(points compacted, whether there may be more)."""
     if not _try_lock(attempt_id):
         return 0, False
@@ -66,7 +66,7 @@ def _seal_some(attempt_id: int) -> tuple[int, bool]:
     return sum(len(steps) for parts in hot.values() for steps, _ in parts), more
 
 
-def lock_out_sealers(attempt_id: int) -> None:
+def lock_compaction(attempt_id: int) -> None:
     """Wait until no other process compacts the attempt, and exclude it until the transaction ends."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [LOCK_SPACE, attempt_id % 2**31])

@@ -14,7 +14,7 @@ from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import run_summary
 from oppo_platform.telemetry.blocks import Buckets, Values, every, joined
 from oppo_platform.telemetry.grouping import Group, Ratio, Settings, differing, grouped, mean, speedup
-from oppo_platform.telemetry.metric_reader import Name, Parts, Points, Range, read_buckets, read_points, reigns_of
+from oppo_platform.telemetry.metric_reader import Name, Parts, Points, Range, attempt_ranges_by_run, read_buckets, read_points
 from oppo_platform.telemetry.metric_writer import Axis
 from oppo_platform.telemetry.selectors import columns, matching
 
@@ -51,12 +51,15 @@ def compare(
     if one of the two is unknown. Raises `ValueError` when the baseline is none of the runs.
     """
     view = view or View()
-    parts = reigns_of(runs)
+    parts = attempt_ranges_by_run(runs)
     goal = view.target if view.target is not None else next((r.target_reward for r in runs if r.target_reward is not None), None)
     rewards = {run_id: values for (run_id, _), values in read_points(parts, [REWARD]).items()}
     reached = times_to_target(parts, rewards, goal)
-    told = figures(runs, parts, rewards)
-    pace = {run_id: (reached[run_id] or {}).get("elapsed_s") if goal is not None else told[run_id]["step_s"] for run_id in parts}
+    figures_by_run = figures(runs, parts, rewards)
+    pace = {
+        run_id: (reached[run_id] or {}).get("elapsed_s") if goal is not None else figures_by_run[run_id]["step_s"]
+        for run_id in parts
+    }
     settings = {run.pk: dict(_leaves(drop_unused_settings(run.spec))) for run in runs}
     groups = grouped(settings, view.group) if view.group else {}
     baseline = _baseline(runs, view.baseline)
@@ -64,14 +67,14 @@ def compare(
     series = columns(parts, {run.pk: matching(run, keys) for run in runs}, x, max_points)
     return {
         "runs": [run_summary(run) for run in runs],
-        "series": {str(run_id): found for run_id, found in series.items()},
+        "series": {str(run_id): result for run_id, result in series.items()},
         "target": goal,
         "time_to_target": {str(run_id): value for run_id, value in reached.items()},
         "baseline": baseline,
         "speedup": {str(run_id): _times_faster(slow, own) for run_id, own in pace.items()},
         "groups": [_group(value, ids, reached, slow, pace) for value, ids in groups.items()],
         "config_diff": config_diff(settings),
-        "figures": {str(run_id): value for run_id, value in told.items()},
+        "figures": {str(run_id): value for run_id, value in figures_by_run.items()},
         "counted": {str(i): counted(rewards.get(i), series[i], reached[i]) for i in parts} if view.counted else {},
     }
 
@@ -90,20 +93,20 @@ def counted(points: Points | None, series: Mapping[str, Mapping[str, Any]], hit:
         return [None] * len(rows["step"])
     known, means = steps[finite], smoothed(values[finite], EMA_ALPHA)
     at = np.searchsorted(known, rows["step"], side="right") - 1
-    found: list[float | None] = [float(means[i]) if i >= 0 else None for i in at]
+    result: list[float | None] = [float(means[i]) if i >= 0 else None for i in at]
     if hit is not None:
         row = int(np.searchsorted(rows["step"], hit["step"]))
-        if row < len(found):
-            found[row] = float(means[np.searchsorted(known, hit["step"])])
-    return found
+        if row < len(result):
+            result[row] = float(means[np.searchsorted(known, hit["step"])])
+    return result
 
 
-def _baseline(runs: Sequence[Run], asked: int | None) -> int:
+def _baseline(runs: Sequence[Run], requested: int | None) -> int:
     ids = [run.pk for run in runs]
-    if asked is not None and asked not in ids:
+    if requested is not None and requested not in ids:
         raise ValueError("The baseline must be one of the compared runs.")
     pinned = next((run.pk for run in runs if run.project.pinned_id == run.pk), ids[0])
-    return pinned if asked is None else asked
+    return pinned if requested is None else requested
 
 
 def _group(
@@ -152,7 +155,7 @@ def _reached_at(points: Points, target: float | None) -> int | None:
 
 
 def smoothed(values: Values, alpha: float) -> Values:
-    """m₁ = y₁, mₜ = α·yₜ + (1−α)·mₜ₋₁, computed in groups of 64: each group's own contribution plus the decayed mean before it."""
+    """m₁ = y₁, mₜ = α·yₜ + (1−α)·mₜ₋₁, in groups of 64: each group's own contribution plus the decayed mean before it."""
     decay, groups = 1.0 - alpha, -(-len(values) // GROUP)
     padded = np.zeros(groups * GROUP)
     padded[: len(values)] = values
@@ -174,11 +177,11 @@ def figures(runs: Sequence[Run], parts: Parts, rewards: Mapping[int, Points]) ->
     """
     warm = {run.pk: Range(run.spec["overlap"]["max_age"] + 1) for run in runs}
     bubbles = {run.pk: matching(run, ["bubble/*"]) for run in runs}
-    found = read_buckets(parts, {*MEANS.values(), *(key for keys in bubbles.values() for key in keys)}, warm, most=1)
+    result = read_buckets(parts, {*MEANS.values(), *(key for keys in bubbles.values() for key in keys)}, warm, most=1)
     return {
         run.pk: {
-            **{name: _mean(found, run.pk, [key]) for name, key in MEANS.items()},
-            "bubble": _mean(found, run.pk, bubbles[run.pk]),
+            **{name: _mean(result, run.pk, [key]) for name, key in MEANS.items()},
+            "bubble": _mean(result, run.pk, bubbles[run.pk]),
             "reward_last_tenth": _last_tenth(rewards.get(run.pk)),
             "wall_s": run.elapsed_s or None,
         }
@@ -186,9 +189,9 @@ def figures(runs: Sequence[Run], parts: Parts, rewards: Mapping[int, Points]) ->
     }
 
 
-def _mean(found: Mapping[Name, Buckets], run_id: int, keys: Iterable[str]) -> float | None:
+def _mean(result: Mapping[Name, Buckets], run_id: int, keys: Iterable[str]) -> float | None:
     """Mean of the finite points of several series."""
-    whole = joined(found[run_id, key][:1] for key in keys if (run_id, key) in found)
+    whole = joined(result[run_id, key][:1] for key in keys if (run_id, key) in result)
     found_mean = float(every(whole, len(whole))["mean"][0]) if len(whole) else math.nan
     return found_mean if math.isfinite(found_mean) else None
 
@@ -203,8 +206,8 @@ def _last_tenth(points: Points | None) -> float | None:
 
 def config_diff(settings: Settings) -> list[dict[str, Any]]:
     """Settings in which the runs differ: `{path, values: {run id: text}}`, in the order of the spec, without names."""
-    found = differing(settings)
-    return [{"path": path, "values": {str(run_id): text for run_id, text in values.items()}} for path, values in found.items()]
+    result = differing(settings)
+    return [{"path": path, "values": {str(run_id): text for run_id, text in values.items()}} for path, values in result.items()]
 
 
 def _leaves(data: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:

@@ -38,7 +38,7 @@ def differing(settings: Settings) -> dict[str, dict[int, str]]:
     """By path, the values of every setting that differs between runs, without names."""
     paths = dict.fromkeys(path for leaves in settings.values() for path in leaves)
     values = {path: {run_id: leaves.get(path, ABSENT) for run_id, leaves in settings.items()} for path in paths}
-    return {path: found for path, found in values.items() if path != "name" and len(set(found.values())) > 1}
+    return {path: result for path, result in values.items() if path != "name" and len(set(result.values())) > 1}
 
 
 def grouped(settings: Settings, by: str) -> dict[str, list[int]]:
@@ -48,12 +48,12 @@ def grouped(settings: Settings, by: str) -> dict[str, list[int]]:
     # `run` and `step` alone are ambiguous: for forks the label has the whole path.
     short = [ends.count(end) == 1 and not path.startswith("fork.") for path, end in zip(paths, ends, strict=True)]
     names = [end if enough else path for path, end, enough in zip(paths, ends, short, strict=True)]
-    found: dict[str, list[int]] = {}
+    result: dict[str, list[int]] = {}
     for run_id, leaves in settings.items():
         values = [leaves.get(path, ABSENT) for path in paths]
-        told = values if len(paths) == 1 else [f"{name} {value}" for name, value in zip(names, values, strict=True)]
-        found.setdefault(", ".join(told) or "all runs", []).append(run_id)
-    return found
+        labels = values if len(paths) == 1 else [f"{name} {value}" for name, value in zip(names, values, strict=True)]
+        result.setdefault(", ".join(labels) or "all runs", []).append(run_id)
+    return result
 
 
 def speedup(baseline: Sequence[float], own: Sequence[float]) -> Ratio | None:

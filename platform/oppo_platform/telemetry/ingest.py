@@ -35,7 +35,7 @@ from oppo_platform.runs.errors import AttemptRefused
 from oppo_platform.runs.models import Attempt, Change, Run
 from oppo_platform.telemetry.metric_writer import write_steps
 from oppo_platform.telemetry.models import Decision, LogLine, ProducerMark, SampleRow, SpanBatch
-from oppo_platform.telemetry.timeline_downsampling import pack_far
+from oppo_platform.telemetry.timeline_downsampling import pack_downsampled
 
 LONGEST_LOG_LINE = 4000
 PLATFORM_STREAM = "platform"
@@ -120,7 +120,7 @@ def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent]) -> None:
         newest = steps[-1]
         for event in steps:
             run.latest.update({key: finite(value) for key, value in event.metrics.items()})
-        run.latest.update(dict.fromkeys(_of_others(run.latest, newest.metrics)))
+        run.latest.update(dict.fromkeys(_stale_device_metrics(run.latest, newest.metrics)))
         run.bubble = _bubble(run.latest)
         run.step, run.elapsed_s = newest.step, finite(newest.elapsed_s) or 0.0
         run.generated_tokens, run.device_seconds = newest.generated_tokens, finite(newest.device_seconds) or 0.0
@@ -129,17 +129,19 @@ def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent]) -> None:
     run_changed(run.pk)
 
 
-def _of_others(latest: Mapping[str, object], told: Mapping[str, float]) -> list[str]:
-    """Metrics of devices that this step does not report, because an older attempt had them. Their names stay: so do their series."""
-    if not any(key.startswith(OF_DEVICES) for key in told):
+def _stale_device_metrics(latest: Mapping[str, object], metrics: Mapping[str, float]) -> list[str]:
+    """Metrics of devices that this step does not report, because an older attempt used them. Their names and series stay."""
+    if not any(key.startswith(OF_DEVICES) for key in metrics):
         return []
-    gone = [key for key in latest if key.startswith(OF_DEVICES) and key not in told]
+    gone = [key for key in latest if key.startswith(OF_DEVICES) and key not in metrics]
     # The driver is sampled four times per second: a shorter step may have no sample although its device is in use.
-    present = {key.removeprefix("busy/") for key in told if key.startswith("busy/")} | set(map(_device, _of_drivers(told)))
-    return gone + [key for key in _of_drivers(latest) if _device(key) not in present]
+    present = {key.removeprefix("busy/") for key in metrics if key.startswith("busy/")} | set(
+        map(_device, _driver_metrics(metrics))
+    )
+    return gone + [key for key in _driver_metrics(latest) if _device(key) not in present]
 
 
-def _of_drivers(metrics: Iterable[str]) -> list[str]:
+def _driver_metrics(metrics: Iterable[str]) -> list[str]:
     return [key for key in metrics if key.startswith(OF_DRIVERS)]
 
 
@@ -160,21 +162,21 @@ def finite(value: float) -> float | None:
 
 def _write_start(attempt: Attempt, events: list[StartedEvent]) -> None:
     # The first one counts: it is the zero of the attempt's spans.
-    told = events[0]
+    metrics = events[0]
     Attempt.objects.filter(pk=attempt.pk, engine_started_at__isnull=True).update(
-        engine_started_at=told.time, device_names=_storable(told.devices), lanes=_storable(told.lanes)
+        engine_started_at=metrics.time, device_names=_storable(metrics.devices), lanes=_storable(metrics.lanes)
     )
 
 
 def _write_steps(attempt: Attempt, events: list[StepEvent]) -> None:
     if attempt.first_step is None or events[0].step < attempt.first_step:
         Attempt.objects.filter(pk=attempt.pk).update(first_step=events[0].step)
-    left_out = write_steps(attempt, events)
-    if left_out:
-        _tell_left_out(attempt, left_out, events[-1].time)
+    dropped = write_steps(attempt, events)
+    if dropped:
+        _log_dropped(attempt, dropped, events[-1].time)
 
 
-def _tell_left_out(attempt: Attempt, keys: list[str], time: float) -> None:
+def _log_dropped(attempt: Attempt, keys: list[str], time: float) -> None:
     """A line in the run's log, the first time only."""
     most = settings.OPPO_MOST_SERIES
     text = (
@@ -188,7 +190,7 @@ def _write_spans(attempt: Attempt, events: list[SpansEvent]) -> None:
     rows = []
     for event in {event.step: event for event in events}.values():
         spans = _storable(event.model_dump(exclude={"producer", "seq", "time", "kind"}))
-        rows.append(SpanBatch(attempt=attempt, step=event.step, data=spans, far=pack_far(spans)))
+        rows.append(SpanBatch(attempt=attempt, step=event.step, data=spans, far=pack_downsampled(spans)))
     SpanBatch.objects.bulk_create(rows, update_conflicts=True, unique_fields=["attempt", "step"], update_fields=["data", "far"])
 
 
@@ -228,13 +230,13 @@ def _write_logs(attempt: Attempt, events: list[LogEvent]) -> None:
     )
 
 
-def _write_left_out(attempt: Attempt, events: list[DroppedEvent]) -> None:
+def _write_dropped(attempt: Attempt, events: list[DroppedEvent]) -> None:
     """Report it among the run's events and in its log."""
     actor = f"node:{attempt.node.name}"
     for event in events:
-        at, said = datetime.fromtimestamp(event.time, UTC), event.summary()
-        LogLine.objects.create(attempt=attempt, stream="supervisor", text=said, time=at)
-        Change.objects.create(run_id=attempt.run_id, what="left out", reason=said, actor=actor, at=at)
+        at, summary = datetime.fromtimestamp(event.time, UTC), event.summary()
+        LogLine.objects.create(attempt=attempt, stream="supervisor", text=summary, time=at)
+        Change.objects.create(run_id=attempt.run_id, what="left out", reason=summary, actor=actor, at=at)
 
 
 def _write_nothing(attempt: Attempt, events: list[Any]) -> None:
@@ -262,7 +264,7 @@ WRITERS: dict[type[Envelope], Callable[[Attempt, list[Any]], None]] = {
     DecisionEvent: _write_decisions,
     SamplesEvent: _write_samples,
     LogEvent: _write_logs,
-    DroppedEvent: _write_left_out,
+    DroppedEvent: _write_dropped,
     CheckpointEvent: _write_nothing,
     FinishedEvent: _write_nothing,
 }

@@ -51,12 +51,12 @@ def logs(
     limit = max(1, min(limit, MOST_LINES))
     rows = _matching(LogLine.objects.filter(attempt__run=run), stream, words).values_list(*COLUMNS)
     if after is not None:
-        lines = [_told(*line) for line in rows.filter(pk__gt=after).order_by("pk")[:limit]]
+        lines = [_as_line(*line) for line in rows.filter(pk__gt=after).order_by("pk")[:limit]]
         return {"lines": lines, "next": lines[-1]["id"] if lines else after, "earlier": None if after else False, "ended": ended}
     if before is not None:
         rows = rows.filter(pk__lt=before)
     newest = list(rows.order_by("-pk")[: limit + 1])
-    lines = [_told(*line) for line in newest[:limit][::-1]]
+    lines = [_as_line(*line) for line in newest[:limit][::-1]]
     return {"lines": lines, "next": lines[-1]["id"] if lines else 0, "earlier": len(newest) > limit, "ended": ended}
 
 
@@ -69,7 +69,7 @@ def _matching(rows: QuerySet[LogLine], stream: Stream | None, words: str) -> Que
     return rows
 
 
-def _told(pk: int, epoch: int, stream: Stream, text: str, time: datetime) -> dict[str, Any]:
+def _as_line(pk: int, epoch: int, stream: Stream, text: str, time: datetime) -> dict[str, Any]:
     return {"id": pk, "attempt": epoch, "stream": stream, "text": text, "time": time.isoformat()}
 
 
@@ -79,9 +79,11 @@ async def whole_log(run: Run) -> AsyncIterator[bytes]:
     after = 0
     while True:
         page = rows.filter(pk__gt=after).values_list("pk", "time", "attempt__epoch", "stream", "text")[:LINES_A_READ]
-        found = await sync_to_async(list)(page)
-        if not found:
+        result = await sync_to_async(list)(page)
+        if not result:
             return
-        after = found[-1][0]
-        lines = [f"{time.isoformat(timespec='milliseconds')} {epoch} {stream} {text}\n" for _, time, epoch, stream, text in found]
+        after = result[-1][0]
+        lines = [
+            f"{time.isoformat(timespec='milliseconds')} {epoch} {stream} {text}\n" for _, time, epoch, stream, text in result
+        ]
         yield "".join(lines).encode("utf-8", "replace")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from asgiref.sync import sync_to_async
 
 from oppo_platform.runs.models import Run
-from oppo_platform.telemetry.metric_reader import Parts, Range, read_points, reigns
+from oppo_platform.telemetry.metric_reader import Parts, Range, attempt_ranges, read_points
 from oppo_platform.telemetry.metric_writer import AXIS_KEYS
 from oppo_platform.telemetry.selectors import matching
 
@@ -22,26 +22,26 @@ async def raw_metrics(run: Run, keys: Sequence[str], within: Range) -> AsyncIter
     A metric without a value in a step is absent from its line; a non-finite one is null. Steps without any metric are
     left out.
     """
-    parts, wanted = await sync_to_async(_begin)(run, keys)
+    parts, names = await sync_to_async(_begin)(run, keys)
     after, last = max(within.after, -1), min(within.until, run.step)
     while after < last:
         until = min(after + STEPS_A_READ, last)
-        yield await sync_to_async(_lines)(run.pk, parts, wanted, Range(after, until))
+        yield await sync_to_async(_lines)(run.pk, parts, names, Range(after, until))
         after = until
 
 
 def _begin(run: Run, keys: Sequence[str]) -> tuple[Parts, list[str]]:
-    return {run.pk: reigns(run)}, matching(run, keys)
+    return {run.pk: attempt_ranges(run)}, matching(run, keys)
 
 
 def _lines(run_id: int, parts: Parts, keys: list[str], within: Range) -> bytes:
     axes = {key: key.removeprefix("@") for key in AXIS_KEYS}
     rows: dict[int, dict[str, float | None]] = {}
-    found = read_points(parts, [*keys, *axes], within)
-    told = {int(step) for key in keys if (run_id, key) in found for step in found[run_id, key][0]}
+    result = read_points(parts, [*keys, *axes], within)
+    reported = {int(step) for key in keys if (run_id, key) in result for step in result[run_id, key][0]}
     for name in [*axes, *keys]:
-        for step, value in _points(found.get((run_id, name))):
-            if step in told:
+        for step, value in _points(result.get((run_id, name))):
+            if step in reported:
                 rows.setdefault(step, {})[axes.get(name, name)] = value
     lines = (json.dumps({"step": step, **rows[step]}, ensure_ascii=False) + "\n" for step in sorted(rows))
     return "".join(lines).encode()

@@ -1,6 +1,6 @@
 """Reads series from blocks and hot rows at the requested resolution.
 
-    attempt 1 ████████████▌            a run's attempts: the newer one counts from its first step on (`Reign`)
+    attempt 1 ████████████▌            a run's attempts: the newer one counts from its first step on (`AttemptRange`)
     attempt 2             ▐█████████░░ ░ hot
 
 One statement reads the requested pyramid level of each block, or its points if it must be cut: at the ends of the range, at a
@@ -31,7 +31,7 @@ END = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Reign:
+class AttemptRange:
     """The attempt whose values count for the steps from `first` on and before `before` (None: without end)."""
 
     attempt: Attempt
@@ -50,23 +50,23 @@ class Range:
 EVERYTHING = Range()
 
 
-def reigns(run: Run) -> list[Reign]:
+def attempt_ranges(run: Run) -> list[AttemptRange]:
     """Steps by attempt, oldest first."""
-    return reigns_of([run])[run.pk]
+    return attempt_ranges_by_run([run])[run.pk]
 
 
-def reigns_of(runs: Iterable[Run]) -> dict[int, list[Reign]]:
+def attempt_ranges_by_run(runs: Iterable[Run]) -> dict[int, list[AttemptRange]]:
     """The same for several runs, by their ids."""
-    found: dict[int, list[Reign]] = {run.pk: [] for run in runs}
-    for attempt in Attempt.objects.filter(run__in=found, first_step__isnull=False).order_by("-epoch"):
-        parts, first = found[attempt.run_id], attempt.first_step or 0
+    result: dict[int, list[AttemptRange]] = {run.pk: [] for run in runs}
+    for attempt in Attempt.objects.filter(run__in=result, first_step__isnull=False).order_by("-epoch"):
+        parts, first = result[attempt.run_id], attempt.first_step or 0
         if not parts or first < parts[-1].first:
-            parts.append(Reign(attempt, first, parts[-1].first if parts else None))
-    return {run_id: parts[::-1] for run_id, parts in found.items()}
+            parts.append(AttemptRange(attempt, first, parts[-1].first if parts else None))
+    return {run_id: parts[::-1] for run_id, parts in result.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Request:
     """A series of one attempt's range of steps, and the steps to read."""
 
     series_id: int
@@ -83,7 +83,7 @@ class _Points(NamedTuple):
 
 _Piece = _Points | Buckets
 Name = tuple[int, str]  # (run id, key)
-Parts = Mapping[int, Sequence[Reign]]  # run id → ranges by attempt
+Parts = Mapping[int, Sequence[AttemptRange]]  # run id → ranges by attempt
 Within = Range | Mapping[int, Range]  # the same steps of all runs, or a range per run
 
 
@@ -96,57 +96,57 @@ def read_buckets(parts: Parts, keys: Collection[str], within: Within, most: int)
         within: the steps.
         most: most buckets per series.
     """
-    found: dict[Name, Buckets] = {}
+    result: dict[Name, Buckets] = {}
     for name, pieces in _read(parts, keys, within, most).items():
-        found[name] = blocks.thinned(np.concatenate([_bucketed(piece) for piece in pieces]), most)
-    return found
+        result[name] = blocks.thinned(np.concatenate([_bucketed(piece) for piece in pieces]), most)
+    return result
 
 
 def read_points(parts: Parts, keys: Collection[str], within: Within = EVERYTHING) -> dict[Name, Points]:
     """Series in full resolution: steps and values, ascending by step."""
-    found: dict[Name, Points] = {}
+    result: dict[Name, Points] = {}
     for name, pieces in _read(parts, keys, within, None).items():
         points = [(piece.steps, piece.values) for piece in pieces if isinstance(piece, _Points)]
-        found[name] = (np.concatenate([s for s, _ in points]), np.concatenate([v for _, v in points]))
-    return found
+        result[name] = (np.concatenate([s for s, _ in points]), np.concatenate([v for _, v in points]))
+    return result
 
 
 def _read(parts: Parts, keys: Collection[str], within: Within, most: int | None) -> dict[Name, list[_Piece]]:
     """Parts of each series with points in the range, oldest first."""
-    whose = {part.attempt.pk: (run_id, part) for run_id, reigns in parts.items() for part in reigns}
-    wanted: dict[Level, list[_Wanted]] = defaultdict(list)
+    whose = {part.attempt.pk: (run_id, part) for run_id, attempt_ranges in parts.items() for part in attempt_ranges}
+    requests: dict[Level, list[_Request]] = defaultdict(list)
     names: dict[int, Name] = {}
     for series in Series.objects.filter(attempt__in=whose, key__in=keys).order_by("attempt__epoch"):
         run_id, part = whose[series.attempt_id]
         steps = within if isinstance(within, Range) else within[run_id]
         until = steps.until if part.before is None else min(steps.until, part.before - 1)
-        asked = _Wanted(series.pk, steps.after, until)
-        wanted[_level(series, asked, most)].append(asked)
+        request = _Request(series.pk, steps.after, until)
+        requests[_level(series, request, most)].append(request)
         names[series.pk] = (run_id, series.key)
     pieces: dict[int, list[_Piece]] = {}
-    for level, asked_for in wanted.items():
-        pieces |= _fetch(asked_for, level)
-    found: dict[Name, list[_Piece]] = defaultdict(list)
+    for level, same_level in requests.items():
+        pieces |= _fetch(same_level, level)
+    result: dict[Name, list[_Piece]] = defaultdict(list)
     for series_id, name in names.items():
-        found[name] += pieces.get(series_id, [])
-    return {name: pieces for name, pieces in found.items() if pieces}
+        result[name] += pieces.get(series_id, [])
+    return {name: pieces for name, pieces in result.items() if pieces}
 
 
-def _level(series: Series, asked: _Wanted, most: int | None) -> Level:
+def _level(series: Series, request: _Request, most: int | None) -> Level:
     """The coarsest level with at least the requested number of buckets; points if all are requested."""
     if most is None:
         return "points"
     if most == 1:
         return "whole"
     length = series.last_step - series.first_step + 1
-    shared = min(series.last_step, asked.until) - max(series.first_step, asked.after + 1) + 1
+    shared = min(series.last_step, request.until) - max(series.first_step, request.after + 1) + 1
     points = series.points * max(0, shared) / length
     return next((level for level, size in LEVELS if points / size >= most), "points")
 
 
-def _fetch(wanted: Sequence[_Wanted], level: Level) -> dict[int, list[_Piece]]:
+def _fetch(requests: Sequence[_Request], level: Level) -> dict[int, list[_Piece]]:
     """By series: its blocks in order, then its hot points."""
-    columns = [[getattr(asked, field) for asked in wanted] for field in ("series_id", "after", "until")]
+    columns = [[getattr(request, field) for request in requests] for field in ("series_id", "after", "until")]
     connection.ensure_connection()
     # Django's cursors read bytes as hexadecimal text; binary is twice as fast here.
     with psycopg.Cursor(connection.connection) as cursor:
@@ -154,28 +154,28 @@ def _fetch(wanted: Sequence[_Wanted], level: Level) -> dict[int, list[_Piece]]:
     by_series: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for series_id, *row, _ in rows:
         by_series[series_id].append(tuple(row))
-    return {asked.series_id: list(_pieces(by_series[asked.series_id], asked)) for asked in wanted}
+    return {request.series_id: list(_pieces(by_series[request.series_id], request)) for request in requests}
 
 
-def _pieces(rows: Iterable[tuple[Any, ...]], asked: _Wanted) -> Iterator[_Piece]:
+def _pieces(rows: Iterable[tuple[Any, ...]], request: _Request) -> Iterator[_Piece]:
     """Blocks as they are, or cut; blocks that overlap hot points are merged with them."""
     tail: list[Points] = []
     for kind, first_step, stride, data in rows:
         if kind == "bucket":
             yield blocks.unpack_buckets(data)
         elif kind == "cut":
-            yield from _cut([blocks.unpack_block(first_step, stride, data)], asked)
+            yield from _cut([blocks.unpack_block(first_step, stride, data)], request)
         elif kind == "retold":
             tail.append(blocks.unpack_block(first_step, stride, data))
         else:
             tail.append(blocks.unpack_points(data))
     if tail:
-        yield from _cut(tail, asked)
+        yield from _cut(tail, request)
 
 
-def _cut(parts: Sequence[Points], asked: _Wanted) -> Iterator[_Points]:
+def _cut(parts: Sequence[Points], request: _Request) -> Iterator[_Points]:
     steps, values = blocks.newest(np.concatenate([s for s, _ in parts]), np.concatenate([v for _, v in parts]))
-    inside = slice(*np.searchsorted(steps, [asked.after, asked.until], side="right"))
+    inside = slice(*np.searchsorted(steps, [request.after, request.until], side="right"))
     if len(steps[inside]):
         yield _Points(steps[inside], values[inside])
 
@@ -184,8 +184,9 @@ def _bucketed(piece: _Piece) -> Buckets:
     return blocks.as_buckets(piece.steps, piece.values) if isinstance(piece, _Points) else piece
 
 
-def _rows_of(level: Level) -> str:
-    """The statement: blocks in the range at this level, or as points if they must be cut or are repeated by hot rows; hot rows."""
+def _statement(level: Level) -> str:
+    """SQL for blocks in the range at this level, or as points if they must be cut or are repeated by hot rows, and for hot rows.
+    """
     block, hot = Block._meta.db_table, HotPoints._meta.db_table
     kind = "points" if level == "points" else "bucket"
     return f"""
@@ -212,4 +213,4 @@ def _rows_of(level: Level) -> str:
     """  # noqa: S608 - the level is one of four words
 
 
-ROWS = {level: _rows_of(level) for level in ("points", "fine", "coarse", "whole")}
+ROWS = {level: _statement(level) for level in ("points", "fine", "coarse", "whole")}

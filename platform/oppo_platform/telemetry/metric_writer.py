@@ -41,18 +41,18 @@ def write_steps(attempt: Attempt, events: Sequence[StepEvent]) -> list[str]:
 
 def _columns(events: Iterable[StepEvent]) -> dict[str, Column]:
     """The steps' metrics and axes by key."""
-    found: dict[str, Column] = defaultdict(lambda: (array("i"), array("d")))
+    result: dict[str, Column] = defaultdict(lambda: (array("i"), array("d")))
     for event in events:
         step = event.step
         for key, field in AXIS_KEYS.items():
-            steps, values = found[key]
+            steps, values = result[key]
             steps.append(step)
             values.append(getattr(event, field))
         for key, value in event.metrics.items():
-            steps, values = found[key]
+            steps, values = result[key]
             steps.append(step)
             values.append(value)
-    return found
+    return result
 
 
 def _series_ids(attempt: Attempt, keys: list[str]) -> dict[str, int]:

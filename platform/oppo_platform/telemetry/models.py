@@ -18,14 +18,14 @@ def derived(expression: Any, field: models.Field[Any, Any]) -> models.GeneratedF
     return models.GeneratedField(expression=expression, output_field=field, db_persist=True)
 
 
-def told(key: str, place: int | None = None) -> KeyTextTransform:
+def json_text(key: str, place: int | None = None) -> KeyTextTransform:
     """The value in `data` under the key, as text; of a list, the element at that index."""
     return KeyTextTransform(key, "data") if place is None else KeyTextTransform(place, KeyTransform(key, "data"))
 
 
 def derived_number(key: str, place: int | None = None) -> models.GeneratedField:
     """The value as a number; null if it was not finite."""
-    return derived(Cast(told(key, place), models.FloatField()), models.FloatField(null=True))
+    return derived(Cast(json_text(key, place), models.FloatField()), models.FloatField(null=True))
 
 
 class ProducerMark(models.Model):
@@ -133,14 +133,15 @@ class SampleRow(models.Model):
     length = derived_number("length")
     age = derived_number("age")
     version = derived_number("versions", 0)
-    ending = derived(told("ending"), models.TextField(null=True))
+    ending = derived(json_text("ending"), models.TextField(null=True))
     held_out = derived(
-        Cast(Coalesce(told("held_out"), Value("false"), output_field=models.TextField()), models.BooleanField()),
+        Cast(Coalesce(json_text("held_out"), Value("false"), output_field=models.TextField()), models.BooleanField()),
         models.BooleanField(),
     )
-    prompt_key = derived(MD5(told("prompt")), models.TextField())
+    prompt_key = derived(MD5(json_text("prompt")), models.TextField())
     searched = derived(
-        Lower(Concat(told("prompt"), Value("\n"), told("response"), output_field=models.TextField())), models.TextField()
+        Lower(Concat(json_text("prompt"), Value("\n"), json_text("response"), output_field=models.TextField())),
+        models.TextField(),
     )
 
     class Meta:

@@ -18,7 +18,7 @@ import structlog
 from django.db import connection
 
 from oppo_platform.notify import RUNS
-from oppo_platform.telemetry.summary_cache import Heads
+from oppo_platform.telemetry.summary_cache import SummaryCache
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ class RunFeed:
     """The process's listener. It runs while there are subscribers. `heads` caches summaries of runs."""
 
     def __init__(self) -> None:
-        self.heads = Heads()
+        self.heads = SummaryCache()
         self._of_run: defaultdict[int, set[Subscription]] = defaultdict(set)
         self._listener: asyncio.Task[None] | None = None
 

@@ -7,10 +7,10 @@ from django.db.models import QuerySet
 from typing_extensions import TypedDict
 
 from oppo_platform.runs.models import Run
-from oppo_platform.telemetry.metric_reader import reigns
+from oppo_platform.telemetry.metric_reader import attempt_ranges
 from oppo_platform.telemetry.models import SpanBatch
-from oppo_platform.telemetry.timeline_downsampling import KINDS, FarSteps, StoredStep, unpack_far
-from oppo_platform.telemetry.timelines import rows_of
+from oppo_platform.telemetry.timeline_downsampling import KINDS, DownsampledSteps, StoredStep, unpack_downsampled
+from oppo_platform.telemetry.timelines import visible_spans
 
 MOST_STEPS = 1000
 STAGES: tuple[tuple[str, ...], ...] = (
@@ -37,18 +37,20 @@ class Saving(TypedDict):
 
 def saving(run: Run) -> Saving:
     """Time saved so far, from all recorded steps, or from 1,000 spread evenly over a longer run."""
-    told = [(rows, step) for part in reigns(run) for rows in [rows_of(part, None, None)] for step in _steps(rows)]
-    stride = -(-len(told) // MOST_STEPS) or 1
+    steps_by_rows = [
+        (rows, step) for part in attempt_ranges(run) for rows in [visible_spans(part, None, None)] for step in _steps(rows)
+    ]
+    stride = -(-len(steps_by_rows) // MOST_STEPS) or 1
     chosen: dict[int, tuple[QuerySet[SpanBatch], list[int]]] = {}
-    for rows, step in told[::stride]:
+    for rows, step in steps_by_rows[::stride]:
         chosen.setdefault(id(rows), (rows, []))[1].append(step)
     stored = [
         StoredStep(step, bytes(packed), 0.0)
         for rows, steps in chosen.values()
         for step, packed in rows.filter(step__in=steps).values_list("step", "far")
     ]
-    far = unpack_far(stored)
-    measured, sequential = float((far.windows[:, 1] - far.windows[:, 0]).sum()), sequential_s(far)
+    sampled = unpack_downsampled(stored)
+    measured, sequential = float((sampled.windows[:, 1] - sampled.windows[:, 0]).sum()), sequential_s(sampled)
     saved = run.elapsed_s * (sequential / measured - 1) if measured > 0 else 0.0
     return Saving(steps=len(stored), measured_s=measured, sequential_s=sequential, saved_s=saved)
 
@@ -57,12 +59,12 @@ def _steps(rows: QuerySet[SpanBatch]) -> list[int]:
     return list(rows.order_by("step").values_list("step", flat=True))
 
 
-def sequential_s(far: FarSteps) -> float:
+def sequential_s(sampled: DownsampledSteps) -> float:
     """Duration of the steps without overlap: a stage takes as long as its busiest device's work."""
     stage_of = np.array([STAGE_OF.get(name, 0) if role else 0 for role, name in KINDS])
     is_work = np.array([bool(role) for role, _ in KINDS])
-    chosen = is_work[far.entries["kind"]]
-    rows, entries = far.rows[chosen], far.entries[chosen]
-    work = np.zeros((len(far.steps), len(STAGES), max(1, len(far.devices))))
+    chosen = is_work[sampled.entries["kind"]]
+    rows, entries = sampled.rows[chosen], sampled.entries[chosen]
+    work = np.zeros((len(sampled.steps), len(STAGES), max(1, len(sampled.devices))))
     np.add.at(work, (rows, stage_of[entries["kind"]], entries["device"]), entries["seconds"])
     return float(work.max(axis=2).sum())

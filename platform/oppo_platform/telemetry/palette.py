@@ -46,7 +46,7 @@ DARK = Palette(
 THEMES: dict[ThemeName, Palette] = {"light": LIGHT, "dark": DARK}
 
 
-def colour_of(phase: str, role: str) -> str:
+def span_colour(phase: str, role: str) -> str:
     """Token of a span's colour: the hue is the model, the depth the kind of work (`timeline-model.js` does the same)."""
     if phase == "decode" or phase.startswith("update-"):
         return phase

@@ -13,7 +13,7 @@ from django.db.models.functions import Coalesce, Lower
 
 from oppo_platform.cursors import read_cursor, write_cursor
 from oppo_platform.runs.models import Run
-from oppo_platform.telemetry.metric_reader import reigns
+from oppo_platform.telemetry.metric_reader import attempt_ranges
 from oppo_platform.telemetry.models import SampleRow
 from oppo_platform.telemetry.search import pieces
 
@@ -45,7 +45,7 @@ class SampleFilter:
 
 def samples(
     run: Run,
-    wanted: SampleFilter,
+    filters: SampleFilter,
     *,
     by: Column = "step",
     descending: bool = True,
@@ -63,15 +63,15 @@ def samples(
         BadCursor: `cursor` is no `next` of this listing.
     """
     limit = max(1, min(limit, MOST_SAMPLES))
-    rows = _matching(_visible(run), wanted).annotate(place=_place(by))
+    rows = _matching(_visible(run), filters).annotate(place=_place(by))
     if cursor:
         rows = rows.filter(_beyond(cursor, by, descending))
     sign = "-" if descending else ""
-    found = list(rows.order_by(f"{sign}place", f"{sign}id")[: limit + 1])
-    last = found[limit - 1] if len(found) > limit else None
-    items = [_told(row) for row in found[:limit]]
+    result = list(rows.order_by(f"{sign}place", f"{sign}id")[: limit + 1])
+    last = result[limit - 1] if len(result) > limit else None
+    items = [_as_item(row) for row in result[:limit]]
     if excerpt:
-        items = [_cut(item, excerpt, pieces(wanted.words)) for item in items]
+        items = [_cut(item, excerpt, pieces(filters.words)) for item in items]
     return {"items": items, "next": write_cursor(last.place, last.pk) if last else None}
 
 
@@ -83,10 +83,10 @@ def sample(run: Run, sample_id: int) -> dict[str, Any]:
     row = _visible(run).get(pk=sample_id)
     same = _visible(run).filter(prompt_key=row.prompt_key).order_by("-step", "-id")[:MOST_SAME_PROMPT]
     figures = same.values("id", "step", "score", "kl", "length", "age", "held_out")
-    return {**_told(row), "same_prompt": list(figures)[::-1]}
+    return {**_as_item(row), "same_prompt": list(figures)[::-1]}
 
 
-def _told(row: SampleRow) -> dict[str, Any]:
+def _as_item(row: SampleRow) -> dict[str, Any]:
     return {"id": row.pk, "step": row.step, "prompt_key": row.prompt_key, **row.data}
 
 
@@ -108,26 +108,26 @@ def _excerpt(text: str, length: int, words: list[str]) -> str:
 
 def _visible(run: Run) -> QuerySet[SampleRow]:
     """Answers of every attempt, without steps that a newer attempt repeated."""
-    told = Q(pk__in=[])
-    for part in reigns(run):
-        told |= Q(attempt=part.attempt) if part.before is None else Q(attempt=part.attempt, step__lt=part.before)
-    return SampleRow.objects.filter(told).defer("searched")
+    visible = Q(pk__in=[])
+    for part in attempt_ranges(run):
+        visible |= Q(attempt=part.attempt) if part.before is None else Q(attempt=part.attempt, step__lt=part.before)
+    return SampleRow.objects.filter(visible).defer("searched")
 
 
-def _matching(rows: QuerySet[SampleRow], wanted: SampleFilter) -> QuerySet[SampleRow]:
+def _matching(rows: QuerySet[SampleRow], filters: SampleFilter) -> QuerySet[SampleRow]:
     conditions = {
-        "step__gte": wanted.from_step,
-        "step__lte": wanted.to_step,
-        "score__gte": wanted.min_score,
-        "score__lte": wanted.max_score,
-        "age__gte": wanted.min_age,
-        "age__lte": wanted.max_age,
-        "ending": wanted.ending,
-        "held_out": wanted.held_out,
-        "prompt_key": wanted.prompt or None,
+        "step__gte": filters.from_step,
+        "step__lte": filters.to_step,
+        "score__gte": filters.min_score,
+        "score__lte": filters.max_score,
+        "age__gte": filters.min_age,
+        "age__lte": filters.max_age,
+        "ending": filters.ending,
+        "held_out": filters.held_out,
+        "prompt_key": filters.prompt or None,
     }
     rows = rows.filter(**{name: value for name, value in conditions.items() if value is not None})
-    for word in pieces(wanted.words):
+    for word in pieces(filters.words):
         # Both sides use the database's lower case: its rules and Python's differ in a few letters.
         rows = rows.filter(searched__contains=Lower(Value(word, output_field=TextField())))
     return rows

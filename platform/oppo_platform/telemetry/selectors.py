@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.blocks import BUCKET, Buckets
 from oppo_platform.telemetry.ingest import finite
-from oppo_platform.telemetry.metric_reader import EVERYTHING, Parts, Range, Reign, read_buckets, reigns
+from oppo_platform.telemetry.metric_reader import EVERYTHING, AttemptRange, Parts, Range, attempt_ranges, read_buckets
 from oppo_platform.telemetry.metric_writer import Axis
 from oppo_platform.telemetry.models import Decision
 
@@ -58,8 +58,8 @@ def metrics(run: Run, keys: Iterable[str], x: Axis = "step", max_points: int = 2
         x: the axis: step, training seconds, trained response tokens, or device-seconds.
         within: only these steps, for incremental updates and zoom.
     """
-    wanted = matching(run, keys)
-    series = columns({run.pk: reigns(run)}, {run.pk: wanted}, x, max_points, within)[run.pk]
+    requested = matching(run, keys)
+    series = columns({run.pk: attempt_ranges(run)}, {run.pk: requested}, x, max_points, within)[run.pk]
     return Metrics(x=x, last_step=run.step, series=series)
 
 
@@ -68,23 +68,23 @@ def columns(
 ) -> dict[int, dict[str, Column]]:
     """Series of several runs in one query, by run id and key."""
     most = max(LEAST_POINTS, min(max_points, MOST_POINTS))
-    wanted = {key for names in keys.values() for key in names}
-    found = read_buckets(parts, wanted | ({f"@{x}"} - {"@step"}), within, most)
+    requested = {key for names in keys.values() for key in names}
+    result = read_buckets(parts, requested | ({f"@{x}"} - {"@step"}), within, most)
     return {
-        run_id: {key: _column(found.get((run_id, key), NO_BUCKETS), found.get((run_id, f"@{x}")), x) for key in names}
+        run_id: {key: _column(result.get((run_id, key), NO_BUCKETS), result.get((run_id, f"@{x}")), x) for key in names}
         for run_id, names in keys.items()
     }
 
 
 def matching(run: Run, keys: Iterable[str]) -> list[str]:
     """The keys without repetition, with patterns replaced by the run's matching metrics."""
-    found: dict[str, None] = {}
+    result: dict[str, None] = {}
     for key in keys:
         if key.endswith("*"):
-            found.update(dict.fromkeys(name for name in run.latest if name.startswith(key[:-1])))
+            result.update(dict.fromkeys(name for name in run.latest if name.startswith(key[:-1])))
         else:
-            found[key] = None
-    return list(found)
+            result[key] = None
+    return list(result)
 
 
 def _column(buckets: Buckets, axis: Buckets | None, x: Axis) -> Column:
@@ -128,12 +128,12 @@ def decisions(run: Run, since_step: int = 0) -> list[dict[str, Any]]:
     """Decisions of the controllers after each step, in the order of steps."""
     return [
         {"id": d.pk, "step": d.step, "controller": d.controller, "old": finite(d.old), "new": finite(d.new), "reason": d.reason}
-        for part in reigns(run)
+        for part in attempt_ranges(run)
         for d in _within(Decision.objects.filter(step__gt=since_step), part).order_by("step", "id")
     ]
 
 
-def _within(rows: QuerySet[Any], part: Reign) -> QuerySet[Any]:
+def _within(rows: QuerySet[Any], part: AttemptRange) -> QuerySet[Any]:
     """Rows of an attempt that no newer attempt hides."""
     inside = Q(attempt=part.attempt)
     if part.before is not None:

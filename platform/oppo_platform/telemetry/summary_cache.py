@@ -32,19 +32,19 @@ class Head:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _PendingRead:
     """A read that has not started: further requests may join it."""
 
     run_ids: set[int]
     found: asyncio.Task[dict[int, Head]]
 
 
-class Heads:
+class SummaryCache:
     """The newest summaries, until their run changes."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, Head]] = {}
-        self._next: _Reading | None = None
+        self._next: _PendingRead | None = None
         self._one_at_a_time = asyncio.Lock()
         # Runs that changed during the read: its result may already be stale.
         self._changed: set[int] = set()
@@ -60,11 +60,11 @@ class Heads:
         Raises:
             django.db.Error: they could not be read.
         """
-        wanted = set(run_ids)
-        found = {run_id: head for run_id in wanted if (head := self._fresh(run_id)) is not None}
-        if missing := wanted - found.keys():
-            found |= await self._join(missing)
-        return [found[run_id] for run_id in sorted(wanted & found.keys())]
+        requested = set(run_ids)
+        result = {run_id: head for run_id in requested if (head := self._fresh(run_id)) is not None}
+        if missing := requested - result.keys():
+            result |= await self._join(missing)
+        return [result[run_id] for run_id in sorted(requested & result.keys())]
 
     def _fresh(self, run_id: int) -> Head | None:
         read_at, head = self._known.get(run_id, (0.0, None))
@@ -72,7 +72,7 @@ class Heads:
 
     async def _join(self, run_ids: set[int]) -> dict[int, Head]:
         if self._next is None:
-            self._next = _Reading(set(), asyncio.create_task(self._read(), name="heads"))
+            self._next = _PendingRead(set(), asyncio.create_task(self._read(), name="heads"))
         self._next.run_ids |= run_ids
         return await asyncio.shield(self._next.found)  # a cancelled request does not affect the others
 
@@ -82,17 +82,17 @@ class Heads:
             assert self._next is not None, "only a read that has begun lets another one be prepared"
             run_ids, self._next = self._next.run_ids, None
             self._changed.clear()
-            found = await sync_to_async(_load, thread_sensitive=False)(run_ids)
+            result = await sync_to_async(_load, thread_sensitive=False)(run_ids)
         now = time.monotonic()
         self._known = {run_id: known for run_id, known in self._known.items() if now - known[0] < OLDEST_S}
-        self._known |= {run_id: (now, head) for run_id, head in found.items() if run_id not in self._changed}
-        return found
+        self._known |= {run_id: (now, head) for run_id, head in result.items() if run_id not in self._changed}
+        return result
 
 
 def _load(run_ids: set[int]) -> dict[int, Head]:
     try:
-        told = [run_summary(run) for run in summaries(Run.objects.filter(pk__in=run_ids))]
-        return {summary["id"]: Head(summary["id"], summary["cursor"], json.dumps(summary)) for summary in told}
+        rows = [run_summary(run) for run in summaries(Run.objects.filter(pk__in=run_ids))]
+        return {summary["id"]: Head(summary["id"], summary["cursor"], json.dumps(summary)) for summary in rows}
     finally:
         # The thread persists; it must not hold a connection of the pool.
         connection.close()

@@ -1,8 +1,9 @@
 """Downsampled timelines: spans too short for the picture are merged into pieces that preserve every total.
 
-When a step's spans arrive, `pack_far` stores the data of a zoomed-out picture beside them: for every device the seconds of each
-kind
-of work and of each idle cause, and the step's longest bubbles. A whole run is then drawn without parsing a thousand large rows.
+When a step's spans arrive, `pack_downsampled` stores the data of a zoomed-out picture beside them: for every device the seconds
+of
+each kind of work and of each idle cause, and the step's longest bubbles. A whole run is then drawn without parsing a thousand
+large rows.
 
     window's start and end (float64) │ length of the names (uint32) │ names as JSON │ `ENTRY`s
 """
@@ -43,7 +44,7 @@ class StoredStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FarSteps:
+class DownsampledSteps:
     """Unpacked steps. `rows` has the step of each of `entries` (`ENTRY`); numbers are indices into `devices` and `KINDS`."""
 
     steps: list[int]
@@ -53,7 +54,7 @@ class FarSteps:
     entries: NDArray[Any]
 
 
-def pack_far(spans: Json) -> bytes:
+def pack_downsampled(spans: Json) -> bytes:
     """Downsampled data of one step's spans (a `SpansEvent` as plain data; entries without finite times are left out)."""
     entries = list(_entries(spans))
     starts: dict[tuple[str, Kind], float] = {}
@@ -86,7 +87,7 @@ def _is_finite(time: float | None) -> bool:
     return time is not None and math.isfinite(time)
 
 
-def unpack_far(stored: Sequence[StoredStep]) -> FarSteps:
+def unpack_downsampled(stored: Sequence[StoredStep]) -> DownsampledSteps:
     """Steps in the given order, all times on one axis."""
     windows = np.zeros((len(stored), 2))
     by_names: dict[bytes, list[tuple[int, NDArray[Any]]]] = defaultdict(list)
@@ -101,30 +102,32 @@ def unpack_far(stored: Sequence[StoredStep]) -> FarSteps:
         told_devices, told_kinds = json.loads(names)
         device_at = np.array([devices.setdefault(name, len(devices)) for name in told_devices], np.uint16)
         kind_at = np.array([KINDS.index((role, name)) for role, name in told_kinds], np.uint16)
-        found = np.concatenate([piece for _, piece in pieces])
-        found["device"], found["kind"] = device_at[found["device"]], kind_at[found["kind"]]
-        entries.append(found)
+        result = np.concatenate([piece for _, piece in pieces])
+        result["device"], result["kind"] = device_at[result["device"]], kind_at[result["kind"]]
+        entries.append(result)
         rows.append(np.repeat([row for row, _ in pieces], [len(piece) for _, piece in pieces]))
     every_row, every_entry = np.concatenate(rows), np.concatenate(entries)
     if len(every_row):
         every_entry["start"] += np.array([step.shift_s for step in stored])[every_row]
-    return FarSteps([step.step for step in stored], windows, list(devices), every_row, every_entry)
+    return DownsampledSteps([step.step for step in stored], windows, list(devices), every_row, every_entry)
 
 
-def worst_bubbles(far: FarSteps) -> list[Json]:
+def worst_bubbles(sampled: DownsampledSteps) -> list[Json]:
     """The ten longest bubbles, longest first: device, time (seconds), cause, and a sentence."""
-    at = np.flatnonzero(far.entries["alone"])
-    at = at[np.argsort(-far.entries["seconds"][at], kind="stable")][:MOST_BUBBLES]
-    return [_bubble(far, row, *entry.item()) for row, entry in zip(far.rows[at].tolist(), far.entries[at], strict=True)]
+    at = np.flatnonzero(sampled.entries["alone"])
+    at = at[np.argsort(-sampled.entries["seconds"][at], kind="stable")][:MOST_BUBBLES]
+    return [
+        _bubble(sampled, row, *entry.item()) for row, entry in zip(sampled.rows[at].tolist(), sampled.entries[at], strict=True)
+    ]
 
 
-def _bubble(far: FarSteps, row: int, device: int, kind: int, alone: bool, start: float, seconds: float) -> Json:
-    name, cause, step = far.devices[device], KINDS[kind][1], far.steps[row]
+def _bubble(sampled: DownsampledSteps, row: int, device: int, kind: int, alone: bool, start: float, seconds: float) -> Json:
+    name, cause, step = sampled.devices[device], KINDS[kind][1], sampled.steps[row]
     words = f"{name} was idle for {seconds:.3g} s in step {step}, {start:.0f} s after the run started. Cause: {cause}."
     return {"device": name, "cause": cause, "step": step, "start_s": start, "length_s": seconds, "words": words}
 
 
-def merged_steps(far: FarSteps, most: int = MOST_PIECES) -> list[Json]:
+def merged_steps(sampled: DownsampledSteps, most: int = MOST_PIECES) -> list[Json]:
     """Neighbouring steps merged until there are at most `most` pieces; each looks like a `SpansEvent` without its envelope.
 
     A merged step is as long as its steps together. A lane's work is at its beginning, one piece per phase, a device's
@@ -133,23 +136,23 @@ def merged_steps(far: FarSteps, most: int = MOST_PIECES) -> list[Json]:
     alone
     exceed `most`, all steps become one.
     """
-    totals = ~far.entries["alone"]
-    rows, entries = far.rows[totals], far.entries[totals]
+    totals = ~sampled.entries["alone"]
+    rows, entries = sampled.rows[totals], sampled.entries[totals]
     together = 1
     while True:
-        place = (rows // together * len(far.devices) + entries["device"]) * len(KINDS) + entries["kind"]
+        place = (rows // together * len(sampled.devices) + entries["device"]) * len(KINDS) + entries["kind"]
         places, inverse = np.unique(place, return_inverse=True)
-        if len(places) <= most or together >= len(far.steps):
+        if len(places) <= most or together >= len(sampled.steps):
             break
         together = max(together + 1, together * len(places) // most)
     seconds = np.bincount(inverse, weights=entries["seconds"], minlength=len(places))
-    steps = [_merged_step(far, first, together) for first in range(0, len(far.steps), together)]
-    _lay(steps, far.devices, places.tolist(), seconds.tolist())
+    steps = [_merged_step(sampled, first, together) for first in range(0, len(sampled.steps), together)]
+    _place_pieces(steps, sampled.devices, places.tolist(), seconds.tolist())
     return steps
 
 
-def _merged_step(far: FarSteps, first: int, together: int) -> Json:
-    windows, steps = far.windows[first : first + together], far.steps[first : first + together]
+def _merged_step(sampled: DownsampledSteps, first: int, together: int) -> Json:
+    windows, steps = sampled.windows[first : first + together], sampled.steps[first : first + together]
     start = float(windows[0, 0])
     length = float((windows[:, 1] - windows[:, 0]).sum())
     about: Json = {"step": steps[0], "to_step": steps[-1], "merged": len(steps), "window_s": [start, start + length]}
@@ -157,19 +160,19 @@ def _merged_step(far: FarSteps, first: int, together: int) -> Json:
     return about | columns | {"deferred": [], "flows": [], "counters": {}, "trained": []}
 
 
-def _lay(steps: list[Json], devices: list[str], places: list[int], seconds: list[float]) -> None:
+def _place_pieces(steps: list[Json], devices: list[str], places: list[int], seconds: list[float]) -> None:
     """Place the pieces in their steps: work from the left in each lane, idle time at the right on each device."""
     ends: dict[tuple[int, str, str], float] = {}
     idle: dict[tuple[int, str], float] = defaultdict(float)
-    found = []
+    result = []
     for place, length in zip(places, seconds, strict=True):
         rest, kind = divmod(place, len(KINDS))
         row, device = divmod(rest, len(devices))
         role, name = KINDS[kind]
-        found.append((row, devices[device], role, name, length))
+        result.append((row, devices[device], role, name, length))
         if not role:
             idle[row, devices[device]] += length
-    for row, on, role, name, length in found:
+    for row, on, role, name, length in result:
         step = steps[row]
         begin = step["window_s"][0] if role else step["window_s"][1] - idle[row, on]
         start = ends.get((row, on, role), begin)

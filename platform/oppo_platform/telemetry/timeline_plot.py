@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from oppo_platform.telemetry.palette import HATCH, THEMES, Palette, ThemeName, colour_of, faded
+from oppo_platform.telemetry.palette import HATCH, THEMES, Palette, ThemeName, faded, span_colour
 from oppo_platform.telemetry.traces import is_drawable
 
 Json = dict[str, Any]
@@ -61,14 +61,14 @@ class Bars:
         return drawn | columns
 
 
-def timeline_figure(told: Json, theme: ThemeName = "light") -> Json:
+def timeline_figure(timeline: Json, theme: ThemeName = "light") -> Json:
     """`{"data", "layout"}` for `plotly.graph_objects.Figure` or `Plotly.newPlot`, from a response of `timelines.timeline`.
 
     A step with unknown times is left out, as in the Chrome trace.
     """
     colours = THEMES[theme]
-    steps = [(step, shift) for step, shift in _end_to_end(step for step in told["steps"] if is_drawable(step))]
-    blocks = _blocks(told, [step for step, _ in steps])
+    steps = [(step, shift) for step, shift in _end_to_end(step for step in timeline["steps"] if is_drawable(step))]
+    blocks = _blocks(timeline, [step for step, _ in steps])
     bottom = max((block.top + block.height for block in blocks.values()), default=0.0) + GAP
     rows, sequences = _sequences(steps, bottom, colours)
     data = [*_idle(steps, blocks, colours), *_work(steps, blocks, colours), *_links(steps, blocks, colours), *sequences]
@@ -84,9 +84,9 @@ def _end_to_end(steps: Iterable[Json]) -> Iterator[tuple[Json, float]]:
         end += stop - start
 
 
-def _blocks(told: Json, steps: list[Json]) -> dict[str, Block]:
+def _blocks(timeline: Json, steps: list[Json]) -> dict[str, Block]:
     """The devices in their order; a role without an announced lane gets one if it has spans."""
-    lanes = {device: dict.fromkeys(role for on, role in told["lanes"] if on == device) for device in told["devices"]}
+    lanes = {device: dict.fromkeys(role for on, role in timeline["lanes"] if on == device) for device in timeline["devices"]}
     for step in steps:
         for device, role in zip(step["device"], step["role"], strict=True):
             lanes.setdefault(device, {})[role] = None
@@ -120,7 +120,7 @@ def _work(steps: list[tuple[Json, float]], blocks: dict[str, Block], colours: Pa
         for device, role, phase, start, end, chunk, rows in zip(*columns, strict=True):
             what = f"chunk {chunk}, {rows} rows, " if chunk else f"{rows} rows, " if rows else ""
             words = f"<b>{phase} ({role})</b><br>{what}{_seconds(end - start)} on {escape(device)}, {_steps(step)}"
-            kinds[colour_of(phase, role)].add(start + shift, end + shift, blocks[device].middles[role], 0.8, words)
+            kinds[span_colour(phase, role)].add(start + shift, end + shift, blocks[device].middles[role], 0.8, words)
     for name in colours.phase:
         if name in kinds:
             yield kinds[name].trace(name.replace("-", " "), {"color": colours.phase[name], "line": {"width": 0}})
@@ -150,9 +150,9 @@ def _sequences(steps: list[tuple[Json, float]], top: float, colours: Palette) ->
     """Number of rows of deferred sequences below the lanes, and their lines."""
     parts: dict[int, list[Json]] = defaultdict(list)
     for step, shift in steps:
-        for told in step["deferred"]:
-            moved = {"start_s": told["start_s"] + shift, "end_s": told["end_s"] + shift}
-            parts[told["sequence_id"]].append(told | moved)
+        for timeline in step["deferred"]:
+            moved = {"start_s": timeline["start_s"] + shift, "end_s": timeline["end_s"] + shift}
+            parts[timeline["sequence_id"]].append(timeline | moved)
     free: list[float] = []  # when each row is free again
     young: tuple[list[Any], ...] = ([], [], [])
     old: tuple[list[Any], ...] = ([], [], [])

@@ -10,11 +10,17 @@ from typing import Any
 from django.db.models import QuerySet
 
 from oppo_platform.runs.models import Attempt, Run
-from oppo_platform.telemetry.metric_reader import Reign, reigns
+from oppo_platform.telemetry.metric_reader import AttemptRange, attempt_ranges
 from oppo_platform.telemetry.models import SpanBatch
-from oppo_platform.telemetry.timeline_downsampling import FarSteps, StoredStep, merged_steps, unpack_far, worst_bubbles
+from oppo_platform.telemetry.timeline_downsampling import (
+    DownsampledSteps,
+    StoredStep,
+    merged_steps,
+    unpack_downsampled,
+    worst_bubbles,
+)
 
-MOST_NEAR_STEPS = 50
+MOST_DETAILED_STEPS = 50
 
 
 def timeline(run: Run, from_step: int | None = None, to_step: int | None = None) -> dict[str, Any]:
@@ -29,26 +35,26 @@ def timeline(run: Run, from_step: int | None = None, to_step: int | None = None)
     started = Attempt.objects.filter(run=run, engine_started_at__isnull=False)
     newest, oldest = started.order_by("-epoch").first(), started.order_by("epoch").first()
     zero = (oldest.engine_started_at if oldest else None) or 0.0
-    parts = [(part, rows_of(part, from_step, to_step)) for part in reigns(run)]
-    is_far = from_step is not None and to_step is not None and to_step - from_step >= MOST_NEAR_STEPS
+    parts = [(part, visible_spans(part, from_step, to_step)) for part in attempt_ranges(run)]
+    is_far = from_step is not None and to_step is not None and to_step - from_step >= MOST_DETAILED_STEPS
     stored = _stored(parts, zero) if is_far else []
-    if len(stored) > MOST_NEAR_STEPS:
-        far = unpack_far(stored)
-        steps = merged_steps(far)
+    if len(stored) > MOST_DETAILED_STEPS:
+        sampled = unpack_downsampled(stored)
+        steps = merged_steps(sampled)
     else:
-        far, steps = _near(parts, zero, from_first=from_step is not None)
+        sampled, steps = _full_detail(parts, zero, from_first=from_step is not None)
     return {
         "lanes": newest.lanes if newest else [],
         "devices": _devices(newest.device_names if newest else [], steps),
-        "first_step": far.steps[0] if far.steps else None,
-        "last_step": far.steps[-1] if far.steps else None,
-        "far": len(stored) > MOST_NEAR_STEPS,
+        "first_step": sampled.steps[0] if sampled.steps else None,
+        "last_step": sampled.steps[-1] if sampled.steps else None,
+        "far": len(stored) > MOST_DETAILED_STEPS,
         "steps": steps,
-        "worst": worst_bubbles(far),
+        "worst": worst_bubbles(sampled),
     }
 
 
-def rows_of(part: Reign, from_step: int | None, to_step: int | None) -> QuerySet[SpanBatch]:
+def visible_spans(part: AttemptRange, from_step: int | None, to_step: int | None) -> QuerySet[SpanBatch]:
     """Steps of an attempt that no newer attempt hides, unordered."""
     rows = SpanBatch.objects.filter(attempt=part.attempt)
     if part.before is not None:
@@ -60,15 +66,15 @@ def rows_of(part: Reign, from_step: int | None, to_step: int | None) -> QuerySet
 
 def _devices(announced: list[str], steps: list[dict[str, Any]]) -> list[str]:
     """Devices of the newest attempt, then those of older attempts with spans in these steps."""
-    told = (device for step in steps for device in (*step["device"], *(device for device, *_ in step["idle"])))
-    return list(dict.fromkeys([*announced, *told]))
+    used = (device for step in steps for device in (*step["device"], *(device for device, *_ in step["idle"])))
+    return list(dict.fromkeys([*announced, *used]))
 
 
-def _shift_s(part: Reign, zero: float) -> float:
+def _shift_s(part: AttemptRange, zero: float) -> float:
     return (part.attempt.engine_started_at or zero) - zero
 
 
-def _stored(parts: list[tuple[Reign, QuerySet[SpanBatch]]], zero: float) -> list[StoredStep]:
+def _stored(parts: list[tuple[AttemptRange, QuerySet[SpanBatch]]], zero: float) -> list[StoredStep]:
     return [
         StoredStep(step, bytes(packed), _shift_s(part, zero))
         for part, rows in parts
@@ -76,16 +82,18 @@ def _stored(parts: list[tuple[Reign, QuerySet[SpanBatch]]], zero: float) -> list
     ]
 
 
-def _near(parts: list[tuple[Reign, QuerySet[SpanBatch]]], zero: float, from_first: bool) -> tuple[FarSteps, list[dict[str, Any]]]:
+def _full_detail(
+    parts: list[tuple[AttemptRange, QuerySet[SpanBatch]]], zero: float, from_first: bool
+) -> tuple[DownsampledSteps, list[dict[str, Any]]]:
     """At most 50 steps with every span: the first ones, or the newest."""
-    found = []
+    result = []
     for part, rows in parts:
         ordered = rows.order_by("step" if from_first else "-step").values_list("step", "far", "data")
         shift = _shift_s(part, zero)
-        some = [(StoredStep(step, bytes(far), shift), data) for step, far, data in ordered[:MOST_NEAR_STEPS]]
-        found += some if from_first else some[::-1]
-    found = found[:MOST_NEAR_STEPS] if from_first else found[-MOST_NEAR_STEPS:]
-    return unpack_far([step for step, _ in found]), [shifted(data, step.shift_s) for step, data in found]
+        some = [(StoredStep(step, bytes(sampled), shift), data) for step, sampled, data in ordered[:MOST_DETAILED_STEPS]]
+        result += some if from_first else some[::-1]
+    result = result[:MOST_DETAILED_STEPS] if from_first else result[-MOST_DETAILED_STEPS:]
+    return unpack_downsampled([step for step, _ in result]), [shifted(data, step.shift_s) for step, data in result]
 
 
 def shifted(data: dict[str, Any], by_s: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
 from oppo_platform.runs.checkpoints import folder_name
 from oppo_platform.runs.models import Change, Checkpoint, Run, Transition
 from oppo_platform.telemetry.ingest import finite
-from oppo_platform.telemetry.metric_reader import reigns
+from oppo_platform.telemetry.metric_reader import attempt_ranges
 from oppo_platform.telemetry.models import Decision
 from oppo_platform.telemetry.search import pieces
 
@@ -110,7 +110,7 @@ def _changes(run: Run, keeps: bool) -> Source:
 def _decisions(run: Run, keeps: bool) -> Source:
     """Those of the steps that each attempt tells. Ones from before their time was kept stand where their attempt began."""
     told = Q(pk__in=[])
-    for part in reigns(run):
+    for part in attempt_ranges(run):
         told |= Q(attempt=part.attempt) if part.before is None else Q(attempt=part.attempt, step__lt=part.before)
     rows = Decision.objects.filter(told).annotate(when=Coalesce("at", "attempt__created_at"))
     rows = rows if keeps else rows.exclude(old=F("new"))

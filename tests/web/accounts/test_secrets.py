@@ -48,22 +48,22 @@ def allocated(world, **changes):
 
 @given(text=st.text(max_size=300), place=st.text(max_size=30))
 def test_what_was_sealed_opens_in_its_place_only(text, place):
-    sealed = encryption.seal(text, place)
-    assert encryption.unseal(sealed, place) == text
-    assert encryption.seal(text, place) != sealed
+    sealed = encryption.encrypt(text, place)
+    assert encryption.decrypt(sealed, place) == text
+    assert encryption.encrypt(text, place) != sealed
     with pytest.raises(encryption.Unsealable):
-        encryption.unseal(sealed, place + "x")
+        encryption.decrypt(sealed, place + "x")
 
 
 @given(at=st.integers(0, 5 + 12 + len(VALUE) + 15), bit=st.integers(0, 7))
 def test_no_bit_can_be_changed(at, bit):
-    sealed = bytearray(encryption.seal(VALUE, "here"))
+    sealed = bytearray(encryption.encrypt(VALUE, "here"))
     sealed[at] ^= 1 << bit
     with pytest.raises(encryption.Unsealable):
-        encryption.unseal(bytes(sealed), "here")
+        encryption.decrypt(bytes(sealed), "here")
     for length in (0, 5, 16, 20, len(sealed) - 1):
         with pytest.raises(encryption.Unsealable):
-            encryption.unseal(bytes(sealed[:length]), "here")
+            encryption.decrypt(bytes(sealed[:length]), "here")
 
 
 def test_the_key_lies_in_a_private_file_and_not_in_the_database(hub, keys):
@@ -71,36 +71,36 @@ def test_the_key_lies_in_a_private_file_and_not_in_the_database(hub, keys):
     assert VALUE.encode() not in bytes(hub.sealed)
     keys.unlink()
     with pytest.raises(encryption.Unsealable, match="missing"):
-        encryption.unseal(bytes(hub.sealed), f"team {hub.team_id} secret hub")
+        encryption.decrypt(bytes(hub.sealed), f"team {hub.team_id} secret hub")
 
 
 def test_keys_change_and_the_one_before_stays_for_a_while(world, hub, keys):
     before = bytes(hub.sealed)
     encryption.add_key()
-    assert encryption.unseal(before, f"team {hub.team_id} secret hub") == VALUE
+    assert encryption.decrypt(before, f"team {hub.team_id} secret hub") == VALUE
     assert seal_anew() == {"sealed": 1, "lost": []}
     hub.refresh_from_db()
     encryption.add_key()
     assert stat.S_IMODE(keys.stat().st_mode) == 0o600
     assert len(keys.read_text().split()) == 2
-    assert encryption.unseal(bytes(hub.sealed), f"team {hub.team_id} secret hub") == VALUE
+    assert encryption.decrypt(bytes(hub.sealed), f"team {hub.team_id} secret hub") == VALUE
     with pytest.raises(encryption.Unsealable):
-        encryption.unseal(before, f"team {hub.team_id} secret hub")
+        encryption.decrypt(before, f"team {hub.team_id} secret hub")
     encryption.add_key()
     assert seal_anew() == {"sealed": 0, "lost": ["Letters: hub"]}
 
 
 def test_keys_from_the_environment(settings, keys):
     settings.OPPO_SECRETS_KEYS = [base64.urlsafe_b64encode(bytes([n]) * 32).decode() for n in (1, 2)]
-    sealed = encryption.seal(VALUE, "here")
+    sealed = encryption.encrypt(VALUE, "here")
     settings.OPPO_SECRETS_KEYS.reverse()
-    assert encryption.unseal(sealed, "here") == VALUE
+    assert encryption.decrypt(sealed, "here") == VALUE
     assert not keys.exists()
     with pytest.raises(ImproperlyConfigured, match="put a new one first"):
         encryption.add_key()
     settings.OPPO_SECRETS_KEYS = ["c2hvcnQ="]
     with pytest.raises(ImproperlyConfigured, match="32 bytes"):
-        encryption.seal(VALUE, "here")
+        encryption.encrypt(VALUE, "here")
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ async def test_a_run_that_many_watch_is_read_once_a_change(world, ada, monkeypat
 @pytest.mark.asyncio
 async def test_a_change_during_a_read_is_read_again(world, ada, monkeypatch):
     run = await sync_to_async(world.submit)()
-    heads, load = heads_module.Heads(), heads_module._load
+    heads, load = heads_module.SummaryCache(), heads_module._load
 
     def change_after(run_ids):
         found = load(run_ids)
@@ -179,7 +179,7 @@ async def test_a_change_during_a_read_is_read_again(world, ada, monkeypatch):
 @pytest.mark.asyncio
 async def test_reading_fails_for_those_who_asked_and_for_nobody_later(world, ada, monkeypatch):
     run = await sync_to_async(world.submit)()
-    heads, load = heads_module.Heads(), heads_module._load
+    heads, load = heads_module.SummaryCache(), heads_module._load
 
     def away(run_ids):
         raise OperationalError("the database is away")

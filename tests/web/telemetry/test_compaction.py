@@ -13,7 +13,7 @@ from oppo_platform.api.logs import LogLineItem
 from oppo_platform.runs.models import Attempt, AttemptState, Run
 from oppo_platform.telemetry import blocks, compaction, metric_reader, selectors
 from oppo_platform.telemetry.logs import logs
-from oppo_platform.telemetry.metric_reader import Range, read_buckets, read_points, reigns
+from oppo_platform.telemetry.metric_reader import Range, attempt_ranges, read_buckets, read_points
 from oppo_platform.telemetry.models import Block, HotPoints, ProducerMark, Series
 
 HYPOTHESIS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -37,7 +37,7 @@ def tell(attempt, first_step, values, key="m"):
 
 
 def read(attempt, within=metric_reader.EVERYTHING, most=None, key="m"):
-    parts = {attempt.run_id: reigns(attempt.run)}
+    parts = {attempt.run_id: attempt_ranges(attempt.run)}
     if most is None:
         steps, values = read_points(parts, [key], within).get((attempt.run_id, key), (np.empty(0), np.empty(0)))
         return dict(zip(steps.tolist(), values.tolist(), strict=True))
@@ -82,10 +82,10 @@ def test_a_series_reads_as_it_was_told(attempt, tellings, after, length, most, s
         log |= dict(tell(attempt, first, draw.normal(size=count)))
         last = max(log)
         if seals:
-            compaction.seal(attempt.pk)
+            compaction.compact(attempt.pk)
     assert_reads_as(attempt, log, Range(), most)
     assert_reads_as(attempt, log, Range(after, after + length), most)
-    compaction.seal(attempt.pk)
+    compaction.compact(attempt.pk)
     assert not HotPoints.objects.exists()
     assert sorted(Block.objects.values_list("count", flat=True))[:-1].count(4096) >= Block.objects.count() - 2 - len(tellings)
     assert_reads_as(attempt, log, Range(after, after + length), most)
@@ -99,7 +99,7 @@ def test_five_spikes_in_a_hundred_thousand_points_are_seen_from_everywhere(attem
     values[list(places)] = 99.0
     for start in range(0, 100_000, 10_000):
         tell(attempt, start + 1, values[start : start + 10_000])
-    compaction.seal(attempt.pk)
+    compaction.compact(attempt.pk)
     for within in (Range(), Range(16, 17 + 1), Range(20_000, 30_000), Range(77_000, 78_000)):
         inside = [place + 1 for place in places if within.after < place + 1 <= within.until]
         for most in (50, 1000, 20_000):
@@ -111,7 +111,7 @@ def test_what_is_no_number_leaves_a_gap(attempt):
     values = np.zeros(10_000)
     values[5_000], values[7_000] = math.nan, math.inf
     tell(attempt, 1, values)
-    compaction.seal(attempt.pk)
+    compaction.compact(attempt.pk)
     Run.objects.update(latest={"m": 0.0})
     attempt.run.refresh_from_db()
     column = selectors.metrics(attempt.run, ["m"], max_points=100)["series"]["m"]
@@ -121,13 +121,13 @@ def test_what_is_no_number_leaves_a_gap(attempt):
 
 def test_what_a_newer_attempt_tells_again_is_cut_out_of_blocks(attempt):
     tell(attempt, 1, np.zeros(10_000))
-    compaction.seal(attempt.pk)
+    compaction.compact(attempt.pk)
     facts = {"node": attempt.node, "created_at": attempt.created_at, "lease_expires_at": attempt.lease_expires_at}
     newer = Attempt.objects.create(run=attempt.run, epoch=2, first_step=6_001, state=AttemptState.ENDED, **facts)
     tell(newer, 6_001, np.ones(5_000))
     for seals in (False, True):
         if seals:
-            compaction.seal(newer.pk)
+            compaction.compact(newer.pk)
         buckets = read(attempt, Range(), 40)
         assert buckets["count"].sum() == 11_000
         assert {(b["low"], b["high"]) for b in buckets if b["last"] <= 6_000 or b["first"] > 6_000} == {(0, 0), (1, 1)}
@@ -146,7 +146,7 @@ def test_readers_sealers_and_tellers_at_once(attempt, at_once):
 
     def sealer():
         while not done.is_set():
-            compaction.seal(attempt.pk)
+            compaction.compact(attempt.pk)
 
     def reader(most):
         def look():
@@ -166,7 +166,7 @@ def test_readers_sealers_and_tellers_at_once(attempt, at_once):
         return look
 
     assert at_once(teller, sealer, sealer, reader(None), reader(5)) == [None] * 5
-    compaction.seal(attempt.pk)
+    compaction.compact(attempt.pk)
     assert read(attempt) == {i: float(i) for i in range(1, 8001)}
     assert Series.objects.get().points == sum(Block.objects.values_list("count", flat=True)) == 8000
 
@@ -175,19 +175,19 @@ def test_an_attempt_is_sealed_when_enough_is_hot_and_when_it_ends(attempt, setti
     settings.OPPO_SEAL_EVENTS = 100
     mark = ProducerMark.objects.create(attempt=attempt, producer="engine", high_water=99)
     tell(attempt, 1, [1.0])
-    assert compaction.attempts_to_seal() == []
+    assert compaction.attempts_to_compact() == []
     ProducerMark.objects.update(high_water=100)
-    assert compaction.attempts_to_seal() == [attempt.pk]
-    assert compaction.seal(attempt.pk) == 1
-    assert compaction.attempts_to_seal() == []
+    assert compaction.attempts_to_compact() == [attempt.pk]
+    assert compaction.compact(attempt.pk) == 1
+    assert compaction.attempts_to_compact() == []
     tell(attempt, 2, [2.0])
     ProducerMark.objects.update(high_water=101)
-    assert compaction.attempts_to_seal() == []
+    assert compaction.attempts_to_compact() == []
     Attempt.objects.update(state=AttemptState.ENDED)
-    assert compaction.attempts_to_seal() == [attempt.pk]
-    compaction.seal(attempt.pk)
+    assert compaction.attempts_to_compact() == [attempt.pk]
+    compaction.compact(attempt.pk)
     mark.refresh_from_db()
-    assert (mark.sealed, compaction.attempts_to_seal()) == (101, [])
+    assert (mark.sealed, compaction.attempts_to_compact()) == (101, [])
 
 
 def test_more_metrics_than_a_run_may_have_are_left_out_and_told(world, events, settings):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from oppo_platform.telemetry import metric_export
-from oppo_platform.telemetry.compaction import seal
+from oppo_platform.telemetry.compaction import compact
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_step_is_a_line_with_every_axis(told, monkeypatch):
     assert lines[2] == {"step": 3, "wall": 3.0, "tokens": 300.0, "gpu_seconds": 3.0, "a": 0.3, "b/x": 1.5}
     assert "b/x" not in lines[1]
     assert lines[5]["b/x"] is None
-    seal(attempt_id)
+    compact(attempt_id)
     assert get("a,b/*") == lines
 
 

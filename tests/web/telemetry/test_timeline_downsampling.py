@@ -12,8 +12,8 @@ from oppo_platform.telemetry.timeline_downsampling import (
     MOST_PIECES,
     StoredStep,
     merged_steps,
-    pack_far,
-    unpack_far,
+    pack_downsampled,
+    unpack_downsampled,
     worst_bubbles,
 )
 from oppo_platform.telemetry.timelines import timeline
@@ -47,7 +47,7 @@ def totals(steps):
 @given(st.lists(STEP, min_size=1, max_size=12), st.integers(27, 60), st.floats(0, 1e6))
 def test_merged_spans_keep_the_totals_of_every_phase_and_cause(told, most, shift):
     raw = [spans_of(*step) for step in told]
-    far = unpack_far([StoredStep(i, pack_far(spans), shift) for i, spans in enumerate(raw, start=1)])
+    far = unpack_downsampled([StoredStep(i, pack_downsampled(spans), shift) for i, spans in enumerate(raw, start=1)])
     merged = merged_steps(far, most)
     assert dict(totals(merged)) == pytest.approx(dict(totals(raw)), rel=1e-6, abs=1e-6)
     assert sum(len(step["device"]) + len(step["idle"]) for step in merged) <= most
@@ -63,7 +63,7 @@ def test_pieces_of_a_lane_do_not_overlap_and_idle_time_ends_the_step():
         [("cuda:0", "tail", (4.0, 6.0)), ("cuda:0", "update", (9.0, 10.0))],
         window=(0.0, 10.0),
     )
-    (step,) = merged_steps(unpack_far([StoredStep(n, pack_far(spans), 5.0) for n in (1, 2)]), most=4)
+    (step,) = merged_steps(unpack_downsampled([StoredStep(n, pack_downsampled(spans), 5.0) for n in (1, 2)]), most=4)
     assert (step["step"], step["to_step"], step["merged"], step["window_s"]) == (1, 2, 2, [5.0, 25.0])
     assert list(zip(step["phase"], step["start_s"], step["end_s"], strict=True)) == [
         ("decode", 5.0, 13.0),
@@ -75,7 +75,7 @@ def test_pieces_of_a_lane_do_not_overlap_and_idle_time_ends_the_step():
 def test_times_that_are_not_finite_are_left_out():
     spans = spans_of([("cuda:0", "actor", "decode", (0.0, 1.0))], [("cuda:0", "tail", (1.0, 2.0))])
     spans |= {"end_s": [None], "window_s": [None, 3.0]}
-    far = unpack_far([StoredStep(1, pack_far(spans), 0.0)])
+    far = unpack_downsampled([StoredStep(1, pack_downsampled(spans), 0.0)])
     assert totals(merged_steps(far)) == {("cuda:0", "tail"): 1.0}
 
 
@@ -88,7 +88,7 @@ def test_a_thousand_steps_come_in_one_reply(world, events):
     spans = spans_of(work, [(f"cuda:{d}", cause, (4.0, 5.0)) for d in range(8) for cause in CAUSES], window=(0.0, 5.0))
     worst = spans_of(work, [("cuda:3", "tail", (4.0, 99.0))], window=(0.0, 5.0))
     stored = {n: worst if n == 700 else spans for n in range(1, 1001)}
-    packed = {id(told): pack_far(told) for told in (spans, worst)}
+    packed = {id(told): pack_downsampled(told) for told in (spans, worst)}
     SpanBatch.objects.bulk_create(
         SpanBatch(attempt_id=attempt_id, step=n, data={}, far=packed[id(told)]) for n, told in stored.items()
     )
@@ -112,7 +112,7 @@ def test_rows_stored_before_are_filled_by_the_migration(world, events):
     spans = spans_of([("cuda:0", "actor", "decode", (0.0, 1.0))], [])
     SpanBatch.objects.bulk_create(SpanBatch(attempt_id=attempt_id, step=n, data=spans, far=b"") for n in range(1, 103))
     import_module("oppo_platform.telemetry.migrations.0005_spans_from_afar").fill(apps, None)
-    assert {bytes(row.far) for row in SpanBatch.objects.all()} == {pack_far(spans)}
+    assert {bytes(row.far) for row in SpanBatch.objects.all()} == {pack_downsampled(spans)}
 
 
 def test_some_steps_are_downloaded_as_a_chrome_trace(world, events):
@@ -151,7 +151,7 @@ def test_what_overlap_saved_is_each_stage_after_the_one_before(world, events):
         ("cuda:0", "actor", "update-actor", (4.0, 7.0)),
         ("cuda:2", "critic", "update-critic", (4.0, 6.0)),
     ]
-    packed = pack_far(spans_of(work, [("cuda:1", "update", (4.0, 7.0))], window=(0.0, 7.5)))
+    packed = pack_downsampled(spans_of(work, [("cuda:1", "update", (4.0, 7.0))], window=(0.0, 7.5)))
     SpanBatch.objects.bulk_create(SpanBatch(attempt_id=attempt_id, step=n, data={}, far=packed) for n in range(1, 1501))
     told = saving(run)
     assert (told["steps"], told["measured_s"], told["sequential_s"]) == (750, 750 * 7.5, 750 * 9.0)

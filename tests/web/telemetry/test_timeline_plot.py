@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import pytest
 from hypothesis import given, settings
 
-from oppo_platform.telemetry.palette import HATCH, THEMES, colour_of
+from oppo_platform.telemetry.palette import HATCH, THEMES, span_colour
 from oppo_platform.telemetry.timeline_plot import MOST_LINKS, timeline_figure
 from tests.web.telemetry.test_timeline_downsampling import DEVICES, STEP, WORK, spans_of, st
 
@@ -40,7 +40,7 @@ def test_every_second_of_work_and_idle_time_is_in_one_bar(steps):
     expected = Counter()
     for work, idle in steps:
         for _, role, phase, (start, end) in work:
-            expected[colour_of(phase, role).replace("-", " ")] += end - start
+            expected[span_colour(phase, role).replace("-", " ")] += end - start
         for _, cause, (start, end) in idle:
             expected[f"idle: {cause}"] += end - start
     assert {trace["name"]: sum(trace["x"]) for trace in bars(figure)} == pytest.approx(dict(expected))

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from oppo_contract.wire import Claimed
 from oppo_core.reporting.event_log import Journal
 from oppo_platform.runs.models import Attempt
-from oppo_platform.telemetry.compaction import seal
-from oppo_platform.telemetry.metric_reader import EVERYTHING, read_points, reigns
+from oppo_platform.telemetry.compaction import compact
+from oppo_platform.telemetry.metric_reader import EVERYTHING, attempt_ranges, read_points
 from oppo_platform.telemetry.models import ProducerMark
 from worker import uploader as shipping_module
 from worker.folders import AttemptFolder, SavedClaim
@@ -79,7 +79,7 @@ def told_in(folder: AttemptFolder) -> dict[str, dict[int, float]]:
 
 def stored(run: Any) -> dict[str, dict[int, float]]:
     run.refresh_from_db()
-    found = read_points({run.pk: reigns(run)}, ["a", "b"], EVERYTHING)
+    found = read_points({run.pk: attempt_ranges(run)}, ["a", "b"], EVERYTHING)
     return {key: dict(zip(steps.tolist(), values.tolist(), strict=True)) for (_, key), (steps, values) in found.items()}
 
 
@@ -127,7 +127,7 @@ def test_what_is_stored_is_what_the_engine_wrote(world, tmp_path_factory, impati
         ship.run()  # until everything is acknowledged; the next life reads the outbox from its beginning
         network.arrive_late()
         if comes_by:
-            seal(attempt_id)
+            compact(attempt_id)
         assert same(told_in(folder), stored(run))
     mark = ProducerMark.objects.filter(attempt_id=attempt_id, producer="engine").first()
     assert (mark.high_water if mark else 0) == next(steps) - 1

@@ -1,6 +1,6 @@
 from django.db import migrations, models
 
-from oppo_platform.telemetry.timeline_downsampling import pack_far
+from oppo_platform.telemetry.timeline_downsampling import pack_downsampled
 
 
 def fill(apps, schema_editor):
@@ -9,7 +9,7 @@ def fill(apps, schema_editor):
     rows = list(batches[:100])
     while rows:
         for row in rows:
-            row.far = pack_far(row.data)
+            row.far = pack_downsampled(row.data)
         batches.model.objects.bulk_update(rows, ["far"])
         rows = list(batches.filter(id__gt=rows[-1].id)[:100])
 
