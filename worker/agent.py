@@ -29,7 +29,7 @@ from worker.deletions import Deletions
 from worker.devices import device_reports
 from worker.disks import node_disks
 from worker.engine_process import DEFAULT_ENGINE, engine_environ, engine_program
-from worker.folders import AttemptFolder, NodeIdentity, WorkerFolder
+from worker.folders import NodeIdentity, WorkerFolder
 from worker.gpu_throttling import ThrottleMonitor
 from worker.platform_api import PlatformApi, RefusedError, UnacceptableError, Unreachable
 from worker.prefork import Fork, ForkServer, start_supervisor
@@ -152,7 +152,7 @@ class Supervisors:
         """Send SIGTERM to one supervisor, or to all: save, report, exit."""
         for attempt in self.folder.attempts():
             if order is None or attempt.attempt_id == order.attempt_id:
-                pid = _supervisor_pid(attempt)
+                pid = attempt.supervisor_pid()
                 if pid is not None:
                     with contextlib.suppress(ProcessLookupError):  # it has ended
                         os.kill(pid, signal.SIGTERM)
@@ -166,7 +166,7 @@ class Supervisors:
             except subprocess.TimeoutExpired:
                 log.warning("supervisor_left_behind", pid=child.pid)
         for attempt in self.folder.attempts():  # children of an earlier agent
-            while (pid := _supervisor_pid(attempt)) is not None and time.monotonic() < deadline:
+            while (pid := attempt.supervisor_pid()) is not None and time.monotonic() < deadline:
                 time.sleep(POLL_S)
             if pid is not None and attempt.attempt_id not in self.children:
                 log.warning("supervisor_left_behind", pid=pid)
@@ -179,13 +179,6 @@ def errors_logged(action: str, **about: int) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:  # RuntimeError: "can't start new thread"
         log.error("not_done_now", doing=action, detail=f"{type(error).__name__}: {error}"[:500], **about)
-
-
-def _supervisor_pid(attempt: AttemptFolder) -> int | None:
-    """Process id of the running supervisor, which may delete the attempt's folder at any time."""
-    with contextlib.suppress(FileNotFoundError):
-        return attempt.supervisor_pid()
-    return None
 
 
 class Consumer:

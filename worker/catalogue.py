@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import structlog
 
+from oppo_contract.model_folder import TINY
 from oppo_contract.wire import MAX_ARCHITECTURE, MAX_TOKENS, CatalogueEntry
 
 MAX_DEPTH = 4
@@ -24,7 +25,6 @@ SCAN_EVERY_S = 10.0
 SCAN_SHARE = 0.01  # maximum share of time spent scanning
 FIRST_SCAN_TIMEOUT_S = 0.5  # so that the first heartbeat has a catalogue
 SLOW_SCAN_S = 60.0  # logs a warning
-TINY = "oppo_tiny"
 Task = Literal["causal_lm", "sequence_classification", ""]
 
 log = structlog.get_logger("worker.catalogue")

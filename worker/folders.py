@@ -95,25 +95,28 @@ class AttemptFolder:
                 lock.flush()
             yield acquired
 
-    def running_attempt(self) -> RunningAttempt | None:
-        """The attempt if its supervisor runs, else None."""
+    def _supervisor(self) -> tuple[int, int] | None:
+        """(process id, epoch) of the running supervisor, which may delete the folder at any time."""
         try:
             with self.lock_file.open() as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
                     words = lock.read().split()
-                    return RunningAttempt(attempt_id=self.attempt_id, epoch=int(words[1])) if len(words) == 2 else None
+                    return (int(words[0]), int(words[1])) if len(words) == 2 else None
         except FileNotFoundError:
             return None
         return None
 
+    def running_attempt(self) -> RunningAttempt | None:
+        """The attempt if its supervisor runs, else None."""
+        supervisor = self._supervisor()
+        return None if supervisor is None else RunningAttempt(attempt_id=self.attempt_id, epoch=supervisor[1])
+
     def supervisor_pid(self) -> int | None:
         """Process id of the running supervisor."""
-        if self.running_attempt() is None:
-            return None
-        words = self.lock_file.read_text().split()
-        return int(words[0]) if words else None
+        supervisor = self._supervisor()
+        return None if supervisor is None else supervisor[0]
 
     def saved_claim(self) -> SavedClaim | None:
         """The claim of an earlier supervisor; an unreadable one is moved aside and logged."""

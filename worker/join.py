@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from contextlib import closing
 from pathlib import Path
 
 from oppo_contract.machine import available_cores
@@ -19,7 +20,7 @@ def join_platform(
     """Join and save the node's identity; joining again replaces it. Raises as `PlatformApi`."""
     host = socket.gethostname()
     name = name or re.sub(r"[^A-Za-z0-9._-]", "-", host).strip("-._") or "node"
-    with PlatformApi(platform_url, token) as api:
+    with closing(PlatformApi(platform_url, token)) as api:
         joined = api.join(Join(name=name, hostname=host, cpus=available_cores(), memory_bytes=memory_bytes()))
     identity = NodeIdentity(
         platform_url=platform_url.rstrip("/"),

@@ -8,32 +8,13 @@ from __future__ import annotations
 
 import functools
 import ssl
-from types import TracebackType
 from typing import TypeVar
 
 import httpx
 from pydantic import ValidationError
 
+from oppo_contract import wire
 from oppo_contract.events import WireModel
-from oppo_contract.wire import (
-    PROBLEM_TYPE,
-    VERSION_HEADER,
-    WIRE_VERSION,
-    Address,
-    Applied,
-    AttemptHeartbeat,
-    AttemptOrders,
-    CheckpointRegistration,
-    Claim,
-    Claimed,
-    Gap,
-    Join,
-    Joined,
-    NodeHeartbeat,
-    NodeOrders,
-    Outcome,
-    Refused,
-)
 
 TIMEOUT_S = 10.0
 Reply = TypeVar("Reply", bound=WireModel)
@@ -62,7 +43,7 @@ class UnacceptableError(Exception):
 class GapError(Exception):
     """Events are missing before the batch."""
 
-    def __init__(self, gap: Gap) -> None:
+    def __init__(self, gap: wire.Gap) -> None:
         super().__init__(gap.detail)
         self.expected_seq = gap.expected_seq
 
@@ -80,50 +61,44 @@ class PlatformApi:
     """
 
     def __init__(self, platform_url: str, token: str) -> None:
-        headers = {"Authorization": f"Bearer {token}", VERSION_HEADER: str(WIRE_VERSION)}
+        headers = {"Authorization": f"Bearer {token}", wire.VERSION_HEADER: str(wire.WIRE_VERSION)}
         base_url = f"{platform_url.rstrip('/')}/api/worker/v1/"
         self._http = httpx.Client(base_url=base_url, timeout=TIMEOUT_S, headers=headers, verify=tls_context())
 
-    def join(self, request: Join) -> Joined:
+    def join(self, request: wire.Join) -> wire.Joined:
         """Add this node to the cluster; needs a join token."""
-        return self._post("join", request, Joined)
+        return self._post("join", request, wire.Joined)
 
-    def node_heartbeat(self, request: NodeHeartbeat) -> NodeOrders:
+    def node_heartbeat(self, request: wire.NodeHeartbeat) -> wire.NodeOrders:
         """Report the node's state; needs the node's token, as `claim`."""
-        return self._post("heartbeat", request, NodeOrders)
+        return self._post("heartbeat", request, wire.NodeOrders)
 
-    def claim(self, attempt_id: int, epoch: int, address: Address | None = None) -> Claimed:
-        """Claim the attempt, or this node's rank of it. `address`: for engines on other nodes."""
-        return self._post(f"attempts/{attempt_id}/claim", Claim(epoch=epoch, address=address), Claimed)
+    def claim(self, attempt_id: int, epoch: int, address: wire.Address | None = None) -> wire.Claimed:
+        """wire.Claim the attempt, or this node's rank of it. `address`: for engines on other nodes."""
+        return self._post(f"attempts/{attempt_id}/claim", wire.Claim(epoch=epoch, address=address), wire.Claimed)
 
-    def attempt_heartbeat(self, attempt_id: int, request: AttemptHeartbeat) -> AttemptOrders:
+    def attempt_heartbeat(self, attempt_id: int, request: wire.AttemptHeartbeat) -> wire.AttemptOrders:
         """Renew the lease; needs the attempt's token, as the calls below."""
-        return self._post(f"attempts/{attempt_id}/heartbeat", request, AttemptOrders)
+        return self._post(f"attempts/{attempt_id}/heartbeat", request, wire.AttemptOrders)
 
     def send_events(self, attempt_id: int, body: bytes) -> int:
         """Send an `EventBatch` as JSON. Returns the high-water mark. Also raises `GapError`."""
         response = self._send(f"attempts/{attempt_id}/events", body)
-        if response.status_code == httpx.codes.CONFLICT and (gap := _try_parse(Gap, response)) is not None:
+        if response.status_code == httpx.codes.CONFLICT and (gap := _try_parse(wire.Gap, response)) is not None:
             raise GapError(gap)
-        return _parse(response, Applied).high_water
+        return _parse(response, wire.Applied).high_water
 
-    def register_checkpoint(self, attempt_id: int, request: CheckpointRegistration) -> Applied:
+    def register_checkpoint(self, attempt_id: int, request: wire.CheckpointRegistration) -> wire.Applied:
         """Register a checkpoint."""
-        return self._post(f"attempts/{attempt_id}/checkpoints", request, Applied)
+        return self._post(f"attempts/{attempt_id}/checkpoints", request, wire.Applied)
 
-    def report_outcome(self, attempt_id: int, request: Outcome) -> Applied:
+    def report_outcome(self, attempt_id: int, request: wire.Outcome) -> wire.Applied:
         """Report how the engine ended."""
-        return self._post(f"attempts/{attempt_id}/outcome", request, Applied)
+        return self._post(f"attempts/{attempt_id}/outcome", request, wire.Applied)
 
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
-
-    def __enter__(self) -> PlatformApi:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def _post(self, path: str, request: WireModel, reply: type[Reply]) -> Reply:
         return _parse(self._send(path, request.model_dump_json().encode()), reply)
@@ -145,7 +120,7 @@ def _parse(response: httpx.Response, reply: type[Reply]) -> Reply:
     detail = f"{status} {response.text[:500]}"
     if status == httpx.codes.REQUEST_ENTITY_TOO_LARGE:  # from a proxy too
         raise UnacceptableError(detail)
-    if status == httpx.codes.CONFLICT and (refused := _try_parse(Refused, response)) is not None:
+    if status == httpx.codes.CONFLICT and (refused := _try_parse(wire.Refused, response)) is not None:
         raise RefusedError(refused.detail, refused.reason)
     if _is_problem(response):
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND):
@@ -165,7 +140,7 @@ def _try_parse(model: type[Reply], response: httpx.Response) -> Reply | None:
 
 def _is_problem(response: httpx.Response) -> bool:
     """Whether the body is the platform's problem details, with request id and status."""
-    if response.headers.get("Content-Type", "").partition(";")[0].strip() != PROBLEM_TYPE:
+    if response.headers.get("Content-Type", "").partition(";")[0].strip() != wire.PROBLEM_TYPE:
         return False
     try:
         problem = response.json()

@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import closing
 from typing import Literal
 
 import structlog
@@ -232,7 +233,7 @@ def claim_attempt(folder: AttemptFolder, epoch: int, node: NodeIdentity) -> Save
     if saved is not None:
         return saved
     try:
-        with PlatformApi(node.platform_url, node.node_token) as api:
+        with closing(PlatformApi(node.platform_url, node.node_token)) as api:
             claimed = api.claim(folder.attempt_id, epoch, own_address(node.platform_url))
     except (RefusedError, UnacceptableError) as error:
         log.info("claim_refused", attempt=folder.attempt_id, epoch=epoch, detail=str(error))

@@ -4,7 +4,7 @@ The parent holds the write end of a pipe; its descendants inherit the read end, 
 written: end-of-file means that the parent is gone. Our programs call `watch_lifeline`; other programs (PostgreSQL, Valkey, an
 engine) run below a guard, which is this file run as a script:
 
-    python -I -S lifeline.py --fd N --stop INT [--user UID:GID] -- program argument…
+    python -I -S lifeline.py FD STOP_SIGNAL GRACE_S UID:GID|- PASS_LIFELINE program argument…
 
 The guard watches the pipe, forwards stop signals, and exits with the program's status. On Linux the program also sets
 PR_SET_PDEATHSIG (after dropping the uid, because setuid clears it), for the case that the guard dies. Standard library only: the
@@ -110,14 +110,10 @@ def start_guarded(
     Returns:
         The guard. Its exit status is the program's, or 128 + n for signal n. Terminating the guard stops the program.
     """
-    guard = [sys.executable, "-I", "-S", __file__, "--fd", str(lifeline_fd)]
-    guard += ["--stop", str(int(stop_signal)), "--grace", str(grace_s)]
-    if user is not None:
-        guard += ["--user", f"{user[0]}:{user[1]}"]
-    if pass_lifeline:
-        guard += ["--pass"]
+    identity = "-" if user is None else f"{user[0]}:{user[1]}"
+    options = [str(lifeline_fd), str(int(stop_signal)), str(grace_s), identity, str(int(pass_lifeline))]
     return subprocess.Popen(
-        [*guard, "--", *argv],
+        [sys.executable, "-I", "-S", __file__, *options, *argv],
         cwd=cwd,
         env=None if env is None else dict(env),
         stdin=subprocess.DEVNULL,
@@ -139,7 +135,7 @@ def die_with_parent(stop_signal: int) -> None:
 def _exec_program(argv: Sequence[str], user: str, stop_signal: int, guard_pid: int) -> None:
     """In the forked child: drop the uid, set the parent-death signal, exec the program. Never returns."""
     try:
-        if user:
+        if user != "-":
             uid, gid = (int(part) for part in user.split(":"))
             os.setgroups([])
             os.setgid(gid)
@@ -182,21 +178,13 @@ def _run_guard(pid: int, lifeline_fd: int, stop_signal: int, grace_s: float, wak
 
 def guard(arguments: Sequence[str]) -> int:
     """Main program of the guard (module docstring). Returns the exit status."""
-    options = {"--fd": "-1", "--stop": "15", "--grace": str(DEFAULT_GRACE_S), "--user": ""}
-    rest, pass_on = list(arguments), False
-    while rest[0] != "--":
-        if rest[0] == "--pass":
-            pass_on = True
-            del rest[0]
-        else:
-            options[rest[0]] = rest[1]
-            del rest[:2]
-    lifeline_fd, stop_signal, grace_s = int(options["--fd"]), int(options["--stop"]), float(options["--grace"])
-    os.set_inheritable(lifeline_fd, pass_on)
+    fd, stop, grace, user, inherit, *program = arguments
+    lifeline_fd, stop_signal = int(fd), int(stop)
+    os.set_inheritable(lifeline_fd, inherit == "1")
     guard_pid = os.getpid()
-    status = fork_guarded(lifeline_fd, stop_signal, grace_s)
+    status = fork_guarded(lifeline_fd, stop_signal, float(grace))
     if status is None:
-        _exec_program(rest[1:], options["--user"], stop_signal, guard_pid)
+        _exec_program(program, user, stop_signal, guard_pid)
         return 127
     return status
 

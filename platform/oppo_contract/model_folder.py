@@ -32,7 +32,7 @@ def find(path: str, roots: list[Path]) -> Path:
 
 def may_be_hub_id(path: str) -> bool:
     """Whether `path` has the form owner/name, which transformers resolves on the hub."""
-    return path.count("/") == 1 and not path.startswith((".", "/"))
+    return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not path.endswith("/")
 
 
 def read_config(folder: Path) -> dict[str, object]:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from oppo_contract.machine import write_private
-from oppo_contract.wire import Claimed, LaunchOrder, RunningAttempt
+from oppo_contract.wire import Claimed, LaunchOrder
 from worker import agent as node_agent
 from worker import supervisor
 from worker.agent import Supervisors
@@ -175,14 +175,14 @@ def test_a_supervisor_that_has_just_gone_is_asked_nothing(supervisors: Superviso
         assert held
         attempt.lock_file.write_text(f"{gone} 1")
         supervisors.stop()
-        running_attempt = AttemptFolder.running_attempt
+        read_lock = AttemptFolder._supervisor
 
-        def goes(folder: AttemptFolder) -> RunningAttempt | None:
-            found = running_attempt(folder)
+        def goes(folder: AttemptFolder) -> tuple[int, int] | None:
+            found = read_lock(folder)
             folder.remove()
             return found
 
-        monkeypatch.setattr(AttemptFolder, "running_attempt", goes)
+        monkeypatch.setattr(AttemptFolder, "_supervisor", goes)
         supervisors.stop(LaunchOrder(attempt_id=1, epoch=1))
     supervisors.wait(0.0)
     assert not attempt.path.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -137,5 +138,6 @@ def test_an_answer_that_cannot_be_decoded_is_none() -> None:
 
     with HTTPServer(("127.0.0.1", 0), Garbled) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        with PlatformApi(f"http://127.0.0.1:{server.server_port}", "t") as api, pytest.raises(Unreachable, match="DecodingError"):
+        api = PlatformApi(f"http://127.0.0.1:{server.server_port}", "t")
+        with closing(api), pytest.raises(Unreachable, match="DecodingError"):
             api.send_events(1, b"{}")

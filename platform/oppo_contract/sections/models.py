@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from oppo_contract.fields import ALLOWED
+from oppo_contract.model_folder import may_be_hub_id
 from oppo_contract.sections.base import Path, Positive, Section
 from oppo_contract.spec_errors import SettingError
 
@@ -17,10 +18,9 @@ ENV_WORDS = "the name of an environment variable that begins with OPPO_REWARD_: 
 
 def hub_advice(path: str) -> str:
     """Advice for a path that looks like a hub model id, `owner/name`; otherwise empty."""
-    owner, slash, name = path.partition("/")
-    if not (owner and slash and name) or "/" in name or path.startswith((".", "~")):
+    if not may_be_hub_id(path):
         return ""
-    return f"; download a hub model first: hf download {path} --local-dir MODELS_ROOT/{name}"
+    return f"; download a hub model first: hf download {path} --local-dir MODELS_ROOT/{path.partition('/')[2]}"
 
 
 class TinyArchitecture(Section):
