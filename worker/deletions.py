@@ -35,7 +35,7 @@ class Deletions:
             return list(self._results.values())
 
     def start(self, orders: Iterable[DeletionOrder], busy: set[int]) -> None:
-        """Called after a heartbeat was answered: forget the reported results, and start the orders of the reply.
+        """Called after a successful heartbeat: forget the reported results, and start the orders of the reply.
 
         Args:
             orders: folders to delete; orders in progress are not repeated.

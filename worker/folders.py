@@ -156,10 +156,9 @@ class AttemptFolder:
 
     def stuck(self) -> str:
         """Message about processes of the engine that cannot be killed; empty if there are none."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return self.stuck_file.read_text()
-        except FileNotFoundError:
-            return ""
+        return ""
 
     def remove(self) -> None:
         """Delete the folder."""

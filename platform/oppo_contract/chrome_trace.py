@@ -12,7 +12,7 @@ from typing import Any
 
 from oppo_contract.events import CheckpointEvent, DecisionEvent, Event, IdleCause, SpansEvent, StartedEvent
 
-RUN, ACTOR, SCORERS, BUBBLES, DEFERRED = PROCESSES = ("run", "actor", "scorers", "bubbles", "deferred answers")
+RUN, ACTOR, SCORERS, BUBBLES, DEFERRED = PROCESSES = ("run", "actor", "scorers", "bubbles", "deferred responses")
 # Reserved colour names of chrome://tracing; Perfetto ignores them.
 IDLE_COLOURS: dict[IdleCause, str] = {
     "decode": "thread_state_runnable", "tail": "bad", "score": "thread_state_iowait", "update": "rail_response",
@@ -149,7 +149,7 @@ def _add_deferred(data: TraceData, attempt: Attempt, event: SpansEvent) -> None:
     for response in event.deferred:
         arguments = {"step": event.step, "age": response.age, "tokens": response.tokens, "trained": response.trained}
         start, end = attempt.at(response.start_s), attempt.at(response.end_s)
-        slice_ = Slice((DEFERRED, "answers"), start, end, f"answer {response.sequence_id}", arguments)
+        slice_ = Slice((DEFERRED, "responses"), start, end, f"response {response.sequence_id}", arguments)
         before = data.last_segment.pop(response.sequence_id, None)
         if before is not None:
             data.flows.append(Flow("deferred", before, slice_))

@@ -35,7 +35,7 @@ def _drafter_was_on(drafter: Any) -> bool:
 # By dotted path.
 RETIRED = {
     "overlap.drafter": RetiredSetting(
-        "was removed: speculative decoding of the tail never ran where answers are deferred, and kept a GPU from using CUDA"
+        "was removed: speculative decoding of the tail never ran where responses are deferred, and prevented CUDA"
         " graphs. It changed no result: delete the section",
         applies=_drafter_was_on,
     ),

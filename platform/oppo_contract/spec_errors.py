@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -69,8 +69,7 @@ class SpecProblem:
 
     def as_dict(self) -> dict[str, str]:
         """The fields as JSON-ready text, without empty ones."""
-        texts = {name: getattr(self, name) for name in ("path", "message", "value", "allowed", "suggestion")}
-        return {name: text for name, text in texts.items() if text is not None}
+        return {name: text for name, text in asdict(self).items() if text is not None}
 
 
 class SpecError(ValueError):

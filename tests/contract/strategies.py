@@ -54,7 +54,7 @@ def _roles(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def _resources(draw: st.DrawFn, sequences: int) -> dict[str, Any]:
-    """Ranks that share `sequences` evenly."""
+    """Ranks that divide `sequences` evenly."""
     divisors = [n for n in range(1, min(sequences, 256) + 1) if sequences % n == 0]
     ranks = draw(st.sampled_from(divisors))
     a_node = draw(st.sampled_from([n for n in divisors if ranks % n == 0]))
@@ -66,7 +66,7 @@ def _resources(draw: st.DrawFn, sequences: int) -> dict[str, Any]:
 
 @st.composite
 def _decoded(draw: st.DrawFn, spec: dict[str, Any]) -> dict[str, Any]:
-    """The same, decoded by vLLM where it can be: in the engine's process, or in one of its own, there on GPUs of its own too."""
+    """The same with vLLM decoding where valid: in the engine's process, or in a separate one with or without its own GPUs."""
     resources = spec["resources"]
     if "path" not in spec["models"]["actor"] or resources.get("kind") == "cpu" or not draw(st.booleans()):
         return spec
@@ -84,7 +84,7 @@ def _decoded(draw: st.DrawFn, spec: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def _scored_aside(draw: st.DrawFn, spec: dict[str, Any]) -> dict[str, Any]:
-    """The same, with a GPU for each rank's scorers where it can be."""
+    """The same with a GPU for each rank's scorers where valid."""
     resources = spec["resources"]
     if resources.get("kind") == "cuda" and spec["training"]["backend"] == "plain" and draw(st.booleans()):
         resources["scoring_devices"] = resources["devices"] // resources["nodes"] - resources.get("decoding_devices", 0)

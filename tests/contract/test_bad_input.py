@@ -1,4 +1,4 @@
-"""Whatever is wrong with a spec, the complaint names the field, the value, what is allowed and the nearest valid key."""
+"""Every error in a spec names the field, the value, the allowed values and the nearest valid key."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ def change(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 def refused(data: Any) -> list[SpecProblem]:
-    """The complaints about data that must not pass."""
+    """The problems of invalid data."""
     with pytest.raises(SpecError) as caught:
         load_spec(data)
     return caught.value.problems
 
 
 def complaints(check: Callable[[], object]) -> list[SpecProblem]:
-    """What `check` complains of; empty when it does not."""
+    """The problems found by `check`; empty if there are none."""
     try:
         check()
     except SpecError as error:
@@ -127,7 +127,7 @@ def complaints(check: Callable[[], object]) -> list[SpecProblem]:
     CASES,
     ids=[f"{n}-{case[2]}" for n, case in enumerate(CASES)],
 )
-def test_one_clear_complaint(
+def test_one_error_per_mistake(
     minimal: dict[str, Any],
     path: str,
     value: Any,
@@ -171,7 +171,7 @@ IDLE = [
 
 
 @pytest.mark.parametrize(("path", "value", "idle", "used"), IDLE)
-def test_a_setting_without_effect_is_refused_with_what_gives_it_one(
+def test_setting_without_effect_is_rejected(
     minimal: dict[str, Any], path: str, value: Any, idle: dict[str, Any], used: dict[str, Any]
 ) -> None:
     def changed(*changes: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def test_a_missing_key_is_named_with_what_belongs_there(minimal: dict[str, Any],
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 1, {1: 2}, {None: 1}, {(1,): {(2,): 3}}])
-def test_what_is_no_spec_at_all(data: Any) -> None:
+def test_data_that_is_not_a_mapping_is_rejected(data: Any) -> None:
     problems = refused(data)
     assert all(problem.message for problem in problems)
 
@@ -218,7 +218,7 @@ def test_a_critic_cannot_start_from_a_rule(minimal: dict[str, Any]) -> None:
     )
 
 
-def test_a_number_that_python_will_not_print(minimal: dict[str, Any]) -> None:
+def test_unprintable_number(minimal: dict[str, Any]) -> None:
     (problem,) = refused(change(minimal, "seed", 16**5000))
     assert (problem.message, problem.value) == ("is too large", "a value that cannot be displayed")
 
@@ -259,7 +259,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize(("text", "words"), TEXTS.values(), ids=TEXTS)
-def test_text_that_is_no_spec(text: str, words: str) -> None:
+def test_invalid_yaml_is_rejected(text: str, words: str) -> None:
     with pytest.raises(SpecError) as caught:
         load_yaml(text)
     (problem,) = caught.value.problems
@@ -271,7 +271,7 @@ def test_text_that_is_no_spec(text: str, words: str) -> None:
 @given(st.text(st.sampled_from("ab01:-,[]{}&*!|>'\"%@`#?~.\n\t \x00é\ud800<=_"), max_size=60))
 @example("a: 0x" + "f" * 5000)
 @settings(deadline=None, max_examples=300)
-def test_any_text_is_refused_in_words(text: str) -> None:
+def test_any_text_raises_spec_errors_only(text: str) -> None:
     problems = complaints(lambda: load_spec(parse_yaml(text)))
     assert problems
     assert all(problem.message for problem in problems)

@@ -1,4 +1,4 @@
-"""The documentation says what is there: settings, metrics, events, states, phases and links."""
+"""The documentation matches the code: settings, metrics, events, states, phases and links."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def named_paths(page: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("path", "name"), sorted(set.union(*map(named_paths, LAWS))))
-def test_what_the_laws_name_is_there(path: str, name: str) -> None:
+def test_code_named_in_the_documentation_exists(path: str, name: str) -> None:
     found = [
         folder / path for folder in (ROOT, ROOT / "platform", ROOT / "platform" / "oppo_platform") if (folder / path).exists()
     ]

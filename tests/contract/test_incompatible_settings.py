@@ -1,4 +1,4 @@
-"""Switches that do not go with each other are refused with what to choose instead."""
+"""Settings that cannot be combined are rejected with the valid choices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INEXACT = [
 
 
 @pytest.mark.parametrize(("path", "value"), INEXACT)
-def test_update_overlap_is_refused_where_it_would_not_be_exact(minimal: dict[str, Any], path: str, value: Any) -> None:
+def test_update_overlap_conflicts(minimal: dict[str, Any], path: str, value: Any) -> None:
     (problem,) = refused(change(change(minimal, "overlap.update_overlap", True), path, value))
     assert (problem.path, problem.message) == (path, "cannot be combined with overlap.update_overlap")
     assert problem.allowed
@@ -32,9 +32,7 @@ SHARDED = [
 
 @pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
 @pytest.mark.parametrize(("path", "value"), SHARDED)
-def test_sharding_is_refused_where_a_rank_needs_the_whole_optimizer(
-    minimal: dict[str, Any], path: str, value: Any, backend: str
-) -> None:
+def test_sharded_backend_conflicts(minimal: dict[str, Any], path: str, value: Any, backend: str) -> None:
     sharded = change(change(minimal, "training.backend", backend), path, value)
     if (backend, value) == ("fsdp2", "float64"):  # DeepSpeed alone steps on float32 weights
         load_spec(sharded)
@@ -46,7 +44,7 @@ def test_sharding_is_refused_where_a_rank_needs_the_whole_optimizer(
     load_spec(change(change(minimal, "training.backend", backend), "resources.dtype", "bfloat16"))
 
 
-def test_what_is_computed_again_must_be_possible(minimal: dict[str, Any]) -> None:
+def test_recompute_conflicts(minimal: dict[str, Any]) -> None:
     sharded = change(change(minimal, "training.backend", "deepspeed"), "training.zero_stage", 3)
     together = change(change(minimal, "training.recompute", "selective"), "overlap.update_overlap", True)
     (at_stage_3,), (twice,) = refused(change(sharded, "training.recompute", "head")), refused(together)
@@ -66,7 +64,7 @@ WITHOUT_VLLM = [
 
 
 @pytest.mark.parametrize(("path", "value"), WITHOUT_VLLM)
-def test_vllm_is_refused_where_it_cannot_decode(minimal: dict[str, Any], path: str, value: Any) -> None:
+def test_vllm_conflicts(minimal: dict[str, Any], path: str, value: Any) -> None:
     decoded = change(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm"), "ppo.tis", "all")
     load_spec(decoded)
     (problem,) = refused(change(decoded, path, value))
@@ -94,7 +92,7 @@ SERVED = {"models.reward": {"model": {"path": "a"}, "served_by": "vllm"}}
         ({"resources.dtype": "float64"}, "resources.dtype", "bfloat16"),
     ],
 )  # fmt: skip
-def test_vllm_serves_reward_models_that_it_can(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
+def test_vllm_reward_conflicts(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
     spec = load_spec(changed_by(minimal, SERVED))
     assert [(s.served_by, s.memory_share) for s in spec.models.reward.sources()] == [("vllm", 0.15)]
     (problem,) = refused(changed_by(minimal, SERVED | changes))
@@ -125,7 +123,7 @@ def changed_by(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         ({"rollout.backend": "torch", "rollout.vllm_process": "engine"}, "resources.decoding_devices", "rollout.backend vllm"),
     ],
 )
-def test_gpus_that_only_decode_are_vllms_own(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
+def test_decoding_device_conflicts(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
     spec = load_spec(changed_by(minimal, SUBPROCESS_ENVIRONMENT))
     assert (spec.resources.ranks_per_node, spec.resources.ranks) == (1, 1)
     (problem,) = refused(changed_by(minimal, SUBPROCESS_ENVIRONMENT | changes))
@@ -149,9 +147,7 @@ ASIDE = SUBPROCESS_ENVIRONMENT | {"resources.devices": 6, "resources.decoding_de
         ({"resources.kind": "cpu"}, "resources.devices", "resources.processes divides a node's cores"),
     ],
 )
-def test_each_rank_has_a_gpu_for_its_scorers_or_none_has(
-    minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str
-) -> None:
+def test_scoring_device_conflicts(minimal: dict[str, Any], changes: dict[str, Any], path: str, allowed: str) -> None:
     spec = load_spec(changed_by(minimal, ASIDE))
     assert (spec.resources.ranks_per_node, spec.resources.ranks) == (2, 2)
     (problem,) = refused(changed_by(minimal, ASIDE | changes))
@@ -168,13 +164,13 @@ def test_a_cpu_has_no_second_device_for_scorers(minimal: dict[str, Any]) -> None
     )
 
 
-def test_vllm_in_a_process_of_its_own_goes_with_deepspeed(minimal: dict[str, Any]) -> None:
+def test_separate_vllm_process_with_deepspeed_is_valid(minimal: dict[str, Any]) -> None:
     load_spec(changed_by(minimal, SUBPROCESS_ENVIRONMENT | {"training.backend": "deepspeed"}))
 
 
 @pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
-def test_ranks_that_share_weights_out_do_not_hand_them_over_together(minimal: dict[str, Any], backend: str) -> None:
-    """By CUDA IPC they would, and one whose vLLM has died would hold up the others."""
+def test_sharded_ranks_need_separate_gpus_for_vllm(minimal: dict[str, Any], backend: str) -> None:
+    """With CUDA IPC, a rank whose vLLM has died would block the others."""
     on_our_gpus = SUBPROCESS_ENVIRONMENT | {"training.backend": backend, "resources.devices": 2, "resources.decoding_devices": 0}
     (problem,) = refused(changed_by(minimal, on_our_gpus))
     assert (problem.path, problem.message) == ("training.backend", "cannot be combined with rollout.backend vllm")
@@ -184,7 +180,7 @@ def test_ranks_that_share_weights_out_do_not_hand_them_over_together(minimal: di
         load_spec(changed_by(minimal, on_our_gpus | instead))
 
 
-def test_vllm_that_sleeps_keeps_no_cache(minimal: dict[str, Any]) -> None:
+def test_vllm_sleep_conflicts_with_a_kept_cache(minimal: dict[str, Any]) -> None:
     decoded = change(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm"), "ppo.tis", "all")
     sleeping = change(decoded, "rollout.vllm_sleep", True)
     (problem,) = refused(change(sleeping, "overlap.kv_after_update", "keep"))
@@ -193,7 +189,7 @@ def test_vllm_that_sleeps_keeps_no_cache(minimal: dict[str, Any]) -> None:
     load_spec(sleeping)
 
 
-def test_vllm_says_what_it_sampled_among_with_top_k_only(minimal: dict[str, Any]) -> None:
+def test_vllm_sampling_mask_needs_top_k(minimal: dict[str, Any]) -> None:
     decoded = change(change(change(minimal, "models.actor", {"path": "a"}), "rollout.backend", "vllm"), "ppo.tis", "all")
     filtered = change(decoded, "rollout.top_p", 0.9)
     (problem,) = refused(filtered)
@@ -201,8 +197,8 @@ def test_vllm_says_what_it_sampled_among_with_top_k_only(minimal: dict[str, Any]
     load_spec(change(filtered, "rollout.top_k", 50))
 
 
-def test_devices_that_another_setting_rules_out_will_not_do(minimal: dict[str, Any]) -> None:
-    """A run that may have any is not given one on which its engine would refuse to start."""
+def test_device_kind_is_narrowed_by_other_settings(minimal: dict[str, Any]) -> None:
+    """A run with kind `any` must not get a device on which its engine would not start."""
     assert load_spec(minimal).device_kind == "any"
     assert load_spec(change(minimal, "resources.kind", "cuda")).device_kind == "cuda"
     assert load_spec(change(minimal, "overlap.update_overlap", True)).device_kind == "cpu"

@@ -1,4 +1,4 @@
-"""The layout and the arrows between the parts (ARCHITECTURE.md)."""
+"""The layout and the import rules (ARCHITECTURE.md)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_platform_is_a_folder_and_not_a_package() -> None:
         ("oppo_core", ("django", "celery", "worker", "oppo_platform", "oppo_client")),
     ],
 )
-def test_importing_a_part_brings_no_other_along(package: str, never: tuple[str, ...], tmp_path: Path) -> None:
+def test_imports_of_each_package_are_limited(package: str, never: tuple[str, ...], tmp_path: Path) -> None:
     done = run(sys.executable, "-c", IMPORT_ALL, package, *never, OPPO_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []

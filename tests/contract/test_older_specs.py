@@ -1,4 +1,4 @@
-"""Specs as commit f5bbdf8 stored them, with every default written out, are read; retired settings that are on are refused."""
+"""Specs stored by commit f5bbdf8, with all defaults, are read; removed settings that are on are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pinned set-up: what pyproject.toml asks for is locked, at a version that it allows."""
+"""Pinned dependencies: pyproject.toml's requirements are locked at an allowed version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings and values of earlier versions: refused in a new spec with what to do, read in a stored one."""
+"""Removed settings and values: rejected in a new spec, migrated in a stored one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_retired_value_is_refused_with_what_to_do(minimal: dict[str, Any], pat
 
 
 @pytest.mark.parametrize("value", [{"max_rows": "many"}, 3, None])
-def test_nonsense_in_a_removed_setting_is_refused(minimal: dict[str, Any], value: Any) -> None:
+def test_invalid_value_of_a_removed_setting_is_rejected(minimal: dict[str, Any], value: Any) -> None:
     (problem,) = refused(with_drafter(minimal, value))
     assert problem.path == "overlap.drafter"
     assert "delete" in str(problem)
@@ -63,6 +63,6 @@ def test_a_stored_spec_has_retired_values_replaced(minimal: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("other", [None, [], 3, {"overlap": 3}, {"overlap": None}, {}])
-def test_data_that_is_no_spec_stays_as_it_is(other: Any) -> None:
+def test_data_that_is_not_a_mapping_is_unchanged(other: Any) -> None:
     assert replace_retired_settings(other) == other
     assert drop_unused_settings(other) == other

@@ -1,4 +1,4 @@
-"""Deleting folders of artifacts: what is asked for goes, nothing else does, whatever links are laid."""
+"""Deletion of artifact folders stays below the root, with symlinks of any kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = st.lists(st.sampled_from(["runs", "7", "8", "checkpoints", "..", ".", "l
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A root with two runs, one of which has laid links to the other and to the outside."""
+    """A root with two runs, one with links to the other and to the outside."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "precious").write_text("kept")
     root = tmp_path / "root"
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_runs_folder_goes_with_its_links_and_what_they_lead_to_stays(store: Path) -> None:
+def test_delete_removes_links_and_not_their_targets(store: Path) -> None:
     assert delete_run_folder(store.as_uri(), 7, f"{store.as_uri()}/runs/7")
     assert not (store / "runs" / "7").exists()
     assert (store / "runs" / "8" / "checkpoints" / "a" / "deep" / "weights").read_text() == "8"
@@ -39,7 +39,7 @@ def test_a_runs_folder_goes_with_its_links_and_what_they_lead_to_stays(store: Pa
     assert not delete_run_folder(store.as_uri(), 7, f"{store.as_uri()}/runs/7")  # again: it is not there any more
 
 
-def test_one_checkpoint_goes(store: Path) -> None:
+def test_delete_one_checkpoint(store: Path) -> None:
     assert delete_run_folder(store.as_uri(), 7, f"{store.as_uri()}/runs/7/checkpoints/b")
     assert [p.name for p in (store / "runs" / "7" / "checkpoints").iterdir()] == ["a"]
 
@@ -48,7 +48,7 @@ def test_one_checkpoint_goes(store: Path) -> None:
     "place",
     ["runs/7/link", "runs/7/link/precious", "runs/7/other/checkpoints", "runs/8", "runs", "", "runs/7/../8", "runs/7/other"],
 )
-def test_links_and_strangers_are_refused(store: Path, place: str) -> None:
+def test_links_and_other_folders_are_rejected(store: Path, place: str) -> None:
     before = sorted(p for p in store.parent.rglob("*"))
     with pytest.raises(OutsideRootError):
         delete_run_folder(store.as_uri(), 7, f"{store.as_uri()}/{place}")
@@ -61,7 +61,7 @@ def test_other_urls_are_refused(store: Path, url: str) -> None:
         delete_run_folder(store.as_uri(), 7, url)
 
 
-def test_a_root_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_root_raises_oserror(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nowhere"):
         delete_run_folder((tmp_path / "nowhere").as_uri(), 7, (tmp_path / "nowhere" / "runs" / "7").as_uri())
 
@@ -73,7 +73,7 @@ def test_a_file_in_the_place_of_a_folder_is_refused(store: Path) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=PARTS)
-def test_whatever_path_is_given_the_outside_and_other_runs_stay(store: Path, parts: list[str]) -> None:
+def test_any_path_leaves_the_outside_and_other_runs_untouched(store: Path, parts: list[str]) -> None:
     try:
         delete_run_folder(store.as_uri(), 7, f"{store.as_uri()}/{'/'.join(parts)}")
     except (OutsideRootError, OSError):
@@ -82,8 +82,8 @@ def test_whatever_path_is_given_the_outside_and_other_runs_stay(store: Path, par
     assert (store / "runs" / "8" / "checkpoints" / "a" / "deep" / "weights").exists()
 
 
-def test_two_may_delete_the_same_folder_at_once(tmp_path: Path) -> None:
-    """The platform and the agent of a node on the same machine do."""
+def test_concurrent_deletion_of_one_folder(tmp_path: Path) -> None:
+    """As by the platform and the agent on the same machine."""
     folder = tmp_path / "runs" / "7"
     both = Barrier(2)
 

@@ -1,4 +1,4 @@
-"""A spec survives YAML and JSON unchanged, and every field says what it is."""
+"""A spec survives YAML and JSON unchanged, and every field has a description."""
 
 from __future__ import annotations
 

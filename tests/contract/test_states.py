@@ -1,4 +1,4 @@
-"""The transition table: whole, reachable, with an end, and as the design lists it."""
+"""The transition table: complete, reachable, with end states, and as designed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ S = RunState
 
 
 def reachable_from(start: RunState) -> set[RunState]:
-    """Every state a run in `start` may come to, `start` included."""
+    """Every state reachable from `start`, `start` included."""
     seen, waiting = {start}, [start]
     while waiting:
         for state in TRANSITIONS[waiting.pop()] - seen:
@@ -36,7 +36,7 @@ def test_an_ended_state_is_final_and_every_other_can_end(state: RunState) -> Non
         assert not can_transition(state, state)
 
 
-def test_what_may_return_to_the_queue() -> None:
+def test_states_that_may_return_to_the_queue() -> None:
     returning = {state for state in RunState if can_transition(state, S.QUEUED)}
     assert returning == {S.ALLOCATED, S.STARTING, S.RUNNING, S.PAUSING, S.PREEMPTING, S.PAUSED}
 
@@ -46,12 +46,12 @@ def test_a_paused_run_waits_or_ends_and_does_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("state", [S.PAUSING, S.PREEMPTING, S.CANCELLING])
-def test_the_engine_may_have_been_faster_than_a_wish(state: RunState) -> None:
+def test_engine_may_end_before_a_request_reaches_it(state: RunState) -> None:
     assert can_transition(state, S.SUCCEEDED)
     assert can_transition(state, S.FAILED)
 
 
-def test_the_way_of_an_ordinary_run() -> None:
+def test_transitions_of_an_ordinary_run() -> None:
     way = [S.QUEUED, S.ALLOCATED, S.STARTING, S.RUNNING, S.SUCCEEDED]
     assert all(can_transition(old, new) for old, new in itertools.pairwise(way))
 

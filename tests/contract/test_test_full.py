@@ -1,4 +1,4 @@
-"""`make test-full` runs its parts in order, and goes on with those that were not green on the same files."""
+"""`make test-full` runs its parts in order, and resumes with those that were not green on the same files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_next_run_has_only_the_parts_that_were_red(runs: Runs, capsys: pytes
     assert runs.ran == []
 
 
-def test_a_part_that_is_named_runs_again(runs: Runs) -> None:
+def test_named_part_runs_again(runs: Runs) -> None:
     assert test_full.main(["engine"]) == test_full.main(["engine"]) == 0
     assert runs.ran == ["engine", "engine"]
     assert test_full.main(["nothing"]) == 2

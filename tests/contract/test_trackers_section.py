@@ -1,4 +1,4 @@
-"""What a spec may say of other trackers."""
+"""Validation of the trackers section of a spec."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def spec_with(trackers: dict[str, Any]) -> RunSpec:
     )  # fmt: skip
 
 
-def test_none_is_on_by_itself_and_an_empty_section_switches_one_on() -> None:
+def test_trackers_are_off_by_default_and_on_with_an_empty_section() -> None:
     assert spec_with({}).logging.trackers.enabled == {}
     assert list(spec_with({"wandb": {}, "tensorboard": {}}).logging.trackers.enabled) == ["tensorboard", "wandb"]
 
@@ -62,6 +62,6 @@ def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
         ({"mlflow": {}}, "mlflow.uri: is required"),
     ],
 )  # fmt: skip
-def test_what_means_nothing_or_is_misspelt_is_refused(trackers: dict[str, Any], said: str) -> None:
+def test_unused_and_misspelt_settings_are_rejected(trackers: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said.replace(".", r"\.").replace("?", r"\?")):
         spec_with(trackers)

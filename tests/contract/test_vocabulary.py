@@ -1,4 +1,4 @@
-"""Identifiers and modules that were renamed to the field's words do not come back."""
+"""Renamed identifiers and modules do not return."""
 
 from __future__ import annotations
 

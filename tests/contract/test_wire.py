@@ -46,7 +46,7 @@ def line(kind: str, **changes: Any) -> str:
 
 
 def messages() -> list[type[WireModel]]:
-    """Every model that crosses a boundary."""
+    """Every model of the wire format."""
     found = [*vars(events).values(), *vars(wire).values()]
     return sorted({m for m in found if inspect.isclass(m) and issubclass(m, WireModel)}, key=lambda m: m.__name__)
 
@@ -56,7 +56,7 @@ def test_there_is_an_example_of_every_event() -> None:
     assert {kind.model_fields["kind"].default for kind in get_args(union)} == set(EXAMPLES)
 
 
-def test_what_newer_engines_add_to_a_timeline_may_be_missing() -> None:
+def test_newer_timeline_fields_are_optional() -> None:
     older = parse_event(line("spans"))
     assert (older.flows, older.counters, older.trained) == ([], {}, [])
     newer = parse_event(line("spans", flows=[[0, 0]], counters={"live_rows": [[0.0, 4.0]]}, trained=[[3, 5, 8]]))
@@ -64,7 +64,7 @@ def test_what_newer_engines_add_to_a_timeline_may_be_missing() -> None:
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
-def test_an_event_survives_its_line(kind: str) -> None:
+def test_event_round_trip_through_json(kind: str) -> None:
     event = parse_event(line(kind))
     assert event.kind == kind
     assert parse_event(event.model_dump_json()) == event
@@ -109,7 +109,7 @@ def test_numbers_start_at_one_and_are_whole(seq: object) -> None:
         ("started", {"total_steps": 0}),
     ],
 )
-def test_impossible_values_are_refused(kind: str, changes: dict[str, Any]) -> None:
+def test_invalid_values_are_rejected(kind: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         parse_event(line(kind, **changes))
 
@@ -130,7 +130,7 @@ def test_every_float_survives_bit_for_bit_but_for_nan_payloads(metrics: dict[str
         assert same or (math.isnan(value) and math.isnan(back.metrics[key]))
 
 
-def test_non_finite_numbers_are_spelt_out() -> None:
+def test_non_finite_numbers_are_strings() -> None:
     event = parse_event(line("step", metrics={"a": "NaN", "b": "Infinity", "c": "-Infinity"}))
     assert json.loads(event.model_dump_json())["metrics"] == {"a": "NaN", "b": "Infinity", "c": "-Infinity"}
 

@@ -1,4 +1,4 @@
-"""A small platform in this process that keeps the wire's promises, and an engine of forty lines that keeps its own.
+"""An in-process platform that implements the wire format, and a 40-line engine.
 
 Both exist so that a test can make the network fail at a chosen moment and an engine behave badly. The real platform and the
 real engine meet the real worker in tests/end_to_end.
@@ -42,7 +42,7 @@ def eventually(holds: Callable[[], Any], what: str = "it", within_s: float = PAT
 
 
 def first_catalogue(bench: Bench) -> Any:
-    """What the node told of its models and prompts at first."""
+    """The node's first reported catalogue."""
 
     def told() -> list[Any]:
         return [beat["catalogue"] for beat in bench.platform.node_beats if beat["catalogue"] is not None]
@@ -52,7 +52,7 @@ def first_catalogue(bench: Bench) -> Any:
 
 @dataclass
 class Attempt:
-    """What the platform knows of one attempt."""
+    """State of one attempt on the platform."""
 
     spec: dict[str, Any]
     artifact_url: str
@@ -141,12 +141,12 @@ class SmallPlatform:
 
 
 def problem(status: int) -> tuple[int, dict[str, Any]]:
-    """What the platform itself refuses with this status."""
+    """Problem details of the platform with this status."""
     return status, {"title": "no", "status": status, "detail": "no", "errors": [], "request_id": "1"}
 
 
 def engines_of(artifacts: Path) -> list[psutil.Process]:
-    """Living engine processes that write to a folder."""
+    """Running engine processes that write to a folder."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -191,7 +191,7 @@ def serve(platform: SmallPlatform, port: int = 0) -> ThreadingHTTPServer:
 
 @dataclass
 class Bench:
-    """A platform, a node that has joined it, and attempts to supervise."""
+    """A platform, a joined node, and attempts to supervise."""
 
     platform: SmallPlatform
     server: ThreadingHTTPServer
@@ -241,7 +241,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    """See `Bench`; every process that a test started is gone afterwards."""
+    """A `Bench`; every process that a test started has ended afterwards."""
     platform = SmallPlatform()
     bench = Bench(platform, serve(platform), tmp_path, Lifeline())
     url = f"http://127.0.0.1:{bench.server.server_address[1]}"
@@ -261,5 +261,5 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture(scope="session")
 def tools() -> Any:
-    """This module's functions, for the tests beside it (which cannot import it)."""
+    """This module's functions, for tests, which cannot import it."""
     return sys.modules[__name__]

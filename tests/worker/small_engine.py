@@ -1,4 +1,4 @@
-"""An engine that trains nothing: it speaks the real one's command line and events, and misbehaves as its spec says.
+"""An engine without training: command line and events of the real one, with misbehaviour configured by its spec.
 
 spec["engine"]: steps, step_s, checkpoint_every, ignore_sigterm, die_at (a step), exit_code, leave_child, say (lines a step),
 bulk (metrics a step), keep (checkpoints, but for those that are spared), blab (an environment variable that it tells
@@ -26,7 +26,7 @@ stopping = threading.Event()
 
 
 class Journal:
-    """Appends events; numbering goes on after the file's last line."""
+    """Appends events; continues the file's numbering."""
 
     def __init__(self, file: Path) -> None:
         self.seq = len(file.read_bytes().splitlines()) if file.exists() else 0

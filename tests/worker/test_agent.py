@@ -1,4 +1,4 @@
-"""The node agent: what it reports, what it starts, what it leaves running."""
+"""The node agent: heartbeats, launches, shutdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from worker.devices import device_reports
 from worker.folders import AttemptFolder, SavedClaim, WorkerFolder
 
 
-def test_it_reports_devices_and_starts_what_is_unclaimed(bench, tools) -> None:
+def test_agent_reports_devices_and_launches_unclaimed_attempts(bench, tools) -> None:
     attempt = bench.attempt(steps=10)
     bench.platform.launchable = [1]
     agent = bench.start("agent")
@@ -72,7 +72,7 @@ def test_attempts_may_outlive_the_agent_and_the_next_one_finds_them(bench, tools
     assert attempt.outcome["outcome"] == "cancelled"
 
 
-def test_what_a_killed_supervisor_left_is_reported_by_another(bench, tools) -> None:
+def test_new_supervisor_reports_after_a_killed_one(bench, tools) -> None:
     attempt = bench.attempt(steps=100_000, step_s=0.02)
     bench.platform.launchable = [1]
     bench.start("agent")
@@ -83,8 +83,8 @@ def test_what_a_killed_supervisor_left_is_reported_by_another(bench, tools) -> N
     assert bench.platform.requests.count("attempts/1/claim") == 1
 
 
-def test_a_node_that_starts_again_owns_up_to_what_was_left_in_its_first_report(bench, tools) -> None:
-    """Otherwise the platform would give the attempt up, and refuse its last points and its newest checkpoints."""
+def test_first_heartbeat_after_restart_lists_unreported_attempts(bench, tools) -> None:
+    """Otherwise the platform would end the attempt and reject its last events and newest checkpoints."""
     attempt = bench.attempt(steps=100_000, step_s=0.02)
     supervisor = bench.supervise()
     tools.eventually(lambda: len(attempt.kinds("step")) > 3)
@@ -95,7 +95,7 @@ def test_a_node_that_starts_again_owns_up_to_what_was_left_in_its_first_report(b
     assert bench.platform.node_beats[0]["attempts"] == [{"attempt_id": 1, "epoch": 1}]
 
 
-def test_what_a_supervisor_could_not_clear_away_is_told_of_its_devices(bench, tools) -> None:
+def test_stuck_processes_make_devices_unhealthy(bench, tools) -> None:
     attempt = bench.attempt()
     folder = bench.folder.attempt(1)
     folder.path.mkdir(parents=True)
@@ -112,7 +112,7 @@ def test_what_a_supervisor_could_not_clear_away_is_told_of_its_devices(bench, to
     tools.eventually(lambda: bench.platform.node_beats[-1]["devices"][0]["health"] == "", "the device to be well")
 
 
-def test_a_supervisor_whose_engine_does_not_end_says_so_and_sends_no_outcome(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unkillable_engine_is_recorded_without_an_outcome(bench, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = bench.attempt()
     monkeypatch.setenv("OPPO_HOME", str(bench.home))
     monkeypatch.setattr("signal.signal", lambda *_: None)
@@ -146,7 +146,7 @@ def test_a_changed_catalogue_is_reported(bench, tools, tmp_path: Path) -> None:
     tools.eventually(told, "the new model to be reported")
 
 
-def test_the_agent_goes_on_while_the_platform_is_away(bench, tools) -> None:
+def test_agent_continues_while_the_platform_is_unreachable(bench, tools) -> None:
     agent = bench.start("agent")
     tools.eventually(lambda: bench.platform.node_beats)
     before = len(bench.platform.node_beats)
@@ -157,18 +157,18 @@ def test_the_agent_goes_on_while_the_platform_is_away(bench, tools) -> None:
 
 @pytest.fixture
 def supervisors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisors:
-    """Of a node without fork servers."""
+    """Supervisors of a node without fork servers."""
     monkeypatch.setenv("OPPO_WARM", "0")
     folder = WorkerFolder(tmp_path)
     return Supervisors(folder)
 
 
 def no_more_processes(*_arguments: object, **_options: object) -> None:
-    """As `Popen` fails when a container's limit of processes is reached."""
+    """`Popen` at a container's process limit."""
     raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
 
-def test_a_supervisor_that_has_just_gone_is_asked_nothing(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_a_supervisor_that_has_just_ended(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = 2**22 + 1  # above every process id
     attempt = supervisors.folder.attempt(1)
     with attempt.locked(1) as held:
@@ -188,9 +188,7 @@ def test_a_supervisor_that_has_just_gone_is_asked_nothing(supervisors: Superviso
     assert not attempt.path.exists()
 
 
-def test_a_supervisor_that_could_not_be_started_is_started_later(
-    supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_supervisor_start_is_retried(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
     order, started = LaunchOrder(attempt_id=1, epoch=1), []
     monkeypatch.setattr(node_agent, "RELAUNCH_AFTER_S", 0.0)
     monkeypatch.setattr(subprocess, "Popen", no_more_processes)
@@ -202,7 +200,7 @@ def test_a_supervisor_that_could_not_be_started_is_started_later(
 
 
 def beats_of_one_here(bench: Any, monkeypatch: pytest.MonkeyPatch, most: int = 3) -> list[dict[str, Any]]:
-    """What an agent in this process tells, which ends after so many heartbeats."""
+    """Heartbeats of an agent in this process, which ends after this many."""
     for name in ("signal", "set_wakeup_fd"):
         monkeypatch.setattr(node_agent.signal, name, lambda *_, **__: None)
     monkeypatch.setattr(node_agent, "HEARTBEAT_S", 0.05)
@@ -217,13 +215,13 @@ def beats_of_one_here(bench: Any, monkeypatch: pytest.MonkeyPatch, most: int = 3
     return bench.platform.node_beats
 
 
-def test_an_agent_that_can_start_nothing_goes_on_telling(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_without_processes_keeps_sending_heartbeats(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.attempt()
     bench.platform.launchable = [1]
     assert len(beats_of_one_here(bench, monkeypatch)) == 3
 
 
-def test_a_node_whose_models_lie_on_a_disk_that_hangs_goes_on_telling(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_models_root_does_not_stop_heartbeats(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
     monkeypatch.setattr(Catalogue, "_scan", lambda _self: goes_on.wait(60) and [])
     monkeypatch.setattr("worker.catalogue.FIRST_SCAN_TIMEOUT_S", 0.01)
@@ -231,12 +229,12 @@ def test_a_node_whose_models_lie_on_a_disk_that_hangs_goes_on_telling(bench: Any
     goes_on.set()
 
 
-def test_an_agent_that_has_not_joined_says_how(bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_agent_without_join_prints_the_command(bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert bench.start("agent", OPPO_HOME=str(tmp_path / "empty")).wait() == 2
     assert "oppo worker join" in capfd.readouterr().err
 
 
-def test_an_agent_that_could_claim_nothing_says_why(bench, capfd: pytest.CaptureFixture[str]) -> None:
+def test_agent_rejects_an_invalid_rendezvous_address(bench, capfd: pytest.CaptureFixture[str]) -> None:
     assert bench.start("agent", OPPO_RENDEZVOUS_PORTS="29500-29599,30000").wait() == 2
     assert "OPPO_RENDEZVOUS_PORTS is '29500-29599,30000'; it must be one port or one range" in capfd.readouterr().err
 

@@ -1,4 +1,4 @@
-"""What the node offers, and where artifacts may lie."""
+"""The catalogue scan, and containment of artifact paths."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_models_and_prompts_are_found_and_described(root: Path) -> None:
     assert entries["letters/prompts.jsonl"].rows == 2
 
 
-def test_only_a_change_counts_as_one(root: Path) -> None:
+def test_refresh_reports_changes_only(root: Path) -> None:
     catalogue = Catalogue([root])
     assert catalogue.refresh(0.0)
     assert not catalogue.refresh(1e6)
@@ -65,7 +65,7 @@ def test_only_a_change_counts_as_one(root: Path) -> None:
     assert not catalogue.refresh(2e6 + 1)  # not due
 
 
-def test_one_odd_entry_is_left_out_alone_and_told_once(root: Path) -> None:
+def test_unreadable_entry_is_skipped_and_logged_once(root: Path) -> None:
     whole = {"letters/actor", "letters/reward", "letters/prompts.jsonl", "qwen", "llama-rm"}
     (root / "pruned.jsonl").symlink_to(root / "gone")
     (root / "llama-rm" / "pruned.safetensors").symlink_to(root / "gone")
@@ -85,7 +85,7 @@ def test_one_odd_entry_is_left_out_alone_and_told_once(root: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [-1, 1e400, 2**31, "many", [4096], {"text": 1}, None])
-def test_numbers_that_are_none_count_as_unknown(odd: object) -> None:
+def test_invalid_sizes_are_unknown(odd: object) -> None:
     config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": odd, "vocab_size": odd}
     assert _parse_config(config) == ("Qwen2ForCausalLM", "causal_lm", 0, 0)
     assert _parse_config(config | {"n_positions": 1024})[2] == 1024
@@ -94,11 +94,11 @@ def test_numbers_that_are_none_count_as_unknown(odd: object) -> None:
 
 
 @pytest.mark.parametrize("odd", [[7], [], {"a": 1}, "A" * 201, ["nul\0ForCausalLM"], [None]])
-def test_names_that_are_none_are_left_out(odd: object) -> None:
+def test_invalid_architecture_names_are_empty(odd: object) -> None:
     assert _parse_config({"architectures": odd, "model_type": 3}) == ("", "", 0, 0)
 
 
-def test_no_more_is_told_than_a_heartbeat_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catalogue_is_limited_to_max_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.catalogue.MAX_ENTRIES", 3)
     for number in range(5):
         (tmp_path / f"{number}.jsonl").touch()
@@ -107,7 +107,7 @@ def test_no_more_is_told_than_a_heartbeat_holds(tmp_path: Path, monkeypatch: pyt
     assert len(catalogue.entries) == 3
 
 
-def test_a_root_that_hangs_holds_up_nobody(root: Path, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_root_does_not_block(root: Path, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on, scan = threading.Event(), Catalogue._scan
 
     def hangs(catalogue: Catalogue) -> list[CatalogueEntry]:
@@ -126,7 +126,7 @@ def test_a_root_that_hangs_holds_up_nobody(root: Path, tools: Any, monkeypatch: 
     assert "qwen" in {entry.id for entry in entries}
 
 
-def test_news_are_told_until_they_have_arrived(root: Path) -> None:
+def test_entries_are_resent_until_acknowledged(root: Path) -> None:
     watch = CatalogueScanner([root])
     entries = watch.unsent()
     assert entries
@@ -136,7 +136,7 @@ def test_news_are_told_until_they_have_arrived(root: Path) -> None:
     assert watch.unsent(requested=True) is entries
 
 
-def test_a_missing_root_offers_nothing(tmp_path: Path) -> None:
+def test_missing_root_is_empty(tmp_path: Path) -> None:
     catalogue = Catalogue([tmp_path / "later"])
     assert not catalogue.refresh()
     assert catalogue.entries == []
@@ -148,7 +148,7 @@ def test_only_local_file_urls_are_taken(url: str) -> None:
         url_path(url)
 
 
-def test_nothing_leads_out_of_the_store(tmp_path: Path) -> None:
+def test_paths_outside_the_store_are_rejected(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "runs").mkdir(parents=True)
     (root / "link").symlink_to(tmp_path)

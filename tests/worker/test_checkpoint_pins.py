@@ -1,4 +1,4 @@
-"""Checkpoints as the supervisor minds them: what a run goes on from is there, whole, and spared until nobody needs it."""
+"""Checkpoint pins of the supervisor: the checkpoint to resume from exists, is valid, and is pinned while it is needed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_fork_begins_with_the_checkpoint_in_another_runs_folder(bench) -> None
     assert Path(first["url"].removeprefix("file://")).is_dir()
 
 
-def test_what_others_begin_with_is_spared_until_they_have(tmp_path) -> None:
+def test_checkpoints_of_pending_forks_are_pinned(tmp_path) -> None:
     attempt = AttemptFolder(tmp_path / "3")
     attempt.path.mkdir()
     pins = CheckpointPins(tmp_path / "run", attempt, None)
@@ -52,7 +52,7 @@ def test_what_others_begin_with_is_spared_until_they_have(tmp_path) -> None:
     assert pinned_names(tmp_path / "run") == {"step-00000040"}
 
 
-def test_what_could_not_be_spared_is_asked_for_again(tmp_path, monkeypatch) -> None:
+def test_failed_pins_are_retried(tmp_path, monkeypatch) -> None:
     attempt = AttemptFolder(tmp_path / "3")
     attempt.path.mkdir()
     pins = CheckpointPins(tmp_path / "run", attempt, None)
@@ -69,7 +69,7 @@ def broken(*_: object) -> None:
 
 
 def test_the_registered_checkpoint_stays_while_newer_ones_cannot_be_registered(bench, tools) -> None:
-    """Cut off and then fenced, a run would otherwise be told to resume from what its own engine has deleted."""
+    """Otherwise a fenced run would be told to resume from a checkpoint that its engine has deleted."""
     attempt = bench.attempt(steps=100_000, step_s=0.01, checkpoint_every=5, keep=1)
     cut_off = False
     bench.platform.before = lambda path, _body: (503, {}) if cut_off and path.endswith(("/checkpoints", "/heartbeat")) else None
@@ -106,8 +106,8 @@ def test_a_damaged_checkpoint_is_not_trained_from(bench) -> None:
     assert not attempt.events["engine"]
 
 
-def test_a_checkpoint_that_is_missing_here_is_no_end_of_the_run(bench) -> None:
-    """The file system may be mounted on another node, or again in a minute: the run's retries decide."""
+def test_missing_checkpoint_does_not_fail_the_run(bench) -> None:
+    """The file system may be mounted on another node, or later: the run's retries decide."""
     attempt = bench.attempt(steps=20)
     attempt.resume_from = CheckpointRef(step=5, url=f"{attempt.artifact_url}/checkpoints/step-00000005", manifest_sha256="0" * 64)
     assert bench.supervise().wait() == 0

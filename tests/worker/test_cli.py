@@ -1,4 +1,4 @@
-"""The command line: what it imports, what it refuses, and with which exit status."""
+"""The command line: imports, errors and exit statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the platform wants deleted: tried once an order, told until heard, never while the run has something here."""
+"""Deletion orders: results are repeated until acknowledged; folders of active runs are skipped."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from worker.deletions import Deletions
 
 
 def order(root: Path, number: int, run_id: int) -> DeletionOrder:
-    """To delete a run's folder."""
+    """An order to delete a run's folder."""
     return DeletionOrder(id=number, run_id=run_id, url=(root / "runs" / str(run_id)).as_uri())
 
 
 def told(deletions: Deletions, count: int) -> list[DeletionResult]:
-    """What was done, once so many are."""
+    """The results, once there are `count`."""
     deadline = time.monotonic() + 10
     while len(found := deletions.results()) < count and time.monotonic() < deadline:
         time.sleep(0.005)
     return found
 
 
-def test_orders_are_carried_out_and_told_until_the_platform_has_heard(tmp_path: Path) -> None:
+def test_deletion_results_are_repeated_until_acknowledged(tmp_path: Path) -> None:
     for run_id in (1, 2, 3):
         (tmp_path / "runs" / str(run_id) / "checkpoints").mkdir(parents=True)
     (tmp_path / "runs" / "2" / "checkpoints" / "x").symlink_to("/")
@@ -39,7 +39,7 @@ def test_orders_are_carried_out_and_told_until_the_platform_has_heard(tmp_path: 
     assert deletions.results() == []
 
 
-def test_what_cannot_be_deleted_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_failed_deletion_is_reported_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     deletions = Deletions((tmp_path / "root").as_uri())
     deletions.start([DeletionOrder(id=1, run_id=1, url=(tmp_path / "elsewhere").as_uri())], busy=set())

@@ -1,4 +1,4 @@
-"""What speaks against giving a GPU away, as NVML tells it. A few lines stand in for NVML, because tests have no GPU."""
+"""Device health from NVML, with a fake NVML because tests have no GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.gpu_throttling import RECOVERED_BEATS, SLOW_BEATS, ThrottleMonitor, 
 
 
 class NVMLError(Exception):
-    """Not every card tells everything."""
+    """A query that the card does not support."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Nvml:
 
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch) -> devices._Driver:
-    """Nothing is known of it before a test."""
+    """Reset the driver state before each test."""
     fresh = devices._Driver()
     monkeypatch.setattr(devices, "_driver", fresh)
     return fresh
@@ -106,14 +106,14 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
-def test_a_card_that_nothing_computes_on_is_well(card: Any) -> None:
+def test_idle_card_is_healthy(card: Any) -> None:
     for errors in (0, None):
         card(errors=errors)
         assert [(report.kind, report.health) for report in device_reports()] == [("cuda", "")]
 
 
 class Two(Nvml):
-    """A second card, which has fallen off the bus."""
+    """A second card that the driver cannot access."""
 
     def nvmlDeviceGetCount(self) -> int:
         return 2
@@ -124,7 +124,7 @@ class Two(Nvml):
         return super().nvmlDeviceGetMemoryInfo(handle)
 
 
-def test_a_card_that_the_driver_has_lost_does_not_take_the_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_card_does_not_affect_other_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_nvml", Two)
     well, lost = device_reports(throttling=ThrottleMonitor())
     assert (well.model, well.health) == ("H100", "")
@@ -132,7 +132,7 @@ def test_a_card_that_the_driver_has_lost_does_not_take_the_others_with_it(monkey
     assert lost.health == "the driver cannot access the device: GPU is lost"
 
 
-def test_a_node_may_be_up_before_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_may_load_after_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     starts = iter([pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED), None])
 
     def starts_late() -> None:
@@ -146,15 +146,13 @@ def test_a_node_may_be_up_before_its_driver(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Exchanged(Nvml):
-    """The driver was updated under a running agent."""
+    """The driver is updated while the agent runs."""
 
     def nvmlDeviceGetCount(self) -> int:
         raise NVMLError("Driver/library version mismatch")
 
 
-def test_cards_whose_driver_is_exchanged_are_lost_for_the_moment_and_not_gone(
-    monkeypatch: pytest.MonkeyPatch, driver: devices._Driver
-) -> None:
+def test_driver_update_reports_cards_as_inaccessible(monkeypatch: pytest.MonkeyPatch, driver: devices._Driver) -> None:
     said = []
     driver.started = True
     for found in (Two(), Exchanged(), None, Nvml()):
@@ -167,15 +165,15 @@ def test_cards_whose_driver_is_exchanged_are_lost_for_the_moment_and_not_gone(
     assert not driver.started, "the library is started anew"
 
 
-def test_an_engine_sees_the_cards_that_it_was_given_numbered_as_here(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's own order, the fastest first, would give it others on a node with cards of two kinds."""
+def test_engine_environment_selects_devices_by_pci_order(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's default order, fastest first, differs on a node with two kinds of cards."""
     card()
     assert engine_environment([2, 5]) == {"CUDA_VISIBLE_DEVICES": "2,5", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     monkeypatch.setattr(devices, "_nvml", lambda: None)
     assert engine_environment([0]) == {}
 
 
-def test_processes_count_unless_an_attempt_of_this_node_holds_the_card(card: Any) -> None:
+def test_leftover_processes_are_ignored_on_busy_devices(card: Any) -> None:
     gone = 2**22 + 1  # above every process id
     card(pids=(gone, os.getpid()))
     said = device_reports()[0].health
@@ -184,7 +182,7 @@ def test_processes_count_unless_an_attempt_of_this_node_holds_the_card(card: Any
     assert device_reports(busy={0})[0].health == ""
 
 
-def test_memory_errors_count_also_under_a_run(card: Any) -> None:
+def test_memory_errors_are_reported_on_busy_devices(card: Any) -> None:
     card(errors=3)
     assert "ECC" in device_reports(busy={0})[0].health
     card(errors=4)
@@ -203,22 +201,22 @@ def test_memory_errors_count_also_under_a_run(card: Any) -> None:
         ({"rows": (0, 1, 0, 1), "errors": 1}, "memory row remapping failed: replace the card"),
     ],
 )
-def test_faulty_memory_that_waits_for_a_reset_or_for_another_card(card: Any, facts: dict[str, Any], said: str) -> None:
+def test_pending_and_failed_row_remapping_is_reported(card: Any, facts: dict[str, Any], said: str) -> None:
     card(**facts)
     assert device_reports(busy={0})[0].health == said
 
 
-def test_what_a_supervisor_could_not_clear_goes_first(card: Any) -> None:
+def test_stuck_message_overrides_other_health(card: Any) -> None:
     card()
     assert device_reports(stuck={0: "attempt 1 could not be cleaned up"})[0].health == "attempt 1 could not be cleaned up"
 
 
 def health_after(beats: int, clocks: ThrottleMonitor, held: tuple[int, ...] = ()) -> str:
-    """What is said at the last of so many heartbeats."""
+    """The health at the last of this many heartbeats."""
     return [device_reports(busy=held, throttling=clocks)[0].health for _ in range(beats)][-1]
 
 
-def test_a_card_that_stays_too_hot_is_told_until_it_has_been_well_for_long(card: Any) -> None:
+def test_throttling_is_reported_until_recovery(card: Any) -> None:
     clocks = ThrottleMonitor()
     card(reasons=pynvml.nvmlClocksEventReasonHwThermalSlowdown)
     assert health_after(SLOW_BEATS - 1, clocks) == ""
@@ -231,7 +229,7 @@ def test_a_card_that_stays_too_hot_is_told_until_it_has_been_well_for_long(card:
     assert health_after(1, clocks) == ""
 
 
-def test_a_moment_of_heat_is_nothing(card: Any) -> None:
+def test_short_throttling_is_ignored(card: Any) -> None:
     clocks = ThrottleMonitor()
     for _ in range(3):
         card(reasons=pynvml.nvmlClocksEventReasonSwThermalSlowdown)
@@ -254,5 +252,5 @@ def test_a_moment_of_heat_is_nothing(card: Any) -> None:
         ({"reasons": None, "clock": 900}, 1.0, ""),
     ],
 )
-def test_what_counts_as_slow(facts: dict[str, Any], busy: float | None, said: str) -> None:
+def test_throttle_reasons(facts: dict[str, Any], busy: float | None, said: str) -> None:
     assert throttle_reason(Nvml(**facts), 0, busy) == said

@@ -1,4 +1,4 @@
-"""What a node says of its disks: of folders that need not exist yet, seldom, and without ever being held up."""
+"""Disk reports: folders that do not exist yet, the interval, and hanging file systems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker import disks
 from worker.disks import node_disks
 
 
-def test_a_node_tells_of_its_artifacts_and_its_outbox(tmp_path: Path) -> None:
+def test_node_reports_artifact_and_outbox_disks(tmp_path: Path) -> None:
     told = node_disks((tmp_path / "not" / "yet").as_uri(), tmp_path / "worker").reports()
     assert [report.what for report in told] == ["artifacts", "outbox"]
     assert all(0 < report.free_bytes <= report.total_bytes for report in told)
@@ -19,7 +19,7 @@ def test_a_node_tells_of_its_artifacts_and_its_outbox(tmp_path: Path) -> None:
     assert [report.what for report in node_disks("s3://bucket", tmp_path).reports()] == ["outbox"]
 
 
-def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_disk_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs, looks = threading.Event(), []
 
     def look(path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.M
     hangs.set()
 
 
-def test_a_disk_is_looked_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disks_are_measured_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = node_disks("", tmp_path)
     first = watched.reports()
     assert first

@@ -1,4 +1,4 @@
-"""The embedded servers: start, password, crash, recovery, and that nothing is left behind."""
+"""Embedded servers and the lifeline: start, password, crash, recovery, cleanup."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_without_the_password_nobody_enters(home: Path) -> None:
 
 
 def names_of(processes: list[psutil.Process]) -> set[str]:
-    """Names of those that are still there: PostgreSQL's workers come and go."""
+    """Names of remaining processes: PostgreSQL's workers come and go."""
     names = set()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -210,7 +210,7 @@ def test_a_program_that_ignores_the_stop_signal_is_killed() -> None:
         assert guard.wait() == 137
 
 
-def test_our_own_programs_end_when_the_lifeline_is_cut() -> None:
+def test_programs_end_when_the_lifeline_is_closed() -> None:
     program = (
         "import time; from oppo_contract.lifeline import watch_lifeline; watch_lifeline(); print(1, flush=True); time.sleep(600)"
     )

@@ -74,7 +74,7 @@ def test_rewinding_finds_an_older_event(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [b"{not json", b'{"kind": "surprise"}', event(2, 2_000_000)])
-def test_what_cannot_be_sent_leaves_its_number_to_a_log_line(tmp_path: Path, bad: bytes) -> None:
+def test_invalid_events_are_replaced_by_log_lines(tmp_path: Path, bad: bytes) -> None:
     file = tmp_path / "events.jsonl"
     file.write_bytes(event(1) + b"\n" + bad + b"\n" + event(3) + b"\n")
     reader = OutboxReader(file, "engine", NOTHING_SECRET)
@@ -84,7 +84,7 @@ def test_what_cannot_be_sent_leaves_its_number_to_a_log_line(tmp_path: Path, bad
     EventBatch.model_validate_json(reader.body(lines))
 
 
-def test_a_writer_goes_on_after_a_torn_line(tmp_path: Path) -> None:
+def test_writer_truncates_a_torn_line(tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
     writer = OutboxWriter(file)
     writer.log("stdout", ["one"])
@@ -117,7 +117,7 @@ def test_log_lines_are_followed_across_a_restart_and_bounded(tmp_path: Path) -> 
 
 
 def test_reading_is_cheap_when_nothing_was_written(tmp_path: Path) -> None:
-    """A supervisor looks once a second beside the training; a look reads only what is new."""
+    """A supervisor polls during training; a poll reads only new data."""
     file = tmp_path / "events.jsonl"
     file.write_bytes(b"".join(event(seq) + b"\n" for seq in range(1, 2001)))
     reader = OutboxReader(file, "engine", NOTHING_SECRET)
@@ -132,7 +132,7 @@ def test_reading_is_cheap_when_nothing_was_written(tmp_path: Path) -> None:
     assert looking < 100 * (time.process_time() - before), "a look without news costs as much as reading everything"
 
 
-def test_digest_helper_is_the_files_own(tmp_path: Path) -> None:
+def test_check_manifest_verifies_the_checksum(tmp_path: Path) -> None:
     from worker.artifacts import ArtifactError, check_manifest
 
     manifest = tmp_path / "manifest.json"
@@ -146,7 +146,7 @@ def test_digest_helper_is_the_files_own(tmp_path: Path) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(freed=st.lists(st.integers(0, 40), max_size=5), restart_at=st.integers(0, 40))
-def test_what_was_acknowledged_gives_its_space_back_and_the_rest_is_read_as_before(
+def test_acknowledged_events_are_punched_and_the_rest_is_readable(
     tmp_path_factory: pytest.TempPathFactory, freed: list[int], restart_at: int
 ) -> None:
     file = tmp_path_factory.mktemp("outbox") / "events.jsonl"
@@ -171,7 +171,7 @@ def test_what_was_acknowledged_gives_its_space_back_and_the_rest_is_read_as_befo
     assert file.stat().st_blocks * 512 <= 8192, "the disk has it back"
 
 
-def test_some_of_what_was_acknowledged_is_kept_for_a_platform_that_forgets(tmp_path: Path) -> None:
+def test_recent_acknowledged_events_are_retained(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_bytes(b"".join(event(seq, 4500) + b"\n" for seq in range(1, 41)))
     reader = OutboxReader(file, "engine", NOTHING_SECRET)

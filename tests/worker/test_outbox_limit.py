@@ -1,4 +1,4 @@
-"""An outbox that is full: detail is left out and told, nothing else is missing, and the engine is never held up."""
+"""A full outbox: details are dropped and reported, nothing else is lost, and the engine never waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPANS: dict[str, Any] = {"window_s": (0.0, 1.0), "device": ["cpu:0"], "role": ["
 
 
 def tell_step(journal: Journal, step: int, lines: int = 1) -> None:
-    """What an engine tells of a step."""
+    """Events of a step."""
     times = {"elapsed_s": float(step), "generated_tokens": step, "device_seconds": 1.0}
     journal.write("step", step=step, metrics={"m": float(step)}, **times)
     journal.write("spans", step=step, **SPANS)
@@ -40,7 +40,7 @@ def tell_step(journal: Journal, step: int, lines: int = 1) -> None:
 
 
 def assert_conserved(events: list[Event], steps: int, lines: int) -> list[DroppedEvent]:
-    """Whatever is not there was told to be left out, and nothing of it but detail. Returns what was told."""
+    """Every missing event is a reported detail. Returns the reports."""
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     kept: dict[str, list[Any]] = {}
     for event in events:
@@ -57,7 +57,7 @@ def assert_conserved(events: list[Event], steps: int, lines: int) -> list[Droppe
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(full=st.lists(st.booleans(), min_size=1, max_size=60), ends_well=st.booleans())
-def test_whatever_is_left_out_is_told_and_nothing_else_is_missing(
+def test_dropped_details_are_counted_and_nothing_else_is_lost(
     tmp_path_factory: pytest.TempPathFactory, full: list[bool], ends_well: bool
 ) -> None:
     path = tmp_path_factory.mktemp("outbox") / "engine.jsonl"
@@ -75,7 +75,7 @@ def test_whatever_is_left_out_is_told_and_nothing_else_is_missing(
         assert events[-1].kind == "finished"
 
 
-def test_what_is_left_out_is_told_at_once_and_then_now_and_then(tmp_path: Path) -> None:
+def test_drops_are_reported_at_once_and_then_periodically(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "e.jsonl")
     (tmp_path / ("e.jsonl" + FULL_SUFFIX)).touch()
     steps = 5 * TOLD_EVERY
@@ -92,7 +92,7 @@ def test_what_is_left_out_is_told_at_once_and_then_now_and_then(tmp_path: Path) 
 
 
 class Platform:
-    """Takes batches while it is there."""
+    """Accepts batches while it is reachable."""
 
     def __init__(self) -> None:
         self.there = threading.Event()
@@ -109,7 +109,7 @@ class Platform:
 
 @pytest.fixture
 def outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Platform, Uploader, AttemptFolder]:
-    """An attempt whose platform is away, and whose outbox may hold 40,000 bytes."""
+    """An attempt with an unreachable platform and an outbox limit of 40,000 bytes."""
     monkeypatch.setenv(MAX_BYTES, "40000")
     monkeypatch.setattr(uploader, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(uploader, "MAX_WAIT_S", 0.02)
@@ -124,7 +124,7 @@ def outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Platform, U
     return platform, carries, folder
 
 
-def test_a_long_outage_loses_detail_only_and_says_which(outage: tuple[Platform, Uploader, AttemptFolder], tools: Any) -> None:
+def test_long_outage_drops_only_details(outage: tuple[Platform, Uploader, AttemptFolder], tools: Any) -> None:
     platform, carries, folder = outage
     thread = threading.Thread(target=carries.run, daemon=True)
     thread.start()
@@ -157,7 +157,7 @@ def test_a_long_outage_loses_detail_only_and_says_which(outage: tuple[Platform, 
     assert "… 50 lines were dropped because the outbox was full" in said
 
 
-def test_a_supervisor_that_comes_back_knows_that_the_outbox_is_full(outage: tuple[Platform, Uploader, AttemptFolder]) -> None:
+def test_full_outbox_survives_a_supervisor_restart(outage: tuple[Platform, Uploader, AttemptFolder]) -> None:
     _, carries, folder = outage
     journal = Journal(folder.engine_events)
     for step in range(1, 200):
@@ -171,7 +171,7 @@ def test_a_supervisor_that_comes_back_knows_that_the_outbox_is_full(outage: tupl
     assert folder.full_file.exists()
 
 
-def test_a_disk_that_fails_stops_no_sending(
+def test_disk_errors_do_not_stop_the_upload(
     outage: tuple[Platform, Uploader, AttemptFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     platform, carries, folder = outage
@@ -194,7 +194,7 @@ def test_a_disk_that_fails_stops_no_sending(
     assert_conserved(platform.events["engine"], 19, 19)
 
 
-def test_what_is_still_to_be_done_is_not_given_back_to_the_disk(
+def test_space_is_not_freed_before_checkpoints_are_registered(
     outage: tuple[Platform, Uploader, AttemptFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, carries, _ = outage
@@ -209,7 +209,7 @@ def test_what_is_still_to_be_done_is_not_given_back_to_the_disk(
     assert len(freed) == 1
 
 
-def test_an_end_while_the_outbox_is_full_tells_what_was_left_out(tmp_path: Path) -> None:
+def test_dropped_lines_are_reported_at_the_end(tmp_path: Path) -> None:
     folder = AttemptFolder(tmp_path / "1")
     folder.path.mkdir()
     folder.log_file("stdout").write_text("one\ntwo\n")
@@ -220,9 +220,7 @@ def test_an_end_while_the_outbox_is_full_tells_what_was_left_out(tmp_path: Path)
     assert [event.lines for event in events] == [["… 3 lines were dropped because the outbox was full"]]  # type: ignore[union-attr]
 
 
-def test_a_disk_that_is_about_to_be_full_is_left_to_metrics_and_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_low_disk_space_drops_details(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MIN_FREE, "1000")
     free = [5000, 999, 1500, 1999, 2000]
     monkeypatch.setattr(outbox_limit.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free.pop(0)))

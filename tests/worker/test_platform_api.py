@@ -1,4 +1,4 @@
-"""What counts as the platform's word, and what a proxy only says in its place."""
+"""Final errors of the platform versus errors of a proxy, which are retried."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUTCOME = wire.Outcome(epoch=1, outcome="succeeded", reason="")
 
 
 def answered(status: int, body: str, media_type: str = wire.PROBLEM_TYPE) -> PlatformApi:
-    """Every call has this reply."""
+    """Every call gets this response."""
     api = PlatformApi("http://platform", "token")
     reply = httpx.Response(status, content=body, headers={"Content-Type": media_type})
     api._http = httpx.Client(transport=httpx.MockTransport(lambda _request: reply), base_url="http://platform")
@@ -23,7 +23,7 @@ def answered(status: int, body: str, media_type: str = wire.PROBLEM_TYPE) -> Pla
 
 
 def problem(status: int, **changes: Any) -> str:
-    """As `oppo_platform.api.problems` writes it."""
+    """Problem details as in `oppo_platform.api.problems`."""
     return json.dumps({"title": "no", "status": status, "detail": "no", "errors": [], "request_id": None} | changes)
 
 
@@ -40,7 +40,7 @@ def problem(status: int, **changes: Any) -> str:
         (problem(418), wire.PROBLEM_TYPE),
     ],
 )
-def test_what_others_say_is_no_refusal(status: int, body: str, media_type: str) -> None:
+def test_proxy_responses_are_retried(status: int, body: str, media_type: str) -> None:
     api = answered(status, body, media_type)
     with pytest.raises(Unreachable, match=str(status)):
         api.report_outcome(1, OUTCOME)
@@ -59,17 +59,17 @@ def test_what_others_say_is_no_refusal(status: int, body: str, media_type: str) 
         (500, Unreachable),
     ],
 )
-def test_the_platforms_own_word_counts(status: int, error: type[Exception]) -> None:
+def test_problem_details_are_final(status: int, error: type[Exception]) -> None:
     with pytest.raises(error, match=str(status)):
         answered(status, problem(status), f"{wire.PROBLEM_TYPE}; charset=utf-8").report_outcome(1, OUTCOME)
 
 
-def test_too_large_is_too_large_whoever_says_so() -> None:
+def test_413_is_final_from_a_proxy_too() -> None:
     with pytest.raises(UnacceptableError):
         answered(413, "<h1>Request Entity Too Large</h1>", "text/html").send_events(1, b"{}")
 
 
-def test_a_decision_of_the_platform_names_its_reason() -> None:
+def test_conflicts_have_a_reason() -> None:
     with pytest.raises(RefusedError) as refused:
         answered(409, wire.Refused(detail="too late", reason="lease_lost").model_dump_json(), "application/json").report_outcome(
             1, OUTCOME

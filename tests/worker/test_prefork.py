@@ -1,4 +1,4 @@
-"""Warm starts: a fork behaves like a cold start, serves one attempt and leaves nothing behind; without a server, cold starts."""
+"""Fork servers: a fork behaves like a cold start and leaves nothing behind; without a server, starts are cold."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """In which `python -m oppo_core` is the small engine."""
+    """A folder where `python -m oppo_core` is the small engine."""
     folder = tmp_path / "packages"
     for name, text in MODULES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def children(agent: Any) -> list[tuple[psutil.Process, list[str]]]:
-    """The agent's living children with their command lines; one may end while they are read."""
+    """The agent's running children with their command lines; one may end during the call."""
     found = []
     for process in psutil.Process(agent.pid).children():
         with suppress(psutil.NoSuchProcess):  # a corpse as well
@@ -68,13 +68,13 @@ def agent(bench: Any, tools: Any, environ: dict[str, str]) -> Any:
 
 
 def is_warm(engine: psutil.Process) -> bool:
-    """Whether its guard was forked, and not started as a script."""
+    """Whether its guard was forked, not started as a script."""
     parent = engine.parent()
     return parent is not None and "--guard" in parent.cmdline()
 
 
 def run(bench: Any, tools: Any, number: int, **engine: Any) -> Any:
-    """An attempt that the agent has started."""
+    """An attempt started by the agent."""
     attempt = bench.attempt(number, **engine)
     bench.platform.launchable = [number]
     return attempt
@@ -105,7 +105,7 @@ def test_a_fork_behaves_like_a_start(bench: Any, tools: Any, agent: Any, environ
     assert not [name for name in said[0]["environ"] if name.startswith(("OPPO_", "DATABASE_URL"))]
 
 
-def test_how_a_fork_ends_is_told(bench: Any, tools: Any, agent: Any) -> None:
+def test_fork_reports_its_exit_status(bench: Any, tools: Any, agent: Any) -> None:
     dies, refuses = bench.attempt(1, die_at=2), bench.attempt(2, exit_code=2)
     bench.platform.launchable = [1, 2]
     tools.eventually(lambda: dies.outcome and refuses.outcome, "two outcomes")
@@ -138,7 +138,7 @@ def test_a_killed_guard_takes_its_engine_along(bench: Any, tools: Any, agent: An
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)])
 def test_broken_servers_cost_no_attempt(bench: Any, tools: Any, agent: Any, number: int) -> None:
-    """A killed one, and one that hangs, with an attempt under way that was forked from them."""
+    """A killed server and a hanging server, with an attempt forked from them running."""
     first = run(bench, tools, 1, steps=100_000, step_s=0.02)
     tools.eventually(lambda: first.running, "the first attempt")
     [engine] = bench.engines()
@@ -196,7 +196,7 @@ def test_attempts_that_were_forked_may_outlive_the_agent(bench: Any, tools: Any,
 
 
 @pytest.mark.parametrize("setting", [{"OPPO_WARM": "0"}, {"OPPO_ENGINE_COMMAND": "true"}])
-def test_what_keeps_an_engine_cold(bench: Any, tools: Any, environ: dict[str, str], setting: dict[str, str]) -> None:
+def test_engines_that_need_a_cold_start(bench: Any, tools: Any, environ: dict[str, str], setting: dict[str, str]) -> None:
     agent = bench.start("agent", **{**environ, **setting})
     if "OPPO_WARM" not in setting:
         tools.eventually(lambda: server(agent, "worker"), "the supervisors' server")

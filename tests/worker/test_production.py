@@ -1,4 +1,4 @@
-"""Dockerfile and docker-compose.yml, as far as a parser can tell: no Docker engine is needed."""
+"""Dockerfile and docker-compose.yml, checked by parsing; no Docker engine is needed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_service_is_there_with_an_init_a_health_check_and_a_way_back(compo
     assert services["migrate"]["restart"] == "no"
 
 
-def test_the_order_of_starting(compose: dict[str, Any]) -> None:
+def test_compose_start_order(compose: dict[str, Any]) -> None:
     services = compose["services"]
     assert services["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
     for name in ("web", "scheduler", "housekeeper"):

@@ -1,4 +1,4 @@
-"""Striking secrets from lines and events: whatever stands around them, however JSON writes them."""
+"""Secrets are removed from lines and events, in every JSON form."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ AROUND = st.text('abc \\n"é', max_size=20)
 
 
 @given(VALUES, AROUND, AROUND, st.booleans())
-def test_no_value_is_left_and_json_stays_json(value: str, before: str, after: str, plain: bool) -> None:
+def test_secrets_are_removed_and_json_stays_valid(value: str, before: str, after: str, plain: bool) -> None:
     redactor = Redactor({"A_TOKEN": value})
     assert value not in redactor.text(before + value + after)
     line = json.dumps({"lines": [before + value + after]}, ensure_ascii=plain).encode()
     assert value not in json.loads(redactor.event(line))["lines"][0]
 
 
-def test_of_values_that_hold_each_other_nothing_is_left() -> None:
+def test_nested_values_are_removed() -> None:
     redactor = Redactor({"SHORT_KEY": "abcdefgh", "LONG_KEY": "abcdefghijkl"})
     assert redactor.text("x abcdefghijkl y abcdefgh") == "x [LONG_KEY] y [SHORT_KEY]"
 

@@ -1,4 +1,4 @@
-"""Attempts on several nodes, as workers see them: an address to tell, torchrun around the engine, and whose word comes first."""
+"""Rendezvous: the node's address, the torchrun command, and the root cause among several ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MINIMAL = {
 
 
 def meeting(rank: int, port: int = 29500) -> wire.Rendezvous:
-    """Of two nodes on this machine."""
+    """Two nodes on this machine."""
     return wire.Rendezvous(nodes=2, node_rank=rank, address=wire.Address(host="127.0.0.1", port=port), deadline_s=60.0)
 
 
@@ -39,7 +39,7 @@ def meeting(rank: int, port: int = 29500) -> wire.Rendezvous:
         *(("OPPO_RENDEZVOUS_HOST", odd) for odd in ("http://gpu1", "gpu 1", "gpu1:29500/x", "-gpu1", "g" * 256)),
     ],
 )
-def test_an_address_that_cannot_be_told_is_complained_of(variable: str, odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_rendezvous_environment_is_rejected(variable: str, odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, odd)
     with pytest.raises(ValueError, match=variable) as said:
         check_address()
@@ -49,7 +49,7 @@ def test_an_address_that_cannot_be_told_is_complained_of(variable: str, odd: str
 @pytest.mark.parametrize(
     ("ports", "host"), [("", ""), (" ", " "), ("29500", "gpu1"), (" 29500 - 29599 ", " 10.0.0.7 "), ("1-65535", "::1")]
 )
-def test_an_address_that_can_be_told_is_fine(ports: str, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_rendezvous_environment_is_accepted(ports: str, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPPO_RENDEZVOUS_PORTS", ports)
     monkeypatch.setenv("OPPO_RENDEZVOUS_HOST", host)
     check_address()
@@ -69,7 +69,7 @@ def test_the_address_is_the_one_towards_the_platform_with_a_free_port(monkeypatc
     assert own_address("http://127.0.0.1:8000") == wire.Address(host="gpu1.example.org", port=port)
 
 
-def test_torchrun_goes_around_whatever_starts_an_engine() -> None:
+def test_torchrun_wraps_any_engine_command() -> None:
     asked = ["--nnodes", "2", "--node-rank", "1", "--nproc-per-node", "1", "--master-addr=127.0.0.1", "--master-port", "29500"]
     line = torchrun(["/env/bin/python3", "-m", "oppo_core", "--spec", "s"], 1, meeting(1))
     assert line[: 3 + len(asked)] == ["/env/bin/python3", "-m", "torch.distributed.run", *asked]
@@ -78,7 +78,7 @@ def test_torchrun_goes_around_whatever_starts_an_engine() -> None:
     assert torchrun(["engine"], 1, meeting(1))[0] == sys.executable
 
 
-def test_several_processes_of_one_node_meet_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_one_node_use_a_local_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPPO_RENDEZVOUS_HOST", "gpu1.example.org")  # which is for other nodes
     monkeypatch.setenv("OPPO_RENDEZVOUS_PORTS", "1")
     line = torchrun(["/env/bin/python3", "-m", "oppo_core"], 4, None)
@@ -105,21 +105,21 @@ def test_several_processes_of_one_node_meet_on_it(monkeypatch: pytest.MonkeyPatc
         ({"devices": 2, "nodes": 2, "processes": 3, "kind": "cpu"}, 3), ({"devices": 2, "processes": None}, 2),
     ],
 )  # fmt: skip
-def test_a_node_gets_a_process_a_device_or_as_many_as_the_run_says(resources: dict[str, Any] | None, each: int) -> None:
+def test_ranks_per_node_follow_devices_or_processes(resources: dict[str, Any] | None, each: int) -> None:
     assert ranks_per_node({"resources": resources}) == each
     if resources:
         assert load_spec({**MINIMAL, "resources": resources}).resources.ranks_per_node == each
 
 
 @pytest.mark.parametrize("elsewhere", [{"decoding_devices": 4}, {"decoding_devices": 2, "scoring_devices": 2}])
-def test_devices_that_only_decode_or_score_get_no_process(elsewhere: dict[str, int]) -> None:
+def test_decoding_and_scoring_devices_have_no_rank(elsewhere: dict[str, int]) -> None:
     resources = {"devices": 12, "nodes": 2} | elsewhere
     decoded = {"resources": resources, "rollout": {"backend": "vllm", "vllm_process": "own"}}
     spec = load_spec({**MINIMAL, **decoded, "ppo": {"batch_size": 24, "tis": "all"}})
     assert ranks_per_node(decoded) == spec.resources.ranks_per_node == 2
 
 
-def test_an_engine_that_lost_the_others_has_died_and_may_be_tried_again() -> None:
+def test_rank_error_is_retried() -> None:
     said = FinishedEvent(producer="engine", seq=1, time=0.0, outcome="failed", step=3, reason="RankError: rank 1 died")
     told = build_outcome(1, EngineEnd(exit_code=1), said, [])
     assert (told.outcome, told.reason) == ("engine_died", "RankError: rank 1 died")
@@ -148,8 +148,8 @@ def test_two_supervisors_start_engines_below_torchrun_and_a_stop_reaches_the_eng
 
 
 @pytest.mark.full
-def test_an_engine_below_torchrun_is_cleared_away_with_its_torchrun(bench: Any, tools: Any) -> None:
-    """What torchrun starts is in a session of its own, and must not be left on the device."""
+def test_engine_below_torchrun_is_cleaned_up(bench: Any, tools: Any) -> None:
+    """torchrun's processes have their own sessions and must not remain on the device."""
     pair = [bench.attempt(number, steps=100_000, ignore_sigterm=True) for number in (1, 2)]
     address = own_address("http://127.0.0.1:1")
     assert address is not None
@@ -165,12 +165,12 @@ def test_an_engine_below_torchrun_is_cleared_away_with_its_torchrun(bench: Any, 
 
 
 def ended(outcome: str, reason: str) -> str:
-    """A process's last event, as it stands in its file."""
+    """A rank's last event as a line of its file."""
     told = {"producer": "engine", "seq": 3, "time": 0.0, "kind": "finished", "outcome": outcome, "step": 1, "reason": reason}
     return json.dumps(told) + "\n"
 
 
-def test_the_process_that_has_ended_a_run_says_why_and_not_the_one_that_lost_it(tmp_path: Path) -> None:
+def test_root_cause_is_the_failed_rank(tmp_path: Path) -> None:
     folder = AttemptFolder(tmp_path / "7")
     folder.path.mkdir()
     lost = FinishedEvent(producer="engine", seq=1, time=0.0, outcome="failed", step=1, reason="RankError: rank 2 has ended")

@@ -1,4 +1,4 @@
-"""Small files that a kill, a full disk or a power cut left empty or torn: none of them may stop a worker for ever."""
+"""Small files that are empty or torn after a kill, a full disk or a power failure do not stop a worker."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TORN = ["", "{", '{"epoch": 1}', "[]", "\0\0\0\0"]
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> AttemptFolder:
-    """The folder of an attempt that has run."""
+    """The folder of a finished attempt."""
     folder = WorkerFolder(tmp_path).attempt(17)
     folder.path.mkdir(parents=True)
     return folder
 
 
 @pytest.mark.parametrize("text", TORN)
-def test_a_claim_that_says_nothing_is_moved_aside_once(attempt: AttemptFolder, text: str) -> None:
+def test_unreadable_claim_is_moved_aside(attempt: AttemptFolder, text: str) -> None:
     attempt.claim_file.write_text(text)
     assert attempt.unreported_attempt() is None
     assert attempt.saved_claim() is None
@@ -42,7 +42,7 @@ def test_a_claim_that_says_nothing_is_moved_aside_once(attempt: AttemptFolder, t
 
 
 @pytest.mark.parametrize("text", ["", '{"stdout": ', '{"stdout": "x"}', "[]", "\0\0\0\0"])
-def test_a_log_whose_place_is_forgotten_is_told_from_its_beginning(attempt: AttemptFolder, text: str) -> None:
+def test_unreadable_offsets_restart_the_log(attempt: AttemptFolder, text: str) -> None:
     attempt.path.joinpath("tails.json").write_text(text)
     attempt.log_file("stdout").write_text("one\ntwo\n")
     LogTail(attempt, OutboxWriter(attempt.supervisor_events), NOTHING_SECRET).follow()
@@ -52,21 +52,21 @@ def test_a_log_whose_place_is_forgotten_is_told_from_its_beginning(attempt: Atte
 
 
 @pytest.mark.parametrize("text", ["", "\0\0", "17 "])
-def test_a_session_that_is_not_told_stops_no_supervisor(attempt: AttemptFolder, text: str) -> None:
+def test_unreadable_session_is_ignored(attempt: AttemptFolder, text: str) -> None:
     attempt.session_file.write_text(text)
     kill_leftover(attempt)
     assert attempt.session_file.exists(), "an engine was started once, and no second one may be"
 
 
 @pytest.mark.parametrize("text", TORN[:2])
-def test_an_end_that_is_not_told_is_none(attempt: AttemptFolder, text: str) -> None:
+def test_unreadable_end_is_ignored(attempt: AttemptFolder, text: str) -> None:
     attempt.end_file.write_text(text)
     assert attempt.engine_end() is None
     write_private(attempt.end_file, EngineEnd(exit_code=3).model_dump_json())
     assert attempt.engine_end() == EngineEnd(exit_code=3)
 
 
-def test_a_last_word_that_does_not_parse_is_none(attempt: AttemptFolder) -> None:
+def test_unreadable_last_event_is_ignored(attempt: AttemptFolder) -> None:
     said = {"producer": "engine", "seq": 1, "time": 0, "kind": "finished", "outcome": "failed", "step": 3, "reason": "why"}
     for rank, line in enumerate(["\0\0\0\n", '{"kind": "surprise"}\n', json.dumps(said) + "\n"], start=1):
         attempt.path.joinpath(f"{attempt.engine_events.name}{LOCAL_RANK_SUFFIX}{rank}").write_text(line)
@@ -76,7 +76,7 @@ def test_a_last_word_that_does_not_parse_is_none(attempt: AttemptFolder) -> None
 
 
 @pytest.mark.parametrize("torn", [[b"\0\0\0\0"], [b"{half", b"{another"], [b"null"]])
-def test_a_writer_numbers_on_as_the_reader_counts_after_lines_that_do_not_parse(tmp_path: Path, torn: list[bytes]) -> None:
+def test_writer_and_reader_number_unreadable_lines_alike(tmp_path: Path, torn: list[bytes]) -> None:
     file = tmp_path / "own.jsonl"
     OutboxWriter(file).log("stdout", ["one"])
     file.write_bytes(file.read_bytes() + b"".join(line + b"\n" for line in torn))
@@ -87,7 +87,7 @@ def test_a_writer_numbers_on_as_the_reader_counts_after_lines_that_do_not_parse(
 
 
 @pytest.mark.parametrize("fails", ["write", "fsync"])
-def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     file = tmp_path / "small"
     write_private(file, "before")
 

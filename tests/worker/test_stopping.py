@@ -1,4 +1,4 @@
-"""Asking an engine to stop, killing what it leaves, starting it: on a machine where processes end and disks fill meanwhile."""
+"""Starting, stopping and killing an engine while processes end and disks fill up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> AttemptFolder:
-    """An attempt's."""
+    """An attempt's folder."""
     folder = WorkerFolder(tmp_path).attempt(17)
     folder.path.mkdir(parents=True)
     return folder
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> AttemptFolder:
 
 @pytest.fixture
 def supervisor(folder: AttemptFolder, tmp_path: Path) -> Supervisor:
-    """Of that attempt; nobody answers it."""
+    """Its supervisor; the platform is unreachable."""
     artifacts = (tmp_path / "artifacts" / "1").as_uri()
     claimed = Claimed(attempt_token="t", run_id=1, spec={}, device_indices=[0], lease_s=900, artifact_url=artifacts)
     node = NodeIdentity(
@@ -45,15 +45,13 @@ def supervisor(folder: AttemptFolder, tmp_path: Path) -> Supervisor:
 
 @pytest.fixture
 def engine(folder: AttemptFolder) -> Iterator[EngineProcess]:
-    """One that only sleeps."""
+    """An engine that only sleeps."""
     engine = EngineProcess(SLEEPS, folder, [], {}, lambda: None)
     yield engine
     engine.clean_up()
 
 
-def test_a_process_that_ends_while_it_is_looked_for_keeps_no_engine_from_stopping(
-    engine: EngineProcess, tools, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_tolerates_processes_that_end_meanwhile(engine: EngineProcess, tools, monkeypatch: pytest.MonkeyPatch) -> None:
     child = subprocess.Popen(SLEEPS)
     found = psutil.Process(child.pid)
     child.kill()
@@ -65,7 +63,7 @@ def test_a_process_that_ends_while_it_is_looked_for_keeps_no_engine_from_stoppin
 
 
 class Asked:
-    """Counts how often it was asked to stop."""
+    """Counts stop requests."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -74,7 +72,7 @@ class Asked:
         self.times += 1
 
 
-def test_a_disk_that_takes_no_note_keeps_no_engine_from_being_asked(supervisor: Supervisor) -> None:
+def test_full_disk_does_not_prevent_a_stop(supervisor: Supervisor) -> None:
     supervisor.folder.supervisor_events.mkdir()  # nothing can be written to it
     supervisor.engine = engine = Asked()  # type: ignore[assignment]
     for _ in range(2):
@@ -89,7 +87,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts sleepers, each in a session of its own unless told otherwise; none of them is left."""
+    """Starts sleeping processes, by default in their own sessions; kills them afterwards."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(home: Path, writes: str | None, command: list[str] = SLEEPS) -> subprocess.Popen[bytes]:
@@ -109,7 +107,7 @@ TITLED = f"import subprocess, sys, time; {BELOW}; print('there', flush=True); ti
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_what_no_environment_tells_of_is_killed_by_where_it_works_and_writes(
+def test_processes_without_environment_are_killed_by_folder_and_logs(
     folder: AttemptFolder, start: Start, tools, told: bool
 ) -> None:
     left = start(folder.path, "stdout.log", [sys.executable, "-S", "-c", TITLED, *SLEEPS])  # as vLLM's, with one below it
@@ -127,7 +125,7 @@ def test_what_no_environment_tells_of_is_killed_by_where_it_works_and_writes(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_mount_that_fails_costs_one_attempt_and_not_the_run(supervisor: Supervisor, tmp_path: Path, rank: int) -> None:
+def test_failed_mount_ends_the_attempt_not_the_run(supervisor: Supervisor, tmp_path: Path, rank: int) -> None:
     tmp_path.joinpath("artifacts").write_text("in the place of a folder")
     supervisor.rank = rank
     supervisor._start_engine()
@@ -137,7 +135,7 @@ def test_a_mount_that_fails_costs_one_attempt_and_not_the_run(supervisor: Superv
     assert told.reason.startswith("the engine could not be started: [Errno 20] Not a directory")
 
 
-def test_an_engine_that_nobody_would_find_again_is_not_left_running(folder: AttemptFolder) -> None:
+def test_engine_is_killed_if_its_session_cannot_be_saved(folder: AttemptFolder) -> None:
     folder.session_file.joinpath("no file").mkdir(parents=True)
     with pytest.raises(OSError, match="session"):
         EngineProcess(SLEEPS, folder, [], {}, lambda: None)

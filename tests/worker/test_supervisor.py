@@ -1,4 +1,4 @@
-"""The supervisor against a platform that fails at chosen moments and an engine that misbehaves."""
+"""The supervisor with a platform that fails at chosen moments and an engine that misbehaves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def steps_of(attempt: Any) -> list[int]:
     return [event["step"] for event in attempt.kinds("step")]
 
 
-def test_a_run_is_claimed_trained_shipped_and_reported(bench) -> None:
+def test_attempt_from_claim_to_outcome(bench) -> None:
     attempt = bench.attempt(steps=25, checkpoint_every=10, say=1)
     assert bench.supervise().wait() == 0
     assert attempt.outcome["outcome"] == "succeeded"
@@ -36,13 +36,13 @@ def test_a_run_is_claimed_trained_shipped_and_reported(bench) -> None:
     assert not bench.folder.attempt(1).path.exists()
 
 
-def test_the_engine_sees_which_rewards_it_may_ask_and_no_secrets_of_the_platform() -> None:
+def test_engine_environment_has_no_platform_secrets() -> None:
     seen = ("OPPO_REWARD_HOSTS", "OPPO_REWARD_JUDGE", "OPPO_TRACKER_HOSTS", "HF_HOME", "PATH", "CUDA_VISIBLE_DEVICES")
     kept = ("OPPO_SECRET_KEY", "OPPO_JOIN_TOKEN", "OPPO_REWARDS", "DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")
     assert [variable for variable in (*seen, *kept) if is_for_engine(variable)] == list(seen)
 
 
-def test_secrets_reach_the_engine_and_leave_the_node_no_more(bench) -> None:
+def test_secrets_reach_the_engine_and_are_redacted(bench) -> None:
     attempt = bench.attempt(blab="HF_TOKEN")
     attempt.secrets = {"HF_TOKEN": 'hf_"quoted"\\ünd more\nand a second line'}
     sent: list[str] = []
@@ -88,7 +88,7 @@ def test_events_wait_on_disk_while_the_platform_is_away(bench, tools) -> None:
     assert attempt.outcome["outcome"] == "succeeded"
 
 
-def test_a_lost_answer_applies_nothing_twice(bench) -> None:
+def test_lost_response_applies_nothing_twice(bench) -> None:
     attempt = bench.attempt(steps=30, step_s=0.05)
     lost: list[str] = []
 
@@ -104,7 +104,7 @@ def test_a_lost_answer_applies_nothing_twice(bench) -> None:
     assert steps_of(attempt) == list(range(1, 31))  # the platform asserts that no number comes twice
 
 
-def test_a_platform_that_forgot_events_gets_them_again(bench, tools) -> None:
+def test_events_are_resent_to_a_restored_platform(bench, tools) -> None:
     attempt = bench.attempt(steps=80, step_s=0.05)
     process = bench.supervise()
     tools.eventually(lambda: len(attempt.events["engine"]) > 10)
@@ -115,7 +115,7 @@ def test_a_platform_that_forgot_events_gets_them_again(bench, tools) -> None:
 
 
 def lose(attempt: Any, events: Path) -> None:
-    """The platform forgets all events after the fourth, as if restored from a backup, and the disk the first six."""
+    """The platform loses all events after the fourth, as after a restore, and the disk the first six."""
     lines = events.read_bytes().splitlines(keepends=True)
     if not punch(events, len(b"".join(lines[:6]))):
         pytest.skip("this system gives no part of a file back")
@@ -125,7 +125,7 @@ def lose(attempt: Any, events: Path) -> None:
 LOST = "the platform requests event 5 of the engine, which is not on the node's disk; the first stored event is 7"
 
 
-def test_an_attempt_that_cannot_tell_what_is_asked_for_ends_and_says_so(bench, tools) -> None:
+def test_attempt_ends_if_requested_events_are_gone(bench, tools) -> None:
     attempt = bench.attempt(steps=100_000, step_s=0.02)
     process = bench.supervise()
     tools.eventually(lambda: len(attempt.events["engine"]) > 10)
@@ -137,7 +137,7 @@ def test_an_attempt_that_cannot_tell_what_is_asked_for_ends_and_says_so(bench, t
     assert len(attempt.events["engine"]) == 4, "nothing is told as if it came next"
 
 
-def test_what_was_trained_and_cannot_be_told_is_trained_again(bench, tools) -> None:
+def test_undeliverable_training_does_not_count(bench, tools) -> None:
     attempt = bench.attempt(steps=60, step_s=0.02)
     process = bench.supervise()
     tools.eventually(lambda: len(attempt.events["engine"]) > 10)
@@ -148,7 +148,7 @@ def test_what_was_trained_and_cannot_be_told_is_trained_again(bench, tools) -> N
 
 
 @pytest.mark.parametrize(("wish", "outcome"), [("cancel", "cancelled"), ("pause", "paused"), (None, "engine_died")])
-def test_a_wish_counts_also_when_something_is_lost_and_so_does_a_failure(wish, outcome) -> None:
+def test_signal_and_failure_take_precedence_over_lost_events(wish, outcome) -> None:
     event = {"producer": "engine", "seq": 9, "time": 0.0, "step": 3}
     stopped = FinishedEvent(**event, outcome="stopped", reason="asked to stop")
     told = build_outcome(1, EngineEnd(exit_code=0, signal=wish), stopped, [], LOST)
@@ -159,7 +159,7 @@ def test_a_wish_counts_also_when_something_is_lost_and_so_does_a_failure(wish, o
 
 
 @pytest.mark.parametrize("status", [413, 422])
-def test_an_event_that_is_not_taken_is_replaced_and_the_rest_arrives(bench, tools, status: int) -> None:
+def test_rejected_event_is_replaced_and_the_rest_is_sent(bench, tools, status: int) -> None:
     attempt = bench.attempt(steps=20)
 
     def refuse_step_7(path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
@@ -173,7 +173,7 @@ def test_an_event_that_is_not_taken_is_replaced_and_the_rest_arrives(bench, tool
     assert attempt.outcome["outcome"] == "succeeded"
 
 
-def test_what_a_proxy_says_while_the_platform_is_stopped_ends_nothing(bench, tools) -> None:
+def test_proxy_errors_do_not_end_the_attempt(bench, tools) -> None:
     attempt = bench.attempt(steps=40, step_s=0.02)
     stopped_for, begun = [404, 409], []
 
@@ -196,7 +196,7 @@ def test_many_large_events_arrive_in_batches_of_the_allowed_size(bench) -> None:
     assert attempt.outcome["outcome"] == "succeeded"
 
 
-def test_an_engine_that_dies_is_reported_with_its_last_words(bench) -> None:
+def test_crashed_engine_is_reported_with_its_last_log_lines(bench) -> None:
     attempt = bench.attempt(steps=20, die_at=5)
     assert bench.supervise().wait() == 0
     assert attempt.outcome["outcome"] == "engine_died"
@@ -213,7 +213,7 @@ def test_a_spec_that_the_engine_refuses_fails_for_good(bench) -> None:
 
 
 @pytest.mark.parametrize(("wish", "outcome"), [("cancel", "cancelled"), ("pause", "paused"), ("preempt", "preempted")])
-def test_a_wish_reaches_the_engine_with_a_heartbeat(bench, tools, wish: str, outcome: str) -> None:
+def test_signal_reaches_the_engine_with_a_heartbeat(bench, tools, wish: str, outcome: str) -> None:
     attempt = bench.attempt(steps=100_000, step_s=0.02)
     process = bench.supervise()
     tools.eventually(lambda: attempt.running)
@@ -248,7 +248,7 @@ def test_a_cancel_ends_what_a_pause_gave_time_to(bench, tools) -> None:
     assert attempt.outcome["outcome"] == "cancelled"
 
 
-def test_a_child_that_the_engine_leaves_is_gone_before_the_outcome(bench) -> None:
+def test_orphaned_children_are_killed_before_the_outcome(bench) -> None:
     attempt = bench.attempt(steps=3, leave_child=True)
     assert bench.supervise().wait() == 0
     assert attempt.outcome["outcome"] == "succeeded"
@@ -266,7 +266,7 @@ def test_the_engine_is_stopped_before_its_lease_can_end(bench, tools) -> None:
     assert attempt.outcome["reason"] == "the platform could not be reached and the lease was about to expire"
 
 
-def test_a_fenced_engine_stops_and_its_history_still_arrives(bench, tools) -> None:
+def test_fenced_engine_is_stopped_and_its_events_are_sent(bench, tools) -> None:
     attempt = bench.attempt(steps=100_000, step_s=0.02)
     process = bench.supervise()
     tools.eventually(lambda: attempt.running)

@@ -1,4 +1,4 @@
-"""Shipping ends, whatever the platform answers, because somebody waits for the devices; but not while an engine runs."""
+"""The upload ends for every platform response after the engine's end, but not while the engine runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def not_json() -> None:
 
 
 class Platform:
-    """Answers a batch with `fails`, unless that is None."""
+    """Responds to a batch with `fails`, unless it is None."""
 
     def __init__(self, fails: Callable[[], None] | None) -> None:
         self.fails = fails
@@ -42,7 +42,7 @@ class Platform:
 
 @pytest.fixture
 def carry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Platform], Uploader]:
-    """Starts to ship an attempt whose supervisor has one line to tell."""
+    """Starts the upload of an attempt with one log line."""
     monkeypatch.setattr(uploader, "FIRST_WAIT_S", 0.001)
     monkeypatch.setattr(uploader, "MAX_WAIT_S", 0.002)
     folder = AttemptFolder(tmp_path / "17")
@@ -59,7 +59,7 @@ def carry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Platform
     return start
 
 
-def test_an_answer_that_nobody_understands_can_wait_while_the_engine_computes(carry: Any, tools: Any) -> None:
+def test_invalid_responses_are_retried_while_the_engine_runs(carry: Any, tools: Any) -> None:
     platform = Platform(not_json)
     carries = carry(platform)
     tools.eventually(lambda: platform.calls > 2 * MAX_UNKNOWN_ERRORS)
@@ -70,7 +70,7 @@ def test_an_answer_that_nobody_understands_can_wait_while_the_engine_computes(ca
     assert carries.lost == ""
 
 
-def test_after_the_engines_end_it_is_given_up_and_said(carry: Any) -> None:
+def test_upload_gives_up_after_the_engines_end(carry: Any) -> None:
     platform = Platform(not_json)
     carries = carry(platform)
     carries.close()
@@ -78,7 +78,7 @@ def test_after_the_engines_end_it_is_given_up_and_said(carry: Any) -> None:
     assert carries.lost.startswith("remaining events cannot be sent to the platform: JSONDecodeError: Expecting value")
 
 
-def test_a_disk_that_stays_away_is_given_up_after_the_end(carry: Any, monkeypatch: pytest.MonkeyPatch, tools: Any) -> None:
+def test_long_disk_outage_ends_the_upload(carry: Any, monkeypatch: pytest.MonkeyPatch, tools: Any) -> None:
     def stale() -> None:
         raise OSError("stale file handle")
 
@@ -92,7 +92,7 @@ def test_a_disk_that_stays_away_is_given_up_after_the_end(carry: Any, monkeypatc
     assert carries.lost == "remaining events cannot be sent to the platform: OSError: stale file handle"
 
 
-def test_a_mistake_of_ours_ends_no_thread_in_silence(carry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_ends_the_thread_with_a_log(carry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     platform = Platform(None)
     monkeypatch.setattr(Uploader, "_update_limit", lambda _self: [][0])
     carries = carry(platform)
@@ -105,7 +105,7 @@ def wait_a_day() -> None:
     raise Unreachable("503", retry_after_s=86_400.0)
 
 
-def test_the_engines_end_is_a_reason_not_to_wait_as_long_as_asked(carry: Any, tools: Any) -> None:
+def test_engine_end_interrupts_retry_after(carry: Any, tools: Any) -> None:
     platform = Platform(wait_a_day)
     carries = carry(platform)
     tools.eventually(lambda: platform.calls)
@@ -115,7 +115,7 @@ def test_the_engines_end_is_a_reason_not_to_wait_as_long_as_asked(carry: Any, to
     assert platform.lines == 1
 
 
-def test_nobody_is_waited_for_for_a_day(carry: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_after_is_limited(carry: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploader, "MAX_RETRY_AFTER_S", 0.001)
     platform = Platform(wait_a_day)
     carries = carry(platform)
@@ -124,7 +124,7 @@ def test_nobody_is_waited_for_for_a_day(carry: Any, tools: Any, monkeypatch: pyt
     assert carries.complete.wait(60)
 
 
-def test_an_answer_that_cannot_be_decoded_is_none() -> None:
+def test_undecodable_response_is_unreachable() -> None:
     class Garbled(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.send_response(200)

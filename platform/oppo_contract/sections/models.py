@@ -23,6 +23,13 @@ def hub_advice(path: str) -> str:
     return f"; download a hub model first: hf download {path} --local-dir MODELS_ROOT/{path.partition('/')[2]}"
 
 
+def _check_exactly_one(section: Section, *names: str) -> None:
+    given, first = [name for name in names if getattr(section, name) is not None], ", ".join(names[:-1])
+    if len(given) != 1:
+        message = f"give exactly one of {first} and {names[-1]}"
+        raise SettingError("", message, value=given, allowed=f"{first} or {names[-1]}")
+
+
 class TinyArchitecture(Section):
     """The built-in small transformer, randomly initialised: for tests, benchmarks and demos."""
 
@@ -52,9 +59,7 @@ class ModelSpec(Section):
 
     @model_validator(mode="after")
     def check_one_source(self) -> Self:
-        if (self.path is None) == (self.tiny is None):
-            given = sorted(self.model_fields_set)
-            raise SettingError("", "give exactly one of path and tiny", value=given, allowed="path or tiny")
+        _check_exactly_one(self, "path", "tiny")
         return self
 
 
@@ -120,10 +125,6 @@ class RewardSource(Section):
             raise SettingError("served_by", "requires reads: tokens", value="vllm", allowed="torch, or reads: tokens")
         return self
 
-    def given_sources(self) -> list[str]:
-        """Which of `model`, `rule` and `http` are set."""
-        return [name for name in ("model", "rule", "http") if getattr(self, name) is not None]
-
 
 class RewardPart(RewardSource):
     """One of several weighted sources."""
@@ -132,9 +133,7 @@ class RewardPart(RewardSource):
 
     @model_validator(mode="after")
     def check_one_source(self) -> Self:
-        given = self.given_sources()
-        if len(given) != 1:
-            raise SettingError("", "give exactly one of model, rule and http", value=given, allowed="model, rule or http")
+        _check_exactly_one(self, "model", "rule", "http")
         return self
 
 
@@ -145,10 +144,7 @@ class RewardSpec(RewardSource):
 
     @model_validator(mode="after")
     def check_one_source(self) -> Self:
-        given = self.given_sources() + (["parts"] if self.parts is not None else [])
-        if len(given) != 1:
-            allowed = "model, rule, http or parts"
-            raise SettingError("", "give exactly one of model, rule, http and parts", value=given, allowed=allowed)
+        _check_exactly_one(self, "model", "rule", "http", "parts")
         return self
 
     def sources_by_path(self) -> list[tuple[str, RewardPart]]:

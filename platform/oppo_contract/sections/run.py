@@ -29,7 +29,7 @@ class Data(Section):
 
 
 class Evaluation(Section):
-    """Held-out prompts answered and scored during training."""
+    """Evaluation on held-out prompts during training."""
 
     prompts: Path = Field(description="Id from a worker's catalogue or a local JSON Lines file, as `data.prompts`.")
     prompt_field: str = Field("prompt", min_length=1, max_length=120, description="Key of the prompt in each line.")
@@ -113,7 +113,7 @@ class Resources(Section):
                 f"leaves {max(0, training)} of the {each} devices per node (resources.devices) to actors, and each actor"
                 " needs one device for its scorers",
                 value=self.scoring_devices,
-                allowed="0, with an even number of devices that do not decode" if odd else f"0 or {half}",
+                allowed="0, or an even number of devices that do not decode" if odd else f"0 or {half}",
             )
         if self.decoding_devices % training:
             raise SettingError(

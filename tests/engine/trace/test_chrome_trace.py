@@ -209,13 +209,13 @@ def by_attempt(drawn: list[Json]) -> list[list[Json]]:
     return [parts[number] for number in sorted(parts)]
 
 
-def test_deferred_answers_are_joined_across_steps(oppo_run: Any) -> None:
+def test_deferred_responses_are_joined_across_steps(oppo_run: Any) -> None:
     trace = chrome_trace(oppo_run.events)
     check_format(trace)
     told = [(e.step, d) for e in oppo_run.events if isinstance(e, SpansEvent) for d in e.deferred]
     pieces = Counter(d.sequence_id for _, d in told)
-    drawn = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] == "deferred answers"]
-    assert Counter(e["name"] for e in drawn) == Counter({f"answer {i}": n for i, n in pieces.items()})
+    drawn = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] == "deferred responses"]
+    assert Counter(e["name"] for e in drawn) == Counter({f"response {i}": n for i, n in pieces.items()})
     arrows = [e for e in trace["traceEvents"] if e["ph"] == "s" and e["name"] == "deferred"]
     lengthy = {(step, d.sequence_id) for step, d in told if d.end_s - d.start_s >= 2e-6}
     assert len(arrows) == sum((step + 1, i) in lengthy for step, i in lengthy)
