@@ -46,7 +46,7 @@ def test_every_event_and_field_says_what_it_is(model: type) -> None:
 
 
 def test_every_setting_says_what_it_is() -> None:
-    notes = SpecSchema(RunSpec.model_json_schema()).notes()
+    notes = SpecSchema(RunSpec.model_json_schema()).field_docs()
     assert [note.path for note in notes if not note.description] == []
 
 
