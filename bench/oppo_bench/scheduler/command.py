@@ -17,7 +17,7 @@ import click
 
 from oppo_bench.report import write_results
 from oppo_bench.scheduler.attempts import attempts_per_second
-from oppo_bench.scheduler.load import Load, begin_all, build, drawn
+from oppo_bench.scheduler.load import Load, begin_all, build, generator
 from oppo_bench.scheduler.submit_to_start import LEGS, submit_to_start
 from oppo_bench.tables import show
 
@@ -113,7 +113,7 @@ def _cycles(load: Load, repetitions: int) -> list[Result]:
     from oppo_bench.document import Result
     from oppo_platform.scheduling.cycle import run_cycle
 
-    chance, busy, idle, placed = drawn(load.seed), [], [], 0
+    chance, busy, idle, placed = generator(load.seed), [], [], 0
     for _ in range(repetitions):
         end_some(chance)
         start = time.perf_counter()
@@ -156,7 +156,7 @@ def _freed_to_dispatch(repetitions: int, seed: int) -> list[Result]:
 
     broker: Any = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=PATIENCE_S)
     queues = list(Node.objects.order_by("pk").values_list("queue", flat=True))
-    chance, taken, kept_back = drawn(seed), [], 0
+    chance, taken, kept_back = generator(seed), [], 0
     with _scheduler_process():
         _drain(broker, queues, settle_s=3.0)
         while len(taken) < repetitions:
