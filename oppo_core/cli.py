@@ -162,11 +162,11 @@ def _named() -> tuple[type[Exception], ...]:
     from oppo_core.distributed.process_group import RankError
     from oppo_core.engine.layout import LayoutError
     from oppo_core.engine.preflight import PreflightError
-    from oppo_core.ppo.oom_retry import MemoryShortError
-    from oppo_core.ppo.optimizer import NonFiniteError
+    from oppo_core.models.oom_retry import MemoryShortError
     from oppo_core.rewards.errors import RewardError
     from oppo_core.rollout.prompts import PromptError
     from oppo_core.scoring.process import ScorerError
+    from oppo_core.training.optimizer import NonFiniteError
     from oppo_core.vllm.errors import VllmError
 
     return (

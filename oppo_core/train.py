@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from oppo_core.checkpointing.save_restore import save_at_the_end, save_when_due
 from oppo_core.control.stop_conditions import ASKED_TO_STOP
+from oppo_core.engine import step_report
 from oppo_core.engine.state import Engine
 from oppo_core.evaluation.schedule import evaluate_first, evaluate_last, evaluate_when_due
-from oppo_core.reporting import step_report
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.step_state import StepState
 from oppo_core.update.nonfinite import skip_nonfinite

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from oppo_contract.machine import mib
+
 MANIFEST = "manifest.json"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -120,11 +122,6 @@ def sha256(path: Path) -> str:
     """A file's digest."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def mib(size: int) -> str:
-    """Bytes in MiB, as text."""
-    return f"{size / 2**20:,.1f} MiB"
 
 
 def _no_room(folder: Path, needed: int, free: int) -> str:

@@ -29,11 +29,11 @@ from oppo_core.checkpointing.reshard import STATE, cohorts_of, homes_in, own_of,
 from oppo_core.checkpointing.resume_changes import Change
 from oppo_core.checkpointing.retention import checkpoints_to_prune, delete
 from oppo_core.control.controllers import ChunkState, OvercommitState
-from oppo_core.engine.run_score import RunScore, best_rule
+from oppo_core.control.run_score import RunScore, best_rule
 from oppo_core.engine.state import Engine, Progress
-from oppo_core.ppo.oom_retry import limit
+from oppo_core.engine.step_report import note_shrunk
+from oppo_core.models.oom_retry import limit
 from oppo_core.ppo.reward_shaping import ScoreMoments
-from oppo_core.reporting.step_report import note_shrunk
 from oppo_core.rollout.prompt_sharding import PromptSharding
 from oppo_core.rollout.sampling_support import load_supports, save_supports
 from oppo_core.rollout.sequence import Sequence

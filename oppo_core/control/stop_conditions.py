@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oppo_contract.spec import RunSpec
-from oppo_core.engine.run_score import RunScore
+from oppo_core.control.run_score import RunScore
 
 ASKED_TO_STOP = "asked to stop"
 ALL_DONE = "all steps are done"

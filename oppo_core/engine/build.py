@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,15 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oppo_contract.machine import available_cores
-from oppo_contract.model_folder import ModelFolderError, find
+from oppo_contract.machine import available_cores, mib
+from oppo_contract.model_folder import find
 from oppo_contract.spec import RunSpec
-from oppo_core.checkpointing.atomic_dir import mib
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.distributed.process_group import ALONE, Meeting, Ranks, join
 from oppo_core.engine.layout import Layout, LayoutError, device_of, lay_out, scoring_device
 from oppo_core.engine.state import Engine, Progress, UpdateStrategy
-from oppo_core.evaluation.evaluator import evaluator_of
 from oppo_core.models.load_roles import DTYPES, check_contexts, load_actor, load_critic, reference_of
 from oppo_core.models.model_io import Base
 from oppo_core.models.protocol import Network
@@ -28,19 +25,15 @@ from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.critic import CriticTrainer
 from oppo_core.ppo.early_gradients import EarlyGradients
 from oppo_core.ppo.ema import MovingAverage
-from oppo_core.ppo.optimizer import Optimizer, tensor_bytes
 from oppo_core.ppo.ptx_mix import PretrainingMix, read_texts
 from oppo_core.reporting.event_log import Journal
 from oppo_core.rewards.build import RewardBuilder
 from oppo_core.rewards.composite import Rewards
-from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
+from oppo_core.rollout.build import build_pool, build_stop_conditions, decode_settings, decode_slots
+from oppo_core.rollout.decoder import DecoderProtocol
 from oppo_core.rollout.device_decoder import build_decoder
-from oppo_core.rollout.pool import Pool
-from oppo_core.rollout.prompt_sharding import PromptSharding
+from oppo_core.rollout.held_out import build_evaluator
 from oppo_core.rollout.prompts import PromptStream, read_prompts
-from oppo_core.rollout.sampling import Filters
-from oppo_core.rollout.stop_conditions import StopConditions
-from oppo_core.rollout.tail_batch import TailBatchPool
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
 from oppo_core.scoring.early import EarlyScorers
 from oppo_core.scoring.process import ProcessScorers
@@ -51,6 +44,7 @@ from oppo_core.trace.cuda_clock import recorder_of
 from oppo_core.trace.gpu_stats import hardware_of
 from oppo_core.trace.recorder import Recorder
 from oppo_core.training.backends import backend_factory
+from oppo_core.training.optimizer import Optimizer, tensor_bytes
 from oppo_core.update.nonfinite import SkippingCriticFreeUpdate, SkippingUpdate
 from oppo_core.update.overlapped import OverlappedUpdate
 from oppo_core.update.strategies import CriticFreeUpdate, PlainUpdate
@@ -77,7 +71,9 @@ def assemble(
     layout, seat = lay_out(spec, device, threads, network.width, ranks.device), scoring_device(spec, device)
     trace = recorder_of(layout.actor_devices, device)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
-    evaluator = evaluator_of(spec, roots, network, codec, decode_settings(spec, codec), partial(stops_of, spec, codec), ranks)
+    evaluator = build_evaluator(
+        spec, roots, network, codec, decode_settings(spec, codec), partial(build_stop_conditions, spec, codec), ranks
+    )
     actor = _trainer(spec, roots, network, codec, ranks)
     shared = share_actor(network, actor, spec.resources.ranks_per_node) if spec.overlap.update_overlap and layout.remote else None
     with ExitStack() as started:  # ends the processes and threads of parts that were started if a later part fails
@@ -86,7 +82,7 @@ def assemble(
         scorers = started.enter_context(closing(scoring))
         engine = Engine(
             spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
-            pool=pool_of(spec, ranks), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
+            pool=build_pool(spec, ranks), decoder=decoder, actor=actor, scorers=scorers, journal=journal, out=out,
             model_source=source, trace=trace, hardware=hardware_of(dict(zip(layout.devices, (device, seat), strict=False))),
             progress=Progress(kl_coefficient=spec.ppo.kl.coefficient), overcommit=OvercommitState(spec.initial_overcommit),
             chunk=ChunkState(spec.overlap.chunk.size), update=_update(spec, shared), evaluator=evaluator, ranks=ranks,
@@ -105,9 +101,9 @@ def numbers_of(network: Network) -> int:
 
 def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | None, device: torch.device) -> DecoderProtocol:
     """Our own decoder for the device, or vLLM. Raises LayoutError when that is asked for where there is no GPU."""
-    settings, stops = decode_settings(spec, codec), stops_of(spec, codec)
+    settings, stops = decode_settings(spec, codec), build_stop_conditions(spec, codec)
     if spec.rollout.backend == "torch":
-        return build_decoder(network, settings, slots(spec), stops)
+        return build_decoder(network, settings, decode_slots(spec), stops)
     from oppo_core.vllm import build
 
     if device.type != "cuda":
@@ -115,16 +111,7 @@ def _decoder(spec: RunSpec, network: Network, codec: TextCodec, source: Path | N
             "rollout.backend is vllm, which decodes on a GPU, and torch sees none here; choose torch, or another node"
         )
     assert source is not None  # the spec's own validator saw to it
-    return build.build_decoder(spec, source, network, settings, stops, slots(spec), device.index)
-
-
-def decode_settings(spec: RunSpec, codec: TextCodec) -> DecodeSettings:
-    """How the actor samples."""
-    r = spec.rollout
-    return DecodeSettings(
-        spec.seed, codec.eos, r.temperature, r.max_prompt_tokens, r.max_new_tokens, spec.ppo.micro_batch_tokens,
-        filters=filters_of(spec), keeps_cache=spec.overlap.kv_after_update == "keep",
-    )  # fmt: skip
+    return build.build_decoder(spec, source, network, settings, stops, decode_slots(spec), device.index)
 
 
 def _trainer(spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec, ranks: Ranks) -> ActorTrainer:
@@ -152,26 +139,6 @@ def _update(spec: RunSpec, shared: SharedActor | None) -> UpdateStrategy:
     return PlainUpdate() if spec.ppo.has_critic else CriticFreeUpdate()
 
 
-def filters_of(spec: RunSpec) -> Filters | None:
-    """Which tokens may be sampled, when that is restricted."""
-    r = spec.rollout
-    return Filters(r.top_k, r.top_p, r.min_p) if r.has_sampling_mask else None
-
-
-def stops_of(spec: RunSpec, codec: TextCodec) -> StopConditions | None:
-    """What ends an answer beside the end-of-sequence token, when anything does.
-
-    Raises:
-        ModelFolderError: a stop token is outside the vocabulary.
-    """
-    r = spec.rollout
-    beyond = [token for token in r.stop_tokens if token >= codec.vocab]
-    if beyond:
-        raise ModelFolderError(f"rollout.stop_tokens: {beyond} are outside the actor's vocabulary, 0 to {codec.vocab - 1}")
-    tokens = [*r.stop_tokens, *codec.extra_eos]
-    return StopConditions(tokens, r.stop_texts, codec) if tokens or r.stop_texts else None
-
-
 @dataclass(frozen=True, slots=True)
 class SharedActor:
     """The actor as the scorers' process sees it for update overlap: weights by name, and sums of gradients, in shared memory."""
@@ -197,19 +164,6 @@ def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> Share
     return SharedActor(weights, EarlyGradients.shared(actor))
 
 
-def pool_of(spec: RunSpec, ranks: Ranks = ALONE) -> Pool:
-    """An empty pool for a rank's part of the batch, by what is done with unfinished answers."""
-    kind = TailBatchPool if spec.overlap.inter_step == "tail_batch" else Pool
-    share = spec.ppo.batch_size // ranks.world
-    return kind(share, spec.overlap.max_age, spec.ppo.group_size, sharding=PromptSharding(ranks.rank, ranks.world))
-
-
-def slots(spec: RunSpec) -> int:
-    """Most sequences that can be in flight on a rank: its part of (B + Δ_max)·G, the largest one."""
-    extra = spec.overlap.overcommit.max if spec.overlap.inter_step != "off" else 0
-    return math.ceil((spec.ppo.batch_size + extra) / spec.resources.ranks) * spec.ppo.group_size
-
-
 def build_scorers(
     spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
     meeting: Meeting | None, base: Base | None, trace: Recorder,
@@ -223,7 +177,7 @@ def build_scorers(
         RewardError: a rule is not registered, or a reward service is not allowed.
     """
     rewards = RewardBuilder(
-        spec, roots, DTYPES[spec.resources.dtype], device, partial(check_contexts, spec), slots(spec)
+        spec, roots, DTYPES[spec.resources.dtype], device, partial(check_contexts, spec), decode_slots(spec)
     ).rewards()
     try:
         return _scorers_with(rewards, spec, roots, device, resume, shared, meeting, base, trace)
@@ -245,7 +199,9 @@ def _scorers_with(
         trainer.load(resume)
     columns = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
     networks = Networks(reference, critic, rewards)
-    cached = slots(spec) if spec.overlap.intra_step == "per_chunk" else 0  # an answer that is read whole leaves nothing behind
+    cached = (
+        decode_slots(spec) if spec.overlap.intra_step == "per_chunk" else 0
+    )  # an answer that is read whole leaves nothing behind
     given = (networks, trainer, cached, columns, spec.ppo.micro_batch_tokens, spec.rollout.temperature, trace)
     if shared is None:
         reads_once = trainer is not None and trainer.ppo.optimizer_steps == 1 and spec.overlap.intra_step == "off"

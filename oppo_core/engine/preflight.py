@@ -16,20 +16,20 @@ from typing import TypeVar
 import psutil
 import torch
 
+from oppo_contract.machine import mib
 from oppo_contract.model_folder import ModelFolderError, find
 from oppo_contract.spec import ModelSpec, RewardSpec, RunSpec
-from oppo_core.checkpointing.atomic_dir import mib
-from oppo_core.engine.build import slots, stops_of
 from oppo_core.engine.layout import LayoutError, device_of, scoring_device
 from oppo_core.models.load_roles import DTYPES
 from oppo_core.ppo.ptx_mix import read_texts
 from oppo_core.rewards.build import RewardBuilder, check_same_tokens
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.protocol import Answer
+from oppo_core.rewards.vllm_model import check_classifier
+from oppo_core.rollout.build import build_stop_conditions, decode_slots
 from oppo_core.rollout.prompts import PromptError, read_prompts
 from oppo_core.rollout.tokenizer import TextCodec, load_codec
 from oppo_core.trackers.allowed import complaints_about_trackers
-from oppo_core.vllm.reward import check_classifier
 from oppo_estimate.memory import Item, Role, checkpoint_bytes, memory_items
 from oppo_estimate.shapes import Head, Shape, read_shape
 
@@ -91,7 +91,7 @@ def preflight(spec: RunSpec, roots: list[Path], out: Path | None = None) -> Find
     if codec is not None:
         sample = _prompts(spec, roots, codec, findings)
         text_tokens = findings.look(lambda: _texts(spec, roots, codec)) or 0
-        findings.look(lambda: stops_of(spec, codec))
+        findings.look(lambda: build_stop_conditions(spec, codec))
         _tokenizers(spec, roots, findings)
         if sample is not None:
             findings.look(lambda: score_one(spec, roots, codec, sample))
@@ -265,7 +265,7 @@ def _places(spec: RunSpec, device: torch.device | None, roles: list[Role]) -> li
 
 def _holding(spec: RunSpec, device: torch.device | None, roles: list[Role], text_tokens: int) -> Holding:
     gpu = torch.cuda.mem_get_info(device)[1] if device is not None and device.type == "cuda" else 0
-    memory = memory_items(spec, roles, slots(spec), text_tokens, gpu)
+    memory = memory_items(spec, roles, decode_slots(spec), text_tokens, gpu)
     return Holding(device, memory, _available(device, spec))
 
 

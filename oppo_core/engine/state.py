@@ -16,18 +16,18 @@ import torch
 from oppo_contract.resume_rules import Change
 from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState, OvercommitState
+from oppo_core.control.run_score import RunScore
 from oppo_core.control.stop_conditions import reason_to_end
 from oppo_core.distributed.process_group import ALONE, Ranks
 from oppo_core.engine.layout import Layout
-from oppo_core.engine.run_score import RunScore
-from oppo_core.evaluation.evaluator import Evaluator
+from oppo_core.models.oom_retry import PassBudget
 from oppo_core.ppo.actor import ActorProtocol
 from oppo_core.ppo.experience import Experience, build_experience
-from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.reporting.event_log import Journal
 from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rollout.decoder import DecoderProtocol
+from oppo_core.rollout.held_out import Evaluator
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompts import PromptStream
 from oppo_core.rollout.sequence import Sequence

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from oppo_contract.spec import RunSpec
 from oppo_core.control.stop_conditions import ASKED_TO_STOP
+from oppo_core.engine import step_report
 from oppo_core.engine.state import Engine
-from oppo_core.evaluation.evaluator import APART, Evaluator, never, saved_fields
-from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.ppo.reward_shaping import shaped_scores
-from oppo_core.reporting import step_report
 from oppo_core.reporting.metrics import spread
+from oppo_core.rollout.held_out import HELD_OUT_OFFSET, Evaluator, never, saved_fields
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.scoring.scorers import SequenceDelta
+from oppo_core.training.optimizer import NonFiniteError
 
 BEFORE, AFTER = "eval/start", "eval"
 
@@ -115,11 +115,11 @@ def evaluate(
     if engine.on_any_rank(answers is None):
         return None
     assert answers is not None
-    told = [SequenceDelta(APART + s.sequence_id, len(s.prompt), s.tokens(), finished=True, stopped=s.stopped) for s in answers]
+    told = [SequenceDelta(HELD_OUT_OFFSET + s.sequence_id, len(s.prompt), s.tokens(), finished=True, stopped=s.stopped) for s in answers]
     engine.scorers.start_evaluate(told)
     with engine.trace.wait("eval"):
         judged = engine.scorers.wait_evaluate()
-    answers, raw = _of_all_ranks(engine, answers, [judged[APART + s.sequence_id] for s in answers])
+    answers, raw = _of_all_ranks(engine, answers, [judged[HELD_OUT_OFFSET + s.sequence_id] for s in answers])
     plain = engine.spec.ppo.model_copy(update={"normalize_scores": "off"})
     shaped = shaped_scores(raw, answers, plain, engine.moments)
     return answers, torch.where(raw.isfinite(), shaped, math.nan).numpy()

@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oppo_core.models.incremental_prefill import IncrementalPrefill
+from oppo_core.models.microbatching import pass_costs, ragged_batches, response_states
+from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.models.upcast import precise
-from oppo_core.ppo.microbatching import pass_costs, ragged_batches, response_states
-from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.device_decoder import build_decoder
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.incremental_prefill import IncrementalPrefill
 from oppo_core.scoring.thread import side_stream
 
 Visible = Callable[[Sequence], NDArray[np.int64]]

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from oppo_core.integrations.rollouts import Overlap, Rollout, Rollouts
 from oppo_core.integrations.trl_compat import FUNCTIONS, OverlapError, refuse, refuse_amounts
+from oppo_core.models.microbatching import right_padded
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.microbatching import right_padded
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 

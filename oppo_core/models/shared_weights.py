@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from oppo_core.checkpointing.atomic_dir import mib
+from oppo_contract.machine import mib
 from oppo_core.models.protocol import Network
 
 # Where Linux keeps what processes share; a container often has little of it, and what does not fit ends the process.

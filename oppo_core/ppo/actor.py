@@ -21,23 +21,23 @@ from oppo_contract.spec import Ppo, Training
 from oppo_core.distributed.process_group import ALONE, Ranks
 from oppo_core.models.activation_checkpointing import prepare
 from oppo_core.models.host_device import to_device
+from oppo_core.models.microbatching import mini_batch_rows, pass_costs, response_states
 from oppo_core.models.model_io import export_model, restore_weights, save_weights
+from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.deferred_metrics import DeferredMetrics
 from oppo_core.ppo.ema import MovingAverage
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.logprobs import response_tokens, token_logprobs
 from oppo_core.ppo.losses import kl_estimate, policy_loss
-from oppo_core.ppo.lr_schedule import actor_rates
-from oppo_core.ppo.microbatching import mini_batch_rows, pass_costs, response_states
-from oppo_core.ppo.oom_retry import PassBudget
-from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, tensor_bytes
 from oppo_core.ppo.ptx_mix import PretrainingMix
 from oppo_core.ppo.retained_forward import RetainedForward
 from oppo_core.ppo.stepwise import Stepwise
 from oppo_core.rollout.sampling_support import concat_supports
 from oppo_core.rollout.sequence import Support
 from oppo_core.training.backends import plain
+from oppo_core.training.lr_schedule import actor_rates
+from oppo_core.training.optimizer import NonFiniteError, Optimizer, tensor_bytes
 from oppo_core.training.protocol import BackendFactory
 
 WEIGHTS, MOMENTS = "actor", "actor-optimizer.safetensors"

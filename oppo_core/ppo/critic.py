@@ -20,19 +20,19 @@ from oppo_core.distributed.process_group import ALONE, Ranks
 from oppo_core.models.activation_checkpointing import prepare
 from oppo_core.models.adapters import take_trained, trained_weights
 from oppo_core.models.host_device import to_device
+from oppo_core.models.microbatching import mini_batch_rows, pass_costs, response_states
 from oppo_core.models.model_io import save_weights
+from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.models.upcast import precise
 from oppo_core.ppo.deferred_metrics import DeferredMetrics
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.losses import value_loss
-from oppo_core.ppo.lr_schedule import critic_rates
-from oppo_core.ppo.microbatching import mini_batch_rows, pass_costs, response_states
-from oppo_core.ppo.oom_retry import PassBudget
-from oppo_core.ppo.optimizer import NonFiniteError, Optimizer, tensor_bytes
 from oppo_core.ppo.retained_forward import RetainedForward
 from oppo_core.ppo.stepwise import Stepwise
 from oppo_core.training.backends import plain
+from oppo_core.training.lr_schedule import critic_rates
+from oppo_core.training.optimizer import NonFiniteError, Optimizer, tensor_bytes
 from oppo_core.training.protocol import BackendFactory
 
 WEIGHTS, MOMENTS = "critic.safetensors", "critic-optimizer.safetensors"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from oppo_core.ppo.optimizer import Optimizer, tensor_bytes
+from oppo_core.training.optimizer import Optimizer, tensor_bytes
 
 
 class MovingAverage:

@@ -14,8 +14,8 @@ from oppo_contract.spec import Ppo
 from oppo_core.ppo.group_advantages import group_advantages
 from oppo_core.ppo.losses import gae, importance_weights, kl_estimate, scale_to_unit_variance, shape_rewards, whiten
 from oppo_core.ppo.reward_shaping import ScoreMoments, raw_scores, shaped_scores
+from oppo_core.ppo.scored import Scored
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.results import Scored
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from torch import Tensor
 from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Pretraining, Training
 from oppo_core.distributed.process_group import ALONE, Ranks
+from oppo_core.models.microbatching import packed_batches, ragged_batches, response_states
+from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.deferred_metrics import DeferredMetrics
 from oppo_core.ppo.logprobs import next_token_loss, response_tokens
-from oppo_core.ppo.microbatching import packed_batches, ragged_batches, response_states
-from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rng import Use, generator
 from oppo_core.rollout.prompts import PromptError, iter_rows
 from oppo_core.rollout.tokenizer import TextCodec

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Rows
 import torch
 from torch import Tensor
 
-from oppo_core.ppo.microbatching import CPU_COSTS, PassCosts, packed_batches, ragged_batches
+from oppo_core.models.microbatching import CPU_COSTS, PassCosts, packed_batches, ragged_batches
 
 Outputs = tuple[Tensor, ...]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.losses import WHITEN_EPS
-from oppo_core.ppo.optimizer import NonFiniteError
+from oppo_core.ppo.scored import Scored
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.results import Scored
+from oppo_core.training.optimizer import NonFiniteError
 
 
 @dataclass(frozen=True, slots=True)

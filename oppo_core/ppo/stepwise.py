@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from oppo_core.ppo.optimizer import NonFiniteError, Optimizer
+from oppo_core.training.optimizer import NonFiniteError, Optimizer
 from oppo_core.training.protocol import TrainingBackend
 
 

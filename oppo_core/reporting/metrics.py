@@ -12,9 +12,9 @@ from torch import Tensor
 
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.losses import effective_sample_share
+from oppo_core.ppo.scored import Scored
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.results import Scored
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ import torch
 from oppo_contract.model_folder import ModelFolderError, find
 from oppo_contract.spec import ModelSpec, RewardPart, RunSpec
 from oppo_core.models.model_io import load_model
+from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rewards.composite import Part, Rewards
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.prompt_records import MESSAGES, PromptLines
@@ -79,7 +79,7 @@ class RewardBuilder:
 
     def _served(self, model: ModelSpec, memory_share: float) -> GrowingReward:
         """A model that vLLM runs. Raises RewardError where there is no GPU."""
-        from oppo_core.vllm import build
+        from oppo_core.rewards.vllm_model import build_vllm_reward
         from oppo_core.vllm.engine_args import reward_arguments
 
         if self.device.type != "cuda":
@@ -89,7 +89,7 @@ class RewardBuilder:
         longest, folder = r.max_prompt_tokens + r.max_new_tokens, find(model.path, self.roots)
         place = self.device.index or 0
         arguments = reward_arguments(str(folder), wanted.dtype, longest, self.slots, memory_share, place)
-        return build.build_reward(folder, arguments, wanted.longest_silence_s)
+        return build_vllm_reward(folder, arguments, wanted.longest_silence_s)
 
     def _judge(self, source: RewardPart) -> FinishedReward:
         if source.rule is not None:

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oppo_core.models.incremental_prefill import IncrementalPrefill
+from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rewards.protocol import Answer, FinishedReward, GrowingReward
 from oppo_core.rollout.tokenizer import TextCodec
-from oppo_core.scoring.incremental_prefill import IncrementalPrefill
 
 # So often whoever waits for a service says that it is alive, seconds.
 SIGN_OF_LIFE_S = 0.5

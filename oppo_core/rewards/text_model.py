@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from oppo_core.models.microbatching import ragged_batches, right_padded
+from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.microbatching import ragged_batches, right_padded
-from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.prompt_records import MESSAGES, PromptLines
 from oppo_core.rewards.protocol import Answer, ScoredAtOnce

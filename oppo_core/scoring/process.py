@@ -24,11 +24,12 @@ from typing import Any, Literal, NoReturn, cast
 
 import torch
 
+from oppo_core.models.oom_retry import Shrunk
 from oppo_core.scoring.channel import POLL_S, Channel
 from oppo_core.scoring.early import EarlyBatch
 from oppo_core.scoring.proxy import ScorerProxy
 from oppo_core.scoring.scorers import ScorerSet
-from oppo_core.trace.recorder import Recorder, Shrunk, Span, Wait
+from oppo_core.trace.recorder import Recorder, Span, Wait
 
 # Not fork: torch's threads and the CUDA driver do not survive it.
 START_METHOD: Literal["spawn"] = "spawn"

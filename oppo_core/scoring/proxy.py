@@ -6,8 +6,8 @@ from abc import abstractmethod
 from typing import cast
 
 from oppo_core.ppo.critic import CriticUpdate
+from oppo_core.ppo.scored import Scored
 from oppo_core.ppo.stepwise import Pause
-from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import ScorerProtocol, SequenceDelta
 from oppo_core.trace.recorder import Recorder
 

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oppo_core.models.host_device import on_host, to_device
+from oppo_core.models.incremental_prefill import IncrementalPrefill, NewStates
+from oppo_core.models.oom_retry import PassBudget, limit
 from oppo_core.models.protocol import Network
 from oppo_core.models.upcast import precise
 from oppo_core.ppo.critic import CriticTrainer, CriticUpdate
-from oppo_core.ppo.oom_retry import PassBudget, limit
 from oppo_core.ppo.retained_forward import RetainedForward
+from oppo_core.ppo.scored import Scored
 from oppo_core.ppo.stepwise import Pause, Stepwise
 from oppo_core.rewards.composite import RewardReader, Rewards
 from oppo_core.rollout.sampling_support import mask_unsupported
 from oppo_core.rollout.sequence import Support
-from oppo_core.scoring.incremental_prefill import IncrementalPrefill, NewStates
-from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scored_sequence import ScoredSequence
 from oppo_core.trace.recorder import Recorder
 

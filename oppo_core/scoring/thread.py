@@ -21,11 +21,12 @@ from dataclasses import dataclass
 
 import torch
 
+from oppo_core.models.oom_retry import Shrunk
 from oppo_core.scoring.channel import POLL_S
 from oppo_core.scoring.process import QUEUE_SIZE, SHUTDOWN_TIMEOUT_S, ScorerError
 from oppo_core.scoring.proxy import ScorerProxy
 from oppo_core.scoring.scorers import ScorerSet
-from oppo_core.trace.recorder import Recorder, Shrunk, Span, Wait
+from oppo_core.trace.recorder import Recorder, Span, Wait
 
 
 @dataclass(frozen=True, slots=True)

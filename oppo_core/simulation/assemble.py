@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from oppo_contract.events import Role
 from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState, OvercommitState
-from oppo_core.engine.build import pool_of
+from oppo_core.engine import step_report
 from oppo_core.engine.layout import Layout, scorers_of
 from oppo_core.engine.state import Engine, Progress
-from oppo_core.reporting import step_report
 from oppo_core.reporting.event_log import Journal
+from oppo_core.rollout.build import build_pool
 from oppo_core.rollout.prompts import PromptStream
 from oppo_core.rollout.tokenizer import ByteCodec
 from oppo_core.simulation.actor import SimulatedActor
@@ -113,7 +113,7 @@ def assemble(
     layout = virtual_layout(spec, devices, machine)
     engine = Engine(
         spec=spec, layout=layout, codec=ByteCodec(VOCABULARY), prompts=prompts or _prompts(spec, devices, machine),
-        pool=pool_of(spec),
+        pool=build_pool(spec),
         decoder=SimulatedDecoder(machine, length, most, spec.overlap.kv_after_update == "keep"),
         actor=SimulatedActor(machine, spec.ppo), scorers=_scorers(spec, machine), journal=MemoryJournal(machine), out=out,
         model_source=None, trace=machine.trace, progress=Progress(kl_coefficient=spec.ppo.kl.coefficient),

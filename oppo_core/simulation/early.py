@@ -11,8 +11,8 @@ from oppo_contract.events import Phase, Role
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.critic import CriticUpdate
 from oppo_core.ppo.early_gradients import EarlyGradients
+from oppo_core.ppo.scored import Scored
 from oppo_core.scoring.early import EarlyBatch
-from oppo_core.scoring.results import Scored
 from oppo_core.simulation.machine import Machine
 from oppo_core.simulation.scorers import SimulatedScorers
 from oppo_estimate.devices import ReadingRole

@@ -8,8 +8,8 @@ from torch import Tensor
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.reward_shaping import ScoreMoments, raw_scores, shaped_scores
+from oppo_core.ppo.scored import Scored
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.results import Scored
 from oppo_core.simulation.machine import Machine
 
 

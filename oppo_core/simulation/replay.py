@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from oppo_contract.events import SpansEvent
 from oppo_contract.spec import load_spec
 from oppo_core.control.controllers import ChunkState
+from oppo_core.engine import step_report
 from oppo_core.engine.state import Engine
-from oppo_core.reporting import step_report
 from oppo_core.rollout.prompts import PromptStream
 from oppo_core.simulation.assemble import MemoryJournal, PricedPrompts, assemble
 from oppo_core.simulation.lengths import recorded_lengths

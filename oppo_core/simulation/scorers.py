@@ -10,8 +10,8 @@ import numpy as np
 from oppo_contract.events import Phase
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.critic import CriticUpdate
+from oppo_core.ppo.scored import Scored
 from oppo_core.ppo.stepwise import Pause
-from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import SequenceDelta
 from oppo_core.simulation.lengths import SCORES, generator_for
 from oppo_core.simulation.machine import Machine

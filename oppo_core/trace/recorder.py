@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from oppo_contract.events import IdleCause, Phase, Role
+from oppo_core.models.oom_retry import Shrunk
 
 
 # Tuples, because they are made and sent between processes at a third of a frozen dataclass's cost (docs/performance.md).
@@ -34,15 +35,6 @@ class Wait(NamedTuple):
     cause: IdleCause
     start: float
     end: float
-
-
-class Shrunk(NamedTuple):
-    """Memory did not suffice for passes of `old` padded tokens; from now on those of `passes` have `new`, and why."""
-
-    passes: str
-    old: int
-    new: int
-    reason: str
 
 
 class Recorder:

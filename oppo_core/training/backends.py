@@ -7,8 +7,8 @@ from functools import partial
 from oppo_contract.spec import Training
 from oppo_core.distributed.process_group import Ranks
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.lr_schedule import Rates
-from oppo_core.ppo.optimizer import Optimizer
+from oppo_core.training.lr_schedule import Rates
+from oppo_core.training.optimizer import Optimizer
 from oppo_core.training.protocol import BackendFactory, TrainingBackend
 
 

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from oppo_core.distributed.process_group import Ranks
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.lr_schedule import Rates
+from oppo_core.training.lr_schedule import Rates
 
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])
 

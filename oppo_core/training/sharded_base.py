@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from oppo_core.distributed.process_group import Ranks
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.optimizer import NonFiniteError
+from oppo_core.training.optimizer import NonFiniteError
 from oppo_core.training.protocol import Outputs
 
 

@@ -25,8 +25,8 @@ from torch.nn import Parameter
 from oppo_contract.spec import Training
 from oppo_core.distributed.process_group import Ranks
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.lr_schedule import Rates
-from oppo_core.ppo.optimizer import BETAS, MASTER, nonfinite_error
+from oppo_core.training.lr_schedule import Rates
+from oppo_core.training.optimizer import BETAS, MASTER, nonfinite_error
 from oppo_core.training.process_group import join_default_group
 from oppo_core.training.protocol import Outputs
 from oppo_core.training.sharded_base import EqualizedPasses, PassThroughModule, is_low_precision, trainable_parameters

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 from torch import Tensor
 
+from oppo_core.ppo.scored import Scored
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.results import Scored
 
 if TYPE_CHECKING:
     from oppo_core.engine.state import Engine

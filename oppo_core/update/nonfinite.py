@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from oppo_core.ppo.critic import build_critic_update
 from oppo_core.ppo.experience import Experience
-from oppo_core.ppo.optimizer import NonFiniteError
 from oppo_core.ppo.stepwise import Pause, Stepwise
 from oppo_core.rollout.sequence import Sequence
+from oppo_core.training.optimizer import NonFiniteError
 from oppo_core.update.strategies import PlainUpdate, actor_trainer, compute_experience
 
 if TYPE_CHECKING:

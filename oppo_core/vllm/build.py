@@ -1,4 +1,4 @@
-"""Builds vLLM's decoder and reward model from a run's spec."""
+"""Builds vLLM's decoder from a run's spec."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from oppo_core.vllm.engine_args import (
     engine_arguments,
     prepare,
     process_arguments,
-    without_ipc_handles,
 )
 from oppo_core.vllm.inprocess import InProcessDecoder, start_engine
-from oppo_core.vllm.protocols import AsyncEngine, PoolingEngine
-from oppo_core.vllm.reward import PrefixReward, check_classifier
+from oppo_core.vllm.protocols import AsyncEngine
 from oppo_core.vllm.subprocess_decoder import StreamingDecoder
 from oppo_core.vllm.weight_transfer import connect
 
@@ -104,35 +102,3 @@ def start_engine_process(loop: AsyncioThread, arguments: dict[str, Any], devices
         return started
 
     return loop.run(start(), "starting", START_TIMEOUT_S)
-
-
-def build_reward(folder: Path, arguments: dict[str, Any], timeout_s: float) -> PrefixReward:
-    """The reward model in `folder`, served by vLLM in another process.
-
-    Args:
-        arguments: see `reward_arguments`.
-        silence_s: limit for one request, seconds.
-
-    Raises:
-        ImportError: vLLM is not installed.
-        ModelFolderError: it is no sequence classifier with one label.
-        VllmError: it does not start.
-    """
-    check_classifier(folder)
-    prepare(SUBPROCESS_ENVIRONMENT)
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    loop = AsyncioThread(timeout_s)
-
-    async def start() -> PoolingEngine:
-        started: PoolingEngine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-        return started
-
-    try:
-        with without_ipc_handles():
-            engine = loop.run(start(), "starting the reward model", START_TIMEOUT_S)
-        return PrefixReward(engine, loop)
-    except BaseException:
-        loop.close()
-        raise

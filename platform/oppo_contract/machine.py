@@ -12,6 +12,11 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def mib(size: int) -> str:
+    """`size` bytes as `12.3 MiB`."""
+    return f"{size / 2**20:,.1f} MiB"
+
+
 def write_private(file: Path, text: str, *, synced: bool = True) -> None:
     """Write a file with mode 0600 atomically: a full disk or a killed process leaves the old content.
 

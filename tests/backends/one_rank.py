@@ -20,14 +20,14 @@ from torch.distributed.tensor import DTensor
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_core.checkpointing.save_restore import restore, verify
 from oppo_core.distributed.process_group import ALONE, Meeting, Ranks, join
+from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
 from oppo_core.engine.layout import device_of
 from oppo_core.engine.state import Engine
 from oppo_core.ppo.actor import ActorTrainer
-from oppo_core.ppo.optimizer import NonFiniteError
-from oppo_core.reporting import step_report
 from oppo_core.reporting.event_log import OF_EACH_RANK, Journal
 from oppo_core.train import train
+from oppo_core.training.optimizer import NonFiniteError
 
 LINEAR = torch.nn.functional.linear
 Case = dict[str, Any]

@@ -19,18 +19,17 @@ from numpy.typing import NDArray
 from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec, TinyArchitecture
 from oppo_core.models.model_io import load_model
+from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
-from oppo_core.ppo.oom_retry import PassBudget
+from oppo_core.ppo.scored import Scored
 from oppo_core.reporting.metrics import part_metrics
 from oppo_core.rewards.composite import Part, RewardReader, Rewards
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.protocol import Answer
+from oppo_core.rewards.vllm_model import POOLING, PrefixReward, build_vllm_reward, check_classifier
 from oppo_core.rollout.tokenizer import ByteCodec
-from oppo_core.scoring.results import Scored
 from oppo_core.vllm.asyncio_thread import AsyncioThread
-from oppo_core.vllm.build import build_reward
 from oppo_core.vllm.engine_args import reward_arguments
-from oppo_core.vllm.reward import POOLING, PrefixReward, check_classifier
 from tests.fakes.vllm_pooling_engine import FakePoolingEngine
 
 VOCAB, CODEC = 40, ByteCodec(40)
@@ -182,7 +181,7 @@ def test_the_real_one_scores_as_our_own_network_does(tmp_path: Path) -> None:
     Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
     network = load_model(ModelSpec(path=str(tmp_path)), "scalar", [], torch.float32, 0)
     before = set(psutil.Process().children(recursive=True))
-    reward = build_reward(tmp_path, reward_arguments(str(tmp_path), "float32", 128, 4, 0.3, 0), 600.0)
+    reward = build_vllm_reward(tmp_path, reward_arguments(str(tmp_path), "float32", 128, 4, 0.3, 0), 600.0)
     try:
         whole = row(100)
         for length in (40, 90):

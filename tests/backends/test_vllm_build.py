@@ -19,10 +19,11 @@ import pytest
 from oppo_contract.spec import RunSpec, TinyArchitecture, load_spec
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 from oppo_core.rewards.protocol import Answer
+from oppo_core.rewards.vllm_model import build_vllm_reward
 from oppo_core.rollout.decoder import DecoderProtocol, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.tokenizer import ByteCodec
-from oppo_core.vllm.build import build_decoder, build_reward, decoding_gpus
+from oppo_core.vllm.build import build_decoder, decoding_gpus
 from oppo_core.vllm.engine_args import (
     AGENT_STORE,
     IN_PROCESS_ENVIRONMENT,
@@ -226,7 +227,7 @@ def test_a_reward_model_reads_by_itself(told: Started, tmp_path: Path) -> None:
     config = {"model_type": "qwen2", "architectures": ["Qwen2ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     os.environ.update(IPC_ENVIRONMENT)  # as beside a decoder that reads some
-    reward = build_reward(tmp_path, reward_arguments(str(tmp_path), "float32", 64, 4, 0.2, 1), 20.0)
+    reward = build_vllm_reward(tmp_path, reward_arguments(str(tmp_path), "float32", 64, 4, 0.2, 1), 20.0)
     assert told.environment.keys() & (SUBPROCESS_ENVIRONMENT | IPC_ENVIRONMENT).keys() == SUBPROCESS_ENVIRONMENT.keys()
     assert IPC_ENVIRONMENT.items() <= os.environ.items()
     try:
@@ -237,4 +238,4 @@ def test_a_reward_model_reads_by_itself(told: Started, tmp_path: Path) -> None:
     assert (told.arguments["runner"], told.arguments["device_ids"], told.arguments["block_size"]) == ("pooling", [1], 16)
     told.fault = "start"
     with pytest.raises(VllmError, match="starting the reward model: RuntimeError: no memory"):
-        build_reward(tmp_path, reward_arguments(str(tmp_path), "float32", 64, 4, 0.2, 1), 20.0)
+        build_vllm_reward(tmp_path, reward_arguments(str(tmp_path), "float32", 64, 4, 0.2, 1), 20.0)

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oppo_core.rewards import vllm_model
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.vllm import engine_args, inprocess, protocols, reward, weight_transfer
+from oppo_core.vllm import engine_args, inprocess, protocols, weight_transfer
 from tests.backends.vllm_names import FILE, names_of
 from tests.fakes.vllm_async_engine import FakeAsyncEngine, FakeWeightTrainer
 from tests.fakes.vllm_engine import FakeEngine
@@ -93,7 +94,7 @@ def test_what_makes_engines_takes_what_it_is_given() -> None:
     assert "backend" in CLASSES["WeightTransferConfig"]["fields"]
     assert CLASSES["WeightTransferInitRequest"]["fields"] == ["init_info"]
     assert CLASSES["WeightTransferUpdateRequest"]["fields"] == ["update_info"]
-    assert reward.POOLING.keys() <= set(CLASSES["PoolingParams"]["fields"])
+    assert vllm_model.POOLING.keys() <= set(CLASSES["PoolingParams"]["fields"])
     read = engine_args.reward_arguments("x", "bfloat16", 52, 4, 0.2, 0)
     assert read.keys() <= set(CLASSES["EngineArgs"]["fields"])
     for devices, info in ((2, "NCCLTrainerInitInfo"), (0, "IPCTrainerInitInfo")):

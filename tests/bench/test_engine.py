@@ -24,7 +24,7 @@ from oppo_bench.engine.race import Measured, Plan, race, to_results
 from oppo_bench.engine.workload import FLOOR, VARIANTS, Lengths, Load, Size, build_spec, write_prompts
 from oppo_bench.machine_load import LoadMonitor, Machine
 from oppo_cli.main import main
-from oppo_core.ppo.microbatching import ragged_batches
+from oppo_core.models.microbatching import ragged_batches
 from oppo_core.rollout.sequence import Sequence
 
 LOAD = Load("T", Size.tiny(16, 1, 2), 4, Lengths(seed=3, median=6, longest=24), max_age=1, chunk=4)

@@ -33,6 +33,7 @@ from oppo_contract.spec import ModelSpec, RunSpec, TinyArchitecture, load_spec
 from oppo_core.checkpointing.save_restore import restore, verify
 from oppo_core.cli import main as engine_main
 from oppo_core.engine import build as engine_module
+from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
 from oppo_core.engine.layout import Layout
 from oppo_core.engine.state import Engine
@@ -40,7 +41,6 @@ from oppo_core.models.load_roles import DTYPES
 from oppo_core.models.model_io import load_model, save_model
 from oppo_core.models.tiny_transformer import TinyTransformer, init_tiny
 from oppo_core.ppo.experience import Experience
-from oppo_core.reporting import step_report
 from oppo_core.reporting.event_log import Journal
 from oppo_core.scoring import process
 from oppo_core.train import train

@@ -16,9 +16,9 @@ from oppo_bench.engine.fixed_lengths import FixedLengthDecoder, PaddedDecoder, f
 from oppo_bench.engine.padding import unsorted
 from oppo_bench.engine.workload import Lengths
 from oppo_contract.spec import RunSpec
+from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
 from oppo_core.engine.state import Engine
-from oppo_core.reporting import step_report
 from oppo_core.reporting.event_log import Journal
 from oppo_core.rollout.decoder import Decoder
 from oppo_core.train import train_step

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from oppo_bench.engine.workload import Lengths
-from oppo_core.engine.build import slots
 from oppo_core.engine.state import Engine
+from oppo_core.rollout.build import decode_slots
 from oppo_core.rollout.decoder import Decoder
 from oppo_core.rollout.device_decoder import DeviceDecoder
 from oppo_core.rollout.sequence import Sequence
@@ -84,7 +84,7 @@ def fix_lengths(engine: Engine, lengths: Lengths, kind: type[FixedLengthDecoder]
     """
     own = engine.decoder
     assert isinstance(own, Decoder)
-    decoder = _decoder_class(kind, type(own))(own.actor, own.settings, slots(engine.spec))
+    decoder = _decoder_class(kind, type(own))(own.actor, own.settings, decode_slots(engine.spec))
     decoder.lengths, decoder.ends = lengths, {}
     engine.decoder = decoder
     return decoder

@@ -23,9 +23,9 @@ from oppo_bench.engine.engine_runner import RecordingJournal, finish_queued_work
 from oppo_bench.engine.fixed_lengths import EndlessDecoder, FixedLengthDecoder, fix_lengths
 from oppo_bench.engine.workload import LONGEST, VOCAB, Load
 from oppo_contract.spec import RunSpec
+from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
 from oppo_core.engine.state import Engine
-from oppo_core.reporting import step_report
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.train import train_step
 

@@ -19,8 +19,8 @@ from oppo_core.models.protocol import Network
 from oppo_core.ppo.actor import ActorTrainer, TokenSums
 from oppo_core.ppo.experience import Experience, build_experience
 from oppo_core.ppo.reward_shaping import ScoreMoments
+from oppo_core.ppo.scored import Scored
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.results import Scored
 
 RECOMPUTE, PACKING = ("off", "head", "selective", "full"), {"padded": "off", "packed": "on"}
 LEVERS = {

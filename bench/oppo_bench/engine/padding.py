@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from contextlib import contextmanager
 
+from oppo_core.models import incremental_prefill
 from oppo_core.ppo import retained_forward
 from oppo_core.rollout import decoder
-from oppo_core.scoring import incremental_prefill
 
 # Modules that group rows into passes.
 GROUPING = (retained_forward, incremental_prefill, decoder)

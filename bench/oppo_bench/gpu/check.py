@@ -14,11 +14,11 @@ from oppo_bench.engine.memory_options import BASE, LEVERS, Update
 from oppo_bench.engine.workload import CONTEXT, PROMPT_TOKENS, VOCAB, Lengths, Load
 from oppo_bench.gpu.random_models import ModelSet
 from oppo_core.models.huggingface import HuggingNetwork
+from oppo_core.models.incremental_prefill import IncrementalPrefill
+from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.upcast import precise
-from oppo_core.ppo.oom_retry import PassBudget
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.incremental_prefill import IncrementalPrefill
 
 PROMPTS, COMPANY, CHUNK = 8, 4, 16
 # A temperature that makes sampling greedy: far below the gaps between float32 logits.

@@ -16,7 +16,7 @@ import pytest
 from oppo_core.checkpointing.atomic_dir import DiskFullError, draft_of, heal, is_disk_full, publish, tidy
 from oppo_core.checkpointing.retention import checkpoints_to_prune
 from oppo_core.checkpointing.save_restore import verify
-from oppo_core.engine.run_score import RunScore
+from oppo_core.control.run_score import RunScore
 
 # Enough for one checkpoint of the small world's run (some 200 KiB), not for two.
 SMALL_DISK = 360 * 1024

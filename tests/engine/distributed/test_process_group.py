@@ -17,16 +17,16 @@ import torch
 from oppo_contract.events import parse_event
 from oppo_core.checkpointing.save_restore import restore, verify
 from oppo_core.distributed.process_group import ALONE, Meeting, RankError, Ranks, join, meeting_of
+from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
 from oppo_core.engine.state import Engine
+from oppo_core.models.microbatching import mini_batch_rows
+from oppo_core.models.oom_retry import MemoryShortError
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.experience import Experience
-from oppo_core.ppo.microbatching import mini_batch_rows
-from oppo_core.ppo.oom_retry import MemoryShortError
-from oppo_core.ppo.optimizer import NonFiniteError
-from oppo_core.reporting import step_report
 from oppo_core.reporting.event_log import OF_EACH_RANK, Journal
 from oppo_core.train import train
+from oppo_core.training.optimizer import NonFiniteError
 
 CPU = torch.device("cpu")
 Tree = dict[str, Any]

@@ -17,9 +17,9 @@ import torch
 from oppo_core.checkpointing.export import export_actor
 from oppo_core.checkpointing.save_restore import CheckpointError
 from oppo_core.engine import preflight as looked
-from oppo_core.engine.build import slots
 from oppo_core.engine.preflight import PreflightError, preflight, refuse_impossible, said
-from oppo_core.ppo.optimizer import tensor_bytes
+from oppo_core.rollout.build import decode_slots
+from oppo_core.training.optimizer import tensor_bytes
 from oppo_estimate.memory import Role, checkpoint_bytes, memory_items
 from oppo_estimate.shapes import Shape, read_shape
 
@@ -142,7 +142,7 @@ def test_sizes_are_those_of_the_real_thing(world: Any, tmp_path: Path, intra: st
     kept = [stream for stream in streams if sum(t.numel() for t in vars(stream)["_cache"].keys)]
     assert len(kept) == len([name for name in by_name if name.endswith("keys and values") and name != "actor: keys and values"])
     assert bool(kept) == (intra == "per_chunk")
-    assert engine.decoder.cache.keys[0].shape[0] >= slots(spec)
+    assert engine.decoder.cache.keys[0].shape[0] >= decode_slots(spec)
     assert by_name["actor: keys and values"] == pytest.approx(sum(s.numel() * s.element_size() for s in stores), rel=0.3)
     (event,) = [event for event in world_events(tmp_path) if event["kind"] == "checkpoint"]
     assert findings.checkpoint == pytest.approx(event["bytes"], rel=0.3)

@@ -15,11 +15,11 @@ import torch
 
 from oppo_contract.events import parse_event
 from oppo_core.evaluation import schedule as evaluation_module
-from oppo_core.evaluation.evaluator import SUBPROCESS_ENVIRONMENT, evaluator_of
 from oppo_core.evaluation.schedule import evaluate
 from oppo_core.ppo import actor as actor_module
-from oppo_core.ppo.optimizer import NonFiniteError
+from oppo_core.rollout.held_out import HELD_OUT_OFFSET, build_evaluator
 from oppo_core.scoring.scorers import ScorerSet
+from oppo_core.training.optimizer import NonFiniteError
 
 SEQUENTIAL: dict[str, Any] = {"overlap": {"intra_step": "off", "inter_step": "off"}}
 HELD_OUT: dict[str, Any] = {"evaluation": {"prompts": "prompts.jsonl", "every_steps": 2, "count": 7}}
@@ -92,7 +92,7 @@ def test_sampled_answers_have_numbers_of_their_own(world: Any, tmp_path: Path) -
 
 
 def test_without_the_setting_there_is_none(world: Any) -> None:
-    assert evaluator_of(world.spec(), [], None, None, None, None) is None
+    assert build_evaluator(world.spec(), [], None, None) is None
 
 
 ENDINGS = {
@@ -153,7 +153,7 @@ def scored(said: Callable[[int], float | None]) -> Iterator[None]:
     def wait_evaluate(scorers: ScorerSet) -> dict[int, float]:
         count[0] += 1
         told = said(count[0])
-        return plain(scorers) | ({} if told is None else {SUBPROCESS_ENVIRONMENT + 3: told})
+        return plain(scorers) | ({} if told is None else {HELD_OUT_OFFSET + 3: told})
 
     with mock.patch.object(ScorerSet, "wait_evaluate", wait_evaluate):
         yield

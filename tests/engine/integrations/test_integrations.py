@@ -16,9 +16,9 @@ from oppo_core.integrations import trl_compat
 from oppo_core.integrations.rollouts import Overlap, Rollout, Rollouts
 from oppo_core.integrations.trl import Batch, prompts_of, shown
 from oppo_core.integrations.trl_compat import OverlapError, refuse, refuse_amounts
+from oppo_core.models.microbatching import response_states
 from oppo_core.models.protocol import Network
 from oppo_core.models.tiny_transformer import init_tiny
-from oppo_core.ppo.microbatching import response_states
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 

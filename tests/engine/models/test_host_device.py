@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from oppo_core.models.host_device import on_host, to_device
-from oppo_core.scoring.incremental_prefill import IncrementalPrefill
+from oppo_core.models.incremental_prefill import IncrementalPrefill
 
 WAITS = {"item", "tolist", "cpu", "numpy"}
 

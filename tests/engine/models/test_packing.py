@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from oppo_bench.engine.live_bytes import LiveBytes
 from oppo_core.models import activation_checkpointing, packed
+from oppo_core.models.microbatching import packed_batches
 from oppo_core.models.packed import Packed, fused_alone, seen
-from oppo_core.ppo.microbatching import packed_batches
 from tests.backends.test_update_memory import gradients_agree
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from oppo_contract.spec import Ppo
 from oppo_core.engine.layout import lay_out
+from oppo_core.models.microbatching import mini_batch_rows
 from oppo_core.ppo.group_advantages import group_advantages, grpo, rloo
-from oppo_core.ppo.microbatching import mini_batch_rows
 from tests.engine.ppo.oracle import against_the_group
 
 GROUPS = st.integers(2, 6).flatmap(

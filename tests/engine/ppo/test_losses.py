@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from oppo_core.models.microbatching import COLUMNS_PER_TOKEN, PASS_COST_TOKENS, costs_on_gpu, mini_batch_rows, ragged_batches
 from oppo_core.ppo.losses import (
     adapted_kl_coefficient,
     effective_sample_share,
@@ -22,7 +23,6 @@ from oppo_core.ppo.losses import (
     value_loss,
     whiten,
 )
-from oppo_core.ppo.microbatching import COLUMNS_PER_TOKEN, PASS_COST_TOKENS, costs_on_gpu, mini_batch_rows, ragged_batches
 from tests.engine.ppo.oracle import double_sum_gae, whitened
 
 MANY = settings(max_examples=100, deadline=None)

@@ -12,10 +12,10 @@ import torch
 from oppo_contract.spec import ModelSpec
 from oppo_core.engine.layout import LayoutError, device_of
 from oppo_core.models.model_io import load_model
-from oppo_core.ppo.lr_schedule import Rates
-from oppo_core.ppo.optimizer import Optimizer
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
+from oppo_core.training.lr_schedule import Rates
+from oppo_core.training.optimizer import Optimizer
 
 HALF = {"resources": {"dtype": "bfloat16"}, "steps": 4, "checkpoints": {"every_steps": 2, "keep": 9}}
 

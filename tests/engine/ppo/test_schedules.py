@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from oppo_contract.spec import Ppo
 from oppo_core.ppo.losses import scale_to_unit_variance
-from oppo_core.ppo.lr_schedule import Rates, actor_rates, critic_rates
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.rng import Use, generator
+from oppo_core.training.lr_schedule import Rates, actor_rates, critic_rates
 
 MANY = settings(max_examples=100, deadline=None)
 NUMBER = st.floats(-1e3, 1e3, width=32)

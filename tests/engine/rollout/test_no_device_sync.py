@@ -14,19 +14,19 @@ import pytest
 import torch
 
 from oppo_contract.spec import ModelSpec, Ppo, Training
+from oppo_core.models.incremental_prefill import IncrementalPrefill
 from oppo_core.models.model_io import load_model
+from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.actor import ActorTrainer, TokenSums
 from oppo_core.ppo.deferred_metrics import DeferredMetrics
 from oppo_core.ppo.experience import build_experience
-from oppo_core.ppo.oom_retry import PassBudget
-from oppo_core.ppo.optimizer import Optimizer
 from oppo_core.ppo.reward_shaping import ScoreMoments
+from oppo_core.ppo.scored import Scored
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.device_decoder import DeviceDecoder
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.scoring.incremental_prefill import IncrementalPrefill
-from oppo_core.scoring.results import Scored
+from oppo_core.training.optimizer import Optimizer
 from tests.engine.models.architectures import ARCHITECTURES, write_folders
 
 SETTINGS = DecodeSettings(3, 2, 0.9, 12, 20, 400)

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import ModelSpec
-from oppo_core.engine.build import stops_of
 from oppo_core.models.model_io import load_model
+from oppo_core.rollout.build import build_stop_conditions
 from oppo_core.rollout.decoder import Decoder, DecodeSettings
 from oppo_core.rollout.sequence import Sequence
 from oppo_core.rollout.stop_conditions import StopConditions
@@ -266,7 +266,7 @@ def test_every_eos_id_in_a_models_files_ends_an_answer(
         (folder / "generation_config.json").write_text(json.dumps(generation))
     codec = FileCodec(folder)
     assert (codec.eos, codec.extra_eos) == (first, others)
-    stops = stops_of(world.spec(), codec)
+    stops = build_stop_conditions(world.spec(), codec)
     assert (stops.tokens if stops else frozenset()) == set(others)
     if others:
         assert stops is not None

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from oppo_core.checkpointing.atomic_dir import MANIFEST, sha256
 from oppo_core.ppo import actor as actor_module
 from oppo_core.ppo import critic as critic_module
-from oppo_core.ppo.optimizer import NonFiniteError
+from oppo_core.training.optimizer import NonFiniteError
 
 PLAIN: dict[str, Any] = {
     "steps": 5, "overlap": {"intra_step": "off"}, "checkpoints": {"every_steps": 1, "keep": 100},

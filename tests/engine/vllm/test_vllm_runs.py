@@ -18,10 +18,10 @@ from oppo_core.engine import build as engine_module
 from oppo_core.models.adapters import merged_weights
 from oppo_core.models.model_io import load_model
 from oppo_core.rewards.build import RewardBuilder
+from oppo_core.rewards.vllm_model import POOLING, PrefixReward
 from oppo_core.rollout.decoder import DecoderProtocol
 from oppo_core.vllm.asyncio_thread import AsyncioThread
 from oppo_core.vllm.inprocess import InProcessDecoder
-from oppo_core.vllm.reward import POOLING, PrefixReward
 from tests.fakes.vllm_async_engine import streaming
 from tests.fakes.vllm_engine import FakeEngine
 from tests.fakes.vllm_pooling_engine import FakePoolingEngine

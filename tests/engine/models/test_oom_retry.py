@@ -11,8 +11,7 @@ from torch import Tensor
 
 from oppo_contract.events import parse_event
 from oppo_contract.spec import Retries
-from oppo_core.ppo.oom_retry import MemoryShortError, PassBudget, limit
-from oppo_core.trace.recorder import Shrunk
+from oppo_core.models.oom_retry import MemoryShortError, PassBudget, Shrunk, limit
 from oppo_core.train import train
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from oppo_core.models.cache import Band, CacheWindow, SlotCache
 from oppo_core.models.host_device import to_device
+from oppo_core.models.microbatching import pass_costs, ragged_batches, right_padded
+from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.microbatching import pass_costs, ragged_batches, right_padded
-from oppo_core.ppo.oom_retry import PassBudget
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
-
-from oppo_core.trace.recorder import Shrunk
 
 MAX_REASON_CHARS = 300  # of torch's message in a decision's reason
 MIN_TOKENS = 16  # as in the spec; well below this every pass has one row
@@ -27,6 +25,15 @@ Result = TypeVar("Result")
 
 class MemoryShortError(RuntimeError):
     """A pass does not fit into memory even with one row, or must not shrink because of other ranks."""
+
+
+class Shrunk(NamedTuple):
+    """An OOM retry: the budget of the passes called `passes` was reduced from `old` to `new` padded tokens."""
+
+    passes: str
+    old: int
+    new: int
+    reason: str
 
 
 def no_op(_: Shrunk) -> None:

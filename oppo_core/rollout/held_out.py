@@ -20,16 +20,16 @@ from oppo_contract.spec import RunSpec
 from oppo_core.distributed.process_group import ALONE, Ranks
 from oppo_core.models.protocol import Network
 from oppo_core.rng import Use
-from oppo_core.rollout.decoder import Decoder, DecodeSettings
+from oppo_core.rollout.build import build_stop_conditions, decode_settings
+from oppo_core.rollout.decoder import Decoder
 from oppo_core.rollout.device_decoder import build_decoder
 from oppo_core.rollout.prompts import read_prompts
 from oppo_core.rollout.sampling import Filters
 from oppo_core.rollout.sequence import Sequence
-from oppo_core.rollout.stop_conditions import StopConditions
 from oppo_core.rollout.tokenizer import TextCodec
 
 # The scorers know held-out answers by numbers that no training answer will have.
-APART = 1 << 48
+HELD_OUT_OFFSET = 1 << 48
 KEPT_FIELDS = ("response", "behaviour_logprobs", "token_versions", "finished", "ended_by_eos", "stopped")
 
 
@@ -95,31 +95,28 @@ class Evaluator:
         self.under_way = Answering(answers, self.decoder())
 
 
-def evaluator_of(
-    spec: RunSpec,
-    roots: list[Path],
-    network: Network,
-    codec: TextCodec,
-    settings: DecodeSettings,
-    stops: Callable[[], StopConditions | None],
-    ranks: Ranks = ALONE,
+def build_evaluator(
+    spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec, ranks: Ranks = ALONE
 ) -> Evaluator | None:
-    """What evaluates, when the spec asks for it; `settings` are the training decoder's, `stops` makes its stop conditions.
+    """The evaluator that the spec asks for, if any; it samples as in training unless `evaluation.greedy` is set.
 
     Raises:
         ModelFolderError, PromptError: the held-out prompts are missing or cannot be used.
     """
-    asked = spec.evaluation
-    if asked is None:
+    requested = spec.evaluation
+    if requested is None:
         return None
-    path = find(asked.prompts, roots)
-    longest = spec.rollout.max_prompt_tokens
-    prompts = read_prompts(path, asked.prompt_field, codec, longest, "evaluation.prompt_field")[: asked.count]
+    path, limit = find(requested.prompts, roots), spec.rollout.max_prompt_tokens
+    prompts = read_prompts(path, requested.prompt_field, codec, limit, "evaluation.prompt_field")[: requested.count]
     rows = min(math.ceil(len(prompts) / ranks.world), spec.ppo.rows // ranks.world)
-    given = replace(settings, use=Use.EVALUATION, scores_stale_tokens=False, keeps_cache=False)
-    if asked.greedy:
-        given = replace(given, filters=Filters(top_k=1, top_p=None, min_p=None))
-    return Evaluator(prompts, rows, lambda: build_decoder(network, given, rows, stops()), rank=ranks.rank, world=ranks.world)
+    settings = replace(decode_settings(spec, codec), use=Use.EVALUATION, scores_stale_tokens=False, keeps_cache=False)
+    if requested.greedy:
+        settings = replace(settings, filters=Filters(top_k=1, top_p=None, min_p=None))
+
+    def build() -> Decoder:
+        return build_decoder(network, settings, rows, build_stop_conditions(spec, codec))
+
+    return Evaluator(prompts, rows, build, rank=ranks.rank, world=ranks.world)
 
 
 def saved_fields(answer: Sequence) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from oppo_contract.spec import ModelSpec
+from oppo_core.models.incremental_prefill import IncrementalPrefill
 from oppo_core.models.model_io import load_model
+from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
 from oppo_core.ppo.critic import CriticTrainer
-from oppo_core.ppo.oom_retry import PassBudget
+from oppo_core.ppo.scored import Scored
 from oppo_core.rewards.composite import Part, Rewards
 from oppo_core.scoring import scorers as scorers_module
-from oppo_core.scoring.incremental_prefill import IncrementalPrefill
-from oppo_core.scoring.results import Scored
 from oppo_core.scoring.scorers import Networks, ScorerSet, SequenceDelta
 from oppo_core.trace.recorder import Recorder
 

@@ -22,7 +22,8 @@ from oppo_contract.model_folder import ModelFolderError, read_config
 from oppo_core.rewards.errors import RewardError
 from oppo_core.rewards.protocol import Answer
 from oppo_core.vllm.asyncio_thread import AsyncioThread
-from oppo_core.vllm.engine_args import BLOCK_TOKENS
+from oppo_core.vllm.build import START_TIMEOUT_S
+from oppo_core.vllm.engine_args import BLOCK_TOKENS, SUBPROCESS_ENVIRONMENT, prepare, without_ipc_handles
 from oppo_core.vllm.protocols import Pooled, PoolingEngine
 
 CLASSIFIER = "ForSequenceClassification"
@@ -194,3 +195,35 @@ def check_classifier(folder: Path) -> None:
             f"{folder} is {names[0] or 'of no architecture'} with {labels} labels; models.reward.served_by vllm needs a model for"
             f" sequence classification (…{CLASSIFIER}) with one; choose served_by torch"
         )
+
+
+def build_vllm_reward(folder: Path, arguments: dict[str, Any], timeout_s: float) -> PrefixReward:
+    """The reward model in `folder`, served by vLLM in another process.
+
+    Args:
+        arguments: see `reward_arguments`.
+        timeout_s: limit for one request, seconds.
+
+    Raises:
+        ImportError: vLLM is not installed.
+        ModelFolderError: it is no sequence classifier with one label.
+        VllmError: it does not start.
+    """
+    check_classifier(folder)
+    prepare(SUBPROCESS_ENVIRONMENT)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    loop = AsyncioThread(timeout_s)
+
+    async def start() -> PoolingEngine:
+        started: PoolingEngine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        return started
+
+    try:
+        with without_ipc_handles():
+            engine = loop.run(start(), "starting the reward model", START_TIMEOUT_S)
+        return PrefixReward(engine, loop)
+    except BaseException:
+        loop.close()
+        raise

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from oppo_core.distributed.process_group import ALONE, Ranks
 from oppo_core.models.protocol import Network
-from oppo_core.ppo.lr_schedule import Rates
+from oppo_core.training.lr_schedule import Rates
 
 MASTER = "master"
 BETAS = (0.9, 0.95)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from oppo_contract.events import Counter
 from oppo_core.control.controllers import Decision, adjust_chunk, adjust_overcommit
+from oppo_core.models.oom_retry import Shrunk
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.losses import adapted_kl_coefficient
 from oppo_core.reporting.metrics import experience_metrics, overlap_metrics, tail_batch_metrics, value_metrics
-from oppo_core.trace.recorder import Shrunk
 from oppo_core.trace.step_trace import Samples, StepTrace, deferred_rows, running_total
 
 if TYPE_CHECKING:
