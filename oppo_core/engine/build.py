@@ -71,9 +71,7 @@ def assemble(
     layout, seat = lay_out(spec, device, threads, network.width, ranks.device), scoring_device(spec, device)
     trace = recorder_of(layout.actor_devices, device)
     prompts = read_prompts(find(spec.data.prompts, roots), spec.data.prompt_field, codec, spec.rollout.max_prompt_tokens)
-    evaluator = build_evaluator(
-        spec, roots, network, codec, decode_settings(spec, codec), partial(build_stop_conditions, spec, codec), ranks
-    )
+    evaluator = build_evaluator(spec, roots, network, codec, ranks)
     actor = _trainer(spec, roots, network, codec, ranks)
     shared = share_actor(network, actor, spec.resources.ranks_per_node) if spec.overlap.update_overlap and layout.remote else None
     with ExitStack() as started:  # ends the processes and threads of parts that were started if a later part fails

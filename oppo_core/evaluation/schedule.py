@@ -115,8 +115,12 @@ def evaluate(
     if engine.on_any_rank(answers is None):
         return None
     assert answers is not None
-    told = [SequenceDelta(HELD_OUT_OFFSET + s.sequence_id, len(s.prompt), s.tokens(), finished=True, stopped=s.stopped) for s in answers]
-    engine.scorers.start_evaluate(told)
+    engine.scorers.start_evaluate(
+        [
+            SequenceDelta(HELD_OUT_OFFSET + s.sequence_id, len(s.prompt), s.tokens(), finished=True, stopped=s.stopped)
+            for s in answers
+        ]
+    )
     with engine.trace.wait("eval"):
         judged = engine.scorers.wait_evaluate()
     answers, raw = _of_all_ranks(engine, answers, [judged[HELD_OUT_OFFSET + s.sequence_id] for s in answers])
