@@ -123,7 +123,7 @@ def resources(name: str) -> Path:
     return packed if packed.is_dir() else CHECKOUT / name
 
 
-def host_of(url: str) -> str:
+def webhook_host(url: str) -> str:
     """The host name in a base URL."""
     host = urlsplit(url).hostname
     if not host:

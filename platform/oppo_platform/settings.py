@@ -16,7 +16,7 @@ ALLOWED_HOSTS = environment.words("OPPO_ALLOWED_HOSTS") or [
     "127.0.0.1",
     "localhost",
     "[::1]",
-    environment.host_of(OPPO_BASE_URL),
+    environment.webhook_host(OPPO_BASE_URL),
 ]
 CSRF_TRUSTED_ORIGINS = [OPPO_BASE_URL]
 
@@ -126,7 +126,7 @@ ACCOUNT_SESSION_REMEMBER = True
 # Links can always be copied by hand; with a mail server they are sent as well.
 OPPO_SMTP_URL = environment.text("OPPO_SMTP_URL")
 globals().update(environment.mail(OPPO_SMTP_URL))
-DEFAULT_FROM_EMAIL = environment.text("OPPO_MAIL_FROM", f"oppo@{environment.host_of(OPPO_BASE_URL)}")
+DEFAULT_FROM_EMAIL = environment.text("OPPO_MAIL_FROM", f"oppo@{environment.webhook_host(OPPO_BASE_URL)}")
 
 USE_TZ = True
 TIME_ZONE = "UTC"

@@ -10,11 +10,11 @@ pytestmark = pytest.mark.browser
 PHONE = {"width": 400, "height": 860}
 
 
-def look_after_runs():
+def evaluate_runs():
     """A round of the housekeeper."""
-    from oppo_platform.alerts.evaluator import look_after_runs
+    from oppo_platform.alerts.evaluator import evaluate_runs
 
-    return look_after_runs()
+    return evaluate_runs()
 
 
 def only_kl_shows_its_threshold(page, run_id):
@@ -30,7 +30,7 @@ def test_an_alert_opens_on_the_page_and_somebody_takes_care_by_keyboard(visit, p
 
     team = platform.project.team
     set_rules(platform.user, team, {Condition.KL_ABOVE: Rule(True, 0.5, 5)})
-    look_after_runs()  # what other tests have left to tell
+    evaluate_runs()  # what other tests have left to tell
     visitor = visit(color_scheme="dark")
     page = visitor.page
     run_id = platform.submit("letters alarmed", steps=40)
@@ -39,7 +39,7 @@ def test_an_alert_opens_on_the_page_and_somebody_takes_care_by_keyboard(visit, p
     page.wait_for_selector("#events .pill[data-state=running]")
     before = int(page.inner_text("[data-count]"))
     supervisor.tell(list(story.tell(30)))
-    assert look_after_runs() == 1
+    assert evaluate_runs() == 1
     page.wait_for_selector("#run .open-alerts >> text=nats per sequence, mean of the last 5 steps")
     page.wait_for_function(f"() => document.querySelector('[data-count]').textContent === '{before + 1}'")
     page.wait_for_selector("#events tr[data-kind=alert] >> text=KL above")
@@ -71,7 +71,7 @@ def test_a_run_that_dies_of_nan_is_told_in_the_list_and_rules_are_changed(visit,
     supervisor, story = platform.start(run_id)
     supervisor.tell(list(story.tell(3)))
     supervisor.end("failed", "NonFiniteError: the policy loss is nan at step 4 <script>window.pwned = 1</script>")
-    look_after_runs()
+    evaluate_runs()
     page.goto("/alerts?show=all")
     page.wait_for_selector("#rows tr:nth-child(1) >> text=Failed")
     page.wait_for_selector("#rows tr:nth-child(2) >> text=Not finite")

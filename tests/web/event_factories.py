@@ -68,7 +68,7 @@ def end(worker, attempt_id, outcome="succeeded"):
     assert worker.attempt(attempt_id, "outcome", {"epoch": 1, "outcome": outcome, "reason": "done"}).status_code == 200
 
 
-def keep_house():
+def run_round():
     """A round of everything that the housekeeper does: its own, and then its clearer's."""
-    rounds.keep_house()
+    rounds.run_round()
     make_room()

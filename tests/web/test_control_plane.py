@@ -104,7 +104,7 @@ def settles_again(now):
 
 real_claimed_nodes = attempts.claimed_nodes
 real_claim, real_fence, real_give_up = attempts.claim, attempts.fence, node_heartbeat.give_up_orphans
-real_ingest, real_settle, real_note = ingest.ingest, cycle.settle, cluster.note_devices
+real_ingest, real_settle, real_note = ingest.ingest, cycle.settle, cluster.update_devices
 # What is broken: where, how, and a seed that finds it (if it does not any more, others are tried).
 BROKEN = {
     "a claim without compare-and-set": ([(attempts, "claim", careless_claim)], 3),

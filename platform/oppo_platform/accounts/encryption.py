@@ -27,7 +27,7 @@ KEY_BYTES, FINGERPRINT_BYTES, NONCE_BYTES = 32, 4, 12
 KEYS_KEPT = 2  # the newest, and the one before it, under which something may be sealed while keys are changed
 
 
-class Unsealable(Exception):
+class DecryptionError(Exception):
     """It was sealed under a key that is not there any more, for another place, or was altered."""
 
 
@@ -38,22 +38,22 @@ def encrypt(text: str, context: str) -> bytes:
 
 
 def decrypt(sealed: bytes, context: str) -> str:
-    """The text again. Raises `Unsealable`."""
+    """The text again. Raises `DecryptionError`."""
     key = next((key for key in keyring() if sealed.startswith(VERSION + _fingerprint(key))), None)
     if key is None:
-        raise Unsealable("its encryption key is missing")
+        raise DecryptionError("its encryption key is missing")
     rest = sealed[len(VERSION) + FINGERPRINT_BYTES :]
     try:
         return AESGCM(key).decrypt(rest[:NONCE_BYTES], rest[NONCE_BYTES:], context.encode()).decode()
     except (InvalidTag, ValueError) as error:  # ValueError: it was cut short
-        raise Unsealable("it was altered, or belongs to another team or name") from error
+        raise DecryptionError("it was altered, or belongs to another team or name") from error
 
 
-def seal_again(sealed: bytes, context: str) -> bytes | None:
+def reencrypt(sealed: bytes, context: str) -> bytes | None:
     """The same text under the newest key; None when no key opens it any more."""
     try:
         return encrypt(decrypt(sealed, context), context)
-    except Unsealable:
+    except DecryptionError:
         return None
 
 

@@ -102,7 +102,7 @@ def _opened(secret: TeamSecret | None, name: str) -> str:
         raise SecretUnavailable(f"The team's secret {name}, which the run needs, was deleted. Set it again and fork the run.")
     try:
         return encryption.decrypt(bytes(secret.sealed), _place(secret.team_id, name))
-    except encryption.Unsealable as error:
+    except encryption.DecryptionError as error:
         raise SecretUnavailable(f"The team's secret {name} cannot be decrypted: {error}. Set it again.") from None
 
 
@@ -112,7 +112,7 @@ def seal_anew() -> Rotated:
     done: Rotated = {"sealed": 0, "lost": []}
     for secret in TeamSecret.objects.select_for_update(of=("self",)).select_related("team").order_by("pk"):
         place = _place(secret.team_id, secret.name)
-        if (sealed := encryption.seal_again(bytes(secret.sealed), place)) is None:
+        if (sealed := encryption.reencrypt(bytes(secret.sealed), place)) is None:
             done["lost"].append(f"{secret.team.name}: {secret.name}")
             continue
         secret.sealed = sealed

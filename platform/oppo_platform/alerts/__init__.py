@@ -1,1 +1,1 @@
-"""Alerts: what a team wants to be told of its runs, when it is told, and how."""
+"""Alerts: conditions of a team's runs, and their delivery by mail and webhook."""

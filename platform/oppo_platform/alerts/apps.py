@@ -1,4 +1,4 @@
-"""The app of alerts."""
+"""App configuration of alerts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class AlertsConfig(AppConfig):
-    """Adds to `runs` what it does not know of alerts."""
+    """Registers the hooks of alerts with `runs`."""
 
     name = "oppo_platform.alerts"
 

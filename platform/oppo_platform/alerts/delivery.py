@@ -1,9 +1,9 @@
-"""Sends what waits: mails to people, posts to webhooks.
+"""Sends due deliveries: mails to users, posts to webhooks.
 
-Guarantee: at least once, and never twice at the same time. A delivery is claimed by compare-and-set in a transaction of its own
-(`FOR UPDATE SKIP LOCKED`; its `due_at` moves on), sent outside any transaction, and then marked. A courier that dies meanwhile
-leaves it due again, one try poorer; a reader knows the repetition by its id. After `OPPO_DELIVERY_TRIES` tries it has failed, and
-the page says so.
+Guarantee: at least once, and never twice at the same time. A delivery is claimed by compare-and-set in its own transaction
+(`FOR UPDATE SKIP LOCKED`; its `due_at` moves forward), sent outside any transaction, and then marked. If the sender dies, the
+delivery becomes due again with one try less; receivers recognize a repetition by its id. After `OPPO_DELIVERY_TRIES` tries it has
+failed, and the page shows it.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from django.db import connection, transaction
 from django.db.models import F
 
 from oppo_platform import clock
-from oppo_platform.accounts.encryption import Unsealable
+from oppo_platform.accounts.encryption import DecryptionError
 from oppo_platform.accounts.mail import MailNotSent, send_notice
 from oppo_platform.accounts.models import Membership
 from oppo_platform.alerts import messages
 from oppo_platform.alerts.models import Delivery
 from oppo_platform.alerts.url_policy import NotAllowed
 from oppo_platform.alerts.webhook_http import NotPosted, post, signed_headers
-from oppo_platform.alerts.webhooks import secret_of
+from oppo_platform.alerts.webhooks import decrypt_secret
 
 log = structlog.get_logger(__name__)
 
 AT_ONCE = 8
 MOST_A_ROUND = 64
-MAIL_WITHIN_S = 60  # with the mail server's own time limits, several in a row
+MAIL_WITHIN_S = 60  # several of the mail server's own time limits
 FORGOTTEN_A_ROUND = 1000
 
 
 class NotDelivered(Exception):
-    """A try that did not succeed. `final`: another one would not either."""
+    """A failed try. `final`: further tries would fail, too."""
 
     def __init__(self, why: str, status: int | None = None, *, final: bool = False) -> None:
         self.status, self.final = status, final
         super().__init__(why)
 
 
-Parcel = list[Delivery]  # what goes out as one: a post, or one person's mails of a team
+Parcel = list[Delivery]  # what is sent together: a post, or all mails to one user about a team
 
 
 def deliver_due() -> int:
-    """Send what is due, several at once. Returns how many deliveries were tried."""
+    """Send all due deliveries, several at once. Returns the number of tries."""
     claimed = _claim()
     fresh = [delivery for delivery in claimed if delivery.tries <= settings.OPPO_DELIVERY_TRIES]
     for delivery in claimed:
@@ -66,12 +66,12 @@ def deliver_due() -> int:
 
 
 def _parcels(claimed: list[Delivery]) -> list[Parcel]:
-    """Posts go alone; what one person is mailed of a team in the same moment is one mail."""
-    found: dict[tuple[int | None, ...], Parcel] = defaultdict(list)
+    """Each post alone; all mails to one user about a team at one time are one mail."""
+    result: dict[tuple[int | None, ...], Parcel] = defaultdict(list)
     for delivery in claimed:
         alone = delivery.alert is None or delivery.user_id is None
-        found[(delivery.pk,) if alone else (delivery.user_id, delivery.alert.team_id)].append(delivery)
-    return list(found.values())
+        result[(delivery.pk,) if alone else (delivery.user_id, delivery.alert.team_id)].append(delivery)
+    return list(result.values())
 
 
 @transaction.atomic
@@ -80,7 +80,7 @@ def _claim() -> list[Delivery]:
     waiting = Delivery.objects.filter(state=Delivery.State.WAITING, due_at__lte=now).order_by("due_at", "id")
     ids = list(waiting.select_for_update(skip_locked=True).values_list("pk", flat=True)[:MOST_A_ROUND])
     held_s = settings.OPPO_WEBHOOK_TIMEOUT_S + MAIL_WITHIN_S
-    # A round may send so many one after the other before it comes to the last one.
+    # Deliveries that one thread of a round may send one after another.
     until = now + timedelta(seconds=held_s * (MOST_A_ROUND // AT_ONCE))
     Delivery.objects.filter(pk__in=ids).update(due_at=until, tries=F("tries") + 1)
     return list(Delivery.objects.filter(pk__in=ids).select_related("webhook", "user", "alert").order_by("pk"))
@@ -92,7 +92,7 @@ def _deliver(parcel: Parcel) -> None:
         for delivery in parcel:
             _settle(delivery, status, refused)
     finally:
-        connection.close()  # the thread's own
+        connection.close()  # the thread's own connection
 
 
 def _send(parcel: Parcel) -> tuple[int | None, NotDelivered | None]:
@@ -113,7 +113,7 @@ def _settle(delivery: Delivery, status: int | None, refused: NotDelivered | None
 
 
 def _wait_s(tries: int) -> float:
-    """Before the next try."""
+    """Seconds before the next try."""
     return settings.OPPO_DELIVERY_RETRY_S * 3.0 ** (tries - 1)
 
 
@@ -123,9 +123,9 @@ def _post(delivery: Delivery) -> int:
     if not hook.on and delivery.about != Delivery.About.TEST:
         raise NotDelivered("The webhook was disabled.", final=True)
     try:
-        headers = signed_headers(secret_of(hook), str(delivery.message_id), clock.now(), body)
+        headers = signed_headers(decrypt_secret(hook), str(delivery.message_id), clock.now(), body)
         status = post(hook.url, body, headers, settings.OPPO_WEBHOOK_TIMEOUT_S)
-    except Unsealable as error:
+    except DecryptionError as error:
         raise NotDelivered(f"The webhook secret cannot be decrypted: {error}. Create the webhook again.", final=True) from error
     except NotAllowed as error:
         raise NotDelivered(str(error), final=True) from error
@@ -136,7 +136,7 @@ def _post(delivery: Delivery) -> int:
             f"The receiver returned {status}, a redirect. Redirects are not followed: enter the target URL.", status
         )
     if not 200 <= status < 300:
-        # 410 Gone: the reader wants no more of it.
+        # 410 Gone: the receiver unsubscribes.
         raise NotDelivered(f"The receiver returned {status}.", status, final=status == 410)
     return status
 
@@ -163,7 +163,7 @@ def _mark(delivery: Delivery, state: Delivery.State, status: int | None, error: 
 
 
 def _forget() -> None:
-    """Old deliveries go; their alerts stay."""
+    """Delete old deliveries; their alerts stay."""
     before = clock.now() - timedelta(seconds=settings.OPPO_DELIVERIES_KEPT_S)
     old = Delivery.objects.exclude(state=Delivery.State.WAITING).filter(done_at__lt=before)
     Delivery.objects.filter(pk__in=list(old.values_list("pk", flat=True)[:FORGOTTEN_A_ROUND])).delete()

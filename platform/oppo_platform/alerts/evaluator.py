@@ -1,11 +1,11 @@
-"""Looking after runs: what the housekeeper does for alerts in every round. Two housekeepers at once are harmless.
+"""Evaluates the alert rules of runs in every housekeeping round. Concurrent housekeepers are safe.
 
-    runs that hold devices ──▶ measure what is new ──▶ verdicts ──▶ open, close        (`Watch`: what is remembered)
-    runs that have ended ──▶ close what is open, tell the end                          (`Ending`: told in one transaction)
+    runs that hold devices ──▶ measure new steps ──▶ verdicts ──▶ open, close        (state between rounds: `Watch`)
+    runs that have ended ──▶ close open alerts, announce the end                    (`Ending`: deleted in the same
+    transaction)
 
-Guarantees: a look counts only if nobody else has looked since (compare-and-set on `Watch.looks`), so that a step enters the
-reward's memory once; alerts are opened and closed under the run's lock and never for a run that has ended; an end is told exactly
-once.
+Guarantees: an evaluation counts only if no other was stored since (compare-and-set on `Watch.looks`), so each step enters the
+reward's memory once; alerts open and close under the run's lock and never for an ended run; an end is announced exactly once.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from oppo_platform.alerts.lifecycle import close_alert, close_all, joined, open_
 from oppo_platform.alerts.measurements import Measured, as_stored, measure
 from oppo_platform.alerts.models import Alert, Ending, Silence, Watch
 from oppo_platform.alerts.policy import OF_WORK, Condition, Rule
-from oppo_platform.alerts.rules import Rules, rules_of, rules_of_teams
+from oppo_platform.alerts.rules import Rules, rules_by_team, team_rules
 from oppo_platform.runs.models import Run
 
 RUNS_A_READING = 50
 ENDINGS_A_ROUND = 500
-NOT_FINITE_ERROR = "NonFiniteError"  # how the engine's last word begins when a value was NaN or infinite
+NOT_FINITE_ERROR = "NonFiniteError"  # prefix of the engine's last message when a value was NaN or infinite
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a look found about one condition."""
+    """Result for one condition."""
 
     condition: Condition
     verdict: policy.Verdict
@@ -45,28 +45,29 @@ class Finding:
     threshold: float | None
 
 
-def look_after_runs(away: timedelta | None = None) -> int:
-    """One round. Returns how many alerts were opened or closed.
+def evaluate_runs(away: timedelta | None = None) -> int:
+    """One round. Returns the number of alerts opened or closed.
 
     Args:
-        away: how long no housekeeper was at work. That is nobody's silence: workers may not have reached us either.
+        away: seconds without a running housekeeper, which do not count as a run's silence: workers may not have
+        reached us either.
     """
     if away is not None and away.total_seconds() > settings.OPPO_DOWNTIME_S + settings.OPPO_HOUSEKEEPING_S:
-        # Never into the future: two housekeepers may tell the same absence.
+        # Never into the future: two housekeepers may report the same absence.
         Watch.objects.update(silent_since=Least(F("silent_since") + away, Value(clock.now())))
     now = clock.now()
-    changes = _let_go()
-    runs = list(_watched())
-    rules = rules_of_teams({run.project.team_id for run in runs})
+    changes = _close_without_devices()
+    runs = list(_watched_runs())
+    rules = rules_by_team({run.project.team_id for run in runs})
     for at in range(0, len(runs), RUNS_A_READING):
-        changes += _look(runs[at : at + RUNS_A_READING], rules, now)
+        changes += _evaluate(runs[at : at + RUNS_A_READING], rules, now)
     for run_id in Ending.objects.order_by("run_id").values_list("run_id", flat=True)[:ENDINGS_A_ROUND]:
-        changes += tell_ending(run_id)
+        changes += announce_end(run_id)
     return changes
 
 
-def _watched() -> QuerySet[Run]:
-    """Runs that hold devices, each with its watch, which is made when it is missing."""
+def _watched_runs() -> QuerySet[Run]:
+    """Runs that hold devices, each with its watch, which is created if missing."""
     holding = Run.objects.filter(state__in=HOLDING_DEVICES)
     new = holding.filter(watch=None).values_list("pk", flat=True)
     now = clock.now()
@@ -74,39 +75,39 @@ def _watched() -> QuerySet[Run]:
     return joined(holding).select_related("watch").filter(watch__isnull=False).order_by("pk")
 
 
-def _look(runs: Sequence[Run], rules: Mapping[int, Rules], now: datetime) -> int:
-    """Look at some runs and act. Returns how many alerts were opened or closed."""
+def _evaluate(runs: Sequence[Run], rules: Mapping[int, Rules], now: datetime) -> int:
+    """Evaluate runs and act. Returns the number of alerts opened or closed."""
     fresh = [run for run in runs if (run.step, run.epochs) != (run.watch.step, run.watch.epoch)]
     measured = measure(fresh, rules)
     open_now = _open_of(runs)
     changes = 0
     for run in runs:
-        seen = _seen(run, measured.get(run.pk), moved=run in fresh, now=now)
-        found = _findings(run, seen, measured.get(run.pk), rules[run.project.team_id], open_now[run.pk], now)
-        if found or seen != _kept(run.watch):
-            changes += _act(run, seen, found)
+        seen = _next_state(run, measured.get(run.pk), moved=run in fresh, now=now)
+        result = _findings(run, seen, measured.get(run.pk), rules[run.project.team_id], open_now[run.pk], now)
+        if result or seen != _current_state(run.watch):
+            changes += _apply(run, seen, result)
     return changes
 
 
 def _open_of(runs: Sequence[Run]) -> dict[int, set[Condition]]:
-    found: dict[int, set[Condition]] = {run.pk: set() for run in runs}
-    for run_id, condition in Alert.objects.filter(run__in=found, closed_at=None).values_list("run_id", "condition"):
-        found[run_id].add(Condition(condition))
-    return found
+    result: dict[int, set[Condition]] = {run.pk: set() for run in runs}
+    for run_id, condition in Alert.objects.filter(run__in=result, closed_at=None).values_list("run_id", "condition"):
+        result[run_id].add(Condition(condition))
+    return result
 
 
-def _kept(watch: Watch) -> dict[str, object]:
+def _current_state(watch: Watch) -> dict[str, object]:
     return {name: getattr(watch, name) for name in ("epoch", "step", "silent_since", "reward", "reward_step", "reward_epoch")}
 
 
-def _seen(run: Run, measured: Measured | None, *, moved: bool, now: datetime) -> dict[str, object]:
-    """What the watch remembers after this look."""
-    seen = _kept(run.watch)
+def _next_state(run: Run, measured: Measured | None, *, moved: bool, now: datetime) -> dict[str, object]:
+    """The watch after this evaluation."""
+    seen = _current_state(run.watch)
     if moved or run.state != RunState.RUNNING:
         seen |= {"epoch": run.epochs, "step": run.step, "silent_since": now}
     if measured is not None:
-        told = {"reward": as_stored(measured.reward), "reward_step": measured.reward_step, "reward_epoch": measured.epoch}
-        seen |= told
+        reward_state = {"reward": as_stored(measured.reward), "reward_step": measured.reward_step, "reward_epoch": measured.epoch}
+        seen |= reward_state
     return seen
 
 
@@ -114,18 +115,18 @@ def _findings(
     run: Run, seen: Mapping[str, object], measured: Measured | None, rules: Rules, is_open: set[Condition], now: datetime
 ) -> list[Finding]:
     """Alerts to open or close."""
-    found = [_stalled(run, seen, rules[Condition.STALLED], Condition.STALLED in is_open, now)]
+    result = [_stalled(run, seen, rules[Condition.STALLED], Condition.STALLED in is_open, now)]
     if measured is not None:
-        found += _of_steps(run, measured, rules, is_open)
+        result += _step_findings(run, measured, rules, is_open)
     return [
-        finding for finding in found if finding.verdict == "close" or (finding.verdict == "open" and rules[finding.condition].on)
+        finding for finding in result if finding.verdict == "close" or (finding.verdict == "open" and rules[finding.condition].on)
     ]
 
 
 def _stalled(run: Run, seen: Mapping[str, object], rule: Rule, is_open: bool, now: datetime) -> Finding:
     since = seen["silent_since"]
     assert isinstance(since, datetime)
-    # Of this attempt's own steps: how long loading and the first step take says nothing about the rest.
+    # Of this attempt's own steps: the time of loading and the first step says nothing about later ones.
     pace_s = run.elapsed_s / run.step if run.step and seen["reward_epoch"] == run.epochs else None
     limit_s, silent_s = policy.stall_limit_s(rule, pace_s), (now - since).total_seconds()
     verdict: policy.Verdict = policy.stalled(is_open, silent_s, limit_s)
@@ -139,11 +140,11 @@ def _over(run: Run) -> str:
     return f"Step {run.step} arrived." if run.state == RunState.RUNNING else f"The run is {run.state}."
 
 
-def _of_steps(run: Run, measured: Measured, rules: Rules, is_open: set[Condition]) -> list[Finding]:
-    """What the newest steps say."""
+def _step_findings(run: Run, measured: Measured, rules: Rules, is_open: set[Condition]) -> list[Finding]:
+    """Findings from the newest steps."""
     c = Condition
     kl, bubble, reward, finite = (rules[name] for name in (c.KL_ABOVE, c.BUBBLE_ABOVE, c.REWARD_COLLAPSED, c.NOT_FINITE))
-    fall = policy.fall_of(measured.reward, reward.window_steps or 1).share
+    fall = policy.measure_fall(measured.reward, reward.window_steps or 1).share
     last_at = measured.unfinite[0] if measured.unfinite else None
     return [
         _above(c.KL_ABOVE, c.KL_ABOVE in is_open, measured.kl, kl, titles.why_kl),
@@ -170,14 +171,14 @@ def _of_steps(run: Run, measured: Measured, rules: Rules, is_open: set[Condition
 def _above(condition: Condition, is_open: bool, value: float | None, rule: Rule, why: titles.Sentence) -> Finding:
     threshold = rule.threshold or 0.0
     verdict = policy.crossed(is_open, value, threshold, policy.SLACK[condition])
-    told = why(value, rule) if verdict == "open" and value is not None else f"It fell to {value or 0:.4g}."
-    return Finding(condition, verdict, told, value, threshold)
+    reward_state = why(value, rule) if verdict == "open" and value is not None else f"It fell to {value or 0:.4g}."
+    return Finding(condition, verdict, reward_state, value, threshold)
 
 
 @transaction.atomic
-def _act(run: Run, seen: Mapping[str, object], found: Sequence[Finding]) -> int:
-    """Keep the look, unless somebody else has looked since, and open and close. Returns how many alerts changed."""
-    if found:
+def _apply(run: Run, seen: Mapping[str, object], findings: Sequence[Finding]) -> int:
+    """Store the evaluation, unless another was stored since, and open and close alerts. Returns the number of changes."""
+    if findings:
         state = Run.objects.select_for_update().filter(pk=run.pk).values_list("state", flat=True).first()
         if state is None or state in ENDED:
             return 0
@@ -185,7 +186,7 @@ def _act(run: Run, seen: Mapping[str, object], found: Sequence[Finding]) -> int:
         return 0
     silent = Silence.objects.filter(run=run).exists()
     changes = 0
-    for finding in found:
+    for finding in findings:
         if finding.verdict == "close":
             changes += close_alert(run, finding.condition, finding.why) is not None
         elif not silent:
@@ -193,8 +194,8 @@ def _act(run: Run, seen: Mapping[str, object], found: Sequence[Finding]) -> int:
     return changes
 
 
-def _let_go() -> int:
-    """Close what is about work of runs that hold devices no more: they wait, or are paused."""
+def _close_without_devices() -> int:
+    """Close alerts about work of runs that no longer hold devices."""
     idle = Alert.objects.filter(closed_at=None, condition__in=OF_WORK).exclude(run__state__in=HOLDING_DEVICES)
     changes = 0
     for run_id in set(idle.values_list("run_id", flat=True)):
@@ -206,13 +207,13 @@ def _let_go() -> int:
 
 
 @transaction.atomic
-def tell_ending(run_id: int) -> int:
-    """Close what is open of a run that has ended, and tell how it ended. Returns how many alerts changed; 0 if that was done."""
+def announce_end(run_id: int) -> int:
+    """Close the open alerts of an ended run, and announce its end. Returns the number of changes; 0 if that was done before."""
     run = joined(Run.objects.select_for_update(of=("self",))).filter(pk=run_id).first()
     if run is None or not Ending.objects.filter(pk=run_id).delete()[0]:
         return 0
     Watch.objects.filter(pk=run_id).delete()
-    rules = rules_of(run.project.team_id)
+    rules = team_rules(run.project.team_id)
     changes = 0
     if run.deleted_at is None and not Silence.objects.filter(run=run).exists():
         changes += sum(open_alert(run, condition, why) is not None for condition, why in _endings(run) if rules[condition].on)
@@ -230,5 +231,5 @@ def _endings(run: Run) -> list[tuple[Condition, str]]:
 
 
 def _sentence(words: str) -> str:
-    """An engine's reason is a few words; beside others it is a sentence."""
+    """An engine's reason as a sentence."""
     return words[:1].upper() + words[1:].rstrip(".") + "."

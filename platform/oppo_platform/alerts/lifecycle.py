@@ -1,8 +1,8 @@
-"""Opening and closing alerts.
+"""Opens and closes alerts.
 
-Guarantees: at most one alert of a condition is open for a run, and `failed` and `finished` are told once a run (unique
-constraints); an alert is closed by exactly one of those who want it (compare-and-set). Its deliveries are written in the same
-transaction, so that none is lost and none doubled. Callers hold the run's lock.
+Guarantees: at most one open alert per condition and run, and one announcement of `failed` and `finished` per run (unique
+constraints); concurrent closers close an alert once (compare-and-set). Its deliveries are written in the same transaction, so
+none is lost or duplicated. Callers hold the run's lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST_WHY = 1000
 
 
 def joined(runs: QuerySet[Run]) -> QuerySet[Run]:
-    """With what alerts and their messages tell of a run."""
+    """With the relations that alerts and their messages show."""
     return runs.select_related("project__team", "user").defer("spec", "needs", "latest", "last_log_lines")
 
 
@@ -31,12 +31,12 @@ def joined(runs: QuerySet[Run]) -> QuerySet[Run]:
 def open_alert(
     run: Run, condition: Condition, why: str, value: float | None = None, threshold: float | None = None
 ) -> Alert | None:
-    """Open an alert and tell everybody who wants to know; None when it is open already, or was announced.
+    """Open an alert and write its deliveries; None if it is already open or was announced.
 
     Args:
         run: with project, team and user joined.
         why: a sentence.
-        value: what was measured, in the threshold's unit.
+        value: the measurement, in the threshold's unit.
     """
     now = clock.now()
     told_once = condition in ANNOUNCEMENTS
@@ -46,43 +46,43 @@ def open_alert(
     alert, new = Alert.objects.get_or_create(**same, defaults={**values, **times})
     if not new:
         return None
-    _tell(alert, run, Delivery.About.OPENED)
+    _create_deliveries(alert, run, Delivery.About.OPENED)
     _move_cursor(run)
     return alert
 
 
 @transaction.atomic
 def close_alert(run: Run, condition: Condition, why: str) -> Alert | None:
-    """Close what is open of a condition; None when nothing is."""
+    """Close the open alert of a condition; None if there is none."""
     alert = Alert.objects.filter(run=run, condition=condition, closed_at=None).first()
     now = clock.now()
     if alert is None or not Alert.objects.filter(pk=alert.pk, closed_at=None).update(closed_at=now, closed_why=why):
         return None
     alert.closed_at, alert.closed_why = now, why
-    _tell(alert, run, Delivery.About.CLOSED)
+    _create_deliveries(alert, run, Delivery.About.CLOSED)
     _move_cursor(run)
     return alert
 
 
 def close_all(run: Run, why: str) -> int:
-    """Close whatever is open of the run. Returns how many."""
+    """Close all open alerts of the run. Returns their number."""
     open_now = Alert.objects.filter(run=run, closed_at=None).order_by("pk").values_list("condition", flat=True)
     return sum(close_alert(run, Condition(condition), why) is not None for condition in list(open_now))
 
 
 def _move_cursor(run: Run) -> None:
-    """Live pages show it."""
+    """For live pages."""
     Run.objects.filter(pk=run.pk).update(cursor=F("cursor") + 1)
     run_changed(run.pk)
 
 
-def _tell(alert: Alert, run: Run, about: Delivery.About) -> None:
+def _create_deliveries(alert: Alert, run: Run, about: Delivery.About) -> None:
     now = clock.now()
     common = {"alert": alert, "about": about, "created_at": now, "due_at": now}
     body = messages.webhook_body(alert, run, about, now)
     hooks = Webhook.objects.filter(team_id=alert.team_id, on=True, conditions__contains=[alert.condition])
     rows = [Delivery(webhook=hook, body=body, **common) for hook in hooks.only("pk")]
-    # That something is over is told to programs, which have something to close; people look.
+    # A closing is sent to webhooks only.
     if about == Delivery.About.OPENED and settings.OPPO_SMTP_URL:
         text = messages.mail_body(alert, run)
         rows += [Delivery(user_id=user_id, body=text, **common) for user_id in _mailed(alert, run)]
@@ -90,7 +90,7 @@ def _tell(alert: Alert, run: Run, about: Delivery.About) -> None:
 
 
 def _mailed(alert: Alert, run: Run) -> list[int]:
-    """Members of the team who want this mailed."""
+    """Members of the team with mail for this condition."""
     people = Membership.objects.filter(user__is_active=True, user__service_of=None)
     members = people.filter(team_id=alert.team_id, user__email__contains="@")
     choices = {choice.user_id: choice for choice in MailChoice.objects.filter(team_id=alert.team_id)}
@@ -102,7 +102,7 @@ def _mailed(alert: Alert, run: Run) -> list[int]:
 
 
 def wants_mail(choice: MailChoice | None, *, own: bool, condition: str) -> bool:
-    """Whether somebody with this choice is mailed a condition of a run of their own, or of somebody else."""
+    """Whether a user with this choice gets mail about a condition of their own or another user's run."""
     whose = choice.whose if choice is not None else MailChoice.Whose.OWN
     if whose == MailChoice.Whose.NONE or (whose == MailChoice.Whose.OWN and not own):
         return False

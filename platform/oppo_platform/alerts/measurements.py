@@ -1,6 +1,6 @@
-"""What is measured of runs that have told new steps: the last few points of a few series, of many runs in one reading.
+"""Measurements for alerts: the last points of a few series of many runs, in one query.
 
-Never a whole series: what the reward did before is in its memory (`policy.RewardMemory`).
+Never a whole series: the reward's past is in its memory (`policy.RewardMemory`).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from oppo_platform.telemetry.metric_reader import AttemptRange, Points, Range, a
 from oppo_platform.telemetry.models import Decision
 
 REWARD, KL = "critic/score/mean", "objective/kl"
-# These exist in every step that is told, so that NaN means NaN. Other metrics are not a number where they have no meaning.
+# Metrics that every step reports, so NaN means NaN. Other metrics are NaN where they have no meaning.
 FINITE = ("actor/pg_loss", "actor/grad_norm", "actor/ppo_kl", "critic/vf_loss", "critic/grad_norm", REWARD, KL)
 SKIPPED = "oppo/nonfinite_steps"
-MOST_DEVICES = 256  # of which idle shares are read: engines name their devices themselves
-LONGEST_LOOK = 2000  # steps: of a run that was never looked at, or went back to an older checkpoint
-Fault = tuple[int, str]  # the step, and what happened, a sentence
+MOST_DEVICES = 256  # engines name their devices themselves
+LONGEST_LOOK = 2000  # steps: of a run that was never evaluated, or went back to an older checkpoint
+Fault = tuple[int, str]  # the step, and a sentence
 NO_POINTS: Points = (np.empty(0, np.int32), np.empty(0))
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one run. None: nothing can be said.
+    """Of one run. None: no measurement.
 
     Attributes:
-        kl: mean of the window, nats a sequence.
-        bubble: idle share, mean of the window and of the devices.
-        reward: its course so far, told up to `reward_step`, the newest of them by the attempt `epoch`.
-        unfinite: the last step near with something that was not finite, and what that was, a sentence.
+        kl: mean over the window, nats per sequence.
+        bubble: idle share, mean over window and devices.
+        reward: its course up to step `reward_step`, which attempt `epoch` reported.
+        unfinite: the last recent step with a non-finite value, and a sentence about it.
     """
 
     kl: float | None
@@ -50,18 +50,18 @@ class Measured:
 
 
 def measure(runs: Sequence[Run], rules: Mapping[int, Rules]) -> dict[int, Measured]:
-    """What can be said of these runs, by run id; those that have told no step are left out.
+    """Measurements by run id; runs without steps are left out.
 
     Args:
         runs: with project and watch joined.
         rules: by team id.
     """
-    parts = {run_id: told for run_id, told in attempt_ranges_by_run(runs).items() if told}
-    told = [run for run in runs if run.pk in parts]
-    memories = {run.pk: _memory(run.watch, parts[run.pk][-1]) for run in told}
-    within = {run.pk: _within(run, rules[run.project.team_id], memories[run.pk][1]) for run in told}
-    keys = {*FINITE, *(f"bubble/{device}" for told in parts.values() for device in _devices(told[-1]))}
-    points = read_points(parts, keys, within) if told else {}
+    parts = {run_id: ranges for run_id, ranges in attempt_ranges_by_run(runs).items() if ranges}
+    reporting = [run for run in runs if run.pk in parts]
+    memories = {run.pk: _memory(run.watch, parts[run.pk][-1]) for run in reporting}
+    within = {run.pk: _within(run, rules[run.project.team_id], memories[run.pk][1]) for run in reporting}
+    keys = {*FINITE, *(f"bubble/{device}" for ranges in parts.values() for device in _devices(ranges[-1]))}
+    points = read_points(parts, keys, within) if reporting else {}
     skipped = _skipped(parts)
     return {
         run.pk: _measured(
@@ -71,12 +71,12 @@ def measure(runs: Sequence[Run], rules: Mapping[int, Rules]) -> dict[int, Measur
             *memories[run.pk],
             skipped.get(run.pk),
         )
-        for run in told
+        for run in reporting
     }
 
 
 def _memory(watch: Watch, newest: AttemptRange) -> tuple[RewardMemory, int]:
-    """What is remembered, and up to which step; nothing when a newer attempt tells some of it again, otherwise perhaps."""
+    """The remembered course of the reward and its last step; none if a newer attempt may repeat some of it."""
     if newest.attempt.epoch != watch.reward_epoch and newest.first <= watch.reward_step:
         return RewardMemory(), 0
     return RewardMemory(**watch.reward), watch.reward_step
@@ -116,19 +116,19 @@ def _bubble(devices: Sequence[str], points: Mapping[str, Points], window: int) -
 
 def _broken(points: Mapping[str, Points]) -> Fault | None:
     """The last step in which one of the watched metrics was not finite."""
-    found = []
+    result = []
     for key in FINITE:
         steps, values = points[key]
         broken = np.flatnonzero(~np.isfinite(values))
         if len(broken):
             step, value = int(steps[broken[-1]]), float(values[broken[-1]])
-            found.append((step, f"{key} was {'NaN' if math.isnan(value) else 'infinite'} in step {step}."))
-    return max(found, default=None)
+            result.append((step, f"{key} was {'NaN' if math.isnan(value) else 'infinite'} in step {step}."))
+    return max(result, default=None)
 
 
 def _skipped(parts: Mapping[int, Sequence[AttemptRange]]) -> dict[int, Fault]:
-    """The last step of each run that its engine skipped because something was not finite."""
-    newest = {told[-1].attempt.pk: run_id for run_id, told in parts.items()}
+    """The last step of each run that its engine skipped because of a non-finite value."""
+    newest = {ranges[-1].attempt.pk: run_id for run_id, ranges in parts.items()}
     counted = Run.objects.filter(pk__in=parts).annotate(skipped=KeyTextTransform(SKIPPED, "latest"))
     some = counted.exclude(skipped=None).exclude(skipped__in=("0", "0.0")).values_list("pk", flat=True)
     attempts = [attempt_id for attempt_id, run_id in newest.items() if run_id in set(some)]
@@ -140,5 +140,5 @@ def _skipped(parts: Mapping[int, Sequence[AttemptRange]]) -> dict[int, Fault]:
 
 
 def as_stored(memory: RewardMemory) -> dict[str, float | int | None]:
-    """A memory as `Watch.reward` keeps it."""
+    """A memory in the format of `Watch.reward`."""
     return asdict(memory)

@@ -1,4 +1,4 @@
-"""What goes out: a webhook's JSON and a mail's text (docs/alerts.md has both)."""
+"""A webhook's JSON and a mail's text (docs/alerts.md has both)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEPARATOR = f"\n{'-' * 40}\n\n"
 
 
 class AlertFacts(TypedDict):
-    """An alert for programs, the same in the API and in webhooks. Times are ISO 8601 in UTC."""
+    """An alert in the API and in webhooks. Times are ISO 8601 in UTC."""
 
     id: int
     condition: str
@@ -55,7 +55,7 @@ def facts(alert: Alert) -> AlertFacts:
 
 
 def run_address(run_id: int) -> str:
-    """The run's page, for whoever is elsewhere."""
+    """Absolute URL of the run's page."""
     return f"{settings.OPPO_BASE_URL}/runs/{run_id}"
 
 
@@ -65,7 +65,7 @@ def webhook_body(alert: Alert, run: Run, about: str, at: datetime) -> str:
     Args:
         run: with project, team and user joined.
     """
-    told: dict[str, Any] = {
+    run_facts: dict[str, Any] = {
         "id": run.pk,
         "name": run.name,
         "url": run_address(run.pk),
@@ -76,22 +76,22 @@ def webhook_body(alert: Alert, run: Run, about: str, at: datetime) -> str:
         "step": run.step,
         "total_steps": run.total_steps,
     }
-    return json.dumps({"type": f"alert.{about}", "timestamp": iso(at), "data": {"alert": facts(alert), "run": told}})
+    return json.dumps({"type": f"alert.{about}", "timestamp": iso(at), "data": {"alert": facts(alert), "run": run_facts}})
 
 
 def test_body(team: Team, actor: User, at: datetime) -> str:
-    """A message that only shows that messages arrive."""
+    """The message of “Send test”."""
     data = {"team": team.name, "user": actor.username, "why": "Test message, requested with “Send test”."}
     return json.dumps({"type": "alert.test", "timestamp": iso(at), "data": data})
 
 
 def one_mail(bodies: Sequence[str]) -> tuple[str, str]:
-    """Subject and text of some mails in one."""
+    """Subject and text of several mails as one."""
     parts = [body.partition("\n\n") for body in bodies]
     subject = parts[0][0]
     if len(parts) > 1:
-        told = "; ".join(head.removeprefix(SUBJECT) for head, _, _ in parts)
-        subject = f"{SUBJECT}{len(parts)} alerts: {told}"
+        subjects = "; ".join(head.removeprefix(SUBJECT) for head, _, _ in parts)
+        subject = f"{SUBJECT}{len(parts)} alerts: {subjects}"
     return subject[:LONGEST_SUBJECT], SEPARATOR.join(text for _, _, text in parts)
 
 

@@ -1,6 +1,6 @@
-"""Rules, alerts, and who is told of them.
+"""Rules, alerts, and their recipients.
 
-Times come from `oppo_platform.clock`. A run's rows go with the run.
+Times come from `oppo_platform.clock`. Rows of a run are deleted with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONDITIONS = [(condition.value, condition.value) for condition in Condition]
 
 
 def chosen_conditions() -> list[str]:
-    """All of them: what somebody is told of who has not chosen."""
+    """All of them: the default for users who have not chosen."""
     return [condition.value for condition in Condition]
 
 
@@ -28,7 +28,7 @@ def conditions_field() -> ArrayField:
 
 
 class AlertRule(models.Model):
-    """What a team has changed about a condition. A team without a row has the default (`policy.DEFAULTS`)."""
+    """A team's change of a condition. A team without a row has the default (`policy.DEFAULTS`)."""
 
     team = models.ForeignKey("accounts.Team", on_delete=models.CASCADE, related_name="alert_rules")
     condition = models.CharField(max_length=20, choices=CONDITIONS)
@@ -41,7 +41,7 @@ class AlertRule(models.Model):
 
 
 class Watch(models.Model):
-    """What the evaluator remembers of a run that holds devices, between two looks."""
+    """The evaluator's state of a run that holds devices."""
 
     run = models.OneToOneField("runs.Run", primary_key=True, on_delete=models.CASCADE, related_name="watch")
     looks = models.PositiveBigIntegerField(default=0, help_text="Grows with every look that was kept: compare-and-set.")
@@ -54,13 +54,13 @@ class Watch(models.Model):
 
 
 class Ending(models.Model):
-    """A run has ended and this has not been told yet. Written in the transaction of the end, deleted in that of its alerts."""
+    """A run has ended and this has not been announced. Written in the transaction of the end, deleted in that of its alerts."""
 
     run = models.OneToOneField("runs.Run", primary_key=True, on_delete=models.CASCADE, related_name="+")
 
 
 class Silence(models.Model):
-    """Somebody wants to hear nothing of this run."""
+    """A run whose alerts are silenced."""
 
     run = models.OneToOneField("runs.Run", primary_key=True, on_delete=models.CASCADE, related_name="silence")
     user = models.ForeignKey("accounts.User", on_delete=models.CASCADE, related_name="+")
@@ -68,7 +68,7 @@ class Silence(models.Model):
 
 
 class Alert(models.Model):
-    """A condition held for a run, from `opened_at` to `closed_at`; announcements close when they open."""
+    """A condition of a run, from `opened_at` to `closed_at`; announcements close when they open."""
 
     team = models.ForeignKey("accounts.Team", on_delete=models.CASCADE, related_name="alerts", help_text="The run's.")
     run = models.ForeignKey("runs.Run", on_delete=models.CASCADE, related_name="alerts")
@@ -99,22 +99,22 @@ class Alert(models.Model):
 
     @property
     def title(self) -> str:
-        """Its condition, for people."""
+        """Display name of its condition."""
         return TITLES[Condition(self.condition)]
 
 
 class SeenAlerts(models.Model):
-    """Up to which alert somebody has looked at the list: the bell counts later ones."""
+    """The newest alert that a user has seen in the list: the bell counts later ones."""
 
     user = models.OneToOneField("accounts.User", primary_key=True, on_delete=models.CASCADE, related_name="+")
     up_to = models.PositiveBigIntegerField()
 
 
 class MailChoice(models.Model):
-    """What somebody wants mailed of a team. Without a row: of their own runs, every condition."""
+    """A user's choice of mails about a team. Without a row: own runs, every condition."""
 
     class Whose(models.TextChoices):
-        """Of which runs."""
+        """Whose runs."""
 
         NONE = "none"
         OWN = "own"
@@ -130,7 +130,7 @@ class MailChoice(models.Model):
 
 
 class Webhook(models.Model):
-    """An address of a team to which alerts are posted. `sealed` is its secret, with which every message is signed."""
+    """A URL to which a team's alerts are posted. `sealed` is its encrypted secret, which signs every message."""
 
     team = models.ForeignKey("accounts.Team", on_delete=models.CASCADE, related_name="webhooks")
     url = models.CharField(max_length=2000)
@@ -142,17 +142,17 @@ class Webhook(models.Model):
 
 
 class Delivery(models.Model):
-    """One message to one reader. It waits until `due_at`, is claimed, is sent outside any transaction, and has come or not."""
+    """One message to one recipient. It waits until `due_at`, is claimed, sent outside any transaction, and marked."""
 
     class State(models.TextChoices):
-        """Where it is."""
+        """State of a delivery."""
 
         WAITING = "waiting"
         SENT = "sent"
         FAILED = "failed"
 
     class About(models.TextChoices):
-        """What it tells."""
+        """Kind of message."""
 
         OPENED = "opened"
         CLOSED = "closed"

@@ -1,9 +1,9 @@
-"""When an alert opens and closes: pure functions of a rule and of what was measured. No database, no clock.
+"""Alert conditions: pure functions of a rule and measurements. No database, no clock.
 
     measured value ──▶ verdict(open?, value, rule) ──▶ open · close · keep
 
-A condition opens beyond its threshold and closes only some way on this side of it (`SLACK`), so that a value that dances about
-the threshold opens one alert. Between the two, and where nothing can be said, everything stays as it is.
+Hysteresis: a condition opens beyond its threshold and closes only some way below it (`SLACK`), so that a value near the threshold
+opens one alert. Between the two, and without a measurement, nothing changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 
 class Condition(StrEnum):
-    """What a team can be told of a run."""
+    """Conditions of a run."""
 
     FAILED = "failed"
     FINISHED = "finished"
@@ -27,33 +27,35 @@ class Condition(StrEnum):
     BUBBLE_ABOVE = "bubble_above"
 
 
-# Told once and over at once; all others last for as long as they hold.
+# Announcements, which close at once; all others last as long as they hold.
 ANNOUNCEMENTS = frozenset({Condition.FAILED, Condition.FINISHED})
-# Without devices these do not hold; the others are about what was learned, which stays as it is while a run waits.
+# These need devices; the others are about learning, which does not change while a run waits.
 OF_WORK = frozenset({Condition.STALLED, Condition.BUBBLE_ABOVE})
-# The share of its threshold by which a value must come back before its alert closes.
+# Share of its threshold by which a value must come back before its alert closes.
 SLACK = {
     Condition.KL_ABOVE: 0.1,
     Condition.BUBBLE_ABOVE: 0.05,
     Condition.REWARD_COLLAPSED: 0.5,
 }
-STALL_PACES = 10.0  # a step may take so many times as long as the run's steps do
-FIRST_STEP_FACTOR = 3.0  # and the first one of an attempt so many times the least
-LARGEST = 1e100  # what is beyond cannot be squared and added up, and is no measurement
-SURE = 3.0  # standard errors by which a gain and a drop of reward must stand out of its noise
+STALL_PACES = 10.0  # a step may take this many times the run's typical step
+FIRST_STEP_FACTOR = 3.0  # and the first one of an attempt this many times the minimum
+LARGEST = 1e100  # larger values cannot be squared and summed, and are not measurements
+SURE = 3.0  # standard errors by which a gain and a drop of reward must exceed noise
 
 Verdict = Literal["open", "close", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One condition as a team wants it. What a condition does not have is None.
+    """One condition as configured by a team. Inapplicable fields are None.
 
     Attributes:
-        on: whether it is told at all.
-        threshold: kl_above: nats a sequence; bubble_above: idle share of device time, 0 to 1; reward_collapsed: share of the gain
-            that is lost again; stalled: minutes that a step may take at least.
-        window_steps: over how many steps the value is smoothed; not_finite: how long ago the last one must be for it to be over.
+        on: whether the condition is enabled.
+        threshold: kl_above: nats per sequence; bubble_above: idle share of device time, 0 to 1; reward_collapsed:
+        lost share of the
+            gain; stalled: minutes that a step may take at least.
+        window_steps: steps over which the value is smoothed; not_finite: steps after the last such value until the
+        alert closes.
     """
 
     on: bool = True
@@ -62,7 +64,7 @@ class Rule:
 
 
 class Limits(NamedTuple):
-    """Between which numbers a threshold may be, in which unit."""
+    """Bounds and unit of a threshold."""
 
     least: float
     most: float
@@ -88,11 +90,11 @@ WINDOW_LIMITS = (2, 500)
 
 
 def problem_with(condition: Condition, rule: Rule) -> str:
-    """What is wrong with a rule, a sentence; empty when nothing is."""
+    """Why a rule is invalid, a sentence; empty if it is valid."""
     limits, least, most = LIMITS.get(condition), *WINDOW_LIMITS
     if limits is not None:
-        asked = rule.threshold
-        if asked is None or not math.isfinite(asked) or not limits.least <= asked <= limits.most:
+        threshold = rule.threshold
+        if threshold is None or not math.isfinite(threshold) or not limits.least <= threshold <= limits.most:
             return f"{condition}: the threshold must be a number from {limits.least:g} to {limits.most:g} {limits.unit}."
     if DEFAULTS[condition].window_steps is not None and (rule.window_steps is None or not least <= rule.window_steps <= most):
         return f"{condition}: the window must be an integer number of steps from {least} to {most}."
@@ -100,7 +102,7 @@ def problem_with(condition: Condition, rule: Rule) -> str:
 
 
 def crossed(is_open: bool, value: float | None, threshold: float, slack: float) -> Verdict:
-    """For a value that shall not be above a threshold; None: nothing can be said.
+    """Verdict for a value with an upper threshold; None: no measurement.
 
     Args:
         slack: share of the threshold by which the value must be below it again.
@@ -113,7 +115,7 @@ def crossed(is_open: bool, value: float | None, threshold: float, slack: float) 
 
 
 def window_mean(values: Sequence[float], window: int) -> float | None:
-    """Mean of the last `window` values; None when there are fewer, or one of them is not finite or beyond `LARGEST`."""
+    """Mean of the last `window` values; None if there are fewer, or one is not finite or beyond `LARGEST`."""
     last = values[-window:]
     if len(last) < window or not all(abs(value) < LARGEST for value in last):
         return None
@@ -122,14 +124,14 @@ def window_mean(values: Sequence[float], window: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class RewardMemory:
-    """The reward's course so far, in a few numbers. `after` adds a step.
+    """Running summary of the reward. `after` adds a step.
 
     Attributes:
         count: finite values so far.
-        level: their smoothed value: the mean of the first `window` of them, an exponential average from there on.
-        noise: smoothed square of a value's distance from the level before it.
-        start: the level when there were `window` values; the gain is counted from there.
-        best: the highest level since that was sure, which one lucky batch does not make: where `sure` was highest.
+        level: their smoothed value: the mean of the first `window` of them, an exponential average from then on.
+        noise: smoothed square of a value's distance from the previous level.
+        start: the level after `window` values, from which the gain is counted.
+        best: the highest level that is not due to one lucky batch: the level where `sure` was highest.
         sure: the level there, less `SURE` standard errors.
     """
 
@@ -141,7 +143,7 @@ class RewardMemory:
     sure: float = 0.0
 
     def after(self, value: float, window: int) -> RewardMemory:
-        """With one more step's mean reward. What is not finite, or too large to be squared, is no reward, and is left out."""
+        """With one more step's mean reward. Non-finite values, and those too large to be squared, are left out."""
         if not abs(value) < LARGEST:
             return self
         count = self.count + 1
@@ -149,13 +151,13 @@ class RewardMemory:
         off = value - self.level
         level = self.level + weight * off
         noise = self.noise + weight * (off * off - self.noise) if count > 1 else 0.0
-        told = replace(self, count=count, level=level, noise=noise)
+        updated = replace(self, count=count, level=level, noise=noise)
         if count < window:
-            return told
+            return updated
         if self.start is None:
-            return replace(told, start=level, best=level, sure=level)
-        sure = level - SURE * told.error(window)
-        return replace(told, best=level, sure=sure) if sure > self.sure else told
+            return replace(updated, start=level, best=level, sure=level)
+        sure = level - SURE * updated.error(window)
+        return replace(updated, best=level, sure=sure) if sure > self.sure else updated
 
     def error(self, window: int) -> float:
         """Standard error of the level: an exponential average with weight 2 / (window + 1) has that of a mean of `window`."""
@@ -164,15 +166,15 @@ class RewardMemory:
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """How far the smoothed reward is below its best. `share`: of the gain from `start` to `best`; None when there is no gain to
-    speak of. `stands_out`: whether gain and fall are more than noise."""
+    """Distance of the smoothed reward from its best. `share`: of the gain from `start` to `best`; None without a significant
+    gain. `stands_out`: whether gain and fall exceed noise."""
 
     share: float | None
     stands_out: bool
 
 
-def fall_of(memory: RewardMemory, window: int) -> Fall:
-    """What a memory says about a collapse."""
+def measure_fall(memory: RewardMemory, window: int) -> Fall:
+    """The fall according to a memory."""
     if memory.start is None or memory.best is None:
         return Fall(None, False)
     gain, drop = memory.best - memory.start, memory.best - memory.level
@@ -184,10 +186,10 @@ def fall_of(memory: RewardMemory, window: int) -> Fall:
 
 
 def collapsed(is_open: bool, memory: RewardMemory, rule: Rule) -> Verdict:
-    """Whether the reward has fallen by more than the rule's share of its gain. Noise opens no alert, and closes none either."""
+    """Whether the reward has lost more than the rule's share of its gain. Noise neither opens nor closes an alert."""
     if rule.threshold is None or rule.window_steps is None:
         return "keep"
-    fall = fall_of(memory, rule.window_steps)
+    fall = measure_fall(memory, rule.window_steps)
     if not is_open and not fall.stands_out:
         return "keep"
     return crossed(is_open, fall.share, rule.threshold, SLACK[Condition.REWARD_COLLAPSED])
@@ -197,22 +199,22 @@ def stall_limit_s(rule: Rule, pace_s: float | None) -> float:
     """Seconds without a step after which a run counts as stalled.
 
     Args:
-        pace_s: what its steps take; None before the first one of the attempt.
+        pace_s: duration of its steps; None before the first one of the attempt.
     """
     least_s = 60.0 * (rule.threshold or 0.0)
     return least_s * FIRST_STEP_FACTOR if pace_s is None else max(least_s, STALL_PACES * pace_s)
 
 
 def stalled(is_open: bool, silent_s: float, limit_s: float) -> Verdict:
-    """Whether a run that trains has been silent for too long. A step ends it at once, because it ends the silence."""
+    """Whether a training run has been silent for too long. A step closes the alert at once."""
     return crossed(is_open, silent_s, limit_s, 0.0)
 
 
 def unfinite(is_open: bool, last_at: int | None, step: int, rule: Rule) -> Verdict:
-    """Whether something was not finite within the last steps.
+    """Whether a value was not finite within the last steps.
 
     Args:
-        last_at: the last step with such a value; None when there is none near.
+        last_at: the last step with such a value; None without a recent one.
         step: the newest step.
     """
     recent = last_at is not None and step - last_at < (rule.window_steps or 1)

@@ -1,4 +1,4 @@
-"""What alerts add to runs: an `Ending` at a run's end, the alerts of a summary, and the filter `alert:`."""
+"""Hooks of alerts in runs: an `Ending` at a run's end, the alerts of a summary, and the filter `alert:`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ANY_ALERT = "any"
 
 
 def register() -> None:
-    """Called once, when Django starts."""
+    """Called once when Django starts."""
     transitions.ON_END.append(note_end)
     selectors.ANNOTATIONS.update(open_alerts=open_alerts, is_silent=silent)
     says = "an open alert: a condition, or any"
@@ -21,10 +21,10 @@ def register() -> None:
 
 
 def note_end(run_id: int) -> None:
-    """Have the evaluator report that the run has ended. Inside the transaction of the end."""
+    """Let the evaluator announce the run's end. Inside the transaction of the end."""
     Ending.objects.create(run_id=run_id)
 
 
 def _with_alert(value: str) -> Q:
-    wanted = Alert.objects.filter(closed_at=None, **({} if value == ANY_ALERT else {"condition": value}))
-    return Q(pk__in=wanted.values("run_id"))
+    matching = Alert.objects.filter(closed_at=None, **({} if value == ANY_ALERT else {"condition": value}))
+    return Q(pk__in=matching.values("run_id"))

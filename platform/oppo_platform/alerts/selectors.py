@@ -1,4 +1,4 @@
-"""Reading alerts. A user sees those of their teams; those of others do not exist."""
+"""Queries of alerts. A user sees those of their teams; others do not exist for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_COUNTED = 99
 
 
 class AlertSummary(AlertFacts):
-    """An alert with its run, and who takes care of it."""
+    """An alert with its run, and who acknowledged it."""
 
     run: int
     run_name: str
@@ -44,7 +44,7 @@ def visible_alerts(user: User) -> QuerySet[Alert]:
 
 
 def get_alert(user: User, alert_id: int) -> Alert:
-    """One alert. Raises `Alert.DoesNotExist`, also when it is another team's."""
+    """One alert. Raises `Alert.DoesNotExist`, also for another team's."""
     return _joined(visible_alerts(user)).get(pk=alert_id)
 
 
@@ -78,27 +78,27 @@ def list_alerts(
     cursor: str = "",
 ) -> AlertList:
     """The user's alerts, newest first. Raises `BadCursor`."""
-    wanted = {"team_id": team_id, "run_id": run_id, "condition": condition or None}
-    alerts = _joined(visible_alerts(user)).filter(**{name: value for name, value in wanted.items() if value is not None})
+    filters = {"team_id": team_id, "run_id": run_id, "condition": condition or None}
+    alerts = _joined(visible_alerts(user)).filter(**{name: value for name, value in filters.items() if value is not None})
     if only_open:
         alerts = alerts.filter(closed_at=None)
     if cursor:
         alerts = alerts.filter(pk__lt=read_cursor(cursor, int)[0])
     limit = max(1, min(limit, MOST_A_PAGE))
-    found = list(alerts.order_by("-id")[: limit + 1])
-    following = write_cursor(found[limit - 1].pk) if len(found) > limit else None
-    return AlertList(items=[summary(alert) for alert in found[:limit]], next=following)
+    result = list(alerts.order_by("-id")[: limit + 1])
+    following = write_cursor(result[limit - 1].pk) if len(result) > limit else None
+    return AlertList(items=[summary(alert) for alert in result[:limit]], next=following)
 
 
 def unread(user: User) -> int:
-    """How many alerts have come since the user last looked that nobody has acknowledged; at most `MOST_COUNTED` + 1."""
+    """Number of unacknowledged alerts since the user last opened the list; at most `MOST_COUNTED` + 1."""
     up_to = SeenAlerts.objects.filter(user_id=user.pk).values_list("up_to", flat=True).first() or 0
     news = visible_alerts(user).filter(pk__gt=up_to, acknowledged_at=None)
     return news[: MOST_COUNTED + 1].count()
 
 
 def mail_refused(user: User, team: Team) -> str:
-    """Why the last mail about this team's alerts did not reach the user; empty when it did."""
+    """Why the last mail about this team's alerts did not reach the user; empty if it did."""
     last = (
         Delivery.objects.filter(user_id=user.pk, alert__team=team).exclude(state=Delivery.State.WAITING).order_by("-id").first()
     )
@@ -106,13 +106,13 @@ def mail_refused(user: User, team: Team) -> str:
 
 
 def silent() -> Exists:
-    """For a queryset of runs: whether somebody silenced it."""
+    """For a queryset of runs: whether the run is silenced."""
     return Exists(Silence.objects.filter(run=OuterRef("pk")))
 
 
 def open_alerts() -> ArraySubquery:
-    """For a queryset of runs: an `OpenAlert` for each that is open, oldest first."""
-    found = Alert.objects.filter(run=OuterRef("pk"), closed_at=None).order_by("id")
+    """For a queryset of runs: its open alerts as `OpenAlert`, oldest first."""
+    result = Alert.objects.filter(run=OuterRef("pk"), closed_at=None).order_by("id")
     return ArraySubquery(
-        found.values(told=JSONObject(id="id", condition="condition", why="why", acknowledged_by="acknowledged_by__username"))
+        result.values(item=JSONObject(id="id", condition="condition", why="why", acknowledged_by="acknowledged_by__username"))
     )

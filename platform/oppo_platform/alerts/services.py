@@ -1,4 +1,4 @@
-"""What people do with alerts: acknowledge them, silence a run, choose what they are mailed."""
+"""Actions on alerts: acknowledge, silence a run, choose mails."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from oppo_platform.runs.models import Change, Run
 
 @transaction.atomic
 def acknowledge(actor: User, alert: Alert) -> bool:
-    """Say that somebody takes care of it: it is no news any more, for nobody. False: somebody did so before.
+    """Acknowledge an alert, for all users. False: it was acknowledged before.
 
     Raises:
         PermissionDenied: the actor is a viewer.
     """
     demand(actor, Action.SUBMIT, alert.team_id)
-    # The run first, as everywhere: its cursor moves as well.
+    # The run's lock first, as everywhere: its cursor moves as well.
     Run.objects.select_for_update().only("pk").get(pk=alert.run_id)
     now = clock.now()
     fresh = Alert.objects.filter(pk=alert.pk, acknowledged_at=None).update(acknowledged_at=now, acknowledged_by=actor)
@@ -42,10 +42,10 @@ def acknowledge(actor: User, alert: Alert) -> bool:
 
 @transaction.atomic
 def silence(actor: User, run_id: int, silent: bool) -> bool:
-    """Hear nothing of a run any more, or of it again; what is open closes. Returns whether that is a change.
+    """Silence a run's alerts or unsilence them; open ones close. Returns whether that is a change.
 
     Raises:
-        PermissionDenied: the actor may not steer the run.
+        PermissionDenied: the actor may not manage the run.
     """
     run = Run.objects.select_for_update(of=("self",)).select_related("project__team", "user").get(pk=run_id)
     if not may_steer(actor, run):
@@ -57,8 +57,8 @@ def silence(actor: User, run_id: int, silent: bool) -> bool:
         close_all(run, f"{actor.username} silenced the run.")
     else:
         Silence.objects.filter(run=run).delete()
-    said = "Alerts silenced." if silent else "Alerts unsilenced."
-    Change.objects.create(run=run, what="alerts", reason=said, actor=audit.actor_of(actor), at=clock.now())
+    reason = "Alerts silenced." if silent else "Alerts unsilenced."
+    Change.objects.create(run=run, what="alerts", reason=reason, actor=audit.actor_of(actor), at=clock.now())
     audit.record(run.project.team_id, actor, "run.change", f"run {run.pk} {run.name}", silent=silent)
     Run.objects.filter(pk=run.pk).update(cursor=F("cursor") + 1)
     run_changed(run.pk)
@@ -67,7 +67,7 @@ def silence(actor: User, run_id: int, silent: bool) -> bool:
 
 @transaction.atomic
 def choose_mail(actor: User, team: Team, whose: str, conditions: Sequence[str]) -> MailChoice:
-    """What somebody is mailed of a team's runs.
+    """Set a user's mails about a team's runs.
 
     Raises:
         PermissionDenied: they are not in the team. AccountError: there is no such choice or condition.
@@ -78,13 +78,13 @@ def choose_mail(actor: User, team: Team, whose: str, conditions: Sequence[str]) 
     unknown = [word for word in conditions if word not in set(Condition)]
     if unknown:
         raise AccountError(f"Unknown condition {unknown[0][:40]}.")
-    wanted = {"whose": whose, "conditions": [c.value for c in Condition if c.value in conditions]}
-    choice, _ = MailChoice.objects.update_or_create(user=actor, team=team, defaults=wanted)
+    fields = {"whose": whose, "conditions": [c.value for c in Condition if c.value in conditions]}
+    choice, _ = MailChoice.objects.update_or_create(user=actor, team=team, defaults=fields)
     return choice
 
 
 def mark_seen(user: User, up_to: int) -> None:
-    """They have looked at the list up to this alert. It never goes back."""
+    """The user has seen the list up to this alert. The mark never moves back."""
     with transaction.atomic():
         seen, _ = SeenAlerts.objects.select_for_update().get_or_create(user_id=user.pk, defaults={"up_to": up_to})
         if seen.up_to < up_to:

@@ -1,4 +1,4 @@
-"""Alerts in words, for pages, mails and webhooks alike."""
+"""Titles and sentences of alerts, for pages, mails and webhooks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from oppo_platform.alerts.policy import STALL_PACES, Condition, RewardMemory, Rule
 
-# What is said of a value that a rule does not allow.
+# Verb between a value and its threshold.
 Sentence = Callable[[float, Rule], str]
 
 TITLES = {
@@ -40,26 +40,26 @@ def minutes(seconds: float) -> str:
 
 
 def why_stalled(silent_s: float, step: int, pace_s: float | None) -> str:
-    """A sentence for people."""
+    """The sentence of a stalled run."""
     before = f"; typical step time {pace_s:.3g} s" if pace_s is not None else ""
     what = f"No step after step {step}" if step else "No first step"
     return f"{what} for {minutes(silent_s)}{before}."
 
 
 def why_kl(value: float, rule: Rule) -> str:
-    """A sentence for people."""
+    """The sentence of a KL alert."""
     steps = f"mean of the last {rule.window_steps} steps"
     return f"KL to the reference: {value:.4g} nats per sequence, {steps}; above {rule.threshold:g}."
 
 
 def why_bubble(value: float, rule: Rule) -> str:
-    """A sentence for people."""
+    """The sentence of a bubble alert."""
     limit = 100 * (rule.threshold or 0.0)
     return f"Devices were idle for {100 * value:.3g} % of the last {rule.window_steps} steps; above {limit:g} %."
 
 
 def why_collapsed(memory: RewardMemory, share: float) -> str:
-    """A sentence for people."""
+    """The sentence of a reward collapse."""
     best, start = memory.best or 0.0, memory.start or 0.0
     return (
         f"The smoothed reward fell from its best, {best:.4g}, to {memory.level:.4g}: "

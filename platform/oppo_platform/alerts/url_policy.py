@@ -1,7 +1,7 @@
-"""Which network addresses a webhook may reach: pure functions.
+"""Network addresses that a webhook may use: pure functions.
 
-A webhook's address is written by a user and posted to from inside our network. So what answers there must be a public address, or
-its host must be one that the operator named. Link-local addresses, behind which clouds keep their credentials, are never reached.
+A user enters the URL and our network sends the request. So the address must be public, or its host one that the operator allowed.
+Link-local addresses, where clouds serve credentials, are never allowed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Target(NamedTuple):
-    """Where a webhook's messages go. `path` includes the query."""
+    """Destination of a webhook. `path` includes the query."""
 
     host: str
     port: int
@@ -26,17 +26,17 @@ class Target(NamedTuple):
 
 
 class NotAllowed(ValueError):
-    """This address may not be posted to; the message says why, a sentence."""
+    """The address is not allowed; the message is a sentence."""
 
 
 def parse_target(url: str, plain_hosts: Collection[str]) -> Target:
-    """The parts of a webhook's address.
+    """Parse a webhook's URL.
 
     Args:
-        plain_hosts: hosts to which messages may go without TLS.
+        plain_hosts: hosts that may be used without TLS.
 
     Raises:
-        NotAllowed: it is malformed, not https, or holds a user name or a fragment.
+        NotAllowed: it is malformed, not https, or has a user name or a fragment.
     """
     if len(url) > LONGEST_URL or any(ord(c) <= 32 or ord(c) > 126 for c in url):
         raise NotAllowed(f"A webhook URL must have at most {LONGEST_URL:,} ASCII characters and no spaces.")
@@ -57,15 +57,17 @@ def parse_target(url: str, plain_hosts: Collection[str]) -> Target:
 
 
 def refuse(address: str, *, private_allowed: bool) -> str:
-    """Why a network address may not be reached; empty when it may.
+    """Why a network address is not allowed; empty if it is.
 
     Args:
-        address: as the resolver or the connection names it, an IPv6 zone included.
-        private_allowed: the operator named the host.
+        address: from the resolver or the connection, with an IPv6 zone if any.
+        private_allowed: the operator allowed the host.
     """
     ip = _plain(ipaddress.ip_address(address.partition("%")[0]))
-    reserved = ip.is_reserved and not ip.is_loopback  # as ::1 is, too
-    local = isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local  # private before fc00::/7 was, and global to Python
+    reserved = ip.is_reserved and not ip.is_loopback  # like ::1
+    local = (
+        isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local
+    )  # the predecessor of fc00::/7, which Python counts as global
     if ip.is_link_local or ip.is_multicast or ip.is_unspecified or reserved:
         return f"{ip} is not allowed for webhooks"
     if (local or not ip.is_global) and not private_allowed:
@@ -74,7 +76,7 @@ def refuse(address: str, *, private_allowed: bool) -> str:
 
 
 def _plain(ip: Address) -> Address:
-    """The IPv4 address that an IPv6 address stands for, where it stands for one."""
+    """The embedded IPv4 address of an IPv6 address, if any."""
     if isinstance(ip, ipaddress.IPv4Address):
         return ip
     if ip in NAT64:

@@ -1,8 +1,8 @@
-"""One POST to an address that a user wrote, by somebody inside our network.
+"""One POST to a user-supplied URL, with protection against server-side request forgery.
 
-Guarantees: the name is resolved once and the connection goes to the very address that was checked, under the name's certificate,
-and its peer is looked at once more; no redirect is followed, no proxy used; the whole post ends within its time, however slowly
-the other side talks (the resolver keeps its own time); of the answer only the status is taken, and no more than its head is read.
+Guarantees: the name is resolved once, the connection goes to the checked address under the name's certificate, and the peer is
+checked again; no redirects, no proxies; a total time limit, however slow the receiver (the resolver has its own limit); only the
+head of the response is read, and only its status used.
 
 Posts are signed by the convention of standardwebhooks.com: `v1,` and base64 of HMAC-SHA256 over `id.timestamp.body`.
 """
@@ -31,17 +31,17 @@ SECRET_BYTES = 32
 
 
 class NotPosted(Exception):
-    """No answer came; the message says why, a sentence."""
+    """No response; the message is a sentence."""
 
 
 def post(url: str, body: bytes, headers: Mapping[str, str], within_s: float) -> int:
     """Post, and return the HTTP status.
 
     Args:
-        within_s: what it may take in all.
+        within_s: total time limit.
 
     Raises:
-        NotAllowed: the address may not be posted to. NotPosted: nobody answered in time, or not in HTTP.
+        NotAllowed: the address is not allowed. NotPosted: no response in time, or not HTTP.
     """
     target = parse_target(url, settings.OPPO_WEBHOOK_PLAIN_HOSTS)
     connection = _Checked(target, time.monotonic() + within_s)
@@ -51,7 +51,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str], within_s: float) -> 
     try:
         connection.request("POST", target.path, body=body, headers={"User-Agent": "OPPO-Platform", **headers})
         status = connection.getresponse().status
-        if connection.was_cut:  # in the middle of the head
+        if connection.was_cut:  # within the head
             raise TimeoutError
     except (OSError, http.client.HTTPException) as error:
         if connection.was_cut or isinstance(error, TimeoutError):
@@ -70,7 +70,7 @@ def _said(error: Exception) -> str:
 
 
 class _Checked(http.client.HTTPConnection):
-    """A connection to an address that was checked."""
+    """A connection to a checked address."""
 
     def __init__(self, target: Target, deadline: float) -> None:
         super().__init__(target.host, target.port)
@@ -80,7 +80,7 @@ class _Checked(http.client.HTTPConnection):
         self.was_cut = False
 
     def connect(self) -> None:
-        """Resolve, check, connect to what was checked, check the peer, and begin TLS."""
+        """Resolve, check, connect to the checked address, check the peer, and start TLS."""
         family, address = _resolved(self._target)
         self._raw = socket.socket(family, socket.SOCK_STREAM)
         self._raw.settimeout(self._left_s())
@@ -91,23 +91,23 @@ class _Checked(http.client.HTTPConnection):
         if self._target.encrypted:
             context = ssl.create_default_context()
             context.minimum_version = ssl.TLSVersion.TLSv1_2
-            # Not in one go: `cut` must find the socket that shakes hands.
+            # In two steps: `cut` must find the socket during the handshake.
             self.sock = context.wrap_socket(self._raw, server_hostname=self._target.host, do_handshake_on_connect=False)
             self.sock.do_handshake()
 
     def cut(self) -> None:
-        """End it from another thread: whoever reads or writes meets the end at once."""
+        """Shut the socket down from another thread: reads and writes end at once."""
         self.was_cut = True
         held = self.sock or self._raw
         if held is None:
             return
         try:
             held.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it has ended meanwhile
+        except OSError:  # it has already ended
             return
 
     def close(self) -> None:
-        """Also a connection that got no further than its socket."""
+        """Also for a connection without more than a socket."""
         super().close()
         if self._raw is not None:
             self._raw.close()
@@ -120,14 +120,14 @@ class _Checked(http.client.HTTPConnection):
 
 
 def _resolved(target: Target) -> tuple[socket.AddressFamily, Any]:
-    """The first address of the host. All of them must be allowed: a name that also points inside is no accident."""
+    """The first address of the host. All its addresses must be allowed: a name that also points inside is an attack."""
     try:
-        found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        result = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
         raise NotPosted(f"Host not found: {target.host}.") from None
-    for _, _, _, _, address in found:
+    for _, _, _, _, address in result:
         _check(target.host, str(address[0]))
-    family, _, _, _, address = found[0]
+    family, _, _, _, address = result[0]
     return family, address
 
 
@@ -138,17 +138,17 @@ def _check(host: str, address: str) -> None:
 
 
 def new_secret() -> str:
-    """A secret as its owner keeps it: `whsec_` and base64."""
+    """A secret in the format for its owner: `whsec_` and base64."""
     return PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 
 def signed_headers(secret: str, message_id: str, at: datetime, body: bytes) -> dict[str, str]:
-    """The headers of one try.
+    """Headers of one try.
 
     Args:
-        secret: as `new_secret` made it.
+        secret: from `new_secret`.
         message_id: the same in every try.
-        at: when this try is made; readers refuse what is too old.
+        at: time of this try; receivers refuse old messages.
     """
     timestamp = str(int(at.timestamp()))
     key = base64.b64decode(secret.removeprefix(PREFIX))

@@ -1,4 +1,4 @@
-"""A team's webhooks. Their secrets are shown once, lie sealed, and are opened by the courier alone."""
+"""A team's webhooks. Secrets are shown once, stored encrypted, and decrypted only for delivery."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MOST_WEBHOOKS = 20
 DELIVERIES_SHOWN = 10
 
 
-def webhooks_of(team: Team) -> QuerySet[Webhook]:
-    """The team's webhooks, oldest first, without their secrets; each with its last deliveries, newest first."""
+def team_webhooks(team: Team) -> QuerySet[Webhook]:
+    """The team's webhooks, oldest first, without secrets; each with its last deliveries, newest first."""
     last = Delivery.objects.select_related("alert__run").order_by("-id")[:DELIVERIES_SHOWN]
     return (
         Webhook.objects.filter(team=team)
@@ -38,10 +38,10 @@ def webhooks_of(team: Team) -> QuerySet[Webhook]:
 
 @transaction.atomic
 def add_webhook(actor: User, team: Team, url: str, conditions: Sequence[str]) -> str:
-    """Post this team's alerts to an address from now on. Returns the webhook's secret, for this once.
+    """Create a webhook for this team's alerts. Returns its secret, this once.
 
     Raises:
-        PermissionDenied: the actor is no owner. AccountError: the address will not do, or there are too many.
+        PermissionDenied: the actor is no owner. AccountError: the URL is not allowed, or there are too many.
     """
     demand(actor, Action.MANAGE_ALERTS, team.pk)
     url = url.strip()
@@ -63,52 +63,53 @@ def add_webhook(actor: User, team: Team, url: str, conditions: Sequence[str]) ->
 
 @transaction.atomic
 def change_webhook(actor: User, team: Team, webhook_id: int, *, on: bool, conditions: Sequence[str]) -> Webhook:
-    """Switch it, or post other conditions to it. What waits for one that is off is not sent.
+    """Enable or disable a webhook, or change its conditions. Pending deliveries of a disabled one are not sent.
 
     Raises:
-        PermissionDenied: the actor is no owner. Webhook.DoesNotExist: the team has no such one. AccountError: no such condition.
+        PermissionDenied: the actor is no owner. Webhook.DoesNotExist: another team's. AccountError: no such
+        condition.
     """
     demand(actor, Action.MANAGE_ALERTS, team.pk)
     hook = Webhook.objects.select_for_update().defer("sealed").get(team=team, pk=webhook_id)
     hook.on, hook.conditions = on, _known(conditions)
     hook.save(update_fields=["on", "conditions"])
-    audit.record(team.pk, actor, "webhook.change", host_of(hook), on=on, conditions=hook.conditions)
+    audit.record(team.pk, actor, "webhook.change", webhook_host(hook), on=on, conditions=hook.conditions)
     return hook
 
 
 @transaction.atomic
 def delete_webhook(actor: User, team: Team, webhook_id: int) -> str:
-    """Post there no more; what waits is not sent. Returns its host. Raises as `change_webhook`."""
+    """Delete a webhook with its pending deliveries. Returns its host. Raises as `change_webhook`."""
     demand(actor, Action.MANAGE_ALERTS, team.pk)
     hook = Webhook.objects.get(team=team, pk=webhook_id)
-    audit.record(team.pk, actor, "webhook.delete", host_of(hook))
+    audit.record(team.pk, actor, "webhook.delete", webhook_host(hook))
     hook.delete()
-    return host_of(hook)
+    return webhook_host(hook)
 
 
 @transaction.atomic
 def send_test(actor: User, team: Team, webhook_id: int) -> str:
-    """Post a test message, with the next round. Returns the host. Raises as `change_webhook`."""
+    """Send a test message with the next round. Returns the host. Raises as `change_webhook`."""
     demand(actor, Action.MANAGE_ALERTS, team.pk)
     hook = Webhook.objects.defer("sealed").get(team=team, pk=webhook_id)
     now = clock.now()
     body = messages.test_body(team, actor, now)
     Delivery.objects.create(webhook=hook, about=Delivery.About.TEST, body=body, created_at=now, due_at=now)
-    return host_of(hook)
+    return webhook_host(hook)
 
 
-def secret_of(hook: Webhook) -> str:
-    """For signing, and nothing else. Raises `sealing.Unsealable`."""
+def decrypt_secret(hook: Webhook) -> str:
+    """For signing, and nothing else. Raises `sealing.DecryptionError`."""
     return encryption.decrypt(bytes(hook.sealed), _place(hook.pk))
 
 
 @transaction.atomic
-def seal_secrets_anew() -> Rotated:
-    """Seal the webhooks' secrets under the newest key. What no key opens stays as it is, and is told."""
+def reencrypt_secrets() -> Rotated:
+    """Encrypt the webhooks' secrets with the newest key. A secret that no key decrypts is left and reported."""
     done: Rotated = {"sealed": 0, "lost": []}
     for hook in Webhook.objects.select_for_update(of=("self",)).select_related("team").order_by("pk"):
-        if (sealed := encryption.seal_again(bytes(hook.sealed), _place(hook.pk))) is None:
-            done["lost"].append(f"{hook.team.name}: webhook to {host_of(hook)}")
+        if (sealed := encryption.reencrypt(bytes(hook.sealed), _place(hook.pk))) is None:
+            done["lost"].append(f"{hook.team.name}: webhook to {webhook_host(hook)}")
             continue
         hook.sealed = sealed
         hook.save(update_fields=["sealed"])
@@ -116,8 +117,8 @@ def seal_secrets_anew() -> Rotated:
     return done
 
 
-def host_of(hook: Webhook) -> str:
-    """The host alone: the rest of an address may be a secret of its own."""
+def webhook_host(hook: Webhook) -> str:
+    """The host only: the rest of a URL may contain a secret."""
     return hook.url.partition("://")[2].partition("/")[0].partition("?")[0]
 
 

@@ -197,7 +197,7 @@ def list_webhooks(request: HttpRequest, team_id: TeamId, limit: Limit = MOST, cu
     """Owners only."""
     team = _mine(request, team_id)
     demand(person(request), Action.MANAGE_ALERTS, team.pk)
-    return Webhooks(**paged(list(webhooks.webhooks_of(team)), limit, cursor, _hook))
+    return Webhooks(**paged(list(webhooks.team_webhooks(team)), limit, cursor, _hook))
 
 
 @router.post("teams/{int:team_id}/webhooks", summary="Create a webhook", response={201: NewWebhook})
@@ -209,7 +209,7 @@ def add_webhook(request: HttpRequest, response: HttpResponse, team_id: TeamId, b
         secret = webhooks.add_webhook(user, team, body.url, body.conditions)
     except AccountError as refused:
         return problem(422, str(refused))
-    hook = webhooks.webhooks_of(team).latest("id")
+    hook = webhooks.team_webhooks(team).latest("id")
     return Status(201, NewWebhook(**_hook(hook).model_dump(), secret=secret))
 
 
@@ -255,7 +255,7 @@ def _hook(hook: Webhook) -> WebhookItem:
     by = hook.created_by.username if hook.created_by else None
     conditions = [Condition(word) for word in hook.conditions]
     return WebhookItem(
-        id=hook.pk, host=webhooks.host_of(hook), conditions=conditions, on=hook.on, created_at=hook.created_at, created_by=by
+        id=hook.pk, host=webhooks.webhook_host(hook), conditions=conditions, on=hook.on, created_at=hook.created_at, created_by=by
     )
 
 

@@ -20,7 +20,7 @@ MOVED, OLD_S, BELIEVED_S = 0.01, 60.0, 300.0
 WORDS = {"artifacts": "for checkpoints", "outbox": "for events"}
 
 
-def note_disks(node: Node, told: list[wire.DiskReport], now: datetime) -> bool:
+def update_disks(node: Node, told: list[wire.DiskReport], now: datetime) -> bool:
     """Write down what has changed of a node's disks. Returns whether one ran full or has room again."""
     known = {disk.what: disk for disk in Disk.objects.filter(node=node)} if told else {}
     turned = False

@@ -71,7 +71,7 @@ def join(told: wire.Join) -> wire.Joined:
     )
 
 
-def note_node(node_id: int, told: wire.NodeHeartbeat, now: datetime) -> tuple[Node, bool]:
+def update_node(node_id: int, told: wire.NodeHeartbeat, now: datetime) -> tuple[Node, bool]:
     """Lock the node; note its version, catalogue and pool. Inside the heartbeat's transaction.
 
     Returns:
@@ -103,7 +103,7 @@ def _facts(report: wire.DeviceReport, device: Device | None) -> dict[str, Any]:
     return told
 
 
-def note_devices(node: Node, known: dict[int, Device], reports: list[wire.DeviceReport], clear: bool) -> bool:
+def update_devices(node: Node, known: dict[int, Device], reports: list[wire.DeviceReport], clear: bool) -> bool:
     """Write down what changed; `clear`: no fenced attempt is left on the node. Returns whether allocatable devices changed.
 
     `known`: the node's devices by index, locked.

@@ -1,1 +1,1 @@
-"""The housekeeper process: what is done at intervals, in every app."""
+"""The housekeeper process: periodic work of every app."""

@@ -20,7 +20,7 @@ from oppo_platform.accounts.services import AccountError
 from oppo_platform.alerts import selectors, services, webhooks
 from oppo_platform.alerts.models import MailChoice, Webhook
 from oppo_platform.alerts.policy import DEFAULTS, LIMITS, WINDOW_LIMITS, Condition, Rule
-from oppo_platform.alerts.rules import rules_of, set_rules
+from oppo_platform.alerts.rules import set_rules, team_rules
 from oppo_platform.alerts.titles import MEANINGS, TITLES
 from oppo_platform.cursors import BadCursor
 from oppo_platform.pages.team_layout import render_team, team_of, told
@@ -66,7 +66,7 @@ def team_alerts(request: HttpRequest, team_id: int) -> HttpResponse:
     if not webhook:
         return _settings(request, team)
     demand(request.user, Action.MANAGE_ALERTS, team.pk)
-    hook = webhooks.webhooks_of(team).filter(pk=int(webhook)).first() if webhook.isdecimal() and len(webhook) < 19 else None
+    hook = webhooks.team_webhooks(team).filter(pk=int(webhook)).first() if webhook.isdecimal() and len(webhook) < 19 else None
     if hook is None:
         raise Http404
     return render(request, "team/deliveries.html", {"hook": hook})
@@ -79,10 +79,10 @@ def _settings(
     manages = may(request.user, Action.MANAGE_ALERTS, team.pk)
     choice = MailChoice.objects.filter(user=request.user, team=team).first() or MailChoice(user=request.user, team=team)
     context = {
-        "rules": rules or [_shown(condition, *_words(rule)) for condition, rule in rules_of(team.pk).items()],
+        "rules": rules or [_shown(condition, *_words(rule)) for condition, rule in team_rules(team.pk).items()],
         "window_limits": WINDOW_LIMITS,
         "may_manage": manages,
-        "hooks": webhooks.webhooks_of(team) if manages else [],
+        "hooks": webhooks.team_webhooks(team) if manages else [],
         "choice": choice,
         "whose": [("own", "my runs"), ("all", "all runs of the team"), ("none", "nothing")],
         "conditions": [{"key": c.value, "title": TITLES[c]} for c in Condition],
@@ -180,7 +180,7 @@ def change_webhook(request: HttpRequest, team_id: int, webhook_id: int) -> HttpR
 
     def change() -> str:
         hook = webhooks.change_webhook(request.user, team, webhook_id, on=on, conditions=conditions)
-        return f"The webhook to {webhooks.host_of(hook)} was changed."
+        return f"The webhook to {webhooks.webhook_host(hook)} was changed."
 
     return _of_webhook(request, change, team_id)
 

@@ -16,7 +16,7 @@ from oppo_contract.sections.run import Resources
 from oppo_contract.states import RunState
 from oppo_platform.accounts.access import Action, may
 from oppo_platform.alerts.policy import Condition
-from oppo_platform.alerts.rules import rules_of
+from oppo_platform.alerts.rules import team_rules
 from oppo_platform.projects.access import may_submit
 from oppo_platform.runs.access import may_steer
 from oppo_platform.runs.checkpoints import checkpoints as saved
@@ -54,7 +54,7 @@ PHASES = (
 def training(request: HttpRequest, run_id: int) -> HttpResponse:
     """Curves, controllers and samples."""
     run = _run(request, run_id)
-    rules = rules_of(run.project.team_id)
+    rules = team_rules(run.project.team_id)
     limits = {
         str(name): rules[name].threshold if rules[name].on else None for name in (Condition.KL_ABOVE, Condition.BUBBLE_ABOVE)
     }

@@ -22,5 +22,5 @@ def submit_projects(user: User) -> QuerySet[Project]:
 
 
 def may_submit(user: User, project: Project) -> bool:
-    """Members and above submit; viewers look."""
+    """Members and above submit; viewers may only read."""
     return may(user, Action.SUBMIT, project.team_id)

@@ -1,4 +1,4 @@
-"""Making projects, and the first user with a team and a project."""
+"""Creates projects, and the first user with a team and a project."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def create_project(actor: User, team: Team, name: str) -> Project:
 
 @transaction.atomic
 def ensure_first_user(username: str = "admin", email: str = "admin@localhost.localdomain") -> FirstUser:
-    """The installation's first user, administrator of the cluster and owner of the first team; made when there is none.
+    """The installation's first user, cluster administrator and owner of the first team; created if missing.
 
-    Returns the generated password once, at birth.
+    Returns the generated password once, at creation.
     """
     existing = User.objects.order_by("id").first()
     if existing is not None:
-        if not User.objects.filter(is_staff=True).exists():  # made before there were administrators
+        if not User.objects.filter(is_staff=True).exists():  # created before there were administrators
             User.objects.filter(pk=existing.pk).update(is_staff=True)
         return FirstUser(existing, None)
     password = secrets.token_urlsafe(15)

@@ -185,7 +185,7 @@ def _bucketed(piece: _Piece) -> Buckets:
 
 
 def _statement(level: Level) -> str:
-    """SQL for blocks in the range at this level, as points if they must be cut or are repeated by hot rows, and for hot rows."""
+    """SQL for blocks in the range at this level, or as points if they must be cut or hot rows repeat them, and for hot rows."""
     block, hot = Block._meta.db_table, HotPoints._meta.db_table
     kind = "points" if level == "points" else "bucket"
     return f"""

@@ -1,1 +1,1 @@
-"""What needs several apps at once: submitting a run, the heartbeat of a node, the events of a run."""
+"""Operations across several apps: submitting a run, the heartbeat of a node, the events of a run."""

@@ -1,4 +1,4 @@
-"""Checking a spec before it is submitted (`runs.services.submit_run`)."""
+"""Checks a spec before it is submitted (`runs.services.submit_run`)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from oppo_platform.storage.quotas import storage_problems
 
 
 def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = None) -> RunSpec:
-    """The spec, checked alone, against what the connected workers offer, and against the team's quotas and secrets.
+    """The spec, checked by itself, against the connected workers' capabilities, and against the team's quotas and secrets.
 
     Args:
         yaml: the spec as text, or
         data: as plain data.
-        team_id: the team that it is for; None: these are not checked, because who asks may not see them.
+        team_id: the team; None: its quotas and secrets are not checked, because the user may not see them.
 
     Raises:
-        SpecError: with every problem found.
+        SpecError: with every problem.
     """
     if yaml is None:
         check_size(data)

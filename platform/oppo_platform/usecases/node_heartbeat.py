@@ -1,6 +1,6 @@
-"""The heartbeat of a node's agent: it reports devices and catalogue and brings back orders.
+"""The heartbeat of a node's agent: devices and catalogue in, orders out.
 
-The reply alone is enough to run everything: Celery messages only shorten the wait.
+The response alone is sufficient for operation: Celery messages only shorten the wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from django.db import transaction
 from oppo_contract import wire
 from oppo_platform import clock
 from oppo_platform.cluster import services as cluster
-from oppo_platform.cluster.disks import note_disks
+from oppo_platform.cluster.disks import update_disks
 from oppo_platform.cluster.models import DeviceState, Node
 from oppo_platform.notify import wake_scheduler
 from oppo_platform.runs.attempts import fence
@@ -23,21 +23,21 @@ from oppo_platform.storage.artifact_deletion import confirm, orders_for
 
 
 @transaction.atomic
-def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
-    """Note what the node reports; reply with attempts to start, attempts to stop, and whether the catalogue is wanted."""
+def heartbeat(node_id: int, report: wire.NodeHeartbeat) -> wire.NodeOrders:
+    """Store the node's report; reply with attempts to start and to stop, and whether the catalogue is requested."""
     now = clock.now()
-    node, changed = cluster.note_node(node_id, told, now)
-    # Before the attempts are read: a fence that is being written holds them, and what it has ended must not count as live.
+    node, changed = cluster.update_node(node_id, report, now)
+    # Before the attempts are read: a concurrent fence holds their locks, and attempts that it ended must not count as live.
     devices = cluster.locked_devices(node)
     live = list(Attempt.objects.filter(node=node, state__in=LIVE_ATTEMPT).order_by("pk"))
     joined = Launch.objects.filter(node=node).exclude(state=LaunchState.ENDED)
     owned = {(attempt.pk, attempt.epoch) for attempt in live} | set(joined.values_list("attempt_id", "attempt__epoch"))
-    stop = [r for r in told.attempts if (r.attempt_id, r.epoch) not in owned]
-    changed |= cluster.note_devices(node, devices, told.devices, clear=not stop)
-    changed |= note_disks(node, told.disks, now)
+    stop = [r for r in report.attempts if (r.attempt_id, r.epoch) not in owned]
+    changed |= cluster.update_devices(node, devices, report.devices, clear=not stop)
+    changed |= update_disks(node, report.disks, now)
     if changed:
         wake_scheduler()
-    confirm(node, told.deleted)
+    confirm(node, report.deleted)
     return wire.NodeOrders(
         unclaimed=[_order(attempt_id, epoch) for attempt_id, epoch in _unclaimed(node, live)],
         stop=[_order(r.attempt_id, r.epoch) for r in stop],
@@ -47,7 +47,7 @@ def heartbeat(node_id: int, told: wire.NodeHeartbeat) -> wire.NodeOrders:
 
 
 def _unclaimed(node: Node, live: list[Attempt]) -> list[tuple[int, int]]:
-    """Attempts, and launches of attempts whose first node is there, that the node may claim, each with its epoch."""
+    """Attempts, and launches of attempts whose first node has joined, that the node may claim, each with its epoch."""
     if node.wire_version not in wire.SUPPORTED_VERSIONS:
         return []
     first = [(a.pk, a.epoch) for a in live if a.state == AttemptState.ALLOCATED]
@@ -55,9 +55,9 @@ def _unclaimed(node: Node, live: list[Attempt]) -> list[tuple[int, int]]:
 
 
 def give_up_orphans(node_id: int, reported: set[int]) -> int:
-    """Fence attempts that the node's own agent does not run any more: its machine was restarted, or a supervisor was killed.
+    """Fence attempts that the node's own agent no longer runs: its machine was restarted, or a supervisor was killed.
 
-    Both the agent's report and the supervisor's silence for `OPPO_ORPHAN_GRACE_S` are needed. Returns how many.
+    Requires both the agent's report and `OPPO_ORPHAN_GRACE_S` of silence of the supervisor. Returns their number.
     """
     silent_since = clock.now() - timedelta(seconds=settings.OPPO_ORPHAN_GRACE_S)
     orphans = Attempt.objects.filter(

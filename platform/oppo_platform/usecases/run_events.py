@@ -1,4 +1,4 @@
-"""What befell a run, on one list: changes of state, wishes, controllers' decisions, checkpoints, alerts."""
+"""Events of a run in one list: state changes, requests, controllers' decisions, checkpoints, alerts."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from oppo_platform.telemetry.search import pieces
 
 MOST_EVENTS = 500
 
-# In this order when they happened at the same time.
+# Order of kinds at equal times.
 Kind = Literal["decision", "checkpoint", "change", "state", "alert", "alert_closed"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows of one kind, with the time of each as `when`; the columns that a search looks at; how a row is told."""
+    """Rows of one kind, with the time of each as `when`; the columns for search; and the conversion of a row."""
 
     rows: QuerySet[Any]
     searched: Sequence[str]
-    tell: Callable[[Any], dict[str, Any]]
+    convert: Callable[[Any], dict[str, Any]]
 
 
 def history(
@@ -43,31 +43,31 @@ def history(
 
     Args:
         kinds: only these.
-        keeps: with the decisions that left the value as it was.
-        words: only what has each of these pieces (`search.pieces`) in one of its texts.
-        limit: how many, at most 500.
-        cursor: the `next` of the page before.
+        keeps: include decisions that did not change the value.
+        words: only rows with each of these terms (`search.pieces`) in one of their texts.
+        limit: number of rows, at most 500.
+        cursor: the `next` of the previous page.
 
     Raises:
         BadCursor: it is no `next` of this listing.
     """
     limit = max(1, min(limit, MOST_EVENTS))
-    found: list[tuple[datetime, int, int, dict[str, Any]]] = []
+    result: list[tuple[datetime, int, int, dict[str, Any]]] = []
     for rank, kind in enumerate(KINDS):
         if kind in kinds:
             source = SOURCES[kind](run, keeps)
             rows = _matching(source, words).filter(_before(cursor, rank)).order_by("-when", "-id")[: limit + 1]
-            found += [(row.when, rank, row.pk, {"kind": kind, "id": row.pk, **source.tell(row)}) for row in rows]
-    found.sort(key=lambda event: event[:3], reverse=True)
-    when, rank, pk, _ = found[limit - 1] if len(found) > limit else (None, 0, 0, {})
+            result += [(row.when, rank, row.pk, {"kind": kind, "id": row.pk, **source.convert(row)}) for row in rows]
+    result.sort(key=lambda event: event[:3], reverse=True)
+    when, rank, pk, _ = result[limit - 1] if len(result) > limit else (None, 0, 0, {})
     return {
-        "items": [event for *_, event in found[:limit]],
+        "items": [event for *_, event in result[:limit]],
         "next": write_cursor(when.isoformat(), rank, pk) if when is not None else None,
     }
 
 
 def _before(cursor: str, rank: int) -> Q:
-    """Of the kind with this rank, what stands after the cursor's place in a list that goes back in time."""
+    """Rows of the kind with this rank after the cursor, in descending order of time."""
     if not cursor:
         return Q()
     text, its_rank, pk = read_cursor(cursor, str, int, int)
@@ -92,32 +92,32 @@ def _matching(source: Source, words: str) -> QuerySet[Any]:
     return rows
 
 
-def _told(at: datetime | None, **more: Any) -> dict[str, Any]:
+def _event(at: datetime | None, **more: Any) -> dict[str, Any]:
     event = {"at": at.isoformat() if at else None, "step": None, "what": "", "old": None, "new": None, "text": "", "actor": ""}
     return event | more
 
 
 def _states(run: Run, keeps: bool) -> Source:
     rows = Transition.objects.filter(run=run).annotate(when=F("at"))
-    return Source(rows, ("new", "reason", "actor"), lambda t: _told(t.at, old=t.old, new=t.new, text=t.reason, actor=t.actor))
+    return Source(rows, ("new", "reason", "actor"), lambda t: _event(t.at, old=t.old, new=t.new, text=t.reason, actor=t.actor))
 
 
 def _changes(run: Run, keeps: bool) -> Source:
     rows = Change.objects.filter(run=run).annotate(when=F("at"))
-    return Source(rows, ("what", "reason", "actor"), lambda c: _told(c.at, what=c.what, text=c.reason, actor=c.actor))
+    return Source(rows, ("what", "reason", "actor"), lambda c: _event(c.at, what=c.what, text=c.reason, actor=c.actor))
 
 
 def _decisions(run: Run, keeps: bool) -> Source:
-    """Those of the steps that each attempt tells. Ones from before their time was kept stand where their attempt began."""
-    told = Q(pk__in=[])
+    """Decisions of the steps that count for each attempt. Decisions without a time get their attempt's start."""
+    visible = Q(pk__in=[])
     for part in attempt_ranges(run):
-        told |= Q(attempt=part.attempt) if part.before is None else Q(attempt=part.attempt, step__lt=part.before)
-    rows = Decision.objects.filter(told).annotate(when=Coalesce("at", "attempt__created_at"))
+        visible |= Q(attempt=part.attempt) if part.before is None else Q(attempt=part.attempt, step__lt=part.before)
+    rows = Decision.objects.filter(visible).annotate(when=Coalesce("at", "attempt__created_at"))
     rows = rows if keeps else rows.exclude(old=F("new"))
     return Source(
         rows,
         ("controller", "reason"),
-        lambda d: _told(d.at, step=d.step, what=d.controller, old=finite(d.old), new=finite(d.new), text=d.reason),
+        lambda d: _event(d.at, step=d.step, what=d.controller, old=finite(d.old), new=finite(d.new), text=d.reason),
     )
 
 
@@ -126,7 +126,7 @@ def _checkpoints(run: Run, keeps: bool) -> Source:
     return Source(
         rows,
         ("url", "attempt__node__name"),
-        lambda c: _told(
+        lambda c: _event(
             c.registered_at,
             step=c.step,
             what=folder_name(c),
@@ -141,7 +141,7 @@ def _alerts(run: Run, keeps: bool) -> Source:
     return Source(
         rows,
         ("condition", "why"),
-        lambda a: _told(a.opened_at, step=a.step, what=a.condition, old=a.threshold, new=a.value, text=a.why),
+        lambda a: _event(a.opened_at, step=a.step, what=a.condition, old=a.threshold, new=a.value, text=a.why),
     )
 
 
@@ -150,7 +150,7 @@ def _closings(run: Run, keeps: bool) -> Source:
     return Source(
         rows.annotate(when=F("closed_at")),
         ("condition", "closed_why"),
-        lambda a: _told(a.closed_at, what=a.condition, text=a.closed_why),
+        lambda a: _event(a.closed_at, what=a.condition, text=a.closed_why),
     )
 
 

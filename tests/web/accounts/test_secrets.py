@@ -51,7 +51,7 @@ def test_what_was_sealed_opens_in_its_place_only(text, place):
     sealed = encryption.encrypt(text, place)
     assert encryption.decrypt(sealed, place) == text
     assert encryption.encrypt(text, place) != sealed
-    with pytest.raises(encryption.Unsealable):
+    with pytest.raises(encryption.DecryptionError):
         encryption.decrypt(sealed, place + "x")
 
 
@@ -59,10 +59,10 @@ def test_what_was_sealed_opens_in_its_place_only(text, place):
 def test_no_bit_can_be_changed(at, bit):
     sealed = bytearray(encryption.encrypt(VALUE, "here"))
     sealed[at] ^= 1 << bit
-    with pytest.raises(encryption.Unsealable):
+    with pytest.raises(encryption.DecryptionError):
         encryption.decrypt(bytes(sealed), "here")
     for length in (0, 5, 16, 20, len(sealed) - 1):
-        with pytest.raises(encryption.Unsealable):
+        with pytest.raises(encryption.DecryptionError):
             encryption.decrypt(bytes(sealed[:length]), "here")
 
 
@@ -70,7 +70,7 @@ def test_the_key_lies_in_a_private_file_and_not_in_the_database(hub, keys):
     assert stat.S_IMODE(keys.stat().st_mode) == 0o600
     assert VALUE.encode() not in bytes(hub.sealed)
     keys.unlink()
-    with pytest.raises(encryption.Unsealable, match="missing"):
+    with pytest.raises(encryption.DecryptionError, match="missing"):
         encryption.decrypt(bytes(hub.sealed), f"team {hub.team_id} secret hub")
 
 
@@ -84,7 +84,7 @@ def test_keys_change_and_the_one_before_stays_for_a_while(world, hub, keys):
     assert stat.S_IMODE(keys.stat().st_mode) == 0o600
     assert len(keys.read_text().split()) == 2
     assert encryption.decrypt(bytes(hub.sealed), f"team {hub.team_id} secret hub") == VALUE
-    with pytest.raises(encryption.Unsealable):
+    with pytest.raises(encryption.DecryptionError):
         encryption.decrypt(before, f"team {hub.team_id} secret hub")
     encryption.add_key()
     assert seal_anew() == {"sealed": 0, "lost": ["Letters: hub"]}

@@ -8,14 +8,14 @@ from datetime import timedelta
 import pytest
 
 from oppo_platform.alerts import services
-from oppo_platform.alerts.evaluator import look_after_runs
+from oppo_platform.alerts.evaluator import evaluate_runs
 from oppo_platform.alerts.lifecycle import close_alert, joined, open_alert
 from oppo_platform.alerts.models import Alert, Delivery, Ending, MailChoice, Watch, Webhook
 from oppo_platform.alerts.policy import Condition, Rule
-from oppo_platform.alerts.rules import rules_of, set_rules
+from oppo_platform.alerts.rules import set_rules, team_rules
 from oppo_platform.runs.lifecycle import cancel_run, pause_run
 from oppo_platform.runs.models import Run
-from tests.web.event_factories import keep_house
+from tests.web.event_factories import run_round
 
 C = Condition
 KL, REWARD = "objective/kl", "critic/score/mean"
@@ -36,7 +36,7 @@ def training(world, events):
             for step in steps
         ]
         assert worker.send_events(attempt_id, batch).status_code == 200
-        return look_after_runs() if look else 0
+        return evaluate_runs() if look else 0
 
     tell.worker, tell.attempt_id = worker, attempt_id
     return world, run, tell
@@ -100,7 +100,7 @@ def test_a_skipped_step_is_told(training, events):
     told = {"controller": "nonfinite", "old": 2, "new": 3, "reason": "skip: the actor's loss is not finite"}
     skipped = {"kind": "decision", "producer": "engine", "seq": 3, "time": 1002.0, "step": 2, **told}
     tell.worker.send_events(tell.attempt_id, [skipped, events.step(4, 3, **{"oppo/nonfinite_steps": 1.0})])
-    assert look_after_runs() == 1
+    assert evaluate_runs() == 1
     assert "the actor's loss is not finite" in Alert.objects.get().why
 
 
@@ -124,11 +124,11 @@ def test_silence_is_told_and_ends_with_a_step(training):
     world, _, tell = training
     tell(1, m=1.0)
     world.clock.advance(590)
-    assert look_after_runs() == 0
+    assert evaluate_runs() == 0
     world.clock.advance(11)
-    assert look_after_runs() == 1
+    assert evaluate_runs() == 1
     assert "No step after step 1 for 10 m" in Alert.objects.get().why
-    assert look_after_runs() == 0
+    assert evaluate_runs() == 0
     assert tell(2, m=1.0) == 1
     assert conditions(closed_at=None) == []
 
@@ -137,18 +137,18 @@ def test_our_own_downtime_is_nobodys_silence(training):
     world, _, tell = training
     tell(1, m=1.0)
     world.clock.advance(3600)
-    assert look_after_runs(away=timedelta(seconds=3600)) == 0
+    assert evaluate_runs(away=timedelta(seconds=3600)) == 0
     world.clock.advance(601)
-    assert look_after_runs(away=timedelta(seconds=5)) == 1
+    assert evaluate_runs(away=timedelta(seconds=5)) == 1
 
 
 def test_the_first_step_may_take_longer(training):
     world, _, _ = training
-    look_after_runs()
+    evaluate_runs()
     world.clock.advance(1790)
-    assert look_after_runs() == 0
+    assert evaluate_runs() == 0
     world.clock.advance(20)
-    assert look_after_runs() == 1
+    assert evaluate_runs() == 1
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_an_end_is_told_once_and_closes_the_rest(training, outcome, reason, told
     tell(*range(1, 21), objective__kl=60.0)
     end(tell, outcome, reason)
     assert Ending.objects.filter(run=run).exists()
-    look_after_runs()
+    evaluate_runs()
     assert conditions() == [C.KL_ABOVE, *told]
     assert conditions(closed_at=None) == []
-    assert look_after_runs() == 0
+    assert evaluate_runs() == 0
     assert not Ending.objects.exists()
     assert not Watch.objects.exists()
 
@@ -175,7 +175,7 @@ def test_an_end_is_told_once_and_closes_the_rest(training, outcome, reason, told
 def test_a_cancelled_run_closes_and_announces_nothing(world):
     run = world.submit()
     cancel_run(run.pk, "user:ada")
-    assert look_after_runs() == 0
+    assert evaluate_runs() == 0
     assert not Ending.objects.exists()
 
 
@@ -183,10 +183,10 @@ def test_a_paused_run_is_not_stalled_and_its_kl_stays_told(training):
     world, run, tell = training
     tell(*range(1, 21), objective__kl=60.0)
     world.clock.advance(601)
-    look_after_runs()
+    evaluate_runs()
     assert conditions(closed_at=None) == [C.KL_ABOVE, C.STALLED]
     pause_run(run.pk, "user:ada")
-    look_after_runs()
+    evaluate_runs()
     assert conditions(closed_at=None) == [C.KL_ABOVE]
 
 
@@ -202,7 +202,7 @@ def test_a_newer_attempt_that_goes_back_is_judged_by_what_it_tells(training, eve
     tell.worker.attempt(second.pk, "heartbeat", {"epoch": 2, "running": True})
     again = [events.step(1 + step, step, **{REWARD: 0.5, KL: 1.0}) for step in range(11, 31)]
     tell.worker.send_events(second.pk, [events.started(1, 10), *[{**e, "seq": i} for i, e in enumerate(again, 2)]])
-    look_after_runs()
+    evaluate_runs()
     watch = Watch.objects.get()
     assert (watch.reward_step, watch.reward_epoch) == (30, 2)
     assert watch.reward["best"] < best
@@ -221,13 +221,13 @@ def test_what_is_turned_off_or_silenced_is_not_told(training):
     assert not services.silence(world.people["ada"], run.pk, True)
     assert conditions(closed_at=None) == []
     end(tell, "failed", "RewardError: x")
-    look_after_runs()
+    evaluate_runs()
     assert conditions() == [C.KL_ABOVE, C.NOT_FINITE]
 
 
 def test_rules_that_are_refused_stay_in_the_form(world):
     address = f"/teams/{world.team.pk}/alerts"
-    ada, before = world.login("ada"), dict(rules_of(world.team.pk))
+    ada, before = world.login("ada"), dict(team_rules(world.team.pk))
     page = ada.get(address).content.decode()
     form = dict(re.findall(r'name="([\w-]+-(?:threshold|window))" value="([^"]+)"', page))
     assert ada.post(f"{address}/rules", form | {"failed-on": "on"}).status_code == 302
@@ -238,7 +238,7 @@ def test_rules_that_are_refused_stay_in_the_form(world):
     assert 'name="kl_above-threshold" value="-7"' in page
     assert 'name="stalled-threshold" value="77"' in page
     assert re.findall(r'name="(\w+)-on" checked', page) == ["stalled"]
-    after = rules_of(world.team.pk)
+    after = team_rules(world.team.pk)
     assert {c: after[c].threshold for c in after} == {c: before[c].threshold for c in before}
 
 
@@ -246,14 +246,14 @@ def test_two_evaluators_at_once_tell_everything_once(training, at_once):
     world, _, tell = training
     hook = Webhook.objects.create(team=world.team, url="https://example.org/", sealed=b"", created_at=world.clock.now())
     tell(*range(1, 21), look=False, objective__kl=60.0, actor__pg_loss="NaN")
-    results = at_once(*[look_after_runs] * 3)
+    results = at_once(*[evaluate_runs] * 3)
     assert sum(results) == 2
     assert Watch.objects.get().reward_step == 0  # it told no reward
     tell(*range(21, 26), look=False, critic__score__mean=1.0)
-    at_once(look_after_runs, look_after_runs)
+    at_once(evaluate_runs, evaluate_runs)
     assert Watch.objects.get().reward["count"] == 5  # each step once
     end(tell, "failed", "RewardError: x")
-    results = at_once(*[look_after_runs] * 3)
+    results = at_once(*[evaluate_runs] * 3)
     assert sum(results) == 3
     assert sorted(conditions()) == sorted([C.KL_ABOVE, C.NOT_FINITE, C.FAILED])
     assert Delivery.objects.filter(webhook=hook).count() == 5  # three opened, two closed
@@ -280,12 +280,12 @@ def test_a_stale_look_opens_nothing_once_the_run_has_ended(training, monkeypatch
         measured = real(*arguments)
         if not run.attempts.filter(state="ended").exists():
             end(tell, "failed", "RewardError: x")
-            assert evaluator.tell_ending(run.pk) == 1
+            assert evaluator.announce_end(run.pk) == 1
         return measured
 
     real = evaluator.measure
     monkeypatch.setattr(evaluator, "measure", meanwhile)
-    assert look_after_runs() == 0
+    assert evaluate_runs() == 0
     assert conditions() == [C.FAILED]
 
 
@@ -299,7 +299,7 @@ def test_people_are_mailed_what_they_chose(training, settings, mailoutbox):
     tell(*range(1, 21), objective__kl=60.0)
     deliver_due()
     end(tell, "failed", "NonFiniteError: the loss is nan")
-    look_after_runs()
+    evaluate_runs()
     deliver_due()
     assert sorted((mail.to[0], mail.subject) for mail in mailoutbox) == [
         ("ada@example.org", "[OPPO] 2 alerts: demo: Not finite; demo: Failed"),  # what is told at once is one mail
@@ -357,7 +357,7 @@ def test_the_list_the_bell_and_acknowledging(training):
 def test_alerts_of_a_deleted_run_are_gone_with_it(training):
     world, run, tell = training
     end(tell, "failed", "RewardError: x")
-    keep_house()
+    run_round()
     ada = world.login("ada")
     assert [alert["condition"] for alert in ada.get("/api/v1/alerts").json()["items"]] == [C.FAILED]
     assert ada.delete(f"/api/v1/runs/{run.pk}").status_code == 200

@@ -111,7 +111,13 @@ def test_the_memory_equals_the_oracle_however_it_is_cut(values, window, cut):
 @example(values=[0.0, -1.1125369292536007e-308, 0.0, 2.0], window=2)
 def test_whatever_a_worker_tells_the_memory_can_be_stored(values, window):
     memory = folded(values, window)
-    stored = [memory.level, memory.noise, memory.start or 0.0, memory.best or 0.0, policy.fall_of(memory, window).share or 0.0]
+    stored = [
+        memory.level,
+        memory.noise,
+        memory.start or 0.0,
+        memory.best or 0.0,
+        policy.measure_fall(memory, window).share or 0.0,
+    ]
     assert all(math.isfinite(number) for number in stored)
 
 

@@ -312,14 +312,14 @@ def test_the_secret_is_shown_once_and_lies_sealed(world, receiver):
     reply = ada.post(f"/teams/{world.team.pk}/alerts/webhooks", {"url": receiver.url, "conditions": ["failed"]})
     secret = re.search(r'value="(whsec_[^"]+)"', reply.content.decode())[1]
     hook = Webhook.objects.get()
-    assert (hook.conditions, webhooks.secret_of(hook)) == (["failed"], secret)
+    assert (hook.conditions, webhooks.decrypt_secret(hook)) == (["failed"], secret)
     assert secret.encode() not in bytes(hook.sealed)
     assert secret not in ada.get(f"/teams/{world.team.pk}/alerts").content.decode()
     assert secret not in str(list(AuditEntry.objects.values("details", "target")))
     before = bytes(hook.sealed)
-    assert webhooks.seal_secrets_anew() == {"sealed": 1, "lost": []}
+    assert webhooks.reencrypt_secrets() == {"sealed": 1, "lost": []}
     hook.refresh_from_db()
-    assert (bytes(hook.sealed) != before, webhooks.secret_of(hook)) == (True, secret)
+    assert (bytes(hook.sealed) != before, webhooks.decrypt_secret(hook)) == (True, secret)
 
 
 def test_switched_off_deleted_and_test(hooked):

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, transaction
 
 from oppo_platform.housekeeping.management.commands import housekeeper
-from oppo_platform.housekeeping.rounds import keep_house
+from oppo_platform.housekeeping.rounds import run_round
 from oppo_platform.runs.models import Run
 from oppo_platform.storage import purging
 from oppo_platform.storage.models import Deletion, RunStorage
@@ -91,7 +91,7 @@ def test_series_are_sealed_while_making_room_stands_still(world, events, setting
     monkeypatch.setattr(housekeeper, "STOPS_WITHIN_S", 0.1)
     worker = world.worker()
     unwanted, _ = ended_run(world, worker, events)
-    keep_house()
+    run_round()
     delete_run(unwanted.pk, "user:ada")
     holder = Holder(unwanted.pk)
     try:

@@ -12,7 +12,7 @@ from oppo_platform.cluster.disks import is_low
 from oppo_platform.cluster.models import Disk
 from oppo_platform.storage import database_disk
 from oppo_platform.storage.database_disk import look_at_database
-from tests.web.event_factories import keep_house
+from tests.web.event_factories import run_round
 
 GIB = 2**30
 
@@ -102,7 +102,7 @@ def test_no_run_is_taken_while_the_database_has_no_room(world, small, settings, 
         return ada.post("/api/v1/runs", {"spec": make_spec()}, content_type="application/json")
 
     monkeypatch.setattr(database_disk, "free_bytes", lambda: GIB // 2)
-    keep_house()
+    run_round()
     reply = submit()
     assert reply.status_code == 507
     assert reply.json()["detail"].startswith("The platform's database has 512 MiB of disk left: no new runs are accepted")
@@ -111,10 +111,10 @@ def test_no_run_is_taken_while_the_database_has_no_room(world, small, settings, 
     line = {"kind": "log", "producer": "supervisor", "seq": 1, "time": 1.0, "stream": "stdout", "lines": ["stored"]}
     assert worker.send_events(attempt_id, [line], "supervisor").status_code == 200
     monkeypatch.setattr(database_disk, "free_bytes", lambda: 2 * GIB)
-    keep_house()
+    run_round()
     assert submit().status_code == 507  # it looks every ten seconds
     world.clock.advance(11)
-    keep_house()
+    run_round()
     assert submit().status_code == 201
     run.refresh_from_db()
     assert run.state == "running"

@@ -22,7 +22,7 @@ from oppo_platform.storage.models import RunStorage, TeamStorage
 from oppo_platform.storage.retention import retain, set_retention
 from oppo_platform.storage.trash import restore_run
 from oppo_platform.telemetry.models import Block, Decision, LogLine, SampleRow, SpanBatch
-from tests.web.event_factories import end, keep_house, register, tell_everything
+from tests.web.event_factories import end, register, run_round, tell_everything
 
 DAY_S = 86_400
 
@@ -38,7 +38,7 @@ def ended(world, events, settings, tmp_path):
     for step in (2, 4, 6):
         register(worker, run, attempt_id, step)
     end(worker, attempt_id)
-    keep_house()
+    run_round()
     return world, run
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_deleted_without_a_rule(ended):
     world, run = ended
     before = detail()
     world.clock.advance(1000 * DAY_S)
-    keep_house()
+    run_round()
     assert (detail(), Checkpoint.objects.count(), Run.objects.get(pk=run.pk).deleted_at) == (before, 3, None)
 
 
@@ -70,7 +70,7 @@ def test_a_new_rule_waits_a_day_and_says_what_it_will_delete(ended):
     world, _ = ended
     world.clock.advance(100 * DAY_S)
     rule(world, detail_days=30, run_days=365, keep_checkpoints=1)
-    keep_house()
+    run_round()
     before = detail()
     assert before > 0
     page = world.login("vic").get(f"/teams/{world.team.pk}/storage").content.decode()
@@ -78,10 +78,10 @@ def test_a_new_rule_waits_a_day_and_says_what_it_will_delete(ended):
     assert "2 checkpoints" in page
     assert "the whole run" in page
     world.clock.advance(DAY_S - 1)
-    keep_house()
+    run_round()
     assert detail() == before
     world.clock.advance(1)
-    keep_house()
+    run_round()
     assert (detail(), Checkpoint.objects.count()) == (0, 1)
 
 
@@ -92,10 +92,10 @@ def test_detail_goes_curves_stay_and_the_pages_say_so(ended):
     curves = vic.get(f"/api/v1/runs/{run.pk}/metrics?keys=m").json()
     taken = RunStorage.objects.get(run=run).bytes
     world.clock.advance(30 * DAY_S - 1)
-    keep_house()
+    run_round()
     assert detail() > 0
     world.clock.advance(61)
-    keep_house()
+    run_round()
     assert detail() == 0
     assert Block.objects.exists()
     assert Decision.objects.exists()
@@ -118,12 +118,12 @@ def test_runs_go_into_the_trash_and_one_that_is_restored_is_kept(ended):
     world, run = ended
     rule(world, run_days=10, grace=False)
     world.clock.advance(10 * DAY_S)
-    keep_house()
+    run_round()
     assert [item["by"] for item in world.login("ada").get("/api/v1/trash").json()["items"]] == ["retention"]
     assert AuditEntry.objects.filter(action="run.delete").get().actor == "retention"
     restore_run(run.pk, "user:ada")
     world.clock.advance(100)
-    keep_house()
+    run_round()
     run.refresh_from_db()
     assert (run.deleted_at, run.tags) == (None, ["keep"])
 
@@ -132,7 +132,7 @@ def test_only_the_newest_checkpoints_of_an_ended_run_stay(ended):
     world, run = ended
     other = world.submit(name="waits")
     rule(world, keep_checkpoints=1, grace=False)
-    keep_house()
+    run_round()
     folder = file_url_path(artifact_url(run.pk)) / "checkpoints"
     assert [path.name for path in folder.iterdir()] == ["step-00000006"]
     assert list(Checkpoint.objects.values_list("step", flat=True)) == [6]
@@ -141,7 +141,7 @@ def test_only_the_newest_checkpoints_of_an_ended_run_stay(ended):
     ]
     assert told(world, other) == []
     world.clock.advance(100)
-    keep_house()
+    run_round()
     assert len(told(world, run)) == 1
     assert RunStorage.objects.get(run=run).settled
 
@@ -157,7 +157,7 @@ def test_the_newer_attempt_counts_and_a_folder_that_both_wrote_stays(ended):
     again.save()
     Attempt.objects.filter(pk=second.pk).update(state="ended")
     rule(world, keep_checkpoints=1, grace=False)
-    keep_house()
+    run_round()
     folder = file_url_path(artifact_url(run.pk)) / "checkpoints"
     assert [path.name for path in folder.iterdir()] == ["step-00000004"]
     assert list(Checkpoint.objects.values_list("step", "attempt__epoch")) == [(4, 2)]
@@ -181,7 +181,7 @@ def test_what_is_exempt_stays_whole(ended, why):
         world.login("ada").delete(f"/api/v1/runs/{run.pk}")
     world.clock.advance(5 * DAY_S)
     rule(world, 1, 1, 1, grace=False)
-    keep_house()
+    run_round()
     assert (detail(), Checkpoint.objects.filter(run=run).count()) == (before, 3)
     assert (Run.objects.get(pk=run.pk).deleted_at is not None) == (why == "trash")
 

@@ -20,7 +20,7 @@ from oppo_platform.storage.models import Deletion, FolderDeletion, RunStorage
 from oppo_platform.storage.purging import purge
 from oppo_platform.storage.trash import NotDeletable, delete_run, restore_run
 from oppo_platform.telemetry.models import Block, Decision, HotPoints, LogLine, ProducerMark, SampleRow, Series, SpanBatch
-from tests.web.event_factories import end, keep_house, register, tell_everything
+from tests.web.event_factories import end, register, run_round, tell_everything
 
 TELEMETRY = (
     Block,
@@ -71,9 +71,9 @@ def test_a_deleted_run_is_on_no_list_and_can_be_restored_whole(ended):
     assert [item["name"] for item in ada.get("/api/v1/trash").json()["items"]] == ["demo"]
     assert ada.delete(f"/api/v1/runs/{run.pk}").status_code == 404
     world.clock.advance(6 * DAY_S)
-    keep_house()
+    run_round()
     assert ada.post(f"/api/v1/runs/{run.pk}/restore").json()["state"] == "succeeded"
-    keep_house()
+    run_round()
     assert (ada.get(f"/api/v1/runs/{run.pk}/metrics?keys=m").json(), rows()["SampleRow"]) == before
     assert ada.get("/api/v1/trash").json()["items"] == []
     told = [e["what"] for e in ada.get(f"/api/v1/runs/{run.pk}/events?kinds=change").json()["items"]]
@@ -111,7 +111,7 @@ def test_nothing_is_left_of_a_purged_run_but_a_line_and_what_it_used(ended, sett
     used = faded_usage(world.clock.now())[world.team.pk]
     world.login("ada").delete(f"/api/v1/runs/{run.pk}")
     world.clock.advance(7 * DAY_S + 1)
-    keep_house()
+    run_round()
     assert rows() == {}
     assert not folder.exists()
     assert folder.parent.exists()
@@ -124,7 +124,7 @@ def test_nothing_is_left_of_a_purged_run_but_a_line_and_what_it_used(ended, sett
     with pytest.raises(NotDeletable, match="permanently"):
         restore_run(run.pk, "user:ada")
     world.clock.advance(settings.OPPO_TOMBSTONE_DAYS * DAY_S + 1)
-    keep_house()
+    run_round()
     assert not Run.objects.exists()
 
 
@@ -144,7 +144,7 @@ def test_late_events_of_a_purged_run_are_refused_for_good_and_of_one_in_the_tras
 
 def test_rows_go_in_bounded_batches(ended, monkeypatch):
     _, _, run, _ = ended
-    keep_house()
+    run_round()
     monkeypatch.setattr(bulk_delete, "MOST_ROWS", 2)
     monkeypatch.setattr(purging, "MOST_BATCHES", 3)
     delete_run(run.pk, "user:ada")
@@ -253,7 +253,7 @@ def test_folders_on_a_nodes_own_disk_are_deleted_by_its_agent(ended, settings):
     delete_run(run.pk, "user:ada")
     Deletion.objects.update(due_at=run.created_at)
     assert worker.heartbeat()["delete"] == []
-    keep_house()
+    run_round()
     order = worker.heartbeat()["delete"]
     assert order == [{"id": order[0]["id"], "run_id": run.pk, "url": artifact_url(run.pk)}]
     stranger = world.worker("node2")
@@ -314,7 +314,7 @@ def test_pages_of_the_trash(ended):
     assert ada.post(f"/runs/{run.pk}/purge").status_code == 404
     delete_run(run.pk, "user:ada")
     assert ada.post(f"/runs/{run.pk}/purge").headers["Location"] == address
-    keep_house()
+    run_round()
     assert ada.get(f"/runs/{run.pk}").status_code == 404
     assert "The trash is empty" in ada.get(address).content.decode()
 
@@ -329,7 +329,7 @@ def test_space_does_not_grow_over_many_rounds(world, events, settings, tmp_path)
         tell_everything(worker, attempt_id, events, steps=40)
         end(worker, attempt_id)
         delete_run(run.pk, "user:ada")
-        keep_house()
+        run_round()
         assert rows() == {}
         with connection.cursor() as cursor:
             cursor.execute(

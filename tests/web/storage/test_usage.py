@@ -20,7 +20,7 @@ from oppo_platform.storage.quotas import Level, set_storage_quota
 from oppo_platform.storage.trash import delete_run
 from oppo_platform.storage.usage import add_up, measure, measure_some
 from oppo_platform.telemetry.models import ProducerMark
-from tests.web.event_factories import end, every_kind, keep_house, register, tell_everything
+from tests.web.event_factories import end, every_kind, register, run_round, tell_everything
 
 TABLES = {
     "series": ("telemetry_series", "telemetry_hotpoints", "telemetry_block"), "timeline": ("telemetry_spanbatch",),
@@ -59,7 +59,7 @@ def test_the_estimate_is_close_to_what_the_tables_take(running, events):
     tell_everything(worker, attempt_id, events, steps=240)
     assert worker.send_events(attempt_id, [line(2, 3000)], "supervisor").status_code == 200
     end(worker, attempt_id)
-    keep_house()
+    run_round()
     row = RunStorage.objects.get(run=run)
     for part in ("timeline", "samples", "logs"):
         took = on_disk(part) - empty[part]
@@ -136,7 +136,7 @@ def test_a_run_that_goes_on_is_counted_now_and_then_and_one_that_ended_once(runn
     delete_run(run.pk, "user:ada")
     settings.OPPO_TRASH_DAYS = 0
     world.clock.advance(8 * 86400)
-    keep_house()
+    run_round()
     assert TeamStorage.objects.get(team=world.team).used_bytes == 0
     assert not RunStorage.objects.exists()
 
@@ -145,10 +145,10 @@ def test_late_history_of_an_ended_run_is_counted_too(running, events):
     _, worker, run, attempt_id = running
     tell_everything(worker, attempt_id, events, steps=3)
     end(worker, attempt_id)
-    keep_house()
+    run_round()
     before = RunStorage.objects.get(run=run).bytes
     assert worker.send_events(attempt_id, [events.step(14, 4, m=1.0, late=2.0)]).status_code == 200
-    keep_house()
+    run_round()
     assert RunStorage.objects.get(run=run).bytes > before
 
 

@@ -1,9 +1,9 @@
-"""The housekeeper process: a round every few seconds, and beside it, each in a thread and with a database connection of its own,
+"""The housekeeper process: a round every few seconds, and two threads with database connections of their own,
 
-    courier    sends alerts, which a slow reader may hold up
-    clearer    makes room, which a large folder or a VACUUM may hold up
+    courier    sends alerts, which a slow receiver may delay
+    clearer    frees disk space, which a large folder or a VACUUM may delay
 
-so that sealing waits for neither.
+so that compaction waits for neither.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connections
 
 from oppo_platform.alerts.delivery import deliver_due
-from oppo_platform.housekeeping.rounds import keep_house
+from oppo_platform.housekeeping.rounds import run_round
 from oppo_platform.storage.housekeeping import make_room
 
-STOPS_WITHIN_S = 3.0  # what is in hand may come to its end
+STOPS_WITHIN_S = 3.0  # for work in progress
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +34,7 @@ class Command(BaseCommand):
     help = "Compact stored series, send alert notifications and apply retention."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Keep house until told to stop."""
+        """Run until SIGTERM or SIGINT."""
         stop = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: stop.set())
@@ -42,23 +42,23 @@ class Command(BaseCommand):
 
 
 def work_until(stop: threading.Event) -> None:
-    """Do everything that the process is for until `stop`; then give the threads a moment to end their rounds."""
-    beside = [_beside(stop, deliver_due, "delivered", "courier"), _beside(stop, make_room, "made room", "clearer")]
-    _rounds(stop, keep_house, "sealed")
+    """Run everything until `stop`; then give the threads a moment to end their rounds."""
+    threads = [_start_thread(stop, deliver_due, "delivered", "courier"), _start_thread(stop, make_room, "made room", "clearer")]
+    _rounds(stop, run_round, "sealed")
     deadline = time.monotonic() + STOPS_WITHIN_S
-    for thread in beside:
+    for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _beside(stop: threading.Event, once: Callable[[], int], done: str, name: str) -> threading.Thread:
-    """Start rounds in a thread. A daemon: what it does when the process ends is due again later, or goes on where it was."""
+def _start_thread(stop: threading.Event, once: Callable[[], int], done: str, name: str) -> threading.Thread:
+    """Start rounds in a thread. A daemon: interrupted work is due again later, or continues where it stopped."""
 
     def work() -> None:
         try:
             _rounds(stop, once, done)
         finally:
             connections.close_all()
-            stop.set()  # without its courier the process is of no use: whoever looks after it starts it again
+            stop.set()  # the process is useless without this thread; its supervisor restarts it
 
     thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()
@@ -66,13 +66,13 @@ def _beside(stop: threading.Event, once: Callable[[], int], done: str, name: str
 
 
 def _rounds(stop: threading.Event, once: Callable[[], int], done: str) -> None:
-    """Do it again and again until `stop`."""
+    """Repeat until `stop`."""
     while not stop.is_set():
         try:
             if count := once():
                 log.info(done, count=count)
         except DatabaseError as error:
-            # It restarts or is away; whatever was to be done is still to be done.
+            # It restarts or is unreachable; the work remains due.
             log.warning("database away, trying again", error=str(error).strip())
             connections.close_all()
         stop.wait(settings.OPPO_HOUSEKEEPING_S)
