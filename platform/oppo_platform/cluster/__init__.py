@@ -1,1 +1,1 @@
-"""Nodes, their devices and what their catalogues hold."""
+"""Nodes, their devices and catalogues."""

@@ -1,4 +1,4 @@
-"""Disks of nodes that run full: noted with heartbeats, and told to whoever asks why a node gets nothing."""
+"""Nodes' disks that run full: stored with heartbeats, and shown as a reason why a node gets no work."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from oppo_platform import clock
 from oppo_platform.byte_sizes import size
 from oppo_platform.cluster.models import Disk, Node
 
-# A disk that was low counts as such until it has a tenth more than the limit, so that a node does not come and go.
+# Hysteresis: a low disk counts as low until a tenth more than the limit is free.
 RECOVERED = 1.1
-# Figures are written when they moved by so much of the whole, or are so old; and believed so long.
+# Figures are written after a change of this share of the disk, or at this age; and are valid this long.
 MOVED, OLD_S, BELIEVED_S = 0.01, 60.0, 300.0
 WORDS = {"artifacts": "for checkpoints", "outbox": "for events"}
 
 
 def update_disks(node: Node, told: list[wire.DiskReport], now: datetime) -> bool:
-    """Write down what has changed of a node's disks. Returns whether one ran full or has room again."""
+    """Store changes of a node's disks. Returns whether one ran full or has room again."""
     known = {disk.what: disk for disk in Disk.objects.filter(node=node)} if told else {}
     turned = False
     for report in told:
@@ -36,7 +36,7 @@ def update_disks(node: Node, told: list[wire.DiskReport], now: datetime) -> bool
 
 
 def is_low(free_bytes: int, *, was: bool) -> bool:
-    """Whether so little is free that nothing new should be begun; `was`: it was so before."""
+    """Whether too little is free for new work; `was`: the previous result."""
     return free_bytes < settings.OPPO_LOW_DISK_BYTES * (RECOVERED if was else 1.0)
 
 
@@ -55,7 +55,7 @@ def low_disks() -> QuerySet[Disk]:
 
 
 def low_disk_words() -> dict[int, str]:
-    """By node, what is low there: `1.2 GiB are left for checkpoints`."""
+    """By node, a description of its low disks: `1.2 GiB are left for checkpoints`."""
     said: dict[int, list[str]] = defaultdict(list)
     for disk in low_disks().order_by("node", "what"):
         said[disk.node_id].append(f"{size(disk.free_bytes)} left {WORDS.get(disk.what, disk.what)}")

@@ -1,4 +1,4 @@
-"""Nodes with their devices, the tokens by which they join, and the models and prompts they offer."""
+"""Nodes with their devices, join tokens, and catalogues of models and prompts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Pool(models.Model):
-    """Nodes with the same kind of device, shared by teams through quotas. Made when the first node of a kind reports."""
+    """Nodes with the same kind of device, shared by teams through quotas. Created when the first node of a kind reports."""
 
     name = models.CharField(max_length=120, unique=True)
     created_at = models.DateTimeField()
@@ -16,7 +16,7 @@ class Pool(models.Model):
 
 
 class Node(models.Model):
-    """A machine whose worker has joined. While `drained_at` is set it gets no new work; what runs there goes on."""
+    """A machine whose worker has joined. While `drained_at` is set it gets no new work; its runs continue."""
 
     name = models.CharField(max_length=120, unique=True)
     hostname = models.CharField(max_length=255)
@@ -38,7 +38,7 @@ class Node(models.Model):
 
 
 class Disk(models.Model):
-    """A file system that a node writes to, as its agent reports it. While one is low the node gets nothing new."""
+    """A file system of a node, as its agent reports it. While one is low the node gets no new work."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="disks")
     what = models.CharField(max_length=16, help_text="artifacts, outbox")
@@ -53,14 +53,14 @@ class Disk(models.Model):
 
 
 class DeviceState(models.TextChoices):
-    """Whether a device may be given to a run."""
+    """Whether a device may be assigned to a run."""
 
     READY = "ready"
-    # A fenced attempt may still sit on it; its node has not reported it empty.
+    # A fenced attempt may still use it; its node has not reported it empty.
     UNKNOWN = "unknown"
-    # Its node says why it should not be given away: processes left on it, memory errors.
+    # Its node reports a problem: leftover processes, memory errors.
     QUARANTINED = "quarantined"
-    # No longer in the node's report.
+    # Missing in the node's report.
     GONE = "gone"
 
 
@@ -95,7 +95,7 @@ class JoinToken(models.Model):
 
 
 class CatalogueItem(models.Model):
-    """A model or a set of prompts that a node's worker can read (`oppo_contract.wire.CatalogueEntry`)."""
+    """A model or a prompt file that a node's worker can read (`oppo_contract.wire.CatalogueEntry`)."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="catalogue")
     entry_id = models.CharField(max_length=1024)

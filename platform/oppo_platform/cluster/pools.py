@@ -1,4 +1,4 @@
-"""Pools, and taking a node out of service. Each service is one transaction; the scheduler is told after the commit."""
+"""Pools, and draining of nodes. Each service is one transaction; the scheduler is notified after the commit."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LONGEST_NAME, LONGEST_REASON = 120, 300
 
 
 class PoolError(ValueError):
-    """A wish about pools or nodes that cannot be fulfilled; the message says why."""
+    """An invalid request about pools or nodes; the message says why."""
 
 
 def pool_for(devices: list[DeviceReport], now: datetime) -> Pool:
-    """The pool for a node that reports these devices: named after the model that most of them are, made when there is none."""
+    """The pool for a node with these devices: named after its most frequent model, created if missing."""
     model = Counter(device.model for device in devices).most_common(1)[0][0]
     name = " ".join(model.split())[:LONGEST_NAME] or devices[0].kind
     return Pool.objects.get_or_create(name=name, defaults={"created_at": now})[0]
@@ -30,7 +30,7 @@ def pool_for(devices: list[DeviceReport], now: datetime) -> Pool:
 
 @transaction.atomic
 def rename_pool(pool_id: int, name: str, actor: User | str = audit.SHELL) -> Pool:
-    """Give a pool another name. Raises `PoolError` for a name that is empty, too long or taken."""
+    """Rename a pool. Raises `PoolError` for a name that is empty, too long or taken."""
     name = " ".join(name.split())
     if not name or len(name) > LONGEST_NAME:
         raise PoolError(f"A pool name must have 1 to {LONGEST_NAME} characters.")
@@ -45,7 +45,7 @@ def rename_pool(pool_id: int, name: str, actor: User | str = audit.SHELL) -> Poo
 
 @transaction.atomic
 def move_node(node_id: int, pool_name: str, actor: User | str = audit.SHELL) -> Node:
-    """Put a node into a pool, which is made when there is none of that name. What runs there goes on.
+    """Move a node into a pool, which is created if missing. Its runs continue.
 
     Raises:
         PoolError: the name is empty or too long.
@@ -63,7 +63,7 @@ def move_node(node_id: int, pool_name: str, actor: User | str = audit.SHELL) -> 
 
 @transaction.atomic
 def drain(node_id: int, reason: str, actor: User | str = audit.SHELL) -> Node:
-    """Give the node no new work; what runs there goes on. Drained again, it keeps its time and takes the new reason."""
+    """Give the node no new work; its runs continue. Repeated, it keeps its time and takes the new reason."""
     node = Node.objects.select_for_update().get(pk=node_id)
     node.drained_at = node.drained_at or clock.now()
     node.drain_reason = " ".join(reason.split())[:LONGEST_REASON]

@@ -1,4 +1,4 @@
-"""Nodes: joining, and what their heartbeats report of devices and catalogue. The whole heartbeat is `usecases.node_heartbeat`."""
+"""Nodes: joining, and devices and catalogue of their heartbeats. The whole heartbeat is `usecases.node_heartbeat`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_join_token(text: str) -> bool:
 
 
 def node_of_token(text: str) -> Node | None:
-    """The node that a token belongs to."""
+    """The node of a token."""
     parsed = parse_token(text, "node")
     node = Node.objects.filter(token_prefix=parsed[0]).first() if parsed else None
     return node if parsed and node and same_digest(node.token_digest, parsed[1]) else None
@@ -47,7 +47,7 @@ def node_of_token(text: str) -> Node | None:
 
 @transaction.atomic
 def join(told: wire.Join) -> wire.Joined:
-    """Make the node known, or give a known name a new token; the old one is void from then on."""
+    """Register the node, or give a known name a new token; the old one becomes invalid."""
     token, now = new_token("node"), clock.now()
     facts = {
         "hostname": told.hostname,
@@ -72,12 +72,12 @@ def join(told: wire.Join) -> wire.Joined:
 
 
 def update_node(node_id: int, told: wire.NodeHeartbeat, now: datetime) -> tuple[Node, bool]:
-    """Lock the node; note its version, catalogue and pool. Inside the heartbeat's transaction.
+    """Lock the node; store its version, catalogue and pool. Inside the heartbeat's transaction.
 
     Returns:
         The node, and whether it was silent or has a new catalogue.
     """
-    # Not its key: whoever writes down an attempt on the node need not wait, and holds devices for which we would wait.
+    # Not its key: a transaction that writes an attempt on the node need not wait, and holds devices that we would wait for.
     node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
     fresh = node.last_seen_at is not None and now - node.last_seen_at < timedelta(seconds=settings.OPPO_NODE_FRESH_S)
     node.last_seen_at, node.wire_version = now, told.wire_version
@@ -96,7 +96,7 @@ def locked_devices(node: Node) -> dict[int, Device]:
 
 
 def _facts(report: wire.DeviceReport, device: Device | None) -> dict[str, Any]:
-    """What is written down of a device; one that its driver has lost stays the card that it was."""
+    """Stored fields of a device; a card that its driver has lost keeps its previous ones."""
     told = {"kind": report.kind, "model": report.model[:200], "memory_bytes": report.memory_bytes, "health": report.health}
     if device is not None and not report.model:
         told |= {"model": device.model, "memory_bytes": device.memory_bytes}
@@ -104,7 +104,7 @@ def _facts(report: wire.DeviceReport, device: Device | None) -> dict[str, Any]:
 
 
 def update_devices(node: Node, known: dict[int, Device], reports: list[wire.DeviceReport], clear: bool) -> bool:
-    """Write down what changed; `clear`: no fenced attempt is left on the node. Returns whether allocatable devices changed.
+    """Store changes; `clear`: no fenced attempt is left on the node. Returns whether allocatable devices changed.
 
     `known`: the node's devices by index, locked.
     """
@@ -118,7 +118,7 @@ def update_devices(node: Node, known: dict[int, Device], reports: list[wire.Devi
             Device.objects.create(node=node, index=report.index, busy_share=busy, state=state, **facts)
             allocatable = True
             continue
-        waived = device.waived if report.health else ""  # what was put back is watched anew once it has been well
+        waived = device.waived if report.health else ""  # a waiver ends once the device has been healthy
         state = device_state(device.state, report.health, waived, clear=clear)
         back = state == DeviceState.READY and device.state != DeviceState.READY
         wanted = {**facts, "busy_share": busy, "state": state, "waived": waived}
@@ -130,23 +130,23 @@ def update_devices(node: Node, known: dict[int, Device], reports: list[wire.Devi
 
 
 def device_state(old: str, health: str, waived: str, *, clear: bool) -> DeviceState:
-    """Whether a device may be given away, by what its node says now.
+    """The state of a device after its node's report.
 
     Args:
-        old: its state so far; not asked for by a report that has something against it.
-        health: what the node says against it.
-        waived: what an administrator has put it back in spite of.
-        clear: nothing that was fenced is left on the node.
+        old: its previous state.
+        health: the problem that the node reports.
+        waived: the problem in spite of which an administrator put it back.
+        clear: no fenced attempt is left on the node.
     """
     if health and health != waived:
         return DeviceState.QUARANTINED
-    waits = old != DeviceState.READY and not clear  # also when it was away meanwhile: its engine may have stayed
+    waits = old != DeviceState.READY and not clear  # also after an absence: its engine may still run
     return DeviceState.UNKNOWN if waits else DeviceState.READY
 
 
 @transaction.atomic
 def put_back(device_id: int, actor: User | str = audit.SHELL) -> Device:
-    """Give a quarantined device away again, in spite of what its node says now; should it say something else, it is taken out."""
+    """Put a quarantined device back into service in spite of its reported problem; a different problem quarantines it again."""
     device = Device.objects.select_for_update(of=("self",)).select_related("node").get(pk=device_id)
     if device.state == DeviceState.QUARANTINED:
         device.state, device.waived = DeviceState.READY, device.health

@@ -1,1 +1,1 @@
-"""Projects, runs, attempts, transitions and checkpoints."""
+"""Runs, attempts, state transitions and checkpoints."""

@@ -1,4 +1,4 @@
-"""Which runs a user may see and steer, by the roles of `accounts.access`."""
+"""Permissions to see and manage runs, by the roles of `accounts.access`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def visible_runs(user: User) -> QuerySet[Run]:
 
 
 def trashed_runs(user: User) -> QuerySet[Run]:
-    """Runs of the user's teams that are in the trash and can be restored."""
+    """Runs of the user's teams in the trash that can be restored."""
     teams = memberships(user).values("team_id")
     return Run.objects.filter(project__team_id__in=teams, deleted_at__isnull=False, purged_at__isnull=True)
 
 
 def may_steer(user: User, run: Run) -> bool:
-    """Maintainers steer (cancel, pause, resume, reprioritise) any run of the team, members their own."""
+    """Maintainers manage (cancel, pause, resume, reprioritise) any run of the team, members their own."""
     return run.pk in steerable(user, [run])
 
 
 def steerable(user: User, runs: Iterable[Run]) -> set[int]:
-    """Those of `runs` (project joined) that the user may steer, with one query for all."""
+    """Those of `runs` (project joined) that the user may manage, with one query for all."""
     role_of = roles(user)
     found = ((run, role_of.get(run.project.team_id)) for run in runs)
     return {

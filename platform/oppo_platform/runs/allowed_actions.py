@@ -1,4 +1,4 @@
-"""What may be asked of a run in each state, and what it would do. Pure; the services are in `steering`."""
+"""Actions allowed in each state of a run, and their effects. Pure; the services are in `lifecycle`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Wish = Literal["pause", "resume", "cancel", "priority", "extend"]
 S = RunState
 SAVES = "The engine finishes its chunk, saves a checkpoint of the unfinished step and releases the devices. The run"
 
-# What happens, in a sentence; a state that is missing does not know the wish.
+# Effects as sentences; an action is not allowed in the states that are missing.
 PAUSE: dict[RunState, str] = {
     S.QUEUED: "The run leaves the queue until it is resumed. It then waits behind other runs of its priority.",
     S.ALLOCATED: "The node has not started it yet: its devices are released immediately. The run is paused until resumed.",
@@ -37,7 +37,7 @@ EXTEND = "Adds to the run's total time limit. At the limit the run is paused wit
 
 
 def wishes(state: str, limited: bool) -> dict[Wish, str]:
-    """What may be asked now, each with what it would do. `limited`: the run has a time limit that can be extended."""
+    """Actions allowed now, each with its effect. `limited`: the run has a time limit that can be extended."""
     now = RunState(state)
     told: dict[Wish, str] = {}
     for wish, words in (("pause", PAUSE), ("resume", RESUME), ("cancel", CANCEL)):
@@ -51,7 +51,7 @@ def wishes(state: str, limited: bool) -> dict[Wish, str]:
 
 
 def refusal(wish: str, state: str) -> str:
-    """Why a wish means nothing in a state."""
+    """Why an action is not allowed in a state."""
     if RunState(state) in ENDED:
         return f"Cannot {wish} a run that has ended ({state}). Fork it to start a new run."
     if state == S.CANCELLING:

@@ -1,6 +1,6 @@
-"""The archive: runs that have ended and are on no list until somebody asks for them (`archived:yes`). Nothing else changes.
+"""The archive: ended runs that lists hide unless the filter asks for them (`archived:yes`).
 
-Each function is one transaction under the run's lock, and leaves a row in the run's history and in the audit log.
+Each function is one transaction under the run's lock, and adds a row to the run's history and the audit log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oppo_platform.runs.models import Change, Run
 
 @transaction.atomic
 def archive_run(run_id: int, actor: str) -> None:
-    """Hide an ended run from lists; one that is archived stays as it is. Raises `NotPossible` for one that has not ended."""
+    """Hide an ended run from lists; idempotent. Raises `NotPossible` for one that has not ended."""
     run = _locked(run_id)
     if run.state not in ENDED:
         raise NotPossible(f"{run.name} is {run.state}. Only ended runs can be archived.")
@@ -30,7 +30,7 @@ def archive_run(run_id: int, actor: str) -> None:
 
 @transaction.atomic
 def unarchive_run(run_id: int, actor: str) -> None:
-    """Show it on lists again; one that is not archived stays as it is."""
+    """Show it on lists again; idempotent."""
     run = _locked(run_id)
     if run.archived_at is not None:
         _set(run, None, "unarchived", "Unarchived.", actor)

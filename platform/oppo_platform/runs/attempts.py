@@ -1,10 +1,10 @@
-"""The life of an attempt: claim, heartbeat, checkpoint, outcome, fence. What workers ask for, decided here.
+"""The life of an attempt: claim, heartbeat, checkpoint, outcome, fence. Handles the workers' requests.
 
 Guarantees: an attempt is claimed once, by the node it was allocated to; devices are released in the transaction that ends it;
-a call under an old epoch, or for an attempt that has ended, changes nothing and is told so (`AttemptRefused`). The checks here
-serve the answer; what is relied on are compare-and-sets (`_write`) and triggers (migration `0003_fencing`).
-An attempt on several nodes has a launch for each further one (`launches`), which asks with its rank. The head's end, or the first
-failure of any node, ends the attempt and moves the run, once; the others are told that it has ended, and end with it.
+a call with an old epoch, or for an ended attempt, changes nothing and raises `AttemptRefused`. The checks here serve the error
+message; correctness relies on compare-and-sets (`_write`) and triggers (migration `0003_fencing`).
+An attempt on several nodes has a launch for each further one (`launches`), which sends its rank. The head's end, or the first
+failure of any node, ends the attempt and moves the run, once; other nodes learn it and stop.
 Lock order, everywhere: run, attempt, launch, allocation.
 """
 
@@ -44,7 +44,7 @@ from oppo_platform.runs.retry_decision import DIED, Ended, RetryPolicy, verdict
 from oppo_platform.runs.transitions import move_run
 from oppo_platform.tokens import new_token
 
-# What a run that is being stopped tells its supervisor.
+# Order to the supervisor of a run that is stopping.
 SIGNALS: dict[str, Literal["cancel", "pause", "preempt"]] = {
     RunState.CANCELLING: "cancel",
     RunState.PAUSING: "pause",
@@ -57,15 +57,15 @@ class NothingToBeginWith(Exception):
 
 
 def claim(node: Node, attempt_id: int, epoch: int, address: wire.Address | None = None) -> wire.Claimed:
-    """Hand the attempt, or one of its launches, to its node, once. Raises `AttemptRefused` for anybody else and ever after.
+    """Assign the attempt, or one of its launches, to its node, once. Raises `AttemptRefused` otherwise.
 
-    A run whose secrets are gone, or the checkpoint that it was forked from, cannot start: it fails, and nobody gets it.
+    A run whose secrets or whose fork's checkpoint are gone cannot start: it fails.
 
     Args:
-        node: who asks.
-        attempt_id: what for.
+        node: the requesting node.
+        attempt_id: the attempt.
         epoch: the attempt's, as ordered.
-        address: where engines of other nodes would find this node's.
+        address: where engines of other nodes find this node's.
     """
     try:
         return _claim(node, attempt_id, epoch, address)
@@ -128,13 +128,13 @@ def _claimed(run: Run, attempt: Attempt, token: str, node: Node, rank: int = 0) 
 
 
 def artifact_url(run_id: int) -> str:
-    """The folder of a run's artifacts."""
+    """URL of the folder of a run's artifacts."""
     return f"{settings.OPPO_ARTIFACT_ROOT}/runs/{run_id}"
 
 
 @transaction.atomic
 def heartbeat(attempt_id: int, beat: wire.AttemptHeartbeat, rank: int = 0) -> wire.AttemptOrders:
-    """Renew the lease; the head's first beat with `running` moves the run to running. Carries what the run's state asks for."""
+    """Renew the lease; the head's first beat with `running` moves the run to running. Returns orders from the run's state."""
     run, attempt = _held(attempt_id, beat.epoch)
     now = clock.now()
     if rank:
@@ -150,7 +150,7 @@ def heartbeat(attempt_id: int, beat: wire.AttemptHeartbeat, rank: int = 0) -> wi
 
 
 def named_nodes(attempt: Attempt) -> str:
-    """`node a`, `nodes a, b`: where it is, the head first."""
+    """`node a`, `nodes a, b`: the attempt's nodes, the head first."""
     if attempt.nodes == 1:
         return f"node {attempt.node.name}"
     others = attempt.launches.order_by("rank").values_list("node__name", flat=True)
@@ -167,18 +167,20 @@ def _orders(run: Run, attempt: Attempt, lease_ends: datetime | None, now: dateti
 
 
 def _renewed(attempt: Attempt, lease_ends: datetime | None, now: datetime) -> datetime:
-    """Until when a heartbeat renews the lease: past the deadline of a wish it does not, so that the lease decides in the end."""
+    """New end of the lease: not beyond the deadline of a stop request, after which the lease decides."""
     asked_to_stop = attempt.stop_by is not None and attempt.stop_by <= now
     return lease_ends if asked_to_stop and lease_ends is not None else now + timedelta(seconds=settings.OPPO_LEASE_S)
 
 
 @transaction.atomic
 def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration, rank: int = 0) -> None:
-    """From now on the run resumes from here. Told again, nothing changes; of two at the same step the one told last counts.
+    """Register a checkpoint from which the run resumes; idempotent. Of two at the same step the later registration counts.
 
-    A run that stops in the middle of a step has two: the one on schedule, and one with the half-done step after it. An attempt
-    that lost its lease may still register what it wrote, as long as its epoch is the newest and the run waits: that saves work
-    after an outage, and the next attempt, which begins under the run's lock, cannot miss it.
+    A run that stops within a step has two: the scheduled one, and one with the unfinished step after it. An attempt that
+    lost its
+    lease may still register its checkpoint while its epoch is the newest and the run waits: that saves work after an
+    outage, and
+    the next attempt, which begins under the run's lock, uses it.
     """
     run, attempt = _locked(attempt_id)
     newest, waits = attempt.epoch == run.epochs, run.state in (RunState.QUEUED, RunState.PAUSED)
@@ -203,14 +205,14 @@ def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration, rank
             "registered_at": clock.now(),
         },
     )
-    # Of a folder that was written anew the one before is gone. What somebody waits for stays, to fail with its name.
+    # A folder that was rewritten invalidates its previous registration. One that a fork waits for stays, to fail with its name.
     before = Checkpoint.objects.filter(run=run, url=told.url).exclude(pk__in=[saved.pk, attempt.resume_from_id or saved.pk])
     before.exclude(pk__in=beginning().values("begins_with")).delete()
 
 
 @transaction.atomic
 def finish(attempt_id: int, told: wire.Outcome, rank: int = 0) -> None:
-    """The engine has ended: free the devices and move the run on. The same outcome told again changes nothing."""
+    """The engine has ended: free the devices and move the run on. Repeating the same outcome changes nothing."""
     run, attempt = _locked(attempt_id)
     if rank:
         _finish_launch(run, attempt, told, rank)
@@ -223,7 +225,7 @@ def finish(attempt_id: int, told: wire.Outcome, rank: int = 0) -> None:
 
 
 def _finish_launch(run: Run, attempt: Attempt, told: wire.Outcome, rank: int) -> None:
-    """A further node's engine has ended. One that ended well leaves it to the head to say how; any other ends the attempt."""
+    """A further node's engine has ended. After a success the head's outcome decides; anything else ends the attempt."""
     said = Launch.objects.filter(attempt=attempt, rank=rank, state=LaunchState.ENDED, outcome=told.outcome)
     if attempt.epoch == told.epoch and said.exists():
         return
@@ -236,7 +238,7 @@ def _finish_launch(run: Run, attempt: Attempt, told: wire.Outcome, rank: int) ->
 
 
 def _end_as_told(run: Run, attempt: Attempt, told: wire.Outcome, node: Node, reason: str) -> None:
-    """End the attempt by the outcome that a node of it reports."""
+    """End the attempt by the outcome that one of its nodes reports."""
     end_attempt(attempt, AttemptState.ENDED, told.outcome, reason, told.exit_code, reporter=node.pk)
     run.last_log_lines = told.last_log_lines
     run.save(update_fields=["last_log_lines"])
@@ -244,7 +246,7 @@ def _end_as_told(run: Run, attempt: Attempt, told: wire.Outcome, node: Node, rea
 
 
 def _move_on(run: Run, attempt: Attempt, node_id: int, reason: str, lines: Sequence[str], actor: str) -> None:
-    """What the end of an attempt, by what happened on a node, means for its run; `endings.verdict` decides."""
+    """Move the run after the end of an attempt; `retry_decision.verdict` decides."""
     deaths = Attempt.objects.filter(run=run, outcome__in=DIED).count()
     ended = Ended(attempt.outcome, reason, lines, deaths, attempt.exit_code)
     after = verdict(ended, run.state, run.reason, retry_policy(run), resume_words(run))
@@ -256,16 +258,16 @@ def _move_on(run: Run, attempt: Attempt, node_id: int, reason: str, lines: Seque
 
 
 def retry_policy(run: Run) -> RetryPolicy:
-    """The spec's retries; a run of before they existed, or before their rules became stricter, has the defaults."""
+    """The spec's retries; a run from before they existed, or from before stricter validation, has the defaults."""
     try:
         told = Retries.model_validate(run.spec.get("retries", {}))
-    except ValidationError:  # or its end could never be told
+    except ValidationError:  # otherwise its end could never be processed
         told = Retries()
     return RetryPolicy(told.attempts or settings.OPPO_MAX_ATTEMPTS, told.backoff_s, tuple(told.rules))
 
 
 def resume_words(run: Run) -> str:
-    """Where the next attempt begins, as a sentence."""
+    """The start of the next attempt, as a sentence."""
     saved = latest_checkpoint(run)
     if saved is None:
         return "Restarts from step 0."
@@ -275,7 +277,7 @@ def resume_words(run: Run) -> str:
 
 
 def latest_checkpoint(run: Run) -> Checkpoint | None:
-    """The checkpoint that the next attempt resumes from: its newest, or the one that somebody chose it to begin with."""
+    """The checkpoint from which the next attempt resumes: the newest, or the one that a user chose."""
     own = Checkpoint.objects.filter(run=run).order_by("-step", "-id")
     if run.begins_with_id is not None:
         own = own.filter(attempt__epoch__gt=run.begins_after)
@@ -293,12 +295,12 @@ def end_attempt(
     """End it with its launches and release its devices. Raises `AttemptRefused` when it has ended.
 
     Args:
-        attempt: its run's row is locked by the caller.
+        attempt: the caller has locked its run's row.
         state: ended or fenced.
-        outcome: how, in a word.
-        reason: how, in a sentence.
-        exit_code: of the engine, when known.
-        reporter: the node of which it is known what became of the engine there; other nodes' devices become unknown.
+        outcome: an outcome's name.
+        reason: a sentence.
+        exit_code: of the engine, if known.
+        reporter: the node that reported the end of its engine; other nodes' devices become unknown.
     """
     now, silent = clock.now(), claimed_nodes(attempt) - {reporter}
     _write(attempt, attempt.epoch, state=state, outcome=outcome, reason=reason, ended_at=now, exit_code=exit_code)
@@ -314,17 +316,17 @@ def fence(
     devices: DeviceState,
     node_id: int | None = None,
 ) -> bool:
-    """Take the run away from a silent attempt. Its devices become `devices` (unknown: not given away until reported empty).
+    """Fence a silent attempt. Its devices become `devices` (unknown: not assigned until reported empty).
 
-    An attempt that nobody had claimed left nothing on them. Returns whether it was still live. Call inside a transaction.
+    An unclaimed attempt left no process on them. Returns whether it was still live. Call inside a transaction.
 
     Args:
-        attempt_id: which.
+        attempt_id: the attempt.
         outcome: how it is counted.
-        cause: why, a sentence without its full stop.
-        actor: who found out.
-        devices: what becomes of the devices of that node.
-        node_id: the node that it is about, the head's by default; devices of its other nodes with an engine become unknown.
+        cause: a sentence without its full stop.
+        actor: who detected it.
+        devices: new state of that node's devices.
+        node_id: the silent node, by default the head; devices of other nodes with an engine become unknown.
     """
     run, attempt = _locked(attempt_id)
     if not attempt.live:
@@ -343,7 +345,7 @@ def fence(
 
 
 def _write(attempt: Attempt, epoch: int, **values: Any) -> None:
-    """Write to a live attempt under its epoch: a compare-and-set, whose row count decides, whatever was checked before.
+    """Write to a live attempt under its epoch: a compare-and-set, whose row count decides.
 
     Raises:
         AttemptRefused: it has ended, or the epoch is another.
@@ -364,7 +366,7 @@ def _locked(attempt_id: int) -> tuple[Run, Attempt]:
 
 
 def _held(attempt_id: int, epoch: int) -> tuple[Run, Attempt]:
-    """The attempt under its run's lock, provided that it still holds the run."""
+    """The attempt under its run's lock, if it still holds the run."""
     run, attempt = _locked(attempt_id)
     _refuse_ended(attempt)
     _refuse_epoch(attempt, epoch)

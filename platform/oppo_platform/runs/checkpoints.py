@@ -1,8 +1,9 @@
-"""A run's checkpoints as people see them, and their files as one archive.
+"""A run's checkpoints for pages and API, and their files as one archive.
 
-The platform reads the artifact store only where it is a folder of this machine; elsewhere a checkpoint is listed and no more.
-Nothing outside the run's own folder is ever opened: a file must stand in the checkpoint's manifest, whose digest was registered,
-and must be a plain file of the size that it says.
+The platform reads the artifact store only if it is a folder of this machine; otherwise a checkpoint is only listed. Security:
+only
+files inside the run's own folder are opened, listed in the checkpoint's manifest with the registered digest, regular, and of the
+size in the manifest.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ LARGEST_MANIFEST = 16 * 1024 * 1024
 READ_BYTES = 1024 * 1024
 BLOCK = tarfile.BLOCKSIZE
 
-# What a worker called its folder becomes a file name and a header: nothing in it may be odd there.
+# A worker's folder name becomes a file name and a header, so its characters are restricted.
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
 
 Files = Literal["here", "deleted", "elsewhere"]
 
 
 class NotReadable(Exception):
-    """The checkpoint's files are not on this machine, or are not those that were registered; the message says which."""
+    """The checkpoint's files are not on this machine, or differ from the registered ones; the message says which."""
 
 
 def checkpoints(run: Run) -> list[dict[str, Any]]:
-    """Every registered checkpoint as `telling` tells it, newest step first."""
+    """Every registered checkpoint as `describe` gives it, newest step first."""
     return list(map(telling(run), registered(run)))
 
 
@@ -56,10 +57,11 @@ def registered(run: Run) -> list[Checkpoint]:
 
 
 def telling(run: Run) -> Callable[[Checkpoint], dict[str, Any]]:
-    """Tells a checkpoint of the run, after a look at its files.
+    """A function that describes a checkpoint of the run after checking its files.
 
-    `{id, step, name, attempt, node, bytes, manifest_sha256, registered_at, files, resumes}`: `files` says whether they can be
-    read here, `resumes` whether the next attempt would begin with it; none does once the run has ended.
+    `{id, step, name, attempt, node, bytes, manifest_sha256, registered_at, files, resumes}`: `files`: whether they are
+    readable
+    here; `resumes`: whether the next attempt would begin with it; false for all once the run has ended.
     """
     newest = latest_checkpoint(run) if run.ended_at is None else None
 
@@ -81,7 +83,8 @@ def telling(run: Run) -> Callable[[Checkpoint], dict[str, Any]]:
 
 
 def where(row: Checkpoint) -> Files:
-    """Whether its files can be read on this machine. A run's checkpoints lie beside each other, so a lone gap is a deletion."""
+    """Whether its files can be read on this machine. Checkpoints of a run have one parent folder, so a single missing one was
+    deleted."""
     try:
         folder = folder_here(row)
     except NotReadable:
@@ -93,7 +96,7 @@ def where(row: Checkpoint) -> Files:
 
 
 def folder_here(row: Checkpoint) -> Path:
-    """Where it lies, links resolved. Raises NotReadable when that is not inside the run's own folder on this machine."""
+    """Its folder, links resolved. Raises NotReadable when that is not inside the run's own folder on this machine."""
     root, folder = (_path(url) for url in (artifact_url(row.run_id), row.url))
     if not folder.is_relative_to(root) or folder == root:
         raise NotReadable("This checkpoint is not in its run's folder.")
@@ -118,10 +121,11 @@ class Member:
 
 
 class Archive:
-    """A checkpoint as a tar, read while it is sent. The files are open from the start, so that a deletion cannot cut it short.
+    """A checkpoint as a tar stream. Its files are open from the start, so that a concurrent deletion cannot truncate it.
 
-    The same checkpoint is the same bytes every time, so that a download that broke off can go on: `begin` is the first byte that
-    is sent, counted from 0. `digest` is that of its manifest, in hexadecimal.
+    The same checkpoint gives the same bytes, so an interrupted download can resume: `begin` is the first byte to send,
+    counted
+    from 0. `digest` is that of its manifest, in hexadecimal.
     """
 
     def __init__(self, name: str, digest: str, members: list[Member], files: ExitStack) -> None:
@@ -150,17 +154,17 @@ class Archive:
         yield b"\0" * max(0, -member.size % BLOCK - max(0, skip - len(member.header) - member.size))
 
     def close(self) -> None:
-        """Close the files; the response calls it, sent to the end or not."""
+        """Close the files; the response calls it in any case."""
         self._files.close()
 
 
 @transaction.atomic
 def open_archive(run: Run, checkpoint_id: int, user: User) -> Archive:
-    """The files of a checkpoint, opened for `user`, who goes into the audit log.
+    """Open the files of a checkpoint for `user`, with an entry in the audit log.
 
     Raises:
         Checkpoint.DoesNotExist: it is not one of the run's.
-        NotReadable: its files are not here, or not those that were registered.
+        NotReadable: its files are not here, or differ from the registered ones.
     """
     row = Checkpoint.objects.get(pk=checkpoint_id, run=run)
     audit.record(run.project.team_id, user, "checkpoint.download", f"run {run.pk} {run.name}", step=row.step)
@@ -174,7 +178,7 @@ def open_files(row: Checkpoint, files: ExitStack) -> list[tuple[str, int, int]]:
     """(path in its folder, descriptor, bytes) of every file, its manifest first; `files` closes them.
 
     Raises:
-        NotReadable: its files are not here, or not those that were registered.
+        NotReadable: its files are not here, or differ from the registered ones.
     """
     if where(row) != "here":
         raise NotReadable("The files of this checkpoint are not on the platform's machine.")
@@ -183,7 +187,7 @@ def open_files(row: Checkpoint, files: ExitStack) -> list[tuple[str, int, int]]:
 
 
 def _listed(folder: Path, row: Checkpoint) -> list[tuple[str, int]]:
-    """(path in the folder, bytes) of every file, by the manifest that was registered."""
+    """(path in the folder, bytes) of every file in the registered manifest."""
     content = _manifest(folder / MANIFEST)
     if hashlib.sha256(content).hexdigest() != row.manifest_sha256:
         raise NotReadable("The manifest of this checkpoint differs from the registered one: the files were changed.")
@@ -196,10 +200,10 @@ def _listed(folder: Path, row: Checkpoint) -> list[tuple[str, int]]:
 
 
 def _manifest(place: Path) -> bytes:
-    """Its content. Raises NotReadable for what is no plain file, and for one that goes away at this moment."""
+    """Its content. Raises NotReadable when it is no regular file or is being deleted."""
     odd = "The manifest of this checkpoint is not a regular file, or is too large."
     try:
-        # Not blocking: a pipe would be waited for.
+        # Non-blocking: opening a pipe would wait.
         with open(place, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_MANIFEST:
@@ -216,7 +220,7 @@ def _member(name: str, path: str, descriptor: int, size: int, row: Checkpoint) -
 
 
 def _opened(folder: Path, path: str, size: int, files: ExitStack) -> int:
-    """Open one file of the manifest. Raises NotReadable for anything but a plain file of that size inside the folder."""
+    """Open one file of the manifest. Raises NotReadable for anything but a regular file of that size inside the folder."""
     wanted = PurePosixPath(path)
     if wanted.is_absolute() or ".." in wanted.parts or "\0" in path or not wanted.parts:
         raise NotReadable(f"The manifest names {path!r}, which is not a file of the checkpoint.")

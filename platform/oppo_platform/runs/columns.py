@@ -1,7 +1,8 @@
-"""The columns of the runs table: which ones somebody chose, what a run has in each, and how far that is from the baseline's.
+"""Columns of the runs table: the user's choice, a run's value in each, and its difference from the baseline's.
 
-A choice is a text for an address, `state,reward,actor/entropy,ppo.batch_size`: columns that the table knows, metrics' keys and
-settings' paths, in the order shown. Pure: what a run has comes from its summary and its spec, never from a series.
+A choice is a query parameter, `state,reward,actor/entropy,ppo.batch_size`: columns of the table, metric keys and setting paths,
+in
+display order. Pure: values come from a run's summary and spec, never from a series.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ COMPARED = frozenset({"whole", "figure", "share", "seconds", "setting"})
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`key` stands in addresses; `sort` is what `filtering.sorting` calls it, `first` is `-` where the greatest interest most."""
+    """`key` is used in URLs; `sort` is its name in `filtering.sorting`, `first` is `-` if it sorts descending first."""
 
     key: str
     title: str
@@ -33,7 +34,7 @@ class Column:
 
     @property
     def numeric(self) -> bool:
-        """Whether it is set flush right."""
+        """Whether it is right-aligned."""
         return self.kind in ("whole", "figure", "share", "seconds", "moment")
 
 
@@ -64,7 +65,7 @@ ATTRIBUTES = {"id": "id", "devices": "devices", "priority": "priority", "elapsed
 
 
 def column(key: str) -> Column:
-    """The column of this key. Raises FilterError when there is none, with the nearest one that there is."""
+    """The column of this key. Raises FilterError with the nearest name when there is none."""
     if key in KNOWN:
         return KNOWN[key]
     if key in BARE_METRICS or ("/" in key and METRIC.fullmatch(key)):
@@ -77,7 +78,7 @@ def column(key: str) -> Column:
 
 
 def chosen(text: str) -> list[Column]:
-    """The columns of a choice, each once; the usual ones when it is empty. Raises FilterError."""
+    """Columns of a choice, each once; the defaults if it is empty. Raises FilterError."""
     if len(text) > LONGEST or "\0" in text:
         raise FilterError(f"A column selection has at most {LONGEST} characters.")
     keys = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip())) or list(USUAL)
@@ -87,7 +88,7 @@ def chosen(text: str) -> list[Column]:
 
 
 def written(columns: Sequence[Column]) -> str:
-    """The choice as a text; empty for the usual columns, so that an address does not name them."""
+    """The choice as a query parameter; empty for the default columns."""
     keys = [column.key for column in columns]
     return "" if keys == list(USUAL) else ",".join(keys)
 
@@ -98,7 +99,7 @@ def reads_settings(columns: Sequence[Column]) -> bool:
 
 
 def value(column: Column, run: Mapping[str, Any], spec: Mapping[str, Any] | None = None) -> Any:
-    """What a run's summary, or its spec, has in a column: a number, a text, or None."""
+    """The value of a column in a run's summary or spec: a number, a text, or None."""
     if column.kind == "setting":
         return _setting(spec or {}, column.key.split("."))
     if column.metric:
@@ -119,7 +120,7 @@ def _setting(spec: Any, path: Sequence[str]) -> Any:
 
 
 def difference(own: Any, reference: Any) -> float | None:
-    """By how much a number exceeds the baseline's; None unless both are finite numbers."""
+    """Difference of a number from the baseline's; None unless both are finite numbers."""
     return own - reference if _finite(own) and _finite(reference) else None
 
 

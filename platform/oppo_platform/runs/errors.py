@@ -1,4 +1,4 @@
-"""What a worker is told when it asks for something that has been decided elsewhere."""
+"""Errors of the workers' API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Why = Literal["stale_epoch", "already_claimed", "not_your_node", "ended", "lease
 
 
 class AttemptRefused(Exception):
-    """Decided elsewhere; final for this call."""
+    """The request conflicts with the attempt's state; final for this call."""
 
     def __init__(self, reason: Why, detail: str) -> None:
         self.reason, self.detail = reason, detail

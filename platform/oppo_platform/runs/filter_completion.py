@@ -1,4 +1,4 @@
-"""What a filter of runs can be made of, for completion while it is typed."""
+"""Completion data of the run filter."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from oppo_platform.runs.filtering import ADDED_FIELDS, ARCHIVED, NUMBERS, SETTIN
 from oppo_platform.runs.models import Run
 
 MOST_VALUES = 200
-NEWEST = 20  # runs whose metrics are offered
+NEWEST = 20  # runs whose metrics are suggested
 
 
 def words(user: User) -> dict[str, Any]:
-    """What the runs that the user may see have to be found and shown by.
+    """Terms for filters and columns of the runs that the user may see.
 
-    `{fields: [{name, kind, says}], values: {field: [value]}, metrics: [key], settings: [path], columns: [{name, title, says}]}`
+    `{fields: [{name, kind, says}], values: {field: [value]}, metrics: [key], settings: [path], columns: [{name, title,
+    says}]}`
     """
     runs, projects = visible_runs(user), visible_projects(user)
     fields = [{"name": name, "kind": "text", "says": says} for name, says in text_fields().items()]
@@ -50,7 +51,7 @@ def words(user: User) -> dict[str, Any]:
 
 
 def _paths(spec: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Paths of the settings that a filter and a column can name."""
+    """Paths of settings for filters and columns."""
     for key, value in spec.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict):

@@ -50,7 +50,7 @@ class FilterError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Something that runs can be compared and sorted by."""
+    """A number by which runs can be compared and sorted."""
 
     expression: Callable[[], Any]
     says: str
@@ -84,7 +84,7 @@ TEXTS: dict[str, tuple[str, str]] = {
 
 
 def filtered(runs: QuerySet[Run], text: str) -> QuerySet[Run]:
-    """The runs for which the filter holds. Raises FilterError."""
+    """The runs that match the filter. Raises FilterError."""
     if len(text) > LONGEST or "\0" in text:
         raise FilterError(f"A filter has at most {LONGEST} characters.")
     terms = TERM.findall(text)
@@ -96,14 +96,14 @@ def filtered(runs: QuerySet[Run], text: str) -> QuerySet[Run]:
 
 
 def listed(runs: QuerySet[Run], text: str) -> QuerySet[Run]:
-    """As `filtered`, without archived runs unless the filter says something of them."""
+    """As `filtered`, without archived runs unless the filter mentions them."""
     runs = filtered(runs, text)
     asks = any(term.lstrip("-").lower().startswith("archived:") for term in TERM.findall(text))
     return runs if asks else runs.filter(ARCHIVED["no"])
 
 
 def sorting(name: str) -> Any:
-    """What a column sorts by: a number, or `name`, `user`, `project`, `state`, `submitted`. Raises FilterError."""
+    """The sort expression of a column: a number, or `name`, `user`, `project`, `state`, `submitted`. Raises FilterError."""
     by_text = {"name": "name", "user": "user__username", "project": "project__name", "state": "state", "submitted": "created_at"}
     if name in by_text:
         return F(by_text[name])
@@ -164,7 +164,7 @@ def _archived(value: str, term: str) -> Q:
     return ARCHIVED[value]
 
 
-# Fields whose values are known, each with what makes a condition of one; it raises FilterError for others.
+# Fields with known values and their conditions, which raise FilterError for unknown values.
 CLOSED_SETS: dict[str, Callable[[str, str], Q]] = {"state": _states, "archived": _archived}
 
 
@@ -173,9 +173,9 @@ class Field:
     """A field of the filter that an app above `runs` adds.
 
     Attributes:
-        says: what its values are, for people.
+        says: description of its values.
         values: all of them; the first one is the example.
-        condition: what a value means for a run.
+        condition: query of a value.
     """
 
     says: str
@@ -183,12 +183,12 @@ class Field:
     condition: Callable[[str], Q]
 
 
-# By name; apps fill it in `AppConfig.ready`.
+# By name; apps add theirs in `AppConfig.ready`.
 ADDED_FIELDS: dict[str, Field] = {}
 
 
 def text_fields() -> dict[str, str]:
-    """Every field that is compared with words, with what its values are."""
+    """Every text field, with a description of its values."""
     return {name: says for name, (_, says) in TEXTS.items()} | {name: field.says for name, field in ADDED_FIELDS.items()}
 
 
@@ -210,7 +210,7 @@ def _compare(alias: str, op: str, value: str, number: Number, term: str) -> Q | 
         kind = "a time such as 90s, 15m, 2h or 3d" if number.seconds else "a number"
         raise FilterError(f"“{value}” is not {kind}.", term) from None
     condition = Q(**{f"{alias}__{COMPARISONS[op]}": wanted})
-    # Said outright, so that `-reward>1` finds runs without a reward too.
+    # Explicit, so that `-reward>1` also matches runs without a reward.
     return Q(**{f"{alias}__isnull": False}) & (~condition if op == "!=" else condition)
 
 

@@ -1,9 +1,10 @@
-"""Runs that begin with a checkpoint of another run, and paused ones that begin with an older one of their own.
+"""Forks: runs that start from another run's checkpoint; and paused runs that resume from an older checkpoint of their own.
 
-Guarantees: a fork begins with a checkpoint of a run of the same team, and with settings under which its state means the same
-(`oppo_contract.resume_rules`), or is refused at submit. Whoever deletes a run holds its row, and so does whoever begins to use
-one of its checkpoints: of the two the later one is refused. Until the new run has a checkpoint of its own, the old one is kept
-(`runs.resume_sources`, `storage.dependents`).
+Guarantees: a fork starts from a checkpoint of a run of the same team, with settings under which its state has the same meaning
+(`oppo_contract.resume_rules`), or is refused at submit. Deleting a run and starting from one of its checkpoints both lock its
+row:
+the later one is refused. The checkpoint is kept until the new run has one of its own (`runs.resume_sources`,
+`storage.dependents`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SHOWN_VALUE = 80
 
 
 def origin(spec: RunSpec, team_id: int) -> Checkpoint | None:
-    """The checkpoint that a fork names (run joined): of several at one step, the newest attempt's."""
+    """The checkpoint of a fork (run joined): of several at one step, the newest attempt's."""
     if spec.fork is None:
         return None
     runs = Run.objects.filter(pk=spec.fork.run, project__team_id=team_id, deleted_at=None)
@@ -37,7 +38,7 @@ def origin(spec: RunSpec, team_id: int) -> Checkpoint | None:
 
 
 def fork_problems(spec: RunSpec, team_id: int) -> list[SpecProblem]:
-    """Why the spec cannot begin with the checkpoint that it names; empty when it can, or names none."""
+    """Why the spec cannot start from its checkpoint; empty if it can, or names none."""
     if spec.fork is None:
         return []
     saved = origin(spec, team_id)
@@ -62,7 +63,7 @@ def fork_problems(spec: RunSpec, team_id: int) -> list[SpecProblem]:
 
 
 def _room_problems(saved: Checkpoint, before: RunSpec, spec: RunSpec) -> list[SpecProblem]:
-    """Whether there may be more answers in flight than the fork has room for: it is not known here how many there are."""
+    """Whether the checkpoint may contain more unfinished answers than the fork's limit: their number is not known here."""
     needed = max_checkpointed(before)
     if not half_done(saved) or needed <= max_in_flight(spec):
         return []
@@ -90,7 +91,7 @@ def _said(value: object) -> str:
 
 
 def forked_spec(spec: dict[str, Any], run_id: int, step: int | None = None) -> dict[str, Any]:
-    """The same spec under a name of its own; with a step, to begin with the run's checkpoint of that step."""
+    """The same spec with a new name; with a step, as a fork from the run's checkpoint of that step."""
     fork = deepcopy(replace_retired_settings(spec))
     fork["name"] = f"{spec['name'][:110]} fork"
     if step is not None:
@@ -100,10 +101,10 @@ def forked_spec(spec: dict[str, Any], run_id: int, step: int | None = None) -> d
 
 
 def begin_fork(spec: RunSpec, team_id: int) -> Checkpoint | None:
-    """The checkpoint that a run which is being submitted begins with, its run locked. Inside that transaction.
+    """The checkpoint from which a run being submitted starts, its run locked. Call inside that transaction.
 
     Raises:
-        SpecError: it is gone since it was checked.
+        SpecError: it was deleted since the check.
     """
     saved = origin(spec, team_id)
     if saved is not None:
@@ -116,13 +117,13 @@ def begin_fork(spec: RunSpec, team_id: int) -> Checkpoint | None:
 
 @transaction.atomic
 def resume_at(run_id: int, checkpoint_id: int, actor: str) -> None:
-    """Let a paused run wait for devices again and begin with a checkpoint of its own that is not the newest.
+    """Queue a paused run to resume from an older checkpoint of its own.
 
-    What was trained after it stays stored until the new attempt has trained the same steps; from its first step on that counts.
+    Data of later steps stays stored until the new attempt repeats them; then the new data counts.
 
     Raises:
         Checkpoint.DoesNotExist: it is not one of the run's.
-        NotPossible: the run is not paused, has used up its time on devices, or the files are gone.
+        NotPossible: the run is not paused, has reached its time limit, or the files are gone.
     """
     run = Run.objects.select_for_update(of=("self",)).get(pk=run_id)
     saved = Checkpoint.objects.select_related("attempt").get(pk=checkpoint_id, run=run)

@@ -1,10 +1,11 @@
-"""The further nodes of an attempt on several: a launch each, rank 1 and up. The attempt's own row is rank 0, its head.
+"""Launches: the further nodes of a multi-node attempt, rank 1 and up. The attempt's own row is rank 0, its head.
 
-    the head claims, and says where it is → the others are ordered, and claim in time → all of them train
+    the head claims and sends its address → the others are ordered and claim within a deadline → all train
 
-Guarantees: a launch is claimed once, by its node, while its attempt lives, is not being stopped, and can still be met. It ends at
-the latest with its attempt. Devices of a node that had claimed and has not said how its engine ended are `unknown` from then on,
-so they are given away when its agent reports them empty.
+Guarantees: a launch is claimed once, by its node, while its attempt lives and is not stopping. It ends at the latest with its
+attempt. Devices of a node that claimed and has not reported the end of its engine become `unknown`, and are assigned again when
+its
+agent reports them empty.
 Callers hold the locks of run and attempt. Lock order, everywhere: run, attempt, launch, allocation.
 """
 
@@ -27,7 +28,7 @@ WITH_ENGINE = (AttemptState.CLAIMED, AttemptState.RUNNING)
 
 
 def launches_due() -> QuerySet[Launch]:
-    """Launches that their nodes may claim now: the head is there, and nobody has asked the attempt to stop."""
+    """Launches that their nodes may claim now: the head has joined, and no stop is requested."""
     return Launch.objects.filter(
         state=LaunchState.ALLOCATED, attempt__state__in=WITH_ENGINE, attempt__stop_by__isnull=True, attempt__nodes__gt=1
     )
@@ -41,10 +42,10 @@ def create_launches(attempt: Attempt, node_ids: Sequence[int]) -> list[Launch]:
 
 
 def meeting_place(attempt: Attempt, address: wire.Address | None, now: datetime) -> dict[str, object]:
-    """Where the others find the head, as fields of the attempt; empty for one on a single node.
+    """The head's address, as fields of the attempt; empty for a single node.
 
     Raises:
-        AttemptRefused: the worker did not say.
+        AttemptRefused: the worker sent none.
     """
     if attempt.nodes == 1:
         return {}
@@ -55,7 +56,7 @@ def meeting_place(attempt: Attempt, address: wire.Address | None, now: datetime)
 
 
 def rendezvous_of(attempt: Attempt, rank: int, now: datetime) -> wire.Rendezvous | None:
-    """What the engine of a rank needs to meet the others; None for an attempt on one node."""
+    """Rendezvous data of a rank's engine; None for an attempt on one node."""
     if attempt.rendezvous_port is None or attempt.rendezvous_by is None:
         return None
     return wire.Rendezvous(
@@ -67,7 +68,7 @@ def rendezvous_of(attempt: Attempt, rank: int, now: datetime) -> wire.Rendezvous
 
 
 def claim_launch(attempt: Attempt, node: Node, now: datetime) -> tuple[Launch, str]:
-    """Hand the node its launch, once: the launch and its token. Raises `AttemptRefused` for anybody else and ever after."""
+    """Assign the launch to its node, once: the launch and its token. Raises `AttemptRefused` otherwise."""
     launch = Launch.objects.select_for_update().filter(attempt=attempt, node=node).first()
     if launch is None:
         raise AttemptRefused("not_your_node", f"Attempt {attempt.pk} is not allocated to node {node.name}.")
@@ -99,7 +100,7 @@ def renew_launch(launch: Launch, now: datetime, lease_ends: datetime) -> None:
 
 
 def end_launch(launch: Launch, told: wire.Outcome) -> None:
-    """Its engine has ended, and no process is left: its devices are free."""
+    """Its engine has ended without leftover processes: its devices are free."""
     now = clock.now()
     _write(
         launch, LaunchState.CLAIMED, state=LaunchState.ENDED, ended_at=now, outcome=told.outcome, exit_code=told.exit_code,
@@ -110,7 +111,7 @@ def end_launch(launch: Launch, told: wire.Outcome) -> None:
 
 
 def claimed_nodes(attempt: Attempt) -> set[int]:
-    """Nodes on which an engine of the attempt is, or may be, at work."""
+    """Nodes on which an engine of the attempt is, or may be, running."""
     head = {attempt.node_id} if attempt.state in WITH_ENGINE else set()
     if attempt.nodes == 1:
         return head
@@ -118,7 +119,7 @@ def claimed_nodes(attempt: Attempt) -> set[int]:
 
 
 def end_launches(attempt: Attempt, silent: Collection[int], now: datetime) -> None:
-    """The attempt has ended: so have its launches, and devices of `silent` nodes are not given away until reported empty."""
+    """End the launches of an ended attempt; devices of `silent` nodes are not assigned until reported empty."""
     if attempt.nodes == 1:
         return
     attempt.launches.exclude(state=LaunchState.ENDED).update(state=LaunchState.ENDED, ended_at=now)
@@ -127,10 +128,10 @@ def end_launches(attempt: Attempt, silent: Collection[int], now: datetime) -> No
 
 
 def _write(launch: Launch, before: LaunchState, **values: object) -> None:
-    """A compare-and-set on the state; a trigger refuses it as well once the attempt has ended (migration `0004_launches`).
+    """A compare-and-set on the state; a trigger also refuses it once the attempt has ended (migration `0004_launches`).
 
     Raises:
-        AttemptRefused: it is in that state no more.
+        AttemptRefused: the state is another.
     """
     if not Launch.objects.filter(pk=launch.pk, state=before).update(**values):
         raise AttemptRefused("stale_epoch", f"Rank {launch.rank} of attempt {launch.attempt_id} is no longer {before}.")

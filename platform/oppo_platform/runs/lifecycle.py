@@ -1,13 +1,13 @@
-"""Wishes about a run at any moment of its life: pause, resume, cancel, make room, another priority, more time.
+"""Requests about a run: pause, resume, cancel, preempt, change priority, extend the time limit.
 
-    wish → signal (the next heartbeat carries it) → checkpoint → acknowledged by the outcome
+    request → signal (with the next heartbeat) → checkpoint → acknowledged by the outcome
 
 Guarantees. Each function is one transaction: run and attempt are locked (in this order), the move is a compare-and-set along
-the table, and a `Transition` or `Change` row is left. What nobody has claimed has no engine, ends at once and frees its devices.
-A wish comes with a deadline on the database's clock, kept in `Attempt.stop_by`; heartbeats carry what is left of it, and the
-supervisor kills the engine when it has passed. If the supervisor stays silent too, or goes on without an outcome, its lease is
-not renewed any more and decides. An engine that was asked to stop cannot be asked back; a later wish only changes what becomes
-of the run when it has stopped: pausing → paused, preempting → queued, cancelling → cancelled, however the engine stopped.
+the table of transitions, and a `Transition` or `Change` row is added. An unclaimed attempt has no engine, ends at once and frees
+its devices. A request has a deadline on the database's clock, in `Attempt.stop_by`; heartbeats carry the remaining time, and the
+supervisor kills the engine after it. If the supervisor is silent, too, or sends no outcome, its lease expires. A stop request
+cannot be withdrawn; a later request only changes the run's next state: pausing → paused, preempting → queued, cancelling →
+cancelled, however the engine stopped.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ LONGEST_EXTENSION_H = 24 * 365.0
 
 
 class NotPossible(Exception):
-    """The wish means nothing in the run's present state, or not with this value; the message says why."""
+    """The request is not allowed in the run's state, or has a bad value; the message says why."""
 
 
 @transaction.atomic
 def cancel_run(run_id: int, actor: str) -> Run:
-    """End a run for good. One that has ended, or is being cancelled, stays as it is."""
+    """End a run for good; idempotent."""
     run, attempt = _locked(run_id)
     if run.state in ENDED or run.state == S.CANCELLING:
         return run
@@ -54,7 +54,7 @@ def cancel_run(run_id: int, actor: str) -> Run:
 
 @transaction.atomic
 def pause_run(run_id: int, actor: str, why: str = "") -> Run:
-    """Hold a run, with a checkpoint if it trains, until `resume_run`. Raises `NotPossible` once it ends or is cancelled."""
+    """Stop a run, with a checkpoint if it trains, until `resume_run`. Raises `NotPossible` once it ends or is cancelled."""
     run, attempt = _locked(run_id)
     if run.state in (S.PAUSED, S.PAUSING):
         return run
@@ -71,10 +71,11 @@ def pause_run(run_id: int, actor: str, why: str = "") -> Run:
 
 @transaction.atomic
 def resume_run(run_id: int, actor: str) -> Run:
-    """Let a paused run wait for devices again, behind its equals; one that is pausing will, with its place, once it has stopped.
+    """Queue a paused run again, behind runs of its priority; one that is pausing returns to its previous place once it has
+    stopped.
 
-    Raises:
-        NotPossible: it is neither, or has used up its time on devices.
+        Raises:
+            NotPossible: it is neither, or has reached its time limit.
     """
     run, _ = _locked(run_id)
     if run.state not in (S.PAUSED, S.PAUSING):
@@ -87,7 +88,7 @@ def resume_run(run_id: int, actor: str) -> Run:
             run, S.PREEMPTING, f"Resumed by {_name(actor)} while it was pausing; it is queued again once it has stopped.", actor
         )
         return run
-    # Whoever is held does not wait: otherwise one could submit early, pause, and pass everybody later.
+    # Paused time does not count as waiting: otherwise a run submitted early and paused would pass all others.
     Run.objects.filter(pk=run.pk).update(queued_at=now, not_before=None)
     move_run(run, S.QUEUED, f"Resumed by {_name(actor)}.", actor)
     return run
@@ -95,9 +96,9 @@ def resume_run(run_id: int, actor: str) -> Run:
 
 @transaction.atomic
 def preempt_run(run_id: int, reason: str, actor: str = "scheduler") -> bool:
-    """Ask a run to make room; it goes back to the queue with its checkpoint and its place.
+    """Preempt a run; it returns to the queue with its checkpoint and its place.
 
-    Returns whether its devices are or will be free by this or an earlier wish; False: it holds none.
+    Returns whether its devices are or will be free by this or an earlier request; False: it holds none.
     """
     run, attempt = _locked(run_id)
     if run.state in (S.PAUSING, S.PREEMPTING, S.CANCELLING):
@@ -114,7 +115,7 @@ def preempt_run(run_id: int, reason: str, actor: str = "scheduler") -> bool:
 
 @transaction.atomic
 def set_priority(run_id: int, priority: int, actor: str) -> Run:
-    """Another priority within the team. Raises `NotPossible` outside 1 to 99, or once the run has ended."""
+    """Set the priority within the team. Raises `NotPossible` outside 1 to 99, or once the run has ended."""
     run, _ = _locked(run_id)
     lowest, highest = PRIORITIES
     if not lowest <= priority <= highest:
@@ -128,7 +129,7 @@ def set_priority(run_id: int, priority: int, actor: str) -> Run:
 
 @transaction.atomic
 def extend_run(run_id: int, hours: float, actor: str) -> Run:
-    """Give a run with a time limit so many hours more. Raises `NotPossible` without a limit, or once the run has ended."""
+    """Extend a run's time limit by some hours. Raises `NotPossible` without a limit, or once the run has ended."""
     run, _ = _locked(run_id)
     if run.state in ENDED or run.state == S.CANCELLING:
         raise NotPossible(refusal("extend", run.state))
@@ -144,15 +145,15 @@ def extend_run(run_id: int, hours: float, actor: str) -> Run:
 
 
 def seconds_on_devices(run: Run, now: datetime) -> float:
-    """How long engines of the run have held devices, from each claim to the attempt's end."""
+    """Total time that engines of the run have held devices, from each claim to the attempt's end."""
     spans = Attempt.objects.filter(run=run, claimed_at__isnull=False).values_list("claimed_at", "ended_at")
     return sum(((ended or now) - claimed).total_seconds() for claimed, ended in spans)
 
 
 def pause_overtime(now: datetime) -> int:
-    """Pause runs whose time on devices is used up. Returns how many. Part of the scheduler's cycle.
+    """Pause runs that have reached their time limit. Returns their number. Part of the scheduler's cycle.
 
-    One that somebody ends at this moment needs no pause.
+    A run that is ending concurrently is skipped.
     """
     held = ExpressionWrapper(Coalesce("attempts__ended_at", Value(now)) - F("attempts__claimed_at"), DurationField())
     limited = Run.objects.filter(state__in=(S.STARTING, S.RUNNING), max_runtime_s__isnull=False)
@@ -173,7 +174,8 @@ def _locked(run_id: int) -> tuple[Run, Attempt | None]:
 
 
 def _signalled(attempt: Attempt | None, within_s: float) -> bool:
-    """Whether an engine is, or may be, at work: then it has until `stop_by`. A later wish may shorten that, never lengthen it."""
+    """Whether an engine is, or may be, running: then it must stop until `stop_by`. A later request may shorten that, never extend
+    it."""
     if attempt is None or attempt.state == AttemptState.ALLOCATED:
         return False
     deadline = clock.now() + timedelta(seconds=within_s)

@@ -1,6 +1,6 @@
-"""A run and its life: what was asked for, the attempts at it, every change of state, and its checkpoints.
+"""A run: its spec, attempts, state changes, and checkpoints.
 
-A run's `state` is changed by `runs.transitions.move_run` only, an attempt's by the services beside it.
+`runs.transitions.move_run` alone changes a run's `state`; the services beside it change an attempt's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _newest(key: str) -> Cast:
 
 
 class Run(models.Model):
-    """One training run. `spec` is a checked `RunSpec` as JSON and never changes."""
+    """One training run. `spec` is a validated `RunSpec` as JSON and never changes."""
 
     project = models.ForeignKey("projects.Project", on_delete=models.CASCADE, related_name="runs")
     user = models.ForeignKey("accounts.User", on_delete=models.PROTECT, related_name="runs")
@@ -56,7 +56,7 @@ class Run(models.Model):
     generated_tokens = models.PositiveBigIntegerField(default=0)
     device_seconds = models.FloatField(default=0.0)
     latest = models.JSONField(default=dict, help_text="The newest value of every metric; null where not finite.")
-    # Of `latest`, for lists that are sorted by them.
+    # Copies of `latest` values, for sorted lists.
     reward = models.GeneratedField(expression=_newest("critic/score/mean"), output_field=models.FloatField(), db_persist=True)
     kl = models.GeneratedField(expression=_newest("objective/kl"), output_field=models.FloatField(), db_persist=True)
     bubble = models.FloatField(null=True, help_text="Mean idle share of its devices in the newest step, 0 to 1.")
@@ -101,9 +101,10 @@ LIVE_ATTEMPT = (AttemptState.ALLOCATED, AttemptState.CLAIMED, AttemptState.RUNNI
 
 
 class Attempt(models.Model):
-    """One try at a run. Its epoch fences leases, states, allocations and checkpoints, not history.
+    """One attempt to run. Its epoch fences leases, states, allocations and checkpoints, not history.
 
-    On several nodes it is its first node's launch as well, rank 0, which the others meet; each of those has a `Launch`.
+    On several nodes it is also its first node's launch, rank 0, to which the others connect; each of those has a
+    `Launch`.
     """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="attempts")
@@ -128,7 +129,7 @@ class Attempt(models.Model):
     resume_from = models.ForeignKey("Checkpoint", null=True, on_delete=models.SET_NULL, related_name="+")
     start_step = models.PositiveIntegerField(default=0, help_text="Steps trained before it: 0, or the checkpoint's.")
 
-    # Told by the engine's `started` event.
+    # From the engine's `started` event.
     engine_started_at = models.FloatField(null=True, help_text="POSIX seconds; the zero of its spans' times.")
     device_names = models.JSONField(default=list)
     lanes = models.JSONField(default=list)
@@ -147,7 +148,7 @@ class Attempt(models.Model):
 
     @property
     def live(self) -> bool:
-        """Whether it still holds its devices and its lease."""
+        """Whether it holds its devices and its lease."""
         return self.state in LIVE_ATTEMPT
 
 
@@ -160,7 +161,7 @@ class LaunchState(models.TextChoices):
 
 
 class Launch(models.Model):
-    """A further node of an attempt on several, rank 1 and up, with a token and a lease of its own (`runs.launches`)."""
+    """A further node of a multi-node attempt, rank 1 and up, with a token and a lease of its own (`runs.launches`)."""
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="launches")
     node = models.ForeignKey("cluster.Node", on_delete=models.PROTECT, related_name="launches")
@@ -190,7 +191,7 @@ class Launch(models.Model):
 
 
 class Transition(models.Model):
-    """A change of a run's state. Rows are only ever added."""
+    """A change of a run's state. Append-only."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="transitions")
     old = models.CharField(max_length=12, choices=STATES, blank=True, help_text="Empty at the run's birth.")
@@ -207,7 +208,7 @@ class Transition(models.Model):
 
 
 class Change(models.Model):
-    """A wish about a run that moved it to no other state: a priority, a time limit. Rows are only ever added."""
+    """A request about a run without a change of state: a priority, a time limit. Append-only."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="changes")
     what = models.CharField(max_length=40)
@@ -220,7 +221,7 @@ class Change(models.Model):
 
 
 class Checkpoint(models.Model):
-    """A checkpoint that counts: registered by the attempt that held the run."""
+    """A registered checkpoint: written by the attempt that held the run."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="checkpoints")
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="checkpoints")
@@ -236,7 +237,7 @@ class Checkpoint(models.Model):
 
 
 class SavedView(models.Model):
-    """A filter, an order and columns of the runs table under a name: its owner's alone, or a team's."""
+    """A named filter, order and columns of the runs table: its owner's, or a team's."""
 
     owner = models.ForeignKey("accounts.User", on_delete=models.CASCADE, related_name="saved_views")
     team = models.ForeignKey("accounts.Team", null=True, on_delete=models.CASCADE, related_name="saved_views")
@@ -260,14 +261,14 @@ class SavedView(models.Model):
 
 
 class DefaultView(models.Model):
-    """The saved view that a person's table of runs begins with."""
+    """The saved view with which a user's table of runs begins."""
 
     user = models.OneToOneField("accounts.User", on_delete=models.CASCADE, primary_key=True, related_name="default_view")
     view = models.ForeignKey(SavedView, on_delete=models.CASCADE, related_name="+")
 
 
 class Allocation(models.Model):
-    """A device given to an attempt. The partial unique index makes a second live one impossible."""
+    """A device assigned to an attempt. A partial unique index excludes a second live one."""
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="allocations")
     device = models.ForeignKey("cluster.Device", on_delete=models.PROTECT, related_name="allocations")
@@ -276,7 +277,7 @@ class Allocation(models.Model):
     settled = models.BooleanField(default=False, help_text="Whether `Usage` has it; only ever true after the release.")
 
     class Meta:
-        db_table = "scheduling_allocation"  # where it was before
+        db_table = "scheduling_allocation"  # before the move to this app
         constraints = [
             models.UniqueConstraint(fields=["device"], condition=Q(released_at__isnull=True), name="one_live_allocation_a_device")
         ]

@@ -1,4 +1,4 @@
-"""The pinned baseline: one run of a project that its other runs are measured against, in tables and in comparisons."""
+"""The pinned baseline: the run of a project with which its other runs are compared."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from oppo_platform.projects.access import visible_projects
 from oppo_platform.projects.models import Project
 from oppo_platform.runs.models import Run
 
-MOST_PINNED = 10  # shown on top of a table of several projects
+MOST_PINNED = 10  # shown above a table of several projects
 
 
 @transaction.atomic
 def pin(run_id: int, actor: str) -> None:
-    """Make a run the baseline of its project, in place of the one that was. Raises `Run.DoesNotExist`."""
+    """Make a run the baseline of its project, replacing the previous one. Raises `Run.DoesNotExist`."""
     run, project = _locked(run_id)
     if project.pinned_id != run.pk:
         _set(project, run, run.pk, actor)
@@ -23,14 +23,14 @@ def pin(run_id: int, actor: str) -> None:
 
 @transaction.atomic
 def unpin(run_id: int, actor: str) -> None:
-    """The project has no baseline any more, if this run was it. Raises `Run.DoesNotExist`."""
+    """Remove the project's baseline, if it is this run. Raises `Run.DoesNotExist`."""
     run, project = _locked(run_id)
     if project.pinned_id == run.pk:
         _set(project, run, None, actor)
 
 
 def _locked(run_id: int) -> tuple[Run, Project]:
-    """The run before its project, as whoever deletes a run does; runs may be submitted meanwhile."""
+    """Locks the run before its project, as deletion does; runs may be submitted meanwhile."""
     run = Run.objects.select_for_update(of=("self",)).get(pk=run_id, deleted_at__isnull=True)
     return run, Project.objects.select_for_update(no_key=True).get(pk=run.project_id)
 
@@ -42,7 +42,7 @@ def _set(project: Project, run: Run, pinned: int | None, actor: str) -> None:
 
 
 def pinned_runs(user: User, project: int | None = None, team_id: int | None = None) -> list[int]:
-    """Ids of the baselines of the user's projects, of one project or one team only if given, by project."""
+    """Ids of the baselines of the user's projects, optionally of one project or team, by project."""
     found = visible_projects(user).filter(pinned__isnull=False)
     if project is not None:
         found = found.filter(pk=project)

@@ -1,6 +1,6 @@
-"""Could any connected worker run this spec? Asked at submit, before anything is queued. Pure: no database, no clock.
+"""Whether a connected worker could run a spec, checked at submit. Pure: no database, no clock.
 
-The platform sees no worker's disk: a worker's word for what it can read is its catalogue.
+The platform cannot read workers' disks: it uses their catalogues.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oppo_contract.spec_errors import SpecProblem, nearest_match
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a catalogue tells of a model; empty or 0 where it does not know."""
+    """A model's entry in a catalogue; empty or 0 if unknown."""
 
     task: str
     tokenizer_digest: str
@@ -27,7 +27,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
-    """What one connected node could give: devices by kind, models and prompts by id."""
+    """Resources of a connected node: devices by kind, models and prompts by id."""
 
     name: str
     devices: Mapping[str, int]
@@ -37,7 +37,7 @@ class NodeOffer:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A model that the spec names: the field's path, the id, its task, and whether it reads the actor's tokens."""
+    """A model of the spec: the field's path, the id, its task, and whether it reads the actor's tokens."""
 
     path: str
     id: str
@@ -46,7 +46,7 @@ class Wanted:
 
 
 def wanted_models(spec: RunSpec) -> list[Wanted]:
-    """The roles that come from a catalogue, the actor first. Built-in (`tiny`) models need none."""
+    """Models that come from a catalogue, the actor first; not built-in (`tiny`) models."""
     models = spec.models
     critic = models.critic if isinstance(models.critic, ModelSpec) else None
     roles = [
@@ -59,7 +59,7 @@ def wanted_models(spec: RunSpec) -> list[Wanted]:
 
 
 def wanted_files(spec: RunSpec) -> list[tuple[str, str]]:
-    """The files of prompts and texts that the spec names: the field's path and the id."""
+    """Files of prompts and texts in the spec: the field's path and the id."""
     files = [("data.prompts", spec.data.prompts)]
     if spec.evaluation is not None:
         files.append(("evaluation.prompts", spec.evaluation.prompts))
@@ -69,7 +69,7 @@ def wanted_files(spec: RunSpec) -> list[tuple[str, str]]:
 
 
 def secret_problems(spec: RunSpec, known: Collection[str]) -> list[SpecProblem]:
-    """A complaint for each secret that the team does not have."""
+    """A problem for each secret that the team does not have."""
     listed = (
         ", ".join(PREFIX + name for name in sorted(known)[:20])
         or "the team has no secrets yet; an owner adds them on the team's page"
@@ -88,12 +88,12 @@ def _near(name: str, known: Collection[str]) -> str | None:
 
 
 def problems_on(spec: RunSpec, offers: Sequence[NodeOffer], shared: bool = True) -> list[SpecProblem]:
-    """Every reason why the connected workers could not run the spec; empty when they could.
+    """Every reason why the connected workers could not run the spec; empty if they could.
 
     Args:
-        spec: what somebody wants to submit.
-        offers: what the workers have.
-        shared: whether all of them keep checkpoints on a path that they share.
+        spec: the spec to submit.
+        offers: the workers' resources.
+        shared: whether all of them keep checkpoints on a shared path.
     """
     problems = [*_bad_ids(spec), *([] if shared else _apart(spec))]
     if problems:
@@ -163,7 +163,7 @@ def _unfit(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
 
 
 def _unknown_stops(spec: RunSpec, actor: ModelFacts | None) -> Iterator[SpecProblem]:
-    """Stop tokens that the actor never says."""
+    """Stop tokens that are not in the actor's vocabulary."""
     vocab = spec.models.actor.tiny.vocab if spec.models.actor.tiny is not None else actor.vocab if actor is not None else 0
     beyond = [token for token in spec.rollout.stop_tokens if vocab and token >= vocab]
     if beyond:
@@ -235,5 +235,5 @@ def _scattered(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProbl
 
 
 def devices_of(devices: Mapping[str, int], kind: str) -> int:
-    """Devices of a kind on a node; `any` means the kind of which it has most, since one run never mixes kinds."""
+    """Devices of a kind on a node; `any` means its most frequent kind, since a run never mixes kinds."""
     return max(devices.values(), default=0) if kind == "any" else devices.get(kind, 0)

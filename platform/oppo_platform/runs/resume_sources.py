@@ -1,4 +1,4 @@
-"""Who is about to begin with which checkpoint: forks of other runs, and paused runs that go on from an older one of their own."""
+"""Checkpoints that are about to be used: by forks of other runs, and by paused runs that resume from an older one."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from oppo_platform.runs.models import Checkpoint, Run
 
 
 def beginning() -> QuerySet[Run]:
-    """Runs that begin with a chosen checkpoint, of another run or of their own, and have saved nothing since."""
+    """Runs that start from a chosen checkpoint, of another run or their own, and have saved none since."""
     newer = Checkpoint.objects.filter(run=OuterRef("pk"), attempt__epoch__gt=OuterRef("begins_after"))
     return Run.objects.filter(begins_with__isnull=False).exclude(state__in=ENDED).exclude(Exists(newer))
 
 
 def waiting_for(run: Run) -> QuerySet[Run]:
-    """Those that begin with a checkpoint of `run`, itself among them."""
+    """Those that start from a checkpoint of `run`, itself included."""
     return beginning().filter(begins_with__run=run)
 
 
 def spared_for_forks(run: Run) -> list[str]:
-    """Names of the run's checkpoint folders that its engine must keep, because somebody is about to begin with them."""
+    """Names of the run's checkpoint folders that its engine must not delete, because a run is about to start from them."""
     kept = Checkpoint.objects.filter(pk__in=waiting_for(run).values("begins_with"))
     return sorted({folder_name(row) for row in kept})
 
 
 def folder_name(row: Checkpoint) -> str:
-    """The checkpoint's own folder: `step-00000100`, or `step-00000100-chunk-000003` with a half-done step."""
+    """Name of the checkpoint's folder: `step-00000100`, or `step-00000100-chunk-000003` with an unfinished step."""
     return unquote(PurePosixPath(urlsplit(row.url).path).name)
 
 
 def half_done(row: Checkpoint) -> bool:
-    """Whether the engine wrote it in the middle of a step, because it was asked to stop."""
+    """Whether the engine wrote it within a step, because of a stop request."""
     return "-chunk-" in folder_name(row)

@@ -1,8 +1,9 @@
-"""What becomes of a run when an attempt at it has ended: a pure function of the outcome, the run's state and its retry policy.
+"""The next state of a run after the end of an attempt: a pure function of the outcome, the run's state and its retry policy.
 
-Rules look for words as they stand, part after part, each whole and in any case. They are no regular expressions on purpose: a
-pattern that a user writes would be matched inside a transaction that holds the run's lock, and Python's `re` can take for ever on
-a short one; a search for fixed parts is linear, whatever is written. What is searched is bounded as well.
+Rules match fixed words, case-insensitively, each as a whole. They are deliberately no regular expressions: a user's pattern would
+run inside a transaction that holds the run's lock, and Python's `re` can take exponential time; a search for fixed parts is
+linear.
+The searched text is bounded as well.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ LONGEST_LINE = 2000
 LONGEST_BACKOFF_S = 3600.0
 # Outcomes that count against the number of attempts.
 DIED = ("engine_died", "lease_lost", "orphaned", "absent", "failed")
-# `restored` is no death: the platform was put back to a moment before its end, and knows nothing of it.
-# Of those that count, what the node did: the run is not to blame, so it need not wait.
+# `restored` does not count: the platform was restored to a time before the attempt's end.
+# Deaths caused by the node: the run retries without a delay.
 NODES_FAULT = ("lease_lost", "orphaned", "absent")
 S = RunState
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """A run's `retries`, with the platform's number of attempts filled in."""
+    """A run's `retries`, with the platform's default number of attempts."""
 
     attempts: int
     backoff_s: float
@@ -36,7 +37,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What is known of an attempt's end. `deaths`: of the run so far, this one included if it is one."""
+    """The end of an attempt. `deaths`: of the run so far, this one included if it is one."""
 
     outcome: str
     reason: str
@@ -47,7 +48,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Where the run goes, why, after how many seconds, and whether the node it was on is excluded from now on."""
+    """The run's next state, the reason, the delay in seconds, and whether its node is excluded from now on."""
 
     state: RunState
     why: str
@@ -56,14 +57,14 @@ class Verdict:
 
 
 def verdict(ended: Ended, state: str, wish: str, policy: RetryPolicy, resumes: str) -> Verdict:
-    """What an end means for a run.
+    """Decide after the end of an attempt.
 
     Args:
         ended: how the attempt ended.
-        state: the run's present state; one that is being stopped says where it is to go.
-        wish: the reason that it has for being there.
+        state: the run's current state; a stopping run has a target state.
+        wish: the reason of that stop request.
         policy: its retry policy.
-        resumes: where the next attempt would begin, a sentence.
+        resumes: start of the next attempt, a sentence.
     """
     if ended.outcome == "succeeded":
         return Verdict(S.SUCCEEDED, ended.reason or "Succeeded.")
@@ -71,11 +72,11 @@ def verdict(ended: Ended, state: str, wish: str, policy: RetryPolicy, resumes: s
     rule = first_rule(policy.rules, [ended.reason, *ended.lines]) if died and ended.outcome not in NODES_FAULT else None
     if ended.outcome == "failed" and (rule is None or rule.action == "fail"):
         return Verdict(S.FAILED, ended.reason or "Failed.")
-    if state == S.CANCELLING:  # however the engine ended, the wish was that it should
+    if state == S.CANCELLING:  # the request decides, however the engine ended
         return Verdict(S.CANCELLED, wish)
     if died:
         return _after_death(ended, state, wish, policy, resumes, rule)
-    if state == S.PAUSING:  # for whatever reason it stopped, its node's shutdown included
+    if state == S.PAUSING:  # for any reason, including its node's shutdown
         return Verdict(S.PAUSED, f"{wish} {resumes}")
     return Verdict(S.QUEUED, f"{_sentence(ended.reason) or 'Stopped by its worker.'} {resumes}")
 
@@ -109,12 +110,12 @@ def _cause(ended: Ended) -> str:
 
 
 def backoff_s(first_s: float, deaths: int) -> float:
-    """The wait after the n-th death: `first_s`, doubled each time, at most an hour."""
+    """The delay after the n-th death: `first_s`, doubled each time, at most an hour."""
     return min(LONGEST_BACKOFF_S, first_s * 2.0 ** min(deaths - 1, 32))
 
 
 def first_rule(rules: Sequence[LogRule], lines: Sequence[str]) -> LogRule | None:
-    """The first rule whose words stand in one of the lines; only the last lines are looked at, and the beginning of each."""
+    """The first rule whose words are in one of the lines; only the last lines, and the beginning of each, are searched."""
     seen = [line[:LONGEST_LINE] for line in (*lines[:1], *lines[1:][-LAST_LINES:])]
     return next((rule for rule in rules if any(_says(line, rule.match) for line in seen)), None)
 

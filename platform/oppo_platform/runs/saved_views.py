@@ -1,6 +1,7 @@
-"""Saved views of the runs table: made, renamed, replaced, deleted and brought back, and one of them a person's default.
+"""Saved views of the runs table: create, rename, replace, delete, restore, and set as a user's default.
 
-A private view is its owner's alone. A team's view is seen by its members; its owner and the team's maintainers change it.
+A private view is visible to its owner only. A team's view is visible to its members; its owner and the team's maintainers change
+it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ LONGEST_NAME, MOST_VIEWS = 60, 200
 
 
 class ViewRefused(ValueError):
-    """A view that cannot be saved so, and why."""
+    """A view cannot be saved; the message says why."""
 
 
 class ViewItem(TypedDict):
-    """A view as the menu and the API show it. `team` is empty for a private one."""
+    """A view in the menu and the API. `team` is empty for a private one."""
 
     id: int
     name: str
@@ -46,18 +47,18 @@ def visible_views(user: User) -> QuerySet[SavedView]:
 
 
 def views_of(user: User) -> list[ViewItem]:
-    """What the user's menu offers."""
+    """Views in the user's menu."""
     default, steered = default_of(user), _steered(user)
     return [_item(user, view, default, steered) for view in visible_views(user)[:MOST_VIEWS]]
 
 
 def address_of(view: SavedView) -> dict[str, str]:
-    """What a view keeps, in an order that the database forgets."""
+    """The view's query parameters in a fixed order, which the database does not keep."""
     return {name: view.query[name] for name in KEPT if name in view.query}
 
 
 def default_of(user: User) -> SavedView | None:
-    """The view that the user's table begins with, if they chose one and may still see it."""
+    """The default view of the user's table, if they chose one and may still see it."""
     return visible_views(user).filter(pk__in=DefaultView.objects.filter(user_id=user.pk).values("view_id")).first()
 
 
@@ -65,7 +66,8 @@ def save_view(user: User, name: str, query: dict[str, str], team: Team | None) -
     """Save a view, for a team if given.
 
     Raises:
-        ViewRefused: the name or the query will not do, or there are too many. PermissionDenied: a viewer saves for a team.
+        ViewRefused: the name or the query is not valid, or there are too many. PermissionDenied: a viewer saves for a
+        team.
     """
     if team is not None:
         demand(user, Action.SUBMIT, team.pk)
@@ -77,7 +79,7 @@ def save_view(user: User, name: str, query: dict[str, str], team: Team | None) -
 
 
 def change_view(user: User, view_id: int, name: str | None = None, query: dict[str, str] | None = None) -> ViewItem:
-    """Give a view another name, or what it shows from now on.
+    """Rename a view, or replace its query.
 
     Raises:
         SavedView.DoesNotExist, PermissionDenied, ViewRefused.
@@ -92,7 +94,7 @@ def change_view(user: User, view_id: int, name: str | None = None, query: dict[s
 
 @transaction.atomic
 def delete_view(user: User, view_id: int) -> None:
-    """Take a view from the menus. It may be brought back until the same person deletes another one.
+    """Delete a view. It can be restored until the same user deletes another one.
 
     Raises:
         SavedView.DoesNotExist, PermissionDenied.
@@ -104,10 +106,10 @@ def delete_view(user: User, view_id: int) -> None:
 
 
 def restore_view(user: User, view_id: int) -> ViewItem:
-    """Bring a deleted view back, as whose default it was too.
+    """Restore a deleted view, also as the default of those users who had it.
 
     Raises:
-        SavedView.DoesNotExist: gone for good. PermissionDenied. ViewRefused: its name is taken meanwhile.
+        SavedView.DoesNotExist: permanently deleted. PermissionDenied. ViewRefused: its name is taken meanwhile.
     """
     teams = memberships(user).values("team_id")
     with transaction.atomic():
@@ -121,7 +123,7 @@ def restore_view(user: User, view_id: int) -> ViewItem:
 
 @transaction.atomic
 def set_default(user: User, view_id: int | None) -> None:
-    """Begin with this view from now on, or with all runs. Raises `SavedView.DoesNotExist`."""
+    """Set the default view, or all runs. Raises `SavedView.DoesNotExist`."""
     if view_id is None:
         DefaultView.objects.filter(user_id=user.pk).delete()
         return
@@ -148,7 +150,7 @@ def _name(name: str) -> str:
 
 
 def _query(user: User, query: dict[str, str]) -> dict[str, str]:
-    """What is kept of an address. Raises ViewRefused where it makes no sense."""
+    """The query parameters to store. Raises ViewRefused when they are not valid."""
     kept = {name: query[name] for name in KEPT if query.get(name)}
     if kept.get("show", SHOWN[0]) not in SHOWN:
         raise ViewRefused(f"`show` must be one of {', '.join(SHOWN)}.")
@@ -175,7 +177,7 @@ def _write(view: SavedView) -> None:
 
 
 def _steered(user: User) -> set[int]:
-    """Teams whose views the user may change, whoever made them."""
+    """Teams whose views the user may change."""
     return set(memberships(user).filter(role__in=granting(Action.STEER_ANY_RUN)).values_list("team_id", flat=True))
 
 

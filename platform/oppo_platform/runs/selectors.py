@@ -1,4 +1,4 @@
-"""Reading runs: the summary that lists, pages, the API and the live stream share. None of it touches a metric series.
+"""Queries of runs: the summary that lists, pages, the API and the live stream share. None of them reads a metric series.
 
 For pages: `list_runs(user, …)`, `get_run(user, id)` (raises `Run.DoesNotExist`, answer 404), `run_summary(run)`,
 `spec_yaml(run)`. A user sees the runs of their teams only.
@@ -30,12 +30,12 @@ from oppo_platform.runs.filtering import listed, sorting
 from oppo_platform.runs.models import Attempt, Launch, Run
 
 MOST_RUNS_A_PAGE = 200
-# What apps above `runs` add to a queryset of summaries, by name; they fill it in `AppConfig.ready`.
+# Annotations that apps above `runs` add to summaries, by name; set in `AppConfig.ready`.
 ANNOTATIONS: dict[Literal["open_alerts", "is_silent"], Callable[[], Any]] = {}
 
 
 class OpenAlert(TypedDict):
-    """What a run's summary tells of an alert that is open."""
+    """An open alert in a run's summary."""
 
     id: int
     condition: str
@@ -44,7 +44,7 @@ class OpenAlert(TypedDict):
 
 
 class RunSummary(TypedDict):
-    """What every view of a run begins with (docs/interfaces.md). Times are ISO 8601 in UTC; None when unknown."""
+    """The fields that all views of a run share (docs/interfaces.md). Times are ISO 8601 in UTC; None if unknown."""
 
     id: int
     name: str
@@ -91,12 +91,12 @@ class RunList(TypedDict):
 
 
 def run_url(run_id: int) -> str:
-    """The run's page."""
+    """URL of the run's page."""
     return f"/runs/{run_id}"
 
 
 def run_summary(run: Run) -> RunSummary:
-    """The summary of a run that came from one of this module's querysets (project, team and user joined)."""
+    """The summary of a run from one of this module's querysets (project, team and user joined)."""
     return RunSummary(
         id=run.pk,
         name=run.name,
@@ -137,12 +137,12 @@ def run_summary(run: Run) -> RunSummary:
 
 
 def _fork(run: Run) -> dict[str, int] | None:
-    """`{run, step}` of the checkpoint that it began with, if that was another run's."""
+    """`{run, step}` of the checkpoint that it started from, if that was another run's."""
     return {"run": run.forked_run, "step": run.forked_step or 0} if run.forked_run is not None else None
 
 
 def _where(run: Run) -> list[str]:
-    """Names of the nodes that it is on, the first one first, or was on when it ended; none while it waits or is held."""
+    """Names of its nodes, the first one first, also after its end; none while it waits or is paused."""
     if run.state in (RunState.QUEUED, RunState.PAUSED):
         return []
     head: str | None = run.head_node  # type: ignore[attr-defined]  # as the next one, by `_joined`
@@ -151,19 +151,19 @@ def _where(run: Run) -> list[str]:
 
 
 def eta_s(run: Run) -> float | None:
-    """Seconds of training left at the run's mean pace, while it holds devices and has trained at least one step."""
+    """Remaining seconds of training at the run's mean pace, while it holds devices and has trained a step."""
     if run.state not in HOLDING_DEVICES or run.step == 0:
         return None
     return run.elapsed_s / run.step * (run.total_steps - run.step)
 
 
 def summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
-    """Join what `run_summary` needs and leave the large columns in the database."""
+    """Join what `run_summary` needs, without the large columns."""
     return _joined(runs).defer("spec")
 
 
 def _joined(runs: QuerySet[Run]) -> QuerySet[Run]:
-    """With project, team, user, the names of the newest attempt's nodes, the newest attempt that told a step, and open alerts."""
+    """With project, team, user, the names of the newest attempt's nodes, the newest attempt with a step, and open alerts."""
     newest = {"run": OuterRef("pk"), "epoch": OuterRef("epochs")}
     told = Attempt.objects.filter(run=OuterRef("pk"), first_step__isnull=False).order_by("-epoch")
     further = {f"attempt__{name}": value for name, value in newest.items()}
@@ -190,16 +190,16 @@ def list_runs(
     """The user's runs, newest first unless sorted otherwise.
 
     Args:
-        states: only these states; all when empty.
-        project: only this project (an id will do).
+        states: only these states; all if empty.
+        project: only this project (an id is enough).
         team_id: only this team.
-        where: a filter (`runs.filtering`); archived runs are left out unless it says something of them.
-        sort: what `filtering.sorting` knows, ascending; with `-` in front descending. Runs without a value come last.
-        cursor: the `next` of the page before.
-        without: ids that are left out.
+        where: a filter (`runs.filtering`); archived runs are left out unless it mentions them.
+        sort: a name of `filtering.sorting`, ascending; with a leading `-` descending. Runs without a value come last.
+        cursor: the `next` of the previous page.
+        without: ids to leave out.
 
     Raises:
-        FilterError: the filter or the column is not understood. BadCursor: nor is the cursor.
+        FilterError: invalid filter or column. BadCursor: invalid cursor.
     """
     runs = listed(summaries(visible_runs(user)), where)
     wanted = list(states)
@@ -218,7 +218,7 @@ def list_runs(
 
 
 def _ordered(runs: QuerySet[Run], sort: str, cursor: str) -> QuerySet[Run]:
-    """In order, from behind the cursor's place. Raises FilterError and BadCursor."""
+    """Sorted, after the cursor's position. Raises FilterError and BadCursor."""
     if not sort:
         return (runs.filter(pk__lt=read_cursor(cursor, int)[0]) if cursor else runs).order_by("-id")
     falls = sort.startswith("-")
@@ -238,7 +238,7 @@ def _ordered(runs: QuerySet[Run], sort: str, cursor: str) -> QuerySet[Run]:
 
 
 def _place(run: Run, sort: str) -> str:
-    """Where a page ends: the run, and the value that it is sorted by."""
+    """The cursor at the end of a page: the run, and its sort value."""
     if not sort:
         return write_cursor(run.pk)
     value = run.sorted_by  # type: ignore[attr-defined]  # by `_ordered`
@@ -246,17 +246,17 @@ def _place(run: Run, sort: str) -> str:
 
 
 def visible_run(user: User, run_id: int) -> Run:
-    """One run without what only its summary tells, in a third of the time. Raises `Run.DoesNotExist` as `get_run` does."""
+    """One run without the joins of its summary, in a third of the time. Raises `Run.DoesNotExist` as `get_run` does."""
     return visible_runs(user).select_related("project").get(pk=run_id)
 
 
 def get_run(user: User, run_id: int) -> Run:
-    """One run with everything. Raises `Run.DoesNotExist`, also when it is another team's."""
+    """One run with everything. Raises `Run.DoesNotExist`, also for another team's."""
     return _joined(visible_runs(user)).get(pk=run_id)
 
 
 def get_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
-    """Several runs in the order asked for. Raises `Run.DoesNotExist` when one of them is not there."""
+    """Several runs in the given order. Raises `Run.DoesNotExist` when one of them does not exist."""
     ids = list(dict.fromkeys(run_ids))
     found = _joined(visible_runs(user)).in_bulk(ids)
     if len(found) < len(ids):
@@ -265,21 +265,21 @@ def get_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
 
 
 def runs_found(user: User, run_ids: Iterable[int]) -> list[Run]:
-    """Those of several runs that are there, for lists, in the order asked for."""
+    """Those of several runs that exist, for lists, in the given order."""
     ids = list(run_ids)
     found = summaries(visible_runs(user)).in_bulk(ids) if ids else {}
     return [found[run_id] for run_id in ids if run_id in found]
 
 
 def specs_of(run_ids: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """The specs of runs that were found before, which lists leave in the database unless a column shows a setting."""
+    """Specs of listed runs, which lists do not read unless a column shows a setting."""
     return dict(Run.objects.filter(pk__in=list(run_ids)).values_list("pk", "spec"))
 
 
 def spec_yaml(run: Run, *, only_set: bool = False) -> str:
-    """The spec in the schema's order, which the database does not keep; `only_set` leaves out what is as by default."""
+    """The spec in the schema's order, which the database does not keep; `only_set` leaves out defaults."""
     try:
         return dump_yaml(load_spec(run.spec).model_dump(mode="json", exclude_defaults=only_set))
     except SpecError:
-        # Submitted under rules that have become stricter since: shown as it is stored.
+        # Submitted before validation became stricter: shown as stored.
         return dump_yaml(run.spec)

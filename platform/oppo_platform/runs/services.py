@@ -1,4 +1,4 @@
-"""Submitting a checked spec. Checking it is `usecases.check_spec`; what may be asked of a run afterwards is `runs.lifecycle`."""
+"""Submits a checked spec. The check is `usecases.check_spec`; later requests are in `runs.lifecycle`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from oppo_platform.runs.preflight import ModelFacts, NodeOffer, wanted_files, wa
 
 
 def node_offers() -> list[NodeOffer]:
-    """What the connected nodes say they have."""
+    """Resources of the connected nodes."""
     nodes = live_nodes().prefetch_related("devices", "catalogue")
     return [
         NodeOffer(
@@ -42,10 +42,10 @@ def node_offers() -> list[NodeOffer]:
 
 @transaction.atomic
 def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
-    """Queue a checked spec. The caller has made sure that the user may submit to the project.
+    """Queue a checked spec. The caller has checked that the user may submit to the project.
 
     Raises:
-        SpecError: the checkpoint that it begins with is gone since it was checked.
+        SpecError: its checkpoint was deleted since the check.
     """
     now, limit_h = clock.now(), spec.queue.max_runtime_hours
     begins_with = begin_fork(spec, project.team_id)
@@ -81,13 +81,13 @@ def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
 
 
 def needs_of(spec: RunSpec) -> dict[str, Any]:
-    """What a node must offer, in the small: the scheduler reads this instead of the whole spec."""
+    """Requirements on a node, in short: the scheduler reads them instead of the whole spec."""
     models = sorted({wanted.id for wanted in wanted_models(spec)})
     prompts = sorted({file for _, file in wanted_files(spec)})
     return {"kind": spec.device_kind, "models": models, "prompts": prompts, "nodes": spec.resources.nodes}
 
 
 def preset_of(spec: RunSpec) -> str:
-    """The preset whose overlap modes the spec has, or `custom`."""
+    """The preset with the spec's overlap modes, or `custom`."""
     modes = {"intra_step": spec.overlap.intra_step, "inter_step": spec.overlap.inter_step}
     return next((preset.key for preset in PRESETS if preset.overlap == modes), "custom")

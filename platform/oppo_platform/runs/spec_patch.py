@@ -1,4 +1,4 @@
-"""Other values at dotted paths of a spec. Whether the keys exist the schema says afterwards."""
+"""Changes values at dotted paths of a spec. The schema validates the keys afterwards."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from oppo_contract.spec_errors import SpecError, SpecProblem
 
 
 def changed(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with other values; a number in a path is a place in a list, and missing sections are made.
+    """A copy with changed values; a number in a path is an index of a list, and missing sections are created.
 
     Raises:
-        SpecError: paths lead through a value, or to no place of a list.
+        SpecError: a path leads through a value, or to an invalid index.
     """
     copy = deepcopy(dict(spec))
     problems = [problem for path, value in changes.items() if (problem := _put(copy, path, value)) is not None]
@@ -40,7 +40,7 @@ def _put(spec: dict[str, Any], path: str, value: Any) -> SpecProblem | None:
 
 
 def _place(holder: dict[str, Any] | list[Any], part: str) -> Any:
-    """The key, or the index in a list; None where a list has none such."""
+    """The key, or the index in a list; None if a list has no such index."""
     if isinstance(holder, dict):
         return part
     return int(part) if part.isascii() and part.isdigit() and len(part) < 10 and int(part) < len(holder) else None

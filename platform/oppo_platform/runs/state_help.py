@@ -1,4 +1,4 @@
-"""What the states and outcomes of an attempt mean, for people; docs/reference/states.md is written from it."""
+"""Descriptions of an attempt's states and outcomes; docs/reference/states.md is generated from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tags: words that people give runs, to find them again."""
+"""Tags of runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TAG = re.compile(r"[^\s,\"\0]{1,40}")
 
 
 class TagRefused(ValueError):
-    """A tag that cannot be kept, and why."""
+    """A tag is not allowed; the message says why."""
 
 
 @transaction.atomic
 def change_tags(run_id: int, add: Sequence[str], remove: Sequence[str], actor: str) -> None:
-    """Give a run tags and take some away; what it has or lacks already is no error.
+    """Add and remove tags; idempotent.
 
     Raises:
         TagRefused: a tag is empty, too long, or has spaces, commas or quotes, or there would be too many.

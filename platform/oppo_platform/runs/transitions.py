@@ -1,8 +1,8 @@
-"""The one function that moves a run from state to state.
+"""`move_run`, the only function that changes a run's state.
 
-Guarantee: every change of `Run.state` went through `oppo_contract.states.TRANSITIONS`, was made by exactly one of those who
-wanted it (compare-and-set on the old state), and left a `Transition` row in the same transaction. At a run's end `ON_END` is
-called in that transaction, too.
+Guarantee: every change of `Run.state` follows `oppo_contract.states.TRANSITIONS`, is made by exactly one of concurrent callers
+(compare-and-set on the old state), and adds a `Transition` row in the same transaction. `ON_END` is called in that transaction at
+a run's end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oppo_platform.accounts import audit
 from oppo_platform.notify import run_changed, runs_changed, wake_scheduler
 from oppo_platform.runs.models import Run, Transition
 
-# Called with the run's id when it has ended. Apps above `runs` add theirs in `AppConfig.ready`.
+# Called with the run's id at its end. Apps above `runs` add theirs in `AppConfig.ready`.
 ON_END: list[Callable[[int], None]] = []
 
 
@@ -27,19 +27,19 @@ class MoveRefused(Exception):
 
 
 class RunMoved(Exception):
-    """Somebody else moved the run first; read it again and decide anew."""
+    """Another process moved the run first; read it again and decide anew."""
 
 
 def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
-    """Move `run` from the state that its holder saw to `new`; `run` then carries the new values.
+    """Move `run` from the state that its object has to `new`; `run` then has the new values.
 
     Args:
-        run: as read; its `state` is the one compared with.
-        reason: a sentence for people.
+        run: as read; its `state` is the expected one.
+        reason: a sentence.
         actor: `user:ada`, `node:gpu1`, `scheduler`.
 
     Raises:
-        MoveRefused: the table forbids it. RunMoved: the run is not in that state any more.
+        MoveRefused: the table forbids it. RunMoved: the run is in another state.
     """
     old = RunState(run.state)
     if not can_transition(old, new):
@@ -69,9 +69,9 @@ def move_run(run: Run, new: RunState, reason: str, actor: str) -> None:
 
 
 def explain_waiting(reasons: Mapping[int, str]) -> None:
-    """Tell queued runs why they wait; nothing happens to those that were told so already, or wait no longer.
+    """Update the reasons of queued runs; runs with the same reason, and those that are no longer queued, are not changed.
 
-    One statement for all of them: when the run in front changes, thousands behind it may be told its name.
+    One statement for all: thousands of runs may wait behind the same run.
     """
     rows = f"UPDATE {Run._meta.db_table} AS run SET reason = told.reason, cursor = run.cursor + 1 "  # noqa: S608 - no input
     rows += "FROM unnest(%s::bigint[], %s::text[]) AS told(id, reason) "
