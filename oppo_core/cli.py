@@ -113,12 +113,12 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
 
 def _joined(spec: RunSpec) -> Ranks:
     """The run's ranks, this process's device taken. Raises LayoutError and RankError."""
-    from oppo_core.distributed.process_group import join, meeting_of
+    from oppo_core.distributed.process_group import join, rendezvous_from_env
     from oppo_core.engine.layout import device_of, take_device
 
     device, wanted = device_of(spec), spec.resources
     take_device(device)
-    return join(meeting_of(wanted.nodes, wanted.ranks_per_node, wanted.longest_silence_s), "engine", device)
+    return join(rendezvous_from_env(wanted.nodes, wanted.ranks_per_node, wanted.longest_silence_s), "engine", device)
 
 
 def _stop_when_asked() -> threading.Event:

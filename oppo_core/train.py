@@ -68,7 +68,7 @@ def begin_step(engine: Engine, version: int) -> StepState:
     """Top up the pool, and fill every cache."""
     with engine.trace.span("actor", "data"):
         engine.use_cores(len(engine.layout.actor_devices))
-        fresh = engine.pool.top_up(engine.ranks.part(engine.overcommit.overcommit), version, engine.new_group)
+        fresh = engine.pool.top_up(engine.ranks.share(engine.overcommit.overcommit), version, engine.new_group)
         engine.cohorts.begin(version, len(fresh))
     fill_caches(engine, version)
     return StepState()

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from oppo_contract.spec import load_stored_spec
-from oppo_core.distributed.process_group import Ranks, home_of
+from oppo_core.distributed.process_group import Ranks, rank_dir
 from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rollout import prompt_sharding
 from oppo_core.rollout.prompt_sharding import PromptSharding
@@ -34,7 +34,7 @@ State = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class RankState:
     """A rank's part of a checkpoint: its state, and the folders in which the files of its answers lie.
 
     `dealt`: the checkpoint is another number of ranks'.
@@ -45,21 +45,21 @@ class Own:
     dealt: bool = False
 
 
-def own_of(folder: Path, ranks: Ranks) -> Own:
+def load_rank_state(folder: Path, ranks: Ranks) -> RankState:
     """This rank's part of a checkpoint."""
-    homes = homes_in(folder)
+    homes = rank_dirs(folder)
     if len(homes) == ranks.world:
         home = homes[ranks.rank]
         state = read_state(home)
-        return Own(state | {"turns": asdict(turns_of(state, ranks.rank, ranks.world))}, [home])
+        return RankState(state | {"turns": asdict(load_sharding(state, ranks.rank, ranks.world))}, [home])
     states = [read_state(home) for home in homes]
-    return Own(dealt(states, ranks.world)[ranks.rank], homes, dealt=True)
+    return RankState(dealt(states, ranks.world)[ranks.rank], homes, dealt=True)
 
 
-def homes_in(folder: Path) -> list[Path]:
+def rank_dirs(folder: Path) -> list[Path]:
     """The folders of the ranks that wrote a checkpoint."""
     world = load_stored_spec(read_state(folder)["spec"]).resources.ranks
-    return [home_of(folder, rank) for rank in range(world)]
+    return [rank_dir(folder, rank) for rank in range(world)]
 
 
 def read_state(home: Path) -> State:
@@ -68,14 +68,14 @@ def read_state(home: Path) -> State:
     return state
 
 
-def turns_of(state: State, rank: int, world: int) -> PromptSharding:
+def load_sharding(state: State, rank: int, world: int) -> PromptSharding:
     """A rank's turns; format 4 told how many answers it had begun."""
     if "turns" in state:
         return PromptSharding(**state["turns"])
     return PromptSharding(rank, world, taken=state["sequences_started"] // _group_size(state))
 
 
-def cohorts_of(state: State) -> Cohorts:
+def load_cohorts(state: State) -> Cohorts:
     """A rank's cohorts; JSON has text keys only."""
     told = state["cohorts"]
     return Cohorts(**told | {name: {int(k): v for k, v in told[name].items()} for name in ("started", "finished")})
@@ -87,7 +87,7 @@ def dealt(states: Rows[State], world: int) -> list[State]:
     pools, queues = (
         _deal((row for state in states for row in state[kind]), _group_size(first), world) for kind in ("pool", "queue")
     )
-    mine = prompt_sharding.reshard_prompts([turns_of(state, rank, len(states)) for rank, state in enumerate(states)], world)
+    mine = prompt_sharding.reshard_prompts([load_sharding(state, rank, len(states)) for rank, state in enumerate(states)], world)
     waiting = [
         Counter(row["cohort"] for row in [*pool, *queue] if not _counted(row, first))
         for pool, queue in zip(pools, queues, strict=True)
@@ -117,7 +117,7 @@ def _passes(states: Rows[State]) -> dict[str, int]:
 
 def _settled(state: State) -> Cohorts:
     """A rank's cohorts, with those who have finished in a half-done step."""
-    cohorts = cohorts_of(state)
+    cohorts = load_cohorts(state)
     half = (state["suspended"] or {}).get("batch")
     if half is not None and not _tail_batch(state):
         finishers = set(half["finishers"])

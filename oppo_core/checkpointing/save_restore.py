@@ -25,13 +25,14 @@ import numpy as np
 from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_core.checkpointing import resume_changes
 from oppo_core.checkpointing.atomic_dir import MANIFEST, draft_of, heal, publish, sha256, sync_files
-from oppo_core.checkpointing.reshard import STATE, cohorts_of, homes_in, own_of, read_state
+from oppo_core.checkpointing.reshard import STATE, load_cohorts, load_rank_state, rank_dirs, read_state
 from oppo_core.checkpointing.resume_changes import Change
 from oppo_core.checkpointing.retention import checkpoints_to_prune, delete
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.control.run_score import RunScore, best_rule
+from oppo_core.distributed.process_group import rank_dir
 from oppo_core.engine.state import Engine, Progress
-from oppo_core.engine.step_report import note_shrunk
+from oppo_core.engine.step_report import record_shrunk_passes
 from oppo_core.models.oom_retry import limit
 from oppo_core.ppo.reward_shaping import ScoreMoments
 from oppo_core.rollout.prompt_sharding import PromptSharding
@@ -102,7 +103,7 @@ def save(engine: Engine) -> None:
 
 def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
     """Take back everything but the critic, which its process has loaded itself. `verify` has accepted the folder."""
-    own = own_of(folder, engine.ranks)
+    own = load_rank_state(folder, engine.ranks)
     state = own.state
     if state["prompts_sha256"] != engine.prompts.digest:
         raise CheckpointError(
@@ -114,7 +115,7 @@ def restore(engine: Engine, folder: Path, changed: Rows[Change] = ()) -> None:
     _limit_passes(engine, passes, changed)
     engine.overcommit = OvercommitState(**state["overcommit"])
     engine.chunk = ChunkState(**state["chunk"] | {"measured": {int(k): v for k, v in state["chunk"]["measured"].items()}})
-    engine.cohorts = cohorts_of(state)
+    engine.cohorts = load_cohorts(state)
     engine.moments = ScoreMoments(**state["score_moments"])
     engine.run_score = _run_score(state)
     engine.pool.sharding = PromptSharding(**state["turns"])
@@ -176,7 +177,7 @@ def verify(folder: Path, spec: RunSpec) -> list[Change]:
     if state["format"] not in READS:
         raise CheckpointError(f"{folder} has format {state['format']}; this engine reads {READS[0]} to {READS[-1]}")
     changed = resume_changes.diff_specs(load_stored_spec(state["spec"]), spec)
-    in_flight = sum(len(read_state(home)["pool"]) for home in homes_in(folder))
+    in_flight = sum(len(read_state(home)["pool"]) for home in rank_dirs(folder))
     refused = resume_changes.refusals(changed, in_flight, spec)
     if refused:
         raise CheckpointError("the checkpoint cannot be resumed with this spec: " + "; ".join(refused))
@@ -219,7 +220,7 @@ def _keep(engine: Engine, fill: Callable[[Path], None]) -> None:
 def _publish(engine: Engine, folder: Path, fill: Callable[[Path], None], score: float | None) -> None:
     keep = engine.spec.checkpoints
     with draft_of(folder, needed_bytes(engine)) as draft:
-        engine.ranks.gather(str(draft).encode())
+        engine.ranks.all_gather(str(draft).encode())
         fill(draft)
         engine.ranks.any(False)  # all have written their parts
         seal = publish(draft, folder)
@@ -237,7 +238,7 @@ def _add_to_draft(engine: Engine, fill: Callable[[Path], None]) -> None:
     Raises:
         CheckpointError: it cannot be seen from here.
     """
-    draft = Path(engine.ranks.gather(b"")[0].decode())
+    draft = Path(engine.ranks.all_gather(b"")[0].decode())
     until = time.monotonic() + SEEN_WITHIN_S
     while not draft.is_dir() and time.monotonic() < until:
         time.sleep(LOOKS_EVERY_S)
@@ -246,7 +247,7 @@ def _add_to_draft(engine: Engine, fill: Callable[[Path], None]) -> None:
             f"rank {engine.ranks.rank} does not see {draft}, which rank 0 has made: the ranks' --out must lie on a path that all"
             " nodes share (OPPO_ARTIFACT_ROOT)"
         )
-    home = engine.ranks.home(draft)
+    home = rank_dir(draft, engine.ranks.rank)
     home.mkdir()
     fill(home)
     sync_files(home)
@@ -266,7 +267,7 @@ def name_of(engine: Engine) -> str:
 
 def _write(engine: Engine, draft: Path) -> None:
     engine.actor.save(draft, engine.model_source, engine.codec.eos, engine.codec.pad)
-    note_shrunk(engine)
+    record_shrunk_passes(engine)
     save_supports(engine.pool.sequences, draft)
     engine.decoder.save(draft)
     state = _state(engine) | {"suspended": _suspended(engine)}

@@ -1,8 +1,7 @@
-"""The ranks of a data-parallel run, a process each: what they add up, agree on and tell each other (docs/algorithm.md, "Several
-ranks").
+"""Collectives between the ranks of a data-parallel run, over gloo and NCCL (docs/algorithm.md, "Several ranks").
 
-Law: all ranks make the same calls in the same order. Each call ends, within the time that the spec allows, with the same result
-on every rank or with a `RankError` that names who is missing. A run of one rank is `ALONE`: the same calls, at no cost.
+All ranks make the same calls in the same order. Each call ends within the spec's time limit, with the same result on every rank
+or with a `RankError` that names the missing rank.
 """
 
 from __future__ import annotations
@@ -11,374 +10,294 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-BUCKET_BYTES = 64 * 2**20  # gradients that travel together
-LOADED_WITHIN_S = 600.0  # ranks that load models from a slow disk may come so late, whatever the spec allows
-SAYS_WHY_WITHIN_S = 5.0  # time for the others to say why they ended
+BUCKET_BYTES = 64 * 2**20  # gradients reduced in one call
+JOIN_TIMEOUT_S = 600.0  # at least; loading models from a slow disk delays ranks
+EXIT_REASON_TIMEOUT_S = 5.0  # for other ranks to publish why they ended
 LOST = "lost sight of another rank"
 POLL_S = 0.05
-# By these torch's errors are known that say that another rank was not reached; it has no class for them.
+# Texts of torch's connection errors, which have no class of their own.
 TRANSPORT = ("gloo/transport", "NCCL", "timed out", "Timed out")
 
 
 class RankError(RuntimeError):
-    """Another rank has ended or is silent, and the message names it; or the ranks were started otherwise than the spec says."""
+    """A rank has ended or does not answer (the message names it), or the number of started ranks differs from the spec's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where the ranks of a run find each other. They are numbered node by node, `a_node` on each.
+class Rendezvous:
+    """Address of the ranks' shared store. Ranks are numbered node by node, `ranks_per_node` on each.
 
-    `hosts`: this process keeps the common store, where torchrun does not.
+    `serves_store`: this process serves the TCP store, because torchrun does not.
     """
 
     address: str
     port: int
     rank: int
     world: int
-    hosts: bool
-    longest_wait_s: float
-    a_node: int = 1
+    serves_store: bool
+    timeout_s: float
+    ranks_per_node: int = 1
 
 
-class Ranks(Protocol):
-    """All ranks of a run, as one of them sees them."""
+class Ranks:
+    """All ranks of a run as seen by one of them. This base class is a run with a single rank.
 
-    rank: int
-    world: int
+    Attributes:
+        rendezvous: None for a single rank.
+        first: whether this is rank 0, which alone writes checkpoints and metrics.
+        serialize_reductions: whether two groups of a process must not call `all_reduce` at the same time. NCCL kernels of two
+            groups on one device can deadlock.
+    """
 
-    @property
-    def meeting(self) -> Meeting | None:
-        """Where they have met; None for one rank."""
+    rank, world, first, serialize_reductions = 0, 1, True, False
+    rendezvous: Rendezvous | None = None
 
-    @property
-    def first(self) -> bool:
-        """Whether this rank speaks for the run: it alone writes checkpoints and metrics."""
-
-    @property
-    def sums_in_turn(self) -> bool:
-        """Whether two groups of a process must not `add_up` at the same time: on GPUs they could wait for each other for ever."""
-
-    def part(self, count: int) -> int:
-        """This rank's part of `count` things; the parts of all ranks sum to `count`."""
-
-    def home(self, folder: Path) -> Path:
-        """Where in a checkpoint's `folder` this rank keeps what is its own."""
+    def share(self, count: int) -> int:
+        """This rank's share of `count` items. All ranks' shares sum to `count`; earlier ranks get the remainder."""
+        return (count + self.world - 1 - self.rank) // self.world
 
     def device(self, name: str) -> str:
-        """The run's name for a device of this rank's node."""
-
-    def cores(self, count: int) -> int:
-        """This rank's part of the `count` cores of its node, at least one."""
-
-    def total(self, values: Iterable[float]) -> list[float]:
-        """Each value summed over the ranks."""
-
-    def add_up(self, tensors: list[Tensor]) -> None:
-        """Sum the tensors over the ranks, in place."""
-
-    def any(self, flag: bool) -> bool:
-        """Whether `flag` is true on some rank."""
-
-    def gather(self, told: bytes) -> list[bytes]:
-        """What every rank tells, by rank."""
-
-    def agreed(self, kind: type[Exception]) -> AbstractContextManager[None]:
-        """Around some work: an exception of `kind` on one rank is raised on all. The work makes no other call of the ranks."""
-
-    def reaching(self, what: str) -> AbstractContextManager[None]:
-        """Around the calls of a group of somebody else's: when it loses a rank, the RankError says which, and why if it told."""
-
-    def store(self, name: str) -> Any:
-        """A torch store of all ranks under that name, for a group of somebody else's."""
-
-    def leave(self, reason: str) -> None:
-        """Tell the others why this rank will not be heard again."""
-
-    def close(self) -> None:
-        """Let go of the others."""
-
-
-class OneRank:
-    """A run of one rank."""
-
-    rank, world, first, sums_in_turn = 0, 1, True, False
-    meeting: Meeting | None = None
-
-    def part(self, count: int) -> int:
-        """All of it."""
-        return count
-
-    def home(self, folder: Path) -> Path:
-        """The folder itself."""
-        return folder
-
-    def device(self, name: str) -> str:
-        """The device's own name."""
+        """The run-wide name of a device of this rank's node. Rank 0's devices are named as in a single-rank run."""
         return name
 
     def cores(self, count: int) -> int:
-        """All of them."""
+        """This rank's share of its node's `count` cores, at least one."""
         return count
 
     def total(self, values: Iterable[float]) -> list[float]:
-        """The values."""
+        """Each value summed over the ranks."""
         return list(values)
 
-    def add_up(self, tensors: list[Tensor]) -> None:
-        """They are the sum."""
+    def all_reduce(self, tensors: list[Tensor]) -> None:
+        """Sum the tensors over the ranks, in place."""
 
     def any(self, flag: bool) -> bool:
-        """The flag."""
+        """Whether `flag` is true on any rank. Also a barrier."""
         return flag
 
-    def gather(self, told: bytes) -> list[bytes]:
-        """What was told."""
-        return [told]
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        """Every rank's payload, ordered by rank."""
+        return [payload]
 
-    def agreed(self, kind: type[Exception]) -> AbstractContextManager[None]:
-        """Nothing to agree on."""
-        return nullcontext()
+    @contextmanager
+    def raise_on_all(self, kind: type[Exception]) -> Iterator[None]:
+        """Raise an exception of class `kind` on all ranks if the block raises it on any. The block contains no collectives."""
+        yield
 
-    def reaching(self, what: str) -> AbstractContextManager[None]:
-        """Nobody to lose."""
-        return nullcontext()
+    @contextmanager
+    def rank_errors(self, what: str) -> Iterator[None]:
+        """Convert connection errors of another library's collectives to a RankError that names the lost rank and its reason."""
+        yield
 
     def store(self, name: str) -> Any:
-        """In this process."""
+        """A torch store shared by all ranks, with keys prefixed by `name`, for another library's process group."""
         return dist.HashStore()  # type: ignore[attr-defined]
 
     def leave(self, reason: str) -> None:
-        """Nobody is there."""
+        """Publish why this rank ends."""
 
     def close(self) -> None:
-        """Nobody is there."""
+        """Close the connections."""
 
 
-ALONE: Ranks = OneRank()
+SINGLE = Ranks()
 
 
-class SeveralRanks:
-    """One of several ranks: a process group of its own in torch's gloo, and on GPUs one of NCCL for the gradients.
+class ProcessGroup(Ranks):
+    """One of several ranks: a gloo process group, and on GPUs an NCCL group for gradients.
 
-    What concerns the run is told over gloo, between the nodes' main memories. Groups are made directly, not as torch's global
-    one, because a process may be in two: the critic's gradients are summed by whichever process trains it, at its own pace.
+    The groups are not torch's default group, because a process may be in two: the process that trains the critic sums its
+    gradients in a group separate from the actor's.
     """
 
-    def __init__(self, meeting: Meeting, name: str, device: torch.device) -> None:
-        """Meet the other ranks as group `name`; all ranks must come.
+    def __init__(self, rendezvous: Rendezvous, name: str, device: torch.device) -> None:
+        """Join group `name`; blocks until all ranks have joined.
 
         Raises:
-            RankError: some did not come in time.
+            RankError: a rank did not join in time.
         """
-        self.meeting, self.name = meeting, name
-        self.rank, self.world = meeting.rank, meeting.world
-        self._wait = timedelta(seconds=meeting.longest_wait_s)
-        coming = timedelta(seconds=max(meeting.longest_wait_s, LOADED_WITHIN_S))
-        self._store = _common_store(meeting, coming)
+        self.rendezvous, self.name = rendezvous, name
+        self.rank, self.world, self.first = rendezvous.rank, rendezvous.world, rendezvous.rank == 0
+        self._timeout = timedelta(seconds=rendezvous.timeout_s)
+        join_timeout = timedelta(seconds=max(rendezvous.timeout_s, JOIN_TIMEOUT_S))
+        self._store = _shared_store(rendezvous, join_timeout)
         try:
             self._store.set(f"here/{name}/{self.rank}", "")
-            self._store.wait([f"here/{name}/{rank}" for rank in range(self.world)], coming)
-            own = dist.PrefixStore(f"oppo/{name}", self._store)  # type: ignore[attr-defined]
-            self._words: Any = dist.ProcessGroupGloo(own, self.rank, self.world, self._wait)
+            self._store.wait([f"here/{name}/{rank}" for rank in range(self.world)], join_timeout)
+            store = dist.PrefixStore(f"oppo/{name}", self._store)  # type: ignore[attr-defined]
+            self._gloo: Any = dist.ProcessGroupGloo(store, self.rank, self.world, self._timeout)
         except RuntimeError as error:
-            raise self._lost("meeting the other ranks", error) from error
-        self._sums: Any = self._words if device.type == "cpu" else _nccl(own, meeting, self._wait)
-
-    @property
-    def first(self) -> bool:
-        """See `Ranks.first`."""
-        return self.rank == 0
-
-    @property
-    def sums_in_turn(self) -> bool:
-        """See `Ranks.sums_in_turn`: NCCL's kernels wait on the device, each for its own kind on the others."""
-        return self._sums is not self._words
-
-    def part(self, count: int) -> int:
-        """See `Ranks.part`; earlier ranks take what is left over."""
-        return (count + self.world - 1 - self.rank) // self.world
-
-    def home(self, folder: Path) -> Path:
-        """See `Ranks.home`; the first rank's is the folder, as with one rank."""
-        return home_of(folder, self.rank)
+            raise self._rank_error("rendezvous", error) from error
+        self._gradients: Any = self._gloo if device.type == "cpu" else _nccl(store, rendezvous, self._timeout)
+        self.serialize_reductions = self._gradients is not self._gloo
+        self._node, self._local_rank = divmod(self.rank, rendezvous.ranks_per_node)
 
     def device(self, name: str) -> str:
-        """See `Ranks.device`; the first rank's devices are named as with one rank. A node's GPUs have numbers of their own."""
-        node, process = divmod(self.rank, self.meeting.a_node)
-        places = [f"node{node}"] * (node > 0) + [f"process{process}"] * (process > 0 and name.startswith("cpu"))
-        return "/".join([*places, name])
+        prefix = [f"node{self._node}"] * (self._node > 0)
+        prefix += [f"process{self._local_rank}"] * (self._local_rank > 0 and name.startswith("cpu"))  # GPUs are numbered per node
+        return "/".join([*prefix, name])
 
     def cores(self, count: int) -> int:
-        """See `Ranks.cores`."""
-        return max(1, count // self.meeting.a_node)
+        assert self.rendezvous is not None
+        return max(1, count // self.rendezvous.ranks_per_node)
 
     def total(self, values: Iterable[float]) -> list[float]:
-        """See `Ranks.total`."""
         sums = torch.tensor(list(values), dtype=torch.float64)
-        self._do("adding up", lambda: self._words.allreduce([sums]))
+        self._run("all-reduce", lambda: self._gloo.allreduce([sums]))
         return [float(value) for value in sums]
 
-    def add_up(self, tensors: list[Tensor]) -> None:
-        """See `Ranks.add_up`."""
+    def all_reduce(self, tensors: list[Tensor]) -> None:
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            self._do("adding up gradients", lambda flat=flat: self._sums.allreduce([flat]))  # type: ignore[misc]
+            self._run("all-reduce of gradients", lambda flat=flat: self._gradients.allreduce([flat]))  # type: ignore[misc]
             for tensor, part in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
     def any(self, flag: bool) -> bool:
-        """See `Ranks.any`."""
         return self.total([float(flag)])[0] > 0
 
-    def gather(self, told: bytes) -> list[bytes]:
-        """See `Ranks.gather`."""
+    def all_gather(self, payload: bytes) -> list[bytes]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-        mine = torch.tensor([len(told)])
-        self._do("telling the other ranks", lambda: self._words.allgather([sizes], [mine]))
+        self._run("all-gather", lambda: self._gloo.allgather([sizes], [torch.tensor([len(payload)])]))
         longest = max(1, *(int(size) for size in sizes))
-        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world)]
-        text = torch.zeros(longest, dtype=torch.uint8)
-        text[: len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8) if told else text[:0]
-        self._do("telling the other ranks", lambda: self._words.allgather([texts], [text]))
-        return [row.numpy()[: int(size)].tobytes() for row, size in zip(texts, sizes, strict=True)]
+        rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world)]
+        row = torch.frombuffer(bytearray(payload.ljust(longest, b"\0")), dtype=torch.uint8)
+        self._run("all-gather", lambda: self._gloo.allgather([rows], [row]))
+        return [row.numpy()[: int(size)].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
     @contextmanager
-    def agreed(self, kind: type[Exception]) -> Iterator[None]:
-        """See `Ranks.agreed`."""
-        said = ""
+    def raise_on_all(self, kind: type[Exception]) -> Iterator[None]:
+        message = ""
         try:
             yield
         except kind as error:
-            said = str(error)
-        faults = [f"rank {rank}: {text.decode()}" for rank, text in enumerate(self.gather(said.encode())) if text]
-        if faults:
+            message = str(error)
+        messages = enumerate(self.all_gather(message.encode()))
+        if faults := [f"rank {rank}: {text.decode()}" for rank, text in messages if text]:
             raise kind("; ".join(faults))
 
     @contextmanager
-    def reaching(self, what: str) -> Iterator[None]:
-        """See `Ranks.reaching`."""
+    def rank_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            if not any(sign in str(error) for sign in TRANSPORT):
+            if not any(text in str(error) for text in TRANSPORT):
                 raise
-            raise self._lost(what, error) from error
+            raise self._rank_error(what, error) from error
 
     def store(self, name: str) -> Any:
-        """See `Ranks.store`."""
         return dist.PrefixStore(f"{name}/{self.name}", self._store)  # type: ignore[attr-defined]
 
     def leave(self, reason: str) -> None:
-        """See `Ranks.leave`."""
-        with contextlib.suppress(RuntimeError):  # whoever kept the store is gone; the others know without us
+        with contextlib.suppress(RuntimeError):  # the store's process has ended, which the other ranks notice themselves
             self._store.set(f"left/{self.rank}", reason)
 
     def close(self) -> None:
-        """See `Ranks.close`."""
-        del self._words, self._sums, self._store
+        del self._gloo, self._gradients, self._store
 
-    def _do(self, what: str, start: Callable[[], dist.Work]) -> None:
+    def _run(self, what: str, start: Callable[[], dist.Work]) -> None:
         try:
-            start().wait(self._wait)
-        except RuntimeError as error:  # which rank it was, torch does not say
-            raise self._lost(what, error) from error
+            start().wait(self._timeout)
+        except RuntimeError as error:  # does not say which rank is lost
+            raise self._rank_error(what, error) from error
 
-    def _lost(self, what: str, error: RuntimeError) -> RankError:
-        """What to say when the others did not answer: each one's own reason, where it told one."""
-        here = f"rank {self.rank} of {self.world}, {what}"
+    def _rank_error(self, what: str, error: RuntimeError) -> RankError:
+        """The error for a failed collective, with the reasons that other ranks published."""
+        assert self.rendezvous is not None
+        here, first_line = f"rank {self.rank} of {self.world}, {what}", str(error).splitlines()[0]
         try:
-            reasons = self._reasons()
+            reasons = self._exit_reasons()
         except RuntimeError:
-            first = str(error).splitlines()[0]
-            return RankError(f"{here}: rank 0's node, which keeps the ranks' common store, does not answer ({first})")
-        ended = [f"rank {rank} has ended: {reason}" for rank, reason in reasons.items() if reason not in ("", LOST)]
-        silent = [f"rank {rank}" for rank, reason in reasons.items() if not reason]
-        if silent:
-            ended.append(f"{' and '.join(silent)} died, or gave no sign of life for {self.meeting.longest_wait_s:g} s")
-        cause = "; ".join(ended) or f"the connection between the ranks is broken ({str(error).splitlines()[0]})"
-        return RankError(f"{here}: {cause}")
+            return RankError(f"{here}: rank 0's node, which serves the ranks' store, does not answer ({first_line})")
+        causes = [f"rank {rank} has ended: {reason}" for rank, reason in reasons.items() if reason not in ("", LOST)]
+        if silent := [f"rank {rank}" for rank, reason in reasons.items() if not reason]:
+            causes.append(f"{' and '.join(silent)} died, or gave no sign of life for {self.rendezvous.timeout_s:g} s")
+        return RankError(f"{here}: {'; '.join(causes) or f'the connection between the ranks is broken ({first_line})'}")
 
-    def _reasons(self) -> dict[int, str]:
-        """Why each other rank has left, empty where it did not say; waits a moment for those that are about to."""
+    def _exit_reasons(self) -> dict[int, str]:
+        """Why each other rank ended; empty for a rank that published nothing within `EXIT_REASON_TIMEOUT_S`."""
         self._store.set(f"left/{self.rank}", LOST)
         others = [rank for rank in range(self.world) if rank != self.rank]
-        until = time.monotonic() + SAYS_WHY_WITHIN_S
-        while not self._store.check([f"left/{rank}" for rank in others]) and time.monotonic() < until:
+        deadline = time.monotonic() + EXIT_REASON_TIMEOUT_S
+        while not self._store.check([f"left/{rank}" for rank in others]) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         known = [rank for rank in others if self._store.check([f"left/{rank}"])]
         return {rank: self._store.get(f"left/{rank}").decode() if rank in known else "" for rank in others}
 
 
-def home_of(folder: Path, rank: int) -> Path:
-    """Where in a checkpoint's `folder` a rank keeps what is its own."""
+def rank_dir(folder: Path, rank: int) -> Path:
+    """The folder of a rank's own state in the checkpoint `folder`; for rank 0 the checkpoint folder itself."""
     return folder / f"rank-{rank}" if rank else folder
 
 
-def meeting_of(nodes: int, a_node: int, longest_wait_s: float, environ: Mapping[str, str] = os.environ) -> Meeting | None:
-    """Where the ranks meet, from the environment that torchrun makes; None for a run of one rank.
+def rendezvous_from_env(
+    nodes: int, ranks_per_node: int, timeout_s: float, environ: Mapping[str, str] = os.environ
+) -> Rendezvous | None:
+    """The rendezvous from torchrun's environment variables; None for a run of one rank.
 
     Raises:
-        RankError: other ranks were started than `a_node` on each of `nodes`.
+        RankError: the number of started ranks is not `nodes` × `ranks_per_node`.
     """
-    started, here = int(environ.get("WORLD_SIZE", "1")), int(environ.get("LOCAL_WORLD_SIZE", a_node))
-    world = nodes * a_node
-    if (started, here) != (world, a_node):
-        told = f"{started} ranks were started" + (f", {here} of them here" if here != a_node else "")
+    started, here = int(environ.get("WORLD_SIZE", "1")), int(environ.get("LOCAL_WORLD_SIZE", ranks_per_node))
+    world = nodes * ranks_per_node
+    if (started, here) != (world, ranks_per_node):
+        actual = f"{started} ranks were started" + (f", {here} of them here" if here != ranks_per_node else "")
         raise RankError(
-            f"the run has {world} ranks, {a_node} on each of {nodes} nodes, but {told}; start them with torchrun"
+            f"the run has {world} ranks, {ranks_per_node} on each of {nodes} nodes, but {actual}; start them with torchrun"
             " (docs/interfaces.md), or change resources.nodes, resources.devices or resources.processes"
         )
     if world == 1:
         return None
-    rank, kept = int(environ["RANK"]), environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    rank, agent_store = int(environ["RANK"]), environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     port = int(environ["MASTER_PORT"])
-    return Meeting(environ["MASTER_ADDR"], port, rank, world, rank == 0 and not kept, longest_wait_s, a_node)
+    return Rendezvous(environ["MASTER_ADDR"], port, rank, world, rank == 0 and not agent_store, timeout_s, ranks_per_node)
 
 
-def join(meeting: Meeting | None, name: str, device: torch.device) -> Ranks:
-    """The ranks that meet there as group `name`. Raises RankError, as `SeveralRanks` does."""
-    return ALONE if meeting is None else SeveralRanks(meeting, name, device)
+def join(rendezvous: Rendezvous | None, name: str, device: torch.device) -> Ranks:
+    """The ranks of group `name`. Raises RankError, as `ProcessGroup` does."""
+    return SINGLE if rendezvous is None else ProcessGroup(rendezvous, name, device)
 
 
-def _common_store(meeting: Meeting, within: timedelta) -> Any:
+def _shared_store(rendezvous: Rendezvous, timeout: timedelta) -> Any:
     make = dist.TCPStore  # type: ignore[attr-defined]
+    address, port = rendezvous.address, rendezvous.port
     try:
-        return make(meeting.address, meeting.port, None, meeting.hosts, within, wait_for_workers=False)
+        return make(address, port, None, rendezvous.serves_store, timeout, wait_for_workers=False)
     except RuntimeError as error:
-        said = str(error).splitlines()[0]
         raise RankError(
-            f"rank {meeting.rank} of {meeting.world} does not reach rank 0's node at {meeting.address}:{meeting.port} ({said})"
+            f"rank {rendezvous.rank} of {rendezvous.world} cannot reach rank 0's node at {address}:{port}"
+            f" ({str(error).splitlines()[0]})"
         ) from error
 
 
 def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors in their order, those of one kind together, each bucket within `BUCKET_BYTES` or of one tensor."""
+    """Consecutive tensors of one dtype, at most `BUCKET_BYTES` per bucket unless a single tensor is larger."""
     bucket: list[Tensor] = []
-    held = 0
+    total_bytes = 0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
-        if bucket and (held + size > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
+        if bucket and (total_bytes + size > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
             yield bucket
-            bucket, held = [], 0
+            bucket, total_bytes = [], 0
         bucket.append(tensor)
-        held += size
+        total_bytes += size
     if bucket:
         yield bucket
 
 
-def _nccl(store: Any, meeting: Meeting, wait: timedelta) -> Any:
-    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # so that a missing rank is an error here, and no abort of the process
+def _nccl(store: Any, rendezvous: Rendezvous, timeout: timedelta) -> Any:
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # raises on a missing rank instead of aborting
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = wait
-    own = dist.PrefixStore("nccl", store)  # type: ignore[attr-defined]
-    return dist.ProcessGroupNCCL(own, meeting.rank, meeting.world, options)
+    options._timeout = timeout
+    prefixed = dist.PrefixStore("nccl", store)  # type: ignore[attr-defined]
+    return dist.ProcessGroupNCCL(prefixed, rendezvous.rank, rendezvous.world, options)

@@ -14,7 +14,7 @@ from oppo_contract.machine import available_cores, mib
 from oppo_contract.model_folder import find
 from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState, OvercommitState
-from oppo_core.distributed.process_group import ALONE, Meeting, Ranks, join
+from oppo_core.distributed.process_group import SINGLE, Ranks, Rendezvous, join
 from oppo_core.engine.layout import Layout, LayoutError, device_of, lay_out, scoring_device
 from oppo_core.engine.state import Engine, Progress, UpdateStrategy
 from oppo_core.models.load_roles import DTYPES, check_contexts, load_actor, load_critic, reference_of
@@ -52,7 +52,7 @@ from oppo_core.update.strategies import CriticFreeUpdate, PlainUpdate
 
 def assemble(
     spec: RunSpec, roots: list[Path], out: Path, journal: Journal, threads: int | None = None, resume: Path | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
 ) -> Engine:  # fmt: skip
     """Load models and prompts and start the scorers. The critic's weights come from the checkpoint `resume` if there is one.
 
@@ -76,7 +76,7 @@ def assemble(
     shared = share_actor(network, actor, spec.resources.ranks_per_node) if spec.overlap.update_overlap and layout.remote else None
     with ExitStack() as started:  # ends the processes and threads of parts that were started if a later part fails
         decoder = started.enter_context(closing(_decoder(spec, network, codec, source, device)))
-        scoring = _start_scorers(spec, roots, layout, seat, trace, resume, shared, ranks.meeting, base)
+        scoring = _start_scorers(spec, roots, layout, seat, trace, resume, shared, ranks.rendezvous, base)
         scorers = started.enter_context(closing(scoring))
         engine = Engine(
             spec=spec, layout=layout, codec=codec, prompts=PromptStream(prompts, spec.seed, spec.data.shuffle),
@@ -164,11 +164,11 @@ def share_actor(network: Network, actor: ActorTrainer, ranks_here: int) -> Share
 
 def build_scorers(
     spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
-    meeting: Meeting | None, base: Base | None, trace: Recorder,
+    rendezvous: Rendezvous | None, base: Base | None, trace: Recorder,
 ) -> ScorerSet:  # fmt: skip
     """The three scorers' networks, in the process that calls this; with `shared` they train early.
 
-    The critic's trainer joins those of the other ranks at `meeting`. `base`: what the actor trains adapters on.
+    The critic's trainer joins those of the other ranks at `rendezvous`. `base`: what the actor trains adapters on.
 
     Raises:
         ModelFolderError: a model is missing, too short, or its tokenizer differs from the actor's.
@@ -178,7 +178,7 @@ def build_scorers(
         spec, roots, DTYPES[spec.resources.dtype], device, partial(check_contexts, spec), decode_slots(spec)
     ).rewards()
     try:
-        return _scorers_with(rewards, spec, roots, device, resume, shared, meeting, base, trace)
+        return _scorers_with(rewards, spec, roots, device, resume, shared, rendezvous, base, trace)
     except BaseException:
         rewards.close()  # nobody else would end what they have started
         raise
@@ -186,12 +186,12 @@ def build_scorers(
 
 def _scorers_with(
     rewards: Rewards, spec: RunSpec, roots: list[Path], device: torch.device, resume: Path | None, shared: SharedActor | None,
-    meeting: Meeting | None, base: Base | None, trace: Recorder,
+    rendezvous: Rendezvous | None, base: Base | None, trace: Recorder,
 ) -> ScorerSet:  # fmt: skip
     reference, critic = reference_of(spec, roots, device, base), load_critic(spec, roots, device)
     trainer = None
     if critic is not None:
-        ranks = join(meeting, "critic", device)
+        ranks = join(rendezvous, "critic", device)
         trainer = CriticTrainer(critic, spec.ppo, spec.seed, spec.steps, ranks, backend_factory(spec.training), spec.training)
     if trainer is not None and resume is not None:
         trainer.load(resume)
@@ -212,14 +212,14 @@ def _scorers_with(
 
 def _start_scorers(
     spec: RunSpec, roots: list[Path], layout: Layout, device: torch.device, trace: Recorder, resume: Path | None,
-    shared: SharedActor | None, meeting: Meeting | None, base: Network | None,
+    shared: SharedActor | None, rendezvous: Rendezvous | None, base: Network | None,
 ) -> ScorerProtocol:  # fmt: skip
     # The store is kept by the engine's own group already.
-    meeting = replace(meeting, hosts=False) if meeting is not None else None
+    rendezvous = replace(rendezvous, serves_store=False) if rendezvous is not None else None
     in_other_process = layout.remote and device.type == "cpu"
     here = spec.resources.ranks_per_node
     seen = seen_by_others(base, here) if base is not None and in_other_process else base
-    build = partial(build_scorers, spec, roots, device, resume, shared, meeting, seen)
+    build = partial(build_scorers, spec, roots, device, resume, shared, rendezvous, seen)
     silence = spec.resources.longest_silence_s
     if device.type == "cuda" and (layout.remote or layout.apart):
         return ThreadedScorers(build, recorder_of(layout.scorer_devices, device), device, trace, silence)

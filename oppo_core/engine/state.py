@@ -18,7 +18,7 @@ from oppo_contract.spec import RunSpec
 from oppo_core.control.controllers import ChunkState, OvercommitState
 from oppo_core.control.run_score import RunScore
 from oppo_core.control.stop_conditions import reason_to_end
-from oppo_core.distributed.process_group import ALONE, Ranks
+from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.engine.layout import Layout
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.ppo.actor import ActorProtocol
@@ -98,7 +98,7 @@ class Engine:
     experience: Callable[..., Experience] = build_experience
     moments: ScoreMoments = field(default_factory=ScoreMoments)
     origin: float = 0.0  # `clock()` of the `started` event
-    ranks: Ranks = ALONE  # who trains together with us
+    ranks: Ranks = SINGLE  # who trains together with us
     hardware: Hardware = field(default_factory=NoHardware)  # who tells of the GPU
     parameters: int = 0  # of the actor, frozen ones too
 
@@ -118,9 +118,9 @@ class Engine:
         return [budget for budget in found if budget is not None]
 
     @property
-    def updates_in_turn(self) -> bool:
+    def serialize_updates(self) -> bool:
         """Whether the actor's update waits for the critic's: sums of two groups of ranks on a GPU could block each other."""
-        return self.ranks.sums_in_turn and not self.layout.apart
+        return self.ranks.serialize_reductions and not self.layout.apart
 
     def use_cores(self, count: int) -> None:
         """Work on `count` cores from now on, and say so in the trace."""
@@ -137,7 +137,7 @@ class Engine:
     def reason_to_end(self) -> str | None:
         """Why no further step is trained; None if training continues. Rank 0 decides, because the ranks' clocks differ."""
         reason = reason_to_end(self.spec, self.progress.step, self.progress.elapsed_s, self.run_score)
-        return self.ranks.gather((reason or "").encode())[0].decode() or None
+        return self.ranks.all_gather((reason or "").encode())[0].decode() or None
 
     def readable(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Those of `sequences` that the scorers may read by now: what was begun, or only what is finished."""

@@ -68,7 +68,7 @@ def finish_step(
         trained = [(s.sequence_id, len(s.prompt), s.length) for s in batch.sequences]
         told = trace.event(progress.step, engine.origin, carried, _counters(engine, batch, window[0]))
         engine.journal.write("spans", **told, trained=trained)
-    tell_shrunk(engine)
+    report_shrunk_passes(engine)
     _samples(engine, experience)
     _steer(engine, experience, (window[1] - window[0] - metrics.get("timing_s/eval", 0.0)) / tokens)
 
@@ -86,7 +86,7 @@ def _utilization(engine: Engine, batch: StepState, metrics: dict[str, float]) ->
     return {"perf/mfu/actor": operations / (seconds * engine.hardware.flops_per_s)}
 
 
-def tell_again(engine: Engine) -> None:
+def reemit_step(engine: Engine) -> None:
     """Tell the last step once more, with an evaluation that came after it; where there is no step, tell that in the log."""
     run_score = engine.run_score
     if not run_score.pending_metrics:
@@ -100,18 +100,18 @@ def tell_again(engine: Engine) -> None:
         run_score.pending_metrics = {}
 
 
-def tell_shrunk(engine: Engine) -> None:
+def report_shrunk_passes(engine: Engine) -> None:
     """Tell of passes that ran out of memory, on any rank: each makes its own smaller, and the first tells of all."""
-    note_shrunk(engine)
+    record_shrunk_passes(engine)
     several, mine = engine.ranks.world > 1, engine.trace.take_shrunk()
-    for rank, told in enumerate(engine.ranks.gather(json.dumps(mine).encode())):
+    for rank, told in enumerate(engine.ranks.all_gather(json.dumps(mine).encode())):
         for short in map(Shrunk._make, json.loads(told)):
             reason = f"rank {rank}: {short.reason}" if several else short.reason
             step = engine.progress.step
             engine.journal.write("decision", step=step, controller="memory", old=short.old, new=short.new, reason=reason)
 
 
-def note_shrunk(engine: Engine) -> None:
+def record_shrunk_passes(engine: Engine) -> None:
     """Remember what passes of this rank may have now: a resumed run goes on with that."""
     engine.progress.passes |= {short.passes: short.new for short in engine.trace.shrunk}
 

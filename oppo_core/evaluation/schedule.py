@@ -54,7 +54,7 @@ def evaluate_first(engine: Engine, should_stop: Callable[[], bool]) -> bool:
     elif engine.batch is None and run_score.evaluated < 0:
         evaluate_when_due(engine, should_stop)
     if engine.progress.step > 0 and run_score.evaluated != before:
-        step_report.tell_again(engine)
+        step_report.reemit_step(engine)
     return interrupted and engine.progress.step > 0 and not run_score.unfinished
 
 
@@ -65,7 +65,7 @@ def evaluate_last(engine: Engine, reason: str, should_stop: Callable[[], bool]) 
     start = engine.clock()
     _evaluate_once(engine, should_stop)
     engine.progress.elapsed_s += engine.clock() - start
-    step_report.tell_again(engine)
+    step_report.reemit_step(engine)
     return ASKED_TO_STOP if engine.run_score.unfinished else reason
 
 
@@ -134,7 +134,7 @@ def _of_all_ranks(engine: Engine, answers: list[Sequence], scores: list[float]) 
     if engine.ranks.world > 1:
         own = [(answer.sequence_id, score, saved_fields(answer)) for answer, score in zip(answers, scores, strict=True)]
         with engine.trace.wait("tail"):
-            told = engine.ranks.gather(json.dumps(own).encode())
+            told = engine.ranks.all_gather(json.dumps(own).encode())
         assert engine.evaluator is not None
         prompts = engine.evaluator.prompts
         rows: list[Any] = sorted((row for text in told for row in json.loads(text)), key=lambda row: int(row[0]))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Ppo, Training
-from oppo_core.distributed.process_group import ALONE, Ranks
+from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.activation_checkpointing import prepare
 from oppo_core.models.host_device import to_device
 from oppo_core.models.microbatching import mini_batch_rows, pass_costs, response_states
@@ -110,7 +110,7 @@ class ActorTrainer:
     """Trains the policy network on this rank's rows of an `Experience`, data-parallel with the other ranks."""
 
     def __init__(
-        self, network: Network, ppo: Ppo, temperature: float, seed: int, steps: int, ranks: Ranks = ALONE,
+        self, network: Network, ppo: Ppo, temperature: float, seed: int, steps: int, ranks: Ranks = SINGLE,
         backend: BackendFactory = plain, training: Training = PLAIN_TRAINING,
     ) -> None:  # fmt: skip
         """`steps`: PPO steps of the run, for the learning-rate schedule. `training`: checkpointing and packing of passes."""
@@ -231,7 +231,7 @@ class ActorTrainer:
             for number, rows in enumerate(self._mini_batches(experience.own, step, epoch)):
                 total = int(self.ranks.total([int(experience.mask[rows].sum())])[0])
                 late = rows if early is None else [row for row in rows if row not in early.rows]
-                with self.ranks.agreed(NonFiniteError):
+                with self.ranks.raise_on_all(NonFiniteError):
                     add = partial(self._add_gradients, experience, late, kl_coefficient, total, sums, step, number)
                     self.budget.run("the actor's update", add)
                     self.optimizer.pad_passes()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Ppo, Training
-from oppo_core.distributed.process_group import ALONE, Ranks
+from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.activation_checkpointing import prepare
 from oppo_core.models.adapters import take_trained, trained_weights
 from oppo_core.models.host_device import to_device
@@ -82,7 +82,7 @@ class CriticTrainer:
     """Trains the value network, data-parallel with the other ranks."""
 
     def __init__(
-        self, network: Network, ppo: Ppo, seed: int, steps: int, ranks: Ranks = ALONE, backend: BackendFactory = plain,
+        self, network: Network, ppo: Ppo, seed: int, steps: int, ranks: Ranks = SINGLE, backend: BackendFactory = plain,
         training: Training = PLAIN_TRAINING,
     ) -> None:  # fmt: skip
         """`steps`: PPO steps of the run, for the learning-rate schedule. `training`: checkpointing and packing of passes."""
@@ -129,7 +129,7 @@ class CriticTrainer:
             for rows in mini_batch_rows(len(tokens), self.ppo.mini_batches, self.seed, update.step, epoch):
                 mine = sum(len(update.returns[r]) for r in rows) + self._early_sums.tokens
                 total = int(self.ranks.total([mine])[0])
-                with self.ranks.agreed(NonFiniteError):
+                with self.ranks.raise_on_all(NonFiniteError):
                     add = partial(self._add_gradients, tokens, update, rows, total, retained)
                     loss, clipped = self.budget.run("the critic's update", add)
                     self.optimizer.pad_passes()

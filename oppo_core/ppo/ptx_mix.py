@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oppo_contract.sections.training import PLAIN_TRAINING
 from oppo_contract.spec import Pretraining, Training
-from oppo_core.distributed.process_group import ALONE, Ranks
+from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.microbatching import packed_batches, ragged_batches, response_states
 from oppo_core.models.oom_retry import PassBudget
 from oppo_core.models.protocol import Network
@@ -66,12 +66,12 @@ class PretrainingMix:
         orders = {epoch: self._order(epoch) for epoch in epochs}
         return [self.texts[orders[number // len(self.texts)][number % len(self.texts)]] for number in numbers]
 
-    def passes(self, step: int, share: int, shares: int, ranks: Ranks = ALONE) -> int:
+    def passes(self, step: int, share: int, shares: int, ranks: Ranks = SINGLE) -> int:
         """Number of backward passes in `add_gradient` for these arguments."""
         return len(self._micro_batches(self.texts_at(step)[share::shares][ranks.rank :: ranks.world]))
 
     def add_gradient(
-        self, network: Network, backend: TrainingBackend, step: int, share: int, shares: int, ranks: Ranks = ALONE
+        self, network: Network, backend: TrainingBackend, step: int, share: int, shares: int, ranks: Ranks = SINGLE
     ) -> tuple[float, int]:
         """Add the gradient of part `share` of `shares` of the step's texts; returns this rank's summed loss and tokens.
 

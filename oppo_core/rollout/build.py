@@ -6,7 +6,7 @@ import math
 
 from oppo_contract.model_folder import ModelFolderError
 from oppo_contract.spec import RunSpec
-from oppo_core.distributed.process_group import ALONE, Ranks
+from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.rollout.decoder import DecodeSettings
 from oppo_core.rollout.pool import Pool
 from oppo_core.rollout.prompt_sharding import PromptSharding
@@ -16,7 +16,7 @@ from oppo_core.rollout.tail_batch import TailBatchPool
 from oppo_core.rollout.tokenizer import TextCodec
 
 
-def build_pool(spec: RunSpec, ranks: Ranks = ALONE) -> Pool:
+def build_pool(spec: RunSpec, ranks: Ranks = SINGLE) -> Pool:
     """An empty pool for a rank's share of the batch; its class depends on `overlap.inter_step`."""
     kind = TailBatchPool if spec.overlap.inter_step == "tail_batch" else Pool
     share = spec.ppo.batch_size // ranks.world

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from oppo_contract.model_folder import find
 from oppo_contract.spec import RunSpec
-from oppo_core.distributed.process_group import ALONE, Ranks
+from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.protocol import Network
 from oppo_core.rng import Use
 from oppo_core.rollout.build import build_stop_conditions, decode_settings
@@ -96,7 +96,7 @@ class Evaluator:
 
 
 def build_evaluator(
-    spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec, ranks: Ranks = ALONE
+    spec: RunSpec, roots: list[Path], network: Network, codec: TextCodec, ranks: Ranks = SINGLE
 ) -> Evaluator | None:
     """The evaluator that the spec asks for, if any; it samples as in training unless `evaluation.greedy` is set.
 

@@ -65,7 +65,7 @@ class FsdpBackend(EqualizedPasses):
             return compute(self._whole)
         self._latest = compute
         # FSDP's backward hook sits on the output tensors; a view of an output would bypass it.
-        with self.ranks.reaching("a forward pass"):
+        with self.ranks.rank_errors("a forward pass"):
             return cast(Outputs, self._module(lambda within: tuple(output.clone() for output in compute(within))))
 
     def begin(self, passes: int) -> None:
@@ -75,13 +75,13 @@ class FsdpBackend(EqualizedPasses):
 
     def backward(self, loss: Tensor) -> None:
         """Gradients are summed over the ranks, not averaged."""
-        with self.ranks.reaching("a backward pass"):
+        with self.ranks.rank_errors("a backward pass"):
             loss.backward()  # type: ignore[no-untyped-call]
         self._due -= 1
 
     def apply(self, step: int, role: str) -> float:
         self.raise_faults()
-        with self.ranks.reaching("the optimizer's step"):
+        with self.ranks.rank_errors("the optimizer's step"):
             norm = float(_full(nn.utils.clip_grad_norm_(self.parts, self._max_norm)))
         if not norm < float("inf"):
             raise nonfinite_error(role, norm, step)
@@ -94,7 +94,7 @@ class FsdpBackend(EqualizedPasses):
     @torch.no_grad()
     def _update_full_network(self) -> None:
         """Copy the trained weights into the network that the other roles use."""
-        with self.ranks.reaching("gathering the weights"):
+        with self.ranks.rank_errors("gathering the weights"):
             for whole, part in zip(self.parameters, self.parts, strict=True):
                 whole.copy_(_full(part))
 
@@ -106,7 +106,7 @@ class FsdpBackend(EqualizedPasses):
             parts = {MASTER: part.detach()} if is_low_precision(whole) else {}
             parts |= {name: entry[name] for name in MOMENTS if name in entry}
             for name, value in parts.items():
-                with self.ranks.reaching("gathering the optimizer's state"):
+                with self.ranks.rank_errors("gathering the optimizer's state"):
                     gathered = _full(value)
                 if self.ranks.first:
                     state[f"{number}.{name}"] = gathered.to("cpu", copy=True)

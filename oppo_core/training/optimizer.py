@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from oppo_core.distributed.process_group import ALONE, Ranks
+from oppo_core.distributed.process_group import SINGLE, Ranks
 from oppo_core.models.protocol import Network
 from oppo_core.training.lr_schedule import Rates
 
@@ -60,7 +60,7 @@ class Optimizer:
     """
 
     def __init__(
-        self, parameters: Iterable[Parameter], rates: Rates, weight_decay: float, max_norm: float, ranks: Ranks = ALONE
+        self, parameters: Iterable[Parameter], rates: Rates, weight_decay: float, max_norm: float, ranks: Ranks = SINGLE
     ) -> None:
         self.ranks = ranks
         self.parameters = [p for p in parameters if p.requires_grad]
@@ -101,7 +101,7 @@ class Optimizer:
         """No-op: passes contain no collectives."""
 
     def fault(self, reason: str) -> None:
-        """Raise NonFiniteError; the trainers agree on it among the ranks (`Ranks.agreed`)."""
+        """Raise NonFiniteError; the trainers agree on it among the ranks (`Ranks.raise_on_all`)."""
         raise NonFiniteError(reason)
 
     def zero_grad(self) -> None:
@@ -117,7 +117,7 @@ class Optimizer:
 
     def clip(self, step: int, role: str) -> float:
         """All-reduce and clip gradients; returns the norm before clipping. Raises NonFiniteError if it is not finite."""
-        self.ranks.add_up([master.grad for master in self.masters if master.grad is not None])
+        self.ranks.all_reduce([master.grad for master in self.masters if master.grad is not None])
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.max_norm))
         if not norm < float("inf"):
             raise nonfinite_error(role, norm, step)

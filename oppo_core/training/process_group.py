@@ -14,6 +14,6 @@ def join_default_group(device: torch.device, ranks: Ranks) -> str:
     """Initialize the default process group once per process; returns its backend, "nccl" or "gloo"."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     if not dist.is_initialized():
-        longest = timedelta(seconds=ranks.meeting.longest_wait_s) if ranks.meeting is not None else None
+        longest = timedelta(seconds=ranks.rendezvous.timeout_s) if ranks.rendezvous is not None else None
         dist.init_process_group(backend, store=ranks.store("sharded"), rank=ranks.rank, world_size=ranks.world, timeout=longest)
     return backend

@@ -52,7 +52,7 @@ class EqualizedPasses(ABC):
 
     def count(self, passes: int) -> None:
         """Set the number of passes to the maximum over the ranks."""
-        self._due = max(int(count) for count in self.ranks.gather(str(passes).encode()))
+        self._due = max(int(count) for count in self.ranks.all_gather(str(passes).encode()))
 
     def pad_passes(self) -> None:
         """Repeat the latest pass with a loss of zero until this rank has made as many passes as the others."""
@@ -66,7 +66,7 @@ class EqualizedPasses(ABC):
 
     def raise_faults(self) -> None:
         """Raise NonFiniteError on every rank if any rank recorded a fault."""
-        with self.ranks.agreed(NonFiniteError):
+        with self.ranks.raise_on_all(NonFiniteError):
             if self._fault:
                 raise NonFiniteError(self._fault)
 

@@ -75,7 +75,7 @@ class ZeroBackend(EqualizedPasses):
         if not torch.is_grad_enabled():
             return compute(self._whole)
         self._latest = compute
-        with _using_linear(self._linear), self.ranks.reaching("a forward pass"):
+        with _using_linear(self._linear), self.ranks.rank_errors("a forward pass"):
             return cast(Outputs, self._engine(compute))
 
     def begin(self, passes: int) -> None:
@@ -85,7 +85,7 @@ class ZeroBackend(EqualizedPasses):
 
     def backward(self, loss: Tensor) -> None:
         """Scale by the world size: DeepSpeed averages over the ranks, and losses are divided by all ranks' tokens already."""
-        with self.ranks.reaching("a backward pass"):
+        with self.ranks.rank_errors("a backward pass"):
             self._engine.backward(loss * self.ranks.world)
         self._due -= 1
         self._engine.set_gradient_accumulation_boundary(self._due <= 1)
@@ -94,13 +94,13 @@ class ZeroBackend(EqualizedPasses):
         self.raise_faults()
         for group in self._engine.optimizer.param_groups:
             group["lr"] = self.rates.at(step)
-        with self.ranks.reaching("the optimizer's step"):
+        with self.ranks.rank_errors("the optimizer's step"):
             self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         if not norm < float("inf"):
             raise nonfinite_error(role, norm, step)
         self._steps += 1
-        with self.ranks.reaching("gathering the weights"):
+        with self.ranks.rank_errors("gathering the weights"):
             self._update_full_network()
         return norm
 
@@ -108,7 +108,7 @@ class ZeroBackend(EqualizedPasses):
         """Gathered one parameter at a time; only rank 0 keeps the result."""
         state: dict[str, Tensor] = {}
         for number, (whole, part) in enumerate(zip(self.parameters, self._parts, strict=True)):
-            with self.ranks.reaching("gathering the optimizer's state"):
+            with self.ranks.rank_errors("gathering the optimizer's state"):
                 gathered = {f"{number}.{name}": value for name, value in self._read(whole, part) if self.ranks.first}
             state |= {name: value.detach().reshape(whole.shape).to("cpu", copy=True) for name, value in gathered.items()}
             if self._steps and self.ranks.first:

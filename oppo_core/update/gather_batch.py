@@ -41,7 +41,7 @@ def gather_batch(engine: Engine, trained: list[Sequence], proximal: list[Tensor]
     if engine.ranks.world == 1:
         return GatheredBatch(trained, proximal, scored)
     with engine.trace.wait("tail"):
-        payloads = engine.ranks.gather(serialize_rows(trained, proximal, scored))
+        payloads = engine.ranks.all_gather(serialize_rows(trained, proximal, scored))
     rows = list(zip(trained, proximal, scored, strict=True))
     for rank, payload in enumerate(payloads):
         if rank != engine.ranks.rank:

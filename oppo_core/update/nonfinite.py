@@ -78,7 +78,7 @@ class SkippingUpdate(PlainUpdate):
     def _advance(self, engine: Engine, actor: Stepwise, rows: int) -> tuple[Pause, Pause]:
         """Both roles take their pending step and compute the next gradients, concurrently or in turn."""
         self.start_critic(engine)
-        critic_pause = self.wait_critic(engine) if engine.updates_in_turn else None
+        critic_pause = self.wait_critic(engine) if engine.serialize_updates else None
         with engine.trace.span("actor", "update-actor", rows=rows):
             actor_pause = actor.advance()
         return actor_pause, critic_pause if critic_pause is not None else self.wait_critic(engine)

@@ -39,7 +39,7 @@ class PlainUpdate:
         with engine.trace.span("actor", "advantages", rows=len(trained)):
             update = build_critic_update(experience, version)
         engine.scorers.start_critic_update(update)
-        critic_metrics = wait_for_critic(engine) if engine.updates_in_turn else {}
+        critic_metrics = wait_for_critic(engine) if engine.serialize_updates else {}
         actor_metrics = self.train_actor(engine, experience, version)
         critic_metrics = critic_metrics or wait_for_critic(engine)
         return experience, actor_metrics | critic_metrics | parts

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_core.checkpointing.save_restore import restore, verify
-from oppo_core.distributed.process_group import ALONE, Meeting, Ranks, join
+from oppo_core.distributed.process_group import SINGLE, Ranks, Rendezvous, join
 from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
 from oppo_core.engine.layout import device_of
@@ -40,8 +40,8 @@ def main(world: Path, rank: int) -> None:
         spec = load_spec(case["spec"])
         nodes = spec.resources.nodes
         if rank < nodes:
-            meeting = Meeting("127.0.0.1", case["port"], rank, nodes, rank == 0, 60.0)
-            run(world, case, spec, ALONE if nodes == 1 else join(meeting, "engine", device_of(spec)))
+            rendezvous = Rendezvous("127.0.0.1", case["port"], rank, nodes, rank == 0, 60.0)
+            run(world, case, spec, SINGLE if nodes == 1 else join(rendezvous, "engine", device_of(spec)))
 
 
 def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:

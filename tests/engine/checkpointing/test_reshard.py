@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oppo_core.checkpointing.reshard import cohorts_of, dealt
+from oppo_core.checkpointing.reshard import dealt, load_cohorts
 from oppo_core.checkpointing.save_restore import SEQUENCE_FIELDS
 from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rollout.pool import Pool
@@ -57,7 +57,7 @@ class Member:
         self.pool.sequences, self.pool.queue = (
             [Sequence(prompt=PROMPT, **row) for row in state[kind]] for kind in ("pool", "queue")
         )
-        self.cohorts = cohorts_of(json.loads(json.dumps(state)))
+        self.cohorts = load_cohorts(json.loads(json.dumps(state)))
         self.drawn: list[int] = []
         self.finishers: list[Sequence] | None = None
         places = -(-(BATCH + BATCH) // world) * case.group

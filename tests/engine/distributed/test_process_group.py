@@ -1,7 +1,8 @@
-"""Several ranks train as one: what they compute together, keep, and say when one of them is lost."""
+"""Data-parallel runs on several ranks: collectives, equal results, checkpoints, and errors when a rank is lost."""
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import torch
 
 from oppo_contract.events import parse_event
 from oppo_core.checkpointing.save_restore import restore, verify
-from oppo_core.distributed.process_group import ALONE, Meeting, RankError, Ranks, join, meeting_of
+from oppo_core.distributed.process_group import SINGLE, RankError, Ranks, Rendezvous, join, rendezvous_from_env
 from oppo_core.engine import step_report
 from oppo_core.engine.build import assemble
 from oppo_core.engine.state import Engine
@@ -48,30 +49,30 @@ class Rank:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free TCP port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def meetings(count: int, longest_wait_s: float = 30.0) -> list[Meeting]:
-    """Where so many ranks of this process meet."""
+def rendezvous_of(count: int, timeout_s: float = 30.0) -> list[Rendezvous]:
+    """The rendezvous of each of `count` ranks in this process."""
     port = free_port()
-    return [Meeting("127.0.0.1", port, rank, count, rank == 0, longest_wait_s) for rank in range(count)]
+    return [Rendezvous("127.0.0.1", port, rank, count, rank == 0, timeout_s) for rank in range(count)]
 
 
-def on_ranks(count: int, work: Callable[[Ranks], Any], longest_wait_s: float = 30.0) -> list[Any]:
-    """`work` on so many ranks at once, each in a thread; what they return, or the exception that ended it."""
+def on_ranks(count: int, work: Callable[[Ranks], Any], timeout_s: float = 30.0) -> list[Any]:
+    """Run `work` on `count` ranks, each in a thread; their results, or the exceptions that ended them."""
     results: list[Any] = [None] * count
 
-    def one(meeting: Meeting) -> None:
+    def one(rendezvous: Rendezvous) -> None:
         try:
-            ranks = join(meeting, "engine", CPU)
-            results[meeting.rank] = work(ranks)
+            ranks = join(rendezvous, "engine", CPU)
+            results[rendezvous.rank] = work(ranks)
         except Exception as error:  # noqa: BLE001 - handed to the test
-            results[meeting.rank] = error
+            results[rendezvous.rank] = error
 
-    threads = [threading.Thread(target=one, args=(meeting,)) for meeting in meetings(count, longest_wait_s)]
+    threads = [threading.Thread(target=one, args=(rendezvous,)) for rendezvous in rendezvous_of(count, timeout_s)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -83,32 +84,26 @@ def trained_by(
     world: Any, spec: Any, out: Path, count: int = 2, resume: Path | None = None, inline: bool = False,
     stop_after: Callable[[int, int], bool] = lambda rank, chunks: False,
 ) -> list[Rank]:  # fmt: skip
-    """A run on so many ranks in this process. `stop_after(rank, chunks)`: whether a rank is asked to stop by then."""
-    told = [Rank() for _ in range(count)]
+    """Train on `count` ranks in this process. `stop_after(rank, chunks)`: whether to stop that rank after so many chunks."""
+    results = [Rank() for _ in range(count)]
     plain = step_report.finish_step
 
     def finish_step(engine: Engine, batch: Any, experience: Experience, metrics: dict[str, float], window: Any) -> None:
-        here = told[engine.ranks.rank]
+        here = results[engine.ranks.rank]
         here.experiences.append(experience)
         here.metrics.append(dict(metrics))
         here.trained.append([s.sequence_id for s in batch.sequences])
         plain(engine, batch, experience, metrics, window)
 
     def work(ranks: Ranks) -> None:
-        here, chunks = told[ranks.rank], 0
-
-        def should_stop() -> bool:
-            nonlocal chunks
-            chunks += 1
-            return stop_after(ranks.rank, chunks)
-
+        here, chunks = results[ranks.rank], itertools.count(1)
         try:
             journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else OF_EACH_RANK)
             changes = verify(resume, spec) if resume is not None else []
             here.engine = assemble(spec, [world.folder], out, journal, 1, resume, ranks)
             if resume is not None:
                 restore(here.engine, resume, changes)
-            here.reason = train(here.engine, should_stop)
+            here.reason = train(here.engine, lambda: stop_after(ranks.rank, next(chunks)))
         except BaseException as error:  # noqa: BLE001 - handed to the test
             here.error = error
             ranks.leave(f"{type(error).__name__}: {error}")
@@ -117,27 +112,27 @@ def trained_by(
                 here.engine.scorers.close()
 
     with mock.patch.object(step_report, "finish_step", finish_step), world.streaming_inline() if inline else nullcontext():
-        for result in [work(ALONE)] if count == 1 else on_ranks(count, work):
+        for result in [work(SINGLE)] if count == 1 else on_ranks(count, work):
             assert result is None, result
-    return told
+    return results
 
 
-def sound(told: list[Rank]) -> list[Rank]:
-    """The ranks, none of which has failed."""
-    for rank in told:
+def sound(results: list[Rank]) -> list[Rank]:
+    """The ranks; raises the error of a failed one."""
+    for rank in results:
         if rank.error is not None:
             raise rank.error
-    return told
+    return results
 
 
 def weights(rank: Rank) -> dict[str, torch.Tensor]:
-    """The actor's weights, as they are now."""
+    """The actor's present weights."""
     assert rank.engine is not None
     return dict(rank.engine.actor.network.state_dict())  # type: ignore[attr-defined]
 
 
 def critic_weights(rank: Rank) -> dict[str, torch.Tensor]:
-    """The critic's."""
+    """The critic's present weights."""
     assert rank.engine is not None
     return dict(rank.engine.scorers.trainer.network.state_dict())  # type: ignore[attr-defined]
 
@@ -277,7 +272,7 @@ def test_a_fault_on_one_rank_is_one_of_both(world: Any, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_runs_out_of_memory_makes_its_own_passes_smaller(world: Any, tmp_path: Path) -> None:
-    """Nobody waits within a pass, so the other one need not know; it is told by the first all the same."""
+    """Passes contain no collectives, so only this rank's budget shrinks; rank 0 reports it."""
     spec = world.spec(PLAIN, TWO, {"steps": 1})
     apart, plain = sound(trained_by(world, spec, tmp_path / "plain")), ActorTrainer.accumulate
 
@@ -300,7 +295,7 @@ def test_a_rank_that_runs_out_of_memory_makes_its_own_passes_smaller(world: Any,
 
 @pytest.mark.full
 def test_sharded_ranks_end_in_clear_words_when_one_runs_out_of_memory(world: Any, tmp_path: Path) -> None:
-    """They count on each other's passes."""
+    """Every rank must run the same number of passes."""
     spec, plain = world.spec(PLAIN, TWO, {"steps": 1}), ActorTrainer.accumulate
 
     def accumulate(self: ActorTrainer, *arguments: Any, **more: Any) -> None:
@@ -323,19 +318,19 @@ def check_even(number: int) -> None:
         raise ValueError("odd")
 
 
-def test_what_ranks_say_to_each_other() -> None:
+def test_collectives() -> None:
     def work(ranks: Ranks) -> Any:
         tensors = [torch.full((3,), float(ranks.rank)), torch.ones(2, 2, dtype=torch.float64), torch.full((1,), 2.0)]
-        ranks.add_up(tensors)
-        with pytest.raises(ValueError, match=r"^rank 1: odd$"), ranks.agreed(ValueError):
+        ranks.all_reduce(tensors)
+        with pytest.raises(ValueError, match=r"^rank 1: odd$"), ranks.raise_on_all(ValueError):
             check_even(ranks.rank)
-        told = ranks.gather(b"x" * ranks.rank)
+        told = ranks.all_gather(b"x" * ranks.rank)
         return (
             [t.flatten().tolist() for t in tensors],
             told,
             ranks.total([1.0, ranks.rank]),
             ranks.any(ranks.rank == 2),
-            ranks.part(4),
+            ranks.share(4),
         )
 
     results = on_ranks(3, work)
@@ -353,7 +348,7 @@ def test_a_rank_that_leaves_or_is_silent_is_named() -> None:
 
     lost = on_ranks(2, leaves)[0]
     assert isinstance(lost, RankError)
-    assert str(lost) == "rank 0 of 2, adding up: rank 1 has ended: RewardError: no answer"
+    assert str(lost) == "rank 0 of 2, all-reduce: rank 1 has ended: RewardError: no answer"
     held = threading.Event()
 
     def falls_silent(ranks: Ranks) -> None:
@@ -365,21 +360,21 @@ def test_a_rank_that_leaves_or_is_silent_is_named() -> None:
         finally:
             held.set()
 
-    with mock.patch("oppo_core.distributed.process_group.SAYS_WHY_WITHIN_S", 0.2):
-        silent = on_ranks(2, falls_silent, longest_wait_s=1.0)[0]
+    with mock.patch("oppo_core.distributed.process_group.EXIT_REASON_TIMEOUT_S", 0.2):
+        silent = on_ranks(2, falls_silent, timeout_s=1.0)[0]
     assert isinstance(silent, RankError)
-    assert str(silent) == "rank 0 of 2, adding up: rank 1 died, or gave no sign of life for 1 s"
+    assert str(silent) == "rank 0 of 2, all-reduce: rank 1 died, or gave no sign of life for 1 s"
 
 
 def test_the_number_of_ranks_must_be_the_specs() -> None:
-    assert meeting_of(1, 1, 10.0, {}) is None
+    assert rendezvous_from_env(1, 1, 10.0, {}) is None
     environ = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "7", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert meeting_of(2, 1, 10.0, environ) == Meeting("h", 7, 1, 2, False, 10.0)
+    assert rendezvous_from_env(2, 1, 10.0, environ) == Rendezvous("h", 7, 1, 2, False, 10.0)
     both = environ | {"LOCAL_WORLD_SIZE": "2"}
-    assert meeting_of(1, 2, 10.0, both) == Meeting("h", 7, 1, 2, False, 10.0, 2)
+    assert rendezvous_from_env(1, 2, 10.0, both) == Rendezvous("h", 7, 1, 2, False, 10.0, 2)
     with pytest.raises(RankError, match=r"2 ranks, 1 on each of 2 nodes, but 1 ranks were started; start"):
-        meeting_of(2, 1, 10.0, {})
+        rendezvous_from_env(2, 1, 10.0, {})
     with pytest.raises(RankError, match=r"1 ranks, 1 on each of 1 nodes, but 2 ranks were started; start"):
-        meeting_of(1, 1, 10.0, environ)
+        rendezvous_from_env(1, 1, 10.0, environ)
     with pytest.raises(RankError, match=r"1 on each of 2 nodes, but 2 ranks were started, 2 of them here; start"):
-        meeting_of(2, 1, 10.0, both)
+        rendezvous_from_env(2, 1, 10.0, both)

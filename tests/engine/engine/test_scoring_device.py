@@ -79,11 +79,11 @@ def test_the_critic_is_trained_first_where_two_sums_of_a_gpu_could_block_each_ot
         start_critic_update=lambda _: told.append("begin"), wait_critic_update=lambda: told.append("critic") or {"critic/lr": 1.0}
     )  # fmt: skip
     engine: Any = SimpleNamespace(
-        ranks=SimpleNamespace(sums_in_turn=in_turn), scorers=scorers, trace=Recorder(("cpu:0",)), progress=Progress(),
+        ranks=SimpleNamespace(serialize_reductions=in_turn), scorers=scorers, trace=Recorder(("cpu:0",)), progress=Progress(),
         layout=SimpleNamespace(apart=apart),
         actor=SimpleNamespace(update=lambda *_: told.append("actor") or {"actor/lr": 2.0}),
     )  # fmt: skip
-    engine.updates_in_turn = Engine.updates_in_turn.fget(engine)  # type: ignore[attr-defined]
+    engine.serialize_updates = Engine.serialize_updates.fget(engine)  # type: ignore[attr-defined]
     _, metrics = PlainUpdate().train_batch(engine, [], 0)
     assert told == ["begin", *(("critic", "actor") if in_turn and not apart else ("actor", "critic"))]
     assert metrics == {"actor/lr": 2.0, "critic/lr": 1.0}

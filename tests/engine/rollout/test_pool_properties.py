@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_core.control.controllers import ChunkState, OvercommitState
-from oppo_core.distributed.process_group import ALONE
+from oppo_core.distributed.process_group import SINGLE
 from oppo_core.engine.layout import Layout
 from oppo_core.engine.state import Engine
 from oppo_core.reporting.metrics import Cohorts
@@ -138,7 +138,7 @@ class Simulation:
             chunk=ChunkState(case.chunk), new_group=lambda ids: [Sequence(i, 0, np.asarray([-1, -i - 1])) for i in ids],
             layout=Layout(["cpu:0"], ("cpu:0",), ("cpu:0",), 1, remote=case.streamed), clock=time.monotonic,
             use_cores=lambda count: None, update=PlainUpdate(), readable=lambda sequences: [s for s in sequences if s.length],
-            ranks=ALONE,
+            ranks=SINGLE,
         )  # fmt: skip
         self.engine.release = partial(Engine.release, self.engine)
         self.engine.on_any_rank = partial(Engine.on_any_rank, self.engine)
