@@ -66,9 +66,9 @@ def calls_on(there: Dataset) -> dict[str, Call]:
     """The ten calls by operation id; the number selects one of the runs with much data."""
 
     def of_a_run(path: str, **query: Any) -> Call:
-        return lambda client, n: _get(client, f"runs/{there.window[n % len(there.told)]}{path}", **query)
+        return lambda client, n: _get(client, f"runs/{there.detailed[n % len(there.detailed)]}{path}", **query)
 
-    compared = ",".join(map(str, there.window[:5]))
+    compared = ",".join(map(str, there.detailed[:5]))
     return {
         "list_runs": lambda client, n: _get(client, "runs", sort=("-reward", "")[n % 2], limit=50),
         "show_run": of_a_run(""),

@@ -17,7 +17,7 @@ from oppo_platform.alerts.lifecycle import close_all
 from oppo_platform.alerts.models import Alert, MailChoice, SeenAlerts, Silence
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.notify import run_changed
-from oppo_platform.runs.access import may_steer
+from oppo_platform.runs.access import may_manage
 from oppo_platform.runs.models import Change, Run
 
 
@@ -48,7 +48,7 @@ def silence(actor: User, run_id: int, silent: bool) -> bool:
         PermissionDenied: the actor may not manage the run.
     """
     run = Run.objects.select_for_update(of=("self",)).select_related("project__team", "user").get(pk=run_id)
-    if not may_steer(actor, run):
+    if not may_manage(actor, run):
         raise PermissionDenied("Only maintainers can silence other users' runs.")
     if silent == Silence.objects.filter(run=run).exists():
         return False

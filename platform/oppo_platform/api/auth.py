@@ -16,7 +16,7 @@ from oppo_platform.accounts.api_tokens import user_of_api_token
 from oppo_platform.accounts.models import Scope, User
 from oppo_platform.api.rate_limit import count_request
 from oppo_platform.cluster.models import Node
-from oppo_platform.cluster.services import is_join_token, node_of_token
+from oppo_platform.cluster.services import is_join_token, node_by_token
 from oppo_platform.runs.access import visible_runs
 from oppo_platform.runs.models import Attempt, Launch
 from oppo_platform.tokens import parse_token, same_digest
@@ -69,7 +69,7 @@ class NodeAuth(HttpBearer):
 
     def authenticate(self, request: HttpRequest, token: str) -> Node | None:
         """The node, or None."""
-        return node_of_token(token)
+        return node_by_token(token)
 
 
 @dataclass(frozen=True, slots=True)

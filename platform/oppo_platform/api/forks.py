@@ -13,10 +13,10 @@ from oppo_platform.api.lookups import LARGEST_ID, CheckpointId, RunId, person, r
 from oppo_platform.api.openapi import problems
 from oppo_platform.projects.access import may_submit
 from oppo_platform.runs import selectors as runs
-from oppo_platform.runs.forks import forked_spec
+from oppo_platform.runs.forks import fork_spec
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.services import submit_run
-from oppo_platform.runs.spec_patch import changed
+from oppo_platform.runs.spec_patch import apply_changes
 from oppo_platform.storage.database_disk import refuse_without_room
 from oppo_platform.usecases.check_spec import check_spec
 
@@ -79,7 +79,7 @@ def _forked(request: HttpRequest, run: Run, body: CheckpointForkBody, step: int 
     if not may_submit(user, run.project):
         raise PermissionDenied(f"Your role in {run.project.team.name} can view runs but not submit them.")
     refuse_without_room()
-    spec = forked_spec(run.spec, run.pk, step)
+    spec = fork_spec(run.spec, run.pk, step)
     spec["name"] = body.name or spec["name"]
-    born = submit_run(user, run.project, check_spec(data=changed(spec, body.changes), team_id=run.project.team_id))
+    born = submit_run(user, run.project, check_spec(data=apply_changes(spec, body.changes), team_id=run.project.team_id))
     return Status(201, {"id": born.pk, "url": runs.run_url(born.pk), "name": born.name, "state": born.state})

@@ -12,7 +12,7 @@ from oppo_platform.accounts.models import User
 from oppo_platform.projects.access import visible_projects
 from oppo_platform.projects.models import Project
 from oppo_platform.runs import selectors as runs
-from oppo_platform.runs.access import may_steer
+from oppo_platform.runs.access import may_manage
 from oppo_platform.runs.models import Run
 
 LARGEST_ID = 2**63 - 1
@@ -44,7 +44,7 @@ def steers(request: HttpRequest, run_id: int) -> str:
 def steerer(request: HttpRequest, run: Run) -> str:
     """The same of a run in hand, which may be in the trash. Raises `PermissionDenied`."""
     user = person(request)
-    if not may_steer(user, run):
+    if not may_manage(user, run):
         raise PermissionDenied("Only maintainers can control, archive, delete and restore other users' runs.")
     return f"user:{user.username}"
 

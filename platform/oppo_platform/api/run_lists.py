@@ -105,7 +105,7 @@ def list_pinned_runs(
     """A run a project at most: what its other runs are measured against."""
     user = person(request)
     wanted = chosen_project(user, project).pk if project else None
-    return Pinned(**paged(runs.runs_found(user, pinned_runs(user, wanted)), limit, cursor, runs.run_summary))
+    return Pinned(**paged(runs.existing_runs(user, pinned_runs(user, wanted)), limit, cursor, runs.run_summary))
 
 
 @router.post("runs/{int:run_id}/pin", summary="Make a run its project's baseline")

@@ -72,7 +72,7 @@ class DeletedView(TypedDict):
 @router.get("views", summary="Saved views of the runs table")
 def list_views(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Views:
     """Your own and your teams', by name."""
-    return Views(**paged(service.views_of(person(request)), limit, cursor))
+    return Views(**paged(service.menu_views(person(request)), limit, cursor))
 
 
 @router.post("views", summary="Save a view", response={201: Any})

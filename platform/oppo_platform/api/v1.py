@@ -50,7 +50,7 @@ from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.forks import resume_at
 from oppo_platform.runs.models import Checkpoint
 from oppo_platform.runs.services import submit_run
-from oppo_platform.runs.spec_patch import changed
+from oppo_platform.runs.spec_patch import apply_changes
 from oppo_platform.storage.database_disk import DatabaseFull, refuse_without_room
 from oppo_platform.storage.trash import NotDeletable
 from oppo_platform.usecases.check_spec import check_spec
@@ -111,7 +111,7 @@ class SpecBody(Schema):
             raise SpecError([SpecProblem("", "give either `yaml` or `spec`")])
         given = self.given() if self.changes else None
         if isinstance(given, dict):
-            return check_spec(data=changed(given, self.changes), team_id=team_id)
+            return check_spec(data=apply_changes(given, self.changes), team_id=team_id)
         return check_spec(yaml=self.yaml, data=self.spec, team_id=team_id)
 
     def given(self) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from oppo_platform.backup import BackupError
 from oppo_platform.backup.archive import Archive, Tell
-from oppo_platform.runs.checkpoints import MANIFEST, NotReadable, folder_here, where
+from oppo_platform.runs.checkpoints import MANIFEST, NotReadable, files_readable, local_folder
 from oppo_platform.runs.models import Checkpoint
 
 
@@ -24,7 +24,7 @@ def put_back(archive: Archive, listed: list[dict[str, Any]], tell: Tell) -> int:
     done = 0
     for entry in (entry for entry in listed if "members" in entry):
         row = Checkpoint.objects.filter(pk=entry["id"], manifest_sha256=entry["manifest_sha256"]).first()
-        if row is None or where(row) == "here":
+        if row is None or files_readable(row) == "here":
             continue
         try:
             _put(archive, row, entry["members"])
@@ -38,7 +38,7 @@ def put_back(archive: Archive, listed: list[dict[str, Any]], tell: Tell) -> int:
 
 def _put(archive: Archive, row: Checkpoint, members: dict[str, str]) -> None:
     """Write beside the place and rename. Raises NotReadable when the place is none of the run's, BackupError for odd files."""
-    folder = folder_here(row)
+    folder = local_folder(row)
     manifest = archive.read(members[MANIFEST]) if members.get(MANIFEST) in archive.places else b""
     if hashlib.sha256(manifest).hexdigest() != row.manifest_sha256:
         raise BackupError("its manifest in the backup is not the one that was registered")

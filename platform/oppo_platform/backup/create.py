@@ -18,7 +18,7 @@ from typing import Any
 from oppo_platform.backup import BackupError, keys, pg_tools
 from oppo_platform.backup.archive import CHECKPOINTS, DATABASE, READ_BYTES, Tell, Write, Writer, new_archive
 from oppo_platform.backup.snapshot import Snapshot, held
-from oppo_platform.runs.checkpoints import NotReadable, open_files, where
+from oppo_platform.runs.checkpoints import NotReadable, files_readable, open_files
 from oppo_platform.runs.models import Checkpoint
 
 TELL_EVERY_S = 5.0
@@ -110,7 +110,7 @@ def _checkpoints(snapshot: Snapshot, archive: Writer, tell: Tell, with_files: bo
     for number, row in enumerate(snapshot.checkpoints, 1):
         entry: dict[str, Any] = {field: getattr(row, field) for field in LISTED}
         entry["registered_at"] = row.registered_at.astimezone(UTC).isoformat()
-        entry["files"] = "here" if row.pk in snapshot.opened else where(row)
+        entry["files"] = "here" if row.pk in snapshot.opened else files_readable(row)
         if with_files and entry["files"] == "here":
             tell(f"Checkpoint {number} of {len(snapshot.checkpoints)}: run {row.run_id}, step {row.step}, {row.bytes:,} bytes …")
             entry |= _with_files(row, snapshot.opened.get(row.pk), archive, tell)
@@ -125,7 +125,7 @@ def _with_files(row: Checkpoint, opened: list[tuple[str, int, int]] | None, arch
             opened = opened or open_files(row, files)
         except (NotReadable, OSError) as error:  # a run goes on deleting what it need not keep
             tell(f"  left out: {error}")
-            return {"files": where(row), "left_out": str(error)}
+            return {"files": files_readable(row), "left_out": str(error)}
         members = {}
         for number, (path, descriptor, size) in enumerate(opened):
             members[path] = f"checkpoints/{row.pk}/{number}"

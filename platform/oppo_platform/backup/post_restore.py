@@ -30,7 +30,7 @@ from oppo_platform.accounts.models import Invite, LoginLink, PasswordLink, TeamS
 from oppo_platform.alerts.models import Webhook
 from oppo_platform.cluster.models import Device, DeviceState, JoinToken
 from oppo_platform.runs.attempts import fence, latest_checkpoint
-from oppo_platform.runs.checkpoints import where
+from oppo_platform.runs.checkpoints import files_readable
 from oppo_platform.runs.models import LIVE_ATTEMPT, Attempt, Checkpoint, Run
 
 # A run's number stands in addresses and folders: the gap is small enough to read, and no team submits so many since a backup.
@@ -100,7 +100,7 @@ def missing_checkpoints(were_here: set[int]) -> Missing:
         were_here: ids of those whose files this machine could read when the backup was made.
     """
     rows = Checkpoint.objects.select_related("run").order_by("run_id", "step", "pk")
-    away = [(row, place) for row in rows.iterator() if (place := where(row)) != "here"]
+    away = [(row, place) for row in rows.iterator() if (place := files_readable(row)) != "here"]
     next_ones = {saved.pk for run in Run.objects.exclude(state__in=ENDED) if (saved := latest_checkpoint(run)) is not None}
     wanted = {row.pk for row, place in away if place == "deleted" and row.pk in next_ones}
     lost = [row for row, _ in away if row.pk in were_here | wanted]

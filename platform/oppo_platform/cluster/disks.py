@@ -20,11 +20,11 @@ MOVED, OLD_S, BELIEVED_S = 0.01, 60.0, 300.0
 WORDS = {"artifacts": "for checkpoints", "outbox": "for events"}
 
 
-def update_disks(node: Node, told: list[wire.DiskReport], now: datetime) -> bool:
+def update_disks(node: Node, reports: list[wire.DiskReport], now: datetime) -> bool:
     """Store changes of a node's disks. Returns whether one ran full or has room again."""
-    known = {disk.what: disk for disk in Disk.objects.filter(node=node)} if told else {}
+    known = {disk.what: disk for disk in Disk.objects.filter(node=node)} if reports else {}
     turned = False
-    for report in told:
+    for report in reports:
         old = known.get(report.what)
         low = is_low(report.free_bytes, was=old is not None and old.low)
         if old is not None and old.low == low and not _moved(old, report, now):
@@ -54,9 +54,9 @@ def low_disks() -> QuerySet[Disk]:
     return Disk.objects.filter(low=True, told_at__gte=clock.now() - timedelta(seconds=BELIEVED_S))
 
 
-def low_disk_words() -> dict[int, str]:
+def describe_low_disks() -> dict[int, str]:
     """By node, a description of its low disks: `1.2 GiB are left for checkpoints`."""
-    said: dict[int, list[str]] = defaultdict(list)
+    reason: dict[int, list[str]] = defaultdict(list)
     for disk in low_disks().order_by("node", "what"):
-        said[disk.node_id].append(f"{size(disk.free_bytes)} left {WORDS.get(disk.what, disk.what)}")
-    return {node_id: "low on disk: " + ", ".join(words) for node_id, words in said.items()}
+        reason[disk.node_id].append(f"{size(disk.free_bytes)} left {WORDS.get(disk.what, disk.what)}")
+    return {node_id: "low on disk: " + ", ".join(words) for node_id, words in reason.items()}

@@ -23,7 +23,7 @@ def catalogue_ids(kind: str) -> list[str]:
     return list(items.order_by("entry_id").values_list("entry_id", flat=True).distinct())
 
 
-def skew_of(node: Node) -> str:
+def version_problem(node: Node) -> str:
     """Why a node gets no work because of its worker's version; empty if the version is supported."""
     if node.wire_version in wire.SUPPORTED_VERSIONS:
         return ""

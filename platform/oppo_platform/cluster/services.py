@@ -34,11 +34,11 @@ def is_join_token(text: str) -> bool:
     parsed = parse_token(text, "join")
     if parsed is None:
         return False
-    found = JoinToken.objects.filter(prefix=parsed[0], revoked_at__isnull=True, expires_at__gt=clock.now()).first()
-    return found is not None and same_digest(found.digest, parsed[1])
+    result = JoinToken.objects.filter(prefix=parsed[0], revoked_at__isnull=True, expires_at__gt=clock.now()).first()
+    return result is not None and same_digest(result.digest, parsed[1])
 
 
-def node_of_token(text: str) -> Node | None:
+def node_by_token(text: str) -> Node | None:
     """The node of a token."""
     parsed = parse_token(text, "node")
     node = Node.objects.filter(token_prefix=parsed[0]).first() if parsed else None
@@ -46,22 +46,22 @@ def node_of_token(text: str) -> Node | None:
 
 
 @transaction.atomic
-def join(told: wire.Join) -> wire.Joined:
+def join(request: wire.Join) -> wire.Joined:
     """Register the node, or give a known name a new token; the old one becomes invalid."""
     token, now = new_token("node"), clock.now()
     facts = {
-        "hostname": told.hostname,
-        "cpus": told.cpus,
-        "memory_bytes": told.memory_bytes,
+        "hostname": request.hostname,
+        "cpus": request.cpus,
+        "memory_bytes": request.memory_bytes,
         "token_prefix": token.prefix,
         "token_digest": token.digest,
-        "queue": f"oppo.node.{told.name}",
+        "queue": f"oppo.node.{request.name}",
         "joined_at": now,
         "catalogue_at": None,
-        "wire_version": told.wire_version,
+        "wire_version": request.wire_version,
     }
-    node, _ = Node.objects.update_or_create(name=told.name, defaults=facts)
-    audit.record(None, f"node:{node.name}", "node.join", node.name, host=told.hostname)
+    node, _ = Node.objects.update_or_create(name=request.name, defaults=facts)
+    audit.record(None, f"node:{node.name}", "node.join", node.name, host=request.hostname)
     return wire.Joined(
         node_id=node.pk,
         node_token=token.text,
@@ -71,7 +71,7 @@ def join(told: wire.Join) -> wire.Joined:
     )
 
 
-def update_node(node_id: int, told: wire.NodeHeartbeat, now: datetime) -> tuple[Node, bool]:
+def update_node(node_id: int, heartbeat: wire.NodeHeartbeat, now: datetime) -> tuple[Node, bool]:
     """Lock the node; store its version, catalogue and pool. Inside the heartbeat's transaction.
 
     Returns:
@@ -80,14 +80,14 @@ def update_node(node_id: int, told: wire.NodeHeartbeat, now: datetime) -> tuple[
     # Not its key: a transaction that writes an attempt on the node need not wait, and holds devices that we would wait for.
     node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
     fresh = node.last_seen_at is not None and now - node.last_seen_at < timedelta(seconds=settings.OPPO_NODE_FRESH_S)
-    node.last_seen_at, node.wire_version = now, told.wire_version
-    if told.catalogue is not None:
-        _replace_catalogue(node, told.catalogue)
+    node.last_seen_at, node.wire_version = now, heartbeat.wire_version
+    if heartbeat.catalogue is not None:
+        _replace_catalogue(node, heartbeat.catalogue)
         node.catalogue_at = now
-    if node.pool_id is None and told.devices:
-        node.pool = pool_for(told.devices, now)
+    if node.pool_id is None and heartbeat.devices:
+        node.pool = pool_for(heartbeat.devices, now)
     node.save(update_fields=["last_seen_at", "wire_version", "catalogue_at", "pool"])
-    return node, told.catalogue is not None or not fresh
+    return node, heartbeat.catalogue is not None or not fresh
 
 
 def locked_devices(node: Node) -> dict[int, Device]:
@@ -97,10 +97,10 @@ def locked_devices(node: Node) -> dict[int, Device]:
 
 def _facts(report: wire.DeviceReport, device: Device | None) -> dict[str, Any]:
     """Stored fields of a device; a card that its driver has lost keeps its previous ones."""
-    told = {"kind": report.kind, "model": report.model[:200], "memory_bytes": report.memory_bytes, "health": report.health}
+    facts = {"kind": report.kind, "model": report.model[:200], "memory_bytes": report.memory_bytes, "health": report.health}
     if device is not None and not report.model:
-        told |= {"model": device.model, "memory_bytes": device.memory_bytes}
-    return told
+        facts |= {"model": device.model, "memory_bytes": device.memory_bytes}
+    return facts
 
 
 def update_devices(node: Node, known: dict[int, Device], reports: list[wire.DeviceReport], clear: bool) -> bool:
@@ -121,9 +121,9 @@ def update_devices(node: Node, known: dict[int, Device], reports: list[wire.Devi
         waived = device.waived if report.health else ""  # a waiver ends once the device has been healthy
         state = device_state(device.state, report.health, waived, clear=clear)
         back = state == DeviceState.READY and device.state != DeviceState.READY
-        wanted = {**facts, "busy_share": busy, "state": state, "waived": waived}
-        if any(getattr(device, name) != value for name, value in wanted.items()):
-            Device.objects.filter(pk=device.pk).update(**wanted)
+        requested = {**facts, "busy_share": busy, "state": state, "waived": waived}
+        if any(getattr(device, name) != value for name, value in requested.items()):
+            Device.objects.filter(pk=device.pk).update(**requested)
         allocatable = allocatable or back
     Device.objects.filter(pk__in=[device.pk for device in known.values()]).update(state=DeviceState.GONE)
     return allocatable

@@ -18,7 +18,7 @@ from oppo_platform.accounts.access import Action, may
 from oppo_platform.alerts.policy import Condition
 from oppo_platform.alerts.rules import team_rules
 from oppo_platform.projects.access import may_submit
-from oppo_platform.runs.access import may_steer
+from oppo_platform.runs.access import may_manage
 from oppo_platform.runs.checkpoints import checkpoints as saved
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import get_run, run_summary, spec_yaml
@@ -108,7 +108,7 @@ def checkpoints(request: HttpRequest, run_id: int) -> HttpResponse:
         "checkpoints": saved(run),
         "run_id": run.pk,
         "may_fork": may_submit(request.user, run.project),
-        "may_resume": run.state == RunState.PAUSED and may_steer(request.user, run),
+        "may_resume": run.state == RunState.PAUSED and may_manage(request.user, run),
         "may_download": may(request.user, Action.DOWNLOAD, run.project.team_id),
     }
     if request.GET.get("part"):
@@ -138,7 +138,7 @@ def _page(request: HttpRequest, run: Run, tab: str, template: str, more: dict[st
         "run": run_summary(run),
         "spec": run.spec,
         "ranks": _ranks(run),
-        "may_steer": may_steer(request.user, run),
+        "may_manage": may_manage(request.user, run),
         "taken": taken,
         "team_id": run.project.team_id,
         "trash_days": f"{settings.OPPO_TRASH_DAYS:g}",

@@ -16,7 +16,7 @@ from oppo_platform.accounts.access import Action, demand, may
 from oppo_platform.accounts.models import Team
 from oppo_platform.accounts.services import AccountError
 from oppo_platform.pages.team_layout import render_team, team_of, told
-from oppo_platform.runs.access import may_steer, steerable, trashed_runs
+from oppo_platform.runs.access import manageable, may_manage, trashed_runs
 from oppo_platform.runs.models import Run
 from oppo_platform.storage.models import TeamStorage
 from oppo_platform.storage.quotas import level
@@ -46,7 +46,7 @@ def _page(request: HttpRequest, team: Team, rules: TeamStorage | dict[str, str] 
         "grace_h": f"{settings.OPPO_RETENTION_GRACE_S / 3600:g}",
         "level": level(team.pk),
         "trash": found,
-        "may_restore": steerable(request.user, runs),
+        "may_restore": manageable(request.user, runs),
         "trash_days": f"{settings.OPPO_TRASH_DAYS:g}",
         "folders": pending_folders(team.pk),
     }
@@ -125,7 +125,7 @@ def _in_trash(request: HttpRequest, run: Run) -> HttpResponse:
         "section": "runs",
         "run": trashed(run.deletion),
         "team_id": run.project.team_id,
-        "may_restore": may_steer(request.user, run),
+        "may_restore": may_manage(request.user, run),
     }
     return render(request, "run/trashed.html", context)
 
@@ -137,6 +137,6 @@ def _trashed(request: HttpRequest, run_id: int) -> Run:
 
 def _steered(request: HttpRequest, run_id: int) -> Run:
     run = _trashed(request, run_id)
-    if not may_steer(request.user, run):
+    if not may_manage(request.user, run):
         raise PermissionDenied("Only maintainers can control, archive, delete and restore other users' runs.")
     return run

@@ -25,13 +25,13 @@ from oppo_platform.pages.runs_table import heads, query, rows
 from oppo_platform.projects.access import submit_projects, visible_projects
 from oppo_platform.projects.models import Project
 from oppo_platform.runs.access import visible_runs
-from oppo_platform.runs.columns import USUAL, Column, chosen, reads_settings, written
+from oppo_platform.runs.columns import USUAL, Column, format_columns, parse_columns, reads_settings
 from oppo_platform.runs.filtering import FilterError
-from oppo_platform.runs.forks import forked_spec
+from oppo_platform.runs.forks import fork_spec
 from oppo_platform.runs.models import PRIORITIES, Run
 from oppo_platform.runs.pins import pinned_runs
-from oppo_platform.runs.saved_views import address_of, default_of, views_of
-from oppo_platform.runs.selectors import RunList, get_run, list_runs, run_summary, run_url, runs_found, specs_of
+from oppo_platform.runs.saved_views import default_view, menu_views, view_query
+from oppo_platform.runs.selectors import RunList, existing_runs, get_run, list_runs, load_specs, run_summary, run_url
 from oppo_platform.scheduling.nodes_overview import nodes_overview
 from oppo_platform.scheduling.selectors import Waiting, line, told
 
@@ -56,9 +56,9 @@ def runs(request: HttpRequest) -> HttpResponse:
     if group not in STATE_GROUPS:
         raise Http404
     team_id = None if project else _team_id(request)  # a link to a project leads there, whatever team one looks at
-    default = None if request.GET.get("part") else default_of(request.user)
+    default = None if request.GET.get("part") else default_view(request.user)
     if default is not None and not request.GET:
-        return redirect(f"{reverse('pages:runs')}?{query({**address_of(default), 'view': default.pk})}")
+        return redirect(f"{reverse('pages:runs')}?{query({**view_query(default), 'view': default.pk})}")
     columns, wrong_columns = _columns(cols)
     listed, found, wrong = _listed(request, columns, project, team_id)
     wrong = wrong_columns or wrong
@@ -66,7 +66,7 @@ def runs(request: HttpRequest) -> HttpResponse:
         # Not an error of the page, which shows what is wrong while one types: browsers would report any other status.
         return HttpResponse(wrong, content_type="text/plain") if wrong else render(request, "runs/rows.html", {"runs": listed})
     view = request.GET.get("view", "") or ("all" if default is not None else "")
-    kept = {"show": group, "project": project, "q": where, "sort": sort, "cols": written(columns), "view": view}
+    kept = {"show": group, "project": project, "q": where, "sort": sort, "cols": format_columns(columns), "view": view}
     context: dict[str, Any] = {
         "runs": listed,
         "wrong": wrong,
@@ -86,7 +86,7 @@ def runs(request: HttpRequest) -> HttpResponse:
 
 def _choices(request: HttpRequest, kept: dict[str, Any], columns: list[Column]) -> dict[str, Any]:
     """What was chosen, as the page's controls show it, and what else there is to choose."""
-    saved = views_of(request.user)
+    saved = menu_views(request.user)
     return {
         "where": kept["q"],
         "sort": kept["sort"],
@@ -105,9 +105,9 @@ def _choices(request: HttpRequest, kept: dict[str, Any], columns: list[Column]) 
 def _columns(cols: str) -> tuple[list[Column], str]:
     """The chosen columns, or the usual ones and what is wrong with the choice."""
     try:
-        return chosen(cols), ""
+        return parse_columns(cols), ""
     except FilterError as error:
-        return chosen(""), error.message
+        return parse_columns(""), error.message
 
 
 def _listed(
@@ -125,9 +125,9 @@ def _listed(
         raise Http404 from None
     except FilterError as error:
         return [], RunList(items=[], next=None), error.message
-    on_top = [run_summary(run) for run in runs_found(request.user, pinned)]
+    on_top = [run_summary(run) for run in existing_runs(request.user, pinned)]
     shown = with_curves([*on_top, *found["items"]])
-    specs = specs_of(run["id"] for run in shown) if reads_settings(columns) else {}
+    specs = load_specs(run["id"] for run in shown) if reads_settings(columns) else {}
     return rows(columns, shown, specs, pinned), found, ""
 
 
@@ -189,7 +189,7 @@ def submit(request: HttpRequest) -> HttpResponse:
     named = fork is not None or bool(request.GET.get("project"))
     projects = everywhere if named else _of_team(everywhere, _team_id(request)) or everywhere
     page_data = {
-        "spec": forked_spec(fork.spec, fork.pk, step) if fork else spec_form.starting_spec(catalogue),
+        "spec": fork_spec(fork.spec, fork.pk, step) if fork else spec_form.starting_spec(catalogue),
         "catalogue": [entry.model_dump(mode="json") for entry in catalogue],
         "presets": [{"key": preset.key, "overlap": preset.overlap} for preset in PRESETS],
         "fork": fork.pk if fork else None,

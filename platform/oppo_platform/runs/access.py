@@ -22,17 +22,17 @@ def trashed_runs(user: User) -> QuerySet[Run]:
     return Run.objects.filter(project__team_id__in=teams, deleted_at__isnull=False, purged_at__isnull=True)
 
 
-def may_steer(user: User, run: Run) -> bool:
+def may_manage(user: User, run: Run) -> bool:
     """Maintainers manage (cancel, pause, resume, reprioritise) any run of the team, members their own."""
-    return run.pk in steerable(user, [run])
+    return run.pk in manageable(user, [run])
 
 
-def steerable(user: User, runs: Iterable[Run]) -> set[int]:
+def manageable(user: User, runs: Iterable[Run]) -> set[int]:
     """Those of `runs` (project joined) that the user may manage, with one query for all."""
     role_of = roles(user)
-    found = ((run, role_of.get(run.project.team_id)) for run in runs)
+    result = ((run, role_of.get(run.project.team_id)) for run in runs)
     return {
         run.pk
-        for run, role in found
+        for run, role in result
         if permits(role, Action.STEER_ANY_RUN) or (permits(role, Action.SUBMIT) and run.user_id == user.pk)
     }

@@ -6,7 +6,7 @@ from typing import Literal
 
 from oppo_contract.states import ENDED, RunState
 
-Wish = Literal["pause", "resume", "cancel", "priority", "extend"]
+RunAction = Literal["pause", "resume", "cancel", "priority", "extend"]
 S = RunState
 SAVES = "The engine finishes its chunk, saves a checkpoint of the unfinished step and releases the devices. The run"
 
@@ -36,24 +36,24 @@ LATER_PRIORITY = "Priority applies when the run waits again and when the schedul
 EXTEND = "Adds to the run's total time limit. At the limit the run is paused with a checkpoint."
 
 
-def wishes(state: str, limited: bool) -> dict[Wish, str]:
+def allowed_actions(state: str, limited: bool) -> dict[RunAction, str]:
     """Actions allowed now, each with its effect. `limited`: the run has a time limit that can be extended."""
     now = RunState(state)
-    told: dict[Wish, str] = {}
-    for wish, words in (("pause", PAUSE), ("resume", RESUME), ("cancel", CANCEL)):
+    described: dict[RunAction, str] = {}
+    for action, words in (("pause", PAUSE), ("resume", RESUME), ("cancel", CANCEL)):
         if now in words:
-            told[wish] = words[now]  # type: ignore[index]  # the three words are wishes
+            described[action] = words[now]  # type: ignore[index]  # the three words are wishes
     if now not in ENDED | {S.CANCELLING}:
-        told["priority"] = WAITING_PRIORITY if now in (S.QUEUED, S.PAUSED) else LATER_PRIORITY
+        described["priority"] = WAITING_PRIORITY if now in (S.QUEUED, S.PAUSED) else LATER_PRIORITY
         if limited:
-            told["extend"] = EXTEND
-    return told
+            described["extend"] = EXTEND
+    return described
 
 
-def refusal(wish: str, state: str) -> str:
+def refusal(action: str, state: str) -> str:
     """Why an action is not allowed in a state."""
     if RunState(state) in ENDED:
-        return f"Cannot {wish} a run that has ended ({state}). Fork it to start a new run."
+        return f"Cannot {action} a run that has ended ({state}). Fork it to start a new run."
     if state == S.CANCELLING:
-        return f"Cannot {wish} a run that is being cancelled."
-    return f"Cannot {wish} a run that is {state}."
+        return f"Cannot {action} a run that is being cancelled."
+    return f"Cannot {action} a run that is {state}."

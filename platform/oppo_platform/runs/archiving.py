@@ -40,8 +40,8 @@ def _locked(run_id: int) -> Run:
     return Run.objects.select_for_update(of=("self",)).select_related("project").get(pk=run_id)
 
 
-def _set(run: Run, since: datetime | None, what: str, said: str, actor: str) -> None:
+def _set(run: Run, since: datetime | None, what: str, reason: str, actor: str) -> None:
     Run.objects.filter(pk=run.pk).update(archived_at=since, cursor=F("cursor") + 1)
-    Change.objects.create(run=run, what=what, reason=said, actor=actor, at=clock.now())
+    Change.objects.create(run=run, what=what, reason=reason, actor=actor, at=clock.now())
     audit.record(run.project.team_id, actor, "run.change", f"run {run.pk} {run.name}", archived=since is not None)
     run_changed(run.pk)

@@ -29,17 +29,17 @@ from oppo_platform.cluster.models import Device, DeviceState, Node
 from oppo_platform.notify import wake_scheduler
 from oppo_platform.runs.errors import AttemptRefused
 from oppo_platform.runs.launches import (
+    build_rendezvous,
     claim_launch,
     claimed_nodes,
     end_launch,
     end_launches,
+    head_address,
     held_launch,
-    meeting_place,
-    rendezvous_of,
     renew_launch,
 )
 from oppo_platform.runs.models import LIVE_ATTEMPT, Allocation, Attempt, AttemptState, Checkpoint, Launch, LaunchState, Run
-from oppo_platform.runs.resume_sources import beginning, spared_for_forks
+from oppo_platform.runs.resume_sources import pinned_for_forks, starting_runs
 from oppo_platform.runs.retry_decision import DIED, Ended, RetryPolicy, verdict
 from oppo_platform.runs.transitions import move_run
 from oppo_platform.tokens import new_token
@@ -52,7 +52,7 @@ SIGNALS: dict[str, Literal["cancel", "pause", "preempt"]] = {
 }
 
 
-class NothingToBeginWith(Exception):
+class CheckpointGone(Exception):
     """The checkpoint of a fork is gone: starting at step 0 would be another run."""
 
 
@@ -69,7 +69,7 @@ def claim(node: Node, attempt_id: int, epoch: int, address: wire.Address | None 
     """
     try:
         return _claim(node, attempt_id, epoch, address)
-    except (SecretUnavailable, NothingToBeginWith) as error:
+    except (SecretUnavailable, CheckpointGone) as error:
         _fail_unclaimed(attempt_id, epoch, str(error))
         raise AttemptRefused("ended", str(error)) from None
 
@@ -86,7 +86,7 @@ def _claim(node: Node, attempt_id: int, epoch: int, address: wire.Address | None
         launch, text = claim_launch(attempt, node, clock.now())
         return _claimed(run, attempt, text, node, launch.rank)
     if attempt.state == AttemptState.ALLOCATED and run.forked_run is not None and attempt.resume_from is None:
-        raise NothingToBeginWith(f"The checkpoint of run {run.forked_run} that this run starts from has been deleted.")
+        raise CheckpointGone(f"The checkpoint of run {run.forked_run} that this run starts from has been deleted.")
     if attempt.state != AttemptState.ALLOCATED:
         _refuse_ended(attempt)
         raise AttemptRefused("already_claimed", f"Attempt {attempt_id} is already claimed.")
@@ -94,7 +94,7 @@ def _claim(node: Node, attempt_id: int, epoch: int, address: wire.Address | None
     lease_ends = now + timedelta(seconds=settings.OPPO_LEASE_S)
     _write(
         attempt, epoch, state=AttemptState.CLAIMED, token_prefix=token.prefix, token_digest=token.digest, claimed_at=now,
-        seen_at=now, lease_expires_at=lease_ends, **meeting_place(attempt, address, now),
+        seen_at=now, lease_expires_at=lease_ends, **head_address(attempt, address, now),
     )  # fmt: skip
     waits = {1: "", 2: " The other node follows."}.get(attempt.nodes, f" The other {attempt.nodes - 1} nodes follow.")
     move_run(run, RunState.STARTING, f"Starts on node {node.name}.{waits}", f"node:{node.name}")
@@ -113,7 +113,7 @@ def _fail_unclaimed(attempt_id: int, epoch: int, why: str) -> None:
 
 def _claimed(run: Run, attempt: Attempt, token: str, node: Node, rank: int = 0) -> wire.Claimed:
     held = Device.objects.filter(node=node, allocations__attempt=attempt, allocations__released_at__isnull=True)
-    saved, wanted = attempt.resume_from, secret_names(run.spec.get("secrets") or {})
+    saved, requested = attempt.resume_from, secret_names(run.spec.get("secrets") or {})
     return wire.Claimed(
         attempt_token=token,
         run_id=run.pk,
@@ -122,8 +122,8 @@ def _claimed(run: Run, attempt: Attempt, token: str, node: Node, rank: int = 0) 
         lease_s=settings.OPPO_LEASE_S,
         artifact_url=artifact_url(run.pk),
         resume_from=wire.CheckpointRef(step=saved.step, url=saved.url, manifest_sha256=saved.manifest_sha256) if saved else None,
-        rendezvous=rendezvous_of(attempt, rank, clock.now()),
-        secrets=delivered_secrets(run.project.team_id, wanted, run.pk, f"node:{node.name}"),
+        rendezvous=build_rendezvous(attempt, rank, clock.now()),
+        secrets=delivered_secrets(run.project.team_id, requested, run.pk, f"node:{node.name}"),
     )
 
 
@@ -159,7 +159,7 @@ def named_nodes(attempt: Attempt) -> str:
 
 def _orders(run: Run, attempt: Attempt, lease_ends: datetime | None, now: datetime) -> wire.AttemptOrders:
     lease_s = (lease_ends - now).total_seconds() if lease_ends is not None else 0.0
-    signal, spare = SIGNALS.get(run.state), spared_for_forks(run)
+    signal, spare = SIGNALS.get(run.state), pinned_for_forks(run)
     if signal is None or attempt.stop_by is None:
         return wire.AttemptOrders(lease_s=lease_s, spare=spare)
     left_s = max(0.0, (attempt.stop_by - now).total_seconds())
@@ -173,7 +173,7 @@ def _renewed(attempt: Attempt, lease_ends: datetime | None, now: datetime) -> da
 
 
 @transaction.atomic
-def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration, rank: int = 0) -> None:
+def register_checkpoint(attempt_id: int, checkpoint: wire.CheckpointRegistration, rank: int = 0) -> None:
     """Register a checkpoint from which the run resumes; idempotent. Of two at the same step the later registration counts.
 
     A run that stops within a step has two: the scheduled one, and one with the unfinished step after it. An attempt that
@@ -186,70 +186,70 @@ def register_checkpoint(attempt_id: int, told: wire.CheckpointRegistration, rank
     newest, waits = attempt.epoch == run.epochs, run.state in (RunState.QUEUED, RunState.PAUSED)
     if not (attempt.state == AttemptState.FENCED and newest and waits):
         _refuse_ended(attempt)
-    _refuse_epoch(attempt, told.epoch)
+    _refuse_epoch(attempt, checkpoint.epoch)
     if rank:
         raise AttemptRefused(
             "unknown_checkpoint", f"Checkpoints of attempt {attempt_id} can only be registered by its first node."
         )
-    inside = told.url.startswith(artifact_url(run.pk) + "/") and ".." not in told.url.split("/")
-    if not inside or told.step < attempt.start_step:
-        raise AttemptRefused("unknown_checkpoint", f"{told.url} is not a checkpoint of run {run.pk}.")
+    inside = checkpoint.url.startswith(artifact_url(run.pk) + "/") and ".." not in checkpoint.url.split("/")
+    if not inside or checkpoint.step < attempt.start_step:
+        raise AttemptRefused("unknown_checkpoint", f"{checkpoint.url} is not a checkpoint of run {run.pk}.")
     saved, _ = Checkpoint.objects.update_or_create(
         attempt=attempt,
-        step=told.step,
+        step=checkpoint.step,
         defaults={
             "run": run,
-            "url": told.url,
-            "manifest_sha256": told.manifest_sha256,
-            "bytes": told.bytes,
+            "url": checkpoint.url,
+            "manifest_sha256": checkpoint.manifest_sha256,
+            "bytes": checkpoint.bytes,
             "registered_at": clock.now(),
         },
     )
     # A folder that was rewritten invalidates its previous registration. One that a fork waits for stays, to fail with its name.
-    before = Checkpoint.objects.filter(run=run, url=told.url).exclude(pk__in=[saved.pk, attempt.resume_from_id or saved.pk])
-    before.exclude(pk__in=beginning().values("begins_with")).delete()
+    before = Checkpoint.objects.filter(run=run, url=checkpoint.url).exclude(pk__in=[saved.pk, attempt.resume_from_id or saved.pk])
+    before.exclude(pk__in=starting_runs().values("begins_with")).delete()
 
 
 @transaction.atomic
-def finish(attempt_id: int, told: wire.Outcome, rank: int = 0) -> None:
+def finish(attempt_id: int, outcome: wire.Outcome, rank: int = 0) -> None:
     """The engine has ended: free the devices and move the run on. Repeating the same outcome changes nothing."""
     run, attempt = _locked(attempt_id)
     if rank:
-        _finish_launch(run, attempt, told, rank)
+        _finish_launch(run, attempt, outcome, rank)
         return
-    if attempt.state == AttemptState.ENDED and attempt.outcome == told.outcome and attempt.epoch == told.epoch:
+    if attempt.state == AttemptState.ENDED and attempt.outcome == outcome.outcome and attempt.epoch == outcome.epoch:
         return
     _refuse_ended(attempt)
-    _refuse_epoch(attempt, told.epoch)
-    _end_as_told(run, attempt, told, attempt.node, told.reason)
+    _refuse_epoch(attempt, outcome.epoch)
+    _end_with_outcome(run, attempt, outcome, attempt.node, outcome.reason)
 
 
-def _finish_launch(run: Run, attempt: Attempt, told: wire.Outcome, rank: int) -> None:
+def _finish_launch(run: Run, attempt: Attempt, outcome: wire.Outcome, rank: int) -> None:
     """A further node's engine has ended. After a success the head's outcome decides; anything else ends the attempt."""
-    said = Launch.objects.filter(attempt=attempt, rank=rank, state=LaunchState.ENDED, outcome=told.outcome)
-    if attempt.epoch == told.epoch and said.exists():
+    reported = Launch.objects.filter(attempt=attempt, rank=rank, state=LaunchState.ENDED, outcome=outcome.outcome)
+    if attempt.epoch == outcome.epoch and reported.exists():
         return
     _refuse_ended(attempt)
-    _refuse_epoch(attempt, told.epoch)
+    _refuse_epoch(attempt, outcome.epoch)
     launch = held_launch(attempt, rank)
-    end_launch(launch, told)
-    if told.exit_code != 0 or told.outcome in DIED:
-        _end_as_told(run, attempt, told, launch.node, f"on node {launch.node.name}, {told.reason}")
+    end_launch(launch, outcome)
+    if outcome.exit_code != 0 or outcome.outcome in DIED:
+        _end_with_outcome(run, attempt, outcome, launch.node, f"on node {launch.node.name}, {outcome.reason}")
 
 
-def _end_as_told(run: Run, attempt: Attempt, told: wire.Outcome, node: Node, reason: str) -> None:
+def _end_with_outcome(run: Run, attempt: Attempt, outcome: wire.Outcome, node: Node, reason: str) -> None:
     """End the attempt by the outcome that one of its nodes reports."""
-    end_attempt(attempt, AttemptState.ENDED, told.outcome, reason, told.exit_code, reporter=node.pk)
-    run.last_log_lines = told.last_log_lines
+    end_attempt(attempt, AttemptState.ENDED, outcome.outcome, reason, outcome.exit_code, reporter=node.pk)
+    run.last_log_lines = outcome.last_log_lines
     run.save(update_fields=["last_log_lines"])
-    _move_on(run, attempt, node.pk, reason, told.last_log_lines, f"node:{node.name}")
+    _move_on(run, attempt, node.pk, reason, outcome.last_log_lines, f"node:{node.name}")
 
 
 def _move_on(run: Run, attempt: Attempt, node_id: int, reason: str, lines: Sequence[str], actor: str) -> None:
     """Move the run after the end of an attempt; `retry_decision.verdict` decides."""
     deaths = Attempt.objects.filter(run=run, outcome__in=DIED).count()
     ended = Ended(attempt.outcome, reason, lines, deaths, attempt.exit_code)
-    after = verdict(ended, run.state, run.reason, retry_policy(run), resume_words(run))
+    after = verdict(ended, run.state, run.reason, retry_policy(run), describe_resume(run))
     run.not_before = clock.now() + timedelta(seconds=after.wait_s) if after.wait_s else None
     if after.exclude_node and node_id not in run.excluded_nodes:
         run.excluded_nodes = [*run.excluded_nodes, node_id]
@@ -260,13 +260,13 @@ def _move_on(run: Run, attempt: Attempt, node_id: int, reason: str, lines: Seque
 def retry_policy(run: Run) -> RetryPolicy:
     """The spec's retries; a run from before they existed, or from before stricter validation, has the defaults."""
     try:
-        told = Retries.model_validate(run.spec.get("retries", {}))
+        retries = Retries.model_validate(run.spec.get("retries", {}))
     except ValidationError:  # otherwise its end could never be processed
-        told = Retries()
-    return RetryPolicy(told.attempts or settings.OPPO_MAX_ATTEMPTS, told.backoff_s, tuple(told.rules))
+        retries = Retries()
+    return RetryPolicy(retries.attempts or settings.OPPO_MAX_ATTEMPTS, retries.backoff_s, tuple(retries.rules))
 
 
-def resume_words(run: Run) -> str:
+def describe_resume(run: Run) -> str:
     """The start of the next attempt, as a sentence."""
     saved = latest_checkpoint(run)
     if saved is None:

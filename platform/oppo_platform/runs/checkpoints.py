@@ -48,7 +48,7 @@ class NotReadable(Exception):
 
 def checkpoints(run: Run) -> list[dict[str, Any]]:
     """Every registered checkpoint as `describe` gives it, newest step first."""
-    return list(map(telling(run), registered(run)))
+    return list(map(checkpoint_describer(run), registered(run)))
 
 
 def registered(run: Run) -> list[Checkpoint]:
@@ -56,7 +56,7 @@ def registered(run: Run) -> list[Checkpoint]:
     return list(Checkpoint.objects.filter(run=run).select_related("attempt__node").order_by("-step", "-id"))
 
 
-def telling(run: Run) -> Callable[[Checkpoint], dict[str, Any]]:
+def checkpoint_describer(run: Run) -> Callable[[Checkpoint], dict[str, Any]]:
     """A function that describes a checkpoint of the run after checking its files.
 
     `{id, step, name, attempt, node, bytes, manifest_sha256, registered_at, files, resumes}`: `files`: whether they are
@@ -65,7 +65,7 @@ def telling(run: Run) -> Callable[[Checkpoint], dict[str, Any]]:
     """
     newest = latest_checkpoint(run) if run.ended_at is None else None
 
-    def told(row: Checkpoint) -> dict[str, Any]:
+    def describe(row: Checkpoint) -> dict[str, Any]:
         return {
             "id": row.pk,
             "step": row.step,
@@ -75,18 +75,18 @@ def telling(run: Run) -> Callable[[Checkpoint], dict[str, Any]]:
             "bytes": row.bytes,
             "manifest_sha256": row.manifest_sha256,
             "registered_at": iso(row.registered_at),
-            "files": where(row),
+            "files": files_readable(row),
             "resumes": newest is not None and row.pk == newest.pk,
         }
 
-    return told
+    return describe
 
 
-def where(row: Checkpoint) -> Files:
+def files_readable(row: Checkpoint) -> Files:
     """Whether its files can be read on this machine. Checkpoints of a run have one parent folder, so a single missing one was
     deleted."""
     try:
-        folder = folder_here(row)
+        folder = local_folder(row)
     except NotReadable:
         return "elsewhere"
     if os.access(folder / MANIFEST, os.R_OK):
@@ -95,7 +95,7 @@ def where(row: Checkpoint) -> Files:
     return "elsewhere" if hidden else "deleted"
 
 
-def folder_here(row: Checkpoint) -> Path:
+def local_folder(row: Checkpoint) -> Path:
     """Its folder, links resolved. Raises NotReadable when that is not inside the run's own folder on this machine."""
     root, folder = (_path(url) for url in (artifact_url(row.run_id), row.url))
     if not folder.is_relative_to(root) or folder == root:
@@ -180,9 +180,9 @@ def open_files(row: Checkpoint, files: ExitStack) -> list[tuple[str, int, int]]:
     Raises:
         NotReadable: its files are not here, or differ from the registered ones.
     """
-    if where(row) != "here":
+    if files_readable(row) != "here":
         raise NotReadable("The files of this checkpoint are not on the platform's machine.")
-    folder = folder_here(row)
+    folder = local_folder(row)
     return [(path, _opened(folder, path, size, files), size) for path, size in _listed(folder, row)]
 
 
@@ -192,11 +192,11 @@ def _listed(folder: Path, row: Checkpoint) -> list[tuple[str, int]]:
     if hashlib.sha256(content).hexdigest() != row.manifest_sha256:
         raise NotReadable("The manifest of this checkpoint differs from the registered one: the files were changed.")
     try:
-        told = [(str(path), int(entry["bytes"])) for path, entry in json.loads(content).items()]
-        "".join(path for path, _ in told).encode()
+        entries = [(str(path), int(entry["bytes"])) for path, entry in json.loads(content).items()]
+        "".join(path for path, _ in entries).encode()
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise NotReadable("The manifest of this checkpoint has an unknown format.") from error
-    return [(MANIFEST, len(content)), *sorted(told)]
+    return [(MANIFEST, len(content)), *sorted(entries)]
 
 
 def _manifest(place: Path) -> bytes:
@@ -205,8 +205,8 @@ def _manifest(place: Path) -> bytes:
     try:
         # Non-blocking: opening a pipe would wait.
         with open(place, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_MANIFEST:
+            result = os.fstat(file.fileno())
+            if not stat.S_ISREG(result.st_mode) or result.st_size > LARGEST_MANIFEST:
                 raise NotReadable(odd)
             return file.read()
     except OSError as error:
@@ -221,10 +221,10 @@ def _member(name: str, path: str, descriptor: int, size: int, row: Checkpoint) -
 
 def _opened(folder: Path, path: str, size: int, files: ExitStack) -> int:
     """Open one file of the manifest. Raises NotReadable for anything but a regular file of that size inside the folder."""
-    wanted = PurePosixPath(path)
-    if wanted.is_absolute() or ".." in wanted.parts or "\0" in path or not wanted.parts:
+    requested = PurePosixPath(path)
+    if requested.is_absolute() or ".." in requested.parts or "\0" in path or not requested.parts:
         raise NotReadable(f"The manifest names {path!r}, which is not a file of the checkpoint.")
-    place, refusal = folder / wanted, f"The file {path!r} of this checkpoint is missing or differs from the registered one."
+    place, refusal = folder / requested, f"The file {path!r} of this checkpoint is missing or differs from the registered one."
     if place.resolve() != place or not os.path.isfile(place):
         raise NotReadable(refusal)
     try:
@@ -232,7 +232,7 @@ def _opened(folder: Path, path: str, size: int, files: ExitStack) -> int:
     except OSError as error:
         raise NotReadable(refusal) from error
     files.callback(os.close, descriptor)
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+    result = os.fstat(descriptor)
+    if not stat.S_ISREG(result.st_mode) or result.st_size != size:
         raise NotReadable(refusal)
     return descriptor

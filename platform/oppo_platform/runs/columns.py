@@ -77,7 +77,7 @@ def column(key: str) -> Column:
     raise FilterError(f"There is no column “{key[:60]}”{hint} Columns: {', '.join(KNOWN)}, metrics and settings.", key)
 
 
-def chosen(text: str) -> list[Column]:
+def parse_columns(text: str) -> list[Column]:
     """Columns of a choice, each once; the defaults if it is empty. Raises FilterError."""
     if len(text) > LONGEST or "\0" in text:
         raise FilterError(f"A column selection has at most {LONGEST} characters.")
@@ -87,7 +87,7 @@ def chosen(text: str) -> list[Column]:
     return [column(key) for key in keys]
 
 
-def written(columns: Sequence[Column]) -> str:
+def format_columns(columns: Sequence[Column]) -> str:
     """The choice as a query parameter; empty for the default columns."""
     keys = [column.key for column in columns]
     return "" if keys == list(USUAL) else ",".join(keys)

@@ -122,8 +122,8 @@ def _apply(runs: QuerySet[Run], term: str, alias: str) -> QuerySet[Run]:
     elif compared:
         number, op, value = _number(compared[1], term), compared[2], _unquoted(compared[3])
         condition = _compare(alias, op, value, number, term)
-        told = number.text if condition is None else number.expression()
-        runs = runs.alias(**{alias: told})
+        expression = number.text if condition is None else number.expression()
+        runs = runs.alias(**{alias: expression})
         condition = condition or (Q(**{f"{alias}__iexact": value}) if op == "=" else ~Q(**{f"{alias}__iexact": value}))
     elif colon and re.fullmatch(r"[A-Za-z_]+", field):
         raise _unknown(field, term)
@@ -133,13 +133,13 @@ def _apply(runs: QuerySet[Run], term: str, alias: str) -> QuerySet[Run]:
 
 
 def _text(field: str, values: str, term: str) -> Q:
-    found = Q()
-    wanted = [_unquoted(value) for value in re.findall(r'"[^"]*"?|[^,]+', values)]
-    if not wanted:
+    result = Q()
+    requested = [_unquoted(value) for value in re.findall(r'"[^"]*"?|[^,]+', values)]
+    if not requested:
         raise FilterError(f"“{field}:” needs a value, as in “{field}:{_example(field)}”.", term)
-    for value in wanted:
-        found |= _equals(field, value, term)
-    return found
+    for value in requested:
+        result |= _equals(field, value, term)
+    return result
 
 
 def _equals(field: str, value: str, term: str) -> Q:
@@ -203,13 +203,13 @@ def _added(name: str, value: str, term: str) -> Q:
 def _compare(alias: str, op: str, value: str, number: Number, term: str) -> Q | None:
     """The condition; None when a setting is compared with a text."""
     try:
-        wanted = _seconds(value) if number.seconds else float(value)
+        requested = _seconds(value) if number.seconds else float(value)
     except ValueError:
         if number.text is not None and value and op in ("=", "!="):
             return None
         kind = "a time such as 90s, 15m, 2h or 3d" if number.seconds else "a number"
         raise FilterError(f"“{value}” is not {kind}.", term) from None
-    condition = Q(**{f"{alias}__{COMPARISONS[op]}": wanted})
+    condition = Q(**{f"{alias}__{COMPARISONS[op]}": requested})
     # Explicit, so that `-reward>1` also matches runs without a reward.
     return Q(**{f"{alias}__isnull": False}) & (~condition if op == "!=" else condition)
 
@@ -236,10 +236,10 @@ def _age() -> Any:
 
 
 def _anywhere(word: str) -> Q:
-    found = Q(tags__contains=[word]) | Q(state__iexact=word)
+    result = Q(tags__contains=[word]) | Q(state__iexact=word)
     for field in WORDS:
-        found |= Q(**{f"{field}__icontains": word})
-    return found
+        result |= Q(**{f"{field}__icontains": word})
+    return result
 
 
 def _seconds(text: str) -> float:

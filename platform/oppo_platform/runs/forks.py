@@ -20,10 +20,10 @@ from oppo_contract.spec import RunSpec, load_stored_spec
 from oppo_contract.spec_errors import SpecError, SpecProblem
 from oppo_contract.states import ENDED, RunState
 from oppo_platform import clock
-from oppo_platform.runs.checkpoints import where
+from oppo_platform.runs.checkpoints import files_readable
 from oppo_platform.runs.lifecycle import NotPossible, resume_run
 from oppo_platform.runs.models import Attempt, Change, Checkpoint, Run
-from oppo_platform.runs.resume_sources import beginning, half_done
+from oppo_platform.runs.resume_sources import is_mid_step, starting_runs
 
 SHOWN_VALUE = 80
 
@@ -33,8 +33,8 @@ def origin(spec: RunSpec, team_id: int) -> Checkpoint | None:
     if spec.fork is None:
         return None
     runs = Run.objects.filter(pk=spec.fork.run, project__team_id=team_id, deleted_at=None)
-    found = Checkpoint.objects.filter(run__in=runs, step=spec.fork.step).select_related("run__project", "attempt")
-    return found.order_by("-attempt__epoch", "-id").first()
+    result = Checkpoint.objects.filter(run__in=runs, step=spec.fork.step).select_related("run__project", "attempt")
+    return result.order_by("-attempt__epoch", "-id").first()
 
 
 def fork_problems(spec: RunSpec, team_id: int) -> list[SpecProblem]:
@@ -46,9 +46,11 @@ def fork_problems(spec: RunSpec, team_id: int) -> list[SpecProblem]:
         return [_no_such(spec, team_id)]
     newer = Attempt.objects.filter(run=saved.run, epoch__gt=saved.attempt.epoch, start_step__lt=saved.step)
     if saved.run.state not in ENDED and newer.exists():
-        said = f"is being trained again, because run {saved.run_id} resumed from an earlier checkpoint"
-        return [SpecProblem("fork.step", said, str(saved.step), "an earlier step, or this one when the run has reached it again")]
-    if where(saved) == "deleted":
+        reason = f"is being trained again, because run {saved.run_id} resumed from an earlier checkpoint"
+        return [
+            SpecProblem("fork.step", reason, str(saved.step), "an earlier step, or this one when the run has reached it again")
+        ]
+    if files_readable(saved) == "deleted":
         return [SpecProblem("fork.step", "names a checkpoint whose files were deleted by retention", str(saved.step))]
     try:
         before = load_stored_spec(saved.run.spec)
@@ -57,19 +59,19 @@ def fork_problems(spec: RunSpec, team_id: int) -> list[SpecProblem]:
             SpecProblem("fork.run", "was submitted under another spec version, so its state cannot be used", str(saved.run_id))
         ]
     refused = [(change, rule) for change in diff_specs(before, spec) if (rule := refusing_rule(change.path)) is not None]
-    said = f"cannot differ from run {saved.run_id} in a fork, because"
-    problems = [SpecProblem(c.path, f"{said} {REFUSED[rule][0]}", _said(c.new), _said(c.old)) for c, rule in refused]
+    reason = f"cannot differ from run {saved.run_id} in a fork, because"
+    problems = [SpecProblem(c.path, f"{reason} {REFUSED[rule][0]}", _as_text(c.new), _as_text(c.old)) for c, rule in refused]
     return problems or _room_problems(saved, before, spec)
 
 
 def _room_problems(saved: Checkpoint, before: RunSpec, spec: RunSpec) -> list[SpecProblem]:
     """Whether the checkpoint may contain more unfinished answers than the fork's limit: their number is not known here."""
     needed = max_checkpointed(before)
-    if not half_done(saved) or needed <= max_in_flight(spec):
+    if not is_mid_step(saved) or needed <= max_in_flight(spec):
         return []
-    said = f"allows {max_in_flight(spec)} responses in flight, but this mid-step checkpoint may contain {needed}"
+    reason = f"allows {max_in_flight(spec)} responses in flight, but this mid-step checkpoint may contain {needed}"
     asked, least = spec.overlap.overcommit.max, min_overcommit(needed, spec)
-    return [SpecProblem("overlap.overcommit.max", said, str(asked), f"at least {least}, or a checkpoint between two steps")]
+    return [SpecProblem("overlap.overcommit.max", reason, str(asked), f"at least {least}, or a checkpoint between two steps")]
 
 
 def _no_such(spec: RunSpec, team_id: int) -> SpecProblem:
@@ -85,12 +87,12 @@ def _no_such(spec: RunSpec, team_id: int) -> SpecProblem:
     return SpecProblem("fork.step", "is not a step with a checkpoint of the run", str(spec.fork.step), allowed)
 
 
-def _said(value: object) -> str:
+def _as_text(value: object) -> str:
     text = "empty" if value is None else str(value)
     return text if len(text) <= SHOWN_VALUE else text[: SHOWN_VALUE - 1] + "…"
 
 
-def forked_spec(spec: dict[str, Any], run_id: int, step: int | None = None) -> dict[str, Any]:
+def fork_spec(spec: dict[str, Any], run_id: int, step: int | None = None) -> dict[str, Any]:
     """The same spec with a new name; with a step, as a fork from the run's checkpoint of that step."""
     fork = deepcopy(replace_retired_settings(spec))
     fork["name"] = f"{spec['name'][:110]} fork"
@@ -131,12 +133,12 @@ def resume_at(run_id: int, checkpoint_id: int, actor: str) -> None:
         raise NotPossible(
             f"Only a paused run can resume from an older checkpoint; this one is {run.state}. Fork from the checkpoint instead."
         )
-    waits = beginning().filter(begins_with__run=run, begins_with__step__gt=saved.step).exclude(pk=run.pk).first()
+    waits = starting_runs().filter(begins_with__run=run, begins_with__step__gt=saved.step).exclude(pk=run.pk).first()
     if waits is not None:
         raise NotPossible(f"Run {waits.pk} is about to start from a later checkpoint of this run, which would be overwritten.")
-    if where(saved) == "deleted":
+    if files_readable(saved) == "deleted":
         raise NotPossible("The files of this checkpoint were deleted by retention.")
     Run.objects.filter(pk=run.pk).update(begins_with=saved, begins_after=run.epochs)
-    said = f"Resumes from the checkpoint of step {saved.step} of attempt {saved.attempt.epoch} instead of the latest one."
-    Change.objects.create(run=run, what="checkpoint", reason=said, actor=actor, at=clock.now())
+    reason = f"Resumes from the checkpoint of step {saved.step} of attempt {saved.attempt.epoch} instead of the latest one."
+    Change.objects.create(run=run, what="checkpoint", reason=reason, actor=actor, at=clock.now())
     resume_run(run_id, actor)

@@ -41,7 +41,7 @@ def create_launches(attempt: Attempt, node_ids: Sequence[int]) -> list[Launch]:
     )
 
 
-def meeting_place(attempt: Attempt, address: wire.Address | None, now: datetime) -> dict[str, object]:
+def head_address(attempt: Attempt, address: wire.Address | None, now: datetime) -> dict[str, object]:
     """The head's address, as fields of the attempt; empty for a single node.
 
     Raises:
@@ -55,7 +55,7 @@ def meeting_place(attempt: Attempt, address: wire.Address | None, now: datetime)
     return {"rendezvous_host": address.host, "rendezvous_port": address.port, "rendezvous_by": by}
 
 
-def rendezvous_of(attempt: Attempt, rank: int, now: datetime) -> wire.Rendezvous | None:
+def build_rendezvous(attempt: Attempt, rank: int, now: datetime) -> wire.Rendezvous | None:
     """Rendezvous data of a rank's engine; None for an attempt on one node."""
     if attempt.rendezvous_port is None or attempt.rendezvous_by is None:
         return None
@@ -99,12 +99,12 @@ def renew_launch(launch: Launch, now: datetime, lease_ends: datetime) -> None:
     _write(launch, LaunchState.CLAIMED, seen_at=now, lease_expires_at=lease_ends)
 
 
-def end_launch(launch: Launch, told: wire.Outcome) -> None:
+def end_launch(launch: Launch, outcome: wire.Outcome) -> None:
     """Its engine has ended without leftover processes: its devices are free."""
     now = clock.now()
     _write(
-        launch, LaunchState.CLAIMED, state=LaunchState.ENDED, ended_at=now, outcome=told.outcome, exit_code=told.exit_code,
-        reason=told.reason,
+        launch, LaunchState.CLAIMED, state=LaunchState.ENDED, ended_at=now, outcome=outcome.outcome, exit_code=outcome.exit_code,
+        reason=outcome.reason,
     )  # fmt: skip
     held = Allocation.objects.filter(attempt=launch.attempt_id, device__node=launch.node_id, released_at__isnull=True)
     held.update(released_at=now)

@@ -43,12 +43,12 @@ def cancel_run(run_id: int, actor: str) -> Run:
     run, attempt = _locked(run_id)
     if run.state in ENDED or run.state == S.CANCELLING:
         return run
-    said = f"Cancelled by {_name(actor)}."
+    reason = f"Cancelled by {_name(actor)}."
     if _signalled(attempt, settings.OPPO_CANCEL_DEADLINE_S):
-        move_run(run, S.CANCELLING, said, actor)
+        move_run(run, S.CANCELLING, reason, actor)
     else:
-        _let_go(attempt, "cancelled", said)
-        move_run(run, S.CANCELLED, said, actor)
+        _release_devices(attempt, "cancelled", reason)
+        move_run(run, S.CANCELLED, reason, actor)
     return run
 
 
@@ -60,12 +60,12 @@ def pause_run(run_id: int, actor: str, why: str = "") -> Run:
         return run
     if run.state in ENDED or run.state == S.CANCELLING:
         raise NotPossible(refusal("pause", run.state))
-    said = why or f"Paused by {_name(actor)}."
+    reason = why or f"Paused by {_name(actor)}."
     if _signalled(attempt, settings.OPPO_STOP_DEADLINE_S):
-        move_run(run, S.PAUSING, said, actor)
+        move_run(run, S.PAUSING, reason, actor)
     else:
-        _let_go(attempt, "paused", said)
-        move_run(run, S.PAUSED, said, actor)
+        _release_devices(attempt, "paused", reason)
+        move_run(run, S.PAUSED, reason, actor)
     return run
 
 
@@ -81,7 +81,7 @@ def resume_run(run_id: int, actor: str) -> Run:
     if run.state not in (S.PAUSED, S.PAUSING):
         raise NotPossible(refusal("resume", run.state))
     now = clock.now()
-    if run.max_runtime_s is not None and seconds_on_devices(run, now) >= run.max_runtime_s:
+    if run.max_runtime_s is not None and device_seconds(run, now) >= run.max_runtime_s:
         raise NotPossible("Its time limit is reached; extend it first.")
     if run.state == S.PAUSING:
         move_run(
@@ -108,7 +108,7 @@ def preempt_run(run_id: int, reason: str, actor: str = "scheduler") -> bool:
     if _signalled(attempt, settings.OPPO_STOP_DEADLINE_S):
         move_run(run, S.PREEMPTING, reason, actor)
     else:
-        _let_go(attempt, "preempted", reason)
+        _release_devices(attempt, "preempted", reason)
         move_run(run, S.QUEUED, reason, actor)
     return True
 
@@ -144,7 +144,7 @@ def extend_run(run_id: int, hours: float, actor: str) -> Run:
     return run
 
 
-def seconds_on_devices(run: Run, now: datetime) -> float:
+def device_seconds(run: Run, now: datetime) -> float:
     """Total time that engines of the run have held devices, from each claim to the attempt's end."""
     spans = Attempt.objects.filter(run=run, claimed_at__isnull=False).values_list("claimed_at", "ended_at")
     return sum(((ended or now) - claimed).total_seconds() for claimed, ended in spans)
@@ -184,14 +184,14 @@ def _signalled(attempt: Attempt | None, within_s: float) -> bool:
     return True
 
 
-def _let_go(attempt: Attempt | None, outcome: str, reason: str) -> None:
+def _release_devices(attempt: Attempt | None, outcome: str, reason: str) -> None:
     if attempt is not None:
         end_attempt(attempt, AttemptState.ENDED, outcome, reason)
 
 
-def _change(run: Run, what: str, said: str, actor: str, **values: float) -> None:
+def _change(run: Run, what: str, reason: str, actor: str, **values: float) -> None:
     Run.objects.filter(pk=run.pk).update(cursor=F("cursor") + 1, **values)
-    Change.objects.create(run=run, what=what, reason=said, actor=actor, at=clock.now())
+    Change.objects.create(run=run, what=what, reason=reason, actor=actor, at=clock.now())
     if actor.startswith(audit.PERSON):
         audit.record(run.project.team_id, actor, "run.change", f"run {run.pk} {run.name}", **values)
     run.refresh_from_db(fields=["cursor", *values])

@@ -43,9 +43,9 @@ def _set(project: Project, run: Run, pinned: int | None, actor: str) -> None:
 
 def pinned_runs(user: User, project: int | None = None, team_id: int | None = None) -> list[int]:
     """Ids of the baselines of the user's projects, optionally of one project or team, by project."""
-    found = visible_projects(user).filter(pinned__isnull=False)
+    result = visible_projects(user).filter(pinned__isnull=False)
     if project is not None:
-        found = found.filter(pk=project)
+        result = result.filter(pk=project)
     if team_id is not None:
-        found = found.filter(team_id=team_id)
-    return [pk for pk in found.values_list("pinned_id", flat=True)[:MOST_PINNED] if pk is not None]
+        result = result.filter(team_id=team_id)
+    return [pk for pk in result.values_list("pinned_id", flat=True)[:MOST_PINNED] if pk is not None]

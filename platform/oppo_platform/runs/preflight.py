@@ -36,7 +36,7 @@ class NodeOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequiredModel:
     """A model of the spec: the field's path, the id, its task, and whether it reads the actor's tokens."""
 
     path: str
@@ -45,7 +45,7 @@ class Wanted:
     same_tokens: bool = True
 
 
-def wanted_models(spec: RunSpec) -> list[Wanted]:
+def required_models(spec: RunSpec) -> list[RequiredModel]:
     """Models that come from a catalogue, the actor first; not built-in (`tiny`) models."""
     models = spec.models
     critic = models.critic if isinstance(models.critic, ModelSpec) else None
@@ -55,10 +55,10 @@ def wanted_models(spec: RunSpec) -> list[Wanted]:
         ("models.reference", models.reference, "causal_lm", True),
         ("models.critic", critic, "", True),
     ]
-    return [Wanted(f"{path}.path", m.path, task, tokens) for path, m, task, tokens in roles if m is not None and m.path]
+    return [RequiredModel(f"{path}.path", m.path, task, tokens) for path, m, task, tokens in roles if m is not None and m.path]
 
 
-def wanted_files(spec: RunSpec) -> list[tuple[str, str]]:
+def required_files(spec: RunSpec) -> list[tuple[str, str]]:
     """Files of prompts and texts in the spec: the field's path and the id."""
     files = [("data.prompts", spec.data.prompts)]
     if spec.evaluation is not None:
@@ -74,9 +74,9 @@ def secret_problems(spec: RunSpec, known: Collection[str]) -> list[SpecProblem]:
         ", ".join(PREFIX + name for name in sorted(known)[:20])
         or "the team has no secrets yet; an owner adds them on the team's page"
     )
-    said = "names a secret that the team does not have"
+    reason = "names a secret that the team does not have"
     return [
-        SpecProblem(f"secrets.{variable}", said, PREFIX + name, listed, _near(name, known))
+        SpecProblem(f"secrets.{variable}", reason, PREFIX + name, listed, _near(name, known))
         for variable, name in secret_names(spec.secrets or {}).items()
         if name not in known
     ]
@@ -87,7 +87,7 @@ def _near(name: str, known: Collection[str]) -> str | None:
     return PREFIX + close if close else None
 
 
-def problems_on(spec: RunSpec, offers: Sequence[NodeOffer], shared: bool = True) -> list[SpecProblem]:
+def find_problems(spec: RunSpec, offers: Sequence[NodeOffer], shared: bool = True) -> list[SpecProblem]:
     """Every reason why the connected workers could not run the spec; empty if they could.
 
     Args:
@@ -105,7 +105,7 @@ def problems_on(spec: RunSpec, offers: Sequence[NodeOffer], shared: bool = True)
 
 
 def _bad_ids(spec: RunSpec) -> Iterator[SpecProblem]:
-    named = [(w.path, w.id) for w in wanted_models(spec)] + wanted_files(spec)
+    named = [(w.path, w.id) for w in required_models(spec)] + required_files(spec)
     for path, given in named:
         parts = given.split("/")
         if (
@@ -120,17 +120,17 @@ def _bad_ids(spec: RunSpec) -> Iterator[SpecProblem]:
 
 def _apart(spec: RunSpec) -> Iterator[SpecProblem]:
     if spec.resources.nodes > 1:
-        said = "needs storage shared by all nodes; an administrator sets OPPO_ARTIFACT_ROOT"
-        yield SpecProblem("resources.nodes", said, str(spec.resources.nodes), "1")
+        reason = "needs storage shared by all nodes; an administrator sets OPPO_ARTIFACT_ROOT"
+        yield SpecProblem("resources.nodes", reason, str(spec.resources.nodes), "1")
 
 
 def _missing(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
     models = sorted({name for offer in offers for name in offer.models})
     prompts = sorted({name for offer in offers for name in offer.prompts})
-    for wanted in wanted_models(spec):
-        if wanted.id not in models:
-            yield _unknown(wanted.path, wanted.id, models, "model")
-    for path, file in wanted_files(spec):
+    for required in required_models(spec):
+        if required.id not in models:
+            yield _unknown(required.path, required.id, models, "model")
+    for path, file in required_files(spec):
         if file not in prompts:
             yield _unknown(path, file, prompts, "prompts file")
 
@@ -145,17 +145,17 @@ def _unknown(path: str, given: str, known: list[str], noun: str) -> SpecProblem:
 def _unfit(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
     known = {name: facts for offer in offers for name, facts in offer.models.items()}
     longest = spec.rollout.max_prompt_tokens + spec.rollout.max_new_tokens
-    for wanted in wanted_models(spec):
-        facts = known.get(wanted.id)
+    for required in required_models(spec):
+        facts = known.get(required.id)
         if facts is None:
             continue
-        if wanted.task and facts.task and facts.task != wanted.task:
-            yield SpecProblem(wanted.path, f"is a {facts.task} model", wanted.id, f"a {wanted.task} model")
-        if wanted.same_tokens and facts.context and facts.context < longest:
+        if required.task and facts.task and facts.task != required.task:
+            yield SpecProblem(required.path, f"is a {facts.task} model", required.id, f"a {required.task} model")
+        if required.same_tokens and facts.context and facts.context < longest:
             yield SpecProblem(
-                wanted.path,
+                required.path,
                 f"has a context of {facts.context}, less than rollout.max_prompt_tokens + rollout.max_new_tokens = {longest}",
-                wanted.id,
+                required.id,
                 f"a context of {longest} or more",
             )
     yield from _unknown_stops(spec, known.get(spec.models.actor.path or ""))
@@ -177,21 +177,21 @@ def _unknown_stops(spec: RunSpec, actor: ModelFacts | None) -> Iterator[SpecProb
 
 def _other_tokenizer(spec: RunSpec, known: Mapping[str, ModelFacts]) -> Iterator[SpecProblem]:
     actor = known.get(spec.models.actor.path or "")
-    for wanted in wanted_models(spec):
-        facts = known.get(wanted.id)
-        if not wanted.same_tokens or actor is None or facts is None or not actor.tokenizer_digest or not facts.tokenizer_digest:
+    for required in required_models(spec):
+        facts = known.get(required.id)
+        if not required.same_tokens or actor is None or facts is None or not actor.tokenizer_digest or not facts.tokenizer_digest:
             continue
         if facts.tokenizer_digest != actor.tokenizer_digest:
             yield SpecProblem(
-                wanted.path,
+                required.path,
                 "has a different tokenizer than the actor, so it would read different text",
-                wanted.id,
+                required.id,
                 f"a model with the tokenizer of {spec.models.actor.path}",
             )
 
 
 def _too_large(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
-    most = max(devices_of(offer.devices, spec.device_kind) for offer in offers)
+    most = max(count_devices(offer.devices, spec.device_kind) for offer in offers)
     kind = "" if spec.device_kind == "any" else f"{spec.device_kind} "
     if most == 0:
         yield SpecProblem("resources.kind", f"no connected worker has a {kind}device", spec.resources.kind)
@@ -208,24 +208,24 @@ def _too_large(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProbl
 
 def _too_few_nodes(spec: RunSpec, offers: Sequence[NodeOffer], able: str = "") -> Iterator[SpecProblem]:
     """A run on several nodes needs as many with its part of the devices, all of one kind."""
-    part, wanted = spec.resources.devices // spec.resources.nodes, spec.device_kind
-    kinds = {kind for offer in offers for kind in offer.devices} if wanted == "any" else {wanted}
+    part, required = spec.resources.devices // spec.resources.nodes, spec.device_kind
+    kinds = {kind for offer in offers for kind in offer.devices} if required == "any" else {required}
     most = max((sum(offer.devices.get(kind, 0) >= part for offer in offers) for kind in kinds), default=0)
     if spec.resources.nodes > most:
-        each = f"{part} {'' if wanted == 'any' else wanted + ' '}device{'s' if part > 1 else ''}"
-        said = f"exceeds the number of connected workers{able} with {each} each"
-        yield SpecProblem("resources.nodes", said, str(spec.resources.nodes), f"at most {most}")
+        each = f"{part} {'' if required == 'any' else required + ' '}device{'s' if part > 1 else ''}"
+        reason = f"exceeds the number of connected workers{able} with {each} each"
+        yield SpecProblem("resources.nodes", reason, str(spec.resources.nodes), f"at most {most}")
 
 
 def _scattered(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProblem]:
-    ids = {w.id for w in wanted_models(spec)}
-    files = {file for _, file in wanted_files(spec)}
+    ids = {w.id for w in required_models(spec)}
+    files = {file for _, file in required_files(spec)}
     whole = [o for o in offers if ids <= o.models.keys() and files <= o.prompts]
     if not whole:
         yield SpecProblem("", "needs models and prompts that are on different workers; no single worker has them all")
     elif spec.resources.nodes > 1:
         yield from _too_few_nodes(spec, whole, " that have the models and prompts")
-    elif spec.resources.devices > (most := max(devices_of(o.devices, spec.device_kind) for o in whole)):
+    elif spec.resources.devices > (most := max(count_devices(o.devices, spec.device_kind) for o in whole)):
         yield SpecProblem(
             "resources.devices",
             "exceeds the devices of every worker that has the models and prompts",
@@ -234,6 +234,6 @@ def _scattered(spec: RunSpec, offers: Sequence[NodeOffer]) -> Iterator[SpecProbl
         )
 
 
-def devices_of(devices: Mapping[str, int], kind: str) -> int:
+def count_devices(devices: Mapping[str, int], kind: str) -> int:
     """Devices of a kind on a node; `any` means its most frequent kind, since a run never mixes kinds."""
     return max(devices.values(), default=0) if kind == "any" else devices.get(kind, 0)

@@ -11,20 +11,20 @@ from oppo_contract.states import ENDED
 from oppo_platform.runs.models import Checkpoint, Run
 
 
-def beginning() -> QuerySet[Run]:
+def starting_runs() -> QuerySet[Run]:
     """Runs that start from a chosen checkpoint, of another run or their own, and have saved none since."""
     newer = Checkpoint.objects.filter(run=OuterRef("pk"), attempt__epoch__gt=OuterRef("begins_after"))
     return Run.objects.filter(begins_with__isnull=False).exclude(state__in=ENDED).exclude(Exists(newer))
 
 
-def waiting_for(run: Run) -> QuerySet[Run]:
+def runs_starting_from(run: Run) -> QuerySet[Run]:
     """Those that start from a checkpoint of `run`, itself included."""
-    return beginning().filter(begins_with__run=run)
+    return starting_runs().filter(begins_with__run=run)
 
 
-def spared_for_forks(run: Run) -> list[str]:
+def pinned_for_forks(run: Run) -> list[str]:
     """Names of the run's checkpoint folders that its engine must not delete, because a run is about to start from them."""
-    kept = Checkpoint.objects.filter(pk__in=waiting_for(run).values("begins_with"))
+    kept = Checkpoint.objects.filter(pk__in=runs_starting_from(run).values("begins_with"))
     return sorted({folder_name(row) for row in kept})
 
 
@@ -33,6 +33,6 @@ def folder_name(row: Checkpoint) -> str:
     return unquote(PurePosixPath(urlsplit(row.url).path).name)
 
 
-def half_done(row: Checkpoint) -> bool:
+def is_mid_step(row: Checkpoint) -> bool:
     """Whether the engine wrote it within a step, because of a stop request."""
     return "-chunk-" in folder_name(row)

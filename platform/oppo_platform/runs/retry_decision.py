@@ -56,7 +56,7 @@ class Verdict:
     exclude_node: bool = False
 
 
-def verdict(ended: Ended, state: str, wish: str, policy: RetryPolicy, resumes: str) -> Verdict:
+def verdict(ended: Ended, state: str, stop_reason: str, policy: RetryPolicy, resumes: str) -> Verdict:
     """Decide after the end of an attempt.
 
     Args:
@@ -73,11 +73,11 @@ def verdict(ended: Ended, state: str, wish: str, policy: RetryPolicy, resumes: s
     if ended.outcome == "failed" and (rule is None or rule.action == "fail"):
         return Verdict(S.FAILED, ended.reason or "Failed.")
     if state == S.CANCELLING:  # the request decides, however the engine ended
-        return Verdict(S.CANCELLED, wish)
+        return Verdict(S.CANCELLED, stop_reason)
     if died:
-        return _after_death(ended, state, wish, policy, resumes, rule)
+        return _after_death(ended, state, stop_reason, policy, resumes, rule)
     if state == S.PAUSING:  # for any reason, including its node's shutdown
-        return Verdict(S.PAUSED, f"{wish} {resumes}")
+        return Verdict(S.PAUSED, f"{stop_reason} {resumes}")
     return Verdict(S.QUEUED, f"{_sentence(ended.reason) or 'Stopped by its worker.'} {resumes}")
 
 
@@ -85,7 +85,7 @@ def _sentence(reason: str) -> str:
     return reason if not reason or reason.endswith((".", "!", "?")) else f"{reason}."
 
 
-def _after_death(ended: Ended, state: str, wish: str, policy: RetryPolicy, resumes: str, rule: LogRule | None) -> Verdict:
+def _after_death(ended: Ended, state: str, stop_reason: str, policy: RetryPolicy, resumes: str, rule: LogRule | None) -> Verdict:
     cause = _cause(ended)
     if rule is not None and rule.action == "fail":
         return Verdict(S.FAILED, f"{cause}. Not retried: retry rule “{rule.match}”.")
@@ -94,7 +94,7 @@ def _after_death(ended: Ended, state: str, wish: str, policy: RetryPolicy, resum
         return Verdict(S.FAILED, f"{cause}. No attempts left ({ended.deaths} of {policy.attempts}).", exclude_node=exclude)
     elsewhere = f" Retry rule “{rule.match}” excludes that node." if rule is not None and exclude else ""
     if state == S.PAUSING:
-        return Verdict(S.PAUSED, f"{wish} {cause} while it was pausing. {resumes}{elsewhere}", exclude_node=exclude)
+        return Verdict(S.PAUSED, f"{stop_reason} {cause} while it was pausing. {resumes}{elsewhere}", exclude_node=exclude)
     wait_s = 0.0 if ended.outcome in NODES_FAULT else backoff_s(policy.backoff_s, ended.deaths)
     when = f"starts after {wait_s:g} s." if wait_s else "is next."
     next_one = f"Attempt {ended.deaths + 1} of {policy.attempts} {when}"
@@ -123,8 +123,8 @@ def first_rule(rules: Sequence[LogRule], lines: Sequence[str]) -> LogRule | None
 def _says(line: str, words: str) -> bool:
     at = 0
     for part in filter(None, (part.strip() for part in words.split("*"))):
-        found = re.compile(rf"(?<!\w){re.escape(part)}(?!\w)", re.IGNORECASE).search(line, at)
-        if found is None:
+        result = re.compile(rf"(?<!\w){re.escape(part)}(?!\w)", re.IGNORECASE).search(line, at)
+        if result is None:
             return False
-        at = found.end()
+        at = result.end()
     return True

@@ -14,7 +14,7 @@ from oppo_platform import clock
 from oppo_platform.accounts.access import Action, demand, granting, memberships
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.projects.access import visible_projects
-from oppo_platform.runs.columns import chosen
+from oppo_platform.runs.columns import parse_columns
 from oppo_platform.runs.filtering import FilterError, filtered, sorting
 from oppo_platform.runs.models import DefaultView, Run, SavedView
 
@@ -42,22 +42,22 @@ class ViewItem(TypedDict):
 def visible_views(user: User) -> QuerySet[SavedView]:
     """The user's own private ones and those of their teams, by name."""
     teams = memberships(user).values("team_id")
-    found = SavedView.objects.filter(Q(owner_id=user.pk, team=None) | Q(team_id__in=teams), deleted_at=None)
-    return found.select_related("team", "owner").order_by("name", "id")
+    result = SavedView.objects.filter(Q(owner_id=user.pk, team=None) | Q(team_id__in=teams), deleted_at=None)
+    return result.select_related("team", "owner").order_by("name", "id")
 
 
-def views_of(user: User) -> list[ViewItem]:
+def menu_views(user: User) -> list[ViewItem]:
     """Views in the user's menu."""
-    default, steered = default_of(user), _steered(user)
+    default, steered = default_view(user), _managed_teams(user)
     return [_item(user, view, default, steered) for view in visible_views(user)[:MOST_VIEWS]]
 
 
-def address_of(view: SavedView) -> dict[str, str]:
+def view_query(view: SavedView) -> dict[str, str]:
     """The view's query parameters in a fixed order, which the database does not keep."""
     return {name: view.query[name] for name in KEPT if name in view.query}
 
 
-def default_of(user: User) -> SavedView | None:
+def default_view(user: User) -> SavedView | None:
     """The default view of the user's table, if they chose one and may still see it."""
     return visible_views(user).filter(pk__in=DefaultView.objects.filter(user_id=user.pk).values("view_id")).first()
 
@@ -75,7 +75,7 @@ def save_view(user: User, name: str, query: dict[str, str], team: Team | None) -
         raise ViewRefused(f"There are already {MOST_VIEWS} views. Delete one first.")
     view = SavedView(owner_id=user.pk, team=team, name=_name(name), query=_query(user, query), created_at=clock.now())
     _write(view)
-    return _item(user, view, default_of(user), _steered(user))
+    return _item(user, view, default_view(user), _managed_teams(user))
 
 
 def change_view(user: User, view_id: int, name: str | None = None, query: dict[str, str] | None = None) -> ViewItem:
@@ -89,7 +89,7 @@ def change_view(user: User, view_id: int, name: str | None = None, query: dict[s
         view.name = view.name if name is None else _name(name)
         view.query = view.query if query is None else _query(user, query)
         _write(view)
-    return _item(user, view, default_of(user), _steered(user))
+    return _item(user, view, default_view(user), _managed_teams(user))
 
 
 @transaction.atomic
@@ -118,7 +118,7 @@ def restore_view(user: User, view_id: int) -> ViewItem:
         _demand_change(user, view)
         view.deleted_at = None
         _write(view)
-    return _item(user, view, default_of(user), _steered(user))
+    return _item(user, view, default_view(user), _managed_teams(user))
 
 
 @transaction.atomic
@@ -151,20 +151,20 @@ def _name(name: str) -> str:
 
 def _query(user: User, query: dict[str, str]) -> dict[str, str]:
     """The query parameters to store. Raises ViewRefused when they are not valid."""
-    kept = {name: query[name] for name in KEPT if query.get(name)}
-    if kept.get("show", SHOWN[0]) not in SHOWN:
+    stored = {name: query[name] for name in KEPT if query.get(name)}
+    if stored.get("show", SHOWN[0]) not in SHOWN:
         raise ViewRefused(f"`show` must be one of {', '.join(SHOWN)}.")
-    project = kept.get("project", "")
+    project = stored.get("project", "")
     if project and not (project.isdecimal() and len(project) < 19 and visible_projects(user).filter(pk=int(project)).exists()):
         raise ViewRefused("Project not found.")
     try:
-        filtered(Run.objects.all(), kept.get("q", ""))
-        chosen(kept.get("cols", ""))
-        if kept.get("sort"):
-            sorting(kept["sort"].removeprefix("-"))
+        filtered(Run.objects.all(), stored.get("q", ""))
+        parse_columns(stored.get("cols", ""))
+        if stored.get("sort"):
+            sorting(stored["sort"].removeprefix("-"))
     except FilterError as error:
         raise ViewRefused(error.message) from error
-    return kept
+    return stored
 
 
 def _write(view: SavedView) -> None:
@@ -176,7 +176,7 @@ def _write(view: SavedView) -> None:
         raise ViewRefused(f"{whose} already a view with this name.") from error
 
 
-def _steered(user: User) -> set[int]:
+def _managed_teams(user: User) -> set[int]:
     """Teams whose views the user may change."""
     return set(memberships(user).filter(role__in=granting(Action.STEER_ANY_RUN)).values_list("team_id", flat=True))
 
@@ -188,7 +188,7 @@ def _item(user: User, view: SavedView, default: SavedView | None, steered: set[i
         name=view.name,
         team=team.name if team is not None else "",
         owner=view.owner.username,
-        query=address_of(view),
+        query=view_query(view),
         default=default is not None and default.pk == view.pk,
         may_change=view.owner_id == user.pk or view.team_id in steered,
     )

@@ -25,7 +25,7 @@ from oppo_platform.clock import iso
 from oppo_platform.cursors import BadCursor, read_cursor, write_cursor
 from oppo_platform.projects.models import Project
 from oppo_platform.runs.access import visible_runs
-from oppo_platform.runs.allowed_actions import Wish, wishes
+from oppo_platform.runs.allowed_actions import RunAction, allowed_actions
 from oppo_platform.runs.filtering import listed, sorting
 from oppo_platform.runs.models import Attempt, Launch, Run
 
@@ -77,7 +77,7 @@ class RunSummary(TypedDict):
     priority: int
     queued_at: str
     max_runtime_s: float | None
-    wishes: dict[Wish, str]
+    wishes: dict[RunAction, str]
     error: str
     last_log_lines: list[str]
     url: str
@@ -129,7 +129,7 @@ def run_summary(run: Run) -> RunSummary:
         priority=run.priority,
         queued_at=iso(run.queued_at),
         max_runtime_s=run.max_runtime_s,
-        wishes=wishes(run.state, run.max_runtime_s is not None),
+        wishes=allowed_actions(run.state, run.max_runtime_s is not None),
         error=run.error,
         last_log_lines=run.last_log_lines,
         url=run_url(run.pk),
@@ -165,12 +165,12 @@ def summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
 def _joined(runs: QuerySet[Run]) -> QuerySet[Run]:
     """With project, team, user, the names of the newest attempt's nodes, the newest attempt with a step, and open alerts."""
     newest = {"run": OuterRef("pk"), "epoch": OuterRef("epochs")}
-    told = Attempt.objects.filter(run=OuterRef("pk"), first_step__isnull=False).order_by("-epoch")
+    reporting = Attempt.objects.filter(run=OuterRef("pk"), first_step__isnull=False).order_by("-epoch")
     further = {f"attempt__{name}": value for name, value in newest.items()}
     return runs.select_related("project__team", "user").annotate(
         head_node=Subquery(Attempt.objects.filter(**newest).values("node__name")[:1]),
         other_nodes=ArraySubquery(Launch.objects.filter(**further).order_by("rank").values("node__name")),
-        told_by=Subquery(told.values("epoch")[:1]),
+        told_by=Subquery(reporting.values("epoch")[:1]),
         **{name: expression() for name, expression in ANNOTATIONS.items()},
     )
 
@@ -202,9 +202,9 @@ def list_runs(
         FilterError: invalid filter or column. BadCursor: invalid cursor.
     """
     runs = listed(summaries(visible_runs(user)), where)
-    wanted = list(states)
-    if wanted:
-        runs = runs.filter(state__in=wanted)
+    requested = list(states)
+    if requested:
+        runs = runs.filter(state__in=requested)
     if project is not None:
         runs = runs.filter(project=project)
     if team_id is not None:
@@ -212,9 +212,9 @@ def list_runs(
     if left_out := list(without):
         runs = runs.exclude(pk__in=left_out)
     limit = max(1, min(limit, MOST_RUNS_A_PAGE))
-    found = list(_ordered(runs, sort, cursor)[: limit + 1])
-    items = [run_summary(run) for run in found[:limit]]
-    return RunList(items=items, next=_place(found[limit - 1], sort) if len(found) > limit else None)
+    result = list(_ordered(runs, sort, cursor)[: limit + 1])
+    items = [run_summary(run) for run in result[:limit]]
+    return RunList(items=items, next=_place(result[limit - 1], sort) if len(result) > limit else None)
 
 
 def _ordered(runs: QuerySet[Run], sort: str, cursor: str) -> QuerySet[Run]:
@@ -258,20 +258,20 @@ def get_run(user: User, run_id: int) -> Run:
 def get_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
     """Several runs in the given order. Raises `Run.DoesNotExist` when one of them does not exist."""
     ids = list(dict.fromkeys(run_ids))
-    found = _joined(visible_runs(user)).in_bulk(ids)
-    if len(found) < len(ids):
-        raise Run.DoesNotExist(f"No run {next(i for i in ids if i not in found)}.")
-    return [found[run_id] for run_id in ids]
+    result = _joined(visible_runs(user)).in_bulk(ids)
+    if len(result) < len(ids):
+        raise Run.DoesNotExist(f"No run {next(i for i in ids if i not in result)}.")
+    return [result[run_id] for run_id in ids]
 
 
-def runs_found(user: User, run_ids: Iterable[int]) -> list[Run]:
+def existing_runs(user: User, run_ids: Iterable[int]) -> list[Run]:
     """Those of several runs that exist, for lists, in the given order."""
     ids = list(run_ids)
-    found = summaries(visible_runs(user)).in_bulk(ids) if ids else {}
-    return [found[run_id] for run_id in ids if run_id in found]
+    result = summaries(visible_runs(user)).in_bulk(ids) if ids else {}
+    return [result[run_id] for run_id in ids if run_id in result]
 
 
-def specs_of(run_ids: Iterable[int]) -> dict[int, dict[str, Any]]:
+def load_specs(run_ids: Iterable[int]) -> dict[int, dict[str, Any]]:
     """Specs of listed runs, which lists do not read unless a column shows a setting."""
     return dict(Run.objects.filter(pk__in=list(run_ids)).values_list("pk", "spec"))
 

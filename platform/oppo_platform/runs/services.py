@@ -19,7 +19,7 @@ from oppo_platform.notify import run_changed, wake_scheduler
 from oppo_platform.projects.models import Project
 from oppo_platform.runs.forks import begin_fork
 from oppo_platform.runs.models import Run, Transition
-from oppo_platform.runs.preflight import ModelFacts, NodeOffer, wanted_files, wanted_models
+from oppo_platform.runs.preflight import ModelFacts, NodeOffer, required_files, required_models
 
 
 def node_offers() -> list[NodeOffer]:
@@ -55,9 +55,9 @@ def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
         name=spec.name,
         spec=spec.model_dump(mode="json"),
         spec_version=spec.version,
-        preset=preset_of(spec),
+        preset=matching_preset(spec),
         devices=spec.resources.devices,
-        needs=needs_of(spec),
+        needs=node_requirements(spec),
         priority=spec.queue.priority,
         preemptible=spec.queue.preemptible,
         max_runtime_s=None if limit_h is None else 3600 * limit_h,
@@ -80,14 +80,14 @@ def submit_run(user: User, project: Project, spec: RunSpec) -> Run:
     return run
 
 
-def needs_of(spec: RunSpec) -> dict[str, Any]:
+def node_requirements(spec: RunSpec) -> dict[str, Any]:
     """Requirements on a node, in short: the scheduler reads them instead of the whole spec."""
-    models = sorted({wanted.id for wanted in wanted_models(spec)})
-    prompts = sorted({file for _, file in wanted_files(spec)})
+    models = sorted({requested.id for requested in required_models(spec)})
+    prompts = sorted({file for _, file in required_files(spec)})
     return {"kind": spec.device_kind, "models": models, "prompts": prompts, "nodes": spec.resources.nodes}
 
 
-def preset_of(spec: RunSpec) -> str:
+def matching_preset(spec: RunSpec) -> str:
     """The preset with the spec's overlap modes, or `custom`."""
     modes = {"intra_step": spec.overlap.intra_step, "inter_step": spec.overlap.inter_step}
     return next((preset.key for preset in PRESETS if preset.overlap == modes), "custom")

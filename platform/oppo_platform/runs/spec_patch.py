@@ -9,7 +9,7 @@ from typing import Any
 from oppo_contract.spec_errors import SpecError, SpecProblem
 
 
-def changed(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def apply_changes(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A copy with changed values; a number in a path is an index of a list, and missing sections are created.
 
     Raises:

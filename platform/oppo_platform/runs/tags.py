@@ -30,12 +30,12 @@ def change_tags(run_id: int, add: Sequence[str], remove: Sequence[str], actor: s
         if not TAG.fullmatch(tag):
             raise TagRefused(f"A tag has 1 to 40 characters without spaces, commas and quotes; “{tag[:60]}” is invalid.")
     run = Run.objects.select_for_update(of=("self",)).select_related("project").get(pk=run_id)
-    kept = list(dict.fromkeys([*(tag for tag in run.tags if tag not in remove), *add]))
-    if len(kept) > MOST_TAGS:
+    stored = list(dict.fromkeys([*(tag for tag in run.tags if tag not in remove), *add]))
+    if len(stored) > MOST_TAGS:
         raise TagRefused(f"A run has at most {MOST_TAGS} tags.")
-    if kept != run.tags:
-        run.tags = kept
+    if stored != run.tags:
+        run.tags = stored
         run.cursor += 1
         run.save(update_fields=["tags", "cursor"])
-        audit.record(run.project.team_id, actor, "run.change", f"run {run.pk} {run.name}", tags=", ".join(kept))
+        audit.record(run.project.team_id, actor, "run.change", f"run {run.pk} {run.name}", tags=", ".join(stored))
         run_changed(run.pk)

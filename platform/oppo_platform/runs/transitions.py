@@ -73,9 +73,9 @@ def explain_waiting(reasons: Mapping[int, str]) -> None:
 
     One statement for all: thousands of runs may wait behind the same run.
     """
-    rows = f"UPDATE {Run._meta.db_table} AS run SET reason = told.reason, cursor = run.cursor + 1 "  # noqa: S608 - no input
-    rows += "FROM unnest(%s::bigint[], %s::text[]) AS told(id, reason) "
-    rows += "WHERE run.id = told.id AND run.state = %s AND run.reason <> told.reason RETURNING run.id"
+    rows = f"UPDATE {Run._meta.db_table} AS run SET reason = new.reason, cursor = run.cursor + 1 "  # noqa: S608 - no input
+    rows += "FROM unnest(%s::bigint[], %s::text[]) AS new(id, reason) "
+    rows += "WHERE run.id = new.id AND run.state = %s AND run.reason <> new.reason RETURNING run.id"
     with connection.cursor() as cursor:
         cursor.execute(rows, [list(reasons), list(reasons.values()), RunState.QUEUED])
         runs_changed([run_id for (run_id,) in cursor.fetchall()])

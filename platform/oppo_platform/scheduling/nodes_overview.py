@@ -7,9 +7,9 @@ from typing import Any
 from django.db.models import Prefetch
 
 from oppo_platform.accounts.models import User
-from oppo_platform.cluster.disks import low_disk_words
+from oppo_platform.cluster.disks import describe_low_disks
 from oppo_platform.cluster.models import Device, DeviceState, Node
-from oppo_platform.cluster.selectors import live_nodes, skew_of
+from oppo_platform.cluster.selectors import live_nodes, version_problem
 from oppo_platform.runs.access import visible_runs
 from oppo_platform.runs.models import Allocation
 
@@ -31,7 +31,7 @@ def nodes_overview(user: User) -> list[dict[str, Any]]:
         )
     )
     mine = set(visible_runs(user).filter(attempts__allocations__in=held).values_list("pk", flat=True))
-    full = low_disk_words()
+    full = describe_low_disks()
     fresh = set(live_nodes().values_list("pk", flat=True))
     return [
         {
@@ -43,7 +43,7 @@ def nodes_overview(user: User) -> list[dict[str, Any]]:
             "last_seen_at": node.last_seen_at.isoformat() if node.last_seen_at else None,
             "drained_at": node.drained_at.isoformat() if node.drained_at else None,
             "drain_reason": node.drain_reason,
-            "skew": skew_of(node),
+            "skew": version_problem(node),
             "low_disk": full.get(node.pk, ""),
             "devices": [_device(device, mine) for device in node.devices.all()],
         }

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from oppo_contract.states import RunState
 from oppo_platform.accounts.models import User
-from oppo_platform.runs.access import steerable, visible_runs
+from oppo_platform.runs.access import manageable, visible_runs
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import RunSummary, run_summary, summaries
 from oppo_platform.scheduling.models import Reservation, SchedulerBeat, WaitingReason
@@ -25,7 +25,7 @@ class Waiting(TypedDict):
     sooner: str
     estimated_start: datetime | None
     priority: int
-    may_steer: bool
+    may_manage: bool
     kept: int
 
 
@@ -61,7 +61,7 @@ def told(line: Line, ids: list[int]) -> Queue:
     turn = {run_id: number for number, run_id in enumerate(ids)}
     rows = summaries(visible_runs(line.user).filter(pk__in=ids, state=RunState.QUEUED)).select_related("waiting")
     runs = sorted(rows, key=lambda run: turn[run.pk])
-    steered = steerable(line.user, runs)
+    steered = manageable(line.user, runs)
     kept = {r.run_id: sum(map(len, r.devices.values())) for r in Reservation.objects.filter(run__in=ids)}
     return Queue(
         items=[_waiting(run, line.place.get(run.pk), run.pk in steered, kept.get(run.pk, 0)) for run in runs],
@@ -80,6 +80,6 @@ def _waiting(run: Run, place: int | None, steered: bool, kept: int) -> Waiting:
         sooner=reason.sooner if reason else "",
         estimated_start=reason.estimated_start if reason else None,
         priority=run.priority,
-        may_steer=steered,
+        may_manage=steered,
         kept=kept,
     )

@@ -27,7 +27,7 @@ from oppo_platform.accounts.services import AccountError
 from oppo_platform.notify import run_changed
 from oppo_platform.projects.models import Project
 from oppo_platform.runs.models import Attempt, Change, Checkpoint, Run
-from oppo_platform.runs.resume_sources import beginning
+from oppo_platform.runs.resume_sources import starting_runs
 from oppo_platform.storage.artifact_deletion import ask
 from oppo_platform.storage.bulk_delete import DETAIL, delete_batch
 from oppo_platform.storage.models import RunStorage, TeamStorage
@@ -104,7 +104,7 @@ def retained(team_id: int) -> QuerySet[Run]:
     """Ended runs of the team that retention may delete something of."""
     pinned = Project.objects.filter(team=team_id, pinned__isnull=False).values("pinned")
     used = Attempt.objects.filter(resume_from__isnull=False).exclude(run__state__in=ENDED).values("resume_from__run")
-    begun = beginning().values("begins_with__run")
+    begun = starting_runs().values("begins_with__run")
     ended = Run.objects.filter(project__team=team_id, state__in=ENDED, deleted_at__isnull=True, ended_at__isnull=False)
     return (
         ended.exclude(tags__contains=[KEEP_TAG]).exclude(pk__in=pinned).exclude(pk__in=used).exclude(pk__in=begun).defer("spec")

@@ -23,7 +23,7 @@ from oppo_platform.clock import iso
 from oppo_platform.notify import run_changed
 from oppo_platform.projects.models import Project
 from oppo_platform.runs.models import Attempt, Change, Run
-from oppo_platform.runs.resume_sources import waiting_for
+from oppo_platform.runs.resume_sources import runs_starting_from
 from oppo_platform.storage.models import Deletion
 
 NAMED = 5
@@ -156,7 +156,7 @@ def _hide(run: Run, since: object, what: str, said: str, actor: str) -> None:
 def dependents(run: Run) -> list[Run]:
     """Other runs, not ended, that begin with one of the run's checkpoints. The run's row is locked, so that none is added."""
     using = Attempt.objects.filter(resume_from__run=run).exclude(run=run)
-    waiting = waiting_for(run).exclude(pk=run.pk)
+    waiting = runs_starting_from(run).exclude(pk=run.pk)
     return list(
         Run.objects.filter(Q(pk__in=using.values("run")) | Q(pk__in=waiting.values("pk")))
         .exclude(state__in=ENDED)

@@ -18,7 +18,7 @@ from django.db.models.functions import Coalesce
 from oppo_contract.states import ENDED
 from oppo_platform import clock
 from oppo_platform.accounts.models import Team
-from oppo_platform.runs.checkpoints import where
+from oppo_platform.runs.checkpoints import files_readable
 from oppo_platform.runs.models import Attempt, Checkpoint, Run
 from oppo_platform.storage.bulk_delete import hold_off_deletion
 from oppo_platform.storage.models import RunStorage, TeamStorage
@@ -120,7 +120,7 @@ def _checkpoints(run: Run) -> int:
     """Bytes of those whose files are there. Where they cannot be seen: of as many of the newest as the run keeps."""
     kept = run.spec.get("checkpoints", {})
     most = int(kept.get("keep", 2)) + int(kept.get("keep_best", 0))
-    places = [(row.bytes, where(row)) for row in Checkpoint.objects.filter(run=run).order_by("-step", "-id")]
+    places = [(row.bytes, files_readable(row)) for row in Checkpoint.objects.filter(run=run).order_by("-step", "-id")]
     here = sum(size for size, place in places if place == "here")
     return here + sum([size for size, place in places if place == "elsewhere"][:most])
 

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oppo_platform.pages.templatetags.oppo_format import figure, fixed, signed
-from oppo_platform.runs.columns import KNOWN, MOST_COLUMNS, USUAL, chosen, difference, value, written
+from oppo_platform.runs.columns import KNOWN, MOST_COLUMNS, USUAL, difference, format_columns, parse_columns, value
 from oppo_platform.runs.filtering import FilterError
 from oppo_platform.runs.models import Run
-from oppo_platform.runs.selectors import run_summary, runs_found
+from oppo_platform.runs.selectors import existing_runs, run_summary
 
 KEYS = st.one_of(
     st.sampled_from([*KNOWN, "actor/entropy", "bubble/cpu:0", "overlap_factor", "ppo.batch_size", "models.actor.path", "seed"])
@@ -17,9 +17,9 @@ KEYS = st.one_of(
 
 @given(keys=st.lists(KEYS, max_size=MOST_COLUMNS))
 def test_a_choice_is_read_as_it_was_written(keys):
-    columns = chosen(",".join(keys))
+    columns = parse_columns(",".join(keys))
     assert [column.key for column in columns] == (list(dict.fromkeys(keys)) or list(USUAL))
-    assert chosen(written(columns)) == columns
+    assert parse_columns(format_columns(columns)) == columns
 
 
 @given(own=st.floats(), reference=st.floats())
@@ -35,7 +35,7 @@ def test_a_difference_leads_from_the_baseline_to_the_run(own, reference):
 )  # fmt: skip
 def test_a_choice_that_makes_no_sense_says_what_would(world, cols, message):
     with pytest.raises(FilterError) as error:
-        chosen(cols)
+        parse_columns(cols)
     assert message in error.value.message
     world.submit()
     page = world.login("ada").get("/runs", {"cols": cols})
@@ -68,8 +68,8 @@ def test_any_metric_and_setting_is_a_column_and_sorts(world):
     told = world.login("vic").get("/api/v1/runs/words").json()
     assert "ppo.batch_size" in told["settings"]
     assert [column["name"] for column in told["columns"]] == list(KNOWN)
-    summary = run_summary(runs_found(world.people["vic"], [many.pk])[0])
-    assert [value(column, summary, many.spec) for column in chosen("ppo.batch_size,models.actor,id,actor/entropy")] == [
+    summary = run_summary(existing_runs(world.people["vic"], [many.pk])[0])
+    assert [value(column, summary, many.spec) for column in parse_columns("ppo.batch_size,models.actor,id,actor/entropy")] == [
         32,
         "…",
         many.pk,

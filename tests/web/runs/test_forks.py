@@ -11,7 +11,7 @@ from oppo_platform.runs.attempts import artifact_url, latest_checkpoint
 from oppo_platform.runs.forks import fork_problems, resume_at
 from oppo_platform.runs.lifecycle import cancel_run
 from oppo_platform.runs.models import Checkpoint, Run
-from oppo_platform.runs.resume_sources import spared_for_forks
+from oppo_platform.runs.resume_sources import pinned_for_forks
 from oppo_platform.runs.services import submit_run
 from oppo_platform.storage.retention import retained
 from oppo_platform.storage.trash import NotDeletable, delete_run
@@ -233,11 +233,11 @@ def test_the_parents_engine_keeps_what_a_fork_waits_for(parent):
     world.cycle()
     worker.claim(fork.attempts.get().pk)
     register(worker, fork, fork.attempts.get().pk, 30)
-    assert spared_for_forks(run) == []
+    assert pinned_for_forks(run) == []
     other = world.submit(name="other", fork={"run": run.pk, "step": 40})
-    assert spared_for_forks(run) == ["step-00000040"]
+    assert pinned_for_forks(run) == ["step-00000040"]
     cancel_run(other.pk, "user:ada")
-    assert spared_for_forks(run) == []
+    assert pinned_for_forks(run) == []
 
 
 def test_of_a_deletion_and_a_fork_the_later_one_is_refused(parent, make_spec):

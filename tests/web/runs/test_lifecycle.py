@@ -6,7 +6,7 @@ import pytest
 
 from oppo_contract.states import ENDED, HOLDING_DEVICES, RunState, can_transition
 from oppo_platform.runs import lifecycle
-from oppo_platform.runs.allowed_actions import wishes
+from oppo_platform.runs.allowed_actions import allowed_actions
 from oppo_platform.runs.lifecycle import NotPossible, cancel_run, pause_run, preempt_run, resume_run
 from oppo_platform.runs.models import Allocation, Attempt, Change, Run
 from oppo_platform.scheduling.build_snapshot import snapshot_of
@@ -140,7 +140,7 @@ def test_the_scheduler_counts_a_runs_preemptions_and_no_other_stops(world):
 def test_the_page_offers_what_the_services_do(world, state):
     """A wish is offered exactly where it is not refused, and where it would change something."""
     run, _, _ = bring_to(world, state)
-    offered = wishes(run.state, limited=False)
+    offered = allowed_actions(run.state, limited=False)
     assert ("cancel" in offered) == (state not in ENDED | {S.CANCELLING})
     assert ("pause" in offered) == (state in PAUSED_FROM and PAUSED_FROM[state] != state)
     assert ("resume" in offered) == (state in (S.PAUSED, S.PAUSING))

@@ -162,7 +162,7 @@ def test_a_model_of_the_wrong_task_or_too_small_a_context(world, browser, make_s
 def test_several_gpus_of_a_node_train_one_run(world, browser, make_spec):
     world.worker(devices=2, kind="cuda")
     told = complaint(browser, spec=make_spec(resources={"devices": 2, "kind": "cpu"}))
-    assert (told["path"], told["allowed"][:27]) == ("resources.devices", "1; resources.processes shar")
+    assert (told["path"], told["allowed"][:27]) == ("resources.devices", "1; resources.processes divi")
     assert send(browser, spec=make_spec(resources={"devices": 2})).status_code == 201
     assert Run.objects.get().devices == 2
 

@@ -102,7 +102,7 @@ def test_places_and_reasons_are_written_when_they_change(cluster):
     assert dict(WaitingReason.objects.values_list("run_id", "changed_at")) == before
     assert dict(Run.objects.values_list("pk", "cursor")) == cursors
     told = queue(cluster.people["vic"])
-    assert [(w["run"]["id"], w["place"], w["may_steer"]) for w in told["items"]] == [
+    assert [(w["run"]["id"], w["place"], w["may_manage"]) for w in told["items"]] == [
         (r.pk, n, False) for n, r in enumerate(runs[4:], 1)
     ]
     assert queue(cluster.people["eve"])["items"] == []

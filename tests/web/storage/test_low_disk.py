@@ -77,9 +77,9 @@ def test_figures_are_written_when_they_move_and_not_believed_for_ever(world, sma
     beat(worker, artifacts=40 * GIB)
     assert Disk.objects.get().free_bytes == 40 * GIB
     beat(worker, artifacts=0)
-    assert disks.low_disk_words()
+    assert disks.describe_low_disks()
     world.clock.advance(disks.BELIEVED_S + 1)  # it stopped telling, as an older worker does
-    assert disks.low_disk_words() == {}
+    assert disks.describe_low_disks() == {}
 
 
 @hypothesis(deadline=None)
