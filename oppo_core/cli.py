@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from oppo_contract.events import LOCAL_RANK_SUFFIX
 from oppo_contract.spec import RunSpec, load_spec
 from oppo_contract.spec_errors import SpecError
-from oppo_core.reporting.event_log import OF_EACH_NEIGHBOUR, OF_EACH_RANK, Journal
+from oppo_core.reporting.event_log import LOCAL_RANK_EVENTS, NODE_EVENTS, Journal
 from oppo_core.trackers.manager import Trackers
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def _journal(spec: RunSpec, events: Path) -> Journal:
         return Journal(events)
     process = os.environ.get("LOCAL_RANK", "0")
     if process == "0":
-        return Journal(events, OF_EACH_RANK)
-    return Journal(events.with_name(events.name + LOCAL_RANK_SUFFIX + process), OF_EACH_NEIGHBOUR)
+        return Journal(events, NODE_EVENTS)
+    return Journal(events.with_name(events.name + LOCAL_RANK_SUFFIX + process), LOCAL_RANK_EVENTS)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,7 +74,7 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
     with ExitStack() as running:
         # Whatever goes wrong, be it that a rule calls `sys.exit`, the run's owner must read it in the last event.
         try:
-            from oppo_core.checkpointing.atomic_dir import tidy
+            from oppo_core.checkpointing.atomic_dir import recover
             from oppo_core.checkpointing.save_restore import restore, verify
             from oppo_core.control.stop_conditions import ASKED_TO_STOP
             from oppo_core.engine.build import assemble
@@ -83,7 +83,7 @@ def _run(spec: RunSpec, options: argparse.Namespace, journal: Journal) -> int:
 
             ranks = _joined(spec)
             if ranks.first:
-                tidy(options.out / "checkpoints")
+                recover(options.out / "checkpoints")
             ranks.any(False)  # nobody reads or writes there before it is tidy
             refuse_impossible(spec, options.root, options.out)
             if ranks.first:

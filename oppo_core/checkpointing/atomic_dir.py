@@ -1,7 +1,6 @@
-"""Folders that appear whole or not at all, and stay there when the power fails.
+"""Atomic, durable folders: written beside their destination, fsynced, and renamed into place.
 
-A folder is written beside its place, every file and folder is synced to the disk, and one rename puts it there. What lay there
-before is untouched until then.
+Until the rename the destination's former content is untouched.
 """
 
 from __future__ import annotations
@@ -19,32 +18,32 @@ from pathlib import Path
 from oppo_contract.machine import mib
 
 MANIFEST = "manifest.json"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DiskFullError(RuntimeError):
-    """There is no room for a checkpoint: where, how much is needed and free, and what to do."""
+    """Too little disk space for a checkpoint; names the folder, the bytes needed and free, and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
-    """What a complete folder is told by: the manifest's SHA-256, and the size of all other files in bytes."""
+class Published:
+    """A published folder: SHA-256 of its manifest, and the size of all other files in bytes."""
 
     digest: str
     size: int
 
 
 @contextmanager
-def draft_of(folder: Path, needed: int) -> Iterator[Path]:
-    """An empty folder beside `folder` to write into; it is gone when the block fails.
+def new_draft(folder: Path, needed: int) -> Iterator[Path]:
+    """An empty folder beside `folder` to write into; deleted if the block raises.
 
     Args:
-        needed: bytes that will be written, as far as is known; looked for beforehand, so that nothing is half-written.
+        needed: estimate of the bytes that will be written; checked against the free space first.
 
     Raises:
-        DiskFullError: there is no room, or there was none left on the way.
+        DiskFullError: too little space, before or while writing.
     """
-    draft = folder.with_name(f".{folder.name}.draft")
+    draft = _draft(folder)
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
@@ -53,21 +52,21 @@ def draft_of(folder: Path, needed: int) -> Iterator[Path]:
             raise DiskFullError(_no_room(folder.parent, needed, free))
         yield draft
     except BaseException as error:
-        free = shutil.disk_usage(_existing(draft)).free
+        free = free_bytes(draft)
         shutil.rmtree(draft, ignore_errors=True)
         if isinstance(error, Exception) and not isinstance(error, DiskFullError) and is_disk_full(error):
             raise DiskFullError(f"{_no_room(folder.parent, needed, free)} ({error})") from error
         raise
 
 
-def publish(draft: Path, folder: Path) -> Seal:
-    """Write the manifest, sync everything, and put `draft` into the place of `folder`."""
+def publish(draft: Path, folder: Path) -> Published:
+    """Write the manifest, fsync everything, and rename `draft` to `folder`."""
     files = sorted(path for path in draft.rglob("*") if path.is_file())
     manifest = {str(path.relative_to(draft)): {"sha256": sha256(path), "bytes": path.stat().st_size} for path in files}
     (draft / MANIFEST).write_text(json.dumps(manifest, indent=1))
     for path in [*files, draft / MANIFEST, *(path for path in draft.rglob("*") if path.is_dir()), draft]:
         _sync(path)
-    seal = Seal(sha256(draft / MANIFEST), sum(path.stat().st_size for path in files))
+    published = Published(sha256(draft / MANIFEST), sum(path.stat().st_size for path in files))
     former = _former(folder)
     if folder.exists():
         shutil.rmtree(former, ignore_errors=True)
@@ -75,70 +74,72 @@ def publish(draft: Path, folder: Path) -> Seal:
     os.replace(draft, folder)
     _sync(folder.parent)
     shutil.rmtree(former, ignore_errors=True)
-    return seal
+    return published
 
 
 def sync_files(folder: Path) -> None:
-    """Sync every file below `folder`, for others to publish."""
+    """Fsync every file below `folder`."""
     for path in (path for path in folder.rglob("*") if path.is_file()):
         _sync(path)
 
 
 def remove(folders: Sequence[Path]) -> None:
-    """Delete folders. Each is there whole, or gone, at every instant; what is killed on the way is tidied later."""
-    aside = [folder.with_name(f".{folder.name}.draft") for folder in folders]
-    for folder, draft in zip(folders, aside, strict=True):
+    """Delete folders. Each is renamed first, so a killed process leaves no incomplete one under its name."""
+    drafts = [_draft(folder) for folder in folders]
+    for folder, draft in zip(folders, drafts, strict=True):
         shutil.rmtree(draft, ignore_errors=True)
         os.replace(folder, draft)
-    for draft in aside:
+    for draft in drafts:
         shutil.rmtree(draft)
 
 
-def heal(folder: Path) -> None:
-    """Put back what `publish` had taken out of the way when it was killed between its two renames."""
+def restore_former(folder: Path) -> None:
+    """Undo the first rename of a `publish` that was killed before its second."""
     if not folder.exists() and _former(folder).exists():
         os.replace(_former(folder), folder)
 
 
-def tidy(parent: Path) -> None:
-    """Delete what a killed process has left unfinished below `parent`, and put back what it had taken out of the way.
-
-    Nobody else may be writing there.
-    """
+def recover(parent: Path) -> None:
+    """Delete the drafts of killed processes in `parent` and restore displaced folders. No other process may write there."""
     for former in list(parent.glob(".*.former")):
-        heal(parent / former.name.removeprefix(".").removesuffix(".former"))
-    for left in (*parent.glob(".*.former"), *parent.glob(".*.draft")):
-        shutil.rmtree(left)
+        restore_former(parent / former.name.removeprefix(".").removesuffix(".former"))
+    for leftover in (*parent.glob(".*.former"), *parent.glob(".*.draft")):
+        shutil.rmtree(leftover)
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Whether an error, also one that has come through another library or process as text, says that the disk is full."""
-    if isinstance(error, OSError) and error.errno in FULL:
+    """Whether an error means a full disk; recognizes the OS's message in errors of libraries and other processes."""
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         return True
-    return any(os.strerror(code) in str(error) for code in FULL)
+    return any(os.strerror(code) in str(error) for code in DISK_FULL)
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes on the disk of `path`, which need not exist yet."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 def sha256(path: Path) -> str:
-    """A file's digest."""
+    """A file's SHA-256 as hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _no_room(folder: Path, needed: int, free: int) -> str:
     return (
-        f"no room for a checkpoint in {folder}: about {mib(needed)} are needed, {mib(free)} are free; the checkpoints written"
-        " before are whole. Free some space, or lower checkpoints.keep and checkpoints.keep_best, and resume"
+        f"no room for a checkpoint in {folder}: it needs about {mib(needed)}, {mib(free)} are free; earlier checkpoints are"
+        " complete. Free some space, or lower checkpoints.keep and checkpoints.keep_best, and resume"
     )
+
+
+def _draft(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.draft")
 
 
 def _former(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.former")
-
-
-def _existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path
 
 
 def _sync(path: Path) -> None:

@@ -1,13 +1,10 @@
-"""What each rank keeps in a checkpoint for itself, and how another number of ranks takes it up.
+"""Per-rank state of a checkpoint, and its redistribution (resharding) to a different number of ranks.
 
-Weights, moments, controllers and statistics are the run's and the same on all ranks. A rank's own are its answers in flight or
-queued, its turns (`oppo_core/rollout/prompt_sharding.py`), and the lengths of its cohorts. When the run goes on with as many
-ranks as it had, each takes its own back. Otherwise all of them read what all had, and deal it out in the same way.
-
-Law: every answer goes to one rank, with all the tokens that it has; answers are dealt by age, so that none gets more overdue ones
-than fit into its part of the batch. Keys and values are not dealt: they are built anew. Nor is what vLLM has written ahead of its
-turn, and belongs to no answer yet: it is sampled again, so that nothing is lost or comes twice. A half-done step is begun anew
-with the answers that it has, finished ones too.
+Weights, moments, controllers and statistics are equal on all ranks. A rank's own state is its responses in flight or queued, its
+prompt sharding and the lengths of its cohorts. With the same number of ranks each loads its own. Otherwise every rank reads all
+states and computes the same redistribution: each response goes to one rank with its tokens, ordered by age, so that no rank gets
+more overdue responses than its share of the batch. KV caches are rebuilt. Tokens that vLLM sampled ahead are sampled again. A
+half-done step restarts with its responses, finished ones included.
 """
 
 from __future__ import annotations
@@ -35,97 +32,101 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """A rank's part of a checkpoint: its state, and the folders in which the files of its answers lie.
+    """A rank's part of a checkpoint: its state, and the folders with the files of its responses.
 
-    `dealt`: the checkpoint is another number of ranks'.
+    `resharded`: another number of ranks wrote the checkpoint.
     """
 
     state: State
-    homes: list[Path]
-    dealt: bool = False
+    folders: list[Path]
+    resharded: bool = False
 
 
 def load_rank_state(folder: Path, ranks: Ranks) -> RankState:
-    """This rank's part of a checkpoint."""
-    homes = rank_dirs(folder)
-    if len(homes) == ranks.world:
-        home = homes[ranks.rank]
-        state = read_state(home)
-        return RankState(state | {"turns": asdict(load_sharding(state, ranks.rank, ranks.world))}, [home])
-    states = [read_state(home) for home in homes]
-    return RankState(dealt(states, ranks.world)[ranks.rank], homes, dealt=True)
+    """This rank's part of the checkpoint `folder`."""
+    folders = rank_dirs(folder)
+    if len(folders) == ranks.world:
+        state = read_state(folders[ranks.rank])
+        sharding = load_sharding(state, ranks.rank, ranks.world)
+        return RankState(state | {"turns": asdict(sharding)}, [folders[ranks.rank]])
+    states = [read_state(path) for path in folders]
+    return RankState(reshard_states(states, ranks.world)[ranks.rank], folders, resharded=True)
 
 
 def rank_dirs(folder: Path) -> list[Path]:
-    """The folders of the ranks that wrote a checkpoint."""
+    """The folders of the ranks that wrote the checkpoint `folder`."""
     world = load_stored_spec(read_state(folder)["spec"]).resources.ranks
     return [rank_dir(folder, rank) for rank in range(world)]
 
 
-def read_state(home: Path) -> State:
+def read_state(folder: Path) -> State:
     """A rank's `state.json`."""
-    state: State = json.loads((home / STATE).read_text())
+    state: State = json.loads((folder / STATE).read_text())
     return state
 
 
 def load_sharding(state: State, rank: int, world: int) -> PromptSharding:
-    """A rank's turns; format 4 told how many answers it had begun."""
+    """A rank's prompt sharding; format 4 has only the number of responses begun."""
     if "turns" in state:
         return PromptSharding(**state["turns"])
     return PromptSharding(rank, world, taken=state["sequences_started"] // _group_size(state))
 
 
 def load_cohorts(state: State) -> Cohorts:
-    """A rank's cohorts; JSON has text keys only."""
-    told = state["cohorts"]
-    return Cohorts(**told | {name: {int(k): v for k, v in told[name].items()} for name in ("started", "finished")})
+    """A rank's cohorts; restores the integer keys that JSON made strings."""
+    saved = state["cohorts"]
+    return Cohorts(**saved | {name: {int(k): v for k, v in saved[name].items()} for name in ("started", "finished")})
 
 
-def dealt(states: Rows[State], world: int) -> list[State]:
-    """The states of all ranks of a checkpoint, dealt to `world` ranks; by rank."""
+def reshard_states(states: Rows[State], world: int) -> list[State]:
+    """Redistribute the states of all ranks of a checkpoint to `world` ranks; ordered by rank."""
     first = states[0]
     pools, queues = (
         _deal((row for state in states for row in state[kind]), _group_size(first), world) for kind in ("pool", "queue")
     )
-    mine = prompt_sharding.reshard_prompts([load_sharding(state, rank, len(states)) for rank, state in enumerate(states)], world)
+    shardings = [load_sharding(state, rank, len(states)) for rank, state in enumerate(states)]
+    turns = prompt_sharding.reshard_prompts(shardings, world)
     waiting = [
-        Counter(row["cohort"] for row in [*pool, *queue] if not _counted(row, first))
+        Counter(row["cohort"] for row in [*pool, *queue] if not _length_counted(row, first))
         for pool, queue in zip(pools, queues, strict=True)
     ]
-    cohorts = _deal_cohorts(_united([_settled(state) for state in states]), waiting)
+    cohorts = _split_cohorts(_merge_cohorts([_settled_cohorts(state) for state in states]), waiting)
     return [
         first
-        | {"pool": pools[rank], "queue": queues[rank], "turns": asdict(mine[rank]), "cohorts": asdict(cohorts[rank])}
-        | {"progress": first["progress"] | {"passes": _passes(states)}, "suspended": None}
+        | {"pool": pools[rank], "queue": queues[rank], "turns": asdict(turns[rank]), "cohorts": asdict(cohorts[rank])}
+        | {"progress": first["progress"] | {"passes": _smallest_passes(states)}, "suspended": None}
         for rank in range(world)
     ]
 
 
 def _deal(rows: Iterable[State], group_size: int, world: int) -> list[list[State]]:
-    """Whole groups, the oldest first, to one rank after the other."""
+    """Deal whole groups round-robin, oldest first."""
     groups: dict[int, list[State]] = {}
     for row in sorted(rows, key=lambda row: (-row["age"], row["sequence_id"])):
         groups.setdefault(row["sequence_id"] // group_size, []).append(row)
     return [[row for group in list(groups.values())[rank::world] for row in group] for rank in range(world)]
 
 
-def _passes(states: Rows[State]) -> dict[str, int]:
-    """How small memory has made passes, of each name on that rank where it was shortest."""
-    told = [(name, tokens) for state in states for name, tokens in state["progress"].get("passes", {}).items()]
-    return {name: min(tokens for each, tokens in told if each == name) for name, _ in told}
+def _smallest_passes(states: Rows[State]) -> dict[str, int]:
+    """The smallest pass budget per name that OOM retries on any rank have left."""
+    smallest: dict[str, int] = {}
+    for state in states:
+        for name, tokens in state["progress"].get("passes", {}).items():
+            smallest[name] = min(tokens, smallest.get(name, tokens))
+    return smallest
 
 
-def _settled(state: State) -> Cohorts:
-    """A rank's cohorts, with those who have finished in a half-done step."""
+def _settled_cohorts(state: State) -> Cohorts:
+    """A rank's cohorts including the responses finished in a half-done step."""
     cohorts = load_cohorts(state)
     half = (state["suspended"] or {}).get("batch")
     if half is not None and not _tail_batch(state):
-        finishers = set(half["finishers"])
-        cohorts.finish(_bare(row) for row in state["pool"] if row["sequence_id"] in finishers)
+        finished = [row for row in state["pool"] if row["sequence_id"] in set(half["finishers"])]
+        cohorts.finish(Sequence(prompt=np.empty(0, dtype=np.int64), **row) for row in finished)
     return cohorts
 
 
-def _united(cohorts: Rows[Cohorts]) -> Cohorts:
+def _merge_cohorts(cohorts: Rows[Cohorts]) -> Cohorts:
     newest = max(cohorts, key=lambda each: each.newest)
     whole = Cohorts(newest=newest.newest, newest_mean=newest.newest_mean)
     for each in cohorts:
@@ -136,27 +137,22 @@ def _united(cohorts: Rows[Cohorts]) -> Cohorts:
     return whole
 
 
-def _deal_cohorts(whole: Cohorts, waiting: Rows[Counter[int]]) -> list[Cohorts]:
-    """Each rank counts what it has; the first that has some of a cohort keeps the lengths of the rest."""
+def _split_cohorts(whole: Cohorts, waiting: Rows[Counter[int]]) -> list[Cohorts]:
+    """Each rank counts its unfinished responses; the first rank with any of a cohort gets the cohort's finished lengths."""
     cohorts = [Cohorts(newest=whole.newest, newest_mean=whole.newest_mean) for _ in waiting]
     known = {cohort: lengths for cohort, lengths in whole.finished.items() if lengths}
-    for mine, counts in zip(cohorts, waiting, strict=True):
+    for rank_cohorts, counts in zip(cohorts, waiting, strict=True):
         for cohort, count in sorted(counts.items()):
             lengths = known.pop(cohort, [])
-            mine.begin(cohort, count + len(lengths))
+            rank_cohorts.begin(cohort, count + len(lengths))
             if lengths:
-                mine.finished[cohort] = lengths
+                rank_cohorts.finished[cohort] = lengths
     return cohorts
 
 
-def _counted(row: State, state: State) -> bool:
-    """Whether an answer's length is among its cohort's; in tail batching it is once the answer is trained."""
+def _length_counted(row: State, state: State) -> bool:
+    """Whether a response's length is in its cohort already; with tail batching lengths are added when it is trained."""
     return bool(row["finished"]) and not _tail_batch(state)
-
-
-def _bare(row: State) -> Sequence:
-    """The answer as far as its length is asked for."""
-    return Sequence(prompt=np.empty(0, dtype=np.int64), **row)
 
 
 def _group_size(state: State) -> int:

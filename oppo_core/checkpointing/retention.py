@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are deleted after a new one was written."""
+"""Retention: deletes old checkpoints after a new one was written."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from oppo_core.checkpointing.atomic_dir import remove
 def checkpoints_to_prune(names: list[str], present: str, scores: dict[str, float], keep: int, keep_best: int) -> list[str]:
     """Checkpoints that are neither among the `keep` newest nor among the `keep_best` best, after `present` was written.
 
-    Names sort by age. Checkpoints newer than `present` belong to another attempt and stay. Of equal scores the newer checkpoint
-    is better; NaN is worse than any score.
+    Names sort by age. Checkpoints newer than `present` belong to another attempt and are retained. Of equal scores the newer
+    checkpoint wins; a NaN score never does.
     """
     past = sorted(name for name in names if name <= present)
     scored = [name for name in past if name in scores and scores[name] == scores[name]]
@@ -22,7 +22,7 @@ def checkpoints_to_prune(names: list[str], present: str, scores: dict[str, float
 
 
 def delete(out: Path, names: Sequence[str]) -> None:
-    """Delete checkpoints of a run, except those that the supervisor pinned because the platform resumes from them."""
+    """Delete checkpoints of a run, except pinned ones: another run resumes from those."""
     folders = [out / "checkpoints" / name for name in names]
     if not pins_exist(out):
         remove(folders)

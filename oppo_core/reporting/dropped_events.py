@@ -1,4 +1,4 @@
-"""What the journal has left out while the outbox was full, until it is told."""
+"""Counts detail events dropped while the outbox is full, until a `left_out` event reports them."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class LeftOut:
-    """Counts of one spell in which the outbox was full."""
+class DroppedEvents:
+    """Counts of one period in which the outbox was full."""
 
-    steps: int = 0  # in this spell, told or not
+    steps: int = 0  # in this period, reported or not
     last_step: int = -1
-    untold: dict[str, int] = field(default_factory=dict)
+    pending: dict[str, int] = field(default_factory=dict)
 
     def count(self, kind: str, payload: dict[str, Any]) -> int:
-        """Note an event that is not written. Returns which step of the spell it belongs to, from 1; 0 when none is new.
+        """Count a dropped event. Returns the number of its step within the period, from 1; 0 if the step is not new.
 
-        Lines of the log belong to the step of the event before.
+        Log lines count to the step of the previous event.
         """
         step = int(payload.get("step", max(self.last_step, 0)))
         new = step != self.last_step
         self.last_step = step
         self.steps += new
-        told = self.untold or {"from_step": step, "to_step": step, "timelines": 0, "answers": 0, "lines": 0}
-        told["from_step"], told["to_step"] = min(told["from_step"], step), max(told["to_step"], step)
-        told["timelines"] += kind == "spans"
-        told["answers"] += len(payload.get("samples", ()))
-        told["lines"] += len(payload.get("lines", ()))
-        self.untold = told
+        counts = self.pending or {"from_step": step, "to_step": step, "timelines": 0, "answers": 0, "lines": 0}
+        counts["from_step"], counts["to_step"] = min(counts["from_step"], step), max(counts["to_step"], step)
+        counts["timelines"] += kind == "spans"
+        counts["answers"] += len(payload.get("samples", ()))
+        counts["lines"] += len(payload.get("lines", ()))
+        self.pending = counts
         return self.steps if new else 0
 
-    def take(self) -> dict[str, int] | None:
-        """The counts since the last time, for an event; None when nothing was left out."""
-        told, self.untold = self.untold, {}
-        return told or None
+    def take(self) -> dict[str, int]:
+        """The counts since the last call; empty if nothing was dropped."""
+        counts, self.pending = self.pending, {}
+        return counts

@@ -1,4 +1,4 @@
-"""A step's metrics under verl's names, TRL's `objective/*` beside them, and ours (docs/metrics.md explains each)."""
+"""A step's metrics, under the names of verl, TRL (`objective/*`) and OPPO (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from oppo_core.ppo.experience import Experience
 from oppo_core.ppo.losses import effective_sample_share
@@ -19,7 +18,7 @@ from oppo_core.rollout.sequence import Sequence
 
 @dataclass(slots=True)
 class Cohorts:
-    """Lengths by the step in which a sequence was started: the yardstick for `oppo/length_bias`."""
+    """Response lengths by the step in which a sequence was started: the reference for `oppo/length_bias`."""
 
     started: dict[int, int] = field(default_factory=dict)
     finished: dict[int, list[int]] = field(default_factory=dict)
@@ -27,12 +26,12 @@ class Cohorts:
     newest: int = -1
 
     def begin(self, cohort: int, count: int) -> None:
-        """`count` sequences were started in step `cohort`."""
+        """Record that `count` sequences were started in step `cohort`."""
         if count:
             self.started[cohort] = self.started.get(cohort, 0) + count
 
     def finish(self, sequences: Iterable[Sequence]) -> None:
-        """These have finished; a cohort that is complete and newer than the last one becomes the yardstick."""
+        """Record finished sequences. The newest complete cohort gives the reference length."""
         for sequence in sequences:
             lengths = self.finished.setdefault(sequence.cohort, [])
             lengths.append(sequence.length)
@@ -48,7 +47,7 @@ def spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
 
 
 def experience_metrics(experience: Experience, kl_coefficient: float, max_new_tokens: int) -> dict[str, float]:
-    """Everything that the batch itself tells: scores, rewards, KL, values, lengths."""
+    """Metrics of the batch itself: scores, rewards, KL, advantages, lengths."""
     mask, e = experience.mask, experience
     lengths = mask.sum(-1).double().numpy()
     prompts = np.asarray(e.prompt_lengths, dtype=np.float64)
@@ -56,7 +55,7 @@ def experience_metrics(experience: Experience, kl_coefficient: float, max_new_to
     metrics = spread("critic/raw_score", e.raw_scores.numpy())
     metrics |= {"critic/raw_score/running_mean": e.moments.mean, "critic/raw_score/running_std": e.moments.deviation}
     metrics |= spread("critic/score", e.scores.numpy()) | spread("critic/rewards", e.rewards.sum(-1).numpy())
-    metrics |= spread("critic/advantages", _chosen(e.advantages, mask))
+    metrics |= spread("critic/advantages", e.advantages[mask].to(torch.float64).numpy())
     metrics |= spread("response_length", lengths) | spread("prompt_length", prompts)
     metrics |= {f"response_length/p{q}": float(np.percentile(lengths, q)) for q in (10, 25, 50, 75, 90)}
     endings = [s.ending for s in e.sequences]
@@ -73,24 +72,20 @@ def experience_metrics(experience: Experience, kl_coefficient: float, max_new_to
 
 
 def part_metrics(scored: list[Scored]) -> dict[str, float]:
-    """Raw scores of each source, where the reward is a sum of several; they are numbered as in the spec, from 0.
+    """Raw scores of each reward source, if there are several, numbered from 0 as in the spec.
 
-    And how much of what vLLM's reward models had read before they still had in their caches, where they read along.
+    Also the prefix-cache hit rate of vLLM reward models.
     """
     columns = list(zip(*(row.parts for row in scored), strict=True))
-    known, found = (sum(row.cached[place] for row in scored) for place in (0, 1))
-    told = {"oppo/reward_cached_share": found / known} if known else {}
-    if len(columns) < 2:
-        return told
-    return told | {
-        name: value
-        for number, column in enumerate(columns)
-        for name, value in spread(f"critic/score_part/{number}", np.asarray(column, dtype=np.float64)).items()
-    }
+    read, hits = (sum(row.cached[place] for row in scored) for place in (0, 1))
+    metrics = {"oppo/reward_cached_share": hits / read} if read else {}
+    for number, column in enumerate(columns if len(columns) > 1 else []):
+        metrics |= spread(f"critic/score_part/{number}", np.asarray(column, dtype=np.float64))
+    return metrics
 
 
 def value_metrics(experience: Experience) -> dict[str, float]:
-    """What the critic foretold and what came; only where there is one."""
+    """Returns, the critic's values, and the variance they explain."""
     returns, values = (column[experience.mask] for column in (experience.returns, experience.values))
     variance = returns.var(unbiased=False)
     explained = float(1 - (returns - values).var(unbiased=False) / variance) if variance > 0 else float("nan")
@@ -99,7 +94,7 @@ def value_metrics(experience: Experience) -> dict[str, float]:
 
 
 def tail_batch_metrics(pool: Pool) -> dict[str, float]:
-    """What tail batching threw away in this step, and what it still owes."""
+    """Tokens that tail batching discarded in this step, and responses in its queue."""
     wasted = sum(sequence.length for sequence in pool.discarded)
     return {"oppo/wasted_tokens": float(wasted), "oppo/queued": float(len(pool.queue))}
 
@@ -107,7 +102,7 @@ def tail_batch_metrics(pool: Pool) -> dict[str, float]:
 def overlap_metrics(
     experience: Experience, overcommit: float, chunk_size: int, deferred: float, cohorts: Cohorts
 ) -> dict[str, float]:
-    """What deferral did to this batch."""
+    """Effects of deferral on this batch: ages, staleness, effective sample size, length bias."""
     mask, stale = experience.mask, experience.stale
     drift = (experience.proximal_logp - experience.behaviour_logp).abs()
     ages = [s.age for s in experience.sequences]
@@ -128,8 +123,3 @@ def overlap_metrics(
             metrics[f"oppo/behaviour_prox_kl/{name}_mean"] = float(drift[chosen].mean())
             metrics[f"oppo/behaviour_prox_kl/{name}_max"] = float(drift[chosen].max())
     return metrics
-
-
-def _chosen(values: Tensor, mask: Tensor) -> NDArray[np.float64]:
-    chosen: NDArray[np.float64] = values[mask].to(torch.float64).numpy()
-    return chosen

@@ -37,7 +37,7 @@ def check(file: Path, deep: bool, roots: tuple[Path, ...]) -> None:
 
 def _look_deep(checked: RunSpec, roots: list[Path]) -> None:
     """Print what the run would take here, and refuse with every complaint when it could not take its first step."""
-    from oppo_core.checkpointing.atomic_dir import mib
+    from oppo_contract.machine import mib
     from oppo_core.engine.preflight import preflight, said
 
     findings = preflight(checked, roots, Path())

@@ -25,7 +25,7 @@ from oppo_core.engine.build import assemble
 from oppo_core.engine.layout import device_of
 from oppo_core.engine.state import Engine
 from oppo_core.ppo.actor import ActorTrainer
-from oppo_core.reporting.event_log import OF_EACH_RANK, Journal
+from oppo_core.reporting.event_log import NODE_EVENTS, Journal
 from oppo_core.train import train
 from oppo_core.training.optimizer import NonFiniteError
 
@@ -48,7 +48,7 @@ def run(world: Path, case: Case, spec: RunSpec, ranks: Ranks) -> None:
     """Train, and write down what was told of each step, how it ended, and the weights."""
     out = world / case["name"]
     out.mkdir(exist_ok=True)
-    journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else OF_EACH_RANK)
+    journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else NODE_EVENTS)
     resume = world / case["resume"] if case["resume"] else None
     changes = verify(resume, spec) if resume is not None else []
     engine = assemble(spec, [world], out, journal, 1, resume, ranks)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from oppo_contract.events import EVENT_ADAPTER, FULL_SUFFIX, CheckpointEvent, DroppedEvent, Event, parse_event
 from oppo_contract.wire import Claimed, EventBatch
-from oppo_core.reporting.event_log import TOLD_EVERY, Journal
+from oppo_core.reporting.event_log import REPORT_EVERY, Journal
 from worker import outbox_limit, uploader
 from worker.folders import AttemptFolder, SavedClaim
 from worker.logs import LogTail
@@ -78,7 +78,7 @@ def test_dropped_details_are_counted_and_nothing_else_is_lost(
 def test_drops_are_reported_at_once_and_then_periodically(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "e.jsonl")
     (tmp_path / ("e.jsonl" + FULL_SUFFIX)).touch()
-    steps = 5 * TOLD_EVERY
+    steps = 5 * REPORT_EVERY
     for step in range(1, steps + 1):
         tell_step(journal, step)
     events = [
@@ -87,7 +87,7 @@ def test_drops_are_reported_at_once_and_then_periodically(tmp_path: Path) -> Non
     told = [event for event in events if isinstance(event, DroppedEvent)]
     assert (told[0].from_step, told[0].to_step, told[0].timelines) == (1, 1, 1)
     assert len(told) == 5
-    assert told[-1].to_step > steps - TOLD_EVERY
+    assert told[-1].to_step > steps - REPORT_EVERY
     assert told[1].summary().endswith("20 log lines were dropped. Metrics, decisions and checkpoints are complete.")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from oppo_core.checkpointing.atomic_dir import DiskFullError, draft_of, heal, is_disk_full, publish, tidy
+from oppo_core.checkpointing.atomic_dir import DiskFullError, is_disk_full, new_draft, publish, recover, restore_former
 from oppo_core.checkpointing.retention import checkpoints_to_prune
 from oppo_core.checkpointing.save_restore import verify
 from oppo_core.control.run_score import RunScore
@@ -60,7 +60,7 @@ def test_on_a_full_disk_the_run_ends_and_the_former_checkpoint_is_intact(world: 
     assert status == 1
     reason = events[-1].reason
     assert reason.startswith("DiskFullError: no room for a checkpoint in ")
-    for words in (str(small_disk / "checkpoints"), "are needed", "are free", "checkpoints.keep", "resume"):
+    for words in (str(small_disk / "checkpoints"), "it needs about", "are free", "checkpoints.keep", "resume"):
         assert words in reason
     assert whole(small_disk, world, tree) == ["step-00000002"]
     roomy = small_disk.parent / "roomy"
@@ -84,7 +84,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_nothing_half_written(world: Any,
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "step-1"
     for text in ("old", "new"):
-        with draft_of(folder, 1) as draft:
+        with new_draft(folder, 1) as draft:
             (draft / "sub").mkdir()
             (draft / "sub" / "file").write_text(text)
             seal = publish(draft, folder)
@@ -94,13 +94,13 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         with pytest.raises(seen):
             fail_half_way(folder, problem)
         assert (folder / "sub" / "file").read_text() == "new"
-    with pytest.raises(DiskFullError, match="are free"), draft_of(folder, 2**60):
+    with pytest.raises(DiskFullError, match="are free"), new_draft(folder, 2**60):
         pytest.fail("it looked for room too late")
     assert [path.name for path in folder.parent.iterdir()] == ["step-1"]
 
 
 def fail_half_way(folder: Path, problem: Exception) -> None:
-    with draft_of(folder, 1) as draft:
+    with new_draft(folder, 1) as draft:
         (draft / "file").write_text("half")
         raise problem
 
@@ -108,7 +108,7 @@ def fail_half_way(folder: Path, problem: Exception) -> None:
 def test_what_was_out_of_the_way_when_the_power_failed_is_put_back(tmp_path: Path) -> None:
     folder = tmp_path / "step-1"
     (tmp_path / ".step-1.former").mkdir()
-    heal(folder)
+    restore_former(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
 
@@ -132,8 +132,8 @@ def test_tidying_takes_nothing_that_counts(tmp_path: Path) -> None:
     for name in ("step-1", ".step-1.former", ".step-2.former", ".step-3.draft"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
-    tidy(tmp_path)
-    tidy(tmp_path / "nowhere")
+    recover(tmp_path)
+    recover(tmp_path / "nowhere")
     assert {path.name: (path / "file").read_text() for path in tmp_path.iterdir()} == {
         "step-1": "step-1", "step-2": ".step-2.former",
     }  # fmt: skip

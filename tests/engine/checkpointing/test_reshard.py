@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oppo_core.checkpointing.reshard import dealt, load_cohorts
+from oppo_core.checkpointing.reshard import load_cohorts, reshard_states
 from oppo_core.checkpointing.save_restore import SEQUENCE_FIELDS
 from oppo_core.reporting.metrics import Cohorts
 from oppo_core.rollout.pool import Pool
@@ -113,7 +113,7 @@ def test_whoever_takes_a_run_up_loses_nothing_and_draws_each_prompt_once(case: C
     trained: list[int] = []
     for world, overcommits, half in [*case.parts, (1, [0] * 6, False)]:
         blank = [states[0] | {"turns": asdict(PromptSharding(rank, world))} for rank in range(world)]
-        states = dealt(states, world) if version else blank
+        states = reshard_states(states, world) if version else blank
         members = [Member(case, state, world, random) for state in states]
         for number, overcommit in enumerate(overcommits):
             for rank, member in enumerate(members):
@@ -150,7 +150,7 @@ def test_format_4_told_how_many_answers_were_begun_and_nothing_of_turns() -> Non
     # Groups 0, 2, 4 and 1; the second rank has less memory.
     counts = ((6, {"actor": 64, "scorers": 32}), (2, {"actor": 16}))
     states = [old | {"sequences_started": count, "progress": {"step": 3, "passes": passes}} for count, passes in counts]
-    (one,) = dealt(states, 1)
+    (one,) = reshard_states(states, 1)
     assert one["progress"] == {"step": 3, "passes": {"actor": 16, "scorers": 32}}
     turns = PromptSharding(**one["turns"])
     assert [turns.take() for _ in range(3)] == [3, 5, 6]

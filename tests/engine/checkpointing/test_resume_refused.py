@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from oppo_contract import resume_rules
 from oppo_core.checkpointing import resume_changes
 from tests.engine.conftest import newest
 
@@ -82,23 +83,23 @@ def test_every_setting_is_known_to_be_changeable_or_not_and_documented(world: An
             return [prefix]
         return [path for key, below in value.items() for path in paths(f"{prefix}.{key}" if prefix else key, below)]
 
-    refused = {path for path in paths("", world.spec().model_dump(mode="json")) if resume_changes.refusing_rule(path)}
+    refused = {path for path in paths("", world.spec().model_dump(mode="json")) if resume_rules.refusing_rule(path)}
     assert {"seed", "rollout.temperature", "resources.dtype", "ppo.batch_size", "models.actor.path"} <= refused
     assert refused.isdisjoint({"steps", "ppo.learning_rate", "overlap.chunk.size", "resources.devices", "models.reward.http"})
-    for rule in (*resume_changes.ALLOWED, *resume_changes.REFUSED):
+    for rule in (*resume_rules.ALLOWED, *resume_rules.REFUSED):
         assert f"`{rule}`" in told, rule
 
 
 def test_more_answers_in_flight_than_there_is_room_for_are_refused_with_the_bound_that_would_do(world: Any) -> None:
     saved, asked = world.spec(), world.spec({"overlap": {"overcommit": {"initial": 1, "max": 1}}})
-    (reason,) = resume_changes.refusals(resume_changes.diff_specs(saved, asked), 9, asked)
-    assert "9 answers are in flight and there is room for 7" in reason
+    (reason,) = resume_changes.find_refusals(resume_rules.diff_specs(saved, asked), 9, asked)
+    assert "9 responses in flight, but the spec allows 7" in reason
     assert "overlap.overcommit.max to 3 or more" in reason
-    assert resume_changes.refusals(resume_changes.diff_specs(saved, asked), 7, asked) == []
+    assert resume_changes.find_refusals(resume_rules.diff_specs(saved, asked), 7, asked) == []
     groups = {
         "ppo": {"critic_learning_rate": 1e-5, "algorithm": "grpo", "group_size": 3},
         "models": {"critic": "actor"},
         "overlap": {"overcommit": {"initial": 1, "max": 1}},
     }
-    (reason,) = resume_changes.refusals([], 6 * 3 + 7, world.spec(groups))
+    (reason,) = resume_changes.find_refusals([], 6 * 3 + 7, world.spec(groups))
     assert "overlap.overcommit.max to 3 or more" in reason, "Δ counts groups"

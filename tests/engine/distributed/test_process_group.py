@@ -25,7 +25,7 @@ from oppo_core.models.microbatching import mini_batch_rows
 from oppo_core.models.oom_retry import MemoryShortError
 from oppo_core.ppo.actor import ActorTrainer
 from oppo_core.ppo.experience import Experience
-from oppo_core.reporting.event_log import OF_EACH_RANK, Journal
+from oppo_core.reporting.event_log import NODE_EVENTS, Journal
 from oppo_core.train import train
 from oppo_core.training.optimizer import NonFiniteError
 
@@ -98,7 +98,7 @@ def trained_by(
     def work(ranks: Ranks) -> None:
         here, chunks = results[ranks.rank], itertools.count(1)
         try:
-            journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else OF_EACH_RANK)
+            journal = Journal(out / f"events-{ranks.rank}.jsonl", None if ranks.first else NODE_EVENTS)
             changes = verify(resume, spec) if resume is not None else []
             here.engine = assemble(spec, [world.folder], out, journal, 1, resume, ranks)
             if resume is not None:
@@ -268,7 +268,7 @@ def test_a_fault_on_one_rank_is_one_of_both(world: Any, tmp_path: Path) -> None:
     events = [parse_event(line) for line in (tmp_path / "events-0.jsonl").read_bytes().splitlines()]
     (said,) = [event for event in events if event.kind == "decision" and event.controller == "nonfinite"]
     assert said.reason == "skip: rank 1: the policy loss is nan"
-    assert {parse_event(line).kind for line in (tmp_path / "events-1.jsonl").read_bytes().splitlines()} <= set(OF_EACH_RANK)
+    assert {parse_event(line).kind for line in (tmp_path / "events-1.jsonl").read_bytes().splitlines()} <= set(NODE_EVENTS)
 
 
 def test_a_rank_that_runs_out_of_memory_makes_its_own_passes_smaller(world: Any, tmp_path: Path) -> None:
