@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from oppo_platform.scheduling.cycle import CycleResult
-    from oppo_platform.scheduling.explanation import Line
+    from oppo_platform.scheduling.explanation import PlanLine
     from oppo_platform.scheduling.policy import Decisions
 
 MOST_LINES = 200
@@ -23,17 +23,17 @@ WIDE = 500  # where there is no terminal, so that a run has one line and can be 
 def explain(once: bool) -> None:
     """Print the plan, after carrying it out (`once`) or without touching anything."""
     from oppo_platform.scheduling.cycle import run_cycle
-    from oppo_platform.scheduling.explanation import explained, present_plan
+    from oppo_platform.scheduling.explanation import explain_plan, present_plan
 
     screen = console(WIDE)
     result = run_cycle() if once else None
     if once and result is None:
         screen.print("Another scheduler is running a cycle, so nothing was done. The plan below is what this one would decide.")
     decisions = present_plan() if result is None else result.decisions
-    print_plan(screen, explained(decisions), decisions, result)
+    print_plan(screen, explain_plan(decisions), decisions, result)
 
 
-def print_plan(screen: Console, lines: list[Line], decisions: Decisions, result: CycleResult | None) -> None:
+def print_plan(screen: Console, lines: list[PlanLine], decisions: Decisions, result: CycleResult | None) -> None:
     """The table, and below it what was done."""
     table = Table(box=None, pad_edge=False)
     for heading in ("decision", "because", "run", "team"):

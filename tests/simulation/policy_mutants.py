@@ -11,8 +11,8 @@ import oppo_platform.scheduling.policy.backfill as backfill
 import oppo_platform.scheduling.policy.placement as placement
 import oppo_platform.scheduling.policy.queue as queue
 from oppo_platform.scheduling.policy.fair_share import Shares
-from oppo_platform.scheduling.policy.placement import Room
-from oppo_platform.scheduling.policy.plan_state import Board
+from oppo_platform.scheduling.policy.placement import ClusterDevices
+from oppo_platform.scheduling.policy.plan_state import PlanState
 from oppo_platform.scheduling.policy.preemption import Search
 from oppo_platform.scheduling.policy.quota import Ledger, Tier
 from oppo_platform.scheduling.policy.snapshot import PolicySettings
@@ -73,20 +73,22 @@ def _endless(settings: PolicySettings, preempted: int) -> float:
 
 
 MUTANTS = [
-    Mutant("placed devices stay free", Room, "take", lambda *_: [], "no_device_twice"),
-    Mutant("no limit to borrowing", Ledger, "limit_of", lambda *_: None, "no_quota_exceeded"),
-    Mutant("a gang starts with a device less", Room, "fit", _half(Room.fit), "gangs_whole"),
+    Mutant("placed devices stay free", ClusterDevices, "take", lambda *_: [], "no_device_twice"),
+    Mutant("no limit to borrowing", Ledger, "team_limit", lambda *_: None, "no_quota_exceeded"),
+    Mutant("a gang starts with a device less", ClusterDevices, "fit", _half(ClusterDevices.fit), "gangs_whole"),
     Mutant("so many nodes are so many at most", placement, "even_cut", _as_it_comes, "exact_nodes"),
     Mutant("only the head is told why", plan, "explain", _only_the_first(plan.explain), "everyone_told"),
     Mutant("ties are broken by chance", queue, "place_in_team", lambda run: -run.priority, "deterministic"),
-    Mutant("young runs are stopped", Board, "may_stop", lambda board, run: run.run_id not in board.leaving, "victims_allowed"),
+    Mutant(
+        "young runs are stopped", PlanState, "may_stop", lambda board, run: run.run_id not in board.leaving, "victims_allowed"
+    ),
     Mutant("who was preempted is as young as others", PolicySettings, "protection_s", _the_same, "victims_allowed"),
     Mutant("protection grows without end", PolicySettings, "protection_s", _endless, "owners_get_their_own"),
     Mutant("what is owned is reclaimed", Search, "may_reclaim", lambda *_: True, "only_borrowed_reclaimed"),
     Mutant("one victim more than needed", Search, "_spare", _one_more(Search._spare), "victims_minimal"),
     Mutant("backfill without a bound", backfill, "bound_s", lambda *_: 0.0, "reservations_kept"),
     Mutant("own quota does not go first", Ledger, "tier", _own_only_in_name(Ledger.tier), "own_quota_first"),
-    Mutant("nothing is kept for the head", Room, "keep", lambda *_: None, "no_starvation"),
+    Mutant("nothing is kept for the head", ClusterDevices, "keep", lambda *_: None, "no_starvation"),
     Mutant("reclaim whenever something is borrowed", Search, "may_reclaim", _whatever_is_borrowed, "no_ping_pong"),
     Mutant("nothing is charged in advance", Shares, "charge", lambda *_: None, "burst_does_not_win"),
     Mutant("reserved devices go to whoever fits", backfill, "bound_s", lambda *_: 1.0, "reservation_kept_in_time"),

@@ -9,13 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from oppo_platform.scheduling.policy import Backfill, Decisions, Placement, Reservation, Snapshot, WaitingRun
-from oppo_platform.scheduling.policy.placement import UNKNOWN, Cut, Place, Room, cut
+from oppo_platform.scheduling.policy.placement import UNKNOWN, ClusterDevices, Cut, Place, cut
 from oppo_platform.scheduling.policy.snapshot import DevicesByNode
 
 
 def fifo(snapshot: Snapshot, now: float) -> Decisions:
     """First in, first out: a run that does not fit blocks all runs behind it."""
-    room, placements = Room(snapshot, now), list[Placement]()
+    room, placements = ClusterDevices(snapshot, now), list[Placement]()
     for run in _in_order(snapshot):
         placed = _start(run, room, now)
         if placed is None:
@@ -32,7 +32,7 @@ def easy(snapshot: Snapshot, now: float) -> Decisions:
         run without
         an estimate gets no reserved device. A wrong estimate delays the head: nothing is stopped for it.
     """
-    room, placements, queue = Room(snapshot, now), list[Placement](), _in_order(snapshot)
+    room, placements, queue = ClusterDevices(snapshot, now), list[Placement](), _in_order(snapshot)
     while queue:
         placed = _start(queue[0], room, now)
         if placed is None:
@@ -53,7 +53,7 @@ def _in_order(snapshot: Snapshot) -> list[WaitingRun]:
     return sorted(snapshot.waiting, key=lambda run: (run.submitted_at, run.run_id))
 
 
-def _start(run: WaitingRun, room: Room, now: float) -> Placement | None:
+def _start(run: WaitingRun, room: ClusterDevices, now: float) -> Placement | None:
     demand = room.demand(run)
     for place in demand.places:
         devices = room.fit(demand, place)
@@ -63,7 +63,7 @@ def _start(run: WaitingRun, room: Room, now: float) -> Placement | None:
     return None
 
 
-def _start_around(run: WaitingRun, room: Room, now: float, head: Reservation) -> Placement | None:
+def _start_around(run: WaitingRun, room: ClusterDevices, now: float, head: Reservation) -> Placement | None:
     """Place a run on devices reserved for the head, if its estimate ends before they are needed."""
     demand, until = room.demand(run), _end(run, now)
     if until == UNKNOWN or head.start is None:
@@ -80,7 +80,7 @@ def _end(run: WaitingRun, now: float) -> float:
     return UNKNOWN if run.estimate_s is None else now + run.estimate_s
 
 
-def _reserve(run: WaitingRun, room: Room) -> Reservation:
+def _reserve(run: WaitingRun, room: ClusterDevices) -> Reservation:
     """Reserve the devices on which the run can start first, by the estimates of the running runs."""
     found = [(*_earliest(run, place), place.pool_id) for place in room.demand(run).places]
     start, devices, pool_id = min(found, key=lambda entry: (entry[0], entry[2]))

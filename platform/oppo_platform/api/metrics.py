@@ -15,7 +15,7 @@ from oppo_platform.api.paging import MOST, Cursor, Limit, paged
 from oppo_platform.api.problems import problem
 from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.models import Run
-from oppo_platform.scheduling.usage import Held, held_by
+from oppo_platform.scheduling.usage import DeviceHours, run_device_hours
 from oppo_platform.telemetry import selectors as telemetry
 from oppo_platform.telemetry.comparison import View, compare
 from oppo_platform.telemetry.grouping import Group
@@ -115,9 +115,9 @@ def download_metrics(
 
 
 @router.get("runs/{int:run_id}/usage", summary="Device-hours of a run")
-def show_usage(request: HttpRequest, run_id: RunId) -> Held:
+def show_usage(request: HttpRequest, run_id: RunId) -> DeviceHours:
     """How long devices were held for the run, all attempts together, and how many it holds now."""
-    return held_by(run_of(request, run_id), clock.now())
+    return run_device_hours(run_of(request, run_id), clock.now())
 
 
 @router.get("runs/{int:run_id}/saving", summary="Estimated saving vs sequential PPO")

@@ -86,9 +86,9 @@ class Queue(TypedDict):
 @router.get("queue", summary="Waiting runs with reasons and estimated starts")
 def show_queue(request: HttpRequest, limit: Limit = MOST, cursor: Cursor = "") -> Queue:
     """Your teams' waiting runs in their order; places count the runs of all teams."""
-    line = scheduling.line(person(request))
+    line = scheduling.queue_order(person(request))
     page = paged([{"id": run_id} for run_id in line.ids], limit, cursor, lambda row: row["id"])
-    told = scheduling.told(line, page["items"])
+    told = scheduling.waiting_runs(line, page["items"])
     return Queue(items=told["items"], next=page["next"], waiting=told["waiting"], planned_at=told["planned_at"])
 
 

@@ -19,7 +19,7 @@ from oppo_platform.cluster import pools, services
 from oppo_platform.cluster.models import Device, Node, Pool
 from oppo_platform.scheduling import quotas
 from oppo_platform.scheduling.nodes_overview import nodes_overview
-from oppo_platform.scheduling.usage import faded_usage, weekly_usage
+from oppo_platform.scheduling.usage import decayed_usage, weekly_usage
 from oppo_platform.storage.quotas import set_storage_quota as set_quota_of_storage
 from oppo_platform.storage.selectors import levels
 
@@ -32,7 +32,7 @@ def sharing(request: HttpRequest) -> HttpResponse:
     rules = administers(request.user)
     teams = list(Team.objects.order_by("name") if rules else visible_teams(request.user))
     now = clock.now()
-    used = faded_usage(now)
+    used = decayed_usage(now)
     everybody = sum(used.values())
     context = {
         "section": "queue",

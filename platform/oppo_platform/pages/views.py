@@ -33,7 +33,7 @@ from oppo_platform.runs.pins import pinned_runs
 from oppo_platform.runs.saved_views import default_view, menu_views, view_query
 from oppo_platform.runs.selectors import RunList, existing_runs, get_run, list_runs, load_specs, run_summary, run_url
 from oppo_platform.scheduling.nodes_overview import nodes_overview
-from oppo_platform.scheduling.selectors import Waiting, line, told
+from oppo_platform.scheduling.selectors import Waiting, queue_order, waiting_runs
 
 RUNS_A_PAGE = 50
 COMPARABLE_RUNS = 200
@@ -152,8 +152,8 @@ def queue(request: HttpRequest) -> HttpResponse:
     """Waiting runs with their reasons (`?first=N` of yours), runs that hold devices, and the cluster."""
     nodes = nodes_overview(request.user)
     first = _number(request, "first") or QUEUE_ROWS
-    standing = line(request.user)
-    waiting = told(standing, standing.ids[:first])
+    standing = queue_order(request.user)
+    waiting = waiting_runs(standing, standing.ids[:first])
     context = {
         "section": "queue",
         "queue": waiting | {"items": [_steps(item) for item in waiting["items"]]},

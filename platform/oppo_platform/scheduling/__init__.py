@@ -1,1 +1,1 @@
-"""Who gets which device, and how a node hears of it."""
+"""Assignment of devices to runs, and launch orders to nodes."""

@@ -1,4 +1,4 @@
-"""What is refused at submit, because it would wait for ever."""
+"""Refuses at submit runs that could never start."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 from oppo_contract.spec_errors import SpecProblem
 from oppo_platform import clock
 from oppo_platform.scheduling import policy
-from oppo_platform.scheduling.build_snapshot import empty_cluster, nodes_of, wanted_of
+from oppo_platform.scheduling.build_snapshot import empty_cluster, exact_nodes, required_items
 
 # The field to change, by the policy's code; other codes concern the spec as a whole.
 FIELDS = {"quota_never": "resources.devices", "too_large": "resources.devices", "kind": "resources.kind"}
 
 
-def never_starts(team_id: int, devices: int, needs: dict[str, Any]) -> list[SpecProblem]:
-    """Why a run of the team could not start even on an empty cluster, within the team's quota; empty when it could.
+def infeasible_request(team_id: int, devices: int, needs: dict[str, Any]) -> list[SpecProblem]:
+    """Why a run of the team could not start even on an empty cluster, within the team's quota; empty if it could.
 
     Args:
-        team_id: whose quota counts.
-        devices: how many devices the run asks for.
+        team_id: the team whose quota counts.
+        devices: number of requested devices.
         needs: as `Run.needs`.
     """
     run = policy.WaitingRun(
-        run_id=0, team_id=team_id, devices=devices, nodes=nodes_of(needs), kind=needs["kind"], needs=wanted_of(needs)
+        run_id=0, team_id=team_id, devices=devices, nodes=exact_nodes(needs), kind=needs["kind"], needs=required_items(needs)
     )
     reason = policy.feasible_ever(run, empty_cluster(clock.now()))
     if reason is None:

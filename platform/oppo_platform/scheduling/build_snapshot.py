@@ -1,4 +1,4 @@
-"""The present state of the cluster as the policy sees it: a handful of queries, no decision."""
+"""Builds the policy's snapshot of the cluster from the database: a handful of queries, no decision."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from oppo_platform.cluster.selectors import live_nodes
 from oppo_platform.runs.models import LIVE_ATTEMPT, Allocation, Attempt, Checkpoint, Run, Transition
 from oppo_platform.scheduling import policy
 from oppo_platform.scheduling.models import BackfillTerm, Reservation, TeamQuota, TeamShare
-from oppo_platform.scheduling.usage import faded_usage
+from oppo_platform.scheduling.usage import decayed_usage
 
 MOST_WAITING = 20_000
 STOPPING = frozenset({RunState.PAUSING, RunState.PREEMPTING, RunState.CANCELLING})
-# Plain rows and not objects: with ten thousand runs in the queue objects alone would take longer than the plan.
+# Plain rows instead of model instances: with ten thousand queued runs instances alone would take longer than the plan.
 WAITING = (
     "id", "project__team_id", "user_id", "name", "priority", "devices", "needs_text", "queued_at", "preemptible",
     "max_runtime_s", "step", "total_steps", "elapsed_s", "excluded_text", "not_before",
@@ -37,8 +37,8 @@ RUNNING = (
 )  # fmt: skip
 
 
-def snapshot_of(now: datetime) -> policy.Snapshot:
-    """What the policy decides on."""
+def build_snapshot(now: datetime) -> policy.Snapshot:
+    """The snapshot for `policy.plan`."""
     unreleased = Allocation.objects.filter(released_at__isnull=True).order_by("device_id")
     held = list(unreleased.values_list("attempt_id", "attempt__run_id", "device_id"))
     nodes = _nodes({device_id: run_id for _, run_id, device_id in held})
@@ -62,26 +62,26 @@ def snapshot_of(now: datetime) -> policy.Snapshot:
 
 
 def empty_cluster(now: datetime) -> policy.Snapshot:
-    """The cluster's nodes and the teams' quotas, with nobody on the nodes and nobody waiting."""
+    """The cluster's nodes and the teams' quotas, without any run."""
     return policy.Snapshot(pools=_pools(), nodes=_nodes({}), teams=_teams(now))
 
 
-def wanted_of(needs: dict[str, Any]) -> frozenset[policy.Need]:
-    """A run's `needs` as the policy compares them with what nodes offer."""
+def required_items(needs: dict[str, Any]) -> frozenset[policy.Need]:
+    """A run's `needs` in the format of the nodes' offers."""
     return frozenset([*(("model", m) for m in needs["models"]), *(("prompts", p) for p in needs["prompts"])])
 
 
-def nodes_of(needs: dict[str, Any]) -> int | None:
-    """On exactly how many nodes a run wants to be, by its `needs`; None: on one."""
-    nodes: int = needs.get("nodes", 1)  # runs of before there were several have none
+def exact_nodes(needs: dict[str, Any]) -> int | None:
+    """Exact number of nodes of a run, by its `needs`; None: one."""
+    nodes: int = needs.get("nodes", 1)  # older runs have no entry
     return nodes if nodes > 1 else None
 
 
 @functools.lru_cache(maxsize=1024)
 def _needs(text: str) -> tuple[str, int | None, frozenset[policy.Need]]:
-    """Kind of device, number of nodes and wanted things of a run's `needs`, as JSON: few differ, so each is read once."""
+    """Kind of device, number of nodes and required items of a run's `needs`, as JSON: few differ, so each is parsed once."""
     needs = json.loads(text)
-    return needs["kind"], nodes_of(needs), wanted_of(needs)
+    return needs["kind"], exact_nodes(needs), required_items(needs)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -106,7 +106,7 @@ def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]], preempted: 
         nodes=nodes,
         needs=needs,
         home=homes.get(row["id"]),
-        # Its place: kept whatever befalls it, new when somebody held and resumed it.
+        # Its place in the queue: kept across preemptions and retries, new after a user's pause and resume.
         submitted_at=row["queued_at"].timestamp(),
         queued_at=row["queued_at"].timestamp(),
         preemptible=row["preemptible"],
@@ -120,25 +120,25 @@ def _waiting(row: dict[str, Any], homes: dict[int, tuple[int, str]], preempted: 
 
 
 def _preempted() -> dict[int, int]:
-    """How often each run that waits or is on devices was asked to make room; a resumed run that was still pausing was not."""
+    """Number of preemptions of each waiting or running run; a run that was resumed while pausing was not preempted."""
     asked = Transition.objects.filter(new=RunState.PREEMPTING, run__state__in=[RunState.QUEUED, *HOLDING_DEVICES])
     counted = asked.exclude(old=RunState.PAUSING).values_list("run_id").annotate(times=Count("id"))
     return dict(counted.order_by())
 
 
 def _homes() -> dict[int, tuple[int, str]]:
-    """The node on which each waiting run's newest checkpoint lies, or the one that it is to begin with."""
+    """The node of each waiting run's newest checkpoint, or of the one that it will start from."""
     queued = Run.objects.filter(state=RunState.QUEUED, begins_with__isnull=False)
     chosen = queued.values_list("pk", "begins_with__attempt__node_id", "begins_with__attempt__node__name")
     saved = Checkpoint.objects.filter(run__state=RunState.QUEUED)
     since = saved.filter(Q(run__begins_with__isnull=True) | Q(attempt__epoch__gt=F("run__begins_after")))
     newest = since.order_by("run", "-step", "-id").distinct("run")
-    found = newest.values_list("run_id", "attempt__node_id", "attempt__node__name")
-    return {run_id: (node_id, name) for rows in (chosen, found) for run_id, node_id, name in rows}
+    result = newest.values_list("run_id", "attempt__node_id", "attempt__node__name")
+    return {run_id: (node_id, name) for rows in (chosen, result) for run_id, node_id, name in rows}
 
 
 def _nodes(holders: dict[int, int]) -> tuple[policy.Node, ...]:
-    """Every node that has a pool, also those that are away: what can never be met is judged on all of them."""
+    """Every node with a pool, also unreachable ones: feasibility is judged on all of them."""
     devices: dict[int, list[policy.Device]] = defaultdict(list)
     there = Device.objects.exclude(state=DeviceState.GONE).order_by("node_id", "index")
     for pk, node_id, kind, model, state in there.values_list("pk", "node_id", "kind", "model", "state"):
@@ -168,7 +168,7 @@ def _teams(now: datetime) -> tuple[policy.Team, ...]:
     for quota in TeamQuota.objects.all():
         quotas[quota.team_id][quota.pool_id] = policy.Quota(quota.nominal, quota.borrow_cap)
     weights = dict(TeamShare.objects.values_list("team_id", "weight"))
-    used = faded_usage(now)
+    used = decayed_usage(now)
     return tuple(
         policy.Team(pk, name, weights.get(pk, 1.0), quotas[pk], used.get(pk, 0.0), now.timestamp())
         for pk, name in Team.objects.order_by("pk").values_list("pk", "name")
@@ -181,7 +181,7 @@ def _running(
     node_of = {device.device_id: node.node_id for node in nodes for device in node.devices}
     devices: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for attempt_id, _, device_id in held:
-        if device_id in node_of:  # a device that its node no longer reports is nobody's to give
+        if device_id in node_of:  # a device that its node no longer reports cannot be assigned
             devices[attempt_id][node_of[device_id]].append(device_id)
     terms = {term.attempt_id: term for term in BackfillTerm.objects.filter(attempt__state__in=LIVE_ATTEMPT)}
     rows = Attempt.objects.filter(state__in=LIVE_ATTEMPT).order_by("run_id").values(*RUNNING)
@@ -228,7 +228,7 @@ def _reservations() -> tuple[policy.Reservation, ...]:
 
 
 def _pace(steps: int, seconds: float) -> float | None:
-    """Steps a second so far; None before the first."""
+    """Steps per second so far; None before the first."""
     return steps / seconds if steps and seconds > 0 else None
 
 

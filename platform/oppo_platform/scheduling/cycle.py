@@ -1,10 +1,10 @@
-"""One cycle of the scheduler: fence what went silent, plan, allocate, ask for room, tell why, and send orders after the commit.
+"""One scheduler cycle: fence silent attempts, plan, allocate, preempt, store reasons, and send orders after the commit.
 
-What to do is decided by `policy.plan`, from a picture of the database (`snapshot_of`); here it is done.
+`policy.plan` decides on a snapshot of the database (`build_snapshot`); this module applies the decisions.
 
-Guarantees: a transaction-scoped advisory lock lets one scheduler work at a time, and a second one is harmless; the partial unique
-index on allocations makes double allocation impossible even without the lock; a launch order that is lost, repeated or late
-does no harm, because claiming is a compare-and-set and every heartbeat repeats what is unclaimed.
+Guarantees: a transaction-scoped advisory lock excludes concurrent schedulers, so a second one is harmless; the partial unique
+index on allocations makes double allocation impossible even without the lock; a lost, repeated or late launch order is harmless,
+because claiming is a compare-and-set and every heartbeat repeats unclaimed orders.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from oppo_platform.runs.launches import create_launches
 from oppo_platform.runs.lifecycle import pause_overtime, preempt_run
 from oppo_platform.runs.models import Allocation, Attempt, Run
 from oppo_platform.runs.transitions import RunMoved, move_run
-from oppo_platform.scheduling.build_snapshot import snapshot_of
+from oppo_platform.scheduling.build_snapshot import build_snapshot
 from oppo_platform.scheduling.dispatch import send_due
-from oppo_platform.scheduling.liveness import credit_downtime, fence_expired, give_up_absent, take_back_unclaimed
+from oppo_platform.scheduling.liveness import credit_downtime, fence_expired, give_up_absent, release_unclaimed
 from oppo_platform.scheduling.models import BackfillTerm, Dispatch
 from oppo_platform.scheduling.policy import Decisions, Placement, plan
 from oppo_platform.scheduling.usage import settle
-from oppo_platform.scheduling.wait_reasons import keep_order, keep_reservations, tell_waiting
+from oppo_platform.scheduling.wait_reasons import store_order, store_reasons, store_reservations
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ LOCK_KEY = 0x4F50504F  # "OPPO"
 
 @dataclass(frozen=True, slots=True)
 class CycleResult:
-    """What a cycle decided, and what it did."""
+    """Decisions of a cycle, and what was applied."""
 
     decisions: Decisions
     placed: int
@@ -54,21 +54,21 @@ class CycleResult:
 
 
 def run_cycle() -> CycleResult | None:
-    """One cycle; None when another scheduler is in the middle of one."""
+    """One cycle; None if another scheduler's cycle is running."""
     with transaction.atomic():
         if not _try_lock():
             return None
         now = clock.now()
         credit_downtime(now)
-        fenced = fence_expired(now) + take_back_unclaimed(now) + give_up_absent(now)
+        fenced = fence_expired(now) + release_unclaimed(now) + give_up_absent(now)
         pause_overtime(now)
         settle(now)
-        decisions = plan(snapshot_of(now), now.timestamp())
+        decisions = plan(build_snapshot(now), now.timestamp())
         placed = sum(_allocate(placement, now) for placement in decisions.placements)
         preempted = sum(preempt_run(victim.run_id, victim.text) for victim in decisions.preemptions)
-        tell_waiting(decisions, now)
-        keep_reservations(decisions)
-        keep_order(decisions)
+        store_reasons(decisions, now)
+        store_reservations(decisions)
+        store_order(decisions)
     return CycleResult(decisions, placed, preempted, fenced, sent=send_due())
 
 
@@ -79,7 +79,7 @@ def _try_lock() -> bool:
 
 
 def _allocate(placement: Placement, now: datetime) -> bool:
-    """Make the attempt, its allocations and its launch order, and move the run; False when somebody was faster."""
+    """Create the attempt, its allocations and its launch order, and move the run; False if the run has changed."""
     try:
         with transaction.atomic():
             run = Run.objects.select_for_update().get(pk=placement.run_id)
@@ -107,7 +107,7 @@ def _new_attempt(run: Run, placement: Placement, now: datetime) -> Attempt:
     return Attempt.objects.create(
         run=run,
         epoch=run.epochs,
-        node_id=next(iter(placement.devices)),  # the first node is the one that the others meet
+        node_id=next(iter(placement.devices)),  # other nodes connect to the first one
         nodes=len(placement.devices),
         created_at=now,
         lease_expires_at=now + timedelta(seconds=settings.OPPO_LEASE_S),

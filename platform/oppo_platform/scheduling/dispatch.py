@@ -1,6 +1,6 @@
-"""Launch orders on their way to the nodes' Celery queues: an outbox, sent after the commit and again while unclaimed.
+"""Outbox of launch orders to the nodes' Celery queues: sent after the commit, and again while unclaimed.
 
-Delivery is at least once, or never when the broker is down; both are harmless (see `cycle`).
+Delivery is at least once, or never while the broker is down; both are harmless (see `cycle`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_AT_ONCE = 500
 
 @cache
 def broker(url: str) -> Celery:
-    """The sending side of Celery; the worker's app lives in the worker."""
+    """The sending Celery app; the worker has its own."""
     app = Celery("oppo-platform", broker=url, set_as_current=False)
     app.conf.update(
         task_serializer="json",
@@ -41,7 +41,7 @@ def broker(url: str) -> Celery:
 
 
 def send_due() -> int:
-    """Send every order that was never sent, or is still unclaimed long after it was. Returns how many went out.
+    """Send every order that was never sent, or is still unclaimed long after it was. Returns the number sent.
 
     Call outside a transaction: the orders must have been committed before a node can act on them.
     """
@@ -55,17 +55,17 @@ def send_due() -> int:
             _send(dispatch)
             sent.append(dispatch.pk)
     except OperationalError as error:
-        # The nodes' heartbeats carry the same orders; the next cycle tries again.
+        # Heartbeats carry the same orders; the next cycle tries again.
         log.warning("broker unreachable, heartbeats will carry the orders", error=str(error))
-    # Whoever dies before this line sends them again, which is harmless.
+    # A crash before this line sends them again, which is harmless.
     Dispatch.objects.filter(pk__in=sent).update(sent_at=now, sends=F("sends") + 1)
     return len(sent)
 
 
 def _send(dispatch: Dispatch) -> None:
-    """Raises OperationalError when the broker is away."""
+    """Raises OperationalError when the broker is unreachable."""
     order = LaunchOrder(attempt_id=dispatch.attempt_id, epoch=dispatch.attempt.epoch)
-    # Expires when it is due again, so that a queue nobody listens to does not fill up.
+    # Expires when it is due again, so that a queue without a consumer does not fill up.
     broker(settings.REDIS_URL).send_task(
         TASK, kwargs=order.model_dump(), queue=dispatch.queue, retry=False, expires=settings.OPPO_REDISPATCH_S
     )

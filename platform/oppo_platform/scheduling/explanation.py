@@ -1,4 +1,4 @@
-"""A plan in words: who starts where, who is asked to stop, and who waits for what. For `oppo scheduler --explain`."""
+"""Sentences about a plan, for `oppo scheduler --explain`: starts, preemptions, and reasons of waiting runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Literal
 from oppo_platform import clock
 from oppo_platform.cluster.models import Device
 from oppo_platform.runs.models import Run
-from oppo_platform.scheduling.build_snapshot import snapshot_of
+from oppo_platform.scheduling.build_snapshot import build_snapshot
 from oppo_platform.scheduling.policy import Decisions, Placement, plan
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """What a plan decided for one run. `start`: when a waiting run is expected to start; None: nobody can tell, or at once."""
+class Decision:
+    """A plan's decision for one run. `start`: expected start of a waiting run; None: unknown, or immediate."""
 
     verb: Literal["start", "stop", "wait"]
     run_id: int
@@ -26,10 +26,10 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A decision, and whose run it concerns."""
+class PlanLine:
+    """A decision with its run."""
 
-    decided: Decided
+    decided: Decision
     run: str
     team: str
     priority: int
@@ -37,33 +37,33 @@ class Line:
 
 
 def present_plan() -> Decisions:
-    """What a cycle would decide now; nothing is changed."""
+    """The plan of a cycle at this moment; nothing is changed."""
     now = clock.now()
-    return plan(snapshot_of(now), now.timestamp())
+    return plan(build_snapshot(now), now.timestamp())
 
 
-def explained(decisions: Decisions) -> list[Line]:
-    """The plan's lines: starts, stops, then the queue in its order. Runs that were deleted since are left out."""
+def explain_plan(decisions: Decisions) -> list[PlanLine]:
+    """The plan's lines: starts, stops, then the queue in its order. Runs deleted since are left out."""
     given = {device_id for placement in decisions.placements for device_id in placement.device_ids}
     devices = Device.objects.filter(pk__in=given).select_related("node").in_bulk()
     decided = [*_starts(decisions, devices), *_stops(decisions), *_waits(decisions)]
     runs = Run.objects.select_related("project__team").defer("spec").in_bulk([each.run_id for each in decided])
     return [
-        Line(each, run.name, run.project.team.name, run.priority, run.devices)
+        PlanLine(each, run.name, run.project.team.name, run.priority, run.devices)
         for each in decided
         if (run := runs.get(each.run_id)) is not None
     ]
 
 
-def _starts(decisions: Decisions, devices: Mapping[int, Device]) -> Iterator[Decided]:
+def _starts(decisions: Decisions, devices: Mapping[int, Device]) -> Iterator[Decision]:
     for placement in decisions.placements:
         text = f"on {_where(placement, devices)}"
         if placement.backfill is None:
-            yield Decided("start", placement.run_id, "free", text)
+            yield Decision("start", placement.run_id, "free", text)
         else:
             until = datetime.fromtimestamp(placement.backfill.until, UTC)
             text += f", backfilled ahead of run {placement.backfill.for_run_id}, which starts by {until:%H:%M:%S} UTC"
-            yield Decided("start", placement.run_id, "backfill", text)
+            yield Decision("start", placement.run_id, "backfill", text)
 
 
 def _where(placement: Placement, devices: Mapping[int, Device]) -> str:
@@ -73,13 +73,13 @@ def _where(placement: Placement, devices: Mapping[int, Device]) -> str:
     return "; ".join(f"{name} ({', '.join(places)})" for name, places in nodes.items())
 
 
-def _stops(decisions: Decisions) -> Iterator[Decided]:
+def _stops(decisions: Decisions) -> Iterator[Decision]:
     for victim in decisions.preemptions:
-        yield Decided("stop", victim.run_id, victim.code, f"for run {victim.for_run_id}: {victim.text}")
+        yield Decision("stop", victim.run_id, victim.code, f"for run {victim.for_run_id}: {victim.text}")
 
 
-def _waits(decisions: Decisions) -> Iterator[Decided]:
+def _waits(decisions: Decisions) -> Iterator[Decision]:
     for run_id in decisions.order:
         reason = decisions.reasons[run_id]
         start = None if reason.estimated_start is None else datetime.fromtimestamp(reason.estimated_start, UTC)
-        yield Decided("wait", run_id, reason.code, reason.text, start)
+        yield Decision("wait", run_id, reason.code, reason.text, start)

@@ -1,6 +1,6 @@
-"""What the scheduler does about those of whom nothing is heard: at the beginning of each cycle, in its transaction.
+"""Expires silent nodes and attempts at the beginning of each cycle, in its transaction.
 
-Guarantee: a control plane that was away itself fences nobody for it, because every deadline is put off by what it missed.
+Guarantee: downtime of the control plane itself fences no attempt, because it extends every deadline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FELL_SILENT = "Node {} stopped sending heartbeats before the run started"
 
 
 def credit_downtime(now: datetime) -> None:
-    """While no scheduler ran, perhaps nobody could renew a lease or claim a launch either: put all deadlines off by the gap."""
+    """Extend all deadlines by the time without a scheduler, in which leases may not have been renewable."""
     beat, first = SchedulerBeat.objects.get_or_create(pk=1, defaults={"last_cycle_at": now})
     gap = now - beat.last_cycle_at
     if not first and gap > timedelta(seconds=settings.OPPO_DOWNTIME_S):
@@ -37,7 +37,7 @@ def credit_downtime(now: datetime) -> None:
 
 
 def fence_expired(now: datetime) -> int:
-    """Give up attempts of which one node's lease ran out. Returns how many."""
+    """Fence attempts with an expired lease on one node. Returns their number."""
     heads = Attempt.objects.filter(state__in=LIVE_ATTEMPT, lease_expires_at__lte=now)
     others = Launch.objects.filter(state=LaunchState.CLAIMED, lease_expires_at__lte=now)
     expired = [
@@ -50,8 +50,8 @@ def fence_expired(now: datetime) -> int:
     )
 
 
-def take_back_unclaimed(now: datetime) -> int:
-    """What a node had not claimed when it fell silent, or came back with a version that is not spoken, waits for no lease."""
+def release_unclaimed(now: datetime) -> int:
+    """Take back attempts that a silent node, or one with an unsupported version, has not claimed; without waiting for a lease."""
     unclaimed = Attempt.objects.filter(_lost(now), state=AttemptState.ALLOCATED)
     further = Launch.objects.filter(_lost(now), attempt__state=AttemptState.ALLOCATED)
     lost = [
@@ -65,7 +65,7 @@ def take_back_unclaimed(now: datetime) -> int:
 
 
 def give_up_absent(now: datetime) -> int:
-    """Give up attempts whose first node has waited for another one until the deadline, or for one that is away."""
+    """Give up attempts whose further nodes did not join until the deadline, or are unreachable."""
     absent = launches_due().filter(Q(attempt__rendezvous_by__lte=now) | _lost(now)).order_by("pk")
     return sum(
         fence(attempt_id, "absent", _absence(name, due, now), "scheduler", DeviceState.READY, node_id)
@@ -80,6 +80,6 @@ def _absence(node: str, due: datetime, now: datetime) -> str:
 
 
 def _lost(now: datetime) -> Q:
-    """Nodes that are silent, or speak another version."""
+    """Nodes that are silent or have an unsupported version."""
     silent = now - timedelta(seconds=settings.OPPO_NODE_FRESH_S)
     return Q(node__last_seen_at__lt=silent) | ~Q(node__wire_version__in=SUPPORTED_VERSIONS)

@@ -1,4 +1,4 @@
-"""The messages that tell nodes what to start, shares and quotas of teams, and why runs wait."""
+"""Launch orders, shares and quotas of teams, and reasons of waiting runs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Dispatch(models.Model):
 
 
 class SchedulerBeat(models.Model):
-    """One row: when the last cycle ran, so that the scheduler can credit its own downtime to every lease; and its order."""
+    """One row: the time of the last cycle, to extend leases by the scheduler's own downtime; and the queue's order."""
 
     last_cycle_at = models.DateTimeField()
     order = models.JSONField(default=list, help_text="Ids of waiting runs in the order in which they would start.")
 
 
 class TeamShare(models.Model):
-    """How much a team weighs when devices beyond everybody's own are shared out. No row: 1."""
+    """A team's weight in fair sharing of borrowed devices. No row: 1."""
 
     team = models.OneToOneField("accounts.Team", on_delete=models.CASCADE, related_name="share")
     weight = models.FloatField(default=1.0)
@@ -38,7 +38,7 @@ class TeamShare(models.Model):
 
 
 class TeamQuota(models.Model):
-    """A team's devices in a pool: `nominal` are its own, up to `borrow_cap` more may be borrowed (None: all that are idle)."""
+    """A team's devices in a pool: `nominal` are its own, up to `borrow_cap` more may be borrowed (None: all idle ones)."""
 
     team = models.ForeignKey("accounts.Team", on_delete=models.CASCADE, related_name="quotas")
     pool = models.ForeignKey("cluster.Pool", on_delete=models.CASCADE, related_name="quotas")
@@ -50,7 +50,7 @@ class TeamQuota(models.Model):
 
 
 class Usage(models.Model):
-    """Device-seconds of a team's released allocations, those of long ago counting less: decayed to the instant `at`."""
+    """Device-seconds of a team's released allocations, exponentially decayed to the instant `at`."""
 
     team = models.OneToOneField("accounts.Team", on_delete=models.CASCADE, related_name="usage")
     device_seconds = models.FloatField(default=0.0)
@@ -58,7 +58,7 @@ class Usage(models.Model):
 
 
 class WaitingReason(models.Model):
-    """Why a run waits, for people and for programs. Written when it changes; only of runs in the queue."""
+    """Why a queued run waits, as text and code. Written when it changes."""
 
     run = models.OneToOneField("runs.Run", on_delete=models.CASCADE, related_name="waiting")
     code = models.CharField(max_length=40)
@@ -70,7 +70,7 @@ class WaitingReason(models.Model):
 
 
 class Reservation(models.Model):
-    """Devices that the last plan keeps for a blocked run: `{node id: [device ids]}`, expected to be free at `start`."""
+    """Devices that the last plan reserved for a blocked run: `{node id: [device ids]}`, expected to be free at `start`."""
 
     run = models.OneToOneField("runs.Run", on_delete=models.CASCADE, related_name="reservation")
     pool = models.ForeignKey("cluster.Pool", on_delete=models.CASCADE, related_name="+")
@@ -80,7 +80,7 @@ class Reservation(models.Model):
 
 
 class BackfillTerm(models.Model):
-    """On which condition an attempt was let in front of a run that waits for its devices: it leaves them at `until`."""
+    """Condition of a backfilled attempt: it leaves the devices of the run it passed at `until`."""
 
     attempt = models.OneToOneField("runs.Attempt", on_delete=models.CASCADE, related_name="backfill_term")
     for_run = models.ForeignKey("runs.Run", on_delete=models.CASCADE, related_name="+")

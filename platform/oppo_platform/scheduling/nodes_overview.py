@@ -1,4 +1,4 @@
-"""The nodes of the cluster with their devices, and which run is on each."""
+"""The cluster's nodes with their devices, and the run on each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def nodes_overview(user: User) -> list[dict[str, Any]]:
     """Every node: `{id, name, hostname, pool, live, last_seen_at, drained_at, drain_reason, skew, low_disk, devices}`.
 
     `devices`: `[{id, index, kind, model, state, why, busy_share, holder, run}]`. `pool`: its name, None before a report.
-    `holder` tells devices that one run holds from others and is never shown.
-    `run` is `{id, name}` of the run on the device; for another team's run both are None; `run` itself is None when it is free.
+    `holder` distinguishes devices of different runs and is never shown.
+    `run` is `{id, name}` of the run on the device; for another team's run both are None; `run` itself is None if the
+    device is free.
     """
     held = Allocation.objects.filter(released_at__isnull=True).select_related("attempt__run")
     devices = Device.objects.exclude(state=DeviceState.GONE).order_by("index")

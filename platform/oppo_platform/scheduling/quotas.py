@@ -1,4 +1,4 @@
-"""Quotas of teams in pools: setting them, and how they are used. Each service is one transaction."""
+"""Quotas of teams in pools: changes and use. Each service is one transaction."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MOST_DEVICES, HEAVIEST = 100_000, 1000.0
 
 
 class QuotaError(ValueError):
-    """A quota that cannot be set; the message says why."""
+    """An invalid quota; the message says why."""
 
 
 class TeamInPool(TypedDict):
-    """A team's place in a pool. `borrow_cap` None: as many as are idle; `nominal` 0 and None without a quota."""
+    """A team's quota and use in a pool. `borrow_cap` None: all idle devices; `nominal` 0 and None without a quota."""
 
     team: str
     team_id: int
@@ -35,7 +35,7 @@ class TeamInPool(TypedDict):
 
 
 class PoolQuotas(TypedDict):
-    """A pool, its devices, and the teams in it by name. `promised` is the sum of all teams' nominal devices."""
+    """A pool, its devices, and its teams by name. `promised` is the sum of all teams' nominal devices."""
 
     pool: str
     pool_id: int
@@ -47,12 +47,12 @@ class PoolQuotas(TypedDict):
 
 @transaction.atomic
 def set_quota(team_id: int, pool_id: int, nominal: int, borrow_cap: int | None, actor: User | str = audit.SHELL) -> TeamQuota:
-    """A team's own devices in a pool, and how many more it may borrow (None: all that are idle).
+    """Set a team's own devices in a pool, and how many more it may borrow (None: all idle ones).
 
-    More may be promised than there are devices; the page says so, because nodes come and go.
+    The sum may exceed the pool's devices; the page says so, because nodes come and go.
 
     Raises:
-        QuotaError: a number is negative or absurd.
+        QuotaError: a number is negative or too large.
     """
     for what, number in (("guaranteed devices", nominal), ("borrowed devices", borrow_cap or 0)):
         if not 0 <= number <= MOST_DEVICES:
@@ -67,7 +67,7 @@ def set_quota(team_id: int, pool_id: int, nominal: int, borrow_cap: int | None, 
 
 @transaction.atomic
 def set_weight(team_id: int, weight: float, actor: User | str = audit.SHELL) -> TeamShare:
-    """How much a team weighs when idle devices are shared out; 2 gets twice what 1 gets. Raises `QuotaError`."""
+    """Set a team's weight in fair sharing of idle devices. Raises `QuotaError`."""
     if not math.isfinite(weight) or not 0 < weight <= HEAVIEST:
         raise QuotaError(f"A fair-share weight must be above 0 and at most {HEAVIEST:,.0f}.")
     share, _ = TeamShare.objects.update_or_create(team_id=team_id, defaults={"weight": weight})
@@ -77,14 +77,14 @@ def set_weight(team_id: int, weight: float, actor: User | str = audit.SHELL) -> 
 
 
 def devices_in_use() -> Counter[tuple[int, int]]:
-    """Devices that (team, pool) holds now."""
+    """Devices that each (team, pool) holds now."""
     held = Allocation.objects.filter(released_at__isnull=True, device__node__pool__isnull=False)
     rows = held.values_list("attempt__run__project__team_id", "device__node__pool_id").annotate(n=Count("pk"))
     return Counter({(team_id, pool_id): count for team_id, pool_id, count in rows})
 
 
 def pool_quotas(teams: list[Team]) -> list[PoolQuotas]:
-    """Every pool by name with its devices and quotas; of the teams only `teams` are named, the totals count all."""
+    """Every pool by name with its devices and quotas; only `teams` are listed, totals count all."""
     in_use = devices_in_use()
     quotas = {(q.team_id, q.pool_id): q for q in TeamQuota.objects.all()}
     weights = dict(TeamShare.objects.values_list("team_id", "weight"))

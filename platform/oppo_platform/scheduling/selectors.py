@@ -1,4 +1,4 @@
-"""Reading the queue: what waits, why, in which place, and when it is expected to start."""
+"""Queries of the queue: waiting runs, reasons, places, and expected starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oppo_platform.scheduling.models import Reservation, SchedulerBeat, WaitingR
 
 
 class Waiting(TypedDict):
-    """A waiting run of the user's. `place` counts all teams' runs from 1; None: the scheduler has not looked at it yet."""
+    """A waiting run of the user's teams. `place` counts all teams' runs from 1; None: not scheduled yet."""
 
     run: RunSummary
     place: int | None
@@ -25,12 +25,12 @@ class Waiting(TypedDict):
     sooner: str
     estimated_start: datetime | None
     priority: int
-    may_manage: bool
+    may_steer: bool
     kept: int
 
 
 class Queue(TypedDict):
-    """Some of the user's waiting runs in their order, how many wait in all, and when the last plan was made."""
+    """Some of the user's waiting runs in order, their total number, and the time of the last plan."""
 
     items: list[Waiting]
     waiting: int
@@ -38,8 +38,8 @@ class Queue(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Numbers of the user's waiting runs in their order, and the order of all teams' runs."""
+class QueueOrder:
+    """Ids of the user's waiting runs in order, and the order of all teams' runs."""
 
     user: User
     ids: list[int]
@@ -47,26 +47,26 @@ class Line:
     planned_at: datetime | None
 
 
-def line(user: User) -> Line:
-    """Who waits, and in which order. Nothing else is read: thousands may wait, of which one page is shown."""
+def queue_order(user: User) -> QueueOrder:
+    """Waiting runs in order. Reads ids only: thousands may wait, of which one page is shown."""
     beat = SchedulerBeat.objects.first()
     place = {run_id: number for number, run_id in enumerate(beat.order if beat else [], start=1)}
     rows = visible_runs(user).filter(state=RunState.QUEUED).values_list("pk", "priority", "queued_at")
     ordered = sorted(rows, key=lambda row: (place.get(row[0], len(place) + 1), -row[1], row[2], row[0]))
-    return Line(user, [pk for pk, _, _ in ordered], place, beat.last_cycle_at if beat else None)
+    return QueueOrder(user, [pk for pk, _, _ in ordered], place, beat.last_cycle_at if beat else None)
 
 
-def told(line: Line, ids: list[int]) -> Queue:
-    """Some of the waiting runs, and why they wait; one that has begun meanwhile is left out."""
+def waiting_runs(queue_order: QueueOrder, ids: list[int]) -> Queue:
+    """Some of the waiting runs with their reasons; runs that have started meanwhile are left out."""
     turn = {run_id: number for number, run_id in enumerate(ids)}
-    rows = summaries(visible_runs(line.user).filter(pk__in=ids, state=RunState.QUEUED)).select_related("waiting")
+    rows = summaries(visible_runs(queue_order.user).filter(pk__in=ids, state=RunState.QUEUED)).select_related("waiting")
     runs = sorted(rows, key=lambda run: turn[run.pk])
-    steered = manageable(line.user, runs)
+    steered = manageable(queue_order.user, runs)
     kept = {r.run_id: sum(map(len, r.devices.values())) for r in Reservation.objects.filter(run__in=ids)}
     return Queue(
-        items=[_waiting(run, line.place.get(run.pk), run.pk in steered, kept.get(run.pk, 0)) for run in runs],
+        items=[_waiting(run, queue_order.place.get(run.pk), run.pk in steered, kept.get(run.pk, 0)) for run in runs],
         waiting=Run.objects.filter(state=RunState.QUEUED).count(),
-        planned_at=line.planned_at,
+        planned_at=queue_order.planned_at,
     )
 
 
@@ -80,6 +80,6 @@ def _waiting(run: Run, place: int | None, steered: bool, kept: int) -> Waiting:
         sooner=reason.sooner if reason else "",
         estimated_start=reason.estimated_start if reason else None,
         priority=run.priority,
-        may_manage=steered,
+        may_steer=steered,
         kept=kept,
     )

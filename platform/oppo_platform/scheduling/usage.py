@@ -1,7 +1,8 @@
-"""What teams have used: device-seconds that fade with a half-life, for fair shares, and plain device-hours, for people.
+"""Teams' use of devices: device-seconds that decay with a half-life, for fair shares, and plain device-hours, for reports.
 
-A device held from a to b counts ∫ 2^((t−now)/half-life) dt over a…b, so that last week's use weighs half of today's. Allocations
-are added up once, when they have been released; those that are still held are added in on the fly.
+A device held from a to b counts ∫ 2^((t−now)/half-life) dt over a…b. Allocations are added up once, after their release; held
+ones
+are added at query time.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ class WeekOfUse(TypedDict):
     device_hours: float
 
 
-class Held(TypedDict):
-    """What a run has cost: hours that its devices were held, from the moment they were given to it; and how many it holds now."""
+class DeviceHours(TypedDict):
+    """Device-hours of a run, from the assignment on, and number of devices that it holds now."""
 
     device_hours: float
     devices: int
 
 
-def held_by(run: Run, now: datetime) -> Held:
-    """The run's own use, over all its attempts, however they ended."""
+def run_device_hours(run: Run, now: datetime) -> DeviceHours:
+    """The run's own use, over all its attempts."""
     times = Allocation.objects.filter(attempt__run=run).values_list("created_at", "released_at")
     held = [((end or now) - start, end is None) for start, end in times]
     whole = sum((length for length, _ in held), timedelta())
-    return Held(device_hours=whole.total_seconds() / 3600, devices=sum(live for _, live in held))
+    return DeviceHours(device_hours=whole.total_seconds() / 3600, devices=sum(live for _, live in held))
 
 
 def decay(seconds: float, half_life_s: float) -> float:
-    """What is left of a weight after `seconds`, 1 at 0."""
+    """Decay factor after `seconds`, 1 at 0."""
     return math.exp(-math.log(2) * seconds / half_life_s)
 
 
-def faded(start: datetime, end: datetime, now: datetime, half_life_s: float) -> float:
-    """Device-seconds of one device held from `start` to `end` as they count at `now`: the integral above, in closed form."""
+def decayed_seconds(start: datetime, end: datetime, now: datetime, half_life_s: float) -> float:
+    """Decayed device-seconds at `now` of one device held from `start` to `end`: the integral above, in closed form."""
     if end <= start:
         return 0.0
     late, early = (now - end).total_seconds(), (now - start).total_seconds()
@@ -59,7 +60,7 @@ def faded(start: datetime, end: datetime, now: datetime, half_life_s: float) -> 
 
 @transaction.atomic
 def settle(now: datetime) -> int:
-    """Add released allocations to their teams' `Usage`, each once. Returns how many; the scheduler's cycle calls it."""
+    """Add released allocations to their teams' `Usage`, each once. Returns their number; the scheduler's cycle calls it."""
     half_life = settings.OPPO_USAGE_HALF_LIFE_S
     released = Allocation.objects.select_for_update(of=("self",)).filter(settled=False, released_at__isnull=False)
     rows = list(
@@ -67,7 +68,7 @@ def settle(now: datetime) -> int:
     )
     added: dict[int, float] = defaultdict(float)
     for _, team_id, start, end in rows:
-        added[team_id] += faded(start, end, now, half_life)
+        added[team_id] += decayed_seconds(start, end, now, half_life)
     for team_id, seconds in sorted(added.items()):
         usage, _ = Usage.objects.select_for_update().get_or_create(team_id=team_id, defaults={"at": now})
         usage.device_seconds = usage.device_seconds * decay((now - usage.at).total_seconds(), half_life) + seconds
@@ -77,20 +78,20 @@ def settle(now: datetime) -> int:
     return len(rows)
 
 
-def faded_usage(now: datetime) -> dict[int, float]:
-    """Faded device-seconds of every team that has used a device, what is still held included."""
+def decayed_usage(now: datetime) -> dict[int, float]:
+    """Decayed device-seconds of every team that has used a device, held ones included."""
     half_life = settings.OPPO_USAGE_HALF_LIFE_S
     used: dict[int, float] = defaultdict(float)
     for team_id, seconds, at in Usage.objects.values_list("team_id", "device_seconds", "at"):
         used[team_id] += seconds * decay((now - at).total_seconds(), half_life)
     unsettled = Allocation.objects.filter(settled=False)
     for team_id, start, end in unsettled.values_list("attempt__run__project__team_id", "created_at", "released_at"):
-        used[team_id] += faded(start, end or now, now, half_life)
+        used[team_id] += decayed_seconds(start, end or now, now, half_life)
     return dict(used)
 
 
 def weekly_usage(team: Team, now: datetime, weeks: int = 12) -> list[WeekOfUse]:
-    """The team's device-hours by week and pool, oldest first; the present week last, weeks without use left out."""
+    """The team's device-hours by week and pool, oldest first; the current week last, without weeks of no use."""
     monday = (now - timedelta(days=now.weekday())).replace(hour=0, minute=0, second=0, microsecond=0)
     first = monday - timedelta(weeks=weeks - 1)
     with connection.cursor() as cursor:
@@ -98,7 +99,7 @@ def weekly_usage(team: Team, now: datetime, weeks: int = 12) -> list[WeekOfUse]:
         return [WeekOfUse(week=row[0].isoformat(), pool=row[1], device_hours=float(row[2])) for row in cursor.fetchall()]
 
 
-# A device that was held over midnight between Sunday and Monday counts in both weeks, for what each saw of it.
+# A device held over midnight between Sunday and Monday counts in both weeks, proportionally.
 WEEKLY = """
     SELECT (week AT TIME ZONE 'UTC')::date, COALESCE(pool.name, device.model),
            SUM(EXTRACT(EPOCH FROM LEAST(COALESCE(held.released_at, %(now)s), week + interval '7 days')

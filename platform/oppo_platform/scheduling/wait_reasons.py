@@ -1,7 +1,7 @@
-"""What waiting runs are told: reason, place in the queue and estimated start, written when they change and only then.
+"""Stores why queued runs wait: reason, place in the queue and estimated start, written only when they change.
 
-The order of the queue is one list in one row: a run that starts moves everybody behind it up, and writing that to each of ten
-thousand rows would take longer than the plan.
+The queue's order is one list in one row: a start moves all later runs, and updating ten thousand rows would take longer than the
+plan.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from oppo_platform.runs.transitions import explain_waiting
 from oppo_platform.scheduling.models import Reservation, SchedulerBeat, WaitingReason
 from oppo_platform.scheduling.policy import Decisions, Reason
 
-# An estimate is told anew when it has moved by more than this, or by a tenth of the time that is left.
+# An estimate is rewritten when it has changed by more than this, or by a tenth of the remaining time.
 ESTIMATE_MOVED_S, ESTIMATE_MOVED = 60.0, 0.1
 FIELDS = ["code", "text", "detail", "sooner", "estimated_start", "changed_at"]
 
 
-class Told(NamedTuple):
-    """What a run was told last; a plain row, because there are thousands and few change."""
+class StoredReason(NamedTuple):
+    """Stored reason of a run; a plain row, because there are thousands and few change."""
 
     code: str
     text: str
@@ -27,14 +27,16 @@ class Told(NamedTuple):
     estimated_start: datetime | None
 
 
-def tell_waiting(decisions: Decisions, now: datetime) -> int:
-    """Write down why each run of `decisions.reasons` waits. Returns how many rows were written."""
-    known = {run_id: Told(*told) for run_id, *told in WaitingReason.objects.values_list("run_id", *Told._fields)}
+def store_reasons(decisions: Decisions, now: datetime) -> int:
+    """Store why each run of `decisions.reasons` waits. Returns the number of rows written."""
+    known = {
+        run_id: StoredReason(*stored) for run_id, *stored in WaitingReason.objects.values_list("run_id", *StoredReason._fields)
+    }
     written: list[WaitingReason] = []
     said: dict[int, str] = {}
     for run_id, reason in decisions.reasons.items():
         old = known.pop(run_id, None)
-        # A run that waits after a death goes on telling what happened; the page tells both.
+        # A run that waits after a failure keeps that message; the page shows both.
         if (old is None or old.text != reason.text) and reason.code != "backoff":
             said[run_id] = reason.text
         if old is None or _differs(old, reason, now):
@@ -45,14 +47,14 @@ def tell_waiting(decisions: Decisions, now: datetime) -> int:
     return len(written)
 
 
-def keep_order(decisions: Decisions) -> None:
-    """The order in which waiting runs would start, for whoever shows a place in the queue."""
+def store_order(decisions: Decisions) -> None:
+    """Store the expected order of starts of the waiting runs."""
     order = list(decisions.order)
     SchedulerBeat.objects.filter(pk=1).exclude(order=order).update(order=order)
 
 
-def keep_reservations(decisions: Decisions) -> None:
-    """The reservations of this plan in place of the last one's."""
+def store_reservations(decisions: Decisions) -> None:
+    """Replace the last plan's reservations."""
     wanted = {r.run_id: r for r in decisions.reservations}
     Reservation.objects.exclude(run__in=wanted).delete()
     rows = [
@@ -82,7 +84,7 @@ def _row(run_id: int, reason: Reason, now: datetime) -> WaitingReason:
     )
 
 
-def _differs(old: Told, new: Reason, now: datetime) -> bool:
+def _differs(old: StoredReason, new: Reason, now: datetime) -> bool:
     said = (old.code, old.text, old.sooner) != (new.code, new.text, new.sooner)
     if said or old.estimated_start is None or new.estimated_start is None:
         return said or (old.estimated_start is None) != (new.estimated_start is None)

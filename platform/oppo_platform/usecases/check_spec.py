@@ -13,7 +13,7 @@ from oppo_platform.accounts.team_secrets import secret_names_of
 from oppo_platform.runs.forks import fork_problems
 from oppo_platform.runs.preflight import find_problems, secret_problems
 from oppo_platform.runs.services import node_offers, node_requirements
-from oppo_platform.scheduling.admission import never_starts
+from oppo_platform.scheduling.admission import infeasible_request
 from oppo_platform.storage.quotas import storage_problems
 
 
@@ -33,7 +33,7 @@ def check_spec(yaml: str | None = None, data: Any = None, team_id: int | None = 
     spec = load_yaml(yaml) if yaml is not None else load_spec(data)
     problems = find_problems(spec, node_offers(), shared=settings.OPPO_ARTIFACTS_SHARED)
     if team_id is not None:
-        problems = problems or never_starts(team_id, spec.resources.devices, node_requirements(spec))
+        problems = problems or infeasible_request(team_id, spec.resources.devices, node_requirements(spec))
         problems += secret_problems(spec, secret_names_of(team_id)) + storage_problems(team_id)
         problems += fork_problems(spec, team_id)
     if problems:

@@ -277,12 +277,12 @@ def test_a_fork_whose_checkpoint_is_gone_fails_and_does_not_begin_at_zero(parent
 
 
 def test_without_shared_storage_it_waits_for_the_node_that_has_the_checkpoint(parent, settings):
-    from oppo_platform.scheduling.build_snapshot import snapshot_of
+    from oppo_platform.scheduling.build_snapshot import build_snapshot
 
     world, _, run, _ = parent
     settings.OPPO_ARTIFACTS_SHARED = False
     fork = world.submit(name="fork", fork={"run": run.pk, "step": 20})
-    (waiting,) = snapshot_of(world.clock.now()).waiting
+    (waiting,) = build_snapshot(world.clock.now()).waiting
     assert (waiting.run_id, waiting.home[1]) == (fork.pk, "node1")
 
 

@@ -9,7 +9,7 @@ from oppo_platform.runs import lifecycle
 from oppo_platform.runs.allowed_actions import allowed_actions
 from oppo_platform.runs.lifecycle import NotPossible, cancel_run, pause_run, preempt_run, resume_run
 from oppo_platform.runs.models import Allocation, Attempt, Change, Run
-from oppo_platform.scheduling.build_snapshot import snapshot_of
+from oppo_platform.scheduling.build_snapshot import build_snapshot
 
 S = RunState
 STATES = list(RunState)
@@ -125,15 +125,15 @@ def test_the_scheduler_counts_a_runs_preemptions_and_no_other_stops(world):
     run, worker, attempt_id = bring_to(world, S.PAUSING)
     resume_run(run.pk, ADA)  # it becomes preempting, but makes room for nobody
     stop(worker, attempt_id, "paused")
-    assert [waiting.preempted for waiting in snapshot_of(world.clock.now()).waiting] == [0]
+    assert [waiting.preempted for waiting in build_snapshot(world.clock.now()).waiting] == [0]
     world.cycle()
     attempt_id = run.attempts.get(epoch=2).pk
     worker.claim(attempt_id, 2)
     preempt_run(run.pk, "Makes room for run 7.")
     worker.attempt(attempt_id, "outcome", {"epoch": 2, "outcome": "preempted", "reason": "Stopped at step 3."})
-    assert [waiting.preempted for waiting in snapshot_of(world.clock.now()).waiting] == [1]
+    assert [waiting.preempted for waiting in build_snapshot(world.clock.now()).waiting] == [1]
     world.cycle()
-    assert [running.preempted for running in snapshot_of(world.clock.now()).running] == [1]
+    assert [running.preempted for running in build_snapshot(world.clock.now()).running] == [1]
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -13,7 +13,7 @@ from oppo_platform.runs.models import Allocation, Run
 from oppo_platform.runs.services import submit_run
 from oppo_platform.scheduling.models import BackfillTerm, Reservation, SchedulerBeat, WaitingReason
 from oppo_platform.scheduling.quotas import set_quota
-from oppo_platform.scheduling.selectors import line, told
+from oppo_platform.scheduling.selectors import queue_order, waiting_runs
 from tests.web.conftest import tiny_spec
 
 
@@ -36,8 +36,8 @@ def cluster(world):
 
 def queue(user):
     """All of their waiting runs."""
-    standing = line(user)
-    return told(standing, standing.ids)
+    standing = queue_order(user)
+    return waiting_runs(standing, standing.ids)
 
 
 def of_others(world):
@@ -73,8 +73,8 @@ def test_borrowed_devices_are_given_back(cluster):
     victim = next(run for run in borrowed if run.state == "preempting")
     assert "beyond its quota" in victim.reason
     attempt = victim.attempts.get()
-    told = {"epoch": 1, "outcome": "preempted", "exit_code": 5, "reason": "saved"}
-    assert cluster.node.attempt(attempt.pk, "outcome", told).status_code == 200
+    shown = {"epoch": 1, "outcome": "preempted", "exit_code": 5, "reason": "saved"}
+    assert cluster.node.attempt(attempt.pk, "outcome", shown).status_code == 200
     cluster.cycle()
     assert states(mine, victim) == ["allocated", "queued"]
     assert not WaitingReason.objects.filter(run=mine).exists()
@@ -101,8 +101,8 @@ def test_places_and_reasons_are_written_when_they_change(cluster):
     cluster.cycle()
     assert dict(WaitingReason.objects.values_list("run_id", "changed_at")) == before
     assert dict(Run.objects.values_list("pk", "cursor")) == cursors
-    told = queue(cluster.people["vic"])
-    assert [(w["run"]["id"], w["place"], w["may_manage"]) for w in told["items"]] == [
+    shown = queue(cluster.people["vic"])
+    assert [(w["run"]["id"], w["place"], w["may_steer"]) for w in shown["items"]] == [
         (r.pk, n, False) for n, r in enumerate(runs[4:], 1)
     ]
     assert queue(cluster.people["eve"])["items"] == []
@@ -134,9 +134,9 @@ def test_a_blocked_gang_keeps_its_turn_and_a_short_run_passes(cluster):
 def test_a_plan_is_explained_without_changing_anything(cluster, capsys):
     borrowed = [of_others(cluster) for _ in range(4)]
     explain(once=False)
-    told = capsys.readouterr().out
+    shown = capsys.readouterr().out
     assert states(*borrowed) == ["queued"] * 4
-    assert "4 to start, 0 to stop, 0 to wait. Nothing was changed" in told
+    assert "4 to start, 0 to stop, 0 to wait. Nothing was changed" in shown
     explain(once=True)
     assert states(*borrowed) == ["allocated"] * 4
     assert "Done: 4 started" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from oppo_platform.cluster.pools import PoolError, drain, move_node, rename_pool
 from oppo_platform.runs.models import Allocation
 from oppo_platform.scheduling.models import Usage
 from oppo_platform.scheduling.quotas import QuotaError, pool_quotas, set_quota, set_weight
-from oppo_platform.scheduling.usage import faded, faded_usage, settle, weekly_usage
+from oppo_platform.scheduling.usage import decayed_seconds, decayed_usage, settle, weekly_usage
 from tests.web.conftest import START
 
 HALF_LIFE_S = 7 * 24 * 3600.0
@@ -73,10 +73,12 @@ def test_fading_is_an_integral(start: float, length: float, since: float) -> Non
     """Two halves make the whole, a very long half-life counts plain seconds, and nothing counts more than it lasted."""
     begin, end = START + timedelta(seconds=start), START + timedelta(seconds=start + length)
     now, middle = end + timedelta(seconds=since), begin + (end - begin) / 2
-    whole = faded(begin, end, now, HALF_LIFE_S)
-    assert whole == pytest.approx(faded(begin, middle, now, HALF_LIFE_S) + faded(middle, end, now, HALF_LIFE_S), abs=1e-3)
+    whole = decayed_seconds(begin, end, now, HALF_LIFE_S)
+    assert whole == pytest.approx(
+        decayed_seconds(begin, middle, now, HALF_LIFE_S) + decayed_seconds(middle, end, now, HALF_LIFE_S), abs=1e-3
+    )
     assert -1e-6 <= whole <= length + 1e-3
-    assert faded(begin, end, now, 1e12) == pytest.approx(length, rel=1e-3, abs=1e-3)
+    assert decayed_seconds(begin, end, now, 1e12) == pytest.approx(length, rel=1e-3, abs=1e-3)
 
 
 def test_released_devices_are_settled_once(world):
@@ -84,15 +86,15 @@ def test_released_devices_are_settled_once(world):
     _, attempt = world.start(worker)
     world.clock.advance(HALF_LIFE_S)
     worker.attempt(attempt, "heartbeat", {"epoch": 1, "running": True})
-    before = faded_usage(world.clock.now())[world.team.pk]
+    before = decayed_usage(world.clock.now())[world.team.pk]
     assert before == pytest.approx(HALF_LIFE_S / math.log(2) / 2)
     told = {"epoch": 1, "outcome": "succeeded", "exit_code": 0, "reason": ""}
     assert worker.attempt(attempt, "outcome", told).status_code == 200
     assert settle(world.clock.now()) == 1
     assert settle(world.clock.now()) == 0
-    assert faded_usage(world.clock.now())[world.team.pk] == pytest.approx(before)
+    assert decayed_usage(world.clock.now())[world.team.pk] == pytest.approx(before)
     world.clock.advance(HALF_LIFE_S)
-    assert faded_usage(world.clock.now())[world.team.pk] == pytest.approx(before / 2)
+    assert decayed_usage(world.clock.now())[world.team.pk] == pytest.approx(before / 2)
     assert Usage.objects.get().team == world.team
 
 

@@ -14,7 +14,7 @@ from oppo_platform.alerts.models import Alert
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.runs.models import Allocation, Attempt, Change, Checkpoint, Run, Transition
 from oppo_platform.runs.pins import pin
-from oppo_platform.scheduling.usage import faded_usage
+from oppo_platform.scheduling.usage import decayed_usage
 from oppo_platform.storage import bulk_delete, purging
 from oppo_platform.storage.models import Deletion, FolderDeletion, RunStorage
 from oppo_platform.storage.purging import purge
@@ -108,7 +108,7 @@ def test_only_ended_runs_are_deleted(world):
 def test_nothing_is_left_of_a_purged_run_but_a_line_and_what_it_used(ended, settings):
     world, _, run, attempt_id = ended
     folder = file_url_path(artifact_url(run.pk))
-    used = faded_usage(world.clock.now())[world.team.pk]
+    used = decayed_usage(world.clock.now())[world.team.pk]
     world.login("ada").delete(f"/api/v1/runs/{run.pk}")
     world.clock.advance(7 * DAY_S + 1)
     run_round()
@@ -119,7 +119,7 @@ def test_nothing_is_left_of_a_purged_run_but_a_line_and_what_it_used(ended, sett
     assert (run.spec, run.latest, run.state, run.name) == ({}, {}, "succeeded", "demo")
     assert not FolderDeletion.objects.exists()
     assert Allocation.objects.filter(attempt=attempt_id).exists()
-    assert 0 < faded_usage(world.clock.now())[world.team.pk] <= used
+    assert 0 < decayed_usage(world.clock.now())[world.team.pk] <= used
     assert world.login("ada").post(f"/api/v1/runs/{run.pk}/restore").status_code == 404
     with pytest.raises(NotDeletable, match="permanently"):
         restore_run(run.pk, "user:ada")

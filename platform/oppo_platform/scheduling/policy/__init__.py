@@ -1,6 +1,6 @@
 """The scheduling policy: pure Python, a function from a snapshot of the cluster to decisions (docs/scheduling.md).
 
-`plan(snapshot, now)` decides one cycle, `feasible_ever(run, snapshot)` refuses at submit what can never be met.
+`plan(snapshot, now)` decides one cycle, `feasible_ever(run, snapshot)` refuses at submit runs that can never start.
 No ORM, no clock, no Django: the scheduler, the simulator and the tests call the same functions.
 """
 

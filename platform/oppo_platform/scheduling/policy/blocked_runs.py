@@ -1,10 +1,10 @@
-"""What becomes of a run that cannot start: room is made for it, or it waits with a reservation, an estimate, or its turn."""
+"""Handling of a run that cannot start: preempt others for it, or let it wait with a reservation, an estimate, or its turn."""
 
 from __future__ import annotations
 
 from oppo_platform.scheduling.policy.backfill import earliest
 from oppo_platform.scheduling.policy.placement import UNKNOWN, Demand, Place
-from oppo_platform.scheduling.policy.plan_state import Blocked, Board
+from oppo_platform.scheduling.policy.plan_state import Blocked, PlanState
 from oppo_platform.scheduling.policy.preemption import Cause, Cleared, make_room
 from oppo_platform.scheduling.policy.snapshot import WaitingRun
 
@@ -15,8 +15,8 @@ STOP_TEXT = {
 }
 
 
-def make_way(run: WaitingRun, demand: Demand, board: Board) -> bool:
-    """Ask others to stop, or wait for those that stop already, and keep their devices for the run; False: nobody can make way."""
+def make_way(run: WaitingRun, demand: Demand, board: PlanState) -> bool:
+    """Preempt runs, or wait for stopping ones, and reserve their devices for the run; False if neither is possible."""
     key = (run.team_id, id(demand), run.priority)
     if key in board.nobody_for or not within_lookahead(demand, board):
         return False
@@ -37,35 +37,35 @@ def make_way(run: WaitingRun, demand: Demand, board: Board) -> bool:
     return True
 
 
-def _clear(run: WaitingRun, cleared: Cleared, board: Board) -> None:
+def _clear(run: WaitingRun, cleared: Cleared, board: PlanState) -> None:
     for victim in cleared.victims:
         board.stop(victim.run, run, victim.cause.name.lower(), STOP_TEXT[victim.cause])
         for each, ids in victim.by_bin.items():
             each.soon.update(ids)
 
 
-def _await(run: WaitingRun, demand: Demand, board: Board) -> None:
-    """Note whom the run may stop as soon as they have run for their minimum time, for its reason; they are not asked yet."""
+def _await(run: WaitingRun, demand: Demand, board: PlanState) -> None:
+    """Record runs that may be stopped for it once they have run for their minimum time."""
     if all(board.protected_until(other) <= board.now for place in demand.places for other in board.running(place.pool_id)):
         return
     later = make_room(run, demand, board, board.may_stop_later)
     victims = () if later is None else tuple(victim.run for victim in later.victims)
-    # With more to choose from, the search may also end with nobody who is young.
+    # With more candidates the search may also end without too young ones.
     if any(board.protected_until(victim) > board.now for victim in victims):
         board.awaited[run.run_id] = victims
 
 
-def _start_by_itself(run: WaitingRun, demand: Demand, board: Board) -> float:
+def _start_by_itself(run: WaitingRun, demand: Demand, board: PlanState) -> float:
     return min((earliest(demand, place, board, frozenset())[0] for place in board.options(run)), default=UNKNOWN)
 
 
-def within_lookahead(demand: Demand, board: Board) -> bool:
-    """Whether few enough blocked runs were looked at in one of its pools."""
+def within_lookahead(demand: Demand, board: PlanState) -> bool:
+    """Whether one of its pools has fewer handled blocked runs than the lookahead."""
     return any(board.looked_at[place.pool_id] < board.snapshot.settings.lookahead for place in demand.places)
 
 
-def wait(run: WaitingRun, demand: Demand, board: Board) -> None:
-    """Note why the run waits; the first of a pool gets its devices reserved, those up to the lookahead an estimate."""
+def wait(run: WaitingRun, demand: Demand, board: PlanState) -> None:
+    """Record why the run waits; the first of a pool gets a reservation, those up to the lookahead an estimate."""
     options = board.options(run)
     if not within_lookahead(demand, board):
         board.blocked.append(Blocked(run, demand, "devices" if options else "quota", place=(options or demand.places)[0]))
@@ -75,10 +75,10 @@ def wait(run: WaitingRun, demand: Demand, board: Board) -> None:
         _wait_for_quota(run, demand, board)
 
 
-def _wait_for_devices(run: WaitingRun, demand: Demand, options: list[Place], board: Board) -> None:
-    liked = board.reserved_before(run)
-    found = [(*earliest(demand, place, board, liked), place) for place in options]
-    start, devices, place = min(found, key=lambda entry: entry[0])
+def _wait_for_devices(run: WaitingRun, demand: Demand, options: list[Place], board: PlanState) -> None:
+    preferred = board.reserved_before(run)
+    result = [(*earliest(demand, place, board, preferred), place) for place in options]
+    start, devices, place = min(result, key=lambda entry: entry[0])
     board.looked_at[place.pool_id] += 1
     if place.pool_id in board.heads:
         board.room.expect(devices, board.end(run, start))
@@ -88,10 +88,10 @@ def _wait_for_devices(run: WaitingRun, demand: Demand, options: list[Place], boa
     board.blocked.append(Blocked(run, demand, "devices", start, place))
 
 
-def _wait_for_quota(run: WaitingRun, demand: Demand, board: Board) -> None:
-    """Its team's next runs are held back as by a reservation, or small ones would keep it waiting for ever."""
-    found = [(board.quota_from(run, place.pool_id), place) for place in demand.places]
-    start, place = min(found, key=lambda entry: entry[0])
+def _wait_for_quota(run: WaitingRun, demand: Demand, board: PlanState) -> None:
+    """Reserve quota for the team's blocked run, or small later runs would keep it waiting forever."""
+    result = [(board.quota_from(run, place.pool_id), place) for place in demand.places]
+    start, place = min(result, key=lambda entry: entry[0])
     account = (run.team_id, place.pool_id)
     board.looked_at[place.pool_id] += 1
     if account not in board.ledger.promised_from:

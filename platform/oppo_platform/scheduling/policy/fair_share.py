@@ -1,7 +1,8 @@
-"""Whose turn it is between teams: the decayed GPU-second share.
+"""Fair sharing between teams by decayed GPU-seconds.
 
 Usage of a team at instant n, with half-life H and τ = H ÷ ln 2:
-    U(n) = U(t)·2^(−(n−t)/H)  +  Σ over its running runs of devices · τ · (1 − 2^(−(n−s)/H)),  s = the later of its start and t.
+    U(n) = U(t)·2^(−(n−t)/H)  +  Σ over its running runs of devices · τ · (1 − 2^(−(n−s)/H)),  s = the later of its start and
+    t.
 A run counts as at least `submit_penalty_s` on each of its devices as soon as it is placed, so that many submissions at once
 cannot all win before the first of them has used anything. Share = U ÷ weight; the lowest share goes first.
 """
@@ -16,7 +17,7 @@ LEAST_WEIGHT = 1e-9
 
 
 def decayed(usage_gpu_s: float, elapsed_s: float, half_life_s: float) -> float:
-    """What is left of a usage in GPU-seconds after so many seconds."""
+    """A usage in GPU-seconds, decayed over so many seconds."""
     return usage_gpu_s * math.exp2(-max(0.0, elapsed_s) / half_life_s)
 
 
@@ -27,15 +28,15 @@ def accrued(devices: int, elapsed_s: float, half_life_s: float) -> float:
 
 
 class Shares:
-    """The decayed shares of all teams at the plan's instant, and what the plan charges to them."""
+    """Decayed shares of all teams at the plan's instant, with the plan's own placements."""
 
     def __init__(self, snapshot: Snapshot, now: float) -> None:
-        """Decay the stored usage and add what the running runs have used since."""
+        """Decay the stored usage and add that of the running runs since."""
         self._settings: PolicySettings = snapshot.settings
         self._weights = {team.team_id: max(team.weight, LEAST_WEIGHT) for team in snapshot.teams}
         self.usage = {team.team_id: self._stored(team, now) for team in snapshot.teams}
         settled = {team.team_id: team.usage_at for team in snapshot.teams}
-        # Sums of floats depend on their order: a fixed one keeps the plan independent of the snapshot's.
+        # Float sums depend on the order: a fixed one makes the plan independent of the snapshot's.
         for run in sorted(snapshot.running, key=lambda r: r.run_id):
             devices = sum(len(ids) for ids in run.devices.values())
             since = max(run.started_at, settled.get(run.team_id, run.started_at))
@@ -49,7 +50,7 @@ class Shares:
         self.usage[team_id] = self.usage.get(team_id, 0.0) + gpu_s
 
     def charge(self, team_id: int, devices: int) -> None:
-        """A run of the team was placed: it counts in advance."""
+        """A run of the team was placed: charge it in advance."""
         self._add(team_id, devices * self._settings.submit_penalty_s)
 
     def weight(self, team_id: int) -> float:

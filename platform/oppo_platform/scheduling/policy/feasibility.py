@@ -1,7 +1,9 @@
-"""Hard feasibility: what cannot start whatever else runs, and what can never start.
+"""Hard feasibility: runs that cannot start now whatever else runs, and runs that can never start.
 
-`sift` sets such runs aside before anything is given away: they wait with a reason and hold up nobody. `never` judges a request on
-every registered node, away or draining or with devices out of order, and on its team's quota: the answer at submit.
+`partition` sets such runs aside before anything is assigned: they wait with a reason and block no other run. `infeasible_reason`
+judges a request on every registered node, also unreachable, draining or with failed devices, and on its team's quota: the answer
+at
+submit.
 """
 
 from __future__ import annotations
@@ -9,17 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from oppo_platform.scheduling.policy.placement import Bin, Room
+from oppo_platform.scheduling.policy.placement import ClusterDevices, NodeDevices
 from oppo_platform.scheduling.policy.snapshot import NO_QUOTA, Node, Reason, Snapshot, Team, WaitingRun
-from oppo_platform.scheduling.policy.text import asked, nodes_allowed
+from oppo_platform.scheduling.policy.text import describe_request, nodes_allowed
 
 KINDS_OF_NEED = {"model": "the model", "prompts": "the prompts"}
 
 
-def sift(
-    waiting: Iterable[WaitingRun], room: Room, teams: Iterable[Team], now: float
+def partition(
+    waiting: Iterable[WaitingRun], room: ClusterDevices, teams: Iterable[Team], now: float
 ) -> tuple[list[WaitingRun], dict[int, Reason]]:
-    """The runs that could start if everybody else left, and the reasons of the others."""
+    """Runs that could start on an empty cluster, and the reasons of the others."""
     by_id = {team.team_id: team for team in teams}
     eligible, hopeless = list[WaitingRun](), dict[int, Reason]()
     for run in waiting:
@@ -34,8 +36,8 @@ def sift(
     return eligible, hopeless
 
 
-def never(run: WaitingRun, snapshot: Snapshot, room: Room) -> Reason | None:
-    """Why the request cannot be met by all registered nodes together, or by the team's quota; None when it can."""
+def infeasible_reason(run: WaitingRun, snapshot: Snapshot, room: ClusterDevices) -> Reason | None:
+    """Why all registered nodes together, or the team's quota, cannot satisfy the request; None if they can."""
     pools = {n.pool_id for n in room.nodes if _large_enough(run, [b for b in room.bins.values() if b.node.pool_id == n.pool_id])}
     if not pools:
         return _why(run, room.nodes, list(room.bins.values()), "registered")
@@ -43,7 +45,7 @@ def never(run: WaitingRun, snapshot: Snapshot, room: Room) -> Reason | None:
     return _over_every_quota(run, team, sorted(pools), room)
 
 
-def _large_enough(run: WaitingRun, bins: Sequence[Bin]) -> bool:
+def _large_enough(run: WaitingRun, bins: Sequence[NodeDevices]) -> bool:
     """Whether bins of one pool could hold it if all their devices were in order and free."""
     kinds = {each.kind for each in bins}
     able = [each for each in bins if _may_read(run, each.node) and run.kind in ("any", each.kind)]
@@ -66,24 +68,25 @@ def _pausing(run: WaitingRun) -> Reason:
     return Reason("backoff", text, {"not_before": run.not_before}, run.not_before)
 
 
-def _over_every_quota(run: WaitingRun, team: Team | None, pools: Sequence[int], room: Room) -> Reason | None:
+def _over_every_quota(run: WaitingRun, team: Team | None, pools: Sequence[int], room: ClusterDevices) -> Reason | None:
     quotas = {pool_id: NO_QUOTA if team is None else team.quota(pool_id) for pool_id in pools}
     if team is None or any(quota.limit is None or run.devices <= quota.limit for quota in quotas.values()):
         return None
     pool_id, quota = max(quotas.items(), key=lambda item: (item[1].limit or 0, -item[0]))
     text = (
-        f"Asks for {asked(run)}, but team {team.name} may use at most {quota.limit} on pool {room.pool_name(pool_id)}: "
+        f"Asks for {describe_request(run)}, but team {team.name} may use at most {quota.limit} on pool"
+        f" {room.pool_name(pool_id)}: "
         f"its quota is {quota.nominal}, and its borrow limit is {quota.borrow_cap}."
     )
     detail = {"pool": pool_id, "quota": quota.nominal, "borrow_cap": quota.borrow_cap, "devices": run.devices}
     return Reason("quota_never", text, detail, None, "Increase the quota or borrow limit, or request fewer devices.")
 
 
-def _not_now(run: WaitingRun, room: Room) -> Reason:
-    """Why no node could take it now, however empty."""
+def _not_now(run: WaitingRun, room: ClusterDevices) -> Reason:
+    """Why no node could take it now, even an empty one."""
     nodes = [node for node in room.nodes if node.schedulable]
     full = low_on_disk(run, room)
-    if full and _would_do(run, [*nodes, *full], room) and not _would_do(run, nodes, room):
+    if full and _are_suitable(run, [*nodes, *full], room) and not _are_suitable(run, nodes, room):
         text = f"{names_of(full)} {'is' if len(full) == 1 else 'are'} suitable, but low on disk."
         return Reason("disk", text, {"nodes": [node.node_id for node in full]}, None, "Free disk space there.")
     if not nodes and any(node.connected for node in room.nodes):
@@ -91,12 +94,12 @@ def _not_now(run: WaitingRun, room: Room) -> Reason:
     if not nodes:
         return Reason("no_node", "No worker is connected.", {}, None, "Connect a worker.")
     if run.home is not None and all(node.node_id != run.home[0] for node in nodes):
-        return _home_away(run.home, room)
+        return _checkpoint_node_away(run.home, room)
     return _why(run, nodes, [b for b in room.bins.values() if b.node.schedulable], "connected")
 
 
-def low_on_disk(run: WaitingRun, room: Room) -> list[Node]:
-    """Nodes with devices that the run could use, if only there were room on their disks."""
+def low_on_disk(run: WaitingRun, room: ClusterDevices) -> list[Node]:
+    """Suitable nodes that are excluded only because of low disk space."""
     if not room.low_on_disk:
         return []
     usable = {b.node.node_id for b in room.bins.values() if b.size and run.kind in ("any", b.kind) and _may_read(run, b.node)}
@@ -106,8 +109,8 @@ def low_on_disk(run: WaitingRun, room: Room) -> list[Node]:
     return [node for node in room.low_on_disk if node.node_id in usable]
 
 
-def _would_do(run: WaitingRun, nodes: Sequence[Node], room: Room) -> bool:
-    """Whether these nodes could hold the run, however full they are with others."""
+def _are_suitable(run: WaitingRun, nodes: Sequence[Node], room: ClusterDevices) -> bool:
+    """Whether these nodes, if empty, could hold the run."""
     ids = {node.node_id for node in nodes if run.home is None or run.home[0] == node.node_id}
     bins = [b for b in room.bins.values() if b.node.node_id in ids and b.node.node_id not in run.excluded_nodes]
     return any(_large_enough(run, [b for b in bins if b.node.pool_id == pool]) for pool in {b.node.pool_id for b in bins})
@@ -118,7 +121,7 @@ def names_of(nodes: Sequence[Node]) -> str:
     return f"Node{'s' * (len(nodes) > 1)} {', '.join(node.name for node in nodes)}"
 
 
-def _home_away(home: tuple[int, str], room: Room) -> Reason:
+def _checkpoint_node_away(home: tuple[int, str], room: ClusterDevices) -> Reason:
     node_id, name = home
     connected = any(node.node_id == node_id and node.connected for node in room.nodes)
     why = "is draining" if connected else "is not connected"
@@ -126,8 +129,8 @@ def _home_away(home: tuple[int, str], room: Room) -> Reason:
     return Reason("home_away", text, {"node": node_id}, None, "Bring that node back, or use shared storage.")
 
 
-def _why(run: WaitingRun, nodes: Sequence[Node], bins: Sequence[Bin], word: str) -> Reason:
-    """Why none of these nodes would do; `word` says what they have in common."""
+def _why(run: WaitingRun, nodes: Sequence[Node], bins: Sequence[NodeDevices], word: str) -> Reason:
+    """Why none of these nodes is suitable; `word` says what they have in common."""
     for need in sorted(run.needs):
         if all(need not in node.offers for node in nodes):
             text = f"No {word} worker has {KINDS_OF_NEED.get(need[0], need[0])} {need[1]}."
@@ -146,7 +149,7 @@ def _why(run: WaitingRun, nodes: Sequence[Node], bins: Sequence[Bin], word: str)
     return _too_large(run, allowed, word)
 
 
-def _fits_into(run: WaitingRun, bins: Sequence[Bin]) -> bool:
+def _fits_into(run: WaitingRun, bins: Sequence[NodeDevices]) -> bool:
     """Whether bins of one pool and kind could hold it if all their devices were in order and free."""
     by_group: dict[tuple[int, str], list[int]] = {}
     for each in bins:
@@ -155,7 +158,7 @@ def _fits_into(run: WaitingRun, bins: Sequence[Bin]) -> bool:
     return any(_spread(sizes, run) for sizes in by_group.values())
 
 
-def _too_large(run: WaitingRun, bins: Sequence[Bin], word: str) -> Reason:
+def _too_large(run: WaitingRun, bins: Sequence[NodeDevices], word: str) -> Reason:
     fitting = [b for b in bins if run.kind in ("any", b.kind) and (run.pools is None or b.node.pool_id in run.pools)]
     if not fitting:
         text = f"No suitable {word} node has {'a ' + run.kind + ' device' if run.kind != 'any' else 'devices in its pools'}."
@@ -163,16 +166,16 @@ def _too_large(run: WaitingRun, bins: Sequence[Bin], word: str) -> Reason:
     most = max(b.registered for b in fitting)
     detail = {"devices": run.devices, "nodes_max": run.nodes_max, "largest": most}
     if _fits_into(run, fitting):
-        text = f"Needs {asked(run)} on {nodes_allowed(run)}, and too many devices are quarantined."
+        text = f"Needs {describe_request(run)} on {nodes_allowed(run)}, and too many devices are quarantined."
         return Reason("unhealthy", text, detail, None, "Return devices to service.")
     if run.nodes is not None:
         return _too_few(run, fitting, word)
-    text = f"Needs {asked(run)} on {nodes_allowed(run)}; the largest suitable {word} node has {most}."
+    text = f"Needs {describe_request(run)} on {nodes_allowed(run)}; the largest suitable {word} node has {most}."
     sooner = "Request fewer devices" + ("." if run.nodes_max > 1 else ", or allow several nodes.")
     return Reason("too_large", text, detail, None, sooner)
 
 
-def _too_few(run: WaitingRun, bins: Sequence[Bin], word: str) -> Reason:
+def _too_few(run: WaitingRun, bins: Sequence[NodeDevices], word: str) -> Reason:
     """Too few nodes for a run that asks for a number of them."""
     part = run.devices // (run.nodes or 1)
     by_kind = Counter((b.node.pool_id, b.kind) for b in bins if b.registered >= part)

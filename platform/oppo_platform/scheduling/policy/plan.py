@@ -1,16 +1,16 @@
-"""One cycle's plan: the table of contents of the policy.
+"""One cycle's plan: the entry point of the policy.
 
-Guarantees: no device is given twice; no team gets beyond its quota and borrow cap; a run gets all its devices or none; every
-waiting run is placed or has a reason; equal snapshots give equal plans, in whatever order their parts are listed.
+Guarantees: no device is assigned twice; no team exceeds its quota and borrow cap; a run gets all its devices or none; every
+waiting run is placed or has a reason; equal snapshots give equal plans in any order of their parts.
 """
 
 from __future__ import annotations
 
 from oppo_platform.scheduling.policy.backfill import backfill
 from oppo_platform.scheduling.policy.blocked_runs import make_way, wait
-from oppo_platform.scheduling.policy.feasibility import never, sift
-from oppo_platform.scheduling.policy.placement import Demand, Room
-from oppo_platform.scheduling.policy.plan_state import Board
+from oppo_platform.scheduling.policy.feasibility import infeasible_reason, partition
+from oppo_platform.scheduling.policy.placement import ClusterDevices, Demand
+from oppo_platform.scheduling.policy.plan_state import PlanState
 from oppo_platform.scheduling.policy.queue import Queue
 from oppo_platform.scheduling.policy.quota import Tier
 from oppo_platform.scheduling.policy.reasons import explain
@@ -18,9 +18,9 @@ from oppo_platform.scheduling.policy.snapshot import Decisions, Reason, Snapshot
 
 
 def plan(snapshot: Snapshot, now: float) -> Decisions:
-    """Decide who starts where, who makes room, what is reserved, and what everyone else waits for; `now` in POSIX seconds."""
-    board = Board(snapshot, now)
-    eligible, hopeless = sift(snapshot.waiting, board.room, snapshot.teams, now)
+    """Decide starts, preemptions, reservations and reasons of waiting runs; `now` in POSIX seconds."""
+    board = PlanState(snapshot, now)
+    eligible, hopeless = partition(snapshot.waiting, board.room, snapshot.teams, now)
     queue = Queue(eligible, board.tiers, board.shares, snapshot.reservations)
     for run, tier in queue.turns():
         demand = board.room.demand(run)
@@ -37,8 +37,8 @@ def plan(snapshot: Snapshot, now: float) -> Decisions:
     )
 
 
-def start(run: WaitingRun, demand: Demand, board: Board, tier: Tier) -> bool:
-    """Start the run on free devices that nobody has reserved, if its turn is one for what it would borrow."""
+def start(run: WaitingRun, demand: Demand, board: PlanState, tier: Tier) -> bool:
+    """Start the run on free unreserved devices, if it may borrow as much in this turn."""
     for place in board.options(run, min(tier, Tier.BORROWED)):
         devices = board.room.fit(demand, place)
         if devices is not None:
@@ -50,6 +50,6 @@ def start(run: WaitingRun, demand: Demand, board: Board, tier: Tier) -> bool:
 def feasible_ever(run: WaitingRun, snapshot: Snapshot) -> Reason | None:
     """Why the run could never start; None: it could.
 
-    Judged on all registered nodes, also those that are away, with every device in order and nobody else there.
+    Judged on all registered nodes, also unreachable ones, with every device in order and free.
     """
-    return never(run, snapshot, Room(snapshot, 0.0))
+    return infeasible_reason(run, snapshot, ClusterDevices(snapshot, 0.0))

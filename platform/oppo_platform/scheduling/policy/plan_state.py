@@ -1,4 +1,4 @@
-"""What one plan works on: the snapshot's rooms, quotas and shares, and the decisions so far."""
+"""State of one plan: the snapshot's devices, quotas and shares, and the decisions so far."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from oppo_platform.scheduling.policy.fair_share import Shares
-from oppo_platform.scheduling.policy.placement import UNKNOWN, Demand, Place, Room
+from oppo_platform.scheduling.policy.placement import UNKNOWN, ClusterDevices, Demand, Place
 from oppo_platform.scheduling.policy.quota import Ledger, Tier
 from oppo_platform.scheduling.policy.snapshot import (
     Backfill,
@@ -22,7 +22,7 @@ from oppo_platform.scheduling.policy.snapshot import (
 
 @dataclass(slots=True)
 class Blocked:
-    """A run that goes on waiting. `cause` is a code of docs/scheduling.md; `start` is the estimate (`UNKNOWN`: none)."""
+    """A run that keeps waiting. `cause` is a code of docs/scheduling.md; `start` is the estimate (`UNKNOWN`: none)."""
 
     run: WaitingRun
     demand: Demand
@@ -33,12 +33,12 @@ class Blocked:
 
 
 @dataclass(slots=True)
-class Board:
+class PlanState:
     """The state of a plan; made from a snapshot, changed by each decision."""
 
     snapshot: Snapshot
     now: float
-    room: Room = field(init=False)
+    room: ClusterDevices = field(init=False)
     ledger: Ledger = field(init=False)
     shares: Shares = field(init=False)
     placements: list[Placement] = field(default_factory=list)
@@ -46,15 +46,17 @@ class Board:
     reservations: list[Reservation] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
     looked_at: Counter[int] = field(default_factory=Counter)  # blocked runs by pool
-    heads: dict[int, int] = field(default_factory=dict)  # pool → the blocked run whose devices are kept
-    nobody_for: set[tuple[int, int, int]] = field(default_factory=set)  # (team, demand, priority) for which nobody can be stopped
+    heads: dict[int, int] = field(default_factory=dict)  # pool → the blocked run with a reservation
+    nobody_for: set[tuple[int, int, int]] = field(default_factory=set)  # (team, demand, priority) without any run to stop
     leaving: set[int] = field(default_factory=set)  # victims of this plan
-    awaited: dict[int, tuple[RunningRun, ...]] = field(default_factory=dict)  # blocked run → whom it may stop when they are older
+    awaited: dict[int, tuple[RunningRun, ...]] = field(
+        default_factory=dict
+    )  # blocked run → runs that it may stop when they are older
     team_of: dict[int, int] = field(init=False)  # waiting runs
     _running: dict[int, list[RunningRun]] = field(default_factory=dict)  # by pool
 
     def __post_init__(self) -> None:
-        self.room = Room(self.snapshot, self.now)
+        self.room = ClusterDevices(self.snapshot, self.now)
         self.ledger = Ledger(self.snapshot)
         self.shares = Shares(self.snapshot, self.now)
         self.team_of = {run.run_id: run.team_id for run in self.snapshot.waiting}
@@ -71,26 +73,26 @@ class Board:
         return self._running.get(pool_id, [])
 
     def may_stop(self, run: RunningRun) -> bool:
-        """Whether the run can be preempted now: it allows it, has run for its minimum time, and is not on its way out."""
+        """Whether the run can be preempted now: it is preemptible, has run for its minimum time, and is not stopping."""
         return self.protected_until(run) <= self.now and self._may_be_stopped(run)
 
     def may_stop_later(self, run: RunningRun) -> bool:
-        """Whether it could be if it had run for its minimum time; nobody else waits for that."""
+        """Whether it could be after its minimum time, and no other run waits for that."""
         return self._may_be_stopped(run) and not any(run in victims for victims in self.awaited.values())
 
     def _may_be_stopped(self, run: RunningRun) -> bool:
         return run.preemptible and not run.stopping and run.run_id not in self.leaving
 
     def protected_until(self, run: RunningRun) -> float:
-        """When the run has been on its devices for long enough to be preempted."""
+        """When the run has run for its minimum time."""
         return run.started_at + self.snapshot.settings.protection_s(run.preempted)
 
     def tier(self, run: WaitingRun, place: Place) -> Tier:
-        """How the run stands to its team's quota there."""
+        """Tier of the run by its team's quota there."""
         return self.ledger.tier((run.team_id, place.pool_id), run.devices)
 
     def tiers(self, run: WaitingRun) -> list[Tier]:
-        """The tiers of its places, best first; `OVER` only when there is no other."""
+        """Tiers of its places, best first; `OVER` only if there is no other."""
         tiers = sorted({self.tier(run, place) for place in self.room.demand(run).places})
         return [tier for tier in tiers if tier is not Tier.OVER] or [Tier.OVER]
 
@@ -100,7 +102,7 @@ class Board:
         return [place for tier, place in sorted(ranked, key=lambda entry: entry[0]) if tier <= worst]
 
     def place(self, run: WaitingRun, place: Place, devices: DevicesByNode, backfill: Backfill | None = None) -> None:
-        """Give the devices to the run."""
+        """Assign the devices to the run."""
         estimate = run.estimate_s
         self.room.take(devices, UNKNOWN if estimate is None else self.now + estimate)
         self.ledger.add(run.team_id, devices)
@@ -108,21 +110,21 @@ class Board:
         self.placements.append(Placement(run.run_id, place.pool_id, devices, backfill))
 
     def reserve(self, run: WaitingRun, place: Place, devices: DevicesByNode, start: float, cleared: bool = False) -> None:
-        """Keep devices for a blocked run from `start` on, and its quota; `cleared`: others were asked to stop for it."""
+        """Reserve devices and quota for a blocked run from `start` on; `cleared`: others were preempted for it."""
         reservation = Reservation(run.run_id, place.pool_id, devices, None if start == UNKNOWN else start, cleared)
         self.room.keep(reservation, self.end(run, start))
         self.ledger.promise((run.team_id, place.pool_id), run.devices, start)
         self.reservations.append(reservation)
 
     def reserved_before(self, run: WaitingRun) -> frozenset[int]:
-        """Devices that the last plan kept for it."""
-        kept = (r.devices for r in self.snapshot.reservations if r.run_id == run.run_id)
-        return frozenset(device_id for devices in kept for ids in devices.values() for device_id in ids)
+        """Devices that the last plan reserved for it."""
+        reserved = (r.devices for r in self.snapshot.reservations if r.run_id == run.run_id)
+        return frozenset(device_id for devices in reserved for ids in devices.values() for device_id in ids)
 
     def quota_from(self, run: WaitingRun, pool_id: int) -> float:
         """When enough runs of its team are expected to have ended for its quota there."""
         account = (run.team_id, pool_id)
-        limit, held = self.ledger.limit_of(account), self.ledger.used[account] + self.ledger.promised[account]
+        limit, held = self.ledger.team_limit(account), self.ledger.used[account] + self.ledger.promised[account]
         if limit is None or held + run.devices <= limit:
             return self.now
         ends = []
@@ -136,11 +138,11 @@ class Board:
         return UNKNOWN
 
     def end(self, run: WaitingRun, start: float) -> float:
-        """When a run that starts then is expected to end."""
+        """Expected end of a run with this start."""
         return UNKNOWN if run.estimate_s is None else start + run.estimate_s
 
     def stop(self, victim: RunningRun, for_run: WaitingRun, code: str, text: str) -> None:
-        """Ask a running run to make room."""
+        """Preempt a running run."""
         self.leaving.add(victim.run_id)
         self.ledger.leave(victim.team_id, victim.devices)
         self.preemptions.append(Preemption(victim.run_id, for_run.run_id, code, text))

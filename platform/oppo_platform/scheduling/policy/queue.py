@@ -1,11 +1,10 @@
-"""The order in which waiting runs are looked at.
+"""Order in which waiting runs are considered.
 
-First come runs that others were asked to make room for: else somebody might take that room, and the same would be asked again.
-Then, within a team: higher priority, then the older submission. Between teams, looking at each team's next run only: own quota
-before borrowed, then the run that already holds a reservation, then the lower share, then the older submission. Every decision
-moves quotas and shares, so the order is found one run at a time.
+First come runs for which others were preempted, so that no other run takes that room. Then, within a team: higher priority, then
+the older submission. Between teams, by each team's next run only: own quota before borrowed, then a run with a reservation, then
+the lower share, then the older submission. Every decision changes quotas and shares, so the order is computed one run at a time.
 
-A run that could be within its quota in one pool and borrow in another has two turns: it does not borrow before its time.
+A run that fits its quota in one pool and would borrow in another has two turns: it does not borrow too early.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ def place_in_team(run: WaitingRun) -> tuple[int, float, int]:
 
 
 class Queue:
-    """The waiting runs, each in its turn."""
+    """The waiting runs in their order."""
 
     def __init__(
-        self, runs: Iterable[WaitingRun], tiers_of: TiersOf, shares: Shares, reservations: Iterable[Reservation] = ()
+        self, runs: Iterable[WaitingRun], allowed_tiers: TiersOf, shares: Shares, reservations: Iterable[Reservation] = ()
     ) -> None:
-        """`tiers_of`: the tiers in which a run could start, best first; `reservations`: those of the last plan."""
-        self._tiers_of, self._shares = tiers_of, shares
+        """`allowed_tiers`: tiers in which a run could start, best first; `reservations`: those of the last plan."""
+        self._tiers_of, self._shares = allowed_tiers, shares
         self._cleared = {reservation.run_id: reservation.cleared for reservation in reservations}
         self._teams: dict[int, list[WaitingRun]] = {}
         for run in sorted(runs, key=lambda r: (not self._cleared.get(r.run_id), place_in_team(r)), reverse=True):
@@ -41,7 +40,7 @@ class Queue:
         self._deferred: Tier | None = None
 
     def turns(self) -> Iterator[tuple[WaitingRun, Tier]]:
-        """Yield the runs with the tier of their turn; the caller enters what it decides on one before it takes the next."""
+        """Yield the runs with the tier of their turn; the caller applies its decision before it takes the next."""
         heap = [self._turn(waiting[-1]) for waiting in self._teams.values()]
         heapq.heapify(heap)
         while heap:
@@ -55,7 +54,7 @@ class Queue:
             self._deferred = None
 
     def defer(self, run: WaitingRun, tier: Tier) -> bool:
-        """Give the run whose turn it is another one in its next tier; False: there is none."""
+        """Give the current run another turn in its next tier; False if there is none."""
         self._deferred = next((later for later in self._tiers_of(run) if later > tier), None)
         return self._deferred is not None
 

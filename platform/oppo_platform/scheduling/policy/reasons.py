@@ -1,4 +1,4 @@
-"""Why each blocked run waits, in words, from the state at the end of a plan.
+"""Reasons of blocked runs as sentences, from the state at the end of a plan.
 
 A reason names runs of the run's own team only: another team's do not exist for its reader. Codes: docs/scheduling.md.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oppo_platform.scheduling.policy.feasibility import low_on_disk, names_of
-from oppo_platform.scheduling.policy.placement import UNKNOWN, Bin, Place, cut, whole_cut
-from oppo_platform.scheduling.policy.plan_state import Blocked, Board
+from oppo_platform.scheduling.policy.placement import UNKNOWN, NodeDevices, Place, cut, whole_cut
+from oppo_platform.scheduling.policy.plan_state import Blocked, PlanState
 from oppo_platform.scheduling.policy.snapshot import Reason, RunningRun, WaitingRun
-from oppo_platform.scheduling.policy.text import asked, nodes_allowed, runs
+from oppo_platform.scheduling.policy.text import describe_request, nodes_allowed, runs
 
 
-def explain(board: Board) -> dict[int, Reason]:
-    """The reasons of all blocked runs, by run id. Runs beyond the lookahead that ask for the same share one."""
+def explain(board: PlanState) -> dict[int, Reason]:
+    """Reasons of all blocked runs by run id. Runs beyond the lookahead with the same request share one."""
     shared: dict[tuple[int, int, str, bool], Reason] = {}
     reasons: dict[int, Reason] = {}
     for blocked in board.blocked:
@@ -29,7 +29,7 @@ def explain(board: Board) -> dict[int, Reason]:
     return reasons
 
 
-def _reason(blocked: Blocked, board: Board) -> Reason:
+def _reason(blocked: Blocked, board: PlanState) -> Reason:
     if blocked.cause == "preempting":
         return _preempting(blocked)
     victims = board.awaited.get(blocked.run.run_id, ())
@@ -57,7 +57,7 @@ def _victims(team_id: int, victims: Sequence[RunningRun]) -> str:
 
 
 def _named(team_id: int, victims: Sequence[RunningRun]) -> str:
-    """Whose runs they are, as the beginning of a sentence; those of other teams are counted."""
+    """Names of runs as the beginning of a sentence; other teams' runs are counted."""
     own = [victim.run_id for victim in victims if victim.team_id == team_id]
     others = len(victims) - len(own)
     count = f"{others} run{'s' if others > 1 else ''} of {'another team' if others == 1 else 'other teams'}"
@@ -70,7 +70,7 @@ def _protected(run: WaitingRun, victims: Sequence[RunningRun], start: float) -> 
     return Reason("protected", text, {"protected": len(victims)}, start, "Frees up when running jobs end.")
 
 
-def _quota(blocked: Blocked, board: Board) -> Reason:
+def _quota(blocked: Blocked, board: PlanState) -> Reason:
     run, place = blocked.run, blocked.place or blocked.demand.places[0]
     account = (run.team_id, place.pool_id)
     quota, used = board.ledger.quota(account), board.ledger.used[account]
@@ -88,53 +88,53 @@ def _quota(blocked: Blocked, board: Board) -> Reason:
     )
 
 
-def _devices(blocked: Blocked, board: Board) -> Reason:
-    """Why there is no room, judged on the places that are not closed by the quota alone."""
+def _devices(blocked: Blocked, board: PlanState) -> Reason:
+    """Why there is no room, judged on the places that the quota does not exclude."""
     run, demand = blocked.run, blocked.demand
     short = [place for place in demand.places if cut(place.bins, run, lambda b: len(b.free)) is None]
     if not short:
         return _quota(blocked, board)
     bins = [each for place in short for each in place.bins]
-    keepers = [reservation.run_id for each in bins for reservation in each.kept.values() if reservation.run_id != run.run_id]
-    free = sum(len(each.free) + len(each.kept) for each in bins)
-    wanted = asked(run, _model(bins))
+    keepers = [reservation.run_id for each in bins for reservation in each.reserved.values() if reservation.run_id != run.run_id]
+    free = sum(len(each.free) + len(each.reserved) for each in bins)
+    wanted = describe_request(run, _model(bins))
     detail = {"devices": run.devices, "free": free, "kept": len(keepers), "usable": sum(each.size for each in bins)}
-    if keepers and any(cut(place.bins, run, lambda b: len(b.free) + len(b.kept)) for place in short):
+    if keepers and any(cut(place.bins, run, lambda b: len(b.free) + len(b.reserved)) for place in short):
         own = [run_id for run_id in keepers if board.team_of.get(run_id) == run.team_id]
         keeper = f"run {own[0]}" if own else "a run of another team"
         text = f"Waits for {wanted}: enough are free, but reserved for {keeper} ahead of it."
         return Reason("reserved", text, detail, _start(blocked), _shorter(blocked))
-    text = _scarce(run, bins, free, wanted) + _full_too(run, board)
-    return Reason("devices", text, detail, _start(blocked), _fewer(run, short))
+    text = _scarce(run, bins, free, wanted) + _low_disk_nodes(run, board)
+    return Reason("devices", text, detail, _start(blocked), _smaller_request(run, short))
 
 
-def _full_too(run: WaitingRun, board: Board) -> str:
-    """Nodes that are left out for want of disk."""
+def _low_disk_nodes(run: WaitingRun, board: PlanState) -> str:
+    """Nodes that are excluded because of low disk space."""
     full = low_on_disk(run, board.room)
     return f" {names_of(full)} accept{'s' * (len(full) == 1)} no new runs: low on disk." if full else ""
 
 
-def _model(bins: Sequence[Bin]) -> str:
-    """The GPU's model when all that would do are of one."""
+def _model(bins: Sequence[NodeDevices]) -> str:
+    """The GPU's model if all suitable ones have one."""
     models = {each.model if each.kind == "cuda" else "" for each in bins}
     return models.pop() if len(models) == 1 else ""
 
 
-def _scarce(run: WaitingRun, bins: Sequence[Bin], free: int, wanted: str) -> str:
+def _scarce(run: WaitingRun, bins: Sequence[NodeDevices], free: int, wanted: str) -> str:
     if free == 0:
         usable = sum(each.size for each in bins)
         used = "the only suitable one is" if usable == 1 else f"all {usable} suitable ones are"
         return f"Waits for {wanted}: {used} in use."
-    nodes = sum(bool(each.free or each.kept) for each in bins)
+    nodes = sum(bool(each.free or each.reserved) for each in bins)
     spread = f", spread over {nodes} nodes" if nodes > 1 else ""
     return f"Waits for {wanted} on {nodes_allowed(run)}: {free} {'is' if free == 1 else 'are'} free{spread}."
 
 
-def _fewer(run: WaitingRun, places: Sequence[Place]) -> str:
-    """What would fit at once into what is free and not kept for others."""
+def _smaller_request(run: WaitingRun, places: Sequence[Place]) -> str:
+    """A smaller request that would fit now into free unreserved devices."""
 
-    def open_to_it(each: Bin) -> int:
-        return len(each.free) + sum(kept.run_id == run.run_id for kept in each.kept.values())
+    def open_to_it(each: NodeDevices) -> int:
+        return len(each.free) + sum(reserved.run_id == run.run_id for reserved in each.reserved.values())
 
     if run.nodes is not None:
         return "Frees up when running jobs end or nodes are added."

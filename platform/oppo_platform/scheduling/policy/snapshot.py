@@ -1,7 +1,7 @@
-"""What the policy sees and what it decides: frozen data, no behaviour that needs a database or a clock.
+"""Input and output of the policy: frozen data without a database or a clock.
 
 All instants are POSIX seconds, all durations seconds, all usage GPU-seconds (a CPU device counts like a GPU). Ids are the
-database's; the policy only compares them. The order of the tuples never matters: a plan depends on what the snapshot holds.
+database's; the policy only compares them. The order of the tuples does not matter.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class PolicySettings:
     """The policy's constants; docs/scheduling.md defines each."""
 
     half_life_s: float = 7 * 24 * 3600.0
-    # Every run counts as at least this long on its devices from the moment it is placed, so that a burst cannot win.
+    # Every run counts as at least this long on its devices once it is placed, so that a burst of submissions has no advantage.
     submit_penalty_s: float = 600.0
-    # Nobody is preempted before it has run this long: twice as long after each preemption, up to so many times as long.
+    # Minimum run time before preemption: doubled after each preemption, up to this factor.
     min_runtime_s: float = 600.0
     most_protection: int = 8
-    # How long a run that is asked to stop is expected to hold its devices: for estimates only.
+    # Expected time until a stopping run releases its devices: for estimates only.
     stop_s: float = 60.0
-    # This many blocked runs a pool, in order, get an estimate and may preempt; the rest gets a reason without an estimate.
+    # This many blocked runs per pool, in order, get an estimate and may preempt; the rest gets a reason without an estimate.
     lookahead: int = 50
 
     def protection_s(self, preempted: int) -> float:
-        """How long a run that was preempted so often is left alone from its start on."""
+        """Minimum run time of a run that was preempted this often."""
         return self.min_runtime_s * min(1 << preempted, self.most_protection)
 
 
@@ -46,7 +46,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU, or the one cpu device of a node without GPUs. It may be given away when it is ready and nobody holds it."""
+    """A GPU, or the one cpu device of a node without GPUs. It can be assigned when it is ready and free."""
 
     device_id: int
     kind: str  # "cuda" | "cpu"
@@ -57,7 +57,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A registered node, also one that is away: what is feasible ever is judged on all of them."""
+    """A registered node, also an unreachable one: feasibility is judged on all of them."""
 
     node_id: int
     name: str
@@ -76,7 +76,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A team's devices in a pool: `nominal` is its own, `borrow_cap` limits what it takes beyond (None: all there is)."""
+    """A team's devices in a pool: `nominal` is its own, `borrow_cap` limits what it borrows beyond (None: unlimited)."""
 
     nominal: int = 0
     borrow_cap: int | None = None
@@ -87,7 +87,7 @@ class Quota:
         return None if self.borrow_cap is None else self.nominal + self.borrow_cap
 
 
-# Without a row a team owns nothing and may borrow everything: without any set-up all share by fair share.
+# Without a row a team owns nothing and may borrow everything: without any setup all teams share by fair share.
 NO_QUOTA = Quota()
 
 
@@ -99,7 +99,7 @@ class Team:
     name: str
     weight: float = 1.0
     quotas: Mapping[int, Quota] = field(default_factory=dict)
-    # Of ended runs and of running ones up to `usage_at`; what running runs used since then, the policy adds.
+    # Of ended runs, and of running ones up to `usage_at`; the policy adds the use of running runs since.
     usage_gpu_s: float = 0.0
     usage_at: float = 0.0
 
@@ -110,7 +110,7 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRun:
-    """A queued run and what it asks for."""
+    """A queued run and its request."""
 
     run_id: int
     team_id: int
@@ -119,24 +119,24 @@ class WaitingRun:
     user_id: int | None = None
     priority: int = 50  # 1–99, higher goes first, compared within the team only
     nodes_max: int = 1  # a gang may span whole nodes up to this many
-    nodes: int | None = None  # exactly so many, with an equal part of the devices on each, whatever `nodes_max` says
+    nodes: int | None = None  # exactly this many nodes, with an equal part of the devices on each, whatever `nodes_max` is
     kind: str = "any"  # "any" | "cuda" | "cpu"; kinds are never mixed
     needs: frozenset[Need] = frozenset()
     pools: frozenset[int] | None = None  # only these pools; None: any
-    home: tuple[int, str] | None = None  # (id, name) of the node with its checkpoint, when storage is not shared
-    submitted_at: float = 0.0  # its place: kept when it comes back to the queue
+    home: tuple[int, str] | None = None  # (id, name) of the node with its checkpoint, if storage is not shared
+    submitted_at: float = 0.0  # its place in the queue, kept across preemptions and retries
     queued_at: float = 0.0
     preemptible: bool = True
-    max_runtime_s: float | None = None  # enforced by whoever runs it
+    max_runtime_s: float | None = None  # enforced by the platform
     steps_left: int | None = None
     steps_per_s: float | None = None  # measured
     excluded_nodes: frozenset[int] = frozenset()  # by its retry rules
     not_before: float | None = None  # retry back-off
-    preempted: int = 0  # how often it has been
+    preempted: int = 0  # number of past preemptions
 
     @property
     def estimate_s(self) -> float | None:
-        """How long it will take: steps left ÷ measured steps per second, and not beyond its `max_runtime_s`; None: unknown."""
+        """Expected duration: remaining steps ÷ measured steps per second, at most its `max_runtime_s`; None: unknown."""
         if not self.steps_per_s or self.steps_left is None:
             return self.max_runtime_s
         measured = self.steps_left / self.steps_per_s
@@ -145,7 +145,7 @@ class WaitingRun:
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
-    """The condition under which a run was let in front of `for_run_id`: it is off its devices at `until`."""
+    """Condition of a run backfilled in front of `for_run_id`: it leaves its devices at `until`."""
 
     for_run_id: int
     until: float
@@ -153,7 +153,7 @@ class Backfill:
 
 @dataclass(frozen=True, slots=True)
 class RunningRun:
-    """A run that holds devices: allocated, starting, running, or on its way out (`stopping`)."""
+    """A run that holds devices: allocated, starting, running, or `stopping`."""
 
     run_id: int
     team_id: int
@@ -161,17 +161,17 @@ class RunningRun:
     priority: int = 50
     preemptible: bool = True
     started_at: float = 0.0
-    expected_end: float | None = None  # steps left ÷ steps per second, or its max_runtime; None: unknown
-    stopping: bool = False  # a pause, a cancellation or a preemption is under way
+    expected_end: float | None = None  # remaining steps ÷ steps per second, or its max_runtime; None: unknown
+    stopping: bool = False  # a pause, a cancellation or a preemption is in progress
     backfill: Backfill | None = None  # as it was placed
-    preempted: int = 0  # how often it has been
+    preempted: int = 0  # number of past preemptions
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Devices kept for a blocked run; `start` is when they are expected to be free (None: nobody can say).
+    """Devices reserved for a blocked run; `start`: when they are expected to be free (None: unknown).
 
-    `cleared`: others were asked to stop for it, so it is the next to start, whatever shares and priorities have become.
+    `cleared`: others were preempted for it, so it is the next to start, even if shares and priorities have changed.
     """
 
     run_id: int
@@ -183,22 +183,22 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that one plan depends on besides the instant."""
+    """All inputs of a plan besides the instant."""
 
     pools: tuple[Pool, ...] = ()
     nodes: tuple[Node, ...] = ()
     teams: tuple[Team, ...] = ()
     waiting: tuple[WaitingRun, ...] = ()
     running: tuple[RunningRun, ...] = ()
-    # What the last plan reserved, stored and handed back as it was: whom others made room for comes first, and the head of the
-    # queue keeps its turn although shares have moved meanwhile.
+    # Reservations of the last plan: runs for which others were preempted come first, and the head of the queue keeps its turn
+    # although shares have changed.
     reservations: tuple[Reservation, ...] = ()
     settings: PolicySettings = field(default_factory=PolicySettings)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """These devices go to this run now; with `backfill` it has to be off them at that instant."""
+    """These devices are assigned to this run now; with `backfill` it must leave them at that instant."""
 
     run_id: int
     pool_id: int
@@ -213,7 +213,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Ask this run to stop so that `for_run_id` can start. `code`: reclaim | priority | backfill; `text` tells its owner why."""
+    """Stop this run so that `for_run_id` can start. `code`: reclaim | priority | backfill; `text`: the reason for its owner."""
 
     run_id: int
     for_run_id: int
@@ -225,14 +225,14 @@ class Preemption:
 class Reason:
     """Why a run waits. `code` and `detail` are for programs, `text` and `sooner` for people; codes: docs/scheduling.md.
 
-    `text` holds nothing that changes by the mere passing of time, so that it is written only when something happened.
+    `text` does not change with time alone, so that it is written only after an event.
     """
 
     code: str
     text: str
     detail: Mapping[str, Any] = field(default_factory=dict)
     estimated_start: float | None = None
-    sooner: str = ""  # what would start it sooner; "" when nothing would
+    sooner: str = ""  # what would start it sooner; "" if nothing would
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,4 +243,4 @@ class Decisions:
     preemptions: tuple[Preemption, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     reasons: Mapping[int, Reason] = field(default_factory=dict)
-    order: tuple[int, ...] = ()  # the runs that go on waiting, in the order in which they would start
+    order: tuple[int, ...] = ()  # the waiting runs, in their expected order of starts

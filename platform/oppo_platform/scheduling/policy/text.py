@@ -1,4 +1,4 @@
-"""Words that several reasons use."""
+"""Phrases shared by several reasons."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from oppo_platform.scheduling.policy.snapshot import WaitingRun
 
 
-def asked(run: WaitingRun, model: str = "") -> str:
-    """`4 × H100` where all devices that would do are of one model, else `4 cuda devices`."""
+def describe_request(run: WaitingRun, model: str = "") -> str:
+    """`4 × H100` if all suitable devices are of one model, otherwise `4 cuda devices`."""
     if model:
         return f"{run.devices} × {model}"
     kind = "" if run.kind == "any" else f"{run.kind} "
@@ -16,7 +16,7 @@ def asked(run: WaitingRun, model: str = "") -> str:
 
 
 def nodes_allowed(run: WaitingRun) -> str:
-    """On how many nodes it may be."""
+    """Number of nodes that it may use."""
     if run.nodes is not None:
         return f"{run.nodes} nodes"
     return "one node" if run.nodes_max == 1 else f"at most {run.nodes_max} nodes"

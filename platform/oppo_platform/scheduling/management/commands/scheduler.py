@@ -1,4 +1,4 @@
-"""The scheduler process: a cycle whenever something changed, and at least every two seconds."""
+"""The scheduler process: a cycle after every change, and at least every two seconds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LONGEST_WAIT_S = 2.0
 
 
 class Command(BaseCommand):
-    """`manage.py scheduler` runs until SIGTERM or SIGINT. `oppo scheduler --once` runs one cycle and prints what it did."""
+    """`manage.py scheduler` runs until SIGTERM or SIGINT. `oppo scheduler --once` runs one cycle and prints its result."""
 
     help = "Allocate devices to waiting runs."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run cycles until told to stop."""
+        """Run cycles until a stop signal."""
         stop = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: stop.set())
@@ -37,7 +37,7 @@ class Command(BaseCommand):
                     log.info("cycle", **result.counts())
                 listener.wait(LONGEST_WAIT_S)
             except (DatabaseError, psycopg.Error) as error:
-                # The database restarts or is away: everything is kept there, so come back when it answers.
+                # The database restarts or is unreachable: all state is in it, so retry.
                 log.warning("database away, trying again", error=str(error).strip())
                 listener.close()
                 connections.close_all()
@@ -46,7 +46,7 @@ class Command(BaseCommand):
 
 
 class Listener:
-    """A connection of its own that waits for a notification."""
+    """A dedicated database connection that waits for a notification."""
 
     def __init__(self) -> None:
         self._connection: psycopg.Connection[Any] | None = None
@@ -59,11 +59,11 @@ class Listener:
             self._connection = psycopg.connect(**{k: params[k] for k in keys if k in params}, autocommit=True)
             self._connection.execute(f"LISTEN {SCHEDULER}")
         heard = sum(1 for _ in self._connection.notifies(timeout=seconds, stop_after=1))
-        while heard:  # one cycle serves all that came meanwhile
+        while heard:  # one cycle handles all that arrived meanwhile
             heard = sum(1 for _ in self._connection.notifies(timeout=0))
 
     def close(self) -> None:
-        """Let go of the connection; the next `wait` makes a new one."""
+        """Close the connection; the next `wait` opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
