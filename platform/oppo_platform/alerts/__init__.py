@@ -1,1 +1,1 @@
-"""Alerts: conditions of a team's runs, and their delivery by mail and webhook."""
+"""Alerts: rules about a team's runs, their evaluation, and delivery by mail and webhook."""

@@ -1,4 +1,4 @@
-"""App configuration of alerts."""
+"""Django configuration of the alerts app."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from django.apps import AppConfig
 
 
 class AlertsConfig(AppConfig):
-    """Registers the hooks of alerts with `runs`."""
+    """Registers the hooks of alerts in the app `runs`."""
 
     name = "oppo_platform.alerts"
 
     def ready(self) -> None:
-        """Register with `runs`."""
         from oppo_platform.alerts import run_hooks
 
         run_hooks.register()

@@ -1,7 +1,7 @@
 """Opens and closes alerts.
 
-Guarantees: at most one open alert per condition and run, and one announcement of `failed` and `finished` per run (unique
-constraints); concurrent closers close an alert once (compare-and-set). Its deliveries are written in the same transaction, so
+Guarantees: at most one alert per condition is open for a run, and `failed` and `finished` are announced once per run (unique
+constraints); of concurrent closings exactly one succeeds (compare-and-set). Deliveries are created in the same transaction, so
 none is lost or duplicated. Callers hold the run's lock.
 """
 
@@ -22,8 +22,8 @@ from oppo_platform.runs.models import Run
 LONGEST_WHY = 1000
 
 
-def joined(runs: QuerySet[Run]) -> QuerySet[Run]:
-    """With the relations that alerts and their messages show."""
+def with_related(runs: QuerySet[Run]) -> QuerySet[Run]:
+    """Joins the tables that alerts and their messages need."""
     return runs.select_related("project__team", "user").defer("spec", "needs", "latest", "last_log_lines")
 
 
@@ -31,18 +31,18 @@ def joined(runs: QuerySet[Run]) -> QuerySet[Run]:
 def open_alert(
     run: Run, condition: Condition, why: str, value: float | None = None, threshold: float | None = None
 ) -> Alert | None:
-    """Open an alert and write its deliveries; None if it is already open or was announced.
+    """Open an alert and create its deliveries; None if it is already open, or was announced.
 
     Args:
         run: with project, team and user joined.
         why: a sentence.
-        value: the measurement, in the threshold's unit.
+        value: the measured value, in the threshold's unit.
     """
     now = clock.now()
-    told_once = condition in ANNOUNCEMENTS
-    same = {"run": run, "condition": condition} if told_once else {"run": run, "condition": condition, "closed_at": None}
+    once = condition in ANNOUNCEMENTS
+    same = {"run": run, "condition": condition} if once else {"run": run, "condition": condition, "closed_at": None}
     values = {"team_id": run.project.team_id, "why": why[:LONGEST_WHY], "value": value, "threshold": threshold, "step": run.step}
-    times = {"opened_at": now, "closed_at": now if told_once else None}
+    times = {"opened_at": now, "closed_at": now if once else None}
     alert, new = Alert.objects.get_or_create(**same, defaults={**values, **times})
     if not new:
         return None
@@ -53,7 +53,7 @@ def open_alert(
 
 @transaction.atomic
 def close_alert(run: Run, condition: Condition, why: str) -> Alert | None:
-    """Close the open alert of a condition; None if there is none."""
+    """Close the open alert of a condition; None without one."""
     alert = Alert.objects.filter(run=run, condition=condition, closed_at=None).first()
     now = clock.now()
     if alert is None or not Alert.objects.filter(pk=alert.pk, closed_at=None).update(closed_at=now, closed_why=why):
@@ -71,7 +71,7 @@ def close_all(run: Run, why: str) -> int:
 
 
 def _move_cursor(run: Run) -> None:
-    """For live pages."""
+    """Update live pages."""
     Run.objects.filter(pk=run.pk).update(cursor=F("cursor") + 1)
     run_changed(run.pk)
 
@@ -82,27 +82,28 @@ def _create_deliveries(alert: Alert, run: Run, about: Delivery.About) -> None:
     body = messages.webhook_body(alert, run, about, now)
     hooks = Webhook.objects.filter(team_id=alert.team_id, on=True, conditions__contains=[alert.condition])
     rows = [Delivery(webhook=hook, body=body, **common) for hook in hooks.only("pk")]
-    # A closing is sent to webhooks only.
+    # Closing is sent to webhooks only.
     if about == Delivery.About.OPENED and settings.OPPO_SMTP_URL:
         text = messages.mail_body(alert, run)
-        rows += [Delivery(user_id=user_id, body=text, **common) for user_id in _mailed(alert, run)]
+        rows += [Delivery(user_id=user_id, body=text, **common) for user_id in _mail_recipients(alert, run)]
     Delivery.objects.bulk_create(rows)
 
 
-def _mailed(alert: Alert, run: Run) -> list[int]:
-    """Members of the team with mail for this condition."""
-    people = Membership.objects.filter(user__is_active=True, user__service_of=None)
-    members = people.filter(team_id=alert.team_id, user__email__contains="@")
+def _mail_recipients(alert: Alert, run: Run) -> list[int]:
+    """Ids of the team's members whose mail settings include this alert."""
+    members = Membership.objects.filter(
+        team_id=alert.team_id, user__is_active=True, user__service_of=None, user__email__contains="@"
+    )
     choices = {choice.user_id: choice for choice in MailChoice.objects.filter(team_id=alert.team_id)}
     return [
         user_id
         for user_id in members.order_by("user_id").values_list("user_id", flat=True)
-        if wants_mail(choices.get(user_id), own=user_id == run.user_id, condition=alert.condition)
+        if _wants_mail(choices.get(user_id), own=user_id == run.user_id, condition=alert.condition)
     ]
 
 
-def wants_mail(choice: MailChoice | None, *, own: bool, condition: str) -> bool:
-    """Whether a user with this choice gets mail about a condition of their own or another user's run."""
+def _wants_mail(choice: MailChoice | None, *, own: bool, condition: str) -> bool:
+    """Whether mail settings include a condition, of the user's `own` run or another user's."""
     whose = choice.whose if choice is not None else MailChoice.Whose.OWN
     if whose == MailChoice.Whose.NONE or (whose == MailChoice.Whose.OWN and not own):
         return False

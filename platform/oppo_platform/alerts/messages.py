@@ -1,4 +1,4 @@
-"""A webhook's JSON and a mail's text (docs/alerts.md has both)."""
+"""Message bodies: JSON of webhooks and texts of mails (docs/alerts.md)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AlertFacts(TypedDict):
 
 
 def facts(alert: Alert) -> AlertFacts:
-    """The alert as JSON."""
+    """Converts an alert to JSON fields."""
     condition = Condition(alert.condition)
     return AlertFacts(
         id=alert.pk,
@@ -54,8 +54,8 @@ def facts(alert: Alert) -> AlertFacts:
     )
 
 
-def run_address(run_id: int) -> str:
-    """Absolute URL of the run's page."""
+def run_url(run_id: int) -> str:
+    """The absolute URL of the run's page."""
     return f"{settings.OPPO_BASE_URL}/runs/{run_id}"
 
 
@@ -65,10 +65,10 @@ def webhook_body(alert: Alert, run: Run, about: str, at: datetime) -> str:
     Args:
         run: with project, team and user joined.
     """
-    run_facts: dict[str, Any] = {
+    data: dict[str, Any] = {
         "id": run.pk,
         "name": run.name,
-        "url": run_address(run.pk),
+        "url": run_url(run.pk),
         "team": run.project.team.name,
         "project": run.project.name,
         "user": run.user.username,
@@ -76,22 +76,22 @@ def webhook_body(alert: Alert, run: Run, about: str, at: datetime) -> str:
         "step": run.step,
         "total_steps": run.total_steps,
     }
-    return json.dumps({"type": f"alert.{about}", "timestamp": iso(at), "data": {"alert": facts(alert), "run": run_facts}})
+    return json.dumps({"type": f"alert.{about}", "timestamp": iso(at), "data": {"alert": facts(alert), "run": data}})
 
 
 def test_body(team: Team, actor: User, at: datetime) -> str:
-    """The message of “Send test”."""
+    """The body of a test message."""
     data = {"team": team.name, "user": actor.username, "why": "Test message, requested with “Send test”."}
     return json.dumps({"type": "alert.test", "timestamp": iso(at), "data": data})
 
 
-def one_mail(bodies: Sequence[str]) -> tuple[str, str]:
-    """Subject and text of several mails as one."""
+def merge_mails(bodies: Sequence[str]) -> tuple[str, str]:
+    """Subject and text of several mails merged into one."""
     parts = [body.partition("\n\n") for body in bodies]
     subject = parts[0][0]
     if len(parts) > 1:
-        subjects = "; ".join(head.removeprefix(SUBJECT) for head, _, _ in parts)
-        subject = f"{SUBJECT}{len(parts)} alerts: {subjects}"
+        titles = "; ".join(head.removeprefix(SUBJECT) for head, _, _ in parts)
+        subject = f"{SUBJECT}{len(parts)} alerts: {titles}"
     return subject[:LONGEST_SUBJECT], SEPARATOR.join(text for _, _, text in parts)
 
 
@@ -99,8 +99,8 @@ def mail_body(alert: Alert, run: Run) -> str:
     """Subject, an empty line, text."""
     subject = " ".join(f"{SUBJECT}{run.name}: {alert.title}".split())
     where = f"{run.project.team.name} / {run.project.name}, submitted by {run.user.username}"
-    choose = f"{settings.OPPO_BASE_URL}/teams/{run.project.team_id}/alerts"
+    preferences = f"{settings.OPPO_BASE_URL}/teams/{run.project.team_id}/alerts"
     return (
-        f"{subject}\n\n{alert.why}\n\n{run.name} ({where})\nstep {run.step} of {run.total_steps}\n{run_address(run.pk)}\n\n"
-        + (f"Email settings: {choose}\n")
+        f"{subject}\n\n{alert.why}\n\n{run.name} ({where})\nstep {run.step} of {run.total_steps}\n{run_url(run.pk)}\n\n"
+        f"Email settings: {preferences}\n"
     )

@@ -1,7 +1,4 @@
-"""Rules, alerts, and their recipients.
-
-Times come from `oppo_platform.clock`. Rows of a run are deleted with it.
-"""
+"""Tables of rules, alerts, mail preferences, webhooks and deliveries. Times come from `oppo_platform.clock`."""
 
 from __future__ import annotations
 
@@ -18,17 +15,17 @@ CONDITIONS = [(condition.value, condition.value) for condition in Condition]
 
 
 def chosen_conditions() -> list[str]:
-    """All of them: the default for users who have not chosen."""
+    """Default selection: all conditions. Migrations refer to this function."""
     return [condition.value for condition in Condition]
 
 
 def conditions_field() -> ArrayField:
-    """Some conditions."""
+    """A column with a selection of conditions."""
     return ArrayField(models.CharField(max_length=20, choices=CONDITIONS), default=chosen_conditions)
 
 
 class AlertRule(models.Model):
-    """A team's change of a condition. A team without a row has the default (`policy.DEFAULTS`)."""
+    """A team's rule for a condition. A team without a row has the default (`policy.DEFAULTS`)."""
 
     team = models.ForeignKey("accounts.Team", on_delete=models.CASCADE, related_name="alert_rules")
     condition = models.CharField(max_length=20, choices=CONDITIONS)
@@ -41,7 +38,7 @@ class AlertRule(models.Model):
 
 
 class Watch(models.Model):
-    """The evaluator's state of a run that holds devices."""
+    """The evaluator's state of a run that holds devices, between two evaluations."""
 
     run = models.OneToOneField("runs.Run", primary_key=True, on_delete=models.CASCADE, related_name="watch")
     looks = models.PositiveBigIntegerField(default=0, help_text="Grows with every look that was kept: compare-and-set.")
@@ -54,13 +51,13 @@ class Watch(models.Model):
 
 
 class Ending(models.Model):
-    """A run has ended and this has not been announced. Written in the transaction of the end, deleted in that of its alerts."""
+    """An end of a run that is not yet announced. Created in the transaction of the end, deleted in that of its alerts."""
 
     run = models.OneToOneField("runs.Run", primary_key=True, on_delete=models.CASCADE, related_name="+")
 
 
 class Silence(models.Model):
-    """A run whose alerts are silenced."""
+    """The run opens no alerts while this row exists; `user` silenced it."""
 
     run = models.OneToOneField("runs.Run", primary_key=True, on_delete=models.CASCADE, related_name="silence")
     user = models.ForeignKey("accounts.User", on_delete=models.CASCADE, related_name="+")
@@ -68,7 +65,7 @@ class Silence(models.Model):
 
 
 class Alert(models.Model):
-    """A condition of a run, from `opened_at` to `closed_at`; announcements close when they open."""
+    """A condition held for a run, from `opened_at` to `closed_at`; announcements close when they open."""
 
     team = models.ForeignKey("accounts.Team", on_delete=models.CASCADE, related_name="alerts", help_text="The run's.")
     run = models.ForeignKey("runs.Run", on_delete=models.CASCADE, related_name="alerts")
@@ -99,22 +96,22 @@ class Alert(models.Model):
 
     @property
     def title(self) -> str:
-        """Display name of its condition."""
+        """The displayed name of its condition."""
         return TITLES[Condition(self.condition)]
 
 
 class SeenAlerts(models.Model):
-    """The newest alert that a user has seen in the list: the bell counts later ones."""
+    """The last alert that a user has seen in the list: the bell counts later ones."""
 
     user = models.OneToOneField("accounts.User", primary_key=True, on_delete=models.CASCADE, related_name="+")
     up_to = models.PositiveBigIntegerField()
 
 
 class MailChoice(models.Model):
-    """A user's choice of mails about a team. Without a row: own runs, every condition."""
+    """A user's mail preferences for a team. Default without a row: every condition of the user's own runs."""
 
     class Whose(models.TextChoices):
-        """Whose runs."""
+        """Owner of the runs."""
 
         NONE = "none"
         OWN = "own"
@@ -130,7 +127,7 @@ class MailChoice(models.Model):
 
 
 class Webhook(models.Model):
-    """A URL to which a team's alerts are posted. `sealed` is its encrypted secret, which signs every message."""
+    """A team's URL that receives alerts by POST. `sealed` is the encrypted secret that signs every message."""
 
     team = models.ForeignKey("accounts.Team", on_delete=models.CASCADE, related_name="webhooks")
     url = models.CharField(max_length=2000)
@@ -142,17 +139,17 @@ class Webhook(models.Model):
 
 
 class Delivery(models.Model):
-    """One message to one recipient. It waits until `due_at`, is claimed, sent outside any transaction, and marked."""
+    """One message to one receiver. It waits until `due_at`, is claimed, sent outside any transaction, and marked."""
 
     class State(models.TextChoices):
-        """State of a delivery."""
+        """State of the delivery."""
 
         WAITING = "waiting"
         SENT = "sent"
         FAILED = "failed"
 
     class About(models.TextChoices):
-        """Kind of message."""
+        """Event that the message reports."""
 
         OPENED = "opened"
         CLOSED = "closed"

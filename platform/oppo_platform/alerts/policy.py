@@ -1,9 +1,9 @@
-"""Alert conditions: pure functions of a rule and measurements. No database, no clock.
+"""Alert conditions as pure functions of a rule and a measured value, with hysteresis. No database, no clock.
 
     measured value ──▶ verdict(open?, value, rule) ──▶ open · close · keep
 
-Hysteresis: a condition opens beyond its threshold and closes only some way below it (`SLACK`), so that a value near the threshold
-opens one alert. Between the two, and without a measurement, nothing changes.
+An alert opens above the threshold and closes below it by a margin (`SLACK`), so that a value that oscillates around the threshold
+opens one alert. Between the two, and if the value is unknown, nothing changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 
 class Condition(StrEnum):
-    """Conditions of a run."""
+    """Conditions of a run that alerts report."""
 
     FAILED = "failed"
     FINISHED = "finished"
@@ -27,35 +27,33 @@ class Condition(StrEnum):
     BUBBLE_ABOVE = "bubble_above"
 
 
-# Announcements, which close at once; all others last as long as they hold.
+# Announced once, closed when they open; all others stay open while they hold.
 ANNOUNCEMENTS = frozenset({Condition.FAILED, Condition.FINISHED})
-# These need devices; the others are about learning, which does not change while a run waits.
-OF_WORK = frozenset({Condition.STALLED, Condition.BUBBLE_ABOVE})
-# Share of its threshold by which a value must come back before its alert closes.
+# Closed when the run holds no devices; the others are about training results, which do not change meanwhile.
+DEVICE_CONDITIONS = frozenset({Condition.STALLED, Condition.BUBBLE_ABOVE})
+# Hysteresis: share of the threshold by which a value must return before its alert closes.
 SLACK = {
     Condition.KL_ABOVE: 0.1,
     Condition.BUBBLE_ABOVE: 0.05,
     Condition.REWARD_COLLAPSED: 0.5,
 }
-STALL_PACES = 10.0  # a step may take this many times the run's typical step
-FIRST_STEP_FACTOR = 3.0  # and the first one of an attempt this many times the minimum
-LARGEST = 1e100  # larger values cannot be squared and summed, and are not measurements
-SURE = 3.0  # standard errors by which a gain and a drop of reward must exceed noise
+STALL_PACES = 10.0  # mean step times after which a step counts as stalled
+FIRST_STEP_FACTOR = 3.0  # of the rule's minutes, for the first step of an attempt
+LARGEST = 1e100  # larger values would overflow when squared and added
+MIN_SIGMAS = 3.0  # standard errors that a gain or a drop of the reward must exceed
 
 Verdict = Literal["open", "close", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One condition as configured by a team. Inapplicable fields are None.
+    """A team's rule for one condition. Fields that do not apply are None.
 
     Attributes:
-        on: whether the condition is enabled.
-        threshold: kl_above: nats per sequence; bubble_above: idle share of device time, 0 to 1; reward_collapsed:
-        lost share of the
-            gain; stalled: minutes that a step may take at least.
-        window_steps: steps over which the value is smoothed; not_finite: steps after the last such value until the
-        alert closes.
+        on: whether alerts open.
+        threshold: kl_above: nats per sequence; bubble_above: idle share of device time, 0 to 1; reward_collapsed: lost share of
+            the gain; stalled: minimum minutes without a step.
+        window_steps: steps of the smoothing window; not_finite: steps without a non-finite value until the alert closes.
     """
 
     on: bool = True
@@ -64,7 +62,7 @@ class Rule:
 
 
 class Limits(NamedTuple):
-    """Bounds and unit of a threshold."""
+    """Bounds of a threshold, and its unit."""
 
     least: float
     most: float
@@ -89,12 +87,12 @@ LIMITS: dict[Condition, Limits] = {
 WINDOW_LIMITS = (2, 500)
 
 
-def problem_with(condition: Condition, rule: Rule) -> str:
-    """Why a rule is invalid, a sentence; empty if it is valid."""
+def rule_error(condition: Condition, rule: Rule) -> str:
+    """The error in a rule, a sentence; empty for a valid rule."""
     limits, least, most = LIMITS.get(condition), *WINDOW_LIMITS
     if limits is not None:
-        threshold = rule.threshold
-        if threshold is None or not math.isfinite(threshold) or not limits.least <= threshold <= limits.most:
+        value = rule.threshold
+        if value is None or not math.isfinite(value) or not limits.least <= value <= limits.most:
             return f"{condition}: the threshold must be a number from {limits.least:g} to {limits.most:g} {limits.unit}."
     if DEFAULTS[condition].window_steps is not None and (rule.window_steps is None or not least <= rule.window_steps <= most):
         return f"{condition}: the window must be an integer number of steps from {least} to {most}."
@@ -102,10 +100,10 @@ def problem_with(condition: Condition, rule: Rule) -> str:
 
 
 def crossed(is_open: bool, value: float | None, threshold: float, slack: float) -> Verdict:
-    """Verdict for a value with an upper threshold; None: no measurement.
+    """Verdict for a value with an upper threshold; None: unknown.
 
     Args:
-        slack: share of the threshold by which the value must be below it again.
+        slack: share of the threshold by which the value must be below it to close.
     """
     if value is None:
         return "keep"
@@ -115,7 +113,7 @@ def crossed(is_open: bool, value: float | None, threshold: float, slack: float) 
 
 
 def window_mean(values: Sequence[float], window: int) -> float | None:
-    """Mean of the last `window` values; None if there are fewer, or one is not finite or beyond `LARGEST`."""
+    """Mean of the last `window` values; None if there are fewer, or one is not finite or exceeds `LARGEST`."""
     last = values[-window:]
     if len(last) < window or not all(abs(value) < LARGEST for value in last):
         return None
@@ -124,15 +122,15 @@ def window_mean(values: Sequence[float], window: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class RewardMemory:
-    """Running summary of the reward. `after` adds a step.
+    """Running statistics of the reward; the fields are stored as JSON.
 
     Attributes:
         count: finite values so far.
-        level: their smoothed value: the mean of the first `window` of them, an exponential average from then on.
-        noise: smoothed square of a value's distance from the previous level.
-        start: the level after `window` values, from which the gain is counted.
-        best: the highest level that is not due to one lucky batch: the level where `sure` was highest.
-        sure: the level there, less `SURE` standard errors.
+        level: smoothed reward: the mean of the first `window` values, then an exponential moving average.
+        noise: smoothed squared deviation of a value from the level before it.
+        start: the level after `window` values; the gain is measured from it.
+        best: the level at the highest `sure` since then, so that one lucky batch does not count.
+        sure: lower confidence bound of that level: level − `MIN_SIGMAS` standard errors.
     """
 
     count: int = 0
@@ -142,8 +140,8 @@ class RewardMemory:
     best: float | None = None
     sure: float = 0.0
 
-    def after(self, value: float, window: int) -> RewardMemory:
-        """With one more step's mean reward. Non-finite values, and those too large to be squared, are left out."""
+    def updated(self, value: float, window: int) -> RewardMemory:
+        """The statistics with one more step's mean reward; non-finite and too large values are ignored."""
         if not abs(value) < LARGEST:
             return self
         count = self.count + 1
@@ -151,73 +149,70 @@ class RewardMemory:
         off = value - self.level
         level = self.level + weight * off
         noise = self.noise + weight * (off * off - self.noise) if count > 1 else 0.0
-        updated = replace(self, count=count, level=level, noise=noise)
+        memory = replace(self, count=count, level=level, noise=noise)
         if count < window:
-            return updated
+            return memory
         if self.start is None:
-            return replace(updated, start=level, best=level, sure=level)
-        sure = level - SURE * updated.error(window)
-        return replace(updated, best=level, sure=sure) if sure > self.sure else updated
+            return replace(memory, start=level, best=level, sure=level)
+        sure = level - MIN_SIGMAS * memory.error(window)
+        return replace(memory, best=level, sure=sure) if sure > self.sure else memory
 
     def error(self, window: int) -> float:
-        """Standard error of the level: an exponential average with weight 2 / (window + 1) has that of a mean of `window`."""
+        """Standard error of the level: an EMA with weight 2 / (window + 1) has that of a mean of `window` values."""
         return math.sqrt(self.noise / window)
 
 
-@dataclass(frozen=True, slots=True)
-class Fall:
-    """Distance of the smoothed reward from its best. `share`: of the gain from `start` to `best`; None without a significant
-    gain. `stands_out`: whether gain and fall exceed noise."""
+class RewardDrop(NamedTuple):
+    """Drop of the smoothed reward below its best. `share`: of the gain from `start` to `best`; None without a gain.
+    `significant`: whether gain and drop both exceed the noise."""
 
     share: float | None
-    stands_out: bool
+    significant: bool
 
 
-def measure_fall(memory: RewardMemory, window: int) -> Fall:
-    """The fall according to a memory."""
-    if memory.start is None or memory.best is None:
-        return Fall(None, False)
+def reward_drop(memory: RewardMemory, window: int) -> RewardDrop:
+    """The current drop of the reward."""
+    if memory.start is None or memory.best is None or memory.best <= memory.start:
+        return RewardDrop(None, False)
     gain, drop = memory.best - memory.start, memory.best - memory.level
-    error = memory.error(window)
-    if gain <= 0.0:
-        return Fall(None, False)
+    noise = MIN_SIGMAS * memory.error(window)
     share = max(-LARGEST, min(drop / gain, LARGEST))  # a tiny gain divides to infinity
-    return Fall(share, gain > SURE * error and drop > SURE * error)
+    return RewardDrop(share, gain > noise and drop > noise)
 
 
 def collapsed(is_open: bool, memory: RewardMemory, rule: Rule) -> Verdict:
     """Whether the reward has lost more than the rule's share of its gain. Noise neither opens nor closes an alert."""
     if rule.threshold is None or rule.window_steps is None:
         return "keep"
-    fall = measure_fall(memory, rule.window_steps)
-    if not is_open and not fall.stands_out:
+    drop = reward_drop(memory, rule.window_steps)
+    if not is_open and not drop.significant:
         return "keep"
-    return crossed(is_open, fall.share, rule.threshold, SLACK[Condition.REWARD_COLLAPSED])
+    return crossed(is_open, drop.share, rule.threshold, SLACK[Condition.REWARD_COLLAPSED])
 
 
 def stall_limit_s(rule: Rule, pace_s: float | None) -> float:
     """Seconds without a step after which a run counts as stalled.
 
     Args:
-        pace_s: duration of its steps; None before the first one of the attempt.
+        pace_s: mean step time; None before the first step of the attempt.
     """
     least_s = 60.0 * (rule.threshold or 0.0)
     return least_s * FIRST_STEP_FACTOR if pace_s is None else max(least_s, STALL_PACES * pace_s)
 
 
 def stalled(is_open: bool, silent_s: float, limit_s: float) -> Verdict:
-    """Whether a training run has been silent for too long. A step closes the alert at once."""
+    """Whether a running run has had no step for too long. A new step closes the alert at once."""
     return crossed(is_open, silent_s, limit_s, 0.0)
 
 
-def unfinite(is_open: bool, last_at: int | None, step: int, rule: Rule) -> Verdict:
+def nonfinite(is_open: bool, last_at: int | None, step: int, rule: Rule) -> Verdict:
     """Whether a value was not finite within the last steps.
 
     Args:
-        last_at: the last step with such a value; None without a recent one.
+        last_at: the last step with such a value, if any.
         step: the newest step.
     """
     recent = last_at is not None and step - last_at < (rule.window_steps or 1)
-    if is_open:
-        return "keep" if recent else "close"
-    return "open" if recent else "keep"
+    if recent == is_open:
+        return "keep"
+    return "open" if recent else "close"

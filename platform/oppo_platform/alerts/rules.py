@@ -1,8 +1,8 @@
-"""A team's rules: the defaults with its changes."""
+"""Alert rules of a team: the defaults and the team's changes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from django.db import transaction
 
@@ -10,9 +10,9 @@ from oppo_platform.accounts import audit
 from oppo_platform.accounts.access import Action, demand
 from oppo_platform.accounts.models import Team, User
 from oppo_platform.accounts.services import AccountError
-from oppo_platform.alerts.lifecycle import close_alert, joined
+from oppo_platform.alerts.lifecycle import close_alert, with_related
 from oppo_platform.alerts.models import Alert, AlertRule
-from oppo_platform.alerts.policy import DEFAULTS, Condition, Rule, problem_with
+from oppo_platform.alerts.policy import DEFAULTS, Condition, Rule, rule_error
 from oppo_platform.runs.models import Run
 
 Rules = Mapping[Condition, Rule]
@@ -20,10 +20,10 @@ Rules = Mapping[Condition, Rule]
 
 def rules_by_team(team_ids: Collection[int]) -> dict[int, Rules]:
     """Every rule of each team, by team id."""
-    result = {team_id: dict(DEFAULTS) for team_id in team_ids}
-    for row in AlertRule.objects.filter(team_id__in=result):
-        result[row.team_id][Condition(row.condition)] = Rule(row.on, row.threshold, row.window_steps)
-    return dict(result)
+    rules = {team_id: dict(DEFAULTS) for team_id in team_ids}
+    for row in AlertRule.objects.filter(team_id__in=rules):
+        rules[row.team_id][Condition(row.condition)] = Rule(row.on, row.threshold, row.window_steps)
+    return dict(rules)
 
 
 def team_rules(team_id: int) -> Rules:
@@ -32,30 +32,26 @@ def team_rules(team_id: int) -> Rules:
 
 
 @transaction.atomic
-def set_rules(actor: User, team: Team, new_rules: Rules) -> int:
-    """Change some of the team's rules. Returns how many are different now.
+def set_rules(actor: User, team: Team, rules: Rules) -> int:
+    """Set some of the team's rules. Returns the number of changed ones.
 
     Raises:
-        PermissionDenied: the actor is no owner. AccountError: a number is out of bounds.
+        PermissionDenied: the actor is no owner. AccountError: a number is out of its limits.
     """
     demand(actor, Action.MANAGE_ALERTS, team.pk)
-    problems = [problem for condition, rule in new_rules.items() if (problem := problem_with(condition, rule))]
-    if problems:
-        raise AccountError(" ".join(problems))
+    errors = [error for condition, rule in rules.items() if (error := rule_error(condition, rule))]
+    if errors:
+        raise AccountError(" ".join(errors))
     before = team_rules(team.pk)
-    changed = {condition: rule for condition, rule in new_rules.items() if rule != before[condition]}
+    changed = {condition: rule for condition, rule in rules.items() if rule != before[condition]}
     for condition, rule in changed.items():
         values = {"on": rule.on, "threshold": rule.threshold, "window_steps": rule.window_steps}
         AlertRule.objects.update_or_create(team=team, condition=condition, defaults=values)
         audit.record(team.pk, actor, "alert.rule", condition, **values)
-    _close(team, [condition for condition, rule in changed.items() if not rule.on])
-    return len(changed)
-
-
-def _close(team: Team, conditions: Sequence[Condition]) -> None:
-    """Close open alerts of disabled conditions, one run after another."""
-    result = Alert.objects.filter(team=team, closed_at=None, condition__in=conditions)
-    for run_id in sorted(set(result.values_list("run_id", flat=True))):
-        run = joined(Run.objects.select_for_update(of=("self",))).get(pk=run_id)
-        for condition in conditions:
+    disabled = [condition for condition, rule in changed.items() if not rule.on]
+    open_alerts = Alert.objects.filter(team=team, closed_at=None, condition__in=disabled)
+    for run_id in sorted(set(open_alerts.values_list("run_id", flat=True))):
+        run = with_related(Run.objects.select_for_update(of=("self",))).get(pk=run_id)
+        for condition in disabled:
             close_alert(run, condition, "The rule was disabled.")
+    return len(changed)

@@ -1,4 +1,4 @@
-"""Hooks of alerts in runs: an `Ending` at a run's end, the alerts of a summary, and the filter `alert:`."""
+"""Hooks of alerts in the app `runs`: an `Ending` at a run's end, the alerts of a run summary, and the filter `alert:`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ ANY_ALERT = "any"
 
 
 def register() -> None:
-    """Called once when Django starts."""
-    transitions.ON_END.append(note_end)
+    """Register the hooks, once when Django starts."""
+    transitions.ON_END.append(lambda run_id: Ending.objects.create(run_id=run_id))
     selectors.ANNOTATIONS.update(open_alerts=open_alerts, is_silent=silent)
-    says = "an open alert: a condition, or any"
-    filtering.ADDED_FIELDS["alert"] = filtering.Field(says, [ANY_ALERT, *Condition], _with_alert)
-
-
-def note_end(run_id: int) -> None:
-    """Let the evaluator announce the run's end. Inside the transaction of the end."""
-    Ending.objects.create(run_id=run_id)
+    description = "an open alert: a condition, or any"
+    filtering.ADDED_FIELDS["alert"] = filtering.Field(description, [ANY_ALERT, *Condition], _with_alert)
 
 
 def _with_alert(value: str) -> Q:
-    matching = Alert.objects.filter(closed_at=None, **({} if value == ANY_ALERT else {"condition": value}))
-    return Q(pk__in=matching.values("run_id"))
+    alerts = Alert.objects.filter(closed_at=None, **({} if value == ANY_ALERT else {"condition": value}))
+    return Q(pk__in=alerts.values("run_id"))

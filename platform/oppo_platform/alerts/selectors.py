@@ -1,4 +1,4 @@
-"""Queries of alerts. A user sees those of their teams; others do not exist for them."""
+"""Queries of alerts, restricted to the user's teams."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from oppo_platform.alerts.models import Alert, Delivery, SeenAlerts, Silence
 from oppo_platform.clock import iso
 from oppo_platform.cursors import read_cursor, write_cursor
 
-MOST_A_PAGE = 200
-MOST_COUNTED = 99
+MAX_PER_PAGE = 200
+MAX_COUNTED = 99
 
 
 class AlertSummary(AlertFacts):
-    """An alert with its run, and who acknowledged it."""
+    """An alert with its run and the user who acknowledged it."""
 
     run: int
     run_name: str
@@ -44,16 +44,16 @@ def visible_alerts(user: User) -> QuerySet[Alert]:
 
 
 def get_alert(user: User, alert_id: int) -> Alert:
-    """One alert. Raises `Alert.DoesNotExist`, also for another team's."""
-    return _joined(visible_alerts(user)).get(pk=alert_id)
+    """One alert. Raises `Alert.DoesNotExist`, also if it belongs to another team."""
+    return _with_related(visible_alerts(user)).get(pk=alert_id)
 
 
-def _joined(alerts: QuerySet[Alert]) -> QuerySet[Alert]:
+def _with_related(alerts: QuerySet[Alert]) -> QuerySet[Alert]:
     return alerts.select_related("run", "team", "acknowledged_by").defer("run__spec", "run__latest", "run__needs")
 
 
 def summary(alert: Alert) -> AlertSummary:
-    """The alert as JSON, from one of this module's querysets."""
+    """Converts an alert of one of this module's querysets to JSON fields."""
     return AlertSummary(
         **facts(alert),
         run=alert.run_id,
@@ -79,40 +79,37 @@ def list_alerts(
 ) -> AlertList:
     """The user's alerts, newest first. Raises `BadCursor`."""
     filters = {"team_id": team_id, "run_id": run_id, "condition": condition or None}
-    alerts = _joined(visible_alerts(user)).filter(**{name: value for name, value in filters.items() if value is not None})
+    alerts = _with_related(visible_alerts(user)).filter(**{name: value for name, value in filters.items() if value is not None})
     if only_open:
         alerts = alerts.filter(closed_at=None)
     if cursor:
         alerts = alerts.filter(pk__lt=read_cursor(cursor, int)[0])
-    limit = max(1, min(limit, MOST_A_PAGE))
-    result = list(alerts.order_by("-id")[: limit + 1])
-    following = write_cursor(result[limit - 1].pk) if len(result) > limit else None
-    return AlertList(items=[summary(alert) for alert in result[:limit]], next=following)
+    limit = max(1, min(limit, MAX_PER_PAGE))
+    page = list(alerts.order_by("-id")[: limit + 1])
+    following = write_cursor(page[limit - 1].pk) if len(page) > limit else None
+    return AlertList(items=[summary(alert) for alert in page[:limit]], next=following)
 
 
 def unread(user: User) -> int:
-    """Number of unacknowledged alerts since the user last opened the list; at most `MOST_COUNTED` + 1."""
+    """Number of unacknowledged alerts since the user last opened the list; at most `MAX_COUNTED` + 1."""
     up_to = SeenAlerts.objects.filter(user_id=user.pk).values_list("up_to", flat=True).first() or 0
-    news = visible_alerts(user).filter(pk__gt=up_to, acknowledged_at=None)
-    return news[: MOST_COUNTED + 1].count()
+    return visible_alerts(user).filter(pk__gt=up_to, acknowledged_at=None)[: MAX_COUNTED + 1].count()
 
 
-def mail_refused(user: User, team: Team) -> str:
-    """Why the last mail about this team's alerts did not reach the user; empty if it did."""
-    last = (
-        Delivery.objects.filter(user_id=user.pk, alert__team=team).exclude(state=Delivery.State.WAITING).order_by("-id").first()
-    )
+def last_mail_error(user: User, team: Team) -> str:
+    """The error of the last mail about this team's alerts to the user; empty if it was sent."""
+    mails = Delivery.objects.filter(user_id=user.pk, alert__team=team).exclude(state=Delivery.State.WAITING)
+    last = mails.order_by("-id").first()
     return last.error if last is not None and last.state == Delivery.State.FAILED else ""
 
 
 def silent() -> Exists:
-    """For a queryset of runs: whether the run is silenced."""
+    """Annotation of runs: whether the run is silenced."""
     return Exists(Silence.objects.filter(run=OuterRef("pk")))
 
 
 def open_alerts() -> ArraySubquery:
-    """For a queryset of runs: its open alerts as `OpenAlert`, oldest first."""
-    result = Alert.objects.filter(run=OuterRef("pk"), closed_at=None).order_by("id")
-    return ArraySubquery(
-        result.values(item=JSONObject(id="id", condition="condition", why="why", acknowledged_by="acknowledged_by__username"))
-    )
+    """Annotation of runs: an `OpenAlert` per open alert, oldest first."""
+    alerts = Alert.objects.filter(run=OuterRef("pk"), closed_at=None).order_by("id")
+    fields = JSONObject(id="id", condition="condition", why="why", acknowledged_by="acknowledged_by__username")
+    return ArraySubquery(alerts.values(json=fields))

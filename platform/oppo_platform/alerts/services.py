@@ -1,4 +1,4 @@
-"""Actions on alerts: acknowledge, silence a run, choose mails."""
+"""User actions on alerts: acknowledge, silence a run, set mail preferences."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from oppo_platform.runs.models import Change, Run
 
 @transaction.atomic
 def acknowledge(actor: User, alert: Alert) -> bool:
-    """Acknowledge an alert, for all users. False: it was acknowledged before.
+    """Acknowledge an alert for all users: it no longer counts as unread. False if it was acknowledged before.
 
     Raises:
         PermissionDenied: the actor is a viewer.
     """
     demand(actor, Action.SUBMIT, alert.team_id)
-    # The run's lock first, as everywhere: its cursor moves as well.
+    # The run is locked first, as everywhere: its cursor is updated, too.
     Run.objects.select_for_update().only("pk").get(pk=alert.run_id)
     now = clock.now()
     fresh = Alert.objects.filter(pk=alert.pk, acknowledged_at=None).update(acknowledged_at=now, acknowledged_by=actor)
@@ -42,10 +42,10 @@ def acknowledge(actor: User, alert: Alert) -> bool:
 
 @transaction.atomic
 def silence(actor: User, run_id: int, silent: bool) -> bool:
-    """Silence a run's alerts or unsilence them; open ones close. Returns whether that is a change.
+    """Silence the alerts of a run, which closes open ones, or unsilence them. Returns whether this is a change.
 
     Raises:
-        PermissionDenied: the actor may not manage the run.
+        PermissionDenied: the actor may not steer the run.
     """
     run = Run.objects.select_for_update(of=("self",)).select_related("project__team", "user").get(pk=run_id)
     if not may_manage(actor, run):
@@ -67,24 +67,29 @@ def silence(actor: User, run_id: int, silent: bool) -> bool:
 
 @transaction.atomic
 def choose_mail(actor: User, team: Team, whose: str, conditions: Sequence[str]) -> MailChoice:
-    """Set a user's mails about a team's runs.
+    """Set the actor's mail preferences for a team's runs.
 
     Raises:
-        PermissionDenied: they are not in the team. AccountError: there is no such choice or condition.
+        PermissionDenied: the actor is not in the team. AccountError: unknown choice or condition.
     """
     demand(actor, Action.READ, team.pk)
     if whose not in MailChoice.Whose.values:
         raise AccountError(f"Must be one of {', '.join(MailChoice.Whose.values)}.")
-    unknown = [word for word in conditions if word not in set(Condition)]
-    if unknown:
-        raise AccountError(f"Unknown condition {unknown[0][:40]}.")
-    fields = {"whose": whose, "conditions": [c.value for c in Condition if c.value in conditions]}
-    choice, _ = MailChoice.objects.update_or_create(user=actor, team=team, defaults=fields)
+    values = {"whose": whose, "conditions": parse_conditions(conditions)}
+    choice, _ = MailChoice.objects.update_or_create(user=actor, team=team, defaults=values)
     return choice
 
 
+def parse_conditions(names: Sequence[str]) -> list[str]:
+    """The named conditions in their standard order. Raises `AccountError` for an unknown name."""
+    unknown = [name for name in names if name not in set(Condition)]
+    if unknown:
+        raise AccountError(f"Unknown condition {unknown[0][:40]}.")
+    return [condition.value for condition in Condition if condition.value in names]
+
+
 def mark_seen(user: User, up_to: int) -> None:
-    """The user has seen the list up to this alert. The mark never moves back."""
+    """Record that the user has seen the list up to this alert; never decreases."""
     with transaction.atomic():
         seen, _ = SeenAlerts.objects.select_for_update().get_or_create(user_id=user.pk, defaults={"up_to": up_to})
         if seen.up_to < up_to:

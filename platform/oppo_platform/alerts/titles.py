@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from oppo_platform.alerts.policy import STALL_PACES, Condition, RewardMemory, Rule
 
-# Verb between a value and its threshold.
-Sentence = Callable[[float, Rule], str]
+Sentence = Callable[[float, Rule], str]  # from the value and the rule that it violates
 
 TITLES = {
     Condition.FAILED: "Failed",
@@ -29,7 +28,7 @@ MEANINGS = {
 }
 
 
-def minutes(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds as `50 s`, `12 m` or `2 h 5 m`."""
     whole = round(seconds)
     if whole < 60:
@@ -40,26 +39,26 @@ def minutes(seconds: float) -> str:
 
 
 def why_stalled(silent_s: float, step: int, pace_s: float | None) -> str:
-    """The sentence of a stalled run."""
-    before = f"; typical step time {pace_s:.3g} s" if pace_s is not None else ""
-    what = f"No step after step {step}" if step else "No first step"
-    return f"{what} for {minutes(silent_s)}{before}."
+    """The reason of a `stalled` alert."""
+    pace = f"; typical step time {pace_s:.3g} s" if pace_s is not None else ""
+    missing = f"No step after step {step}" if step else "No first step"
+    return f"{missing} for {format_duration(silent_s)}{pace}."
 
 
 def why_kl(value: float, rule: Rule) -> str:
-    """The sentence of a KL alert."""
+    """The reason of a `kl_above` alert."""
     steps = f"mean of the last {rule.window_steps} steps"
     return f"KL to the reference: {value:.4g} nats per sequence, {steps}; above {rule.threshold:g}."
 
 
 def why_bubble(value: float, rule: Rule) -> str:
-    """The sentence of a bubble alert."""
+    """The reason of a `bubble_above` alert."""
     limit = 100 * (rule.threshold or 0.0)
     return f"Devices were idle for {100 * value:.3g} % of the last {rule.window_steps} steps; above {limit:g} %."
 
 
 def why_collapsed(memory: RewardMemory, share: float) -> str:
-    """The sentence of a reward collapse."""
+    """The reason of a `reward_collapsed` alert."""
     best, start = memory.best or 0.0, memory.start or 0.0
     return (
         f"The smoothed reward fell from its best, {best:.4g}, to {memory.level:.4g}: "

@@ -1,7 +1,7 @@
-"""Network addresses that a webhook may use: pure functions.
+"""Allowed network addresses of webhooks, against server-side request forgery (SSRF). Pure functions.
 
-A user enters the URL and our network sends the request. So the address must be public, or its host one that the operator allowed.
-Link-local addresses, where clouds serve credentials, are never allowed.
+Users choose webhook URLs, and the platform posts to them from inside the operator's network. An address must therefore be public,
+or its host allowed by the operator. Link-local addresses, where clouds serve credentials, are never allowed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Target(NamedTuple):
-    """Destination of a webhook. `path` includes the query."""
+    """The parsed URL of a webhook. `path` includes the query."""
 
     host: str
     port: int
@@ -25,49 +25,47 @@ class Target(NamedTuple):
     encrypted: bool
 
 
-class NotAllowed(ValueError):
-    """The address is not allowed; the message is a sentence."""
+class UrlNotAllowed(ValueError):
+    """A webhook may not post to this URL; the message is the reason, a sentence."""
 
 
 def parse_target(url: str, plain_hosts: Collection[str]) -> Target:
-    """Parse a webhook's URL.
+    """The parts of a webhook's URL.
 
     Args:
-        plain_hosts: hosts that may be used without TLS.
+        plain_hosts: hosts allowed without TLS.
 
     Raises:
-        NotAllowed: it is malformed, not https, or has a user name or a fragment.
+        UrlNotAllowed: it is malformed, not https, or contains a user name or a fragment.
     """
     if len(url) > LONGEST_URL or any(ord(c) <= 32 or ord(c) > 126 for c in url):
-        raise NotAllowed(f"A webhook URL must have at most {LONGEST_URL:,} ASCII characters and no spaces.")
+        raise UrlNotAllowed(f"A webhook URL must have at most {LONGEST_URL:,} ASCII characters and no spaces.")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise NotAllowed("This is not a URL. Example: https://example.org/hooks/oppo.") from None
+        raise UrlNotAllowed("This is not a URL. Example: https://example.org/hooks/oppo.") from None
     if not host or parts.scheme not in ("https", "http"):
-        raise NotAllowed("A webhook URL must start with https:// and contain a host.")
+        raise UrlNotAllowed("A webhook URL must start with https:// and contain a host.")
     if parts.username is not None or parts.password is not None or parts.fragment:
-        raise NotAllowed("A webhook URL must not contain a user name, password or fragment; messages are signed instead.")
+        raise UrlNotAllowed("A webhook URL must not contain a user name, password or fragment; messages are signed instead.")
     encrypted = parts.scheme == "https"
     if not encrypted and host not in plain_hosts:
-        raise NotAllowed("Webhook URLs must use https.")
+        raise UrlNotAllowed("Webhook URLs must use https.")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Target(host, port if port is not None else (443 if encrypted else 80), path, encrypted)
 
 
-def refuse(address: str, *, private_allowed: bool) -> str:
-    """Why a network address is not allowed; empty if it is.
+def address_error(address: str, *, private_allowed: bool) -> str:
+    """Reason to block a network address; empty if it is allowed.
 
     Args:
-        address: from the resolver or the connection, with an IPv6 zone if any.
-        private_allowed: the operator allowed the host.
+        address: from the resolver or the connection, possibly with an IPv6 zone.
+        private_allowed: the operator allows private addresses for the host.
     """
-    ip = _plain(ipaddress.ip_address(address.partition("%")[0]))
-    reserved = ip.is_reserved and not ip.is_loopback  # like ::1
-    local = (
-        isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local
-    )  # the predecessor of fc00::/7, which Python counts as global
+    ip = _embedded_ipv4(ipaddress.ip_address(address.partition("%")[0]))
+    reserved = ip.is_reserved and not ip.is_loopback  # Python calls ::1 reserved
+    local = isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local  # fec0::/10, which Python calls global
     if ip.is_link_local or ip.is_multicast or ip.is_unspecified or reserved:
         return f"{ip} is not allowed for webhooks"
     if (local or not ip.is_global) and not private_allowed:
@@ -75,8 +73,8 @@ def refuse(address: str, *, private_allowed: bool) -> str:
     return ""
 
 
-def _plain(ip: Address) -> Address:
-    """The embedded IPv4 address of an IPv6 address, if any."""
+def _embedded_ipv4(ip: Address) -> Address:
+    """The IPv4 address embedded in an IPv6 address, or the address itself."""
     if isinstance(ip, ipaddress.IPv4Address):
         return ip
     if ip in NAT64:

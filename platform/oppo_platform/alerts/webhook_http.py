@@ -1,8 +1,8 @@
-"""One POST to a user-supplied URL, with protection against server-side request forgery.
+"""HTTP POST to a webhook URL, protected against server-side request forgery (SSRF).
 
-Guarantees: the name is resolved once, the connection goes to the checked address under the name's certificate, and the peer is
-checked again; no redirects, no proxies; a total time limit, however slow the receiver (the resolver has its own limit); only the
-head of the response is read, and only its status used.
+Guarantees: the name is resolved once and the connection uses the address that was checked, with the name's certificate; the peer
+address is checked again; redirects and proxies are not used; the request ends within its time limit, also with a slow receiver
+(the resolver has its own limit); of the response only the head is read and only the status used.
 
 Posts are signed by the convention of standardwebhooks.com: `v1,` and base64 of HMAC-SHA256 over `id.timestamp.body`.
 """
@@ -19,69 +19,67 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from django.conf import settings
 
-from oppo_platform.alerts.url_policy import NotAllowed, Target, parse_target, refuse
+from oppo_platform.alerts.url_policy import Target, UrlNotAllowed, address_error, parse_target
 
 PREFIX = "whsec_"
 SECRET_BYTES = 32
 
 
-class NotPosted(Exception):
-    """No response; the message is a sentence."""
+class PostError(Exception):
+    """There was no response; the message is the reason, a sentence."""
 
 
 def post(url: str, body: bytes, headers: Mapping[str, str], within_s: float) -> int:
-    """Post, and return the HTTP status.
-
-    Args:
-        within_s: total time limit.
+    """Post within `within_s` seconds in total, and return the HTTP status.
 
     Raises:
-        NotAllowed: the address is not allowed. NotPosted: no response in time, or not HTTP.
+        UrlNotAllowed: the URL or its address is not allowed. PostError: no HTTP response in time.
     """
     target = parse_target(url, settings.OPPO_WEBHOOK_PLAIN_HOSTS)
-    connection = _Checked(target, time.monotonic() + within_s)
-    ended = threading.Timer(within_s, connection.cut)
-    ended.daemon = True
-    ended.start()
+    connection = _CheckedConnection(target, time.monotonic() + within_s)
+    timer = threading.Timer(within_s, connection.abort)
+    timer.daemon = True
+    timer.start()
     try:
         connection.request("POST", target.path, body=body, headers={"User-Agent": "OPPO-Platform", **headers})
         status = connection.getresponse().status
-        if connection.was_cut:  # within the head
+        if connection.aborted:  # while reading the head
             raise TimeoutError
     except (OSError, http.client.HTTPException) as error:
-        if connection.was_cut or isinstance(error, TimeoutError):
-            raise NotPosted(f"{target.host} did not respond within {within_s:g} s.") from error
-        raise NotPosted(f"{target.host}: {_said(error)}") from error
+        if connection.aborted or isinstance(error, TimeoutError):
+            raise PostError(f"{target.host} did not respond within {within_s:g} s.") from error
+        raise PostError(f"{target.host}: {_error_text(error)}") from error
     finally:
-        ended.cancel()
+        timer.cancel()
         connection.close()
     return status
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid: {error.verify_message}."
     return f"{type(error).__name__}: {str(error).strip() or 'the connection broke'}"[:300]
 
 
-class _Checked(http.client.HTTPConnection):
-    """A connection to a checked address."""
+class _CheckedConnection(http.client.HTTPConnection):
+    """A connection to a checked address, with a deadline."""
 
     def __init__(self, target: Target, deadline: float) -> None:
         super().__init__(target.host, target.port)
         self.default_port = 443 if target.encrypted else 80  # for the Host header
         self._target, self._deadline = target, deadline
         self._raw: socket.socket | None = None
-        self.was_cut = False
+        self.aborted = False
 
     def connect(self) -> None:
         """Resolve, check, connect to the checked address, check the peer, and start TLS."""
-        family, address = _resolved(self._target)
+        family, address = _resolve(self._target)
         self._raw = socket.socket(family, socket.SOCK_STREAM)
         self._raw.settimeout(self._left_s())
         self._raw.connect(address)
@@ -91,23 +89,19 @@ class _Checked(http.client.HTTPConnection):
         if self._target.encrypted:
             context = ssl.create_default_context()
             context.minimum_version = ssl.TLSVersion.TLSv1_2
-            # In two steps: `cut` must find the socket during the handshake.
+            # In two steps: `abort` needs the socket during the handshake.
             self.sock = context.wrap_socket(self._raw, server_hostname=self._target.host, do_handshake_on_connect=False)
             self.sock.do_handshake()
 
-    def cut(self) -> None:
-        """Shut the socket down from another thread: reads and writes end at once."""
-        self.was_cut = True
-        held = self.sock or self._raw
-        if held is None:
-            return
-        try:
-            held.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it has already ended
-            return
+    def abort(self) -> None:
+        """Shut down from another thread: pending reads and writes end at once."""
+        self.aborted = True
+        if (used := self.sock or self._raw) is not None:
+            with suppress(OSError):  # it has ended meanwhile
+                used.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Also for a connection without more than a socket."""
+        """Also close the socket of a connection that was not established."""
         super().close()
         if self._raw is not None:
             self._raw.close()
@@ -119,36 +113,35 @@ class _Checked(http.client.HTTPConnection):
         return left
 
 
-def _resolved(target: Target) -> tuple[socket.AddressFamily, Any]:
-    """The first address of the host. All its addresses must be allowed: a name that also points inside is an attack."""
+def _resolve(target: Target) -> tuple[socket.AddressFamily, Any]:
+    """The first address of the host. All of its addresses must be allowed, so that a name cannot also point inside."""
     try:
-        result = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
-        raise NotPosted(f"Host not found: {target.host}.") from None
-    for _, _, _, _, address in result:
+        raise PostError(f"Host not found: {target.host}.") from None
+    for _, _, _, _, address in addresses:
         _check(target.host, str(address[0]))
-    family, _, _, _, address = result[0]
+    family, _, _, _, address = addresses[0]
     return family, address
 
 
 def _check(host: str, address: str) -> None:
-    why = refuse(address, private_allowed=host in settings.OPPO_WEBHOOK_PRIVATE_HOSTS)
-    if why:
-        raise NotAllowed(f"{host} is not allowed: {why}.")
+    if why := address_error(address, private_allowed=host in settings.OPPO_WEBHOOK_PRIVATE_HOSTS):
+        raise UrlNotAllowed(f"{host} is not allowed: {why}.")
 
 
 def new_secret() -> str:
-    """A secret in the format for its owner: `whsec_` and base64."""
+    """A new signing secret: `whsec_` and base64."""
     return PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 
 def signed_headers(secret: str, message_id: str, at: datetime, body: bytes) -> dict[str, str]:
-    """Headers of one try.
+    """The headers of one try.
 
     Args:
         secret: from `new_secret`.
         message_id: the same in every try.
-        at: time of this try; receivers refuse old messages.
+        at: time of this try; receivers reject old timestamps.
     """
     timestamp = str(int(at.timestamp()))
     key = base64.b64decode(secret.removeprefix(PREFIX))

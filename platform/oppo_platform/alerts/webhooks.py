@@ -1,4 +1,4 @@
-"""A team's webhooks. Secrets are shown once, stored encrypted, and decrypted only for delivery."""
+"""Webhooks of a team. Secrets are shown once, stored encrypted, and decrypted only for signing."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from oppo_platform.accounts.services import AccountError
 from oppo_platform.accounts.team_secrets import Rotated
 from oppo_platform.alerts import messages
 from oppo_platform.alerts.models import Delivery, Webhook
-from oppo_platform.alerts.policy import Condition
-from oppo_platform.alerts.url_policy import NotAllowed, parse_target
+from oppo_platform.alerts.services import parse_conditions
+from oppo_platform.alerts.url_policy import UrlNotAllowed, parse_target
 from oppo_platform.alerts.webhook_http import new_secret
 
-MOST_WEBHOOKS = 20
+MAX_WEBHOOKS = 20
 DELIVERIES_SHOWN = 10
 
 
 def team_webhooks(team: Team) -> QuerySet[Webhook]:
-    """The team's webhooks, oldest first, without secrets; each with its last deliveries, newest first."""
+    """The team's webhooks, oldest first, without their secrets; each with its last deliveries, newest first."""
     last = Delivery.objects.select_related("alert__run").order_by("-id")[:DELIVERIES_SHOWN]
     return (
         Webhook.objects.filter(team=team)
@@ -38,23 +38,23 @@ def team_webhooks(team: Team) -> QuerySet[Webhook]:
 
 @transaction.atomic
 def add_webhook(actor: User, team: Team, url: str, conditions: Sequence[str]) -> str:
-    """Create a webhook for this team's alerts. Returns its secret, this once.
+    """Add a webhook. Returns its secret, which is not shown again.
 
     Raises:
-        PermissionDenied: the actor is no owner. AccountError: the URL is not allowed, or there are too many.
+        PermissionDenied: the actor is no owner. AccountError: the URL is not allowed, or the team has too many webhooks.
     """
     demand(actor, Action.MANAGE_ALERTS, team.pk)
     url = url.strip()
     try:
         target = parse_target(url, settings.OPPO_WEBHOOK_PLAIN_HOSTS)
-    except NotAllowed as refused:
-        raise AccountError(str(refused)) from None
+    except UrlNotAllowed as error:
+        raise AccountError(str(error)) from None
     Team.objects.select_for_update(no_key=True).get(pk=team.pk)
-    if Webhook.objects.filter(team=team).count() >= MOST_WEBHOOKS:
-        raise AccountError(f"A team has at most {MOST_WEBHOOKS} webhooks.")
+    if Webhook.objects.filter(team=team).count() >= MAX_WEBHOOKS:
+        raise AccountError(f"A team has at most {MAX_WEBHOOKS} webhooks.")
     secret = new_secret()
     hook = Webhook.objects.create(
-        team=team, url=url, sealed=b"", conditions=_known(conditions), created_by=actor, created_at=clock.now()
+        team=team, url=url, sealed=b"", conditions=parse_conditions(conditions), created_by=actor, created_at=clock.now()
     )
     Webhook.objects.filter(pk=hook.pk).update(sealed=encryption.encrypt(secret, _place(hook.pk)))
     audit.record(team.pk, actor, "webhook.create", target.host, conditions=hook.conditions)
@@ -63,15 +63,14 @@ def add_webhook(actor: User, team: Team, url: str, conditions: Sequence[str]) ->
 
 @transaction.atomic
 def change_webhook(actor: User, team: Team, webhook_id: int, *, on: bool, conditions: Sequence[str]) -> Webhook:
-    """Enable or disable a webhook, or change its conditions. Pending deliveries of a disabled one are not sent.
+    """Enable or disable a webhook and set its conditions. Pending deliveries of a disabled webhook are not sent.
 
     Raises:
-        PermissionDenied: the actor is no owner. Webhook.DoesNotExist: another team's. AccountError: no such
-        condition.
+        PermissionDenied: the actor is no owner. Webhook.DoesNotExist: not in this team. AccountError: unknown condition.
     """
     demand(actor, Action.MANAGE_ALERTS, team.pk)
     hook = Webhook.objects.select_for_update().defer("sealed").get(team=team, pk=webhook_id)
-    hook.on, hook.conditions = on, _known(conditions)
+    hook.on, hook.conditions = on, parse_conditions(conditions)
     hook.save(update_fields=["on", "conditions"])
     audit.record(team.pk, actor, "webhook.change", webhook_host(hook), on=on, conditions=hook.conditions)
     return hook
@@ -79,7 +78,7 @@ def change_webhook(actor: User, team: Team, webhook_id: int, *, on: bool, condit
 
 @transaction.atomic
 def delete_webhook(actor: User, team: Team, webhook_id: int) -> str:
-    """Delete a webhook with its pending deliveries. Returns its host. Raises as `change_webhook`."""
+    """Delete a webhook and its pending deliveries. Returns its host. Raises as `change_webhook`."""
     demand(actor, Action.MANAGE_ALERTS, team.pk)
     hook = Webhook.objects.get(team=team, pk=webhook_id)
     audit.record(team.pk, actor, "webhook.delete", webhook_host(hook))
@@ -89,7 +88,7 @@ def delete_webhook(actor: User, team: Team, webhook_id: int) -> str:
 
 @transaction.atomic
 def send_test(actor: User, team: Team, webhook_id: int) -> str:
-    """Send a test message with the next round. Returns the host. Raises as `change_webhook`."""
+    """Create the delivery of a test message. Returns the host. Raises as `change_webhook`."""
     demand(actor, Action.MANAGE_ALERTS, team.pk)
     hook = Webhook.objects.defer("sealed").get(team=team, pk=webhook_id)
     now = clock.now()
@@ -99,13 +98,13 @@ def send_test(actor: User, team: Team, webhook_id: int) -> str:
 
 
 def decrypt_secret(hook: Webhook) -> str:
-    """For signing, and nothing else. Raises `sealing.DecryptionError`."""
+    """The decrypted secret, only for signing. Raises `encryption.DecryptionError`."""
     return encryption.decrypt(bytes(hook.sealed), _place(hook.pk))
 
 
 @transaction.atomic
 def reencrypt_secrets() -> Rotated:
-    """Encrypt the webhooks' secrets with the newest key. A secret that no key decrypts is left and reported."""
+    """Encrypt the webhooks' secrets with the newest key. Secrets that no key decrypts stay unchanged and are reported as lost."""
     done: Rotated = {"sealed": 0, "lost": []}
     for hook in Webhook.objects.select_for_update(of=("self",)).select_related("team").order_by("pk"):
         if (sealed := encryption.reencrypt(bytes(hook.sealed), _place(hook.pk))) is None:
@@ -118,15 +117,8 @@ def reencrypt_secrets() -> Rotated:
 
 
 def webhook_host(hook: Webhook) -> str:
-    """The host only: the rest of a URL may contain a secret."""
+    """The host without the path, which may contain a secret."""
     return hook.url.partition("://")[2].partition("/")[0].partition("?")[0]
-
-
-def _known(conditions: Sequence[str]) -> list[str]:
-    unknown = [word for word in conditions if word not in set(Condition)]
-    if unknown:
-        raise AccountError(f"Unknown condition {unknown[0][:40]}.")
-    return [condition.value for condition in Condition if condition.value in conditions]
 
 
 def _place(webhook_id: int) -> str:

@@ -17,10 +17,10 @@ from oppo_platform.runs import selectors as runs
 from oppo_platform.runs.models import Run
 from oppo_platform.scheduling.usage import DeviceHours, run_device_hours
 from oppo_platform.telemetry import selectors as telemetry
-from oppo_platform.telemetry.comparison import View, compare
+from oppo_platform.telemetry.comparison import CompareOptions, compare
 from oppo_platform.telemetry.grouping import Group
-from oppo_platform.telemetry.metric_export import raw_metrics
-from oppo_platform.telemetry.overlap_savings import Saving, saving
+from oppo_platform.telemetry.metric_export import export_metrics
+from oppo_platform.telemetry.overlap_savings import OverlapSavings, overlap_savings
 
 MOST_KEYS = 100
 MOST_COMPARED = 100
@@ -108,7 +108,7 @@ def download_metrics(
 ) -> StreamingHttpResponse:
     """Every recorded point, with every axis: newline-delimited JSON, however long the run."""
     run = run_of(request, run_id)
-    points = raw_metrics(run, _keys(names), _range(since_step, to_step))
+    points = export_metrics(run, _keys(names), _range(since_step, to_step))
     answer = StreamingHttpResponse(points, content_type="application/x-ndjson")
     answer.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}.ndjson"'
     return answer
@@ -121,9 +121,9 @@ def show_usage(request: HttpRequest, run_id: RunId) -> DeviceHours:
 
 
 @router.get("runs/{int:run_id}/saving", summary="Estimated saving vs sequential PPO")
-def show_saving(request: HttpRequest, run_id: RunId) -> Saving:
+def show_saving(request: HttpRequest, run_id: RunId) -> OverlapSavings:
     """The run's own spans, one stage after another, against the measured time; seconds."""
-    return saving(run_of(request, run_id))
+    return overlap_savings(run_of(request, run_id))
 
 
 @router.get("runs/{int:run_id}/decisions", summary="Controller decisions with reasons")
@@ -157,7 +157,7 @@ def compare_runs(
         return problem(422, f"`runs` must be 1 to {MOST_COMPARED} run ids, separated by commas.")
     if baseline is not None and baseline not in ids:
         return problem(422, "The baseline must be one of the compared runs.")
-    view = View(target, baseline, group, counted)
+    view = CompareOptions(target, baseline, group, counted)
     return compare(runs.get_runs(person(request), ids), _keys(names), x, max_points, view)
 
 

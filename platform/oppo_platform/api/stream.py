@@ -26,7 +26,7 @@ from oppo_platform.api.problems import problem, too_many, unauthenticated
 from oppo_platform.api.rate_limit import Allowance, TooMany, count_request
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.notifications import feed
-from oppo_platform.telemetry.summary_cache import Head
+from oppo_platform.telemetry.summary_cache import RunSummary
 
 MOST_RUNS = 200
 PING_S = 15.0
@@ -91,7 +91,7 @@ async def _events(request: HttpRequest, run_ids: list[int], cursors: Cursors) ->
                     return
                 allowed_until = time.monotonic() + RECHECK_S
             # Also after a silence: a notification may have been lost.
-            news = [head for head in await feed().heads.of(run_ids) if head.cursor > known[head.run_id]]
+            news = [head for head in await feed().summaries.get(run_ids) if head.cursor > known[head.run_id]]
             for head in news:
                 known[head.run_id] = head.cursor
                 yield _event(head, known)
@@ -101,7 +101,7 @@ async def _events(request: HttpRequest, run_ids: list[int], cursors: Cursors) ->
             changed = await subscription.changed(PING_S)
 
 
-def _event(head: Head, known: Cursors) -> bytes:
+def _event(head: RunSummary, known: Cursors) -> bytes:
     cursor = ",".join(f"{run_id}:{number}" for run_id, number in known.items() if number >= 0)
     return f"id: {cursor}\nevent: run\ndata: {head.text}\n\n".encode()
 

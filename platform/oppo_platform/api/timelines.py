@@ -14,7 +14,7 @@ from oppo_platform.api.problems import problem
 from oppo_platform.telemetry.palette import ThemeName
 from oppo_platform.telemetry.timeline_plot import timeline_figure
 from oppo_platform.telemetry.timelines import timeline as spans_of_run
-from oppo_platform.telemetry.traces import NothingToTrace, trace
+from oppo_platform.telemetry.traces import TraceRangeError, trace
 
 router = Router()
 FirstStep = Annotated[int | None, Query(description="The first step; by default the newest steps.")]
@@ -81,7 +81,7 @@ def download_trace(
     run = run_of(request, run_id)
     try:
         drawn = trace(run, from_step, to_step)
-    except NothingToTrace as error:
+    except TraceRangeError as error:
         return problem(422, str(error))
     answer = HttpResponse(drawn, content_type="application/json")
     answer.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}-steps-{from_step}-{to_step}.trace.json"'

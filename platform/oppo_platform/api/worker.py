@@ -20,7 +20,7 @@ from oppo_platform.cluster import services as cluster
 from oppo_platform.runs import attempts
 from oppo_platform.runs.errors import AttemptRefused
 from oppo_platform.runs.models import Attempt
-from oppo_platform.telemetry.ingest import GapFound, ingest
+from oppo_platform.telemetry.ingest import SequenceGapError, ingest
 from oppo_platform.usecases.node_heartbeat import give_up_orphans, heartbeat
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -121,7 +121,7 @@ def events(request: HttpRequest, attempt_id: int) -> HttpResponse:
         return answer
     try:
         return _json(wire.Applied(high_water=ingest(attempt_id, batch.producer, batch.events, own.rank)))
-    except GapFound as gap:
+    except SequenceGapError as gap:
         return _json(wire.Gap(detail=str(gap), expected_seq=gap.expected_seq), 409)
     except (DataError, OverflowError) as error:
         return problem(422, f"A number in the batch is out of range: {error}")

@@ -86,7 +86,7 @@ def _settings(
         "choice": choice,
         "whose": [("own", "my runs"), ("all", "all runs of the team"), ("none", "nothing")],
         "conditions": [{"key": c.value, "title": TITLES[c]} for c in Condition],
-        "mail_refused": selectors.mail_refused(request.user, team),
+        "mail_refused": selectors.last_mail_error(request.user, team),
         "new_hook": {"url": "", "conditions": list(Condition)},
         **fresh,
     }

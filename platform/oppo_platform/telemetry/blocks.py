@@ -3,12 +3,11 @@
     4,096 points ─▶ 256 buckets of 16 ─▶ 16 buckets of 256 ─▶ the block as one bucket
 
 A bucket has the minimum, maximum, mean and last finite value of its points and counts the others, so that a spike of one step,
-and a NaN, is visible at every zoom level. `thinned` returns as many buckets as a chart has room for.
+and a NaN, is visible at every zoom level. `downsample` returns as many buckets as a chart has room for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ def unpack_block(first_step: int, stride: int, data: bytes | memoryview) -> tupl
     return (first_step + stride * np.arange(len(values))).astype("<i4"), values
 
 
-def newest(steps: Steps, values: Values) -> tuple[Steps, Values]:
+def sort_by_step(steps: Steps, values: Values) -> tuple[Steps, Values]:
     """Points in ascending order of steps; of several points of one step the last reported one."""
     if len(steps) < 2 or (steps[1:] > steps[:-1]).all():
         return steps, values
@@ -78,7 +77,7 @@ def as_buckets(steps: Steps, values: Values) -> Buckets:
     return result
 
 
-def merged(buckets: Buckets, starts: NDArray[np.int64]) -> Buckets:
+def merge_from(buckets: Buckets, starts: NDArray[np.int64]) -> Buckets:
     """Buckets merged into larger ones, each from one of `starts` (ascending, the first 0) up to the next."""
     ends = np.append(starts[1:], len(buckets)) - 1
     known = buckets["count"] - buckets["broken"]
@@ -98,9 +97,8 @@ def merged(buckets: Buckets, starts: NDArray[np.int64]) -> Buckets:
 def _means(buckets: Buckets, known: NDArray[np.int32], starts: NDArray[np.int64], result: Buckets) -> Values:
     """Mean of the `known` points of each merged bucket, also where their sum overflows a float.
 
-    Points are divided by a power of two above their number before they are added, which rounds nothing but numbers below
-    1e-298.
-    A mean that rounding moves beyond the minimum or maximum is clipped.
+    Points are divided by a power of two above their number before they are added, which rounds only numbers below 1e-298. A
+    mean that rounding moves beyond the minimum or maximum is clipped.
     """
     parts = np.where(known, np.ldexp(buckets["mean"], -POINTS_BITS) * known, 0.0)
     weight = np.add.reduceat(known, starts)
@@ -109,31 +107,25 @@ def _means(buckets: Buckets, known: NDArray[np.int32], starts: NDArray[np.int64]
     return np.where(weight, np.clip(means, result["low"], result["high"]), np.nan)
 
 
-def every(buckets: Buckets, size: int) -> Buckets:
+def merge_every(buckets: Buckets, size: int) -> Buckets:
     """Every `size` buckets merged into one."""
-    return merged(buckets, np.arange(0, len(buckets), size))
+    return merge_from(buckets, np.arange(0, len(buckets), size))
 
 
 def pyramid(steps: Steps, values: Values) -> tuple[Buckets, Buckets, Buckets]:
     """Buckets of 16 points, of 256, and of all."""
-    fine = every(as_buckets(steps, values), FINE)
-    coarse = every(fine, COARSE // FINE)
-    return fine, coarse, every(coarse, len(coarse))
+    fine = merge_every(as_buckets(steps, values), FINE)
+    coarse = merge_every(fine, COARSE // FINE)
+    return fine, coarse, merge_every(coarse, len(coarse))
 
 
-def thinned(buckets: Buckets, most: int) -> Buckets:
+def downsample(buckets: Buckets, most: int) -> Buckets:
     """At most `most` buckets that cover the same points, with about equally many of the given ones in each."""
     if len(buckets) <= most:
         return buckets
-    return merged(buckets, np.arange(most) * len(buckets) // most)
+    return merge_from(buckets, np.arange(most) * len(buckets) // most)
 
 
 def unpack_buckets(data: bytes | memoryview) -> Buckets:
-    """Buckets in their stored form, unpacked."""
+    """Stored buckets as an array."""
     return np.frombuffer(data, BUCKET)
-
-
-def joined(parts: Iterable[Buckets]) -> Buckets:
-    """Concatenated buckets."""
-    result = list(parts)
-    return np.concatenate(result) if result else np.empty(0, BUCKET)

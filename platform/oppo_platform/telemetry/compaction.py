@@ -1,8 +1,7 @@
 """Compaction: an attempt's hot points become blocks with a pyramid.
 
 Guarantees: no point is lost or duplicated under concurrent reads and writes. Exactly the compacted points are deleted, in the
-same
-transaction; readers see both states in one statement (`telemetry.metric_reader`). Of several points of one step the last to
+same transaction; readers see both states in one statement (`telemetry.metric_reader`). Of several points of one step the last to
 arrive is kept, even if an earlier one is already in a block: such blocks are rewritten. A lock per attempt excludes concurrent
 compaction.
 """
@@ -58,7 +57,7 @@ def _compact_batch(attempt_id: int) -> tuple[int, bool]:
         hot[series_id].append(blocks.unpack_points(data))
         taken.append(row_id)
     for series in Series.objects.filter(pk__in=hot):
-        _seal_series(series, hot[series.pk])
+        _compact_series(series, hot[series.pk])
     HotPoints.objects.filter(pk__in=taken).delete()
     more = len(taken) == MOST_ROWS
     if mark is not None and not more:
@@ -78,13 +77,13 @@ def _try_lock(attempt_id: int) -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def _seal_series(series: Series, hot: Sequence[tuple[blocks.Steps, blocks.Values]]) -> None:
+def _compact_series(series: Series, hot: Sequence[tuple[blocks.Steps, blocks.Values]]) -> None:
     first_step = min(int(steps.min()) for steps, _ in hot)
     # Blocks that overlap hot points, and the last one while it has room.
     opened = list(Block.objects.filter(series=series).filter(Q(last_step__gte=first_step) | Q(pk__in=_unfilled(series))))
     opened.sort(key=lambda block: block.first_step)
     parts = [blocks.unpack_block(b.first_step, b.stride, b.points) for b in opened] + list(hot)
-    steps, values = blocks.newest(np.concatenate([s for s, _ in parts]), np.concatenate([v for _, v in parts]))
+    steps, values = blocks.sort_by_step(np.concatenate([s for s, _ in parts]), np.concatenate([v for _, v in parts]))
     Block.objects.filter(pk__in=[block.pk for block in opened]).delete()
     edges = [*range(0, len(steps), blocks.POINTS_A_BLOCK), len(steps)]
     Block.objects.bulk_create(_block(series, steps[a:b], values[a:b]) for a, b in pairwise(edges))

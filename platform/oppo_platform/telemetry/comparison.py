@@ -12,11 +12,11 @@ import numpy as np
 from oppo_contract.retired import drop_unused_settings
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import run_summary
-from oppo_platform.telemetry.blocks import Buckets, Values, every, joined
+from oppo_platform.telemetry.blocks import Buckets, Values, merge_every
 from oppo_platform.telemetry.grouping import Group, Ratio, Settings, differing, grouped, mean, speedup
 from oppo_platform.telemetry.metric_reader import Name, Parts, Points, Range, attempt_ranges_by_run, read_buckets, read_points
 from oppo_platform.telemetry.metric_writer import Axis
-from oppo_platform.telemetry.selectors import columns, matching
+from oppo_platform.telemetry.selectors import columns, expand_keys
 
 REWARD = "critic/score/mean"
 EMA_ALPHA = 0.1
@@ -26,12 +26,11 @@ Reached = dict[str, float | None] | None
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class CompareOptions:
     """Settings of a comparison.
 
-    `target`: the reward to reach; default: the first `budget.target_reward` found. `baseline`: a run's id; default: the
-    first
-    run pinned in its project, or else the first one; its whole group when `group`, a path of the spec or `-seed`, groups
+    `target`: the reward to reach; default: the first `budget.target_reward` of the runs. `baseline`: a run's id; default: the
+    first run pinned in its project, or else the first one; its whole group when `group`, a path of the spec or `-seed`, groups
     runs. `counted`: include the smoothed reward by which the target counts as reached.
     """
 
@@ -42,15 +41,14 @@ class View:
 
 
 def compare(
-    runs: Sequence[Run], keys: Sequence[str], x: Axis, max_points: int = 1000, view: View | None = None
+    runs: Sequence[Run], keys: Sequence[str], x: Axis, max_points: int = 1000, view: CompareOptions | None = None
 ) -> dict[str, Any]:
     """All data of the compare page (docs/interfaces.md, `GET compare`).
 
-    `speedup` is the baseline's time to the target ÷ the run's own; without a target the same ratio of mean seconds per
-    step. None
-    if one of the two is unknown. Raises `ValueError` when the baseline is none of the runs.
+    `speedup` is the baseline's time to the target ÷ the run's own; without a target the same ratio of mean seconds per step.
+    None if one of the two is unknown. Raises `ValueError` when the baseline is none of the runs.
     """
-    view = view or View()
+    view = view or CompareOptions()
     parts = attempt_ranges_by_run(runs)
     goal = view.target if view.target is not None else next((r.target_reward for r in runs if r.target_reward is not None), None)
     rewards = {run_id: values for (run_id, _), values in read_points(parts, [REWARD]).items()}
@@ -64,7 +62,7 @@ def compare(
     groups = grouped(settings, view.group) if view.group else {}
     baseline = _baseline(runs, view.baseline)
     slow = [pace[run_id] for run_id in next((ids for ids in groups.values() if baseline in ids), [baseline])]
-    series = columns(parts, {run.pk: matching(run, keys) for run in runs}, x, max_points)
+    series = columns(parts, {run.pk: expand_keys(run, keys) for run in runs}, x, max_points)
     return {
         "runs": [run_summary(run) for run in runs],
         "series": {str(run_id): result for run_id, result in series.items()},
@@ -87,11 +85,7 @@ def counted(points: Points | None, series: Mapping[str, Mapping[str, Any]], hit:
     rows = series.get(REWARD)
     if rows is None or points is None:
         return []
-    steps, values = points
-    finite = np.isfinite(values)
-    if not finite.any():
-        return [None] * len(rows["step"])
-    known, means = steps[finite], smoothed(values[finite], EMA_ALPHA)
+    known, means = _smoothed_points(points)
     at = np.searchsorted(known, rows["step"], side="right") - 1
     result: list[float | None] = [float(means[i]) if i >= 0 else None for i in at]
     if hit is not None:
@@ -146,12 +140,18 @@ def times_to_target(parts: Parts, rewards: Mapping[int, Points], target: float |
 
 
 def _reached_at(points: Points, target: float | None) -> int | None:
+    if target is None:
+        return None
+    steps, means = _smoothed_points(points)
+    reached = np.flatnonzero(means >= target)
+    return int(steps[reached[0]]) if len(reached) else None
+
+
+def _smoothed_points(points: Points) -> Points:
+    """The steps with a finite value, and their exponential averages."""
     steps, values = points
     finite = np.isfinite(values)
-    if target is None or not finite.any():
-        return None
-    reached = np.flatnonzero(smoothed(values[finite], EMA_ALPHA) >= target)
-    return int(steps[finite][reached[0]]) if len(reached) else None
+    return steps[finite], smoothed(values[finite], EMA_ALPHA) if finite.any() else values[:0]
 
 
 def smoothed(values: Values, alpha: float) -> Values:
@@ -170,18 +170,17 @@ def smoothed(values: Values, alpha: float) -> Values:
 def figures(runs: Sequence[Run], parts: Parts, rewards: Mapping[int, Points]) -> dict[int, dict[str, float | None]]:
     """By run, `{step_s, bubble, occupancy, reward_last_tenth, wall_s, deferred_share}`.
 
-    Means over steps without the first `max_age` + 1, in which the pool fills: seconds per step, bubble share over all
-    devices,
+    Means over steps without the first `max_age` + 1, in which the pool fills: seconds per step, bubble share over all devices,
     decoding rows ÷ rows in flight, share of deferred tokens; mean reward over the last tenth of the steps; total training
     seconds.
     """
     warm = {run.pk: Range(run.spec["overlap"]["max_age"] + 1) for run in runs}
-    bubbles = {run.pk: matching(run, ["bubble/*"]) for run in runs}
-    result = read_buckets(parts, {*MEANS.values(), *(key for keys in bubbles.values() for key in keys)}, warm, most=1)
+    bubbles = {run.pk: expand_keys(run, ["bubble/*"]) for run in runs}
+    buckets = read_buckets(parts, {*MEANS.values(), *(key for keys in bubbles.values() for key in keys)}, warm, most=1)
     return {
         run.pk: {
-            **{name: _mean(result, run.pk, [key]) for name, key in MEANS.items()},
-            "bubble": _mean(result, run.pk, bubbles[run.pk]),
+            **{name: _mean(buckets, run.pk, [key]) for name, key in MEANS.items()},
+            "bubble": _mean(buckets, run.pk, bubbles[run.pk]),
             "reward_last_tenth": _last_tenth(rewards.get(run.pk)),
             "wall_s": run.elapsed_s or None,
         }
@@ -189,11 +188,11 @@ def figures(runs: Sequence[Run], parts: Parts, rewards: Mapping[int, Points]) ->
     }
 
 
-def _mean(result: Mapping[Name, Buckets], run_id: int, keys: Iterable[str]) -> float | None:
+def _mean(buckets: Mapping[Name, Buckets], run_id: int, keys: Iterable[str]) -> float | None:
     """Mean of the finite points of several series."""
-    whole = joined(result[run_id, key][:1] for key in keys if (run_id, key) in result)
-    found_mean = float(every(whole, len(whole))["mean"][0]) if len(whole) else math.nan
-    return found_mean if math.isfinite(found_mean) else None
+    whole = [buckets[run_id, key][:1] for key in keys if (run_id, key) in buckets]
+    value = float(merge_every(np.concatenate(whole), len(whole))["mean"][0]) if whole else math.nan
+    return value if math.isfinite(value) else None
 
 
 def _last_tenth(points: Points | None) -> float | None:
@@ -206,8 +205,10 @@ def _last_tenth(points: Points | None) -> float | None:
 
 def config_diff(settings: Settings) -> list[dict[str, Any]]:
     """Settings in which the runs differ: `{path, values: {run id: text}}`, in the order of the spec, without names."""
-    result = differing(settings)
-    return [{"path": path, "values": {str(run_id): text for run_id, text in values.items()}} for path, values in result.items()]
+    return [
+        {"path": path, "values": {str(run_id): text for run_id, text in values.items()}}
+        for path, values in differing(settings).items()
+    ]
 
 
 def _leaves(data: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:

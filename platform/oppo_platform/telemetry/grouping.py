@@ -59,9 +59,8 @@ def grouped(settings: Settings, by: str) -> dict[str, list[int]]:
 def speedup(baseline: Sequence[float], own: Sequence[float]) -> Ratio | None:
     """Mean of the baseline's times ÷ mean of the group's; None if one has no time above zero.
 
-    The interval is a percentile bootstrap: both sides are resampled independently with a fixed seed, so that the same
-    times give
-    the same interval in any order.
+    The interval is a percentile bootstrap: both sides are resampled independently with a fixed seed, so that the same times
+    give the same interval in any order.
     """
     slow, fast = np.sort(np.asarray(baseline, float)), np.sort(np.asarray(own, float))
     if not len(slow) or not len(fast) or slow[0] <= 0 or fast[0] <= 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any
@@ -18,12 +18,10 @@ from django.conf import settings
 from django.db import transaction
 
 from oppo_contract.events import (
-    CheckpointEvent,
     DecisionEvent,
     DroppedEvent,
     Envelope,
     Event,
-    FinishedEvent,
     LogEvent,
     SamplesEvent,
     SpansEvent,
@@ -39,11 +37,11 @@ from oppo_platform.telemetry.timeline_downsampling import pack_downsampled
 
 LONGEST_LOG_LINE = 4000
 PLATFORM_STREAM = "platform"
-OF_DEVICES = ("busy/", "bubble/", "idle_s/")
-OF_DRIVERS = ("nvml/", "gpm/")
+DEVICE_PREFIXES = ("busy/", "bubble/", "idle_s/")
+DRIVER_PREFIXES = ("nvml/", "gpm/")
 
 
-class GapFound(Exception):
+class SequenceGapError(Exception):
     """Events are missing before or inside the batch; send from `expected_seq` on."""
 
     def __init__(self, expected_seq: int) -> None:
@@ -56,9 +54,8 @@ def ingest(attempt_id: int, producer: str, events: Sequence[Event], rank: int = 
 
     Args:
         events: of one producer, oldest first, numbered without gaps.
-        rank: of the node among those of the attempt. Producers of further nodes count separately, as `engine/1`, and
-        only their
-            log lines are stored: the run's head describes the training.
+        rank: of the node among those of the attempt. Producers of further nodes count separately, as `engine/1`, and only
+            their log lines are stored: the first node reports the training.
 
     Raises:
         GapFound: nothing was applied; send from `expected_seq` on.
@@ -70,18 +67,18 @@ def ingest(attempt_id: int, producer: str, events: Sequence[Event], rank: int = 
         for number, event in enumerate(fresh, start=mark.high_water + 1):
             if event.seq != number:
                 _refuse_deleted(Run.objects.only("id", "purged_at").get(attempts=attempt_id))  # its marks are deleted, too
-                raise GapFound(number)
+                raise SequenceGapError(number)
         if fresh:
             _apply(
                 Attempt.objects.get(pk=attempt_id),
-                [_of_rank(e, rank) for e in fresh if isinstance(e, LogEvent | DroppedEvent)] if rank else fresh,
+                [_as_node_log(e, rank) for e in fresh if isinstance(e, LogEvent | DroppedEvent)] if rank else fresh,
             )
             mark.high_water = fresh[-1].seq
             mark.save(update_fields=["high_water"])
     return mark.high_water
 
 
-def _of_rank(event: LogEvent | DroppedEvent, rank: int) -> Event:
+def _as_node_log(event: LogEvent | DroppedEvent, rank: int) -> Event:
     if isinstance(event, DroppedEvent):
         envelope = {"producer": event.producer, "seq": event.seq, "time": event.time}
         event = LogEvent(stream="supervisor", lines=[event.summary()], **envelope)
@@ -95,7 +92,7 @@ def _locked_mark(attempt_id: int, producer: str) -> ProducerMark:
 
 
 def _apply(attempt: Attempt, events: list[Event]) -> None:
-    # The first lock, as in every writer: the attempt. It also orders the lines of a run's producers.
+    # The run is locked first, as in every writer. This also orders the log lines of its producers.
     run = Run.objects.select_for_update().only("id", "cursor", "epochs", "latest", "purged_at").get(pk=attempt.run_id)
     _refuse_deleted(run)
     by_kind: dict[type[Envelope], list[Any]] = defaultdict(list)
@@ -113,7 +110,7 @@ def _refuse_deleted(run: Run) -> None:
 
 
 def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent]) -> None:
-    """Update the fields that lists and page headers show, under the run's lock; a fenced attempt's history changes no head."""
+    """Update the fields that lists and page headers show, under the run's lock; a fenced attempt changes only the cursor."""
     run.cursor += 1
     changed = ["cursor"]
     if steps and attempt.epoch == run.epochs:
@@ -131,18 +128,13 @@ def _advance_run(run: Run, attempt: Attempt, steps: list[StepEvent]) -> None:
 
 def _stale_device_metrics(latest: Mapping[str, object], metrics: Mapping[str, float]) -> list[str]:
     """Metrics of devices that this step does not report, because an older attempt used them. Their names and series stay."""
-    if not any(key.startswith(OF_DEVICES) for key in metrics):
+    if not any(key.startswith(DEVICE_PREFIXES) for key in metrics):
         return []
-    gone = [key for key in latest if key.startswith(OF_DEVICES) and key not in metrics]
+    gone = [key for key in latest if key.startswith(DEVICE_PREFIXES) and key not in metrics]
     # The driver is sampled four times per second: a shorter step may have no sample although its device is in use.
-    present = {key.removeprefix("busy/") for key in metrics if key.startswith("busy/")} | set(
-        map(_device, _driver_metrics(metrics))
-    )
-    return gone + [key for key in _driver_metrics(latest) if _device(key) not in present]
-
-
-def _driver_metrics(metrics: Iterable[str]) -> list[str]:
-    return [key for key in metrics if key.startswith(OF_DRIVERS)]
+    present = {key.removeprefix("busy/") for key in metrics if key.startswith("busy/")}
+    present |= {_device(key) for key in metrics if key.startswith(DRIVER_PREFIXES)}
+    return gone + [key for key in latest if key.startswith(DRIVER_PREFIXES) and _device(key) not in present]
 
 
 def _device(key: str) -> str:
@@ -161,10 +153,10 @@ def finite(value: float) -> float | None:
 
 
 def _write_start(attempt: Attempt, events: list[StartedEvent]) -> None:
-    # The first one counts: it is the zero of the attempt's spans.
-    metrics = events[0]
+    # Only the attempt's first start: it is the zero of its spans' times.
+    start = events[0]
     Attempt.objects.filter(pk=attempt.pk, engine_started_at__isnull=True).update(
-        engine_started_at=metrics.time, device_names=_storable(metrics.devices), lanes=_storable(metrics.lanes)
+        engine_started_at=start.time, device_names=_storable(start.devices), lanes=_storable(start.lanes)
     )
 
 
@@ -172,18 +164,10 @@ def _write_steps(attempt: Attempt, events: list[StepEvent]) -> None:
     if attempt.first_step is None or events[0].step < attempt.first_step:
         Attempt.objects.filter(pk=attempt.pk).update(first_step=events[0].step)
     dropped = write_steps(attempt, events)
-    if dropped:
-        _log_dropped(attempt, dropped, events[-1].time)
-
-
-def _log_dropped(attempt: Attempt, keys: list[str], time: float) -> None:
-    """A line in the run's log, the first time only."""
-    most = settings.OPPO_MOST_SERIES
-    text = (
-        f"This run has {most} metrics, the limit for a run (OPPO_MOST_SERIES). Further metrics are not stored, such as {keys[0]}."
-    )
-    if not LogLine.objects.filter(attempt=attempt, stream=PLATFORM_STREAM).exists():
-        LogLine.objects.create(attempt=attempt, stream=PLATFORM_STREAM, text=text, time=datetime.fromtimestamp(time, UTC))
+    if dropped and not LogLine.objects.filter(attempt=attempt, stream=PLATFORM_STREAM).exists():
+        limit = f"This run has {settings.OPPO_MOST_SERIES} metrics, the limit for a run (OPPO_MOST_SERIES)."
+        text = f"{limit} Further metrics are not stored, such as {dropped[0]}."
+        LogLine.objects.create(attempt=attempt, stream=PLATFORM_STREAM, text=text, time=_time(events[-1]))
 
 
 def _write_spans(attempt: Attempt, events: list[SpansEvent]) -> None:
@@ -203,7 +187,7 @@ def _write_decisions(attempt: Attempt, events: list[DecisionEvent]) -> None:
             old=event.old,
             new=event.new,
             reason=_storable(event.reason),
-            at=datetime.fromtimestamp(event.time, UTC),
+            at=_time(event),
         )
         for event in events
     )
@@ -219,12 +203,7 @@ def _write_samples(attempt: Attempt, events: list[SamplesEvent]) -> None:
 
 def _write_logs(attempt: Attempt, events: list[LogEvent]) -> None:
     LogLine.objects.bulk_create(
-        LogLine(
-            attempt=attempt,
-            stream=event.stream,
-            text=_storable(line)[:LONGEST_LOG_LINE],
-            time=datetime.fromtimestamp(event.time, UTC),
-        )
+        LogLine(attempt=attempt, stream=event.stream, text=_storable(line)[:LONGEST_LOG_LINE], time=_time(event))
         for event in events
         for line in event.lines
     )
@@ -234,13 +213,13 @@ def _write_dropped(attempt: Attempt, events: list[DroppedEvent]) -> None:
     """Report it among the run's events and in its log."""
     actor = f"node:{attempt.node.name}"
     for event in events:
-        at, summary = datetime.fromtimestamp(event.time, UTC), event.summary()
+        at, summary = _time(event), event.summary()
         LogLine.objects.create(attempt=attempt, stream="supervisor", text=summary, time=at)
         Change.objects.create(run_id=attempt.run_id, what="left out", reason=summary, actor=actor, at=at)
 
 
-def _write_nothing(attempt: Attempt, events: list[Any]) -> None:
-    """Checkpoints count when their supervisor registers them, and a run ends by its outcome; both have API calls of their own."""
+def _time(event: Event) -> datetime:
+    return datetime.fromtimestamp(event.time, UTC)
 
 
 def _storable(value: Any) -> Any:
@@ -257,6 +236,7 @@ def _storable(value: Any) -> Any:
     return value
 
 
+# `CheckpointEvent` and `FinishedEvent` are not stored: supervisors register checkpoints and outcomes by API calls of their own.
 WRITERS: dict[type[Envelope], Callable[[Attempt, list[Any]], None]] = {
     StartedEvent: _write_start,
     StepEvent: _write_steps,
@@ -265,6 +245,4 @@ WRITERS: dict[type[Envelope], Callable[[Attempt, list[Any]], None]] = {
     SamplesEvent: _write_samples,
     LogEvent: _write_logs,
     DroppedEvent: _write_dropped,
-    CheckpointEvent: _write_nothing,
-    FinishedEvent: _write_nothing,
 }

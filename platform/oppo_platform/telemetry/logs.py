@@ -13,7 +13,7 @@ from django.db.models.functions import Lower
 from oppo_contract.states import ENDED
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.models import LogLine
-from oppo_platform.telemetry.search import pieces
+from oppo_platform.telemetry.search import search_terms
 
 MOST_LINES = 1000
 LINES_A_READ = 5000
@@ -39,12 +39,11 @@ def logs(
         after: the first lines after this id, the `next` of the previous call; 0: from the beginning.
         before: the last lines before this id. With neither, the last lines of all.
         stream: only this one.
-        words: only lines with each of these words (`search.pieces`), case-insensitive.
+        words: only lines with each of these words (`search.search_terms`), case-insensitive.
         limit: number of lines, at most a thousand.
 
     Returns:
-        `earlier`: whether matching lines exist before the first returned one; None with `after`, where they surely
-        may.
+        `earlier`: whether matching lines exist before the first returned one; None (unknown) with `after`.
         `ended`: whether the run had ended when it was read, which was before its lines were.
     """
     ended = run.state in ENDED
@@ -63,7 +62,7 @@ def logs(
 def _matching(rows: QuerySet[LogLine], stream: Stream | None, words: str) -> QuerySet[LogLine]:
     if stream is not None:
         rows = rows.filter(stream=stream)
-    for piece in pieces(words):
+    for piece in search_terms(words):
         # Both sides use the database's lower case: its rules and Python's differ in a few letters.
         rows = rows.alias(low=Lower("text")).filter(low__contains=Lower(Value(piece, output_field=TextField())))
     return rows
@@ -75,15 +74,13 @@ def _as_line(pk: int, epoch: int, stream: Stream, text: str, time: datetime) -> 
 
 async def whole_log(run: Run) -> AsyncIterator[bytes]:
     """Every line as `time attempt stream text`, in UTF-8; a few thousand lines are in memory at a time."""
-    rows = LogLine.objects.filter(attempt__run=run).order_by("pk")
+    query = LogLine.objects.filter(attempt__run=run).order_by("pk")
     after = 0
     while True:
-        page = rows.filter(pk__gt=after).values_list("pk", "time", "attempt__epoch", "stream", "text")[:LINES_A_READ]
-        result = await sync_to_async(list)(page)
-        if not result:
+        page = query.filter(pk__gt=after).values_list("pk", "time", "attempt__epoch", "stream", "text")[:LINES_A_READ]
+        rows = await sync_to_async(list)(page)
+        if not rows:
             return
-        after = result[-1][0]
-        lines = [
-            f"{time.isoformat(timespec='milliseconds')} {epoch} {stream} {text}\n" for _, time, epoch, stream, text in result
-        ]
+        after = rows[-1][0]
+        lines = [f"{time.isoformat(timespec='milliseconds')} {epoch} {stream} {text}\n" for _, time, epoch, stream, text in rows]
         yield "".join(lines).encode("utf-8", "replace")

@@ -4,8 +4,7 @@
     attempt 2             ▐█████████░░ ░ hot
 
 One statement reads the requested pyramid level of each block, or its points if it must be cut: at the ends of the range, at a
-newer
-attempt's first step, and where hot points repeat a step. It is one statement because compaction moves points concurrently.
+newer attempt's first step, and where hot points repeat a step. It is one statement because compaction moves points concurrently.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import psycopg
 from django.db import connection
+from django.db.models import QuerySet
 
 from oppo_platform.runs.models import Attempt, Run
 from oppo_platform.telemetry import blocks
@@ -37,6 +37,11 @@ class AttemptRange:
     attempt: Attempt
     first: int
     before: int | None
+
+    def visible(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        """The rows of the attempt that no newer attempt hides."""
+        rows = rows.filter(attempt=self.attempt)
+        return rows if self.before is None else rows.filter(step__lt=self.before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +93,14 @@ Within = Range | Mapping[int, Range]  # the same steps of all runs, or a range p
 
 
 def read_buckets(parts: Parts, keys: Collection[str], within: Within, most: int) -> dict[Name, Buckets]:
-    """Series as buckets, of several runs at once, ascending by step: one bucket per point if these are few enough.
+    """Series of several runs as at most `most` buckets each, ascending by step: one bucket per point if these are few enough.
 
-    Args:
-        parts: the runs and their ranges by attempt.
-        keys: of series; keys that a run lacks are absent from the result.
-        within: the steps.
-        most: most buckets per series.
+    Keys that a run lacks are absent from the result.
     """
-    result: dict[Name, Buckets] = {}
-    for name, pieces in _read(parts, keys, within, most).items():
-        result[name] = blocks.thinned(np.concatenate([_bucketed(piece) for piece in pieces]), most)
-    return result
+    return {
+        name: blocks.downsample(np.concatenate([_bucketed(piece) for piece in pieces]), most)
+        for name, pieces in _read(parts, keys, within, most).items()
+    }
 
 
 def read_points(parts: Parts, keys: Collection[str], within: Within = EVERYTHING) -> dict[Name, Points]:
@@ -113,11 +114,11 @@ def read_points(parts: Parts, keys: Collection[str], within: Within = EVERYTHING
 
 def _read(parts: Parts, keys: Collection[str], within: Within, most: int | None) -> dict[Name, list[_Piece]]:
     """Parts of each series with points in the range, oldest first."""
-    whose = {part.attempt.pk: (run_id, part) for run_id, attempt_ranges in parts.items() for part in attempt_ranges}
+    by_attempt = {part.attempt.pk: (run_id, part) for run_id, ranges in parts.items() for part in ranges}
     requests: dict[Level, list[_Request]] = defaultdict(list)
     names: dict[int, Name] = {}
-    for series in Series.objects.filter(attempt__in=whose, key__in=keys).order_by("attempt__epoch"):
-        run_id, part = whose[series.attempt_id]
+    for series in Series.objects.filter(attempt__in=by_attempt, key__in=keys).order_by("attempt__epoch"):
+        run_id, part = by_attempt[series.attempt_id]
         steps = within if isinstance(within, Range) else within[run_id]
         until = steps.until if part.before is None else min(steps.until, part.before - 1)
         request = _Request(series.pk, steps.after, until)
@@ -165,7 +166,7 @@ def _pieces(rows: Iterable[tuple[Any, ...]], request: _Request) -> Iterator[_Pie
             yield blocks.unpack_buckets(data)
         elif kind == "cut":
             yield from _cut([blocks.unpack_block(first_step, stride, data)], request)
-        elif kind == "retold":
+        elif kind == "repeated":
             tail.append(blocks.unpack_block(first_step, stride, data))
         else:
             tail.append(blocks.unpack_points(data))
@@ -174,7 +175,7 @@ def _pieces(rows: Iterable[tuple[Any, ...]], request: _Request) -> Iterator[_Pie
 
 
 def _cut(parts: Sequence[Points], request: _Request) -> Iterator[_Points]:
-    steps, values = blocks.newest(np.concatenate([s for s, _ in parts]), np.concatenate([v for _, v in parts]))
+    steps, values = blocks.sort_by_step(np.concatenate([s for s, _ in parts]), np.concatenate([v for _, v in parts]))
     inside = slice(*np.searchsorted(steps, [request.after, request.until], side="right"))
     if len(steps[inside]):
         yield _Points(steps[inside], values[inside])
@@ -197,7 +198,7 @@ def _statement(level: Level) -> str:
         tail AS (SELECT series_id, min(first_step) AS first FROM hot GROUP BY series_id),
         block AS (
             SELECT b.*, CASE
-                WHEN b.last_step >= t.first THEN 'retold'
+                WHEN b.last_step >= t.first THEN 'repeated'
                 WHEN b.first_step <= w.after OR b.last_step > w.until OR '{kind}' = 'points' THEN 'cut'
                 ELSE 'bucket' END AS kind
             FROM wanted w JOIN {block} b USING (series_id) LEFT JOIN tail t USING (series_id)

@@ -42,11 +42,11 @@ class ProducerMark(models.Model):
 
 
 class Series(models.Model):
-    """One metric of one attempt. Keys that begin with `@` are its x axes (`telemetry.axes`)."""
+    """One metric of one attempt. Keys that begin with `@` are its x axes (`metric_writer.AXIS_KEYS`)."""
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="+")
     key = models.CharField(max_length=200)
-    # Of the compacted points; hot points are added to it.
+    # Of the compacted points, without hot ones.
     points = models.PositiveBigIntegerField(default=0)
     first_step = models.PositiveIntegerField(default=0)
     last_step = models.PositiveIntegerField(default=0)
@@ -67,8 +67,7 @@ class HotPoints(models.Model):
 class Block(models.Model):
     """At most 4,096 compacted points of a series, sorted by step, with their pyramid (`telemetry.blocks`).
 
-    Blocks of a series do not overlap. Large columns are stored outside the row: reading `coarse` of many blocks reads no
-    points.
+    Blocks of a series do not overlap. Large columns are stored outside the row: reading `coarse` of many blocks reads no points.
     """
 
     series = models.ForeignKey(Series, on_delete=models.CASCADE, related_name="blocks", db_index=False)

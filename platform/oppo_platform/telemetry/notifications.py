@@ -26,7 +26,7 @@ RECONNECT_S = 1.0
 
 
 class Subscription:
-    """A stream's subscription: set when one of its runs has changed."""
+    """The subscription of one stream to changes of its runs."""
 
     def __init__(self, run_ids: Iterable[int]) -> None:
         self.run_ids = frozenset(run_ids)
@@ -47,11 +47,11 @@ class Subscription:
 
 
 class RunFeed:
-    """The process's listener. It runs while there are subscribers. `heads` caches summaries of runs."""
+    """The process's listener. It runs while there are subscribers."""
 
     def __init__(self) -> None:
-        self.heads = SummaryCache()
-        self._of_run: defaultdict[int, set[Subscription]] = defaultdict(set)
+        self.summaries = SummaryCache()
+        self._subscriptions: defaultdict[int, set[Subscription]] = defaultdict(set)
         self._listener: asyncio.Task[None] | None = None
 
     @asynccontextmanager
@@ -59,9 +59,9 @@ class RunFeed:
         """Subscribe to these runs within the block."""
         subscription = Subscription(run_ids)
         for run_id in subscription.run_ids:
-            if not self._of_run[run_id]:
-                self.heads.forget(run_id)  # its changes were not received
-            self._of_run[run_id].add(subscription)
+            if not self._subscriptions[run_id]:
+                self.summaries.forget(run_id)  # its changes were not received
+            self._subscriptions[run_id].add(subscription)
         if self._listener is None or self._listener.done():
             self._listener = asyncio.create_task(self._listen(), name="run-feed")
         try:
@@ -71,11 +71,11 @@ class RunFeed:
 
     def _leave(self, subscription: Subscription) -> None:
         for run_id in subscription.run_ids:
-            self._of_run[run_id].discard(subscription)
-            if not self._of_run[run_id]:
-                del self._of_run[run_id]
-                self.heads.forget(run_id)
-        if not self._of_run and self._listener is not None:
+            self._subscriptions[run_id].discard(subscription)
+            if not self._subscriptions[run_id]:
+                del self._subscriptions[run_id]
+                self.summaries.forget(run_id)
+        if not self._subscriptions and self._listener is not None:
             self._listener.cancel()
             self._listener = None
 
@@ -84,7 +84,8 @@ class RunFeed:
             try:
                 async with await psycopg.AsyncConnection.connect(**listen_params(), autocommit=True) as listening:
                     await listening.execute(f"LISTEN {RUNS}")
-                    self._wake_all()
+                    for run_id in list(self._subscriptions):
+                        self._wake(run_id)
                     async for notice in listening.notifies():
                         self._wake(int(notice.payload))
             except psycopg.Error as error:
@@ -92,14 +93,10 @@ class RunFeed:
             await asyncio.sleep(RECONNECT_S)
 
     def _wake(self, run_id: int) -> None:
-        if listening := self._of_run.get(run_id):
-            self.heads.forget(run_id)
-            for subscription in listening:
+        if subscriptions := self._subscriptions.get(run_id):
+            self.summaries.forget(run_id)
+            for subscription in subscriptions:
                 subscription.wake()
-
-    def _wake_all(self) -> None:
-        for run_id in list(self._of_run):
-            self._wake(run_id)
 
 
 def listen_params() -> dict[str, Any]:

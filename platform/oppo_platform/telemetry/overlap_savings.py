@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from django.db.models import QuerySet
 from typing_extensions import TypedDict
 
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.metric_reader import attempt_ranges
 from oppo_platform.telemetry.models import SpanBatch
 from oppo_platform.telemetry.timeline_downsampling import KINDS, DownsampledSteps, StoredStep, unpack_downsampled
-from oppo_platform.telemetry.timelines import visible_spans
 
 MOST_STEPS = 1000
 STAGES: tuple[tuple[str, ...], ...] = (
@@ -26,7 +24,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
 STAGE_OF = {phase: number for number, phases in enumerate(STAGES) for phase in phases}
 
 
-class Saving(TypedDict):
+class OverlapSavings(TypedDict):
     """Seconds of the sampled steps, as measured and one stage after another; `saved_s` is for the whole run so far."""
 
     steps: int
@@ -35,28 +33,18 @@ class Saving(TypedDict):
     saved_s: float
 
 
-def saving(run: Run) -> Saving:
+def overlap_savings(run: Run) -> OverlapSavings:
     """Time saved so far, from all recorded steps, or from 1,000 spread evenly over a longer run."""
-    steps_by_rows = [
-        (rows, step) for part in attempt_ranges(run) for rows in [visible_spans(part, None, None)] for step in _steps(rows)
-    ]
-    stride = -(-len(steps_by_rows) // MOST_STEPS) or 1
-    chosen: dict[int, tuple[QuerySet[SpanBatch], list[int]]] = {}
-    for rows, step in steps_by_rows[::stride]:
-        chosen.setdefault(id(rows), (rows, []))[1].append(step)
-    stored = [
-        StoredStep(step, bytes(packed), 0.0)
-        for rows, steps in chosen.values()
-        for step, packed in rows.filter(step__in=steps).values_list("step", "far")
-    ]
+    ids: list[int] = []
+    for part in attempt_ranges(run):
+        ids += part.visible(SpanBatch.objects.order_by("step")).values_list("pk", flat=True)
+    sampled_ids = ids[:: -(-len(ids) // MOST_STEPS) or 1]
+    rows = SpanBatch.objects.filter(pk__in=sampled_ids).values_list("step", "far")
+    stored = [StoredStep(step, bytes(packed), 0.0) for step, packed in rows]
     sampled = unpack_downsampled(stored)
     measured, sequential = float((sampled.windows[:, 1] - sampled.windows[:, 0]).sum()), sequential_s(sampled)
     saved = run.elapsed_s * (sequential / measured - 1) if measured > 0 else 0.0
-    return Saving(steps=len(stored), measured_s=measured, sequential_s=sequential, saved_s=saved)
-
-
-def _steps(rows: QuerySet[SpanBatch]) -> list[int]:
-    return list(rows.order_by("step").values_list("step", flat=True))
+    return OverlapSavings(steps=len(stored), measured_s=measured, sequential_s=sequential, saved_s=saved)
 
 
 def sequential_s(sampled: DownsampledSteps) -> float:

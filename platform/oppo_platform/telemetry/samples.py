@@ -15,7 +15,7 @@ from oppo_platform.cursors import read_cursor, write_cursor
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.metric_reader import attempt_ranges
 from oppo_platform.telemetry.models import SampleRow
-from oppo_platform.telemetry.search import pieces
+from oppo_platform.telemetry.search import search_terms
 
 MOST_SAMPLES = 200
 MOST_SAME_PROMPT = 500
@@ -40,7 +40,7 @@ class SampleFilter:
     prompt: str = ""
     """The `prompt_key` of an answer: answers to the same prompt."""
     words: str = ""
-    """Pieces of text (`search.pieces`) that prompt and answer hold between them, in upper or lower case."""
+    """Search terms (`search.search_terms`) that prompt or answer must contain, case-insensitive."""
 
 
 def samples(
@@ -55,8 +55,7 @@ def samples(
 ) -> dict[str, Any]:
     """One page of answers: `{"items": [Sample + id, step, prompt_key], "next": cursor of the following page or None}`.
 
-    With `excerpt` prompts and answers are cut to about that many characters from shortly before the first search hit on,
-    and
+    With `excerpt` prompts and answers are cut to about that many characters from shortly before the first search hit on, and
     `stale_response` is left out: a list of long answers would be megabytes.
 
     Raises:
@@ -67,11 +66,11 @@ def samples(
     if cursor:
         rows = rows.filter(_beyond(cursor, by, descending))
     sign = "-" if descending else ""
-    result = list(rows.order_by(f"{sign}place", f"{sign}id")[: limit + 1])
-    last = result[limit - 1] if len(result) > limit else None
-    items = [_as_item(row) for row in result[:limit]]
+    page = list(rows.order_by(f"{sign}place", f"{sign}id")[: limit + 1])
+    last = page[limit - 1] if len(page) > limit else None
+    items = [_as_item(row) for row in page[:limit]]
     if excerpt:
-        items = [_cut(item, excerpt, pieces(filters.words)) for item in items]
+        items = [_cut(item, excerpt, search_terms(filters.words)) for item in items]
     return {"items": items, "next": write_cursor(last.place, last.pk) if last else None}
 
 
@@ -127,7 +126,7 @@ def _matching(rows: QuerySet[SampleRow], filters: SampleFilter) -> QuerySet[Samp
         "prompt_key": filters.prompt or None,
     }
     rows = rows.filter(**{name: value for name, value in conditions.items() if value is not None})
-    for word in pieces(filters.words):
+    for word in search_terms(filters.words):
         # Both sides use the database's lower case: its rules and Python's differ in a few letters.
         rows = rows.filter(searched__contains=Lower(Value(word, output_field=TextField())))
     return rows

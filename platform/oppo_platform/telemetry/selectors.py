@@ -11,28 +11,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired
 
 import numpy as np
-from django.db.models import Q, QuerySet
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
 from oppo_platform.runs.models import Run
 from oppo_platform.telemetry.blocks import BUCKET, Buckets
 from oppo_platform.telemetry.ingest import finite
-from oppo_platform.telemetry.metric_reader import EVERYTHING, AttemptRange, Parts, Range, attempt_ranges, read_buckets
+from oppo_platform.telemetry.metric_reader import EVERYTHING, Parts, Range, attempt_ranges, read_buckets
 from oppo_platform.telemetry.metric_writer import Axis
 from oppo_platform.telemetry.models import Decision
 
 LEAST_POINTS, MOST_POINTS = 8, 20_000
 NO_BUCKETS = np.empty(0, BUCKET)
-NO_POINTS = (np.empty(0, np.int32), np.empty(0))
 
 
 class Column(TypedDict):
     """One metric: columns of equal length. `y` is None if not finite, `x` if unknown.
 
-    With more points than requested a row stands for several: `step` and `x` are their last, `y` is their mean, None if
-    one of them
-    is not finite; `low` and `high` are the extremes of the finite ones.
+    With more points than requested a row represents several: `step` and `x` are their last, `y` is their mean, None if one of
+    them is not finite; `low` and `high` are the extremes of the finite ones.
     """
 
     step: list[int]
@@ -58,8 +55,7 @@ def metrics(run: Run, keys: Iterable[str], x: Axis = "step", max_points: int = 2
         x: the axis: step, training seconds, trained response tokens, or device-seconds.
         within: only these steps, for incremental updates and zoom.
     """
-    requested = matching(run, keys)
-    series = columns({run.pk: attempt_ranges(run)}, {run.pk: requested}, x, max_points, within)[run.pk]
+    series = columns({run.pk: attempt_ranges(run)}, {run.pk: expand_keys(run, keys)}, x, max_points, within)[run.pk]
     return Metrics(x=x, last_step=run.step, series=series)
 
 
@@ -69,14 +65,14 @@ def columns(
     """Series of several runs in one query, by run id and key."""
     most = max(LEAST_POINTS, min(max_points, MOST_POINTS))
     requested = {key for names in keys.values() for key in names}
-    result = read_buckets(parts, requested | ({f"@{x}"} - {"@step"}), within, most)
+    buckets = read_buckets(parts, requested | ({f"@{x}"} - {"@step"}), within, most)
     return {
-        run_id: {key: _column(result.get((run_id, key), NO_BUCKETS), result.get((run_id, f"@{x}")), x) for key in names}
+        run_id: {key: _column(buckets.get((run_id, key), NO_BUCKETS), buckets.get((run_id, f"@{x}")), x) for key in names}
         for run_id, names in keys.items()
     }
 
 
-def matching(run: Run, keys: Iterable[str]) -> list[str]:
+def expand_keys(run: Run, keys: Iterable[str]) -> list[str]:
     """The keys without repetition, with patterns replaced by the run's matching metrics."""
     result: dict[str, None] = {}
     for key in keys:
@@ -129,13 +125,5 @@ def decisions(run: Run, since_step: int = 0) -> list[dict[str, Any]]:
     return [
         {"id": d.pk, "step": d.step, "controller": d.controller, "old": finite(d.old), "new": finite(d.new), "reason": d.reason}
         for part in attempt_ranges(run)
-        for d in _within(Decision.objects.filter(step__gt=since_step), part).order_by("step", "id")
+        for d in part.visible(Decision.objects.filter(step__gt=since_step)).order_by("step", "id")
     ]
-
-
-def _within(rows: QuerySet[Any], part: AttemptRange) -> QuerySet[Any]:
-    """Rows of an attempt that no newer attempt hides."""
-    inside = Q(attempt=part.attempt)
-    if part.before is not None:
-        inside &= Q(step__lt=part.before)
-    return rows.filter(inside)

@@ -23,7 +23,7 @@ OLDEST_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class RunSummary:
     """A run's summary as JSON, and the number of its newest change."""
 
     run_id: int
@@ -36,14 +36,14 @@ class _PendingRead:
     """A read that has not started: further requests may join it."""
 
     run_ids: set[int]
-    found: asyncio.Task[dict[int, Head]]
+    result: asyncio.Task[dict[int, RunSummary]]
 
 
 class SummaryCache:
     """The newest summaries, until their run changes."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[float, Head]] = {}
+        self._known: dict[int, tuple[float, RunSummary]] = {}
         self._next: _PendingRead | None = None
         self._one_at_a_time = asyncio.Lock()
         # Runs that changed during the read: its result may already be stale.
@@ -54,7 +54,7 @@ class SummaryCache:
         self._known.pop(run_id, None)
         self._changed.add(run_id)
 
-    async def of(self, run_ids: Iterable[int]) -> list[Head]:
+    async def get(self, run_ids: Iterable[int]) -> list[RunSummary]:
         """Summaries of the runs that exist, by id, each read after its last notified change.
 
         Raises:
@@ -66,20 +66,20 @@ class SummaryCache:
             result |= await self._join(missing)
         return [result[run_id] for run_id in sorted(requested & result.keys())]
 
-    def _fresh(self, run_id: int) -> Head | None:
+    def _fresh(self, run_id: int) -> RunSummary | None:
         read_at, head = self._known.get(run_id, (0.0, None))
         return head if time.monotonic() - read_at < OLDEST_S else None
 
-    async def _join(self, run_ids: set[int]) -> dict[int, Head]:
+    async def _join(self, run_ids: set[int]) -> dict[int, RunSummary]:
         if self._next is None:
             self._next = _PendingRead(set(), asyncio.create_task(self._read(), name="heads"))
         self._next.run_ids |= run_ids
-        return await asyncio.shield(self._next.found)  # a cancelled request does not affect the others
+        return await asyncio.shield(self._next.result)  # a cancelled request does not affect the others
 
-    async def _read(self) -> dict[int, Head]:
+    async def _read(self) -> dict[int, RunSummary]:
         async with self._one_at_a_time:
             await asyncio.sleep(GATHER_S)
-            assert self._next is not None, "only a read that has begun lets another one be prepared"
+            assert self._next is not None, "the pending read is this one until it starts"
             run_ids, self._next = self._next.run_ids, None
             self._changed.clear()
             result = await sync_to_async(_load, thread_sensitive=False)(run_ids)
@@ -89,10 +89,10 @@ class SummaryCache:
         return result
 
 
-def _load(run_ids: set[int]) -> dict[int, Head]:
+def _load(run_ids: set[int]) -> dict[int, RunSummary]:
     try:
         rows = [run_summary(run) for run in summaries(Run.objects.filter(pk__in=run_ids))]
-        return {summary["id"]: Head(summary["id"], summary["cursor"], json.dumps(summary)) for summary in rows}
+        return {summary["id"]: RunSummary(summary["id"], summary["cursor"], json.dumps(summary)) for summary in rows}
     finally:
         # The thread persists; it must not hold a connection of the pool.
         connection.close()

@@ -1,8 +1,7 @@
 """Downsampled timelines: spans too short for the picture are merged into pieces that preserve every total.
 
 When a step's spans arrive, `pack_downsampled` stores the data of a zoomed-out picture beside them: for every device the seconds
-of
-each kind of work and of each idle cause, and the step's longest bubbles. A whole run is then drawn without parsing a thousand
+of each kind of work and of each idle cause, and the step's longest bubbles. A whole run is then drawn without parsing a thousand
 large rows.
 
     window's start and end (float64) │ length of the names (uint32) │ names as JSON │ `ENTRY`s
@@ -99,12 +98,12 @@ def unpack_downsampled(stored: Sequence[StoredStep]) -> DownsampledSteps:
     devices: dict[str, int] = {}
     rows, entries = [np.empty(0, np.int64)], [np.empty(0, ENTRY)]
     for names, pieces in by_names.items():
-        told_devices, told_kinds = json.loads(names)
-        device_at = np.array([devices.setdefault(name, len(devices)) for name in told_devices], np.uint16)
-        kind_at = np.array([KINDS.index((role, name)) for role, name in told_kinds], np.uint16)
-        result = np.concatenate([piece for _, piece in pieces])
-        result["device"], result["kind"] = device_at[result["device"]], kind_at[result["kind"]]
-        entries.append(result)
+        step_devices, step_kinds = json.loads(names)
+        device_at = np.array([devices.setdefault(name, len(devices)) for name in step_devices], np.uint16)
+        kind_at = np.array([KINDS.index((role, name)) for role, name in step_kinds], np.uint16)
+        joined = np.concatenate([piece for _, piece in pieces])
+        joined["device"], joined["kind"] = device_at[joined["device"]], kind_at[joined["kind"]]
+        entries.append(joined)
         rows.append(np.repeat([row for row, _ in pieces], [len(piece) for _, piece in pieces]))
     every_row, every_entry = np.concatenate(rows), np.concatenate(entries)
     if len(every_row):
@@ -130,11 +129,9 @@ def _bubble(sampled: DownsampledSteps, row: int, device: int, kind: int, alone: 
 def merged_steps(sampled: DownsampledSteps, most: int = MOST_PIECES) -> list[Json]:
     """Neighbouring steps merged until there are at most `most` pieces; each looks like a `SpansEvent` without its envelope.
 
-    A merged step is as long as its steps together. A lane's work is at its beginning, one piece per phase, a device's
-    idle time at
-    its end, one piece per cause: lengths are totals, positions within the merged step mean nothing. If devices and phases
-    alone
-    exceed `most`, all steps become one.
+    A merged step is as long as its steps together. A lane's work is at its beginning, one piece per phase, a device's idle time
+    at its end, one piece per cause: lengths are totals, positions within the merged step mean nothing. If devices and phases
+    alone exceed `most`, all steps become one.
     """
     totals = ~sampled.entries["alone"]
     rows, entries = sampled.rows[totals], sampled.entries[totals]
@@ -164,15 +161,15 @@ def _place_pieces(steps: list[Json], devices: list[str], places: list[int], seco
     """Place the pieces in their steps: work from the left in each lane, idle time at the right on each device."""
     ends: dict[tuple[int, str, str], float] = {}
     idle: dict[tuple[int, str], float] = defaultdict(float)
-    result = []
+    pieces = []
     for place, length in zip(places, seconds, strict=True):
         rest, kind = divmod(place, len(KINDS))
         row, device = divmod(rest, len(devices))
         role, name = KINDS[kind]
-        result.append((row, devices[device], role, name, length))
+        pieces.append((row, devices[device], role, name, length))
         if not role:
             idle[row, devices[device]] += length
-    for row, on, role, name, length in result:
+    for row, on, role, name, length in pieces:
         step = steps[row]
         begin = step["window_s"][0] if role else step["window_s"][1] - idle[row, on]
         start = ends.get((row, on, role), begin)
@@ -180,7 +177,6 @@ def _place_pieces(steps: list[Json], devices: list[str], places: list[int], seco
         if not role:
             step["idle"].append([on, name, start, start + length])
             continue
-        for column, value in (("device", on), ("role", role), ("phase", name), ("start_s", start), ("end_s", start + length)):
+        span = {"device": on, "role": role, "phase": name, "start_s": start, "end_s": start + length, "chunk": 0, "rows": 0}
+        for column, value in span.items():
             step[column].append(value)
-        step["chunk"].append(0)
-        step["rows"].append(0)

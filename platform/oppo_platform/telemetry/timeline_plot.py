@@ -1,8 +1,7 @@
 """A timeline as a Plotly figure, for the page, a notebook or a paper.
 
 Work is horizontal bars in a lane per role, idle time hatched bars over all lanes of its device. Steps are laid end to end,
-because
-a resumed attempt restarts its clock and not every step need be recorded. The figure shows exactly the API's timeline
+because a resumed attempt restarts its clock and not every step need be recorded. The figure shows exactly the API's timeline
 (`timelines.timeline`).
 """
 
@@ -25,7 +24,7 @@ MOST_STEPS_NAMED = 60
 
 
 @dataclass(slots=True)
-class Block:
+class DeviceLanes:
     """A device's lanes on the y axis, which points down: its top and the middle of each role's lane."""
 
     device: str
@@ -84,7 +83,7 @@ def _end_to_end(steps: Iterable[Json]) -> Iterator[tuple[Json, float]]:
         end += stop - start
 
 
-def _blocks(timeline: Json, steps: list[Json]) -> dict[str, Block]:
+def _blocks(timeline: Json, steps: list[Json]) -> dict[str, DeviceLanes]:
     """The devices in their order; a role without an announced lane gets one if it has spans."""
     lanes = {device: dict.fromkeys(role for on, role in timeline["lanes"] if on == device) for device in timeline["devices"]}
     for step in steps:
@@ -94,12 +93,12 @@ def _blocks(timeline: Json, steps: list[Json]) -> dict[str, Block]:
             lanes.setdefault(device, {})
     blocks, top = {}, 0.0
     for device, roles in lanes.items():
-        blocks[device] = Block(device, top, {role: top + LANE * (at + 0.5) for at, role in enumerate(roles)})
+        blocks[device] = DeviceLanes(device, top, {role: top + LANE * (at + 0.5) for at, role in enumerate(roles)})
         top += blocks[device].height + GAP
     return blocks
 
 
-def _idle(steps: list[tuple[Json, float]], blocks: dict[str, Block], colours: Palette) -> Iterator[Json]:
+def _idle(steps: list[tuple[Json, float]], blocks: dict[str, DeviceLanes], colours: Palette) -> Iterator[Json]:
     causes: dict[str, Bars] = defaultdict(Bars)
     for step, shift in steps:
         for device, cause, start, end in step["idle"]:
@@ -113,7 +112,7 @@ def _idle(steps: list[tuple[Json, float]], blocks: dict[str, Block], colours: Pa
         yield bars.trace(f"idle: {cause}", marker)
 
 
-def _work(steps: list[tuple[Json, float]], blocks: dict[str, Block], colours: Palette) -> Iterator[Json]:
+def _work(steps: list[tuple[Json, float]], blocks: dict[str, DeviceLanes], colours: Palette) -> Iterator[Json]:
     kinds: dict[str, Bars] = defaultdict(Bars)
     for step, shift in steps:
         columns = (step[name] for name in ("device", "role", "phase", "start_s", "end_s", "chunk", "rows"))
@@ -126,9 +125,8 @@ def _work(steps: list[tuple[Json, float]], blocks: dict[str, Block], colours: Pa
             yield kinds[name].trace(name.replace("-", " "), {"color": colours.phase[name], "line": {"width": 0}})
 
 
-def _links(steps: list[tuple[Json, float]], blocks: dict[str, Block], colours: Palette) -> list[Json]:
-    """Lines from the end of a chunk's decoding to the start of each prefill of it; none when downsampled, where they would hide
-    the picture."""
+def _links(steps: list[tuple[Json, float]], blocks: dict[str, DeviceLanes], colours: Palette) -> list[Json]:
+    """Lines from the end of a chunk's decoding to the start of each prefill of it; none if they would hide the picture."""
     x: list[float | None] = []
     y: list[float | None] = []
     for step, shift in steps:
@@ -150,9 +148,9 @@ def _sequences(steps: list[tuple[Json, float]], top: float, colours: Palette) ->
     """Number of rows of deferred sequences below the lanes, and their lines."""
     parts: dict[int, list[Json]] = defaultdict(list)
     for step, shift in steps:
-        for timeline in step["deferred"]:
-            moved = {"start_s": timeline["start_s"] + shift, "end_s": timeline["end_s"] + shift}
-            parts[timeline["sequence_id"]].append(timeline | moved)
+        for part in step["deferred"]:
+            moved = {"start_s": part["start_s"] + shift, "end_s": part["end_s"] + shift}
+            parts[part["sequence_id"]].append(part | moved)
     free: list[float] = []  # when each row is free again
     young: tuple[list[Any], ...] = ([], [], [])
     old: tuple[list[Any], ...] = ([], [], [])
@@ -177,19 +175,11 @@ def _sequences(steps: list[tuple[Json, float]], top: float, colours: Palette) ->
 
 
 def _line(name: str, x: list[Any], y: list[Any], line: Json) -> Json:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": x,
-        "y": y,
-        "line": line,
-        "hoverinfo": "skip",
-        "connectgaps": False,
-    }
+    plain = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "connectgaps": False}
+    return plain | {"name": name, "x": x, "y": y, "line": line}
 
 
-def _layout(steps: list[tuple[Json, float]], blocks: dict[str, Block], bottom: float, rows: int, colours: Palette) -> Json:
+def _layout(steps: list[tuple[Json, float]], blocks: dict[str, DeviceLanes], bottom: float, rows: int, colours: Palette) -> Json:
     lanes = [(middle, block.device, role) for block in blocks.values() for role, middle in block.middles.items()]
     lanes += [(block.top + LANE / 2, block.device, "") for block in blocks.values() if not block.middles]
     ticks = [(at, f"{escape(device)} · {role}" if role else escape(device)) for at, device, role in lanes]
@@ -197,13 +187,14 @@ def _layout(steps: list[tuple[Json, float]], blocks: dict[str, Block], bottom: f
         ticks.append((bottom + 0.25 * rows, "deferred"))
     end = bottom + 0.5 * rows
     edges, names = _edges(steps, colours)
+    length_s = sum(step["window_s"][1] - step["window_s"][0] for step, _ in steps)
     plain = {"gridcolor": "rgba(0,0,0,0)", "zeroline": False, "linecolor": colours.border, "tickfont": {"size": 11}}
     return {
         "barmode": "overlay", "bargap": 0, "hovermode": "closest", "dragmode": "zoom", "uirevision": "keep",
         "height": round(PIXELS * max(3.0, end)) + 142, "margin": {"l": 120, "r": 16, "t": 32, "b": 110},
         "paper_bgcolor": colours.surface, "plot_bgcolor": colours.surface, "font": {"size": 12, "color": colours.text_2},
         "legend": {"orientation": "h", "y": 0, "yref": "container", "yanchor": "bottom", "x": 0, "font": {"size": 11}},
-        "xaxis": plain | {"ticksuffix": " s", "range": [0.0, sum(_length_s(step) for step, _ in steps) or 1.0]},
+        "xaxis": plain | {"ticksuffix": " s", "range": [0.0, length_s or 1.0]},
         "yaxis": plain
         | {"range": [end, 0], "fixedrange": True, "tickvals": [at for at, _ in ticks], "ticktext": [name for _, name in ticks]},
         "shapes": edges, "annotations": names,
@@ -225,10 +216,6 @@ def _edges(steps: list[tuple[Json, float]], colours: Palette) -> tuple[list[Json
 def _steps(step: Json) -> str:
     last = step.get("to_step") or step["step"]
     return f"steps {step['step']}–{last}" if last > step["step"] else f"step {step['step']}"
-
-
-def _length_s(step: Json) -> float:
-    return float(step["window_s"][1] - step["window_s"][0])
 
 
 def _seconds(length_s: float) -> str:

@@ -26,11 +26,9 @@ MOST_DETAILED_STEPS = 50
 def timeline(run: Run, from_step: int | None = None, to_step: int | None = None) -> dict[str, Any]:
     """Spans of each device, step by step, and the ten longest bubbles of these steps.
 
-    Times are seconds since the run's first `started` event, also in later attempts, so that they share one axis. A range
-    with
-    both ends and more than 50 recorded steps is downsampled (`merged_steps`, at most 5,000 spans); otherwise the result
-    is every
-    span of at most 50 steps: the first ones from `from_step` on, or the newest.
+    Times are seconds since the run's first `started` event, also in later attempts, so that they share one axis. A range with
+    both ends and more than 50 recorded steps is downsampled (`merged_steps`, at most 5,000 spans); otherwise the result is
+    every span of at most 50 steps: the first ones from `from_step` on, or the newest.
     """
     started = Attempt.objects.filter(run=run, engine_started_at__isnull=False)
     newest, oldest = started.order_by("-epoch").first(), started.order_by("epoch").first()
@@ -56,9 +54,7 @@ def timeline(run: Run, from_step: int | None = None, to_step: int | None = None)
 
 def visible_spans(part: AttemptRange, from_step: int | None, to_step: int | None) -> QuerySet[SpanBatch]:
     """Steps of an attempt that no newer attempt hides, unordered."""
-    rows = SpanBatch.objects.filter(attempt=part.attempt)
-    if part.before is not None:
-        rows = rows.filter(step__lt=part.before)
+    rows = part.visible(SpanBatch.objects.all())
     if from_step is not None:
         rows = rows.filter(step__gte=from_step)
     return rows if to_step is None else rows.filter(step__lte=to_step)
@@ -86,14 +82,14 @@ def _full_detail(
     parts: list[tuple[AttemptRange, QuerySet[SpanBatch]]], zero: float, from_first: bool
 ) -> tuple[DownsampledSteps, list[dict[str, Any]]]:
     """At most 50 steps with every span: the first ones, or the newest."""
-    result = []
+    chosen = []
     for part, rows in parts:
         ordered = rows.order_by("step" if from_first else "-step").values_list("step", "far", "data")
         shift = _shift_s(part, zero)
         some = [(StoredStep(step, bytes(sampled), shift), data) for step, sampled, data in ordered[:MOST_DETAILED_STEPS]]
-        result += some if from_first else some[::-1]
-    result = result[:MOST_DETAILED_STEPS] if from_first else result[-MOST_DETAILED_STEPS:]
-    return unpack_downsampled([step for step, _ in result]), [shifted(data, step.shift_s) for step, data in result]
+        chosen += some if from_first else some[::-1]
+    chosen = chosen[:MOST_DETAILED_STEPS] if from_first else chosen[-MOST_DETAILED_STEPS:]
+    return unpack_downsampled([step for step, _ in chosen]), [shifted(data, step.shift_s) for step, data in chosen]
 
 
 def shifted(data: dict[str, Any], by_s: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from oppo_platform.telemetry.timelines import MOST_DETAILED_STEPS, visible_spans
 COLUMNS = ("device", "role", "phase", "start_s", "end_s", "chunk", "rows")
 
 
-class NothingToTrace(Exception):
+class TraceRangeError(Exception):
     """No recorded step in the range, or more than a trace may have; the message says which."""
 
 
@@ -33,7 +33,7 @@ def trace(run: Run, from_step: int, to_step: int) -> str:
     count = sum(len(rows) for _, rows in parts)
     if not 0 < count <= MOST_DETAILED_STEPS:
         many = f"are more than {MOST_DETAILED_STEPS} recorded steps" if count else "is no recorded step"
-        raise NothingToTrace(f"There {many} from {from_step} to {to_step}. A trace holds 1 to {MOST_DETAILED_STEPS}.")
+        raise TraceRangeError(f"There {many} from {from_step} to {to_step}. A trace holds 1 to {MOST_DETAILED_STEPS}.")
     events = [event for part, rows in parts if rows for event in _events(run, part, [row.data for row in rows])]
     return json.dumps(chrome_trace(events), separators=(",", ":"))
 

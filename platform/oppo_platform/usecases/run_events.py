@@ -18,7 +18,7 @@ from oppo_platform.runs.models import Change, Checkpoint, Run, Transition
 from oppo_platform.telemetry.ingest import finite
 from oppo_platform.telemetry.metric_reader import attempt_ranges
 from oppo_platform.telemetry.models import Decision
-from oppo_platform.telemetry.search import pieces
+from oppo_platform.telemetry.search import search_terms
 
 MOST_EVENTS = 500
 
@@ -44,7 +44,7 @@ def history(
     Args:
         kinds: only these.
         keeps: include decisions that did not change the value.
-        words: only rows with each of these terms (`search.pieces`) in one of their texts.
+        words: only rows with each of these terms (`search.search_terms`) in one of their texts.
         limit: number of rows, at most 500.
         cursor: the `next` of the previous page.
 
@@ -84,7 +84,7 @@ def _before(cursor: str, rank: int) -> Q:
 
 def _matching(source: Source, words: str) -> QuerySet[Any]:
     rows = source.rows
-    for piece in pieces(words):
+    for piece in search_terms(words):
         somewhere = Q()
         for column in source.searched:
             somewhere |= Q(**{f"{column}__icontains": piece})

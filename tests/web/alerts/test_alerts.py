@@ -9,7 +9,7 @@ import pytest
 
 from oppo_platform.alerts import services
 from oppo_platform.alerts.evaluator import evaluate_runs
-from oppo_platform.alerts.lifecycle import close_alert, joined, open_alert
+from oppo_platform.alerts.lifecycle import close_alert, open_alert, with_related
 from oppo_platform.alerts.models import Alert, Delivery, Ending, MailChoice, Watch, Webhook
 from oppo_platform.alerts.policy import Condition, Rule
 from oppo_platform.alerts.rules import set_rules, team_rules
@@ -261,7 +261,7 @@ def test_two_evaluators_at_once_tell_everything_once(training, at_once):
 
 def test_opening_and_closing_at_once_keeps_one_of_each(training, at_once):
     _, run, _ = training
-    run = joined(Run.objects).get(pk=run.pk)
+    run = with_related(Run.objects).get(pk=run.pk)
     opened = at_once(*[lambda: open_alert(run, C.KL_ABOVE, "why", 1.0, 1.0)] * 3)
     assert sum(alert is not None for alert in opened) == 1
     closed = at_once(*[lambda: close_alert(run, C.KL_ABOVE, "over")] * 3)

@@ -79,14 +79,14 @@ def oracle(values, window):
         return levels, noises, []
     warm = list(zip(levels, noises, strict=True))[window:]
     start = levels[window - 1]
-    bounds = [(start, start), *((level - policy.SURE * math.sqrt(noise / window), level) for level, noise in warm)]
+    bounds = [(start, start), *((level - policy.MIN_SIGMAS * math.sqrt(noise / window), level) for level, noise in warm)]
     return levels, noises, bounds
 
 
 def folded(values, window, memory=None):
     memory = memory or RewardMemory()
     for value in values:
-        memory = memory.after(value, window)
+        memory = memory.updated(value, window)
     return memory
 
 
@@ -116,7 +116,7 @@ def test_whatever_a_worker_tells_the_memory_can_be_stored(values, window):
         memory.noise,
         memory.start or 0.0,
         memory.best or 0.0,
-        policy.measure_fall(memory, window).share or 0.0,
+        policy.reward_drop(memory, window).share or 0.0,
     ]
     assert all(math.isfinite(number) for number in stored)
 
@@ -125,7 +125,7 @@ def collapses(values, rule):
     """Steps at which the alert opens and closes."""
     memory, is_open, moves = RewardMemory(), False, []
     for step, value in enumerate(values, 1):
-        memory = memory.after(value, rule.window_steps)
+        memory = memory.updated(value, rule.window_steps)
         verdict = policy.collapsed(is_open, memory, rule)
         if verdict != "keep":
             is_open = verdict == "open"
@@ -187,16 +187,16 @@ def test_a_stall_is_both_long_and_many_steps_long(silent_s, pace_s):
     ],
 )
 def test_what_was_not_finite_is_over_after_the_window(is_open, last_at, step, verdict):
-    assert policy.unfinite(is_open, last_at, step, DEFAULTS[C.NOT_FINITE]) == verdict
+    assert policy.nonfinite(is_open, last_at, step, DEFAULTS[C.NOT_FINITE]) == verdict
 
 
 @pytest.mark.parametrize("condition", Condition)
 def test_the_defaults_are_within_their_limits_and_bad_numbers_are_not(condition):
     default = DEFAULTS[condition]
-    assert policy.problem_with(condition, default) == ""
+    assert policy.rule_error(condition, default) == ""
     if default.threshold is not None:
         for bad in (None, math.nan, math.inf, -1.0, 0.0, 1e9):
-            assert policy.problem_with(condition, Rule(True, bad, default.window_steps)) != ""
+            assert policy.rule_error(condition, Rule(True, bad, default.window_steps)) != ""
     if default.window_steps is not None:
         for bad in (None, 0, 1, 501):
-            assert policy.problem_with(condition, Rule(True, default.threshold, bad)) != ""
+            assert policy.rule_error(condition, Rule(True, default.threshold, bad)) != ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oppo_platform.alerts.url_policy import NotAllowed, parse_target, refuse
+from oppo_platform.alerts.url_policy import UrlNotAllowed, address_error, parse_target
 
 
 @pytest.mark.parametrize(
@@ -16,19 +16,19 @@ from oppo_platform.alerts.url_policy import NotAllowed, parse_target, refuse
     ],
 )  # fmt: skip
 def test_inner_addresses_in_every_spelling(address):
-    assert refuse(address, private_allowed=False) != ""
+    assert address_error(address, private_allowed=False) != ""
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "fe80::1", "224.0.0.1"])
 def test_what_no_operator_can_allow(address):
-    assert refuse(address, private_allowed=True) != ""
+    assert address_error(address, private_allowed=True) != ""
 
 
 def test_public_addresses_and_allowed_private_ones():
     for address in ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "64:ff9b::5db8:d70e"):
-        assert refuse(address, private_allowed=False) == ""
+        assert address_error(address, private_allowed=False) == ""
     for address in ("127.0.0.1", "10.0.0.1", "fc00::1", "::1"):
-        assert refuse(address, private_allowed=True) == ""
+        assert address_error(address, private_allowed=True) == ""
 
 
 @pytest.mark.parametrize(
@@ -40,5 +40,5 @@ def test_public_addresses_and_allowed_private_ones():
     ],
 )  # fmt: skip
 def test_addresses_that_are_refused(url):
-    with pytest.raises(NotAllowed):
+    with pytest.raises(UrlNotAllowed):
         parse_target(url, [])

@@ -22,11 +22,11 @@ from cryptography.x509.oid import NameOID
 from oppo_platform.accounts.models import AuditEntry
 from oppo_platform.alerts import webhooks
 from oppo_platform.alerts.delivery import deliver_due
-from oppo_platform.alerts.lifecycle import close_alert, joined, open_alert
+from oppo_platform.alerts.lifecycle import close_alert, open_alert, with_related
 from oppo_platform.alerts.models import Delivery, Webhook
 from oppo_platform.alerts.policy import Condition
-from oppo_platform.alerts.url_policy import NotAllowed
-from oppo_platform.alerts.webhook_http import NotPosted, post
+from oppo_platform.alerts.url_policy import UrlNotAllowed
+from oppo_platform.alerts.webhook_http import PostError, post
 from oppo_platform.runs.models import Run
 
 ALL = [condition.value for condition in Condition]
@@ -112,7 +112,7 @@ def receiver(certificate, monkeypatch, settings):
 def hooked(world, receiver):
     """(world, run, receiver, secret): a team with a webhook, and a run of it."""
     secret = webhooks.add_webhook(world.people["ada"], world.team, f"{receiver.url}hook?team=1", ALL)
-    return world, joined(Run.objects).get(pk=world.submit().pk), receiver, secret
+    return world, with_related(Run.objects).get(pk=world.submit().pk), receiver, secret
 
 
 def told(run):
@@ -251,7 +251,7 @@ def test_a_name_with_one_inner_address_is_refused_and_resolved_once(receiver, se
         return [(*kind, ("93.184.215.14", port)), (*kind, ("10.1.2.3", port))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with pytest.raises(NotAllowed, match=r"10\.1\.2\.3 is a private address"):
+    with pytest.raises(UrlNotAllowed, match=r"10\.1\.2\.3 is a private address"):
         post("https://two-faced.example.org/", b"{}", {}, 5)
     assert asked == ["two-faced.example.org"]
 
@@ -263,17 +263,17 @@ def test_the_peer_of_the_connection_is_checked_too(receiver, settings, monkeypat
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, **options: [(*kind, ("93.184.215.14", port))])
     real = socket.socket.connect
     monkeypatch.setattr(socket.socket, "connect", lambda self, address: real(self, ("127.0.0.1", receiver.port)))
-    with pytest.raises(NotAllowed, match=r"127\.0\.0\.1 is a private address"):
+    with pytest.raises(UrlNotAllowed, match=r"127\.0\.0\.1 is a private address"):
         post("https://rebound.example.org/", b"{}", {}, 5)
     assert receiver.came == []
 
 
 def test_a_certificate_for_another_name_or_of_nobody_is_refused(receiver, monkeypatch, settings):
     settings.OPPO_WEBHOOK_PRIVATE_HOSTS = ["127.0.0.1", "localhost"]
-    with pytest.raises(NotPosted, match="certificate is not valid"):
+    with pytest.raises(PostError, match="certificate is not valid"):
         post(f"https://127.0.0.1:{receiver.port}/", b"{}", {}, 5)
     monkeypatch.delenv("SSL_CERT_FILE")
-    with pytest.raises(NotPosted, match="certificate is not valid"):
+    with pytest.raises(PostError, match="certificate is not valid"):
         post(receiver.url, b"{}", {}, 5)
 
 
@@ -291,7 +291,7 @@ def test_who_dawdles_or_mumbles_is_left_in_time(says, settings):
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(NotPosted, match=r"did not respond within|BadStatusLine"):
+        with pytest.raises(PostError, match=r"did not respond within|BadStatusLine"):
             post(f"http://localhost:{server.getsockname()[1]}/", b"{}", {}, 0.3)
         thread.join()
         held[0].close()

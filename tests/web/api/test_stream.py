@@ -167,13 +167,13 @@ async def test_a_change_during_a_read_is_read_again(world, ada, monkeypatch):
         return found
 
     monkeypatch.setattr(heads_module, "_load", change_after)
-    assert [head.cursor for head in await heads.of([run.pk])] == [run.cursor]
+    assert [head.cursor for head in await heads.get([run.pk])] == [run.cursor]
     monkeypatch.setattr(heads_module, "_load", load)
-    assert [head.cursor for head in await heads.of([run.pk, 10**6])] == [9]
+    assert [head.cursor for head in await heads.get([run.pk, 10**6])] == [9]
     await sync_to_async(Run.objects.filter(pk=run.pk).update)(cursor=10)
-    assert [head.cursor for head in await heads.of([run.pk])] == [9], "nothing was notified: what is known is told"
+    assert [head.cursor for head in await heads.get([run.pk])] == [9], "nothing was notified: what is known is told"
     heads.forget(run.pk)
-    assert [head.cursor for head in await heads.of([run.pk])] == [10]
+    assert [head.cursor for head in await heads.get([run.pk])] == [10]
 
 
 @pytest.mark.asyncio
@@ -185,10 +185,10 @@ async def test_reading_fails_for_those_who_asked_and_for_nobody_later(world, ada
         raise OperationalError("the database is away")
 
     monkeypatch.setattr(heads_module, "_load", away)
-    told = await asyncio.gather(heads.of([run.pk]), heads.of([run.pk]), return_exceptions=True)
+    told = await asyncio.gather(heads.get([run.pk]), heads.get([run.pk]), return_exceptions=True)
     assert [type(error) for error in told] == [OperationalError] * 2
     monkeypatch.setattr(heads_module, "_load", load)
-    assert [head.run_id for head in await heads.of([run.pk])] == [run.pk]
+    assert [head.run_id for head in await heads.get([run.pk])] == [run.pk]
 
 
 @pytest.mark.asyncio

@@ -21,7 +21,7 @@ from oppo_platform.api.worker import STALE_EPOCH
 from oppo_platform.clock import ManualClock
 from oppo_platform.cluster.models import Node
 from oppo_platform.runs import attempts
-from oppo_platform.telemetry.ingest import GapFound, ingest
+from oppo_platform.telemetry.ingest import SequenceGapError, ingest
 from oppo_platform.usecases import node_heartbeat
 from worker.platform_api import GapError, RefusedError, Unreachable
 
@@ -121,7 +121,7 @@ class Network:
             raise Unreachable("the web process died") from None
         except attempts.AttemptRefused as refused:
             raise RefusedError(refused.detail, refused.reason) from refused
-        except GapFound as gap:
+        except SequenceGapError as gap:
             raise GapError(wire.Gap(detail=str(gap), expected_seq=gap.expected_seq)) from gap
         except IntegrityError as error:
             told = getattr(error.__cause__, "diag", None)

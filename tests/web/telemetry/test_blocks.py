@@ -63,7 +63,7 @@ def test_the_mean_of_the_largest_numbers_is_one_of_them():
 @given(VALUES, st.integers(1, 200))
 def test_thinning_covers_every_point_once(values, most):
     steps, values = np.arange(1, len(values) + 1, dtype=np.int32), np.array(values)
-    shown = blocks.thinned(blocks.as_buckets(steps, values), most)
+    shown = blocks.downsample(blocks.as_buckets(steps, values), most)
     assert len(shown) == min(most, len(values))
     assert shown["count"].sum() == len(values)
     for bucket in shown:
@@ -86,7 +86,7 @@ def test_packing_round_trip(values, gaps):
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.floats(allow_nan=False)), min_size=1))
 def test_of_a_step_told_twice_the_last_telling_counts(points):
-    steps, values = blocks.newest(np.array([s for s, _ in points], np.int32), np.array([v for _, v in points]))
+    steps, values = blocks.sort_by_step(np.array([s for s, _ in points], np.int32), np.array([v for _, v in points]))
     assert dict(zip(steps.tolist(), values.tolist(), strict=True)) == dict(points)
     assert steps.tolist() == sorted({s for s, _ in points})
 

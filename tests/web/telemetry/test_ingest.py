@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oppo_contract.events import EVENT_ADAPTER
 from oppo_platform.runs.models import Attempt, Run
 from oppo_platform.telemetry import selectors
-from oppo_platform.telemetry.ingest import GapFound, ingest
+from oppo_platform.telemetry.ingest import SequenceGapError, ingest
 from oppo_platform.telemetry.logs import logs
 from oppo_platform.telemetry.models import HotPoints, LogLine, ProducerMark, SampleRow
 from tests.web.event_factories import series_points
@@ -95,7 +95,7 @@ def test_senders_at_once_apply_each_event_once(running, events, at_once):
             while sent < len(every):
                 try:
                     sent = ingest(attempt_id, "engine", every[sent : sent + size])
-                except GapFound as gap:
+                except SequenceGapError as gap:
                     sent = gap.expected_seq - 1
 
         return send
@@ -116,7 +116,7 @@ def test_any_sequence_of_batches_leaves_a_prefix_applied_once(running, events, b
     for start, size in batches:
         batch = [EVENT_ADAPTER.validate_python(events.step(i + 1, i + 1, m=float(i))) for i in range(start, start + size)]
         if start > applied:
-            with pytest.raises(GapFound) as gap:
+            with pytest.raises(SequenceGapError) as gap:
                 ingest(attempt_id, "engine", batch)
             assert gap.value.expected_seq == applied + 1
         else:

@@ -6,7 +6,7 @@ from oppo_platform.accounts.models import User
 from oppo_platform.pages.page_context import with_curves
 from oppo_platform.runs.models import Run
 from oppo_platform.runs.selectors import get_runs, list_runs
-from oppo_platform.telemetry.comparison import View, compare
+from oppo_platform.telemetry.comparison import CompareOptions, compare
 from oppo_platform.telemetry.models import SpanBatch
 from oppo_platform.telemetry.timelines import timeline
 from tests.web.event_factories import series_points
@@ -153,7 +153,7 @@ def test_comparison(world, events):
     paths = {line["path"]: line["values"][str(slow.pk)] for line in told["config_diff"]}
     assert paths == {"overlap.intra_step": "off", "overlap.inter_step": "off", "budget.target_reward": "1.0"}
     assert len(told["series"][str(slow.pk)]["critic/score/mean"]["y"]) == 20
-    without = compare(get_runs(world.people["vic"], [slow.pk, fast.pk]), [], "step", view=View(target=99.0))
+    without = compare(get_runs(world.people["vic"], [slow.pk, fast.pk]), [], "step", view=CompareOptions(target=99.0))
     assert set(without["speedup"].values()) == {None}
 
 

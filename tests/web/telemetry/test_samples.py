@@ -6,7 +6,7 @@ import pytest
 
 from oppo_platform.runs.attempts import artifact_url
 from oppo_platform.telemetry.models import SampleRow
-from oppo_platform.telemetry.search import pieces
+from oppo_platform.telemetry.search import search_terms
 
 
 def answer(number, **facts):
@@ -156,6 +156,6 @@ def test_another_teams_answers_do_not_exist(told):
 
 
 def test_pieces_of_a_search():
-    assert pieces('the "grey sea" is') == ["the", "grey sea", "is"]
-    assert pieces('a "b') == ["a", '"b']
-    assert len(pieces("w " * 50)) == 10
+    assert search_terms('the "grey sea" is') == ["the", "grey sea", "is"]
+    assert search_terms('a "b') == ["a", '"b']
+    assert len(search_terms("w " * 50)) == 10

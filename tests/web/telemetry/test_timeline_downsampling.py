@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oppo_platform.telemetry.models import SpanBatch
-from oppo_platform.telemetry.overlap_savings import saving
+from oppo_platform.telemetry.overlap_savings import overlap_savings
 from oppo_platform.telemetry.timeline_downsampling import (
     MOST_PIECES,
     StoredStep,
@@ -140,7 +140,7 @@ def test_some_steps_are_downloaded_as_a_chrome_trace(world, events):
 def test_what_overlap_saved_is_each_stage_after_the_one_before(world, events):
     worker = world.worker()
     run, attempt_id = world.start(worker)
-    assert saving(run) == {"steps": 0, "measured_s": 0.0, "sequential_s": 0.0, "saved_s": 0.0}
+    assert overlap_savings(run) == {"steps": 0, "measured_s": 0.0, "sequential_s": 0.0, "saved_s": 0.0}
     worker.send_events(attempt_id, [events.started(1), events.step(2, 1, m=1.0)])
     run.refresh_from_db()
     # Scoring overlaps decoding; the longer of two scorers on different devices counts, and the two updates share the time.
@@ -153,6 +153,6 @@ def test_what_overlap_saved_is_each_stage_after_the_one_before(world, events):
     ]
     packed = pack_downsampled(spans_of(work, [("cuda:1", "update", (4.0, 7.0))], window=(0.0, 7.5)))
     SpanBatch.objects.bulk_create(SpanBatch(attempt_id=attempt_id, step=n, data={}, far=packed) for n in range(1, 1501))
-    told = saving(run)
+    told = overlap_savings(run)
     assert (told["steps"], told["measured_s"], told["sequential_s"]) == (750, 750 * 7.5, 750 * 9.0)
     assert told["saved_s"] == pytest.approx(run.elapsed_s * 0.2)
